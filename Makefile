@@ -1,0 +1,38 @@
+# make demo: the main job on a real model.  make test: every test.  make check: the quick gate.
+# Both make their environment (.venv) first; nothing needs to be installed by hand.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/installed
+
+export HF_HUB_OFFLINE := 1
+export TOKENIZERS_PARALLELISM := false
+
+.PHONY: demo test check check-style bench clean
+
+demo: $(STAMP)
+	$(BIN)/python examples/embeddings.py
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -q
+
+check-style: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+check: check-style
+	$(BIN)/python -m pytest -q -m "not slow"
+
+bench: $(STAMP)
+	$(BIN)/python bench/overhead.py --json bench/results/overhead.json
+	$(BIN)/python bench/models.py --json bench/results/models.json
+
+clean:
+	rm -rf .venv build dist *.egg-info
+
+# torch goes first and alone: left to a range, pip takes the newest build and its CUDA packages.
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	touch $@

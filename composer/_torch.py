@@ -1,0 +1,319 @@
+"""The only file that names torch's private modules.
+
+Every borrowed name stands here with the reason why no public one serves, and
+``tests/test_torch.py`` has a test per name, so that a torch upgrade fails with the name of what
+moved. Heavy parts (the ONNX exporter) are imported when first used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import sys
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+import torch.fx
+
+# Dynamo's registry of backends is what the mission names; it has no public spelling.
+from torch._dynamo import external_utils
+from torch._dynamo.backends.registry import list_backends as _list_backends
+from torch._dynamo.backends.registry import lookup_backend as lookup_backend
+from torch._dynamo.exc import InvalidBackend as InvalidBackend
+from torch._dynamo.exc import RestartAnalysis, SkipFrame
+from torch._dynamo.resume_execution import ContinueExecutionCache
+from torch._dynamo.symbolic_convert import InstructionTranslator
+from torch._guards import CompileContext, TracingContext
+from torch._ops import OpOverload as OpOverload
+from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
+from torch._subclasses.fake_tensor import unset_fake_temporarily as unset_fake_temporarily
+
+if TYPE_CHECKING:
+    import onnx_ir
+
+DYNAMO_CONTROL_FLOW: tuple[type[Exception], ...] = (RestartAnalysis, SkipFrame)
+"""Exceptions by which Dynamo steers itself through a backend; they are never an engine's fault."""
+
+GraphCompiler = Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]
+
+
+def list_backends() -> list[str]:
+    """Every name that :func:`lookup_backend` knows, the debugging ones included."""
+    return _list_backends(exclude_tags=())
+
+
+# --- what is being compiled ---------------------------------------------------------------------
+
+
+def compile_id() -> str | None:
+    """Dynamo's compile id (``"0/0"``), ``None`` outside of a compile."""
+    current = CompileContext.current_compile_id()
+    return None if current is None else str(current)
+
+
+def traced_frame() -> tuple[types.CodeType, dict[str, Any], str] | None:
+    """The frame that Dynamo is tracing: its original code, its locals, its module's name.
+
+    After a graph break Dynamo traces a generated function that goes on in the middle of the
+    user's; its metadata lead back to the user's code, whose frame waits on the Python stack.
+    ``torch.compile(torch.nn.Linear(...))`` traces a frame of torch's own around ``fn``: the frame
+    given is then that of the ``forward`` within. ``None`` outside of a compile.
+    """
+    try:
+        root = InstructionTranslator.current_tx().output.root_tx
+    except AttributeError:  # nothing is being traced on this thread
+        return None
+    wrapped = root.f_locals.get("fn")
+    if root.f_code.co_filename == external_utils.__file__ and callable(wrapped):
+        method = wrapped.forward if isinstance(wrapped, torch.nn.Module) else wrapped
+        function = getattr(method, "__func__", method)
+        owner = getattr(method, "__self__", None)
+        if hasattr(function, "__code__"):
+            code = function.__code__
+            return code, dict.fromkeys(code.co_varnames[:1], owner), function.__module__
+    resumed = ContinueExecutionCache.generated_code_metadata.get(root.f_code)
+    code = root.f_code if resumed is None else resumed.code
+    scope = dict(root.f_locals) if resumed is None else _locals_on_the_stack(code)
+    return code, scope, str(root.f_globals.get("__name__", ""))
+
+
+def _locals_on_the_stack(code: types.CodeType) -> dict[str, Any]:
+    """Locals of the nearest running frame of ``code``; Dynamo's rewritten copy counts as it."""
+    frame: types.FrameType | None = sys._getframe()
+    while frame is not None:
+        running = frame.f_code
+        if (running.co_filename, running.co_firstlineno, running.co_name) == (
+            code.co_filename,
+            code.co_firstlineno,
+            code.co_name,
+        ):
+            return dict(frame.f_locals)
+        frame = frame.f_back
+    return {}
+
+
+def is_static_input(node: torch.fx.Node) -> bool:
+    """Whether Dynamo marked the placeholder as a weight: fixed in place between calls."""
+    return bool(node.meta.get("tensor_dict", {}).get("_dynamo_static_input_type"))
+
+
+# --- copies of the graph and its inputs ---------------------------------------------------------
+
+
+def carry_source_metadata(source: torch.fx.GraphModule, copy: torch.fx.GraphModule) -> None:
+    """Re-attach what copying a graph drops, so that AOTAutograd still sees static inputs.
+
+    Dynamo keeps it in attributes because ``meta`` is pickled (pytorch/pytorch#141640); when it
+    moves into ``meta`` this function can go.
+    """
+    for name in ("_param_name_to_source", "_source_to_user_stacks"):
+        if hasattr(source, name):
+            setattr(copy, name, getattr(source, name))
+    for node, twin in zip(source.graph.nodes, copy.graph.nodes, strict=True):
+        if hasattr(node, "_dynamo_source"):
+            twin._dynamo_source = node._dynamo_source
+
+
+def share_fake(original: torch.Tensor, copy: torch.Tensor) -> None:
+    """Let AOTAutograd see the original's fake tensor when it meets the copy.
+
+    It fakes inputs by identity: without this a copy gets symbols of its own, and views lose the
+    base they share. Outside of a compile there is nothing to share.
+    """
+    context = TracingContext.try_get()
+    if context is None or context.fake_mode is None:
+        return
+    mode = context.fake_mode
+    symbolic = cast(Any, context.tensor_to_context).get(original)
+    fake = mode.from_tensor(
+        original,
+        symbolic_context=symbolic,
+        source=None if symbolic is None else symbolic.tensor_source,
+        trace=False,
+    )
+    mode.fake_tensor_converter.set_tensor_memo(copy, fake)
+    cast(Any, copy)._composer_fake = fake  # the memo holds it weakly; it lives as long as the copy
+
+
+def storage_id(tensor: torch.Tensor) -> int:
+    """Equal for tensors that share memory; works for fake tensors, which have no address."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def copy_storage(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    """The same bytes elsewhere, on the same device."""
+    return cast(torch.UntypedStorage, cast(Any, storage).clone())
+
+
+def settled_forward(gm: torch.fx.GraphModule) -> Callable[..., Any]:
+    """``gm.forward``, generated now: a lazy graph module would look it up anew at every call."""
+    if hasattr(gm, "real_recompile"):
+        cast(Any, gm).real_recompile()
+    return gm.forward
+
+
+def flatten(value: Any) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
+    """The leaves of nested tuples, lists and dicts, and the way back."""
+    from torch.utils import _pytree
+
+    leaves, spec = _pytree.tree_flatten(value)
+    return leaves, lambda new: _pytree.tree_unflatten(new, spec)
+
+
+def undisabled(compiled: object) -> object:
+    """The callable within ``torch.compiler.disable``'s wrapper, or ``compiled`` itself."""
+    return getattr(compiled, "_torchdynamo_orig_callable", compiled)
+
+
+# --- while a candidate compiles -----------------------------------------------------------------
+
+
+def eager_backward_lowering() -> contextlib.AbstractContextManager[None]:
+    """Compile the backward with the forward, so that its failure is the attempt's.
+
+    AOTAutograd leaves it for the first ``.backward()`` otherwise, past every fallback.
+    """
+    import torch._functorch.config as functorch_config
+
+    return cast(
+        contextlib.AbstractContextManager[None],
+        functorch_config.patch(force_non_lazy_backward_lowering=True),
+    )
+
+
+def inductor_options() -> list[str]:
+    """Every setting that Inductor knows; ``torch.compile(options=...)`` takes them."""
+    import torch._inductor
+
+    return torch._inductor.list_options()
+
+
+def inductor_config(mode: str | None, options: dict[str, Any]) -> dict[str, Any]:
+    """The settings that ``torch.compile(mode=..., options=...)`` would hand to Inductor.
+
+    Raises:
+        RuntimeError: Inductor does not know the mode, an option or the type of its value.
+    """
+    wrapper = torch._TorchCompileInductorWrapper(mode, options, None)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    return dict(wrapper.config)
+
+
+def hint(size: int | torch.SymInt) -> int:
+    """The value a symbolic size had in the first call; adds no guard."""
+    return size if isinstance(size, int) else int(size.node.hint)
+
+
+# --- AOTAutograd and the ONNX exporter ----------------------------------------------------------
+
+
+def aot_inference(
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    compiler: GraphCompiler,
+    decompositions: dict[Any, Callable[..., Any]],
+) -> Callable[..., Any]:
+    """Compile through AOTAutograd, which makes the graph functional and replays mutations."""
+    from torch._dynamo.backends.common import aot_autograd
+
+    backend = aot_autograd(
+        fw_compiler=compiler, inference_compiler=compiler, decompositions=decompositions
+    )
+    return backend(gm, list(example_inputs))
+
+
+def mutated_inputs() -> frozenset[int]:
+    """Positions of the inputs that the graph AOTAutograd has just traced writes to."""
+    context = TracingContext.try_get()
+    if context is None or context.fw_metadata is None:
+        return frozenset()
+    known = enumerate(context.fw_metadata.input_info)
+    return frozenset(i for i, each in known if each.mutates_data or each.mutates_metadata)
+
+
+class OnnxTranslator:
+    """The exporter's translation of functional ATen graphs, without its capture and retracing.
+
+    ``torch.onnx.export`` accepts only programs from ``torch.export``, refuses symbolic integers
+    as inputs and runs every decomposition again, which is most of its time. Its last step does
+    all we need: one pass over the nodes with torchlib's registry.
+    """
+
+    def __init__(self) -> None:
+        from torch.onnx._internal.exporter import _core, _decomp, _fx_passes, _registration
+
+        self._core, self._passes = _core, _fx_passes
+        with _quiet(_registration.logger):  # torchvision's operators are not installed: not news
+            self._registry = _registration.ONNXRegistry.from_torchlib()
+        implemented = set(_decomp.get_onnx_implemented_overloads(self._registry))
+        self.decompositions: dict[Any, Callable[..., Any]] = dict(
+            _decomp.create_onnx_friendly_decomposition_table(implemented)
+        )
+        # Torchlib drops the training flag of these: the exported numbers would be eval's.
+        for op in (
+            torch.ops.aten._native_batch_norm_legit_functional.default,
+            torch.ops.aten._native_batch_norm_legit.no_stats,
+            torch.ops.aten.native_batch_norm.default,
+        ):
+            self.decompositions[op] = torch._decomp.decomposition_table[op]
+
+    def translates(self, target: Any) -> bool:
+        """Whether the exporter's own registry has a translation for a node's target."""
+        return self._registry.is_registered(target)
+
+    def prepare(self, gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
+        """Make type promotion explicit and drop assertions, as the exporter does. In place."""
+        self._passes.insert_type_promotion_nodes(gm)
+        return self._passes.remove_assertion_nodes(gm)
+
+    def translate(self, gm: torch.fx.GraphModule) -> onnx_ir.Model:
+        """An ONNX model with an input a placeholder and an output a node that ``gm`` returns."""
+        for node in gm.graph.nodes:
+            node.meta.setdefault("nn_module_stack", {})  # else a warning for every node without
+        program = types.SimpleNamespace(
+            graph_module=gm,
+            graph_signature=_signature(gm),
+            range_constraints={},
+            constants={},
+            named_parameters=tuple,
+            named_buffers=tuple,
+        )
+        translated = self._core._exported_program_to_onnx_program(
+            cast(Any, program), registry=self._registry
+        )
+        return translated.model
+
+
+@functools.cache
+def onnx_translator() -> OnnxTranslator:
+    """The one translator; making it takes about a second, most of it imports."""
+    return OnnxTranslator()
+
+
+def _signature(gm: torch.fx.GraphModule) -> Any:
+    from torch.export import graph_signature as export
+
+    def argument(node: torch.fx.Node) -> Any:
+        if isinstance(node.meta["val"], torch.Tensor):
+            return export.TensorArgument(name=node.name)
+        return export.SymIntArgument(name=node.name)
+
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    (output,) = gm.graph.find_nodes(op="output")
+    user_input, user_output = export.InputKind.USER_INPUT, export.OutputKind.USER_OUTPUT
+    return export.ExportGraphSignature(
+        [export.InputSpec(user_input, argument(node), None) for node in placeholders],
+        [export.OutputSpec(user_output, argument(node), None) for node in output.args[0]],
+    )
+
+
+@contextlib.contextmanager
+def _quiet(logger: logging.Logger) -> Iterator[None]:
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

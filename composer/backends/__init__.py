@@ -1,0 +1,61 @@
+"""The engines. A new one is a file here and a line in this table."""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Callable
+from typing import Any
+
+from composer import _torch
+from composer.backends.base import Backend
+from composer.backends.dynamo import CallableBackend, DynamoBackend
+from composer.errors import UnknownNameError
+from composer.registry import Registry, nearest
+
+BACKENDS: Registry[Any] = Registry(
+    "backend",
+    {
+        "tensorrt": "composer.backends.tensorrt:TensorRTBackend",
+        "inductor": "composer.backends.inductor:InductorBackend",
+        "onnxrt": "composer.backends.onnxrt:OnnxRuntimeBackend",
+        "eager": "composer.backends.eager:EagerBackend",
+    },
+    group="composer.backends",
+)
+
+_SLIP = 0.8
+"""How alike an unknown name and a known one must be to count as a slip of the pen."""
+
+
+def find_backend(spelled: str | Callable[..., Any]) -> Backend:
+    """What a chain's entry stands for; nothing is imported but composer's own file for it.
+
+    A name that nobody here knows may well be known on another machine, so it becomes a candidate
+    that is ``unavailable``, unless it is nearly a known one.
+
+    Raises:
+        UnknownNameError: the name looks like a slip, or ``module:function`` cannot be imported.
+    """
+    if not isinstance(spelled, str):
+        return CallableBackend(spelled)
+    if spelled in BACKENDS:
+        found = BACKENDS.get(spelled)
+        is_engine = isinstance(found, type) and issubclass(found, Backend)
+        return found() if is_engine else CallableBackend(found)
+    if ":" in spelled:
+        return CallableBackend(_import(spelled))
+    known = {*_torch.list_backends(), *BACKENDS.names()}
+    slip = None if spelled in known else nearest(spelled, known, cutoff=_SLIP)
+    if slip:
+        raise UnknownNameError(f"unknown backend {spelled!r}; did you mean {slip!r}?")
+    return DynamoBackend(spelled)
+
+
+def _import(path: str) -> Callable[..., Any]:
+    try:
+        found = pkgutil.resolve_name(path)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UnknownNameError(f"backend {path!r} cannot be imported: {error}") from error
+    if not callable(found):
+        raise UnknownNameError(f"backend {path!r} is not callable: {found!r}")
+    return found  # type: ignore[no-any-return]  # callable() leaves Any as it was

@@ -1,0 +1,121 @@
+"""What an engine is to composer: a probe, a build, and nothing that knows of fallbacks."""
+
+from __future__ import annotations
+
+import importlib.util
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch.fx
+
+from composer.errors import OptionError, refuse
+from composer.records import GraphRequest, Reason, Status
+from composer.registry import did_you_mean
+
+
+class Backend(ABC):
+    """One engine. It probes, it builds, it says no with a reason; the chain decides the rest.
+
+    Both methods run once per graph and candidate. They say no by raising
+    :class:`~composer.errors.Refusal` (see :func:`composer.errors.refuse`); any other exception is
+    a failed attempt.
+    """
+
+    reads_example_inputs: ClassVar[bool] = True
+    """Whether the build may run on, or write to, the example inputs' values. Then it is given
+    copies; an engine that looks only at shapes and dtypes saves that memory by ``False``."""
+
+    may_return_original: ClassVar[bool] = False
+    """Whether running the captured graph as it is counts as this engine's work."""
+
+    def check_options(self, options: Mapping[str, Any]) -> None:
+        """Find the user's own mistakes before anything is tried.
+
+        Raises:
+            OptionError: an option is unknown or has a value it cannot take.
+        """
+
+    def probe(self, request: GraphRequest) -> None:
+        """Say in under 5 ms, importing nothing heavy, that the engine cannot be here.
+
+        Raises:
+            Refusal: usually ``unavailable``, with what would help.
+        """
+
+    @abstractmethod
+    def build(
+        self,
+        gm: torch.fx.GraphModule,
+        example_inputs: list[Any],
+        *,
+        mode: str | None,
+        options: Mapping[str, Any],
+    ) -> object:
+        """Compile ``gm`` and return a callable with its inputs and outputs.
+
+        Args:
+            gm: A clone that this build may change as it likes.
+            example_inputs: The inputs of the first call; weights are the originals.
+            mode: ``torch.compile``'s mode.
+            options: The candidate's options, as the chain gave them.
+        """
+
+
+@dataclass
+class Notes:
+    """What an engine says of itself while it builds: its share of the graph, its providers."""
+
+    coverage: float | None = None
+    engine: dict[str, Any] = field(default_factory=dict)
+
+
+_notes: ContextVar[Notes | None] = ContextVar("composer_notes", default=None)
+
+
+@contextmanager
+def taking_notes() -> Iterator[Notes]:
+    """Collect what the engine tells by :func:`note` during one attempt."""
+    notes = Notes()
+    token = _notes.set(notes)
+    try:
+        yield notes
+    finally:
+        _notes.reset(token)
+
+
+def note(coverage: float | None = None, **engine: Any) -> None:
+    """Tell the attempt under way, if there is one, what the engine did.
+
+    Args:
+        coverage: Share of the graph's compute nodes that the engine took, 0.0 to 1.0.
+        engine: Facts for the attempt's ``engine`` record.
+    """
+    notes = _notes.get()
+    if notes is None:
+        return
+    if coverage is not None:
+        notes.coverage = coverage
+    notes.engine.update(engine)
+
+
+def require_installed(modules: Sequence[str], extra: str) -> None:
+    """Refuse with ``not_installed`` unless every module can be found; imports none of them."""
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    if missing:
+        refuse(
+            Status.UNAVAILABLE,
+            Reason.NOT_INSTALLED,
+            f"{', '.join(missing)} not installed; pip install 'torch-composer[{extra}]'",
+        )
+
+
+def check_known(options: Mapping[str, Any], known: Sequence[str], backend: str) -> None:
+    """Raise an ``OptionError`` that names every option outside ``known``."""
+    unknown = [name for name in options if name not in known]
+    if unknown:
+        named = "; ".join(f"unknown option {n!r}{did_you_mean(n, known)}" for n in unknown)
+        raise OptionError(f"backend {backend!r}: {named} (accepted: {', '.join(known)})")

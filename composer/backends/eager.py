@@ -1,0 +1,29 @@
+"""Eager: the captured graph's own forward. As a candidate it is accepted and ends the chain."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch.fx
+
+from composer import _torch
+from composer.backends.base import Backend
+
+
+class EagerBackend(Backend):
+    """No engine, by the user's own choice; nothing is compiled and nothing can fail."""
+
+    reads_example_inputs = False
+    may_return_original = True
+
+    def build(
+        self,
+        gm: torch.fx.GraphModule,
+        example_inputs: list[Any],
+        *,
+        mode: str | None,
+        options: Mapping[str, Any],
+    ) -> object:
+        """There is nothing to build."""
+        return _torch.settled_forward(gm)

@@ -1,0 +1,51 @@
+"""Inductor: torch's own compiler (Triton on GPUs, C++ on CPUs), exactly as plain torch runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.fx
+
+from composer import _torch
+from composer.backends.base import Backend, note
+from composer.errors import OptionError
+from composer.registry import did_you_mean
+
+
+class InductorBackend(Backend):
+    """The same code path as ``torch.compile(model)``: same caches, freezing and CUDA graphs.
+
+    Its options are Inductor's settings (``torch._inductor.list_options()``), as
+    ``torch.compile(options=...)`` takes them.
+    """
+
+    reads_example_inputs = False
+
+    def check_options(self, options: Mapping[str, Any]) -> None:
+        """Let Inductor itself judge names and types."""
+        known = _torch.inductor_options() if options else ()
+        unknown = [name for name in options if name.replace("-", "_") not in known]
+        if unknown:
+            named = "; ".join(f"unknown option {n!r}{did_you_mean(n, known)}" for n in unknown)
+            raise OptionError(f"backend 'inductor': {named} (torch._inductor.list_options())")
+        try:
+            _torch.inductor_config(None, dict(options))
+        except RuntimeError as error:
+            raise OptionError(f"backend 'inductor': {error}") from error
+
+    def build(
+        self,
+        gm: torch.fx.GraphModule,
+        example_inputs: list[Any],
+        *,
+        mode: str | None,
+        options: Mapping[str, Any],
+    ) -> object:
+        """Compile with the settings that ``mode`` stands for, then the candidate's options."""
+        config = _torch.inductor_config(mode, dict(options))
+        compile_fx = _torch.lookup_backend("inductor")
+        compiled = compile_fx(gm, example_inputs, config_patches=config)  # type: ignore[call-arg]  # Dynamo's protocol names two arguments; Inductor takes more
+        note(coverage=1.0, torch=torch.__version__, **({"mode": mode} if mode else {}))
+        return compiled

@@ -1,0 +1,302 @@
+"""What Dynamo handed over: facts about the graph, copies for the candidates, the graph's key."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import inspect
+import re
+import types
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.fx
+
+from composer import _torch
+from composer.records import GraphInput, GraphRequest
+
+_OPERATIONS = frozenset({"call_function", "call_method", "call_module"})
+
+
+def read_request(
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    model: str | None = None,
+    settings: str = "",
+) -> GraphRequest:
+    """Gather what every later step asks about a captured graph.
+
+    Args:
+        gm: The graph, as Dynamo or a direct caller handed it over; it is not changed.
+        example_inputs: Real tensors and symbols, in the order of the placeholders.
+        mode: ``torch.compile``'s mode.
+        model: The user's own name for the model; by default the class of the module, or the
+            function, whose frame is being compiled.
+        settings: Text of everything else that the key depends on.
+    """
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    weights = weight_positions(gm, example_inputs)
+    tensors = [value for value in example_inputs if isinstance(value, torch.Tensor)]
+    tensors += [*gm.parameters(), *gm.buffers()]
+    return GraphRequest(
+        gm=gm,
+        example_inputs=tuple(example_inputs),
+        weights=weights,
+        graph_id=_torch.compile_id() or "direct",
+        graph_key=graph_key(gm, settings),
+        model=model or model_name(gm),
+        device=_most_common(str(t.device) for t in tensors) or "cpu",
+        dtype=_most_common(dtype_name(t) for t in tensors if t.is_floating_point())
+        or _most_common(dtype_name(t) for t in tensors),
+        training=torch.is_grad_enabled() and any(t.requires_grad for t in tensors),
+        dynamic=any(_is_dynamic(node) for node in placeholders),
+        nodes=sum(node.op in _OPERATIONS for node in gm.graph.nodes),
+        inputs=tuple(
+            _describe(node, value)
+            for i, (node, value) in enumerate(zip(placeholders, example_inputs, strict=True))
+            if i not in weights
+        ),
+        mode=mode,
+    )
+
+
+def weight_positions(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> frozenset[int]:
+    """Positions of the inputs that are parameters or buffers of the model."""
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    return frozenset(
+        i
+        for i, (node, value) in enumerate(zip(placeholders, example_inputs, strict=True))
+        if isinstance(value, torch.nn.Parameter) or _torch.is_static_input(node)
+    )
+
+
+def model_name(gm: torch.fx.GraphModule) -> str:
+    """The qualified name of the module class, or the function, whose frame is compiled.
+
+    Also right for the graphs after a graph break. A graph that did not come from Dynamo has
+    its own class's name.
+    """
+    traced = _torch.traced_frame()
+    if traced is None:
+        return type(gm).__name__
+    code, scope, module = traced
+    owner = scope.get(next(iter(code.co_varnames), ""))
+    if isinstance(owner, torch.nn.Module) and _is_frame_of(owner, code):
+        return f"{type(owner).__module__}.{type(owner).__qualname__}"
+    return f"{module}.{code.co_qualname.removesuffix('.forward')}".lstrip(".")
+
+
+def _is_frame_of(module: torch.nn.Module, code: types.CodeType) -> bool:
+    """Whether ``code`` is a method of the module, or a decorator's function around one."""
+    for name in {"forward", code.co_name}:
+        method = inspect.getattr_static(type(module), name, None)
+        while method is not None:
+            if getattr(method, "__code__", None) is code:
+                return True
+            method = getattr(method, "__wrapped__", None)
+    return False
+
+
+def _describe(node: torch.fx.Node, value: Any) -> GraphInput:
+    if isinstance(value, torch.Tensor):
+        known = node.meta.get("example_value", value)
+        shape = known.shape if isinstance(known, torch.Tensor) else value.shape
+        sizes = tuple(int(text) if (text := str(size)).isdigit() else text for size in shape)
+        return GraphInput(node.name, "tensor", sizes, dtype_name(value), str(value.device))
+    kind = "symbol" if isinstance(value, torch.SymInt | torch.SymFloat) else "scalar"
+    return GraphInput(node.name, kind)
+
+
+def _is_dynamic(node: torch.fx.Node) -> bool:
+    known = node.meta.get("example_value")
+    if isinstance(known, torch.Tensor):
+        return any(isinstance(size, torch.SymInt) for size in known.shape)
+    return isinstance(known, torch.SymInt | torch.SymFloat)
+
+
+def dtype_name(tensor: torch.Tensor) -> str:
+    """``"float32"`` for ``torch.float32``."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _most_common(names: Iterable[str]) -> str:
+    ranked = Counter(names).most_common(1)
+    return ranked[0][0] if ranked else ""
+
+
+# --- copies -------------------------------------------------------------------------------------
+
+
+def clone_graph(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """A graph module of its own that shares only tensors and leaf modules with ``gm``.
+
+    Graphs nested in it (the branches of ``torch.cond``, say) are cloned as well.
+    """
+    twin = torch.fx.GraphModule(gm, copy.deepcopy(gm.graph), gm.__class__.__name__)
+    twin.meta.update(gm.meta)
+    for name, child in list(twin.named_children()):
+        if isinstance(child, torch.fx.GraphModule):
+            setattr(twin, name, clone_graph(child))
+    twin.train(gm.training)
+    _torch.carry_source_metadata(gm, twin)
+    return twin
+
+
+def flat_outputs(
+    gm: torch.fx.GraphModule,
+) -> tuple[torch.fx.GraphModule, Callable[[Sequence[Any]], Any] | None]:
+    """A graph that returns a flat tuple, and how to make the caller's own structure of it.
+
+    Dynamo's graphs do so already and are returned as they are, with ``None``; the graph of a
+    direct call may return a tensor or a dict, which AOTAutograd refuses.
+    """
+    (returned,) = gm.graph.find_nodes(op="output")
+    value = returned.args[0]
+    if isinstance(value, tuple | list) and all(
+        not isinstance(v, tuple | list | dict) for v in value
+    ):
+        return gm, None
+    flat = clone_graph(gm)
+    (returned,) = flat.graph.find_nodes(op="output")
+    leaves, restore = _torch.flatten(returned.args[0])
+    returned.args = (tuple(leaves),)
+    flat.recompile()
+    return flat, restore
+
+
+def copy_inputs(example_inputs: Sequence[Any], keep: frozenset[int]) -> list[Any]:
+    """Copies of the tensor inputs except those at the positions ``keep``.
+
+    Strides, offsets and the storage that several inputs share stay as they are. Tensors that are
+    not plain (subclasses, sparse, fake) and everything else are passed on.
+    """
+    storages: dict[int, torch.UntypedStorage] = {}
+
+    def twin(tensor: torch.Tensor) -> torch.Tensor:
+        shared = _torch.storage_id(tensor)
+        if shared not in storages:
+            storages[shared] = _torch.copy_storage(tensor.untyped_storage())
+        made = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(
+            storages[shared], tensor.storage_offset(), tensor.shape, tensor.stride()
+        )
+        made.requires_grad_(tensor.requires_grad)
+        _torch.share_fake(tensor, made)
+        return made
+
+    with torch.no_grad(), torch.inference_mode(False):
+        return [
+            twin(value) if i not in keep and _is_plain(value) else value
+            for i, value in enumerate(example_inputs)
+        ]
+
+
+def _is_plain(value: Any) -> bool:
+    return (
+        type(value) is torch.Tensor
+        and value.layout is torch.strided
+        and not value.is_quantized
+        and not value.is_conj()
+        and not value.is_neg()
+    )
+
+
+# --- identity -----------------------------------------------------------------------------------
+
+
+def same_graph(a: torch.fx.GraphModule, b: torch.fx.GraphModule) -> bool:
+    """Whether calling ``a`` does what calling ``b`` does: same code over the same objects."""
+    if a is b:
+        return True
+    if a.code != b.code:
+        return False
+    targets = {str(n.target) for n in b.graph.nodes if n.op in ("call_module", "get_attr")}
+    return all(_same_target(_attribute(a, name), _attribute(b, name)) for name in targets)
+
+
+def _same_target(a: object, b: object) -> bool:
+    if isinstance(a, torch.fx.GraphModule) and isinstance(b, torch.fx.GraphModule):
+        return same_graph(a, b)
+    return a is b
+
+
+def _attribute(gm: torch.fx.GraphModule, path: str) -> object:
+    value: object = gm
+    for name in path.split("."):
+        value = getattr(value, name, None)
+    return value
+
+
+def graph_key(gm: torch.fx.GraphModule, settings: str = "") -> str:
+    """SHA-256 over every operation, argument, shape, dtype, stride and device of the graph.
+
+    Names of nodes and symbols are replaced by their position, so that the key is equal in
+    every process that captures the same graph.
+    """
+    text = "\n".join((*_lines(gm), settings))
+    symbols: dict[str, str] = {}
+    text = re.sub(r"\b[su]\d+\b", lambda m: symbols.setdefault(m[0], f"sym{len(symbols)}"), text)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _lines(gm: torch.fx.GraphModule) -> Iterator[str]:
+    devices = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
+    autocast = [(device, torch.get_autocast_dtype(device)) for device in devices]
+    yield f"grad={torch.is_grad_enabled()} autocast={autocast} {torch.get_default_dtype()}"
+    position = {node: f"%{i}" for i, node in enumerate(gm.graph.nodes)}
+    for node in gm.graph.nodes:
+        args = _argument(node.args, position), _argument(dict(node.kwargs), position)
+        yield f"{position[node]} {node.op} {_target(gm, node)} {args} {_metadata(node)}"
+
+
+def _target(gm: torch.fx.GraphModule, node: torch.fx.Node) -> str:
+    if node.op == "call_function":
+        return _qualified(node.target)
+    if node.op in ("get_attr", "call_module"):
+        value = _attribute(gm, str(node.target))
+        if isinstance(value, torch.fx.GraphModule):
+            return "graph(" + "; ".join(_lines(value)) + ")"
+        return _tensor(value) if isinstance(value, torch.Tensor) else f"{node.target}: {value!r}"
+    return str(node.target) if node.op == "call_method" else ""
+
+
+def _metadata(node: torch.fx.Node) -> str:
+    if node.op != "placeholder":
+        return ""
+    value = node.meta.get("example_value", node.meta.get("val"))
+    return _tensor(value) if isinstance(value, torch.Tensor) else type(value).__name__
+
+
+def _tensor(value: torch.Tensor) -> str:
+    layout = value.stride() if value.layout is torch.strided else value.layout
+    sizes = tuple(map(str, value.shape)), layout, value.dtype, value.device, value.requires_grad
+    return f"tensor{sizes}"
+
+
+def _argument(value: Any, position: Mapping[torch.fx.Node, str]) -> str:
+    if isinstance(value, torch.fx.Node):
+        return position[value]
+    if isinstance(value, slice):
+        parts = (value.start, value.stop, value.step)
+        return f"slice{_argument(parts, position)}"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{k}: {_argument(v, position)}" for k, v in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "(" + ", ".join(_argument(item, position) for item in value) + ")"
+    if callable(value):
+        return _qualified(value)
+    return _without_address(repr(value))
+
+
+def _qualified(target: Any) -> str:
+    name = getattr(target, "__qualname__", None) or getattr(target, "__name__", None)
+    if isinstance(target, _torch.OpOverload) or name is None:
+        return _without_address(str(target))
+    return f"{getattr(target, '__module__', '')}.{name}"
+
+
+def _without_address(text: str) -> str:
+    return re.sub(r" at 0x[0-9a-f]+", "", text)

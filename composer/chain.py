@@ -1,0 +1,176 @@
+"""The fallback chain: each candidate on its own copy of the graph, until one is accepted."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from composer import _torch, capture, prove
+from composer.backends import find_backend
+from composer.backends.base import Backend, Notes, taking_notes
+from composer.errors import (
+    CandidateError,
+    ChainExhausted,
+    OptionError,
+    Refusal,
+    UnknownNameError,
+    refuse,
+)
+from composer.policy import Candidate
+from composer.records import Attempt, GraphRequest, Outcome, Reason, Status
+
+FLOOR = "eager"
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A candidate and the engine it stands for."""
+
+    candidate: Candidate
+    backend: Backend
+
+
+def resolve(chain: Iterable[Candidate]) -> tuple[Contender, ...]:
+    """Find the engine behind every name, and every slip in them, before anything is tried.
+
+    Raises:
+        UnknownNameError: naming every name that is nearly a known one.
+        OptionError: naming every option that its engine does not know.
+    """
+    contenders: list[Contender] = []
+    mistakes: list[UnknownNameError | OptionError] = []
+    for candidate in chain:
+        try:
+            backend = find_backend(candidate.backend)
+            backend.check_options(candidate.options)
+        except (UnknownNameError, OptionError) as mistake:
+            mistakes.append(mistake)
+        else:
+            contenders.append(Contender(candidate, backend))
+    if mistakes:
+        raise type(mistakes[0])("; ".join(str(mistake) for mistake in mistakes))
+    return tuple(contenders)
+
+
+def walk(request: GraphRequest, contenders: Sequence[Contender], *, strict: bool) -> Outcome:
+    """Try one candidate after the other; the first that is accepted serves the graph.
+
+    With ``strict`` the walk ends at the first that is not.
+    """
+    attempts: list[Attempt] = []
+    errors: list[Exception] = []
+    for contender in contenders:
+        attempt, compiled, error = try_candidate(request, contender)
+        attempts.append(attempt)
+        if compiled is not None:
+            return Outcome(tuple(attempts), tuple(errors), attempt.backend, compiled)
+        if error is not None:
+            errors.append(error)
+        if strict:
+            break
+    floor = _torch.settled_forward(request.gm)
+    return Outcome(tuple(attempts), tuple(errors), FLOOR, floor)
+
+
+def insist(outcome: Outcome, *, strict: bool, on_exhausted: str) -> None:
+    """Raise where the user asked for an error rather than a fallback.
+
+    Raises:
+        CandidateError: ``strict``, and a candidate was not accepted.
+        ChainExhausted: ``on_exhausted`` is ``"raise"``, and none was.
+    """
+    refused = [attempt for attempt in outcome.attempts if not attempt.accepted]
+    if strict and refused:
+        raise CandidateError(refused[0]) from outcome.errors[0]
+    if on_exhausted == "raise" and len(refused) == len(outcome.attempts):
+        raise ChainExhausted(outcome.attempts, outcome.errors)
+
+
+def try_candidate(
+    request: GraphRequest, contender: Contender
+) -> tuple[Attempt, Callable[..., Any] | None, Exception | None]:
+    """One attempt: its record, and either the compiled callable or the error that ended it.
+
+    Dynamo's control flow, ``KeyboardInterrupt`` and ``SystemExit`` pass through.
+    """
+    name = contender.candidate.name
+    started = time.perf_counter()
+    with taking_notes() as notes:
+        try:
+            compiled = _build(request, contender)
+        except _torch.DYNAMO_CONTROL_FLOW:
+            raise
+        except Exception as error:  # noqa: BLE001  # whatever an engine raises becomes a record
+            return _failed(name, error, notes, time.perf_counter() - started), None, error
+    seconds = time.perf_counter() - started
+    done = Attempt(name, Status.SUCCEEDED, None, "", seconds, notes.coverage, notes.engine)
+    return done, compiled, None
+
+
+def _build(request: GraphRequest, contender: Contender) -> Callable[..., Any]:
+    backend, options = contender.backend, contender.candidate.options
+    backend.probe(request)
+    gm = capture.clone_graph(request.gm)
+    inputs = list(request.example_inputs)
+    if backend.reads_example_inputs:
+        inputs = capture.copy_inputs(inputs, keep=request.weights)
+    versions = _weight_versions(request)
+    with _torch.eager_backward_lowering():
+        compiled = backend.build(gm, inputs, mode=request.mode, options=options)
+    if _weight_versions(request) != versions:
+        refuse(
+            Status.REJECTED,
+            Reason.MUTATED_INPUTS,
+            "the backend changed the model's weights while compiling",
+        )
+    return prove.proven(compiled, None if backend.may_return_original else request.gm)
+
+
+def _weight_versions(request: GraphRequest) -> list[int]:
+    """The version counter of every weight that has one (inference tensors have none)."""
+    weights = (request.example_inputs[i] for i in sorted(request.weights))
+    return [w._version for w in weights if isinstance(w, torch.Tensor) and not w.is_inference()]
+
+
+def _failed(name: str, error: Exception, notes: Notes, seconds: float) -> Attempt:
+    status, reason = classify(error)
+    # A plain "no" carries no traceback worth reading; one that wraps an error shows that error.
+    fault = error.__cause__ if isinstance(error, Refusal) else error
+    return Attempt(
+        backend=name,
+        status=status,
+        reason=reason,
+        message=str(error),
+        seconds=seconds,
+        coverage=notes.coverage,
+        engine=notes.engine,
+        error_type=type(fault).__name__ if fault else "",
+        traceback="".join(traceback.format_exception(fault)) if fault else "",
+    )
+
+
+def classify(error: Exception) -> tuple[Status, Reason]:
+    """The status and the reason code of an exception that ended an attempt."""
+    if isinstance(error, Refusal):
+        return error.status, error.reason
+    causes = tuple(_causes(error))
+    if any(isinstance(each, torch.OutOfMemoryError | MemoryError) for each in causes):
+        return Status.FAILED, Reason.OUT_OF_MEMORY
+    if isinstance(error, ImportError):
+        return Status.UNAVAILABLE, Reason.NOT_INSTALLED
+    return Status.FAILED, Reason.BUILD_FAILED
+
+
+def _causes(error: BaseException) -> Iterable[BaseException]:
+    """The error and what led to it, through torch's and Python's own chains."""
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        yield current
+        current = getattr(current, "inner_exception", None) or current.__cause__

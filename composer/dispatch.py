@@ -1,0 +1,78 @@
+"""The walk from a captured graph to the callable that serves it. Start reading here."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import torch.fx
+
+from composer import capture, chain, guard, policy, session
+from composer.records import CompileReport, GraphRequest, Outcome
+from composer.telemetry import notices
+
+
+def compose(
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """Compile one captured graph with the first candidate of the chain that is accepted.
+
+    This is the backend that ``torch.compile(model, backend="composer")`` calls for every graph.
+
+    Args:
+        gm: The graph as Dynamo captured it; neither it nor ``example_inputs`` is changed.
+        example_inputs: Tensors and symbols of the first call, in the order of the placeholders.
+        mode: ``torch.compile``'s mode.
+        options: ``torch.compile``'s options: fields of :class:`composer.Policy`.
+
+    Returns:
+        A callable that takes the graph's inputs and returns its outputs.
+
+    Raises:
+        OptionError, UnknownNameError: the user's own mistakes.
+        CandidateError: a candidate was not accepted and ``strict`` is on.
+        ChainExhausted: none was accepted and ``on_exhausted`` is ``"raise"``.
+    """
+    started = time.perf_counter()
+    rules = policy.resolve(mode, options)
+    candidates = chain.resolve(rules.chain)
+    gm, restore = capture.flat_outputs(gm)
+    request = capture.read_request(
+        gm, example_inputs, mode=mode, model=rules.model, settings=f"{mode} {rules.key}"
+    )
+    outcome = chain.walk(request, candidates, strict=rules.strict)
+    report = _report(request, rules, outcome, time.perf_counter() - started)
+    session.current().keep(report)
+    notices.log_attempts(report)
+    chain.insist(outcome, strict=rules.strict, on_exhausted=rules.on_exhausted)
+    first_time = session.current().first_time
+    notices.warn_of_fallbacks(report, first_time, asked_by_name=rules.names_chain)
+    compiled = guard.watch(outcome.compiled, report.runtime)
+    return compiled if restore is None else guard.restoring(compiled, restore)
+
+
+def _report(
+    request: GraphRequest, rules: policy.Policy, outcome: Outcome, seconds: float
+) -> CompileReport:
+    return CompileReport(
+        time=datetime.now(UTC).isoformat(timespec="milliseconds"),
+        graph_id=request.graph_id,
+        graph_key=request.graph_key,
+        model=request.model,
+        device=request.device,
+        dtype=request.dtype,
+        training=request.training,
+        dynamic=request.dynamic,
+        nodes=request.nodes,
+        inputs=request.inputs,
+        policy=rules.layers,
+        attempts=outcome.attempts,
+        chosen=outcome.chosen,
+        seconds=seconds,
+    )

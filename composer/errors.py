@@ -1,0 +1,100 @@
+"""Every exception that composer raises, in one tree.
+
+::
+
+    Exception
+    ├── ComposerError
+    │   ├── OptionError(ValueError)        a policy field or engine option that nobody knows
+    │   ├── UnknownNameError(LookupError)  a backend's name that nobody knows, close to a known one
+    │   ├── Refusal                        an engine says no, with a status and a reason code
+    │   ├── CandidateError                 ``strict``: a candidate was not accepted
+    │   └── ChainExhausted(ExceptionGroup) ``on_exhausted="raise"``: no candidate was accepted
+    └── UserWarning
+        └── FallbackWarning                a candidate the user counts on was not accepted
+
+``OptionError`` and ``UnknownNameError`` are the user's own mistakes: they are raised at once and
+are never a reason to fall back. Dynamo wraps what a backend raises in
+``torch._dynamo.exc.BackendCompilerFailed``; the original is its ``inner_exception``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from composer.records import Attempt, Reason, Status
+
+
+class ComposerError(Exception):
+    """Base of all errors that composer raises itself."""
+
+
+class OptionError(ComposerError, ValueError):
+    """A policy field or an engine's option is unknown or has a value it cannot take."""
+
+
+class UnknownNameError(ComposerError, LookupError):
+    """A name in the chain is known to nobody and looks like a slip of a known one."""
+
+
+class Refusal(ComposerError):
+    """An engine's "no", raised by a probe or a build and turned into an attempt's record.
+
+    Args:
+        status: What became of the attempt.
+        reason: The stable code that docs/reasons.md explains.
+        message: One sentence for a person: what was in the way and what would help.
+    """
+
+    def __init__(self, status: Status, reason: Reason, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.reason = reason
+
+
+class CandidateError(ComposerError):
+    """Under ``strict``, the first candidate that was not accepted. ``attempt`` is its record."""
+
+    def __init__(self, attempt: Attempt) -> None:
+        super().__init__(attempt.sentence())
+        self.attempt = attempt
+
+
+class ChainExhausted(ComposerError, ExceptionGroup[Exception]):
+    """Under ``on_exhausted="raise"``, no candidate was accepted.
+
+    ``exceptions`` holds the error of every candidate in the order of the chain, ``attempts``
+    their records.
+    """
+
+    attempts: tuple[Attempt, ...]
+
+    def __new__(
+        cls, attempts: Sequence[Attempt], exceptions: Sequence[Exception]
+    ) -> ChainExhausted:
+        """Build the group; see the class."""
+        sentences = "; ".join(attempt.sentence() for attempt in attempts)
+        self = super().__new__(cls, f"no candidate was accepted: {sentences}", exceptions)
+        self.attempts = tuple(attempts)
+        return self
+
+    def __init__(self, attempts: Sequence[Attempt], exceptions: Sequence[Exception]) -> None:
+        """State is set in ``__new__``, where ``ExceptionGroup`` wants it."""
+
+    def derive(self, excs: Sequence[Exception], /) -> ChainExhausted:  # type: ignore[override]
+        """Keep the attempts when the group is split (``except*``)."""
+        return ChainExhausted(self.attempts, excs)
+
+
+class FallbackWarning(UserWarning):
+    """A candidate was not accepted; once per distinct backend and reason."""
+
+
+def refuse(status: Status, reason: Reason, message: str) -> NoReturn:
+    """Leave a probe or a build with a status and a reason.
+
+    Raises:
+        Refusal: always.
+    """
+    raise Refusal(status, reason, message)

@@ -1,0 +1,76 @@
+"""Names and what they stand for: lazy, extensible by entry points, strict about duplicates."""
+
+from __future__ import annotations
+
+import difflib
+import pkgutil
+from collections.abc import Iterable, Mapping
+from importlib.metadata import entry_points
+from typing import Generic, TypeVar, cast
+
+from composer.errors import ComposerError, UnknownNameError
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    """A table from names to values that are imported when first asked for.
+
+    Args:
+        kind: What the names name, for messages ("backend").
+        table: Name to ``"module:attribute"``.
+        group: The entry-point group by which other packages add names.
+    """
+
+    def __init__(self, kind: str, table: Mapping[str, str], group: str | None = None) -> None:
+        self.kind = kind
+        self._group = group
+        self._table = dict(table)
+        self._loaded: dict[str, T] = {}
+        self._discovered = False
+
+    def names(self) -> tuple[str, ...]:
+        """Every name, those of other packages included, sorted."""
+        self._discover()
+        return tuple(sorted(self._table))
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._table or name in self.names()
+
+    def get(self, name: str) -> T:
+        """Import and return what ``name`` stands for.
+
+        Raises:
+            UnknownNameError: nobody registered the name.
+        """
+        if name not in self:
+            raise UnknownNameError(
+                f"unknown {self.kind} {name!r}{did_you_mean(name, self.names())}"
+            )
+        if name not in self._loaded:
+            self._loaded[name] = cast(T, pkgutil.resolve_name(self._table[name]))
+        return self._loaded[name]
+
+    def _discover(self) -> None:
+        if self._group is None or self._discovered:
+            return
+        for entry in entry_points(group=self._group):
+            if entry.name in self._table:
+                raise ComposerError(
+                    f"entry point {entry.value!r} registers the {self.kind} {entry.name!r}, "
+                    f"which stands for {self._table[entry.name]!r} already"
+                )
+            self._table[entry.name] = entry.value
+        self._discovered = True
+
+
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """The known name most like ``name``; ``None`` where none is at least ``cutoff`` alike."""
+    close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=cutoff)
+    return close[0] if close else None
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """``"; did you mean 'x'?"``, or nothing where nothing is close."""
+    close = nearest(name, known)
+    return f"; did you mean {close!r}?" if close else ""

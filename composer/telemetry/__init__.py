@@ -1,0 +1,1 @@
+"""How the record reaches a person: the report that is printed, the log, the warnings."""

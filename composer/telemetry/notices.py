@@ -1,0 +1,60 @@
+"""Log lines and warnings, once per distinct reason.
+
+Every attempt is an ``INFO`` line of the logger ``composer``. A candidate that was not accepted is
+a ``FallbackWarning`` and a ``WARNING`` line, the first time for each backend and reason. Engines
+of the default chain that cannot be on this machine are no news: nobody asked for them by name.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import warnings
+from collections.abc import Callable
+
+from composer.errors import FallbackWarning
+from composer.records import Attempt, CompileReport, Status
+
+log = logging.getLogger("composer")
+log.addHandler(logging.NullHandler())
+
+
+def log_attempts(report: CompileReport) -> None:
+    """An INFO line for every attempt."""
+    for attempt in report.attempts:
+        log.info("graph %s: %s (%.3f s)", report.graph_id, attempt.sentence(), attempt.seconds)
+
+
+def warn_of_fallbacks(
+    report: CompileReport, first_time: Callable[[str, str], bool], *, asked_by_name: bool
+) -> None:
+    """Warn of the candidates that were not accepted.
+
+    Args:
+        report: The compile just done.
+        first_time: Whether a backend and a reason come up together for the first time.
+        asked_by_name: Whether the user wrote the chain, rather than taking the default.
+    """
+    for attempt in report.attempts:
+        if attempt.accepted or (_is_absent(attempt) and not asked_by_name):
+            continue
+        if first_time(attempt.backend, str(attempt.reason)):
+            text = f"{attempt.sentence()}; graph {report.graph_id} runs on {report.chosen}"
+            log.warning("%s", text)
+            warnings.warn(text, FallbackWarning, stacklevel=_users_stacklevel())
+
+
+def _is_absent(attempt: Attempt) -> bool:
+    return attempt.status is Status.UNAVAILABLE
+
+
+def _users_stacklevel() -> int:
+    """How many frames up the user's code is: the first that is neither torch's nor composer's."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and _is_machinery(frame.f_globals.get("__name__", "")):
+        level, frame = level + 1, frame.f_back
+    return level
+
+
+def _is_machinery(module: str) -> bool:
+    return module.partition(".")[0] in {"composer", "torch", "contextlib", "functools"}

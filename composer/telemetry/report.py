@@ -1,0 +1,84 @@
+"""The report that a person reads: which engine runs each graph, and why not the others."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from composer.records import Attempt, CompileReport, first_line
+
+_WIDTH = 110
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Some compile reports, oldest first; ``str()`` is the table."""
+
+    graphs: tuple[CompileReport, ...]
+
+    def __str__(self) -> str:
+        """Lines for every graph: what it is, who serves it, then each attempt."""
+        return "\n".join((self._headline(), *self._tables())).rstrip()
+
+    def to_dict(self) -> dict[str, Any]:
+        """``{"graphs": [...]}`` with each graph's record in schema version 1."""
+        return {"graphs": [graph.to_dict() for graph in self.graphs]}
+
+    def to_json(self, indent: int | None = None) -> str:
+        """:meth:`to_dict` as JSON text."""
+        return json.dumps(self.to_dict(), indent=indent)
+
+    def _headline(self) -> str:
+        if not self.graphs:
+            return "composer: nothing was compiled yet"
+        chosen = Counter(graph.chosen for graph in self.graphs)
+        engines = ", ".join(f"{name} {count}" for name, count in chosen.most_common())
+        seconds = sum(graph.seconds for graph in self.graphs)
+        count = _counted(len(self.graphs), "graph")
+        return f"composer: {count} in {seconds:.2f} s, served by: {engines}"
+
+    def _tables(self) -> Iterator[str]:
+        for graph in self.graphs:
+            yield ""
+            yield _title(graph)
+            yield _attempts_table(graph.attempts)
+
+
+def _title(graph: CompileReport) -> str:
+    traits = [f"{graph.nodes} ops", f"{graph.dtype or 'no tensors'} on {graph.device}"]
+    traits += ["training"] * graph.training + ["dynamic shapes"] * graph.dynamic
+    calls = _counted(graph.runtime.calls, "call")
+    return (
+        f"graph {graph.graph_id}  {graph.model}  ({', '.join(traits)})\n"
+        f"  runs on {graph.chosen}, {calls}"
+    )
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _attempts_table(attempts: Iterable[Attempt]) -> str:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    for heading in ("backend", "status", "reason"):
+        table.add_column(heading, no_wrap=True)
+    table.add_column("seconds", justify="right", no_wrap=True)
+    table.add_column("covers", justify="right", no_wrap=True)
+    table.add_column("what it said", overflow="fold")
+    for each in attempts:
+        covers = "" if each.coverage is None else f"{each.coverage:.0%}"
+        seconds = f"{each.seconds:.3f}"
+        said = first_line(each.message) or ", ".join(f"{k} {v}" for k, v in each.engine.items())
+        table.add_row(each.backend, each.status, each.reason or "", seconds, covers, said)
+    text = io.StringIO()
+    console = Console(file=text, width=_WIDTH, color_system=None, highlight=False, markup=False)
+    console.print(table)
+    return "\n".join(f"  {line.rstrip()}" for line in text.getvalue().splitlines() if line.strip())

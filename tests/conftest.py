@@ -1,0 +1,55 @@
+"""What every test gets: a clean Dynamo, a clean composer session, no hub."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+import torch
+
+import composer
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    torch.compiler.reset()
+    composer.reset()
+    torch.manual_seed(0)
+    yield
+    torch.compiler.reset()
+
+
+@pytest.fixture
+def run_python() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run code in a fresh interpreter, as a user's own script would run."""
+
+    def run(code: str, env: Mapping[str, str] | None = None, **kwargs: Any) -> Any:
+        return subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            env={**os.environ, **(env or {})},
+            check=False,
+            **kwargs,
+        )
+
+    return run
+
+
+def compiled(function: Any, *chain: Any, dynamic: bool | None = None, **options: Any) -> Any:
+    """``torch.compile`` through composer with this chain, or the default one if none is given."""
+    if chain:
+        options["chain"] = list(chain)
+    return torch.compile(function, backend="composer", options=options or None, dynamic=dynamic)
+
+
+def last() -> composer.CompileReport:
+    """The newest report."""
+    return composer.reports()[-1]

@@ -1,0 +1,68 @@
+"""Fake backends, one per fault, and one honest engine that needs no compiler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._dynamo import lookup_backend
+
+
+def honest(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+    """AOTAutograd's graph run eagerly: real work, right numbers, no code generation."""
+    return lookup_backend("aot_eager")(gm, example_inputs)
+
+
+def raises(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+    raise RuntimeError("no such kernel")
+
+
+def out_of_memory(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+    raise torch.OutOfMemoryError("tried to allocate 80 GiB")
+
+
+def lacks_a_package(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+    raise ModuleNotFoundError("No module named 'vendor_sdk'")
+
+
+def returns_none(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+    return None
+
+
+def returns_text(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+    return "compiled!"
+
+
+def ruins_the_graph(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+    """Replace every operation by one with other numbers, in nested graphs too, then fail."""
+    for module in gm.modules():
+        if isinstance(module, torch.fx.GraphModule):
+            for node in module.graph.nodes:
+                if node.op == "call_function":
+                    node.target = torch.zeros_like
+                    node.args, node.kwargs = node.args[:1], {}
+            module.recompile()
+    raise RuntimeError("failed after changing the graph")
+
+
+def ruins_the_inputs(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+    for value in example_inputs:
+        if isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter):
+            value.detach().fill_(-1)
+    raise RuntimeError("failed after changing the inputs")
+
+
+def ruins_a_weight(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+    with torch.no_grad():
+        next(v for v in example_inputs if isinstance(v, torch.nn.Parameter)).add_(0)
+    return honest(gm, example_inputs)
+
+
+def cosine_to_sine(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+    """Change the graph and return its forward: real, if wrong, work."""
+    for node in gm.graph.nodes:
+        if node.target is torch.cos:
+            node.target = torch.sin
+    gm.recompile()
+    return gm.forward

@@ -1,0 +1,395 @@
+"""The chain: order, isolation of candidates from each other, classification, the floor."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+import engines
+import pytest
+import torch
+from conftest import compiled, last
+from engines import honest
+from torch._dynamo.exc import BackendCompilerFailed, SkipFrame, TensorifyScalarRestartAnalysis
+
+import composer
+from composer import Reason, Status
+from composer.errors import CandidateError, ChainExhausted, UnknownNameError
+
+
+def cosine(x):
+    return torch.cos(x) + 1
+
+
+def statuses() -> list[tuple[str, str, str | None]]:
+    return [(a.backend, a.status, a.reason) for a in last().attempts]
+
+
+def test_order_given_is_order_tried() -> None:
+    """The first that is accepted serves; those behind it are not tried."""
+    x = torch.randn(3)
+    result = compiled(cosine, engines.raises, honest, engines.returns_none)(x)
+    torch.testing.assert_close(result, cosine(x))
+    assert statuses() == [("raises", "failed", "build_failed"), ("honest", "succeeded", None)]
+    assert last().chosen == "honest"
+
+
+@pytest.mark.parametrize(
+    ("engine", "status", "reason"),
+    [
+        (engines.raises, Status.FAILED, Reason.BUILD_FAILED),
+        (engines.out_of_memory, Status.FAILED, Reason.OUT_OF_MEMORY),
+        (engines.lacks_a_package, Status.UNAVAILABLE, Reason.NOT_INSTALLED),
+        (engines.returns_none, Status.REJECTED, Reason.RETURNED_ORIGINAL),
+        (engines.returns_text, Status.REJECTED, Reason.OUTPUT_MISMATCH),
+        ("nobody_registers_this", Status.UNAVAILABLE, Reason.NOT_REGISTERED),
+    ],
+)
+def test_every_refusal_has_its_status_and_reason(engine, status, reason) -> None:
+    """And the floor answers."""
+    x = torch.randn(3)
+    with pytest.warns(composer.errors.FallbackWarning):
+        result = compiled(cosine, engine)(x)
+    assert torch.equal(result, cosine(x))
+    (attempt,) = last().attempts
+    assert (attempt.status, attempt.reason) == (status, reason)
+    assert last().chosen == "eager"
+
+
+def test_an_exception_is_kept_whole() -> None:
+    """Type, message and traceback, down to the engine's own line."""
+    compiled(cosine, engines.raises)(torch.ones(2))
+    (attempt,) = last().attempts
+    assert attempt.error_type == "RuntimeError"
+    assert attempt.message == "no such kernel"
+    assert "engines.py" in attempt.traceback
+    assert attempt.seconds > 0
+
+
+def test_a_plain_no_has_no_traceback() -> None:
+    """A decline is no error."""
+    compiled(cosine, "nobody_registers_this")(torch.ones(2))
+    assert last().attempts[0].traceback == ""
+
+
+def test_floor_is_bit_for_bit_eager() -> None:
+    """Same operations on the same values, however many engines failed before."""
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.LayerNorm(64))
+    x = torch.randn(32, 64)
+    result = compiled(model, engines.raises, engines.ruins_the_graph)(x)
+    assert torch.equal(result, model(x))
+
+
+def test_a_ruined_graph_changes_nothing_for_the_next() -> None:
+    """Each candidate has a clone of its own."""
+    x = torch.randn(5)
+    result = compiled(cosine, engines.ruins_the_graph, honest)(x)
+    torch.testing.assert_close(result, cosine(x))
+    assert last().chosen == "honest"
+
+
+def test_a_ruined_nested_graph_changes_nothing_for_the_floor() -> None:
+    """Branches of ``torch.cond`` are cloned as well."""
+
+    def branch(x):
+        return torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))
+
+    x = torch.ones(4)
+    assert torch.equal(compiled(branch, engines.ruins_the_graph)(x), torch.sin(x))
+
+
+def test_ruined_example_inputs_change_nothing() -> None:
+    """Each candidate has copies of the inputs; views of one memory share the copy's."""
+    base = torch.randn(8)
+    before = base.clone()
+
+    def add(a, b):
+        return a + b
+
+    result = compiled(add, engines.ruins_the_inputs, honest)(base[:4], base[4:])
+    assert torch.equal(base, before)
+    torch.testing.assert_close(result, before[:4] + before[4:])
+
+
+def test_a_candidate_that_writes_to_a_weight_is_rejected() -> None:
+    """Weights are not copied; their version tells."""
+    compiled(torch.nn.Linear(3, 3), engines.ruins_a_weight, honest)(torch.ones(1, 3))
+    assert statuses()[0] == ("ruins_a_weight", "rejected", "mutated_inputs")
+    assert last().chosen == "honest"
+
+
+def test_a_changed_graph_counts_as_work() -> None:
+    """Changing the graph and returning its forward is what many backends do."""
+    x = torch.randn(3)
+    result = compiled(cosine, engines.cosine_to_sine)(x)
+    torch.testing.assert_close(result, torch.sin(x) + 1)
+    assert last().chosen == "cosine_to_sine"
+
+
+def test_eager_in_mid_chain_ends_it() -> None:
+    """Accepted as a candidate, bit for bit eager."""
+    x = torch.randn(3)
+    assert torch.equal(compiled(cosine, engines.raises, "eager", honest)(x), cosine(x))
+    assert statuses()[1:] == [("eager", "succeeded", None)]
+    assert last().chosen == "eager"
+
+
+def test_any_name_dynamo_knows_may_stand_in_the_chain() -> None:
+    """``aot_eager`` and ``ts`` are Dynamo's own."""
+    x = torch.randn(3)
+    for name in ("aot_eager", "ts"):
+        torch.compiler.reset()
+        torch.testing.assert_close(compiled(cosine, name)(x), cosine(x))
+        assert last().chosen == name
+
+
+def test_module_and_function_may_stand_in_the_chain() -> None:
+    """``module:function``, as in an entry point."""
+    compiled(cosine, "engines:honest")(torch.ones(2))
+    assert last().chosen == "engines:honest"
+
+
+def test_options_reach_a_callable() -> None:
+    """As the keyword ``options``."""
+    seen = []
+
+    def engine(gm, example_inputs, *, options):
+        seen.append(options)
+        return honest(gm, example_inputs)
+
+    compiled(cosine, {"backend": engine, "options": {"level": 3}})(torch.ones(2))
+    assert seen == [{"level": 3}]
+
+
+def test_slips_in_names_raise_all_at_once() -> None:
+    """A slip is the user's own mistake, never a reason to fall back."""
+    with pytest.raises(BackendCompilerFailed, match=r"'inductor'.*'onnxrt'") as caught:
+        compiled(cosine, "indcutor", "onxrt")(torch.ones(2))
+    assert isinstance(caught.value.inner_exception, UnknownNameError)
+    assert composer.reports() == ()
+
+
+def test_a_path_that_cannot_be_imported_raises() -> None:
+    """It was meant for this process."""
+    with pytest.raises(BackendCompilerFailed, match="cannot be imported"):
+        compiled(cosine, "no_such_package:engine")(torch.ones(2))
+
+
+def test_strict_raises_at_the_first_that_is_not_accepted(recwarn) -> None:
+    """With the attempt on the error and in the record; an error needs no warning."""
+    with pytest.raises(BackendCompilerFailed) as caught:
+        compiled(cosine, engines.raises, honest, strict=True)(torch.ones(2))
+    error = caught.value.inner_exception
+    assert len(recwarn) == 0
+    assert isinstance(error, CandidateError)
+    assert error.attempt.reason is Reason.BUILD_FAILED
+    assert statuses() == [("raises", "failed", "build_failed")]
+
+
+def test_strict_is_silent_when_the_first_is_accepted() -> None:
+    """Nothing was refused."""
+    compiled(cosine, honest, engines.raises, strict=True)(torch.ones(2))
+    assert last().chosen == "honest"
+
+
+def test_exhausted_chain_raises_every_error_when_asked_to() -> None:
+    """An exception group with the engines' own exceptions, and their attempts."""
+    with pytest.raises(BackendCompilerFailed) as caught:
+        compiled(cosine, engines.raises, engines.out_of_memory, on_exhausted="raise")(torch.ones(2))
+    error = caught.value.inner_exception
+    assert isinstance(error, ChainExhausted)
+    assert [type(e) for e in error.exceptions] == [RuntimeError, torch.OutOfMemoryError]
+    assert [a.backend for a in error.attempts] == ["raises", "out_of_memory"]
+    assert isinstance(error.split(RuntimeError)[0], ChainExhausted)
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])
+def test_keyboard_interrupt_and_system_exit_pass_through(stop) -> None:
+    """A signal handler may have raised them."""
+
+    def engine(gm, example_inputs):
+        raise stop
+
+    with pytest.raises(stop):
+        compiled(cosine, engine, honest)(torch.ones(2))
+
+
+def test_skip_frame_passes_through_to_dynamo() -> None:
+    """The frame runs without Dynamo, as its backend asked."""
+
+    def engine(gm, example_inputs):
+        raise SkipFrame("not this one")
+
+    assert torch.equal(compiled(cosine, engine)(torch.ones(2)), cosine(torch.ones(2)))
+    assert composer.reports() == ()
+
+
+def test_restart_analysis_passes_through_to_dynamo() -> None:
+    """Dynamo starts the frame again; the second time the engine is content."""
+    calls = []
+
+    def engine(gm, example_inputs):
+        calls.append(1)
+        if len(calls) == 1:
+            raise TensorifyScalarRestartAnalysis
+        return honest(gm, example_inputs)
+
+    compiled(cosine, engine)(torch.ones(2))
+    assert len(calls) == 2
+    assert len(composer.reports()) == 1
+
+
+def test_backward_is_compiled_within_the_attempt() -> None:
+    """An engine that fails in the backward fails its attempt, and the next one trains."""
+    from torch._dynamo.backends.common import aot_autograd
+
+    def forward_only(gm, example_inputs):
+        compiled_before = []
+
+        def compiler(gm, example_inputs):
+            compiled_before.append(1)
+            if len(compiled_before) == 2:
+                raise RuntimeError("no backward here")
+            return gm.forward
+
+        return aot_autograd(fw_compiler=compiler)(gm, example_inputs)
+
+    x = torch.ones(3, requires_grad=True)
+    compiled(cosine, forward_only, honest)(x).sum().backward()
+    assert statuses()[0][0] == "forward_only"
+    assert last().attempts[0].message == "no backward here"
+    torch.testing.assert_close(x.grad, -torch.sin(torch.ones(3)))
+
+
+def test_one_warning_per_distinct_reason(recwarn: pytest.WarningsRecorder) -> None:
+    """Ten graphs that fail alike warn once, and ``reset`` starts anew."""
+    for size in range(1, 4):
+        torch.compiler.reset()
+        compiled(cosine, engines.raises)(torch.ones(size))
+    assert len(recwarn) == 1, [str(each.message) for each in recwarn]
+    assert "raises failed (build_failed): no such kernel" in str(recwarn[0].message)
+    assert recwarn[0].filename == __file__
+    composer.reset()
+    torch.compiler.reset()
+    compiled(cosine, engines.raises)(torch.ones(2))
+    assert len(recwarn) == 2
+
+
+def test_an_absent_engine_of_the_default_chain_is_no_news(recwarn) -> None:
+    """Nobody asked for TensorRT by name; asked for by name it warns."""
+    from composer.telemetry import notices
+
+    compiled(cosine, "tensorrt", "eager")(torch.ones(2))
+    assert len(recwarn) == 1
+    notices.warn_of_fallbacks(last(), lambda *_: True, asked_by_name=False)
+    assert len(recwarn) == 1
+
+
+def test_attempts_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """INFO for every attempt, WARNING for the fallback."""
+    with caplog.at_level(logging.INFO, logger="composer"):
+        compiled(cosine, engines.raises, honest)(torch.ones(2))
+    levels = [(r.levelname, r.getMessage()) for r in caplog.records if r.name == "composer"]
+    assert [level for level, _ in levels] == ["INFO", "INFO", "WARNING"]
+    assert "honest succeeded" in levels[1][1]
+
+
+def test_an_unavailable_candidate_takes_under_five_milliseconds() -> None:
+    """The attempt's own clock, best of five, since other work runs on this machine too."""
+    seconds = []
+    for _ in range(5):
+        torch.compiler.reset()
+        compiled(cosine, "tensorrt", "nobody_registers_this", "eager")(torch.ones(2))
+        seconds.append(max(a.seconds for a in last().attempts[:2]))
+    assert min(seconds) < 0.005
+
+
+def test_two_threads_compile_at_once() -> None:
+    """Every thread has right results, every graph its report."""
+    wrong = []
+    start = threading.Barrier(2)
+
+    def work(scale: int) -> None:
+        def function(x):
+            return torch.cos(x) * scale
+
+        f = compiled(function, engines.raises, honest)
+        start.wait()
+        for size in (2, 3, 4):
+            x = torch.randn(size)
+            if not torch.allclose(f(x), function(x)):
+                wrong.append((scale, size))
+
+    threads = [threading.Thread(target=work, args=(scale,)) for scale in (2, 3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert {r.chosen for r in composer.reports()} == {"honest"}
+
+
+def test_compiling_inside_a_compiled_functions_first_call() -> None:
+    """An engine may itself use ``torch.compile`` with composer."""
+
+    def nested(gm, example_inputs):
+        inner = compiled(lambda x: x - 1, honest)
+        engine = honest(gm, example_inputs)
+        return lambda *args: [inner(out) + 1 for out in engine(*args)]
+
+    x = torch.randn(3)
+    torch.testing.assert_close(compiled(cosine, nested)(x), cosine(x))
+    assert [r.chosen for r in composer.reports()] == ["nested", "honest"]
+
+
+def test_equal_options_do_not_recompile() -> None:
+    """The backend is one stable object; Dynamo compares options by value."""
+    options = {"chain": ["aot_eager"]}
+    x = torch.randn(3)
+    for _ in range(3):
+        torch.compile(cosine, backend="composer", options=dict(options))(x)
+    assert len(composer.reports()) == 1
+    assert last().runtime.calls == 3
+
+
+def test_other_options_do_recompile() -> None:
+    """Another chain is another compile."""
+    x = torch.randn(3)
+    compiled(cosine, "aot_eager")(x)
+    compiled(cosine, "eager")(x)
+    assert [r.chosen for r in composer.reports()] == ["aot_eager", "eager"]
+
+
+def test_reports_are_bounded() -> None:
+    """The last 1,000 are kept."""
+    session = composer.session.current()
+    compiled(cosine, "eager")(torch.ones(1))
+    for _ in range(1500):
+        session.keep(last())
+    assert len(composer.reports()) == 1000
+
+
+def test_calls_are_counted_from_many_threads() -> None:
+    """None is lost."""
+    f = compiled(cosine, "eager")
+    x = torch.ones(2)
+    f(x)
+    threads = [threading.Thread(target=lambda: [f(x) for _ in range(500)]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert last().runtime.calls == 2001
+    assert last().runtime.calls == 2001
+
+
+def test_time_in_the_report_covers_the_attempts() -> None:
+    """Seconds of the whole are at least those of the parts."""
+
+    def slow(gm, example_inputs):
+        time.sleep(0.05)
+        return honest(gm, example_inputs)
+
+    compiled(cosine, slow)(torch.ones(2))
+    assert last().seconds >= last().attempts[0].seconds >= 0.05

@@ -1,0 +1,77 @@
+"""Imports go one way, and torch's private side is named in one file only."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import composer
+
+PACKAGE = Path(composer.__file__).parent
+LAYERS = [
+    {"errors"},
+    {"records"},
+    {"_torch"},
+    {"registry", "capture"},
+    {"passes", "lowering", "telemetry"},
+    {"backends"},
+    {"policy"},
+    {"session"},
+    {"prove"},
+    {"chain", "guard"},
+    {"dispatch"},
+    {"__init__", "cli"},
+]
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def level(module: str) -> int:
+    room = module.split(".")[1] if "." in module else "__init__"
+    return next(i for i, names in enumerate(LAYERS) if room in names)
+
+
+def imports(tree: ast.AST) -> Iterator[str]:
+    """Every module or name imported, at any depth, except for type checkers only."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        yield from imports(node)
+
+
+def module_of(path: Path) -> str:
+    parts = ["composer", *path.relative_to(PACKAGE).with_suffix("").parts]
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_of)
+def test_imports_go_one_way(path: Path) -> None:
+    """A module imports only rooms below its own, or its own room."""
+    here = module_of(path)
+    room = here.split(".")[1:2]
+    for name in imports(ast.parse(path.read_text())):
+        if name.split(".")[0] == "composer" and name.split(".")[1:2] != room:
+            assert level(name) < level(here), f"{here} imports {name}"
+
+
+@pytest.mark.parametrize("path", [f for f in FILES if f.name != "_torch.py"], ids=module_of)
+def test_private_names_of_torch_stand_in_one_file(path: Path) -> None:
+    """Neither an import nor an attribute chain reaches ``torch._something`` elsewhere."""
+    tree = ast.parse(path.read_text())
+    chains = (ast.unparse(n) for n in ast.walk(tree) if isinstance(n, ast.Attribute))
+    for name in (*imports(tree), *chains):
+        parts = name.split(".")
+        assert parts[0] != "torch" or not any(
+            p.startswith("_") and p != "__version__" for p in parts[1:]
+        ), name
+
+
+def test_every_file_has_a_room() -> None:
+    """A new file must be given its place in the order above."""
+    assert all(level(module_of(path)) >= 0 for path in FILES)

@@ -1,0 +1,75 @@
+"""Options: what is accepted, and errors that name every mistake."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from conftest import compiled
+from torch._dynamo.exc import BackendCompilerFailed
+
+from composer import Candidate, Policy
+from composer.errors import OptionError
+from composer.policy import DEFAULT_CHAIN, resolve
+
+
+def test_default_chain_is_the_missions() -> None:
+    """TensorRT, Inductor, ONNX Runtime."""
+    assert [candidate.name for candidate in Policy().chain] == list(DEFAULT_CHAIN)
+
+
+def test_chain_accepts_names_tables_callables_and_candidates() -> None:
+    """Four spellings of one thing."""
+    chain = ["onnxrt", {"backend": "inductor", "options": {"freezing": True}}, torch.relu]
+    policy = Policy(chain=[*chain, Candidate(backend="eager")])
+    assert [each.name for each in policy.chain] == ["onnxrt", "inductor", "relu", "eager"]
+    assert policy.chain[1].options == {"freezing": True}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"chian": ["eager"]}, "unknown option 'chian'; did you mean 'chain'"),
+        ({"strict": "perhaps"}, "option 'strict' is 'perhaps'"),
+        ({"on_exhausted": "explode"}, "'eager' or 'raise'"),
+        ({"chain": []}, "a chain needs a candidate"),
+        ({"chain": "onnxrt"}, "a chain is a list"),
+        ({"chain": [{"backend": "onnxrt", "optoins": {}}]}, r"chain\[0\].optoins'; did you mean"),
+        ({"chain": [{"options": {}}]}, r"chain\[0\].backend"),
+        ({"max_autotune": True}, "an engine's own option stands in the chain"),
+    ],
+)
+def test_mistakes_are_named(options: dict, message: str) -> None:
+    """Key, what is accepted, nearest spelling."""
+    with pytest.raises(OptionError, match=message):
+        resolve(options=options)
+
+
+def test_all_mistakes_are_named_at_once() -> None:
+    """One error for three slips."""
+    with pytest.raises(OptionError, match=r"max-autotun.*chian.*strikt"):
+        resolve("max-autotun", {"chian": [], "strikt": True})
+
+
+def test_modes_are_torchs_words() -> None:
+    """Every mode of ``torch.compile`` that a backend may get."""
+    for mode in ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"):
+        assert resolve(mode) == Policy()
+
+
+def test_a_mistake_reaches_the_user_through_torch_compile() -> None:
+    """Dynamo wraps it; it is never a reason to fall back."""
+    with pytest.raises(BackendCompilerFailed, match="did you mean 'chain'") as caught:
+        compiled(torch.sin, chian=["eager"])(torch.ones(2))
+    assert isinstance(caught.value.inner_exception, OptionError)
+
+
+def test_unknown_mode_reaches_the_user() -> None:
+    """A misspelt mode is named as well."""
+    with pytest.raises(BackendCompilerFailed, match="did you mean 'max-autotune'"):
+        torch.compile(torch.sin, backend="composer", mode="max-autotun")(torch.ones(2))
+
+
+def test_policy_is_frozen() -> None:
+    """A policy does not change under a compiled graph."""
+    with pytest.raises(ValueError, match="frozen"):
+        Policy().strict = True

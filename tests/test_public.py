@@ -1,0 +1,75 @@
+"""The public face, from outside: fresh processes, the exported names, the entry points."""
+
+from __future__ import annotations
+
+import types
+from importlib.metadata import entry_points
+
+import pytest
+import torch
+
+import composer
+
+
+def test_exports_are_exactly_the_contract_so_far() -> None:
+    """``composer`` shows these names and no others."""
+    public = {
+        name
+        for name, value in vars(composer).items()
+        if not name.startswith("_") and not isinstance(value, types.ModuleType)
+    }
+    assert public - {"annotations"} == set(composer.__all__) - {"errors"}
+    assert set(composer.__all__) == {
+        *("Attempt", "Candidate", "CompileReport", "Policy", "Reason", "Status"),
+        *("errors", "report", "reports", "reset"),
+    }
+
+
+def test_entry_points_name_the_backends() -> None:
+    """Dynamo finds composer and onnxrt by entry point, and no static one named tensorrt."""
+    found = {e.name for e in entry_points(group="torch_dynamo_backends")}
+    assert {"composer", "onnxrt"} <= found
+    assert "tensorrt" not in found
+
+
+def test_importing_composer_imports_no_engine(run_python) -> None:
+    """Nothing heavy is loaded before a graph asks for it."""
+    heavy = "onnx onnxruntime onnxscript tensorrt torch_tensorrt triton openvino transformers"
+    code = f"import composer, sys; print([m for m in {heavy.split()} if m in sys.modules])"
+    assert run_python(code).stdout.strip() == "[]"
+
+
+@pytest.mark.slow
+def test_works_in_a_fresh_process_with_nothing_imported_but_torch(run_python) -> None:
+    """The one-liner of the README."""
+    done = run_python(
+        "import torch; f = torch.compile(torch.nn.Linear(4, 4), backend='composer');"
+        "print(f(torch.ones(2, 4)).shape)"
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "torch.Size([2, 4])"
+    assert "Warning" not in done.stderr
+
+
+def test_no_engine_of_the_default_chain_is_imported_when_it_cannot_be_here(run_python) -> None:
+    """On a machine without GPU the default chain loads nothing of TensorRT."""
+    done = run_python(
+        "import torch, sys, composer\n"
+        "f = torch.compile(lambda x: x + 1, backend='composer',"
+        " options={'chain': ['tensorrt', 'eager']})\n"
+        "f(torch.ones(2))\n"
+        "print([m for m in sys.modules if 'tensorrt' in m and not m.startswith('composer')"
+        " and not m.startswith('torch._')])"
+    )
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_direct_call_of_the_looked_up_backend_works() -> None:
+    """``lookup_backend("composer")(gm, example_inputs)`` needs no Dynamo around it."""
+    gm = torch.fx.symbolic_trace(torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Tanh()))
+    x = torch.randn(2, 3)
+    backend = torch._dynamo.lookup_backend("composer")
+    run = backend(gm, [x], options={"chain": ["aot_eager"]})
+    torch.testing.assert_close(run(x), gm(x))
+    assert composer.reports()[-1].graph_id == "direct"
+    assert composer.reports()[-1].chosen == "aot_eager"

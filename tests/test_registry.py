@@ -1,0 +1,45 @@
+"""Names: lazy, listed, guessed."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint
+
+import pytest
+
+from composer import registry
+from composer.errors import ComposerError, UnknownNameError
+from composer.registry import Registry, nearest
+
+
+def test_get_imports_on_demand() -> None:
+    """A value is imported when it is first asked for."""
+    assert Registry("thing", {"dumps": "json:dumps"}).get("dumps")({}) == "{}"
+
+
+def test_unknown_name_is_guessed() -> None:
+    """The error names the nearest known name."""
+    with pytest.raises(UnknownNameError, match="unknown thing 'dump'; did you mean 'dumps'"):
+        Registry("thing", {"dumps": "json:dumps"}).get("dump")
+
+
+def test_entry_points_add_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another package's entry point is a name like our own."""
+    found = [EntryPoint("loads", "json:loads", "g")]
+    monkeypatch.setattr(registry, "entry_points", lambda group: found)
+    things = Registry("thing", {"dumps": "json:dumps"}, group="g")
+    assert things.names() == ("dumps", "loads")
+    assert things.get("loads")("1") == 1
+
+
+def test_duplicate_entry_point_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody takes a name over in silence."""
+    found = [EntryPoint("dumps", "json:loads", "g")]
+    monkeypatch.setattr(registry, "entry_points", lambda group: found)
+    with pytest.raises(ComposerError, match="stands for 'json:dumps' already"):
+        Registry("thing", {"dumps": "json:dumps"}, group="g").names()
+
+
+def test_nearest_respects_its_cutoff() -> None:
+    """What is not alike enough is no guess."""
+    assert nearest("indcutor", ["inductor", "eager"]) == "inductor"
+    assert nearest("neuron", ["inductor", "eager"], cutoff=0.8) is None

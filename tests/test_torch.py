@@ -1,0 +1,234 @@
+"""One test per name borrowed from torch's private side: an upgrade fails with what moved."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from engines import honest
+
+from composer import _torch
+
+
+def capture(function, *args, dynamic=None, backend=None):
+    """What ``probe(gm, example_inputs)`` returns inside a compile of ``function``."""
+    seen = []
+
+    def spy(gm, example_inputs):
+        seen.append(backend(gm, example_inputs))
+        return gm.forward
+
+    torch.compile(function, backend=spy, dynamic=dynamic)(*args)
+    return seen
+
+
+def test_lookup_backend_raises_invalid_backend_for_a_name_nobody_registered() -> None:
+    """The registry's error is the one we catch."""
+    with pytest.raises(_torch.InvalidBackend):
+        _torch.lookup_backend("nobody_registers_this")
+
+
+def test_list_backends_includes_the_debugging_ones() -> None:
+    """Slips of debugging backends are recognised too."""
+    assert {"inductor", "aot_eager", "eager", "composer", "onnxrt"} <= set(_torch.list_backends())
+
+
+def test_torch_itself_registers_neither_onnxrt_nor_tensorrt() -> None:
+    """The placeholders are commented out; were they back, composer's table had to change."""
+    assert _torch.lookup_backend("onnxrt").__module__ == "composer.backends.onnxrt"
+    with pytest.raises(_torch.InvalidBackend):
+        _torch.lookup_backend("tensorrt")
+
+
+def test_compile_id_is_dynamos_and_none_outside() -> None:
+    """``"0/0"`` inside of the first compile."""
+    assert _torch.compile_id() is None
+    assert capture(torch.sin, torch.ones(2), backend=lambda *_: _torch.compile_id()) == ["0/0"]
+
+
+def test_traced_frame_is_none_outside_of_a_compile() -> None:
+    """A direct call of a backend has no frame."""
+    assert _torch.traced_frame() is None
+
+
+def test_traced_frame_is_the_users_code() -> None:
+    """Code, locals and module of the function being compiled."""
+
+    def double(x):
+        return x * 2
+
+    ((code, scope, module),) = capture(
+        double, torch.ones(2), backend=lambda *_: _torch.traced_frame()
+    )
+    assert code is double.__code__
+    assert set(scope) == {"x"}
+    assert module == __name__
+
+
+def test_traced_frame_after_a_graph_break_is_the_same_code() -> None:
+    """Dynamo's resume functions lead back to the user's."""
+
+    def broken(x):
+        x = x + 1
+        torch._dynamo.graph_break()
+        return x * 2
+
+    frames = capture(broken, torch.ones(2), backend=lambda *_: _torch.traced_frame())
+    assert [code for code, _, _ in frames] == [broken.__code__] * 2
+    assert "x" in frames[1][1]
+
+
+def test_is_static_input_marks_parameters_and_buffers_only() -> None:
+    """Dynamo's mark tells weights from inputs."""
+    seen = capture(
+        torch.nn.BatchNorm1d(3).eval(),
+        torch.ones(2, 3),
+        backend=lambda gm, _: [
+            _torch.is_static_input(n) for n in gm.graph.find_nodes(op="placeholder")
+        ],
+    )
+    assert sorted(seen[0]) == [False, True, True, True, True]
+
+
+def test_dynamo_still_keeps_sources_outside_of_meta() -> None:
+    """The attributes that ``carry_source_metadata`` re-attaches; gone, the function can go."""
+
+    def probe(gm, _):
+        sources = all(hasattr(n, "_dynamo_source") for n in gm.graph.find_nodes(op="placeholder"))
+        return sources, hasattr(gm, "_param_name_to_source"), hasattr(gm, "_source_to_user_stacks")
+
+    assert capture(torch.sin, torch.ones(2), backend=probe) == [(True, True, True)]
+
+
+def test_share_fake_gives_the_copy_the_originals_fake() -> None:
+    """AOTAutograd fakes by identity; the copy must meet the original's symbols."""
+
+    def probe(gm, example_inputs):
+        (original,) = (v for v in example_inputs if isinstance(v, torch.Tensor))
+        copy = original.clone()
+        _torch.share_fake(original, copy)
+        mode = torch._guards.TracingContext.get().fake_mode
+        return mode.from_tensor(copy) is mode.from_tensor(original), str(
+            mode.from_tensor(copy).shape
+        )
+
+    ((same, shape),) = capture(torch.sin, torch.ones(3), dynamic=True, backend=probe)
+    assert same
+    assert "s" in shape
+
+
+def test_share_fake_outside_of_a_compile_does_nothing() -> None:
+    """A direct call has no fake mode."""
+    _torch.share_fake(torch.ones(2), copy := torch.zeros(2))
+    assert copy.sum() == 0
+
+
+def test_storage_id_is_shared_by_views_and_copy_storage_is_apart() -> None:
+    """The two storage helpers agree with torch on what memory is."""
+    x = torch.ones(4)
+    assert _torch.storage_id(x[1:]) == _torch.storage_id(x)
+    twin = _torch.copy_storage(x.untyped_storage())
+    assert twin.data_ptr() != x.untyped_storage().data_ptr()
+    assert twin.nbytes() == 16
+
+
+def test_settled_forward_of_a_lazy_graph_module_is_generated_code() -> None:
+    """Not ``_lazy_forward``, which goes through ``__call__`` each time."""
+    names = capture(
+        torch.sin, torch.ones(2), backend=lambda gm, _: _torch.settled_forward(gm).__name__
+    )
+    assert names == ["forward"]
+
+
+def test_undisabled_finds_the_callable_within() -> None:
+    """``torch.compiler.disable`` keeps the original where we look for it."""
+
+    def run(x):
+        return x
+
+    assert _torch.undisabled(torch.compiler.disable(run)) is run
+    assert _torch.undisabled(run) is run
+
+
+def test_eager_backward_lowering_compiles_the_backward_in_the_backend_call() -> None:
+    """Without the patch the backward compiles at the first ``.backward()``."""
+    stages = []
+
+    def compiler(gm, example_inputs):
+        stages.append("compiled")
+        return gm.forward
+
+    def backend(gm, example_inputs):
+        from torch._dynamo.backends.common import aot_autograd
+
+        with _torch.eager_backward_lowering():
+            return aot_autograd(fw_compiler=compiler)(gm, example_inputs)
+
+    torch.compile(torch.sin, backend=backend)(torch.ones(2, requires_grad=True))
+    assert stages == ["compiled", "compiled"]
+
+
+def test_inductor_config_is_what_torch_compile_would_use() -> None:
+    """Modes stand for Inductor's own settings."""
+    assert _torch.inductor_config(None, {}) == {}
+    assert _torch.inductor_config("max-autotune-no-cudagraphs", {})["max_autotune"] is True
+    assert _torch.inductor_config(None, {"freezing": True}) == {"freezing": True}
+    with pytest.raises(RuntimeError, match="Unexpected type"):
+        _torch.inductor_config(None, {"freezing": "yes"})
+
+
+def test_inductor_options_are_listed() -> None:
+    """The names that a slip is compared with."""
+    assert "freezing" in _torch.inductor_options()
+
+
+def test_hint_is_the_first_calls_size() -> None:
+    """A symbolic size remembers the value it was captured with."""
+
+    def probe(gm, _):
+        symbols = [n.meta["example_value"] for n in gm.graph.find_nodes(op="placeholder")]
+        return [_torch.hint(s) for s in symbols if isinstance(s, torch.SymInt)]
+
+    assert capture(torch.sin, torch.ones(5), dynamic=True, backend=probe) == [[5]]
+    assert _torch.hint(7) == 7
+
+
+def test_mutated_inputs_are_empty_outside_of_a_compile() -> None:
+    """Nothing was traced, nothing is known to be written to."""
+    assert _torch.mutated_inputs() == frozenset()
+
+
+def test_aot_inference_and_mutated_inputs_see_what_the_graph_writes_to() -> None:
+    """AOTAutograd's metadata name the written inputs while its compiler runs."""
+    seen = []
+
+    def add_in_place(x, y):
+        y.add_(x)
+        return y * 2
+
+    def compiler(gm, fakes):
+        seen.append(_torch.mutated_inputs())
+        return gm.forward
+
+    def backend(gm, example_inputs):
+        return _torch.aot_inference(gm, example_inputs, compiler, {})
+
+    x, y = torch.ones(2), torch.ones(2)
+    result = torch.compile(add_in_place, backend=backend)(x, y)
+    assert seen == [frozenset({1})] or seen == [frozenset({0})]
+    assert torch.equal(result, torch.full((2,), 4.0))
+
+
+@pytest.mark.slow
+def test_onnx_translator_knows_what_the_exporter_knows() -> None:
+    """Registry, decompositions, and the batch norm that torchlib exports wrongly."""
+    translator = _torch.onnx_translator()
+    aten = torch.ops.aten
+    assert translator.translates(aten.relu.default)
+    assert not translator.translates(aten.nonzero_static.default)
+    assert aten._native_batch_norm_legit_functional.default in translator.decompositions
+
+
+def test_honest_engine_of_the_tests_is_not_the_graph_itself() -> None:
+    """The fake that stands for success does real work."""
+    x = torch.ones(3)
+    assert torch.equal(torch.compile(torch.cos, backend=honest)(x), torch.cos(x))
