@@ -201,6 +201,15 @@ def inductor_config(mode: str | None, options: dict[str, Any]) -> dict[str, Any]
     return dict(wrapper.config)
 
 
+def argument(node: torch.fx.Node, name: str) -> Any:
+    """The value that a call of an operator has for the argument ``name`` of its schema, or None."""
+    for position, each in enumerate(cast(Any, node.target)._schema.arguments):
+        if each.name == name:
+            given = dict(enumerate(node.args))
+            return node.kwargs.get(name, given.get(position, each.default_value))
+    return None
+
+
 def hint(size: int | torch.SymInt) -> int:
     """The value a symbolic size had in the first call; adds no guard."""
     return size if isinstance(size, int) else int(size.node.hint)

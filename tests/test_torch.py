@@ -218,6 +218,17 @@ def test_aot_inference_and_mutated_inputs_see_what_the_graph_writes_to() -> None
     assert torch.equal(result, torch.full((2,), 4.0))
 
 
+def test_argument_reads_a_schemas_value() -> None:
+    """Given by position, by name, or left to its default."""
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    add = torch.ops.aten.add.Tensor
+    assert _torch.argument(graph.call_function(add, (x, x)), "alpha") == 1
+    assert _torch.argument(graph.call_function(add, (x, x), {"alpha": 3}), "alpha") == 3
+    assert _torch.argument(graph.call_function(add, (x, x)), "other") is x
+    assert _torch.argument(graph.call_function(add, (x, x)), "dropout_p") is None
+
+
 @pytest.mark.slow
 def test_onnx_translator_knows_what_the_exporter_knows() -> None:
     """Registry, decompositions, and the batch norm that torchlib exports wrongly."""

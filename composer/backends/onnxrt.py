@@ -188,9 +188,13 @@ def _make_session(graph: OnnxGraph, values: Mapping[str, Any], settings: Setting
     options.log_severity_level = 3  # errors; they come back as exceptions as well
     model = graph.with_weights(values)
     used = {each.name for each in model.graph.initializer}
-    given = [(name, onnxruntime.OrtValue(v)) for name, v in values.items() if name in used]
+    given = {name: onnxruntime.OrtValue(v) for name, v in values.items() if name in used}
     if given:
-        options.add_external_initializers(*map(list, zip(*given, strict=True)))
+        # The first lets the optimizer see the values, the second has the kernels read them where
+        # they lie: with the first alone ONNX Runtime (1.31) copies every one.
+        options.add_external_initializers(list(given), list(given.values()))
+        for name, value in given.items():
+            options.add_initializer(name, value)
     try:
         session = onnxruntime.InferenceSession(
             model.SerializeToString(), options, providers=[_PROVIDER]
@@ -218,15 +222,16 @@ def _finish(plan: Output, tensors: Sequence[torch.Tensor], args: Sequence[Any]) 
     """One output of the graph, as its plan says."""
     if plan.kind == "constant":
         return plan.value
+    tensor = args[plan.index] if plan.kind == "input" else tensors[plan.index]
+    if plan.view is not None:
+        size, stride, offset = plan.view
+        return tensor.as_strided(size, stride, tensor.storage_offset() + offset)
     if plan.kind == "input":
-        return args[plan.index]
-    tensor = tensors[plan.index]
+        return tensor
     if plan.is_symbol:
         return tensor.item()
     if plan.is_bool:
         return tensor.view(torch.bool)
-    if plan.view is not None:
-        return tensor.as_strided(*plan.view)
     if plan.order is not None:
         inverse = [plan.order.index(dim) for dim in range(len(plan.order))]
         return tensor.permute(plan.order).contiguous().permute(inverse)

@@ -6,7 +6,7 @@ import operator
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 import torch.fx
@@ -27,8 +27,9 @@ class Output:
     ``kind`` is ``engine`` (the engine's output number ``index``), ``input`` (the argument at
     ``index``, handed through) or ``constant`` (``value`` itself: an integer, ``None``). ``order``
     is the order of dimensions, outermost first, in which eager lays the tensor out, ``None`` where
-    that is the usual one; ``view`` is (size, stride, offset) of an output that shares the memory
-    of the engine's output ``index``. ``is_symbol`` marks an integer, ``is_bool`` a boolean.
+    that is the usual one. ``view`` is (size, stride, offset) of an output that shares the memory
+    of the engine's output, or the argument, ``index``; the offset counts from the other's.
+    ``is_symbol`` marks an integer, ``is_bool`` a boolean.
     """
 
     kind: str
@@ -119,13 +120,20 @@ def _decline_operators(gm: torch.fx.GraphModule, translates: Callable[[Any], boo
             refused.setdefault(f"{node.target} (a nested graph)", _source_line(node))
         if node.op != "call_function" or node.target is operator.getitem:
             continue
-        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+        if _draws_random_numbers(node):
             refused.setdefault(f"{node.target} (random numbers stay torch's)", _source_line(node))
         elif not translates(node.target):
             refused.setdefault(str(node.target), _source_line(node))
     if refused:
         names = ", ".join(f"{name}{place}" for name, place in sorted(refused.items()))
         refuse(Status.DECLINED, Reason.UNSUPPORTED_OP, f"no ONNX translation for {names}")
+
+
+def _draws_random_numbers(node: torch.fx.Node) -> bool:
+    """Whether the operator is tagged so; attention is, for its dropout, which is mostly zero."""
+    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+        return False
+    return bool(_torch.argument(node, "dropout_p") != 0.0)
 
 
 def _lift_constants(gm: torch.fx.GraphModule) -> dict[str, torch.Tensor]:
@@ -155,20 +163,27 @@ def _plan_outputs(gm: torch.fx.GraphModule) -> tuple[Output, ...]:
     """
     placeholders = gm.graph.find_nodes(op="placeholder")
     (returned,) = gm.graph.find_nodes(op="output")
-    position = {node: i for i, node in enumerate(placeholders)}
     computed: list[torch.fx.Node] = []
     plans: list[Output] = []
     for value in returned.args[0]:
-        if not isinstance(value, torch.fx.Node):
-            plans.append(Output("constant", value=value))
-        elif value in position:
-            plans.append(Output("input", position[value]))
+        if isinstance(value, torch.fx.Node):
+            plans.append(_plan_input(value, placeholders) or _plan_computed(value, computed))
         else:
-            plans.append(_plan_computed(value, computed))
+            plans.append(Output("constant", value=value))
     if not computed:
         refuse(Status.DECLINED, Reason.UNSUPPORTED_OP, "the graph computes nothing")
     returned.args = (tuple(computed),)
     return tuple(plans)
+
+
+def _plan_input(node: torch.fx.Node, placeholders: list[torch.fx.Node]) -> Output | None:
+    """The plan of an output that is an input, or a view of one; ``None`` for any other."""
+    for index, placeholder in enumerate(placeholders):
+        if node is placeholder:
+            return Output("input", index)
+        if _share_memory(node.meta["val"], placeholder.meta["val"]):
+            return Output("input", index, view=_view_of(node.meta["val"], placeholder.meta["val"]))
+    return None
 
 
 def _plan_computed(node: torch.fx.Node, computed: list[torch.fx.Node]) -> Output:
@@ -181,7 +196,9 @@ def _plan_computed(node: torch.fx.Node, computed: list[torch.fx.Node]) -> Output
         if node is other:
             return _plan_tensor(index, value)
         if _share_memory(value, other.meta["val"]):
-            return Output("engine", index, view=_view_of(value, other.meta["val"]))
+            view = _view_of(value, other.meta["val"])
+            _decline_partial_base(other.meta["val"])
+            return Output("engine", index, view=view)
     computed.append(node)
     return _plan_tensor(len(computed) - 1, value)
 
@@ -203,17 +220,24 @@ def _share_memory(a: object, b: object) -> bool:
 def _view_of(
     value: torch.Tensor, base: torch.Tensor
 ) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-    sizes = (*value.shape, *value.stride(), value.storage_offset(), *base.shape, *base.stride())
-    is_static = all(isinstance(size, int) for size in sizes)
-    if not is_static or value.dtype != base.dtype or not _fills_its_memory(base):
-        what = "two outputs share memory in a way that ONNX cannot express"
-        refuse(Status.DECLINED, Reason.OUTPUT_MISMATCH, what)
-    return tuple(value.shape), tuple(value.stride()), int(value.storage_offset())
+    """Size, stride and offset of ``value``, the offset counted from that of ``base``."""
+    offset = value.storage_offset() - base.storage_offset()
+    numbers = (*value.shape, *value.stride(), offset)
+    if value.dtype != base.dtype or not all(isinstance(number, int) for number in numbers):
+        _decline_shared_memory()
+    return tuple(value.shape), tuple(value.stride()), int(offset)
 
 
-def _fills_its_memory(value: torch.Tensor) -> bool:
-    whole = value.untyped_storage().nbytes() == value.numel() * value.element_size()
-    return value.is_contiguous() and value.storage_offset() == 0 and whole
+def _decline_partial_base(base: torch.Tensor) -> None:
+    """An engine returns fresh contiguous memory; a view must not reach beyond it."""
+    whole = base.untyped_storage().nbytes() == base.numel() * base.element_size()
+    if not (base.is_contiguous() and base.storage_offset() == 0 and whole):
+        _decline_shared_memory()
+
+
+def _decline_shared_memory() -> NoReturn:
+    what = "outputs share memory, with an input or each other, in a way that cannot be made anew"
+    refuse(Status.DECLINED, Reason.OUTPUT_MISMATCH, what)
 
 
 def _tensors(node: torch.fx.Node) -> list[torch.Tensor]:

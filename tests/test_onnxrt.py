@@ -1,0 +1,283 @@
+"""The ONNX Runtime engine: weights by address and never stale, honest about what it cannot do."""
+
+from __future__ import annotations
+
+import sys
+
+import onnxruntime
+import pytest
+import torch
+from conftest import compiled, last
+from torch._dynamo.exc import BackendCompilerFailed
+
+import composer
+from composer.errors import OptionError, Refusal
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def _inference():
+    with torch.no_grad():
+        yield
+
+
+def mlp() -> torch.nn.Sequential:
+    return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+
+
+def test_works_by_itself_without_composers_chain() -> None:
+    """``torch.compile(m, backend="onnxrt")``, as before torch removed its own."""
+    model, x = mlp(), torch.randn(3, 8)
+    f = torch.compile(model, backend="onnxrt", options={"threads": 1})
+    torch.testing.assert_close(f(x), model(x))
+    assert composer.reports() == ()
+
+
+def test_the_record_says_what_ran() -> None:
+    """Version, providers, threads, and the whole graph covered."""
+    compiled(mlp(), {"backend": "onnxrt", "options": {"threads": 1}})(torch.randn(3, 8))
+    (attempt,) = last().attempts
+    assert attempt.coverage == 1.0
+    assert attempt.engine == {
+        "onnxruntime": onnxruntime.__version__,
+        "providers": ["CPUExecutionProvider"],
+        "threads": 1,
+    }
+
+
+def update_in_place(model) -> None:
+    model[0].weight.mul_(2)
+
+
+def load_state_dict(model) -> None:
+    model.load_state_dict({k: torch.randn_like(v) for k, v in model.state_dict().items()})
+
+
+def replace_parameter(model) -> None:
+    model[0].weight = torch.nn.Parameter(torch.randn(16, 8))
+
+
+def assign_data(model) -> None:
+    model[0].weight.data = torch.randn(16, 8)
+
+
+@pytest.mark.parametrize(
+    "change", [update_in_place, load_state_dict, replace_parameter, assign_data]
+)
+def test_changed_weights_are_never_stale(change) -> None:
+    """The very next call answers with the new weights, and no second export happens."""
+    model, x = mlp(), torch.randn(3, 8)
+    f = compiled(model, "onnxrt")
+    before = f(x)
+    change(model)
+    torch.testing.assert_close(f(x), model(x))
+    assert not torch.allclose(f(x), before)
+    torch.testing.assert_close(f(x), model(x))
+
+
+def test_a_weight_that_keeps_changing_becomes_an_input() -> None:
+    """Sessions are not rebuilt for ever; the numbers stay right."""
+    model, x = mlp(), torch.randn(3, 8)
+    f = compiled(model, "onnxrt")
+    f(x)
+    made = []
+    original = onnxruntime.InferenceSession.__init__
+
+    def count(self, *args, **kwargs):
+        made.append(1)
+        return original(self, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(onnxruntime.InferenceSession, "__init__", count)
+        for _ in range(6):
+            model[0].weight.add_(0.1)
+            torch.testing.assert_close(f(x), model(x))
+    assert len(made) == 2
+
+
+def test_weights_are_taken_by_address() -> None:
+    """ONNX Runtime reads torch's own memory: a write it cannot see shows through.
+
+    The write goes around the version counter; it is the documented blind spot, and the proof that
+    no copy was made. A factor is used as it lies there, not packed anew,
+    and large enough not to be written into the model (ONNX Runtime does so below 128 bytes).
+    """
+    scale = torch.nn.Parameter(torch.full((1024,), 2.0))
+
+    class Scale(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = scale
+
+        def forward(self, x):
+            return torch.relu(x * self.scale)
+
+    f = compiled(Scale(), "onnxrt")
+    x = torch.ones(1, 1024)
+    assert f(x).sum() == 2 * 1024
+    scale.detach().numpy()[:] = 3
+    assert f(x).sum() == 3 * 1024
+
+
+def test_frozen_weights_with_grad_on_stay_inputs() -> None:
+    """With grad mode on nothing is taken in, since training may go on."""
+    model = mlp().requires_grad_(False)
+    with torch.enable_grad():
+        f = compiled(model, "onnxrt")
+        x = torch.randn(3, 8)
+        torch.testing.assert_close(f(x), model(x))
+        model[0].weight.numpy()[:] = 0
+        torch.testing.assert_close(f(x), model(x))
+    assert last().chosen == "onnxrt"
+
+
+def test_random_numbers_stay_torchs() -> None:
+    """Dropout in training mode is declined, by name and with the user's line."""
+    compiled(torch.nn.Dropout(0.5).train(), "onnxrt")(torch.ones(4))
+    (attempt,) = last().attempts
+    assert (attempt.status, attempt.reason) == ("declined", "unsupported_op")
+    assert "random numbers stay torch's" in attempt.message
+
+
+def test_attention_without_dropout_is_taken() -> None:
+    """Its operators are tagged as random for a dropout that is zero."""
+    attention = torch.nn.MultiheadAttention(8, 2, batch_first=True)
+    x = torch.randn(2, 5, 8)
+
+    def attend(x):
+        return torch.nn.functional.scaled_dot_product_attention(x, x, x) + attention(x, x, x)[0]
+
+    torch.testing.assert_close(compiled(attend, "onnxrt")(x), attend(x))
+    assert last().chosen == "onnxrt"
+
+
+def test_an_operator_without_translation_is_declined_by_name() -> None:
+    """With the operator's full name."""
+
+    def unknown(x):
+        return torch.special.bessel_j0(x) + 1
+
+    x = torch.ones(3)
+    torch.testing.assert_close(compiled(unknown, "onnxrt")(x), unknown(x))
+    assert last().attempts[0].reason == "unsupported_op"
+    assert "bessel_j0" in last().attempts[0].message
+    assert "test_onnxrt.py" in last().attempts[0].message
+
+
+def test_complex_numbers_are_declined() -> None:
+    """Never wrong."""
+    x = torch.randn(3, dtype=torch.complex64)
+    torch.testing.assert_close(compiled(lambda x: x * 2, "onnxrt")(x), x * 2)
+    assert last().attempts[0].reason == "unsupported_dtype"
+
+
+def test_a_branch_is_declined() -> None:
+    """Nested graphs have no translation here."""
+    x = torch.ones(3)
+    f = compiled(lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)), "onnxrt")
+    assert torch.equal(f(x), torch.sin(x))
+    assert last().attempts[0].reason == "unsupported_op"
+
+
+def test_a_training_graph_alone_raises_a_refusal() -> None:
+    """Without a chain there is nothing to fall back to, and no silence."""
+    with torch.enable_grad(), pytest.raises(BackendCompilerFailed) as caught:
+        torch.compile(mlp(), backend="onnxrt")(torch.randn(2, 8))
+    assert isinstance(caught.value.inner_exception, Refusal)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"thread": 2}, "did you mean 'threads'"), ({"threads": 0}, "positive integer")],
+)
+def test_wrong_options_raise(options, message) -> None:
+    """The user's own mistake."""
+    with pytest.raises(BackendCompilerFailed, match=message) as caught:
+        compiled(mlp(), {"backend": "onnxrt", "options": options})(torch.randn(2, 8))
+    assert isinstance(caught.value.inner_exception, OptionError)
+
+
+@pytest.mark.parametrize("missing", ["onnxruntime", "onnx", "onnxscript"])
+def test_a_missing_package_is_unavailable(missing, monkeypatch) -> None:
+    """In no time, and with the command that installs it."""
+    import importlib.util
+
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == missing else find(name)
+    )
+    compiled(mlp(), "onnxrt")(torch.randn(2, 8))
+    (attempt,) = last().attempts
+    assert (attempt.status, attempt.reason) == ("unavailable", "not_installed")
+    assert f"{missing} not installed; pip install 'torch-composer[onnxrt]'" in attempt.message
+
+
+def test_a_provider_that_did_not_arrive_is_a_failure(monkeypatch) -> None:
+    """ONNX Runtime falls back to another provider in silence; composer does not."""
+    monkeypatch.setattr(onnxruntime.InferenceSession, "get_providers", lambda self: ["Other"])
+    compiled(mlp(), "onnxrt")(torch.randn(2, 8))
+    (attempt,) = last().attempts
+    assert (attempt.status, attempt.reason) == ("failed", "wrong_provider")
+
+
+def test_float64_and_integers() -> None:
+    """Every dtype of an index, a mask or a scientist."""
+    for dtype in (torch.float64, torch.int32, torch.int64, torch.uint8):
+        torch.compiler.reset()
+        x = torch.arange(6).reshape(2, 3).to(dtype)
+        f = compiled(lambda x: (x + 1) * x, "onnxrt")
+        torch.testing.assert_close(f(x), (x + 1) * x)
+        assert last().chosen == "onnxrt", last().attempts[0].message
+
+
+def test_unused_inputs_and_repeated_outputs() -> None:
+    """What the graph ignores is not fed; what it returns twice is returned twice."""
+
+    def function(x, unused):
+        y = x * 2
+        return y, y
+
+    a, b = compiled(function, "onnxrt")(torch.ones(2), torch.ones(3))
+    assert torch.equal(a, b)
+    assert torch.equal(a, torch.full((2,), 2.0))
+
+
+def test_threads_call_one_engine_at_once() -> None:
+    """A session may be run by several threads."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    model = mlp()
+    f = compiled(model, "onnxrt")
+    inputs = [torch.randn(3, 8) for _ in range(32)]
+    f(inputs[0])
+
+    def work(x):
+        with torch.no_grad():
+            return f(x)
+
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(work, inputs))
+    torch.testing.assert_close(results, [model(x) for x in inputs])
+
+
+def test_nothing_of_the_exporter_is_printed(run_python) -> None:
+    """No warnings about torchvision, no progress lines."""
+    done = run_python(
+        "import torch\n"
+        "f = torch.compile(torch.nn.Linear(4, 4), backend='composer',"
+        " options={'chain': ['onnxrt']})\n"
+        "with torch.no_grad(): f(torch.ones(2, 4))\n"
+        "import composer; assert composer.reports()[0].chosen == 'onnxrt'\n"
+    )
+    assert done.returncode == 0
+    assert (done.stdout, done.stderr) == ("", "")
+
+
+def test_onnxruntime_was_not_imported_by_a_probe() -> None:
+    """Probing looks for packages without loading them."""
+    from composer.backends.base import require_installed
+
+    loaded = set(sys.modules)
+    require_installed(("onnxruntime", "onnx"), extra="onnxrt")
+    assert set(sys.modules) == loaded
