@@ -13,7 +13,7 @@ import logging
 import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 import torch.fx
@@ -33,6 +33,8 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily as unset_fake_t
 
 if TYPE_CHECKING:
     import onnx_ir
+
+T = TypeVar("T")
 
 DYNAMO_CONTROL_FLOW: tuple[type[Exception], ...] = (RestartAnalysis, SkipFrame)
 """Exceptions by which Dynamo steers itself through a backend; they are never an engine's fault."""
@@ -163,9 +165,21 @@ def flatten(value: Any) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
     return leaves, lambda new: _pytree.tree_unflatten(new, spec)
 
 
-def undisabled(compiled: object) -> object:
-    """The callable within ``torch.compiler.disable``'s wrapper, or ``compiled`` itself."""
-    return getattr(compiled, "_torchdynamo_orig_callable", compiled)
+def undisabled(compiled: T) -> T:
+    """The callable within ``torch.compiler.disable``'s wrapper, or ``compiled`` itself.
+
+    The wrapper of ``torch.compile`` keeps its original in the same attribute, but is no wrapper
+    to take off: the mark tells them apart.
+    """
+    if not getattr(compiled, "_torchdynamo_disable", False):
+        return compiled
+    return cast(T, getattr(compiled, "_torchdynamo_orig_callable", compiled))
+
+
+def disabled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``torch.compiler.disable``, typed: Dynamo does not trace the function."""
+    wrap = cast(Callable[..., Callable[..., Any]], torch.compiler.disable)
+    return wrap(function, reason="engines are not traced")
 
 
 # --- while a candidate compiles -----------------------------------------------------------------

@@ -53,8 +53,7 @@ def compose(
     chain.insist(outcome, strict=rules.strict, on_exhausted=rules.on_exhausted)
     first_time = session.current().first_time
     notices.warn_of_fallbacks(report, first_time, asked_by_name=rules.names_chain)
-    compiled = guard.watch(outcome.compiled, report.runtime)
-    return compiled if restore is None else guard.restoring(compiled, restore)
+    return guard.watch(outcome.compiled, report.runtime, restore)
 
 
 def _report(

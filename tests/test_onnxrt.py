@@ -243,6 +243,19 @@ def test_unused_inputs_and_repeated_outputs() -> None:
     assert torch.equal(a, torch.full((2,), 2.0))
 
 
+def test_a_weight_that_only_dead_code_reads() -> None:
+    """BERT's pooler, when only its tokens are asked for; ONNX Runtime drops it, then misses it."""
+    dead, live = torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)
+
+    def function(x):
+        dead(x)
+        return live(x)
+
+    x = torch.randn(2, 64)
+    torch.testing.assert_close(compiled(function, "onnxrt")(x), live(x))
+    assert last().chosen == "onnxrt"
+
+
 def test_threads_call_one_engine_at_once() -> None:
     """A session may be run by several threads."""
     from concurrent.futures import ThreadPoolExecutor

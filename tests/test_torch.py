@@ -145,8 +145,20 @@ def test_undisabled_finds_the_callable_within() -> None:
     def run(x):
         return x
 
-    assert _torch.undisabled(torch.compiler.disable(run)) is run
+    assert _torch.undisabled(_torch.disabled(run)) is run
     assert _torch.undisabled(run) is run
+
+
+def test_undisabled_leaves_a_compiled_function_alone() -> None:
+    """``torch.compile`` keeps its original in the same place; off with it, off with the engine."""
+    function = torch.compile(lambda x: x + 1, backend="eager")
+    assert _torch.undisabled(function) is function
+
+
+def test_dynamo_takes_our_wrapper_off_before_it_puts_on_its_own() -> None:
+    """One wrapper a call, not two: each costs as much as composer's whole guard."""
+    once = _torch.disabled(lambda x: x)
+    assert _torch.undisabled(_torch.disabled(once)) is _torch.undisabled(once)
 
 
 def test_eager_backward_lowering_compiles_the_backward_in_the_backend_call() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import torch.fx
-from torch.utils.dlpack import from_dlpack
+from torch.utils.dlpack import from_dlpack, to_dlpack  # type: ignore[attr-defined]  # no __all__
 
 from composer import _torch
 from composer.backends.base import Backend, check_known, note, require_installed
@@ -133,6 +133,7 @@ class OnnxRuntimeEngine:
         self._graph = graph
         self._settings = settings
         self._lock = threading.Lock()
+        self._to_ort = _ort_converter()
         self._changes: Counter[int] = Counter()
         self._bound = self._bind(weights)
         self._output_names = [each.name for each in graph.model.graph.output]
@@ -153,9 +154,11 @@ class OnnxRuntimeEngine:
         bound = self._bound
         if not bound.weights.unchanged(args):
             bound = self._rebind(args)
-        feeds = {name: _ort_value(args[position]) for name, position in bound.feeds}
+        to_ort = self._to_ort
+        feeds = {name: to_ort(args[position]) for name, position in bound.feeds}
         results = bound.session.run_with_ort_values(feeds, self._output_names, None)
-        tensors = [from_dlpack(result.to_dlpack()) for result in results]
+        # By index: iterating over the vector costs 30 us (onnxruntime 1.31).
+        tensors = [from_dlpack(results.dlpack_at(i)) for i in range(len(results))]
         return [_finish(plan, tensors, args) for plan in self._graph.outputs]
 
     def _rebind(self, args: Sequence[Any]) -> Bound:
@@ -172,7 +175,7 @@ class OnnxRuntimeEngine:
     def _bind(self, weights: Mapping[int, torch.Tensor]) -> Bound:
         names = self._graph.inputs
         taken = {names[i]: tensor for i, tensor in weights.items()} | self._graph.constants
-        values = {name: _ort_value(tensor) for name, tensor in taken.items()}
+        values = {name: self._to_ort(tensor) for name, tensor in taken.items()}
         session = _make_session(self._graph, values, self._settings)
         asked = {each.name for each in session.get_inputs()}
         feeds = tuple((name, i) for i, name in enumerate(names) if name in asked)
@@ -207,15 +210,23 @@ def _make_session(graph: OnnxGraph, values: Mapping[str, Any], settings: Setting
     return session
 
 
-def _ort_value(value: Any) -> Any:
-    """An ONNX Runtime value over a tensor's memory; a contiguous copy where it has to be."""
+def _ort_converter() -> Callable[[Any], Any]:
+    """What makes an ONNX Runtime value over a tensor's memory, or a copy where it has to."""
     from onnxruntime.capi._pybind_state import OrtValue
 
-    tensor = value if isinstance(value, torch.Tensor) else torch.tensor(value)
-    plain = tensor.detach().contiguous()
-    if plain.dtype is torch.bool:
-        return OrtValue.from_dlpack(plain.view(torch.uint8).__dlpack__(), True)
-    return OrtValue.from_dlpack(plain.__dlpack__(), False)
+    wrap = OrtValue.from_dlpack
+
+    def convert(value: Any) -> Any:
+        tensor = value if isinstance(value, torch.Tensor) else torch.tensor(value)
+        if tensor.requires_grad:
+            tensor = tensor.detach()
+        if not tensor.is_contiguous():
+            tensor = tensor.contiguous()
+        if tensor.dtype is torch.bool:  # ONNX Runtime wants booleans as bytes, and to be told
+            return wrap(to_dlpack(tensor.view(torch.uint8)), True)
+        return wrap(to_dlpack(tensor), False)
+
+    return convert
 
 
 def _finish(plan: Output, tensors: Sequence[torch.Tensor], args: Sequence[Any]) -> Any:

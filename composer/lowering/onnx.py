@@ -43,9 +43,9 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class OnnxGraph:
-    """An ONNX model whose inputs are the graph's placeholders, weights and all.
+    """An ONNX model whose inputs are those of the graph's placeholders that it reads, weights too.
 
-    ``inputs`` are the names by position; ``constants`` are tensors that the graph holds itself, by
+    ``inputs`` are the names of all placeholders by position; ``constants`` are tensors that the graph holds itself, by
     name; ``outputs`` says how the engine's results become the graph's.
     """
 
@@ -100,6 +100,9 @@ def to_onnx(graph: FunctionalGraph) -> OnnxGraph:
     except Exception as error:
         raise Refusal(Status.FAILED, Reason.EXPORT_FAILED, _root_cause(error)) from error
     names = tuple(str(value.name) for value in model.graph.inputs)
+    unused = [value for value in model.graph.inputs if not value.uses()]
+    for value in unused:  # an engine that is given a weight nobody reads refuses the model
+        model.graph.inputs.remove(value)
     return OnnxGraph(onnx_ir.to_proto(model), names, constants, outputs)
 
 

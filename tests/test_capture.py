@@ -1,0 +1,198 @@
+"""Facts about a captured graph: names, copies, the key."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from conftest import compiled, last
+
+import composer
+from composer import capture
+
+
+class Child(torch.nn.Module):
+    def forward(self, x):
+        x = torch.sin(x)
+        torch._dynamo.graph_break()
+        return torch.cos(x)
+
+
+class Parent(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(3, 3)
+
+    def forward(self, x):
+        x = self.linear(x)
+        torch._dynamo.graph_break()
+        return x * 2
+
+
+class Heir(Parent):
+    """Inherits ``forward``; reports must still say Heir."""
+
+
+def models() -> list[str]:
+    return [report.model for report in composer.reports()]
+
+
+def test_model_is_the_root_modules_class_after_graph_breaks_too() -> None:
+    """The class, not the base that defines ``forward``."""
+    compiled(Heir(), "eager")(torch.ones(2, 3))
+    assert models() == [f"{__name__}.Heir"] * 2
+
+
+def test_model_of_a_torch_module() -> None:
+    """Dynamo traces a frame of its own around it."""
+    compiled(torch.nn.Linear(3, 3), "eager")(torch.ones(2, 3))
+    assert models() == ["torch.nn.modules.linear.Linear"]
+
+
+def test_model_of_a_function_is_its_qualified_name() -> None:
+    """Also when its first argument is a module."""
+
+    def step(model, x):
+        return model(x)
+
+    compiled(step, "eager")(torch.nn.Linear(3, 3), torch.ones(2, 3))
+    name = "test_model_of_a_function_is_its_qualified_name.<locals>.step"
+    assert models() == [f"{__name__}.{name}"]
+
+
+def test_model_may_be_named_by_option() -> None:
+    """The user's own word wins."""
+    compiled(torch.sin, "eager", model="encoder")(torch.ones(2))
+    assert models() == ["encoder"]
+
+
+def test_model_compiled_in_place() -> None:
+    """``module.compile()`` is ``torch.compile`` as well."""
+    child = Child()
+    child.compile(backend="composer", options={"chain": ["eager"]})
+    child(torch.ones(2))
+    assert models() == [f"{__name__}.Child"] * 2
+
+
+def test_facts_of_a_graph() -> None:
+    """Device, dtype, operations, and inputs without the weights."""
+    compiled(Parent(), "eager", dynamic=True)(torch.ones(2, 3))
+    report = composer.reports()[0]
+    assert (report.device, report.dtype, report.nodes) == ("cpu", "float32", 1)
+    assert report.training
+    assert report.dynamic
+    assert [(i.kind, i.dtype) for i in report.inputs] == [("symbol", ""), ("tensor", "float32")]
+    assert report.inputs[1].shape[1] == 3
+    assert isinstance(report.inputs[1].shape[0], str)
+
+
+def test_training_needs_grad_mode_and_a_tensor_that_requires_it() -> None:
+    """``model.eval()`` or not."""
+    model = torch.nn.Linear(3, 3).eval()
+    compiled(model, "eager")(torch.ones(2, 3))
+    assert last().training
+    with torch.no_grad():
+        compiled(model, "eager")(torch.ones(2, 3))
+    assert not last().training
+
+
+def test_copies_keep_strides_offsets_and_shared_memory() -> None:
+    """And the originals are out of reach."""
+    base = torch.arange(12.0)
+    inputs = [base[:6].reshape(2, 3).t(), base[3:], base, "text", 3]
+    copies = capture.copy_inputs(inputs, keep=frozenset({2}))
+    assert copies[2:] == inputs[2:]
+    assert copies[0].stride() == (1, 3)
+    assert torch.equal(copies[0], inputs[0])
+    copies[1][0] = 100
+    assert copies[0][0, 1] == 100
+    assert base[3] == 3
+
+
+def test_copies_of_leaves_are_leaves() -> None:
+    """With their own ``requires_grad``."""
+    x = torch.ones(3, requires_grad=True)
+    (copy,) = capture.copy_inputs([x], keep=frozenset())
+    assert copy.is_leaf
+    assert copy.requires_grad
+    assert copy.data_ptr() != x.data_ptr()
+
+
+def test_copies_under_inference_mode_are_usual_tensors() -> None:
+    """An engine may read their version counter."""
+    with torch.inference_mode():
+        (copy,) = capture.copy_inputs([torch.ones(2)], keep=frozenset())
+    assert not copy.is_inference()
+    assert copy.sum() == 2
+
+
+def test_clone_shares_tensors_and_nothing_else() -> None:
+    """Editing the clone leaves the original's code as it was."""
+    gm = torch.fx.symbolic_trace(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()))
+    before = gm.code
+    clone = capture.clone_graph(gm)
+    assert capture.same_graph(clone, gm)
+    assert clone.get_parameter("0.weight") is gm.get_parameter("0.weight")
+    for node in clone.graph.find_nodes(op="call_module", target="1"):
+        node.replace_all_uses_with(node.args[0])
+        clone.graph.erase_node(node)
+    clone.recompile()
+    assert gm.code == before
+    assert not capture.same_graph(clone, gm)
+
+
+def key(function, *args, **options) -> str:
+    torch.compiler.reset()
+    compiled(function, "eager", **options)(*args)
+    return last().graph_key
+
+
+X = torch.ones(2, 3)
+VARIANTS = {
+    "constant": (lambda x: x + 2, X),
+    "argument": (lambda x: torch.sum(x, dim=1), X),
+    "other argument": (lambda x: torch.sum(x, dim=0), X),
+    "shape": (lambda x: x + 1, torch.ones(2, 4)),
+    "dtype": (lambda x: x + 1, torch.ones(2, 3, dtype=torch.float64)),
+    "stride": (lambda x: x + 1, torch.ones(3, 2).t()),
+    "requires grad": (lambda x: x + 1, torch.ones(2, 3, requires_grad=True)),
+}
+
+
+def test_key_is_a_hash_of_the_graph_not_of_names() -> None:
+    """Two spellings of one graph have one key."""
+    assert key(lambda x: x + 1, X) == key(lambda y: y + 1, torch.zeros(2, 3))
+    assert len(key(lambda x: x + 1, X)) == 64
+
+
+@pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
+def test_key_changes_with_everything_that_matters(variant) -> None:
+    """Arguments, shapes, dtypes, strides."""
+    assert key(*variant) != key(lambda x: x + 1, X)
+
+
+def test_keys_of_all_variants_differ() -> None:
+    """No two collide."""
+    assert len({key(*variant) for variant in VARIANTS.values()}) == len(VARIANTS)
+
+
+def test_key_changes_with_the_policy_but_not_with_the_name() -> None:
+    """Options are part of it; what the user calls the model is not."""
+    plain = key(lambda x: x + 1, X)
+    assert key(lambda x: x + 1, X, on_exhausted="raise") != plain
+    assert key(lambda x: x + 1, X, model="other name") == plain
+
+
+def test_key_is_equal_in_another_process(run_python) -> None:
+    """Whatever the hash seed."""
+    code = (
+        "import torch, composer\n"
+        "f = torch.compile(lambda x: torch.nn.functional.gelu(x @ x.t()), backend='composer',"
+        " options={'chain': ['eager']}, dynamic=True)\n"
+        "f(torch.ones(3, 4)); print(composer.reports()[0].graph_key)"
+    )
+    keys = {run_python(code, env={"PYTHONHASHSEED": seed}).stdout for seed in ("1", "2")}
+    assert len(keys) == 1
+    assert len(keys.pop().strip()) == 64
+    assert os.environ.get("PYTHONHASHSEED") != "2"

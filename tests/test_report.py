@@ -1,0 +1,101 @@
+"""The report: a table for a person, plain data for a program."""
+
+from __future__ import annotations
+
+import json
+
+import engines
+import pytest
+import torch
+from conftest import compiled, last
+from engines import honest
+
+import composer
+
+
+def test_an_empty_report_says_so() -> None:
+    """Before anything was compiled."""
+    assert str(composer.report()) == "composer: nothing was compiled yet"
+
+
+def test_the_table_shows_who_ran_and_why_not_the_others() -> None:
+    """Graph, model, operations, attempts with status, reason and seconds, engine, calls."""
+    f = compiled(torch.nn.Linear(3, 3), engines.raises, honest)
+    f(torch.ones(2, 3))
+    f(torch.ones(2, 3))
+    text = str(composer.report())
+    for expected in (
+        "1 graph in",
+        "served by: honest 1",
+        "graph 0/0  torch.nn.modules.linear.Linear  (1 ops, float32 on cpu, training)",
+        "runs on honest, 2 calls",
+        "build_failed",
+        "no such kernel",
+        "succeeded",
+    ):
+        assert expected in text
+
+
+def test_last_limits_the_report() -> None:
+    """The newest graphs only; a negative number is a mistake."""
+    for size in (1, 2, 3):
+        torch.compiler.reset()
+        compiled(torch.sin, "eager")(torch.ones(size))
+    assert len(composer.report(last=2).graphs) == 2
+    assert composer.report(last=1).graphs[0] is last()
+    assert len(composer.report(last=9).graphs) == 3
+    assert composer.report(last=0).graphs == ()
+    with pytest.raises(ValueError, match="-1"):
+        composer.report(last=-1)
+
+
+def test_records_are_json_by_the_schema() -> None:
+    """Every field of version 1, in order, of plain types."""
+    compiled(torch.sin, engines.raises, honest)(torch.ones(2))
+    record = json.loads(last().to_json())
+    assert list(record) == [
+        *("schema", "time", "graph_id", "graph_key", "model", "device", "dtype", "training"),
+        *("dynamic", "nodes", "inputs", "policy", "passes", "attempts", "chosen", "seconds"),
+        "runtime",
+    ]
+    assert record["schema"] == 1
+    assert record["policy"] == ["options"]
+    assert record["runtime"] == {"calls": 1, "fallbacks": 0, "verified": 0, "last_error": ""}
+    assert list(record["attempts"][0]) == [
+        *("backend", "status", "reason", "message", "seconds", "coverage", "engine"),
+        *("error_type", "traceback"),
+    ]
+    assert record["attempts"][0]["reason"] == "build_failed"
+    assert record["attempts"][1]["reason"] is None
+    assert json.loads(composer.report().to_json()) == {"graphs": [record]}
+    assert composer.report().to_dict() == {"graphs": [last().to_dict()]}
+
+
+def test_a_record_holds_no_tensor_alive() -> None:
+    """A thousand reports must not keep a thousand graphs' inputs."""
+    import gc
+    import weakref
+
+    x = torch.ones(2)
+    alive = weakref.ref(x)
+    compiled(torch.sin, engines.raises, "eager")(x)
+    torch.compiler.reset()
+    del x
+    gc.collect()
+    assert alive() is None
+    assert "no such kernel" in last().attempts[0].traceback
+
+
+def test_statuses_and_reasons_are_strings() -> None:
+    """``status == "succeeded"`` holds."""
+    assert composer.Status.SUCCEEDED == "succeeded"
+    assert f"{composer.Reason.NO_DEVICE}" == "no_device"
+
+
+def test_reset_forgets_reports_and_keeps_functions_working() -> None:
+    """The compiled function lives on."""
+    f = compiled(torch.sin, "eager")
+    f(torch.ones(2))
+    composer.reset()
+    assert composer.reports() == ()
+    assert torch.equal(f(torch.ones(2)), torch.sin(torch.ones(2)))
