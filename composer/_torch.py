@@ -111,9 +111,9 @@ def carry_source_metadata(source: torch.fx.GraphModule, copy: torch.fx.GraphModu
     Dynamo keeps it in attributes because ``meta`` is pickled (pytorch/pytorch#141640); when it
     moves into ``meta`` this function can go.
     """
-    for name in ("_param_name_to_source", "_source_to_user_stacks"):
-        if hasattr(source, name):
-            setattr(copy, name, getattr(source, name))
+    for name, value in vars(source).items():
+        if name not in vars(copy):
+            object.__setattr__(copy, name, value)
     for node, twin in zip(source.graph.nodes, copy.graph.nodes, strict=True):
         if hasattr(node, "_dynamo_source"):
             twin._dynamo_source = node._dynamo_source

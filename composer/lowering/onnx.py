@@ -45,8 +45,8 @@ class Output:
 class OnnxGraph:
     """An ONNX model whose inputs are those of the graph's placeholders that it reads, weights too.
 
-    ``inputs`` are the names of all placeholders by position; ``constants`` are tensors that the graph holds itself, by
-    name; ``outputs`` says how the engine's results become the graph's.
+    ``inputs`` are the names of all placeholders by position; ``constants`` are tensors that the
+    graph holds itself, by name; ``outputs`` says how the engine's results become the graph's.
     """
 
     model: onnx.ModelProto

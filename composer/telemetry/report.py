@@ -62,6 +62,12 @@ def _counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
+def _facts(engine: dict[str, Any]) -> str:
+    """``"onnxruntime 1.31.1, providers CPUExecutionProvider"``."""
+    texts = {k: " ".join(map(str, v)) if isinstance(v, list) else v for k, v in engine.items()}
+    return ", ".join(f"{name} {text}" for name, text in texts.items())
+
+
 def _attempts_table(attempts: Iterable[Attempt]) -> str:
     from rich import box
     from rich.console import Console
@@ -76,7 +82,7 @@ def _attempts_table(attempts: Iterable[Attempt]) -> str:
     for each in attempts:
         covers = "" if each.coverage is None else f"{each.coverage:.0%}"
         seconds = f"{each.seconds:.3f}"
-        said = first_line(each.message) or ", ".join(f"{k} {v}" for k, v in each.engine.items())
+        said = first_line(each.message) or _facts(each.engine)
         table.add_row(each.backend, each.status, each.reason or "", seconds, covers, said)
     text = io.StringIO()
     console = Console(file=text, width=_WIDTH, color_system=None, highlight=False, markup=False)
