@@ -31,6 +31,9 @@ from torch._ops import OpOverload as OpOverload
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily as unset_fake_temporarily
 
+# The base of all batch norms, which torch documents but does not export.
+from torch.nn.modules.batchnorm import _BatchNorm as _BatchNorm
+
 if TYPE_CHECKING:
     import onnx_ir
 
@@ -100,6 +103,23 @@ def _locals_on_the_stack(code: types.CodeType) -> dict[str, Any]:
 def is_static_input(node: torch.fx.Node) -> bool:
     """Whether Dynamo marked the placeholder as a weight: fixed in place between calls."""
     return bool(node.meta.get("tensor_dict", {}).get("_dynamo_static_input_type"))
+
+
+def owner_of_buffer(placeholder: torch.fx.Node) -> object | None:
+    """The module that Dynamo read a buffer's placeholder from; ``None`` for any other input.
+
+    Dynamo's source is an expression over the traced frame's locals and globals, made for guards.
+    """
+    source = getattr(placeholder, "_dynamo_source", None)
+    name = getattr(source, "name", "")
+    module, is_buffer, _ = str(name() if callable(name) else name).rpartition("._buffers[")
+    if not is_buffer:
+        return None
+    try:
+        root = InstructionTranslator.current_tx().output.root_tx
+        return cast(object, eval(module, {"L": root.f_locals, "G": root.f_globals}))
+    except (AttributeError, KeyError, NameError):  # not being traced, or read through a cell
+        return None
 
 
 # --- copies of the graph and its inputs ---------------------------------------------------------

@@ -77,18 +77,20 @@ def walk(request: GraphRequest, contenders: Sequence[Contender], *, strict: bool
     return Outcome(tuple(attempts), tuple(errors), FLOOR, floor)
 
 
-def insist(outcome: Outcome, *, strict: bool, on_exhausted: str) -> None:
-    """Raise where the user asked for an error rather than a fallback.
+def objection(outcome: Outcome, *, strict: bool, on_exhausted: str) -> Exception | None:
+    """The error to raise where the user asked for one rather than for a fallback.
 
-    Raises:
-        CandidateError: ``strict``, and a candidate was not accepted.
-        ChainExhausted: ``on_exhausted`` is ``"raise"``, and none was.
+    That is a ``CandidateError`` under ``strict`` when a candidate was not accepted, and
+    ``ChainExhausted`` under ``on_exhausted="raise"`` when none was.
     """
     refused = [attempt for attempt in outcome.attempts if not attempt.accepted]
     if strict and refused:
-        raise CandidateError(refused[0]) from outcome.errors[0]
+        error = CandidateError(refused[0])
+        error.__cause__ = outcome.errors[0]
+        return error
     if on_exhausted == "raise" and len(refused) == len(outcome.attempts):
-        raise ChainExhausted(outcome.attempts, outcome.errors)
+        return ChainExhausted(outcome.attempts, outcome.errors)
+    return None
 
 
 def try_candidate(

@@ -10,7 +10,7 @@ from typing import Any
 import torch.fx
 
 from composer import capture, chain, guard, policy, session
-from composer.records import CompileReport, GraphRequest, Outcome
+from composer.records import Attempt, CompileReport, GraphRequest
 from composer.telemetry import notices
 
 
@@ -47,17 +47,23 @@ def compose(
         gm, example_inputs, mode=mode, model=rules.model, settings=f"{mode} {rules.key}"
     )
     outcome = chain.walk(request, candidates, strict=rules.strict)
-    report = _report(request, rules, outcome, time.perf_counter() - started)
+    objection = chain.objection(outcome, strict=rules.strict, on_exhausted=rules.on_exhausted)
+    chosen = "" if objection else outcome.chosen
+    report = _report(request, rules, outcome.attempts, chosen, time.perf_counter() - started)
     session.current().keep(report)
     notices.log_attempts(report)
-    chain.insist(outcome, strict=rules.strict, on_exhausted=rules.on_exhausted)
-    first_time = session.current().first_time
-    notices.warn_of_fallbacks(report, first_time, asked_by_name=rules.names_chain)
+    if objection:
+        raise objection
+    notices.warn_of_fallbacks(report, session.current().warned, asked_by_name=rules.names_chain)
     return guard.watch(outcome.compiled, report.runtime, restore)
 
 
 def _report(
-    request: GraphRequest, rules: policy.Policy, outcome: Outcome, seconds: float
+    request: GraphRequest,
+    rules: policy.Policy,
+    attempts: tuple[Attempt, ...],
+    chosen: str,
+    seconds: float,
 ) -> CompileReport:
     return CompileReport(
         time=datetime.now(UTC).isoformat(timespec="milliseconds"),
@@ -71,7 +77,7 @@ def _report(
         nodes=request.nodes,
         inputs=request.inputs,
         policy=rules.layers,
-        attempts=outcome.attempts,
-        chosen=outcome.chosen,
+        attempts=attempts,
+        chosen=chosen,
         seconds=seconds,
     )

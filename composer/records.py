@@ -194,8 +194,9 @@ class CompileReport:
     where a backend was called without Dynamo. ``graph_key`` is a SHA-256 that is equal in every
     process for the same graph, shapes, dtypes and options. ``nodes`` counts the operations of the
     captured graph. ``policy`` lists the layers of the policy that spoke. ``passes`` is empty until
-    there are shared passes. ``chosen`` is the backend's name as the chain spelled it, or
-    ``"eager"``. ``seconds`` is the whole time that composer took.
+    there are shared passes. ``chosen`` is the backend's name as the chain spelled it, ``"eager"``
+    for the floor, and empty where the policy asked for an error instead. ``seconds`` is the whole
+    time that composer took.
     """
 
     schema: int = SCHEMA_VERSION

@@ -27,6 +27,7 @@ class Registry(Generic[T]):
         self._group = group
         self._table = dict(table)
         self._loaded: dict[str, T] = {}
+        self._refused: dict[str, str] = {}
         self._discovered = False
 
     def names(self) -> tuple[str, ...]:
@@ -35,15 +36,20 @@ class Registry(Generic[T]):
         return tuple(sorted(self._table))
 
     def __contains__(self, name: str) -> bool:
-        return name in self._table or name in self.names()
+        self._discover()
+        return name in self._table
 
     def get(self, name: str) -> T:
         """Import and return what ``name`` stands for.
 
         Raises:
             UnknownNameError: nobody registered the name.
+            ComposerError: more than one package did; nobody takes a name over in silence.
         """
-        if name not in self:
+        self._discover()
+        if name in self._refused:
+            raise ComposerError(self._refused[name])
+        if name not in self._table:
             raise UnknownNameError(
                 f"unknown {self.kind} {name!r}{did_you_mean(name, self.names())}"
             )
@@ -56,11 +62,12 @@ class Registry(Generic[T]):
             return
         for entry in entry_points(group=self._group):
             if entry.name in self._table:
-                raise ComposerError(
+                self._refused[entry.name] = (
                     f"entry point {entry.value!r} registers the {self.kind} {entry.name!r}, "
                     f"which stands for {self._table[entry.name]!r} already"
                 )
-            self._table[entry.name] = entry.value
+            else:
+                self._table[entry.name] = entry.value
         self._discovered = True
 
 

@@ -11,12 +11,15 @@ KEPT_REPORTS = 1000
 
 
 class Session:
-    """The last 1,000 reports, oldest first, and which fallbacks were warned of already."""
+    """The last 1,000 reports, oldest first, and which fallbacks were warned of already.
+
+    ``warned`` holds pairs of backend and reason.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._reports: deque[CompileReport] = deque(maxlen=KEPT_REPORTS)
-        self._announced: set[tuple[str, ...]] = set()
+        self.warned: set[tuple[str, str]] = set()
 
     def keep(self, report: CompileReport) -> None:
         """Remember a report; beyond 1,000 the oldest goes."""
@@ -27,13 +30,6 @@ class Session:
         """The reports kept, oldest first."""
         with self._lock:
             return tuple(self._reports)
-
-    def first_time(self, *what: str) -> bool:
-        """Whether nobody asked about ``what`` before in this session."""
-        with self._lock:
-            new = what not in self._announced
-            self._announced.add(what)
-            return new
 
 
 _current = Session()

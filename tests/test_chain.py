@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import warnings
 
 import engines
 import pytest
@@ -15,6 +16,8 @@ from torch._dynamo.exc import BackendCompilerFailed, SkipFrame, TensorifyScalarR
 
 import composer
 from composer import Reason, Status
+from composer.backends import BACKENDS
+from composer.backends.base import Backend
 from composer.errors import CandidateError, ChainExhausted, UnknownNameError
 
 
@@ -282,7 +285,7 @@ def test_an_absent_engine_of_the_default_chain_is_no_news(recwarn) -> None:
 
     compiled(cosine, "tensorrt", "eager")(torch.ones(2))
     assert len(recwarn) == 1
-    notices.warn_of_fallbacks(last(), lambda *_: True, asked_by_name=False)
+    notices.warn_of_fallbacks(last(), set(), asked_by_name=False)
     assert len(recwarn) == 1
 
 
@@ -393,3 +396,50 @@ def test_time_in_the_report_covers_the_attempts() -> None:
 
     compiled(cosine, slow)(torch.ones(2))
     assert last().seconds >= last().attempts[0].seconds >= 0.05
+
+
+def test_options_for_a_function_without_options_raise() -> None:
+    """The user's own mistake, not the engine's failure."""
+    with pytest.raises(BackendCompilerFailed, match="takes no options="):
+        compiled(cosine, {"backend": engines.raises, "options": {"level": 3}})(torch.ones(2))
+    with pytest.raises(BackendCompilerFailed, match="backend 'eager': unknown option 'level'"):
+        compiled(cosine, {"backend": "eager", "options": {"level": 3}})(torch.ones(2))
+
+
+def test_a_warning_made_an_error_is_raised_at_every_compile() -> None:
+    """Until somebody hears it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", composer.errors.FallbackWarning)
+        for _ in range(2):
+            with pytest.raises(BackendCompilerFailed, match="no such kernel"):
+                compiled(cosine, engines.raises)(torch.ones(2))
+
+
+def test_nobody_serves_a_graph_whose_compile_raised() -> None:
+    """The record does not claim that eager did."""
+    with pytest.raises(BackendCompilerFailed):
+        compiled(cosine, engines.raises, on_exhausted="raise")(torch.ones(2))
+    assert last().chosen == ""
+    assert "raised an error" in str(composer.report())
+
+
+class Honest(Backend):
+    def build(self, gm, example_inputs, *, mode, options):
+        return honest(gm, example_inputs)
+
+
+def test_a_backend_class_may_stand_in_a_chain() -> None:
+    """Itself or by its path, so that an author can try it before publishing it."""
+    for spelled in (Honest, f"{__name__}:Honest"):
+        torch.compiler.reset()
+        compiled(cosine, spelled)(torch.ones(2))
+        assert last().attempts[0].status == "succeeded"
+
+
+@pytest.mark.parametrize("value", ["no_such_module:Engine", "json:Engine"])
+def test_a_registered_backend_that_cannot_be_imported_is_unavailable(monkeypatch, value) -> None:
+    """A third party's fault is not the user's."""
+    monkeypatch.setitem(BACKENDS._table, "broken", value)
+    compiled(cosine, "broken", honest)(torch.ones(2))
+    assert statuses()[0] == ("broken", "unavailable", "not_installed")
+    assert last().chosen == "honest"

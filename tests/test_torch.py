@@ -193,6 +193,22 @@ def test_inductor_options_are_listed() -> None:
     assert "freezing" in _torch.inductor_options()
 
 
+def test_owner_of_buffer_is_the_module_that_dynamo_read_it_from() -> None:
+    """``None`` for parameters and inputs, and outside of a compile."""
+    norm = torch.nn.Sequential(torch.nn.BatchNorm1d(3)).eval()
+    placeholders = []
+
+    def probe(gm, _):
+        placeholders.extend(gm.graph.find_nodes(op="placeholder"))
+        return [_torch.owner_of_buffer(node) for node in placeholders]
+
+    ((*owners,),) = capture(norm, torch.ones(2, 3), backend=probe)
+    assert sum(owner is norm[0] for owner in owners) == 2
+    assert owners.count(None) == 3
+    assert all(_torch.owner_of_buffer(node) is None for node in placeholders)
+    assert isinstance(norm[0], _torch._BatchNorm)
+
+
 def test_hint_is_the_first_calls_size() -> None:
     """A symbolic size remembers the value it was captured with."""
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from composer import _torch
 from composer.backends.base import Backend
-from composer.backends.dynamo import CallableBackend, DynamoBackend
+from composer.backends.dynamo import CallableBackend, NamedBackend
 from composer.errors import UnknownNameError
 from composer.registry import Registry, nearest
 
@@ -37,18 +37,29 @@ def find_backend(spelled: str | Callable[..., Any]) -> Backend:
         UnknownNameError: the name looks like a slip, or ``module:function`` cannot be imported.
     """
     if not isinstance(spelled, str):
-        return CallableBackend(spelled)
+        return _as_backend(spelled)
     if spelled in BACKENDS:
-        found = BACKENDS.get(spelled)
-        is_engine = isinstance(found, type) and issubclass(found, Backend)
-        return found() if is_engine else CallableBackend(found)
+        return _registered(spelled)
     if ":" in spelled:
-        return CallableBackend(_import(spelled))
+        return _as_backend(_import(spelled))
     known = {*_torch.list_backends(), *BACKENDS.names()}
     slip = None if spelled in known else nearest(spelled, known, cutoff=_SLIP)
     if slip:
         raise UnknownNameError(f"unknown backend {spelled!r}; did you mean {slip!r}?")
-    return DynamoBackend(spelled)
+    return NamedBackend(spelled)
+
+
+def _as_backend(found: Callable[..., Any]) -> Backend:
+    is_engine = isinstance(found, type) and issubclass(found, Backend)
+    return found() if is_engine else CallableBackend(found)
+
+
+def _registered(name: str) -> Backend:
+    """A backend of composer's or of another package; one that cannot be imported says so later."""
+    try:
+        return _as_backend(BACKENDS.get(name))
+    except (ImportError, AttributeError):
+        return NamedBackend(name, BACKENDS.get)
 
 
 def _import(path: str) -> Callable[..., Any]:

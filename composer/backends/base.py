@@ -102,15 +102,17 @@ def note(coverage: float | None = None, **engine: Any) -> None:
     notes.engine.update(engine)
 
 
-def require_installed(modules: Sequence[str], extra: str) -> None:
-    """Refuse with ``not_installed`` unless every module can be found; imports none of them."""
+def require_installed(modules: Sequence[str], remedy: str) -> None:
+    """Refuse with ``not_installed`` unless every module can be found; imports none of them.
+
+    Args:
+        modules: Names of top-level modules.
+        remedy: The command that installs them.
+    """
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     if missing:
-        refuse(
-            Status.UNAVAILABLE,
-            Reason.NOT_INSTALLED,
-            f"{', '.join(missing)} not installed; pip install 'torch-composer[{extra}]'",
-        )
+        what = f"{', '.join(missing)} not installed; {remedy}"
+        refuse(Status.UNAVAILABLE, Reason.NOT_INSTALLED, what)
 
 
 def check_known(options: Mapping[str, Any], known: Sequence[str], backend: str) -> None:
@@ -118,4 +120,4 @@ def check_known(options: Mapping[str, Any], known: Sequence[str], backend: str) 
     unknown = [name for name in options if name not in known]
     if unknown:
         named = "; ".join(f"unknown option {n!r}{did_you_mean(n, known)}" for n in unknown)
-        raise OptionError(f"backend {backend!r}: {named} (accepted: {', '.join(known)})")
+        raise OptionError(f"backend {backend!r}: {named} (accepted: {', '.join(known) or 'none'})")

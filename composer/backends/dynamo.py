@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch.fx
 
 from composer import _torch
 from composer.backends.base import Backend
-from composer.errors import refuse
+from composer.errors import OptionError, Refusal, refuse
 from composer.records import GraphRequest, Reason, Status
 
 
@@ -18,6 +19,12 @@ class CallableBackend(Backend):
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
+
+    def check_options(self, options: Mapping[str, Any]) -> None:
+        """Options need a function that takes them."""
+        if options and not _takes_options(self.function):
+            name = getattr(self.function, "__name__", repr(self.function))
+            raise OptionError(f"backend {name!r} takes no options=, but is given {dict(options)}")
 
     def build(
         self,
@@ -33,15 +40,23 @@ class CallableBackend(Backend):
         return self.function(gm, example_inputs)
 
 
-class DynamoBackend(Backend):
-    """A name looked up in Dynamo's registry when it is needed."""
+class NamedBackend(Backend):
+    """A name looked up when it is needed, by default in Dynamo's registry.
 
-    def __init__(self, name: str) -> None:
+    Args:
+        name: The backend's name.
+        lookup: Gives the function that the name stands for, or raises.
+    """
+
+    def __init__(
+        self, name: str, lookup: Callable[[str], Callable[..., Any]] = _torch.lookup_backend
+    ) -> None:
         self.name = name
+        self._lookup = lookup
 
     def probe(self, request: GraphRequest) -> None:
-        """Refuse with ``not_registered`` when no package here registers the name."""
-        self._lookup()
+        """Refuse when no package here registers the name, or its package cannot be imported."""
+        self._function()
 
     def build(
         self,
@@ -52,15 +67,23 @@ class DynamoBackend(Backend):
         options: Mapping[str, Any],
     ) -> object:
         """Look the name up and call what it stands for."""
-        found = CallableBackend(self._lookup())
+        found = CallableBackend(self._function())
         return found.build(gm, example_inputs, mode=mode, options=options)
 
-    def _lookup(self) -> Callable[..., Any]:
+    def _function(self) -> Callable[..., Any]:
         try:
-            return _torch.lookup_backend(self.name)
+            return self._lookup(self.name)
         except _torch.InvalidBackend:
-            refuse(
-                Status.UNAVAILABLE,
-                Reason.NOT_REGISTERED,
-                f"no installed package registers a Dynamo backend named {self.name!r}",
-            )
+            what = f"no installed package registers a Dynamo backend named {self.name!r}"
+            refuse(Status.UNAVAILABLE, Reason.NOT_REGISTERED, what)
+        except (ImportError, AttributeError) as error:
+            what = f"backend {self.name!r} is registered but cannot be imported: {error}"
+            raise Refusal(Status.UNAVAILABLE, Reason.NOT_INSTALLED, what) from error
+
+
+def _takes_options(function: Callable[..., Any]) -> bool:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # a builtin that does not say
+        return True
+    return any(p.name == "options" or p.kind is p.VAR_KEYWORD for p in parameters)

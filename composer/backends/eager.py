@@ -8,7 +8,7 @@ from typing import Any
 import torch.fx
 
 from composer import _torch
-from composer.backends.base import Backend
+from composer.backends.base import Backend, check_known
 
 
 class EagerBackend(Backend):
@@ -16,6 +16,10 @@ class EagerBackend(Backend):
 
     reads_example_inputs = False
     may_return_original = True
+
+    def check_options(self, options: Mapping[str, Any]) -> None:
+        """There are none."""
+        check_known(options, (), "eager")
 
     def build(
         self,

@@ -44,10 +44,7 @@ class OnnxRuntimeBackend(Backend):
 
     def probe(self, request: GraphRequest) -> None:
         """Packages and device; a training graph is declined before anything is imported."""
-        require_installed(("onnxruntime", "onnx", "onnxscript"), extra="onnxrt")
-        if request.device != "cpu":
-            what = f"the graph is on {request.device}; onnxrt runs graphs on the CPU"
-            refuse(Status.UNAVAILABLE, Reason.NO_DEVICE, what)
+        _require(request.device)
         if request.training:
             what = "the graph needs a backward; under torch.no_grad() it would not"
             refuse(Status.DECLINED, Reason.TRAINING_GRAPH, what)
@@ -84,7 +81,17 @@ def onnxrt(
         Refusal: the graph needs a backward, or holds something ONNX Runtime cannot run.
     """
     build = functools.partial(_build_engine, settings=_settings(options or {}))
+    _require(*{str(each.device) for each in example_inputs if isinstance(each, torch.Tensor)})
     return compile_inference(gm, example_inputs, build)
+
+
+def _require(*devices: str) -> None:
+    """Refuse without the packages, or for a graph that is not on the CPU alone."""
+    require_installed(("onnxruntime", "onnx", "onnxscript"), "pip install 'torch-composer[onnxrt]'")
+    elsewhere = [device for device in devices if device != "cpu"]
+    if elsewhere:
+        what = f"the graph is on {', '.join(elsewhere)}; onnxrt runs graphs on the CPU"
+        refuse(Status.UNAVAILABLE, Reason.NO_DEVICE, what)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +110,7 @@ def _settings(options: Mapping[str, Any]) -> Settings:
 
 
 def _build_engine(graph: FunctionalGraph, settings: Settings) -> Callable[..., Any]:
-    engine = OnnxRuntimeEngine(to_onnx(graph), graph.weights, settings)
+    engine = OnnxRuntimeEngine(to_onnx(graph), graph.weights, graph.witnesses, settings)
     note(coverage=1.0, **engine.facts())
     return engine
 
@@ -124,13 +131,19 @@ class OnnxRuntimeEngine:
     Args:
         graph: The model.
         weights: Tensors to take in by address, by position among the inputs.
+        witnesses: Tensors that tell of a change of the weight at their position.
         settings: How to make sessions.
     """
 
     def __init__(
-        self, graph: OnnxGraph, weights: Mapping[int, torch.Tensor], settings: Settings
+        self,
+        graph: OnnxGraph,
+        weights: Mapping[int, torch.Tensor],
+        witnesses: Mapping[int, torch.Tensor],
+        settings: Settings,
     ) -> None:
         self._graph = graph
+        self._witnesses = witnesses
         self._settings = settings
         self._lock = threading.Lock()
         self._to_ort = _ort_converter()
@@ -179,7 +192,8 @@ class OnnxRuntimeEngine:
         session = _make_session(self._graph, values, self._settings)
         asked = {each.name for each in session.get_inputs()}
         feeds = tuple((name, i) for i, name in enumerate(names) if name in asked)
-        return Bound(session._sess, BoundWeights(weights), feeds, tuple(values.values()))
+        bound = BoundWeights(weights, self._witnesses)
+        return Bound(session._sess, bound, feeds, tuple(values.values()))
 
 
 def _make_session(graph: OnnxGraph, values: Mapping[str, Any], settings: Settings) -> Any:

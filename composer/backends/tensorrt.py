@@ -31,7 +31,7 @@ _NVIDIA = "0x10de"
 
 
 class TensorRTBackend(Backend):
-    """``torch_tensorrt``'s Dynamo backend, after a probe that touches no NVIDIA library.
+    """``torch_tensorrt``'s Dynamo backend, after a probe that touches nothing of TensorRT.
 
     The order matters: without a driver TensorRT's own factories end the process with a
     segmentation fault, and ``import torch_tensorrt`` raises anything from ``AssertionError`` to a

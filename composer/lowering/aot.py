@@ -11,6 +11,7 @@ import torch.fx
 
 from composer import _torch, capture
 from composer.errors import refuse
+from composer.lowering.statistics import statistics, witness_of
 from composer.lowering.weights import can_bind
 from composer.records import Reason, Status
 
@@ -20,11 +21,14 @@ class FunctionalGraph:
     """Functional ATen, in inference: no mutation, fake tensors in every node's ``meta["val"]``.
 
     ``weights`` maps positions among the placeholders to tensors whose values an engine may take
-    in; it is empty while grad mode is on, since weights that train do not stay.
+    in; it is empty while grad mode is on, since weights that train do not stay. ``witnesses`` maps
+    some of these positions to a tensor whose version tells of changes that the weight's own does
+    not (:mod:`composer.lowering.statistics`).
     """
 
     gm: torch.fx.GraphModule
     weights: dict[int, torch.Tensor]
+    witnesses: dict[int, torch.Tensor]
 
 
 def compile_inference(
@@ -46,20 +50,35 @@ def compile_inference(
             Reason.TRAINING_GRAPH,
             "the graph needs a backward; under torch.no_grad() it would not",
         )
+    owners = _owners(gm, example_inputs)
     everything = [*_own(gm), *example_inputs]
-    offset = len(everything) - len(example_inputs)
-    weights = {*range(offset)} | {offset + i for i in capture.weight_positions(gm, example_inputs)}
 
     def compiler(functional: torch.fx.GraphModule, fakes: Sequence[Any]) -> Callable[..., Any]:
-        bindable: dict[int, torch.Tensor] = {}
+        weights: dict[int, torch.Tensor] = {}
         if not torch.is_grad_enabled() and len(fakes) == len(everything):
-            still = sorted(weights - _torch.mutated_inputs())
-            bindable = {i: everything[i] for i in still if can_bind(everything[i])}
+            still = sorted(owners.keys() - _torch.mutated_inputs())
+            weights = {i: everything[i] for i in still if can_bind(everything[i])}
+        witnesses = {i: witness_of(owners[i]) for i in weights.keys() & statistics(functional)}
+        weights = {i: each for i, each in weights.items() if witnesses.get(i, each) is not None}
+        watched = {i: each for i, each in witnesses.items() if each is not None}
         with _torch.unset_fake_temporarily():
-            return build(FunctionalGraph(functional, bindable))
+            return build(FunctionalGraph(functional, weights, watched))
 
     decompositions = _torch.onnx_translator().decompositions
     return _torch.aot_inference(gm, example_inputs, compiler, decompositions)
+
+
+def _owners(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> dict[int, object]:
+    """Positions of the weights among AOTAutograd's inputs, and whose buffers they are."""
+    own = [*dict(gm.named_parameters(remove_duplicate=False))]
+    own += [*dict(gm.named_buffers(remove_duplicate=False))]
+    owners: dict[int, object] = {
+        i: gm.get_submodule(name.rpartition(".")[0]) for i, name in enumerate(own)
+    }
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    for i in capture.weight_positions(gm, example_inputs):
+        owners[len(own) + i] = _torch.owner_of_buffer(placeholders[i])
+    return owners
 
 
 def _own(gm: torch.fx.GraphModule) -> list[torch.Tensor]:

@@ -10,10 +10,9 @@ from __future__ import annotations
 import logging
 import sys
 import warnings
-from collections.abc import Callable
 
 from composer.errors import FallbackWarning
-from composer.records import Attempt, CompileReport, Status
+from composer.records import CompileReport, Status
 
 log = logging.getLogger("composer")
 log.addHandler(logging.NullHandler())
@@ -26,26 +25,24 @@ def log_attempts(report: CompileReport) -> None:
 
 
 def warn_of_fallbacks(
-    report: CompileReport, first_time: Callable[[str, str], bool], *, asked_by_name: bool
+    report: CompileReport, warned: set[tuple[str, str]], *, asked_by_name: bool
 ) -> None:
     """Warn of the candidates that were not accepted.
 
     Args:
         report: The compile just done.
-        first_time: Whether a backend and a reason come up together for the first time.
+        warned: Pairs of backend and reason to be silent about; those warned of now are added.
         asked_by_name: Whether the user wrote the chain, rather than taking the default.
     """
     for attempt in report.attempts:
-        if attempt.accepted or (_is_absent(attempt) and not asked_by_name):
+        what = attempt.backend, str(attempt.reason)
+        absent = attempt.status is Status.UNAVAILABLE and not asked_by_name
+        if attempt.accepted or absent or what in warned:
             continue
-        if first_time(attempt.backend, str(attempt.reason)):
-            text = f"{attempt.sentence()}; graph {report.graph_id} runs on {report.chosen}"
-            log.warning("%s", text)
-            warnings.warn(text, FallbackWarning, stacklevel=_users_stacklevel())
-
-
-def _is_absent(attempt: Attempt) -> bool:
-    return attempt.status is Status.UNAVAILABLE
+        text = f"{attempt.sentence()}; graph {report.graph_id} runs on {report.chosen}"
+        log.warning("%s", text)
+        warnings.warn(text, FallbackWarning, stacklevel=_users_stacklevel())
+        warned.add(what)  # not before: a filter may turn the warning into an error
 
 
 def _users_stacklevel() -> int:

@@ -35,7 +35,7 @@ class Report:
     def _headline(self) -> str:
         if not self.graphs:
             return "composer: nothing was compiled yet"
-        chosen = Counter(graph.chosen for graph in self.graphs)
+        chosen = Counter(graph.chosen or "nobody" for graph in self.graphs)
         engines = ", ".join(f"{name} {count}" for name, count in chosen.most_common())
         seconds = sum(graph.seconds for graph in self.graphs)
         count = _counted(len(self.graphs), "graph")
@@ -54,7 +54,7 @@ def _title(graph: CompileReport) -> str:
     calls = _counted(graph.runtime.calls, "call")
     return (
         f"graph {graph.graph_id}  {graph.model}  ({', '.join(traits)})\n"
-        f"  runs on {graph.chosen}, {calls}"
+        f"  {f'runs on {graph.chosen}, {calls}' if graph.chosen else 'raised an error'}"
     )
 
 

@@ -1,0 +1,37 @@
+"""Batch norm's running statistics, which torch writes to without raising their version.
+
+An eager forward in training mode (torch 2.13) moves ``running_mean`` and ``running_var`` unseen,
+but raises the version of ``num_batches_tracked`` beside them: the witness that an engine watches.
+Statistics without one stay inputs.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.fx
+
+from composer import _torch
+
+_STATISTICS = {
+    torch.ops.aten._native_batch_norm_legit_no_training.default: (3, 4),
+    torch.ops.aten.native_batch_norm.default: (3, 4),
+}
+"""Where the operators take running mean and variance."""
+
+
+def statistics(gm: torch.fx.GraphModule) -> frozenset[int]:
+    """Positions of the placeholders that an operator of the graph reads as running statistics."""
+    position = {node: i for i, node in enumerate(gm.graph.find_nodes(op="placeholder"))}
+    read = (
+        node.args[index]
+        for target, indices in _STATISTICS.items()
+        for node in gm.graph.find_nodes(op="call_function", target=target)
+        for index in indices
+    )
+    return frozenset(position[node] for node in read if node in position)
+
+
+def witness_of(owner: object) -> torch.Tensor | None:
+    """``num_batches_tracked`` of the module that owns statistics, if there is one to watch."""
+    witness = owner.num_batches_tracked if isinstance(owner, _torch._BatchNorm) else None
+    return witness if isinstance(witness, torch.Tensor) else None

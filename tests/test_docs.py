@@ -1,0 +1,111 @@
+"""The documentation: its code runs, its tables are complete, its links lead somewhere."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import re
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from composer import Attempt, Candidate, CompileReport, Policy, Reason
+from composer.records import Runtime
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted(page for page in (*ROOT.glob("docs/*.md"), ROOT / "README.md") if page.is_file())
+NOT_GIVEN = "No part of this release gives this reason yet."
+
+FENCE = re.compile(r"^```([^\s`]*)[^\n]*\n(.*?)^```[ ]*$", re.MULTILINE | re.DOTALL)
+NOT_RUN = re.compile(r"<!-- not run: \S.*-->\s*\Z")
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+def python_blocks(text: str) -> Iterator[str]:
+    """The code of every ``python`` block, moved down to the line it has in the page.
+
+    A block right behind the comment ``<!-- not run: reason -->`` is left out.
+    """
+    for block in FENCE.finditer(text):
+        if block[1] == "python" and not NOT_RUN.search(text[: block.start()]):
+            yield "\n" * text.count("\n", 0, block.start(2)) + block[2]
+
+
+def sections(page: str) -> dict[str, str]:
+    """Heading to text of the ``##`` sections of a page of docs/; a second one is an error."""
+    parts = re.split(r"^## (.+)$", (ROOT / "docs" / page).read_text(), flags=re.MULTILINE)
+    headings = parts[1::2]
+    assert len(headings) == len(set(headings))
+    return dict(zip(headings, parts[2::2], strict=True))
+
+
+def not_named(page: str, *names: str) -> list[str]:
+    """Those of ``names`` that a page of docs/ never mentions as code."""
+    text = (ROOT / "docs" / page).read_text()
+    return [name for name in names if f"`{name}`" not in text]
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
+    """An empty ``__main__``, as a reader's own script has it; logging is left as it was."""
+    main = types.ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    logger = logging.getLogger("composer")
+    level = logger.level
+    yield main
+    logger.setLevel(level)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_code_in_the_docs_runs(page: Path, script: types.ModuleType) -> None:
+    """The blocks of a page, run one after the other, raise nothing and hold what they assert."""
+    for code in python_blocks(page.read_text()):
+        exec(compile(code, str(page), "exec"), script.__dict__)
+
+
+def test_blocks_keep_their_line_and_the_marked_ones_are_left_out() -> None:
+    """An error in a block is reported at the page's own line."""
+    page = "# Title\n\n```python\nx = 1\n```\n\n<!-- not run: no GPU -->\n```python\ny\n```\n"
+    assert list(python_blocks(page)) == ["\n\n\nx = 1\n"]
+
+
+def test_reasons_page_has_one_section_for_each_reason() -> None:
+    """Every code, and nothing else."""
+    assert set(sections("reasons.md")) == {f"`{reason}`" for reason in Reason}
+
+
+def test_reasons_page_says_which_reasons_nothing_gives() -> None:
+    """Exactly those that stand nowhere in composer's code."""
+    code = "".join(
+        path.read_text()
+        for path in (ROOT / "composer").rglob("*.py")
+        if path != ROOT / "composer" / "records.py"
+    )
+    given = {f"`{reason}`" for reason in Reason if re.search(rf"Reason\.{reason.name}\b", code)}
+    said = {heading for heading, text in sections("reasons.md").items() if NOT_GIVEN not in text}
+    assert said == given
+
+
+def test_policy_page_names_every_field() -> None:
+    """Of the policy and of a candidate."""
+    assert not_named("policy.md", *Policy.model_fields, *Candidate.model_fields) == []
+
+
+def test_report_page_names_every_field() -> None:
+    """Of a graph's record, an attempt and the counters."""
+    records = [
+        field.name for kind in (CompileReport, Attempt) for field in dataclasses.fields(kind)
+    ]
+    assert not_named("report.md", *records, *Runtime().to_dict()) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_relative_links_lead_to_files(page: Path) -> None:
+    """Web addresses are not looked at."""
+    links = LINK.findall(FENCE.sub("", page.read_text()))
+    files = [link.partition("#")[0] for link in links if not re.match(r"[a-z]+:", link)]
+    assert [file for file in files if not (page.parent / file).exists()] == []

@@ -1,0 +1,91 @@
+"""Bound weights: every change that torch makes is seen, and the quirks that this rests on."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from conftest import compiled, last
+
+from composer.lowering import weights
+
+
+def test_torch_fused_steps_do_not_raise_versions() -> None:
+    """The quirk behind ``count_fused_steps``; when this fails, the hook can go."""
+    parameter = torch.nn.Parameter(torch.ones(4))
+    parameter.grad = torch.ones(4)
+    optimizer = torch.optim.AdamW([parameter], fused=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(weights, "increment_version", lambda tensors: None)
+        before = parameter._version
+        optimizer.step()
+    assert parameter._version == before
+    assert not torch.equal(parameter, torch.ones(4))
+
+
+def test_torch_batch_norm_does_not_raise_versions_of_its_statistics() -> None:
+    """But does that of the witness; when this fails, the witness can go."""
+    norm = torch.nn.BatchNorm1d(4).train()
+    mean, tracked = norm.running_mean._version, norm.num_batches_tracked._version
+    norm(torch.randn(8, 4))
+    assert norm.running_mean._version == mean
+    assert norm.num_batches_tracked._version > tracked
+
+
+@pytest.mark.slow
+def test_a_fused_step_is_seen() -> None:
+    """The next call has the new weights."""
+    model, x = torch.nn.Linear(8, 4), torch.randn(3, 8)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
+    f = compiled(model, "onnxrt")
+    with torch.no_grad():
+        f(x)
+    for _ in range(3):
+        model(x).square().mean().backward()
+        optimizer.step()
+        with torch.no_grad():
+            torch.testing.assert_close(f(x), model(x))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["dynamo", "direct"])
+def test_statistics_moved_by_an_eager_forward_are_seen(how) -> None:
+    """Train a little in eager, evaluate through the engine."""
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4)).eval()
+    x = torch.randn(2, 3, 8, 8)
+    with torch.no_grad():
+        if how == "dynamo":
+            f = compiled(model, "onnxrt")
+        else:
+            backend = torch._dynamo.lookup_backend("composer")
+            f = backend(torch.fx.symbolic_trace(model), [x], options={"chain": ["onnxrt"]})
+        for _ in range(3):
+            torch.testing.assert_close(f(x), model(x))
+            model.train()(torch.randn(16, 3, 8, 8) * 3 + 1)
+            model.eval()
+    assert last().chosen == "onnxrt"
+
+
+class OwnStatistics(torch.nn.Module):
+    """Batch norm over buffers of its own: nothing beside them tells of a change."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(4))
+        self.register_buffer("var", torch.ones(4))
+
+    def forward(self, x):
+        training = self.training
+        return torch.nn.functional.batch_norm(x, self.mean, self.var, training=training) + 1
+
+
+@pytest.mark.slow
+def test_statistics_without_a_witness_stay_inputs() -> None:
+    """They are read anew at every call."""
+    model, x = OwnStatistics().eval(), torch.randn(8, 4)
+    f = compiled(model, "onnxrt")
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(f(x), model(x))
+            model.train()(torch.randn(16, 4) * 3 + 1)
+            model.eval()
+    assert last().chosen == "onnxrt"
