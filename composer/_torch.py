@@ -74,6 +74,7 @@ def traced_frame() -> tuple[types.CodeType, dict[str, Any], str] | None:
     wrapped = root.f_locals.get("fn")
     if root.f_code.co_filename == external_utils.__file__ and callable(wrapped):
         method = wrapped.forward if isinstance(wrapped, torch.nn.Module) else wrapped
+        method = method.func if isinstance(method, functools.partial) else method
         function = getattr(method, "__func__", method)
         owner = getattr(method, "__self__", None)
         if hasattr(function, "__code__"):
@@ -244,9 +245,9 @@ def argument(node: torch.fx.Node, name: str) -> Any:
     return None
 
 
-def hint(size: int | torch.SymInt) -> int:
-    """The value a symbolic size had in the first call; adds no guard."""
-    return size if isinstance(size, int) else int(size.node.hint)
+def hint(size: Any) -> Any:
+    """The value a symbolic number had in the first call; adds no guard. Anything else as it is."""
+    return size.node.hint if isinstance(size, torch.SymInt | torch.SymFloat) else size
 
 
 # --- AOTAutograd and the ONNX exporter ----------------------------------------------------------
@@ -294,13 +295,6 @@ class OnnxTranslator:
         self.decompositions: dict[Any, Callable[..., Any]] = dict(
             _decomp.create_onnx_friendly_decomposition_table(implemented)
         )
-        # Torchlib drops the training flag of these: the exported numbers would be eval's.
-        for op in (
-            torch.ops.aten._native_batch_norm_legit_functional.default,
-            torch.ops.aten._native_batch_norm_legit.no_stats,
-            torch.ops.aten.native_batch_norm.default,
-        ):
-            self.decompositions[op] = torch._decomp.decomposition_table[op]
 
     def translates(self, target: Any) -> bool:
         """Whether the exporter's own registry has a translation for a node's target."""
@@ -327,6 +321,23 @@ class OnnxTranslator:
             cast(Any, program), registry=self._registry
         )
         return translated.model
+
+
+def decomposition_of(operator: OpOverload) -> Callable[..., Any]:
+    """Torch's own way to write the operator out."""
+    from torch._decomp import decomposition_table
+
+    return decomposition_table[operator]
+
+
+def operator_name(target: Any) -> str:
+    """``"aten::add"`` for every overload of it; empty for what is no operator."""
+    return target._schema.name if isinstance(target, OpOverload) else ""
+
+
+def is_view(target: Any) -> bool:
+    """Whether the operator's result shares its input's memory, by its schema."""
+    return isinstance(target, OpOverload) and target.is_view
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import hashlib
 import inspect
 import re
@@ -84,20 +85,33 @@ def model_name(gm: torch.fx.GraphModule) -> str:
     if traced is None:
         return type(gm).__name__
     code, scope, module = traced
-    owner = scope.get(next(iter(code.co_varnames), ""))
+    owner = _first_argument(code, scope)
     if isinstance(owner, torch.nn.Module) and _is_frame_of(owner, code):
         return f"{type(owner).__module__}.{type(owner).__qualname__}"
     return f"{module}.{code.co_qualname.removesuffix('.forward')}".lstrip(".")
 
 
+def _first_argument(code: types.CodeType, scope: Mapping[str, Any]) -> Any:
+    """``self``, as it is called in most methods; the first of ``*args`` in a decorator's."""
+    if code.co_argcount:
+        return scope.get(code.co_varnames[0])
+    if code.co_flags & inspect.CO_VARARGS:
+        given = scope.get(code.co_varnames[code.co_kwonlyargcount])
+        return given[0] if isinstance(given, tuple) and given else None
+    return None
+
+
 def _is_frame_of(module: torch.nn.Module, code: types.CodeType) -> bool:
     """Whether ``code`` is a method of the module, or a decorator's function around one."""
     for name in {"forward", code.co_name}:
-        method = inspect.getattr_static(type(module), name, None)
-        while method is not None:
-            if getattr(method, "__code__", None) is code:
-                return True
-            method = getattr(method, "__wrapped__", None)
+        for found in (vars(module).get(name), inspect.getattr_static(type(module), name, None)):
+            method = found
+            while method is not None:
+                function = method.func if isinstance(method, functools.partial) else method
+                function = getattr(function, "__func__", function)
+                if getattr(function, "__code__", None) is code:
+                    return True
+                method = getattr(method, "__wrapped__", None)
     return False
 
 
@@ -192,6 +206,36 @@ def copy_inputs(example_inputs: Sequence[Any], keep: frozenset[int]) -> list[Any
             twin(value) if i not in keep and _is_plain(value) else value
             for i, value in enumerate(example_inputs)
         ]
+
+
+class Buffers:
+    """Copies of a model's buffers, to put back what a backend wrote while it compiled.
+
+    A warm-up run moves the statistics of a batch norm, and their versions do not tell.
+    """
+
+    def __init__(self, request: GraphRequest) -> None:
+        passed = (request.example_inputs[i] for i in sorted(request.weights))
+        held = (*passed, *request.gm.buffers())
+        buffers = [b for b in held if type(b) is not torch.nn.Parameter and _is_real(b)]
+        with torch.no_grad():
+            self._copies = [(buffer, buffer.detach().clone()) for buffer in buffers]
+
+    def restore(self) -> bool:
+        """Put the buffers back to what they were; whether any had changed."""
+        changed = [(b, copy) for b, copy in self._copies if not _same_values(b, copy)]
+        with torch.no_grad():
+            for buffer, copy in changed:
+                buffer.copy_(copy)
+        return bool(changed)
+
+
+def _is_real(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and not isinstance(value, _torch.FakeTensor)
+
+
+def _same_values(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return bool(torch.isclose(a, b, rtol=0, atol=0, equal_nan=a.is_floating_point()).all())
 
 
 def _is_plain(value: Any) -> bool:

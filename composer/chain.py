@@ -122,21 +122,23 @@ def _build(request: GraphRequest, contender: Contender) -> Callable[..., Any]:
     if backend.reads_example_inputs:
         inputs = capture.copy_inputs(inputs, keep=request.weights)
     versions = _weight_versions(request)
-    with _torch.eager_backward_lowering():
-        compiled = backend.build(gm, inputs, mode=request.mode, options=options)
-    if _weight_versions(request) != versions:
-        refuse(
-            Status.REJECTED,
-            Reason.MUTATED_INPUTS,
-            "the backend changed the model's weights while compiling",
-        )
+    buffers = capture.Buffers(request) if backend.reads_example_inputs else None
+    try:
+        with _torch.eager_backward_lowering():
+            compiled = backend.build(gm, inputs, mode=request.mode, options=options)
+    finally:
+        moved = buffers is not None and buffers.restore()
+    if moved or _weight_versions(request) != versions:
+        what = "the backend wrote to the model's weights or buffers while compiling"
+        refuse(Status.REJECTED, Reason.MUTATED_INPUTS, what)
     return prove.proven(compiled, None if backend.may_return_original else request.gm)
 
 
 def _weight_versions(request: GraphRequest) -> list[int]:
-    """The version counter of every weight that has one (inference tensors have none)."""
+    """The version counter of every parameter that has one (inference tensors have none)."""
     weights = (request.example_inputs[i] for i in sorted(request.weights))
-    return [w._version for w in weights if isinstance(w, torch.Tensor) and not w.is_inference()]
+    parameters = (w for w in weights if isinstance(w, torch.nn.Parameter) and not w.is_inference())
+    return [parameter._version for parameter in parameters]
 
 
 def _failed(name: str, error: Exception, notes: Notes, seconds: float) -> Attempt:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import types
 
 import pytest
 import torch
@@ -59,6 +61,52 @@ def test_model_of_a_function_is_its_qualified_name() -> None:
     compiled(step, "eager")(torch.nn.Linear(3, 3), torch.ones(2, 3))
     name = "test_model_of_a_function_is_its_qualified_name.<locals>.step"
     assert models() == [f"{__name__}.{name}"]
+
+
+def decorated(function):
+    @functools.wraps(function)
+    def wrapper(*args, **kwargs):
+        return function(*args, **kwargs)
+
+    return wrapper
+
+
+class Decorated(torch.nn.Module):
+    @decorated
+    def forward(self, x):
+        return x + 1
+
+
+def new_forward(module, x):
+    return x * 2
+
+
+def bound() -> torch.nn.Module:
+    module = Child()
+    module.forward = types.MethodType(new_forward, module)
+    return module
+
+
+def patched() -> torch.nn.Module:
+    module = Child()
+    module.forward = functools.update_wrapper(
+        functools.partial(new_forward, module), module.forward
+    )
+    return module
+
+
+@pytest.mark.parametrize("make", [Decorated, bound, patched])
+def test_model_under_decorators_and_patches_is_still_the_class(make) -> None:
+    """``*args`` wrappers, a method bound to the instance, a partial as accelerate makes it."""
+    module = make()
+    compiled(module, "eager")(torch.ones(2))
+    assert models() == [f"{__name__}.{type(module).__name__}"]
+
+
+def test_model_of_a_partial_is_its_function() -> None:
+    """Not Dynamo's frame around it."""
+    compiled(functools.partial(new_forward, 1), "eager")(torch.ones(2))
+    assert models() == [f"{__name__}.new_forward"]
 
 
 def test_model_may_be_named_by_option() -> None:

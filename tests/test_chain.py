@@ -122,6 +122,32 @@ def test_a_candidate_that_writes_to_a_weight_is_rejected() -> None:
     assert last().chosen == "honest"
 
 
+def test_a_backend_that_warms_up_leaves_the_buffers_as_they_were() -> None:
+    """Batch norm's statistics move unseen in a warm-up run; they are put back."""
+
+    def fails_warm(gm, example_inputs):
+        gm(*example_inputs)
+        raise RuntimeError("failed after a warm-up")
+
+    def warm(gm, example_inputs):
+        gm(*example_inputs)
+        return honest(gm, example_inputs)
+
+    ours, theirs = torch.nn.BatchNorm1d(4), torch.nn.BatchNorm1d(4)
+    x = torch.randn(6, 4)
+    compiled(ours, fails_warm, warm, honest)(x)
+    theirs(x)
+    torch.testing.assert_close(ours.running_mean, theirs.running_mean)
+    assert ours.num_batches_tracked == 1
+    assert [reason for *_, reason in statuses()] == ["build_failed", "mutated_inputs", None]
+
+
+def test_composer_does_not_stand_in_its_own_chain() -> None:
+    """It would nest itself."""
+    with pytest.raises(BackendCompilerFailed, match="its own chain"):
+        compiled(cosine, "composer")(torch.ones(2))
+
+
 def test_a_changed_graph_counts_as_work() -> None:
     """Changing the graph and returning its forward is what many backends do."""
     x = torch.randn(3)

@@ -264,7 +264,12 @@ def test_onnx_translator_knows_what_the_exporter_knows() -> None:
     aten = torch.ops.aten
     assert translator.translates(aten.relu.default)
     assert not translator.translates(aten.nonzero_static.default)
-    assert aten._native_batch_norm_legit_functional.default in translator.decompositions
+    assert aten.silu_backward.default in translator.decompositions
+    assert callable(_torch.decomposition_of(aten._native_batch_norm_legit_functional.default))
+    assert _torch.operator_name(aten.relu.default) == "aten::relu"
+    assert _torch.operator_name(len) == ""
+    assert _torch.is_view(aten.view.default)
+    assert not _torch.is_view(aten.relu.default)
 
 
 def test_honest_engine_of_the_tests_is_not_the_graph_itself() -> None:

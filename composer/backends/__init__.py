@@ -38,6 +38,8 @@ def find_backend(spelled: str | Callable[..., Any]) -> Backend:
     """
     if not isinstance(spelled, str):
         return _as_backend(spelled)
+    if spelled == "composer":
+        raise UnknownNameError("composer cannot stand in its own chain")
     if spelled in BACKENDS:
         return _registered(spelled)
     if ":" in spelled:

@@ -104,15 +104,34 @@ class Settings:
 def _settings(options: Mapping[str, Any]) -> Settings:
     check_known(options, ("threads",), "onnxrt")
     threads = options.get("threads", torch.get_num_threads())
-    if not isinstance(threads, int) or threads < 1:
+    if type(threads) is not int or threads < 1:
         raise OptionError(f"backend 'onnxrt': threads is a positive integer, not {threads!r}")
     return Settings(threads)
 
 
 def _build_engine(graph: FunctionalGraph, settings: Settings) -> Callable[..., Any]:
     engine = OnnxRuntimeEngine(to_onnx(graph), graph.weights, graph.witnesses, settings)
+    if graph.example_args:
+        _try_once(engine, graph)
     note(coverage=1.0, **engine.facts())
     return engine
+
+
+def _try_once(engine: OnnxRuntimeEngine, graph: FunctionalGraph) -> None:
+    """Run the first call's inputs: what only shows at run time shows before it matters.
+
+    Raises:
+        Refusal: the session fails, or an output has not the shape or dtype of eager's.
+    """
+    try:
+        results = engine(*graph.example_args)
+    except Exception as error:
+        what = f"the session fails on the first inputs: {error}"
+        raise Refusal(Status.FAILED, Reason.BUILD_FAILED, what) from error
+    for index, (got, expected) in enumerate(zip(results, graph.expected, strict=True)):
+        if expected is not None and (tuple(got.shape), got.dtype) != expected:
+            what = f"output {index} is {got.dtype} {tuple(got.shape)}, not {expected}"
+            refuse(Status.REJECTED, Reason.OUTPUT_MISMATCH, what)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +221,7 @@ def _make_session(graph: OnnxGraph, values: Mapping[str, Any], settings: Setting
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = settings.threads
-    options.log_severity_level = 3  # errors; they come back as exceptions as well
+    options.log_severity_level = 4  # no lines on stderr: errors come as exceptions
     model = graph.with_weights(values)
     used = {each.name for each in model.graph.initializer}
     given = {name: onnxruntime.OrtValue(v) for name, v in values.items() if name in used}
@@ -248,16 +267,24 @@ def _finish(plan: Output, tensors: Sequence[torch.Tensor], args: Sequence[Any]) 
     if plan.kind == "constant":
         return plan.value
     tensor = args[plan.index] if plan.kind == "input" else tensors[plan.index]
+    if plan.is_symbol:
+        return tensor.item()
+    if plan.is_bool and plan.kind == "engine":
+        tensor = tensor.view(torch.bool)
     if plan.view is not None:
         size, stride, offset = plan.view
         return tensor.as_strided(size, stride, tensor.storage_offset() + offset)
-    if plan.kind == "input":
-        return tensor
-    if plan.is_symbol:
-        return tensor.item()
-    if plan.is_bool:
-        return tensor.view(torch.bool)
     if plan.order is not None:
         inverse = [plan.order.index(dim) for dim in range(len(plan.order))]
         return tensor.permute(plan.order).contiguous().permute(inverse)
+    if plan.repeated:
+        return _repeat(tensor, plan.repeated)
     return tensor
+
+
+def _repeat(tensor: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
+    """The same values with a stride of zero along ``dims``."""
+    size = tensor.shape
+    for dim in dims:
+        tensor = tensor.narrow(dim, 0, min(1, size[dim]))
+    return tensor.contiguous().expand(size)

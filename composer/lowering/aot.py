@@ -11,6 +11,7 @@ import torch.fx
 
 from composer import _torch, capture
 from composer.errors import refuse
+from composer.lowering.decompositions import decompositions
 from composer.lowering.statistics import statistics, witness_of
 from composer.lowering.weights import can_bind
 from composer.records import Reason, Status
@@ -23,12 +24,16 @@ class FunctionalGraph:
     ``weights`` maps positions among the placeholders to tensors whose values an engine may take
     in; it is empty while grad mode is on, since weights that train do not stay. ``witnesses`` maps
     some of these positions to a tensor whose version tells of changes that the weight's own does
-    not (:mod:`composer.lowering.statistics`).
+    not (:mod:`composer.lowering.statistics`). ``example_args`` are real arguments, those of the
+    first call; empty where AOTAutograd took some away or added some. ``expected`` are shape and
+    dtype, in that call, of every output that is a tensor, and ``None`` for the others.
     """
 
     gm: torch.fx.GraphModule
     weights: dict[int, torch.Tensor]
     witnesses: dict[int, torch.Tensor]
+    example_args: tuple[Any, ...]
+    expected: tuple[tuple[tuple[int, ...], torch.dtype] | None, ...]
 
 
 def compile_inference(
@@ -55,17 +60,36 @@ def compile_inference(
 
     def compiler(functional: torch.fx.GraphModule, fakes: Sequence[Any]) -> Callable[..., Any]:
         weights: dict[int, torch.Tensor] = {}
-        if not torch.is_grad_enabled() and len(fakes) == len(everything):
+        same = len(fakes) == len(everything)
+        if not torch.is_grad_enabled() and same:
             still = sorted(owners.keys() - _torch.mutated_inputs())
             weights = {i: everything[i] for i in still if can_bind(everything[i])}
         witnesses = {i: witness_of(owners[i]) for i in weights.keys() & statistics(functional)}
         weights = {i: each for i, each in weights.items() if witnesses.get(i, each) is not None}
         watched = {i: each for i, each in witnesses.items() if each is not None}
+        real = tuple(map(_torch.hint, everything)) if same and not _any_fake(everything) else ()
+        graph = FunctionalGraph(functional, weights, watched, real, _expected(functional))
         with _torch.unset_fake_temporarily():
-            return build(FunctionalGraph(functional, weights, watched))
+            return build(graph)
 
-    decompositions = _torch.onnx_translator().decompositions
-    return _torch.aot_inference(gm, example_inputs, compiler, decompositions)
+    return _torch.aot_inference(gm, example_inputs, compiler, decompositions())
+
+
+def _any_fake(values: Sequence[Any]) -> bool:
+    return any(isinstance(value, _torch.FakeTensor) for value in values)
+
+
+def _expected(gm: torch.fx.GraphModule) -> tuple[tuple[tuple[int, ...], torch.dtype] | None, ...]:
+    (returned,) = gm.graph.find_nodes(op="output")
+    values = (
+        each.meta["val"] if isinstance(each, torch.fx.Node) else each for each in returned.args[0]
+    )
+    return tuple(
+        (tuple(map(_torch.hint, value.shape)), value.dtype)
+        if isinstance(value, torch.Tensor)
+        else None
+        for value in values
+    )
 
 
 def _owners(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> dict[int, object]:

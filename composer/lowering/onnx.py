@@ -14,6 +14,7 @@ import torch.fx
 from composer import _torch
 from composer.errors import Refusal, refuse
 from composer.lowering.aot import FunctionalGraph
+from composer.lowering.faithful import unfaithful
 from composer.records import Reason, Status
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class Output:
     is the order of dimensions, outermost first, in which eager lays the tensor out, ``None`` where
     that is the usual one. ``view`` is (size, stride, offset) of an output that shares the memory
     of the engine's output, or the argument, ``index``; the offset counts from the other's.
+    ``repeated`` are dimensions along which eager's tensor repeats one element (a stride of zero).
     ``is_symbol`` marks an integer, ``is_bool`` a boolean.
     """
 
@@ -37,6 +39,7 @@ class Output:
     value: Any = None
     order: tuple[int, ...] | None = None
     view: tuple[tuple[int, ...], tuple[int, ...], int] | None = None
+    repeated: tuple[int, ...] = ()
     is_symbol: bool = False
     is_bool: bool = False
 
@@ -116,27 +119,21 @@ def _decline_dtypes(gm: torch.fx.GraphModule) -> None:
 
 
 def _decline_operators(gm: torch.fx.GraphModule, translates: Callable[[Any], bool]) -> None:
-    """What the exporter does not know, and what draws from torch's random number generator."""
+    """What the exporter does not know, or does not say faithfully."""
     refused: dict[str, str] = {}
     for node in gm.graph.nodes:
         if node.op == "get_attr" and isinstance(_constant(gm, node), torch.nn.Module):
             refused.setdefault(f"{node.target} (a nested graph)", _source_line(node))
         if node.op != "call_function" or node.target is operator.getitem:
             continue
-        if _draws_random_numbers(node):
-            refused.setdefault(f"{node.target} (random numbers stay torch's)", _source_line(node))
+        why = unfaithful(node)
+        if why is not None:
+            refused.setdefault(f"{node.target} ({why})", _source_line(node))
         elif not translates(node.target):
             refused.setdefault(str(node.target), _source_line(node))
     if refused:
         names = ", ".join(f"{name}{place}" for name, place in sorted(refused.items()))
-        refuse(Status.DECLINED, Reason.UNSUPPORTED_OP, f"no ONNX translation for {names}")
-
-
-def _draws_random_numbers(node: torch.fx.Node) -> bool:
-    """Whether the operator is tagged so; attention is, for its dropout, which is mostly zero."""
-    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
-        return False
-    return bool(_torch.argument(node, "dropout_p") != 0.0)
+        refuse(Status.DECLINED, Reason.UNSUPPORTED_OP, f"no faithful ONNX translation for {names}")
 
 
 def _lift_constants(gm: torch.fx.GraphModule) -> dict[str, torch.Tensor]:
@@ -201,7 +198,7 @@ def _plan_computed(node: torch.fx.Node, computed: list[torch.fx.Node]) -> Output
         if _share_memory(value, other.meta["val"]):
             view = _view_of(value, other.meta["val"])
             _decline_partial_base(other.meta["val"])
-            return Output("engine", index, view=view)
+            return Output("engine", index, view=view, is_bool=value.dtype is torch.bool)
     computed.append(node)
     return _plan_tensor(len(computed) - 1, value)
 
@@ -209,9 +206,10 @@ def _plan_computed(node: torch.fx.Node, computed: list[torch.fx.Node]) -> Output
 def _plan_tensor(index: int, value: torch.Tensor) -> Output:
     strides = [_torch.hint(stride) for stride in value.stride()]
     order = tuple(sorted(range(value.dim()), key=lambda dim: -strides[dim]))
-    usual = order == tuple(range(value.dim())) or 0 in strides
+    repeated = tuple(dim for dim, stride in enumerate(strides) if stride == 0)
+    usual = order == tuple(range(value.dim())) or bool(repeated)
     is_bool = value.dtype is torch.bool
-    return Output("engine", index, order=None if usual else order, is_bool=is_bool)
+    return Output("engine", index, None, None if usual else order, None, repeated, False, is_bool)
 
 
 def _share_memory(a: object, b: object) -> bool:

@@ -1,0 +1,169 @@
+"""Where an ONNX translation does not say what the operator means: the calls to decline.
+
+Found by running torch's own operator samples (``op_db``) through ONNX Runtime and comparing with
+eager (torch 2.13, onnxscript 0.7, onnxruntime 1.31). Each rule is one reason; when upstream mends
+it, ``tests/test_faithful.py`` says so and the rule can go.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.fx
+
+from composer import _torch
+
+aten = torch.ops.aten
+
+_POOLS = (aten.avg_pool2d.default, aten.avg_pool3d.default)
+_SCATTERS = (aten.scatter_reduce.two,)
+_DIVISIONS = ("aten::div", "aten::floor_divide", "aten::remainder", "aten::fmod")
+_KEEP_EMPTY = ("aten::cat", "aten::clone", "aten::_to_copy", "aten::constant_pad_nd")
+_INEXACT_CONSTANTS = ("hardswish", "hardsigmoid", "sinc", "upsample", "gelu", "softplus", "mish")
+
+_OTHERWISE = {
+    "aten::_upsample_bilinear2d_aa": "scales and corners are read otherwise",
+    "aten::_upsample_bicubic2d_aa": "scales and corners are read otherwise",
+    "aten::_embedding_bag": "ONNX Runtime's optimizer crashes on it",
+    "aten::_embedding_bag_forward_only": "ONNX Runtime's optimizer crashes on it",
+    "aten::atan2": "zeros lose their sign",
+    "aten::special_log_ndtr": "it overflows",
+    "aten::special_erfcx": "it underflows",
+    "aten::logaddexp": "it overflows",
+    "aten::logaddexp2": "it overflows",
+    "aten::logcumsumexp": "it overflows",
+}
+"""Operators whose translation is wrong on ordinary values."""
+
+_LONG = {"aten::max", "aten::min", "aten::amax", "aten::amin", "aten::aminmax", "aten::sign"}
+_LONG |= {"aten::sgn", "aten::prod", "aten::hardtanh", "aten::relu6", "aten::pow", "aten::cummax"}
+_LONG |= {"aten::cummin", "aten::maximum", "aten::minimum", "aten::clamp", "aten::relu"}
+"""Operators whose kernels are wrong for int64 beyond 32 bits, or saturate where torch wraps."""
+
+
+def unfaithful(node: torch.fx.Node) -> str | None:
+    """Why the translation of this call would give other results than eager; ``None`` if not."""
+    return next((why for rule in _RULES if (why := rule(node))), None)
+
+
+def _random(node: torch.fx.Node) -> str | None:
+    """Attention is tagged as random, too, for its dropout, which is mostly zero."""
+    if torch.Tag.nondeterministic_seeded not in _tags(node):
+        return None
+    return None if _torch.argument(node, "dropout_p") == 0.0 else "random numbers stay torch's"
+
+
+def _divisor_override(node: torch.fx.Node) -> str | None:
+    overridden = node.target in _POOLS and _torch.argument(node, "divisor_override") is not None
+    return "divisor_override is dropped" if overridden else None
+
+
+def _scatter_mean(node: torch.fx.Node) -> str | None:
+    means = node.target in _SCATTERS and _torch.argument(node, "reduce") == "mean"
+    return "the mean is computed otherwise" if means else None
+
+
+def _otherwise(node: torch.fx.Node) -> str | None:
+    return _OTHERWISE.get(_torch.operator_name(node.target))
+
+
+def _dynamic_squeeze(node: torch.fx.Node) -> str | None:
+    """A size that is one in the first call only."""
+    if _torch.operator_name(node.target) != "aten::squeeze" or len(node.args) < 2:
+        return None
+    (value,) = _operands(node)
+    dims = node.args[1] if isinstance(node.args[1], list | tuple) else (node.args[1],)
+    sizes = [value.shape[dim] for dim in dims if value.dim()]  # type: ignore[index]
+    is_dynamic = any(not isinstance(size, int) for size in sizes)
+    return "a dynamic dimension is squeezed" if is_dynamic else None
+
+
+def _fractional_range(node: torch.fx.Node) -> str | None:
+    is_range = _torch.operator_name(node.target) in ("aten::arange", "aten::linspace")
+    fractional = any(isinstance(v, float) and not v.is_integer() for v in node.args)
+    return "the number of steps is rounded otherwise" if is_range and fractional else None
+
+
+def _integer_division(node: torch.fx.Node) -> str | None:
+    """ONNX Runtime divides integers by zero with a SIGFPE that ends the process."""
+    if _torch.operator_name(node.target) not in _DIVISIONS or not all(
+        _is_integral(v) for v in _results(node)
+    ):
+        return None
+    divisor = node.args[1]
+    by_zero = isinstance(divisor, torch.fx.Node) or divisor == 0
+    return "an integer division by zero would end the process" if by_zero else None
+
+
+def _long_integers(node: torch.fx.Node) -> str | None:
+    is_long = any(value.dtype is torch.int64 for value in _results(node))
+    wrong = is_long and _torch.operator_name(node.target) in _LONG
+    return "int64 is computed with 32 bits, or saturates" if wrong else None
+
+
+def _double_precision(node: torch.fx.Node) -> str | None:
+    """Scalars and constants within translations are written as float32."""
+    if not any(value.dtype is torch.float64 for value in _results(node)):
+        return None
+    scalars = (v for v in (*node.args, *node.kwargs.values()) if isinstance(v, float))
+    name = _torch.operator_name(node.target)
+    rounded = any(not _is_single(v) for v in scalars) or any(c in name for c in _INEXACT_CONSTANTS)
+    return "float64 is computed with float32 constants" if rounded else None
+
+
+def _empty_operand(node: torch.fx.Node) -> str | None:
+    """Reductions and products of nothing: identity elements and shapes differ."""
+    harmless = (
+        torch.Tag.pointwise in _tags(node) or _torch.operator_name(node.target) in _KEEP_EMPTY
+    )
+    if harmless or _torch.is_view(node.target):
+        return None
+    empty = any(0 in value.shape for value in _operands(node))
+    return "one of its operands has no elements" if empty else None
+
+
+_RULES: tuple[Callable[[torch.fx.Node], str | None], ...] = (
+    _random,
+    _divisor_override,
+    _scatter_mean,
+    _otherwise,
+    _dynamic_squeeze,
+    _fractional_range,
+    _integer_division,
+    _long_integers,
+    _double_precision,
+    _empty_operand,
+)
+
+
+def _tags(node: torch.fx.Node) -> Sequence[torch.Tag]:
+    return getattr(node.target, "tags", ())
+
+
+def _results(node: torch.fx.Node) -> Iterator[torch.Tensor]:
+    yield from _tensors(node.meta.get("val"))
+
+
+def _operands(node: torch.fx.Node) -> Iterator[torch.Tensor]:
+    for source in node.all_input_nodes:
+        yield from _tensors(source.meta.get("val"))
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    for each in value if isinstance(value, tuple | list) else (value,):
+        if isinstance(each, torch.Tensor):
+            yield each
+
+
+def _is_integral(value: torch.Tensor) -> bool:
+    return not value.dtype.is_floating_point and value.dtype is not torch.bool
+
+
+def _is_single(value: float) -> bool:
+    try:
+        return struct.unpack("f", struct.pack("f", value))[0] == value or value != value
+    except OverflowError:
+        return False
