@@ -294,3 +294,15 @@ def test_onnxruntime_was_not_imported_by_a_probe() -> None:
     loaded = set(sys.modules)
     require_installed(("onnxruntime", "onnx"), "pip install")
     assert set(sys.modules) == loaded
+
+
+def test_a_cache_that_starts_empty_is_taken() -> None:
+    """As Hugging Face's dynamic cache does: nothing, then what was seen, side by side."""
+
+    def step(x):
+        empty = torch.tensor([], dtype=x.dtype)
+        return torch.cat([empty, x], dim=-1) * 2
+
+    x = torch.randn(5)
+    torch.testing.assert_close(compiled(step, "onnxrt")(x), step(x))
+    assert last().chosen == "onnxrt", last().attempts[0].message

@@ -21,7 +21,7 @@ aten = torch.ops.aten
 _POOLS = (aten.avg_pool2d.default, aten.avg_pool3d.default)
 _SCATTERS = (aten.scatter_reduce.two,)
 _DIVISIONS = ("aten::div", "aten::floor_divide", "aten::remainder", "aten::fmod")
-_KEEP_EMPTY = ("aten::cat", "aten::clone", "aten::_to_copy", "aten::constant_pad_nd")
+_KEEP_EMPTY = ("aten::cat", "aten::clone", "aten::_to_copy", "aten::lift_fresh_copy")
 _INEXACT_CONSTANTS = ("hardswish", "hardsigmoid", "sinc", "upsample", "gelu", "softplus", "mish")
 
 _OTHERWISE = {
