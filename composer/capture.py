@@ -1,21 +1,21 @@
-"""What Dynamo handed over: facts about the graph, copies for the candidates, the graph's key."""
+"""What Dynamo handed over: facts about the graph, and the key it is known by."""
 
 from __future__ import annotations
 
-import copy
 import functools
 import hashlib
 import inspect
 import re
 import types
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.fx
 
 from composer import _torch
+from composer.clones import attribute_at
 from composer.records import GraphInput, GraphRequest
 
 _OPERATIONS = frozenset({"call_function", "call_method", "call_module"})
@@ -142,138 +142,6 @@ def _most_common(names: Iterable[str]) -> str:
     return ranked[0][0] if ranked else ""
 
 
-# --- copies -------------------------------------------------------------------------------------
-
-
-def clone_graph(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """A graph module of its own that shares only tensors and leaf modules with ``gm``.
-
-    Graphs nested in it (the branches of ``torch.cond``, say) are cloned as well.
-    """
-    twin = torch.fx.GraphModule(gm, copy.deepcopy(gm.graph), gm.__class__.__name__)
-    twin.meta.update(gm.meta)
-    for name, child in list(twin.named_children()):
-        if isinstance(child, torch.fx.GraphModule):
-            setattr(twin, name, clone_graph(child))
-    twin.train(gm.training)
-    _torch.carry_source_metadata(gm, twin)
-    return twin
-
-
-def flat_outputs(
-    gm: torch.fx.GraphModule,
-) -> tuple[torch.fx.GraphModule, Callable[[Sequence[Any]], Any] | None]:
-    """A graph that returns a flat tuple, and how to make the caller's own structure of it.
-
-    Dynamo's graphs do so already and are returned as they are, with ``None``; the graph of a
-    direct call may return a tensor or a dict, which AOTAutograd refuses.
-    """
-    (returned,) = gm.graph.find_nodes(op="output")
-    value = returned.args[0]
-    if isinstance(value, tuple | list) and all(
-        not isinstance(v, tuple | list | dict) for v in value
-    ):
-        return gm, None
-    flat = clone_graph(gm)
-    (returned,) = flat.graph.find_nodes(op="output")
-    leaves, restore = _torch.flatten(returned.args[0])
-    returned.args = (tuple(leaves),)
-    flat.recompile()
-    return flat, restore
-
-
-def copy_inputs(example_inputs: Sequence[Any], keep: frozenset[int]) -> list[Any]:
-    """Copies of the tensor inputs except those at the positions ``keep``.
-
-    Strides, offsets and the storage that several inputs share stay as they are. Tensors that are
-    not plain (subclasses, sparse, fake) and everything else are passed on.
-    """
-    storages: dict[int, torch.UntypedStorage] = {}
-
-    def twin(tensor: torch.Tensor) -> torch.Tensor:
-        shared = _torch.storage_id(tensor)
-        if shared not in storages:
-            storages[shared] = _torch.copy_storage(tensor.untyped_storage())
-        made = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(
-            storages[shared], tensor.storage_offset(), tensor.shape, tensor.stride()
-        )
-        made.requires_grad_(tensor.requires_grad)
-        _torch.share_fake(tensor, made)
-        return made
-
-    with torch.no_grad(), torch.inference_mode(False):
-        return [
-            twin(value) if i not in keep and _is_plain(value) else value
-            for i, value in enumerate(example_inputs)
-        ]
-
-
-class Buffers:
-    """Copies of a model's buffers, to put back what a backend wrote while it compiled.
-
-    A warm-up run moves the statistics of a batch norm, and their versions do not tell.
-    """
-
-    def __init__(self, request: GraphRequest) -> None:
-        passed = (request.example_inputs[i] for i in sorted(request.weights))
-        held = (*passed, *request.gm.buffers())
-        buffers = [b for b in held if type(b) is not torch.nn.Parameter and _is_real(b)]
-        with torch.no_grad():
-            self._copies = [(buffer, buffer.detach().clone()) for buffer in buffers]
-
-    def restore(self) -> bool:
-        """Put the buffers back to what they were; whether any had changed."""
-        changed = [(b, copy) for b, copy in self._copies if not _same_values(b, copy)]
-        with torch.no_grad():
-            for buffer, copy in changed:
-                buffer.copy_(copy)
-        return bool(changed)
-
-
-def _is_real(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and not isinstance(value, _torch.FakeTensor)
-
-
-def _same_values(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return bool(torch.isclose(a, b, rtol=0, atol=0, equal_nan=a.is_floating_point()).all())
-
-
-def _is_plain(value: Any) -> bool:
-    return (
-        type(value) is torch.Tensor
-        and value.layout is torch.strided
-        and not value.is_quantized
-        and not value.is_conj()
-        and not value.is_neg()
-    )
-
-
-# --- identity -----------------------------------------------------------------------------------
-
-
-def same_graph(a: torch.fx.GraphModule, b: torch.fx.GraphModule) -> bool:
-    """Whether calling ``a`` does what calling ``b`` does: same code over the same objects."""
-    if a is b:
-        return True
-    if a.code != b.code:
-        return False
-    targets = {str(n.target) for n in b.graph.nodes if n.op in ("call_module", "get_attr")}
-    return all(_same_target(_attribute(a, name), _attribute(b, name)) for name in targets)
-
-
-def _same_target(a: object, b: object) -> bool:
-    if isinstance(a, torch.fx.GraphModule) and isinstance(b, torch.fx.GraphModule):
-        return same_graph(a, b)
-    return a is b
-
-
-def _attribute(gm: torch.fx.GraphModule, path: str) -> object:
-    value: object = gm
-    for name in path.split("."):
-        value = getattr(value, name, None)
-    return value
-
-
 def graph_key(gm: torch.fx.GraphModule, settings: str = "") -> str:
     """SHA-256 over every operation, argument, shape, dtype, stride and device of the graph.
 
@@ -300,7 +168,7 @@ def _target(gm: torch.fx.GraphModule, node: torch.fx.Node) -> str:
     if node.op == "call_function":
         return _qualified(node.target)
     if node.op in ("get_attr", "call_module"):
-        value = _attribute(gm, str(node.target))
+        value = attribute_at(gm, str(node.target))
         if isinstance(value, torch.fx.GraphModule):
             return "graph(" + "; ".join(_lines(value)) + ")"
         return _tensor(value) if isinstance(value, torch.Tensor) else f"{node.target}: {value!r}"

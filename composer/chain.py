@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from composer import _torch, capture, prove
+from composer import _torch, clones, prove
 from composer.backends import find_backend
 from composer.backends.base import Backend, Notes, taking_notes
 from composer.errors import (
@@ -117,12 +117,12 @@ def try_candidate(
 def _build(request: GraphRequest, contender: Contender) -> Callable[..., Any]:
     backend, options = contender.backend, contender.candidate.options
     backend.probe(request)
-    gm = capture.clone_graph(request.gm)
+    gm = clones.clone_graph(request.gm)
     inputs = list(request.example_inputs)
     if backend.reads_example_inputs:
-        inputs = capture.copy_inputs(inputs, keep=request.weights)
+        inputs = clones.copy_inputs(inputs, keep=request.weights)
     versions = _weight_versions(request)
-    buffers = capture.Buffers(request) if backend.reads_example_inputs else None
+    buffers = clones.Buffers(request) if backend.reads_example_inputs else None
     try:
         with _torch.eager_backward_lowering():
             compiled = backend.build(gm, inputs, mode=request.mode, options=options)

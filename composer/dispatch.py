@@ -9,7 +9,7 @@ from typing import Any
 
 import torch.fx
 
-from composer import capture, chain, guard, policy, session
+from composer import capture, chain, clones, guard, policy, session
 from composer.records import Attempt, CompileReport, GraphRequest
 from composer.telemetry import notices
 
@@ -42,7 +42,7 @@ def compose(
     started = time.perf_counter()
     rules = policy.resolve(mode, options)
     candidates = chain.resolve(rules.chain)
-    gm, restore = capture.flat_outputs(gm)
+    gm, restore = clones.flat_outputs(gm)
     request = capture.read_request(
         gm, example_inputs, mode=mode, model=rules.model, settings=f"{mode} {rules.key}"
     )

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch.fx
 
-from composer import _torch, capture
+from composer import _torch, clones
 from composer.errors import refuse
 from composer.records import Reason, Status
 
@@ -48,7 +48,7 @@ def proven(compiled: object, original: torch.fx.GraphModule | None) -> Callable[
     if original is None:
         return compiled
     for target in _passed_on_to(compiled):
-        if isinstance(target, torch.fx.GraphModule) and capture.same_graph(target, original):
+        if isinstance(target, torch.fx.GraphModule) and clones.same_graph(target, original):
             what = "the backend returned the captured graph unchanged"
             refuse(Status.REJECTED, Reason.RETURNED_ORIGINAL, what)
     return compiled

@@ -11,7 +11,7 @@ import torch
 from conftest import compiled, last
 
 import composer
-from composer import capture
+from composer import clones
 
 
 class Child(torch.nn.Module):
@@ -149,7 +149,7 @@ def test_copies_keep_strides_offsets_and_shared_memory() -> None:
     """And the originals are out of reach."""
     base = torch.arange(12.0)
     inputs = [base[:6].reshape(2, 3).t(), base[3:], base, "text", 3]
-    copies = capture.copy_inputs(inputs, keep=frozenset({2}))
+    copies = clones.copy_inputs(inputs, keep=frozenset({2}))
     assert copies[2:] == inputs[2:]
     assert copies[0].stride() == (1, 3)
     assert torch.equal(copies[0], inputs[0])
@@ -161,7 +161,7 @@ def test_copies_keep_strides_offsets_and_shared_memory() -> None:
 def test_copies_of_leaves_are_leaves() -> None:
     """With their own ``requires_grad``."""
     x = torch.ones(3, requires_grad=True)
-    (copy,) = capture.copy_inputs([x], keep=frozenset())
+    (copy,) = clones.copy_inputs([x], keep=frozenset())
     assert copy.is_leaf
     assert copy.requires_grad
     assert copy.data_ptr() != x.data_ptr()
@@ -170,7 +170,7 @@ def test_copies_of_leaves_are_leaves() -> None:
 def test_copies_under_inference_mode_are_usual_tensors() -> None:
     """An engine may read their version counter."""
     with torch.inference_mode():
-        (copy,) = capture.copy_inputs([torch.ones(2)], keep=frozenset())
+        (copy,) = clones.copy_inputs([torch.ones(2)], keep=frozenset())
     assert not copy.is_inference()
     assert copy.sum() == 2
 
@@ -179,15 +179,15 @@ def test_clone_shares_tensors_and_nothing_else() -> None:
     """Editing the clone leaves the original's code as it was."""
     gm = torch.fx.symbolic_trace(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()))
     before = gm.code
-    clone = capture.clone_graph(gm)
-    assert capture.same_graph(clone, gm)
+    clone = clones.clone_graph(gm)
+    assert clones.same_graph(clone, gm)
     assert clone.get_parameter("0.weight") is gm.get_parameter("0.weight")
     for node in clone.graph.find_nodes(op="call_module", target="1"):
         node.replace_all_uses_with(node.args[0])
         clone.graph.erase_node(node)
     clone.recompile()
     assert gm.code == before
-    assert not capture.same_graph(clone, gm)
+    assert not clones.same_graph(clone, gm)
 
 
 def key(function, *args, **options) -> str:
