@@ -31,7 +31,7 @@ bench: $(STAMP)
 clean:
 	rm -rf .venv build dist *.egg-info
 
-# torch goes first and alone: left to a range, pip takes the newest build and its CUDA packages.
+# The constraints pin torch: left to its range, pip takes the newest build and its CUDA packages.
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet -c constraints.txt torch

@@ -148,7 +148,7 @@ def graph_key(gm: torch.fx.GraphModule, settings: str = "") -> str:
     Names of nodes and symbols are replaced by their position, so that the key is equal in
     every process that captures the same graph.
     """
-    text = "\n".join((*_lines(gm), settings))
+    text = _without_address("\n".join((*_lines(gm), settings)))
     symbols: dict[str, str] = {}
     text = re.sub(r"\b[su]\d+\b", lambda m: symbols.setdefault(m[0], f"sym{len(symbols)}"), text)
     return hashlib.sha256(text.encode()).hexdigest()

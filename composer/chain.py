@@ -136,7 +136,8 @@ def _build(request: GraphRequest, contender: Contender) -> Callable[..., Any]:
 
 def _weight_versions(request: GraphRequest) -> list[int]:
     """The version counter of every parameter that has one (inference tensors have none)."""
-    weights = (request.example_inputs[i] for i in sorted(request.weights))
+    passed = (request.example_inputs[i] for i in sorted(request.weights))
+    weights = (*passed, *request.gm.parameters())
     parameters = (w for w in weights if isinstance(w, torch.nn.Parameter) and not w.is_inference())
     return [parameter._version for parameter in parameters]
 
@@ -165,7 +166,7 @@ def classify(error: Exception) -> tuple[Status, Reason]:
     causes = tuple(_causes(error))
     if any(isinstance(each, torch.OutOfMemoryError | MemoryError) for each in causes):
         return Status.FAILED, Reason.OUT_OF_MEMORY
-    if isinstance(error, ImportError):
+    if any(isinstance(each, ImportError) for each in causes):
         return Status.UNAVAILABLE, Reason.NOT_INSTALLED
     return Status.FAILED, Reason.BUILD_FAILED
 

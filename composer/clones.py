@@ -54,7 +54,7 @@ def copy_inputs(example_inputs: Sequence[Any], keep: frozenset[int]) -> list[Any
     """Copies of the tensor inputs except those at the positions ``keep``.
 
     Strides, offsets and the storage that several inputs share stay as they are. Tensors that are
-    not plain (subclasses, sparse, fake) and everything else are passed on.
+    not plain (conjugated, sparse) are cloned; subclasses and everything else are passed on.
     """
     storages: dict[int, torch.UntypedStorage] = {}
 
@@ -69,9 +69,16 @@ def copy_inputs(example_inputs: Sequence[Any], keep: frozenset[int]) -> list[Any
         _torch.share_fake(tensor, made)
         return made
 
+    def aside(value: Any) -> Any:
+        if type(value) is not torch.Tensor:
+            return value
+        made = value.clone()
+        _torch.share_fake(value, made)
+        return made
+
     with torch.no_grad(), torch.inference_mode(False):
         return [
-            twin(value) if i not in keep and _is_plain(value) else value
+            value if i in keep else twin(value) if _is_plain(value) else aside(value)
             for i, value in enumerate(example_inputs)
         ]
 
@@ -103,7 +110,9 @@ def _is_real(value: Any) -> bool:
 
 
 def _same_values(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return bool(torch.isclose(a, b, rtol=0, atol=0, equal_nan=a.is_floating_point()).all())
+    return bool(
+        torch.isclose(a, b, rtol=0, atol=0, equal_nan=a.is_floating_point() or a.is_complex()).all()
+    )
 
 
 def _is_plain(value: Any) -> bool:

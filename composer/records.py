@@ -131,7 +131,8 @@ class Attempt:
     def sentence(self) -> str:
         """The attempt in one line, as warnings and errors quote it."""
         why = f" ({self.reason})" if self.reason else ""
-        what = f": {first_line(self.message)}" if self.message else ""
+        said = first_line(self.message) or self.error_type
+        what = f": {said}" if said else ""
         return f"{self.backend} {self.status}{why}{what}"
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import logging
 import pkgutil
+import threading
 from collections.abc import Iterable, Mapping
 from importlib.metadata import entry_points
 from typing import Generic, TypeVar, cast
@@ -11,6 +13,8 @@ from typing import Generic, TypeVar, cast
 from composer.errors import ComposerError, UnknownNameError
 
 T = TypeVar("T")
+
+log = logging.getLogger("composer")
 
 
 class Registry(Generic[T]):
@@ -28,6 +32,7 @@ class Registry(Generic[T]):
         self._table = dict(table)
         self._loaded: dict[str, T] = {}
         self._refused: dict[str, str] = {}
+        self._lock = threading.Lock()
         self._discovered = False
 
     def names(self) -> tuple[str, ...]:
@@ -44,7 +49,7 @@ class Registry(Generic[T]):
 
         Raises:
             UnknownNameError: nobody registered the name.
-            ComposerError: more than one package did; nobody takes a name over in silence.
+            ComposerError: two other packages did; neither is more right than the other.
         """
         self._discover()
         if name in self._refused:
@@ -58,17 +63,24 @@ class Registry(Generic[T]):
         return self._loaded[name]
 
     def _discover(self) -> None:
-        if self._group is None or self._discovered:
-            return
-        for entry in entry_points(group=self._group):
-            if entry.name in self._table:
-                self._refused[entry.name] = (
-                    f"entry point {entry.value!r} registers the {self.kind} {entry.name!r}, "
-                    f"which stands for {self._table[entry.name]!r} already"
-                )
-            else:
-                self._table[entry.name] = entry.value
-        self._discovered = True
+        """Add the entry points; a name of our own table stays what it is."""
+        with self._lock:
+            if self._group is None or self._discovered:
+                return
+            found: dict[str, str] = {}
+            for entry in entry_points(group=self._group):
+                first = self._table.get(entry.name) or found.setdefault(entry.name, entry.value)
+                if first != entry.value:
+                    clash = f"entry point {entry.value!r} registers the {self.kind} {entry.name!r}"
+                    self._clash(entry.name, f"{clash}, which stands for {first!r} already")
+            self._table |= found
+            self._discovered = True
+
+    def _clash(self, name: str, message: str) -> None:
+        if name in self._table:
+            log.warning("%s; it is not used", message)
+        else:
+            self._refused[name] = message
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:

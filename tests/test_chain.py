@@ -148,6 +148,41 @@ def test_composer_does_not_stand_in_its_own_chain() -> None:
         compiled(cosine, "composer")(torch.ones(2))
 
 
+def test_a_parameter_written_through_a_direct_call_is_seen() -> None:
+    """The graph module holds it, not the inputs."""
+
+    def writes(gm, example_inputs):
+        with torch.no_grad():
+            next(gm.parameters()).add_(0)
+        return honest(gm, example_inputs)
+
+    gm = torch.fx.symbolic_trace(torch.nn.Sequential(torch.nn.Linear(2, 2)))
+    backend = torch._dynamo.lookup_backend("composer")
+    backend(gm, [torch.ones(2)], options={"chain": [writes, honest]})
+    assert statuses()[0] == ("writes", "rejected", "mutated_inputs")
+
+
+def test_conjugated_inputs_are_copied_too() -> None:
+    """A candidate that writes to them does not reach the user's tensor."""
+    x = torch.randn(3, dtype=torch.complex64).conj()
+    before = x.clone()
+    result = compiled(lambda x: x * 2, engines.ruins_the_inputs)(x)
+    assert torch.equal(x, before)
+    assert torch.equal(result, before * 2)
+
+
+def test_an_error_without_words_is_named_by_its_type() -> None:
+    """A bare assertion says at least what it is."""
+
+    def asserts(gm, example_inputs):
+        raise AssertionError
+
+    with pytest.warns(composer.errors.FallbackWarning, match="AssertionError"):
+        compiled(cosine, asserts)(torch.ones(2))
+    assert "AssertionError" in str(composer.report())
+    assert repr(composer.report()) == str(composer.report())
+
+
 def test_a_changed_graph_counts_as_work() -> None:
     """Changing the graph and returning its forward is what many backends do."""
     x = torch.randn(3)
@@ -309,10 +344,19 @@ def test_an_absent_engine_of_the_default_chain_is_no_news(recwarn) -> None:
     """Nobody asked for TensorRT by name; asked for by name it warns."""
     from composer.telemetry import notices
 
-    compiled(cosine, "tensorrt", "eager")(torch.ones(2))
+    compiled(cosine, "tensorrt", honest)(torch.ones(2))
     assert len(recwarn) == 1
     notices.warn_of_fallbacks(last(), set(), asked_by_name=False)
     assert len(recwarn) == 1
+
+
+def test_a_graph_on_the_floor_is_news_whatever_the_reason(recwarn) -> None:
+    """Every engine of the default chain may be absent; then eager runs, and that is said."""
+    from composer.telemetry import notices
+
+    compiled(cosine, "tensorrt")(torch.ones(2))
+    notices.warn_of_fallbacks(last(), set(), asked_by_name=False)
+    assert len(recwarn) == 2
 
 
 def test_attempts_are_logged(caplog: pytest.LogCaptureFixture) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import sys
 from importlib.metadata import version
 
 import pytest
@@ -38,6 +39,7 @@ def test_doctor_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name == "onnxscript" else find(name)
     )
+    monkeypatch.delitem(sys.modules, "onnxscript", raising=False)
     rows = json.loads(runner.invoke(app, ["doctor", "--json"]).output)
     row = next(row for row in rows if row["backend"] == "onnxrt")
     assert (row["available"], row["reason"]) == (False, "not_installed")

@@ -207,6 +207,7 @@ def test_a_missing_package_is_unavailable(missing, monkeypatch) -> None:
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name == missing else find(name)
     )
+    monkeypatch.delitem(sys.modules, missing, raising=False)
     compiled(mlp(), "onnxrt")(torch.randn(2, 8))
     (attempt,) = last().attempts
     assert (attempt.status, attempt.reason) == ("unavailable", "not_installed")

@@ -31,15 +31,25 @@ def test_entry_points_add_names(monkeypatch: pytest.MonkeyPatch) -> None:
     assert things.get("loads")("1") == 1
 
 
-def test_duplicate_entry_point_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody takes a name over in silence, and the other names are none the worse."""
+def test_an_entry_point_does_not_take_over_a_name_of_our_own(monkeypatch, caplog) -> None:
+    """It is refused and logged, and nobody's compile is the worse for it."""
     found = [EntryPoint("dumps", "json:loads", "g"), EntryPoint("load", "json:load", "g")]
     monkeypatch.setattr(registry, "entry_points", lambda group: found)
     things = Registry("thing", {"dumps": "json:dumps"}, group="g")
+    assert things.get("dumps")({}) == "{}"
+    assert things.names() == ("dumps", "load")
+    assert "stands for 'json:dumps' already; it is not used" in caplog.text
+
+
+def test_a_name_that_two_packages_claim_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody takes a name over in silence, and the other names are none the worse."""
+    found = [EntryPoint("a", "json:loads", "g"), EntryPoint("a", "json:load", "g")]
+    monkeypatch.setattr(registry, "entry_points", lambda group: found)
+    things = Registry("thing", {"dumps": "json:dumps"}, group="g")
     for _ in range(2):
-        with pytest.raises(ComposerError, match="stands for 'json:dumps' already"):
-            things.get("dumps")
-        assert things.names() == ("dumps", "load")
+        with pytest.raises(ComposerError, match="stands for 'json:loads' already"):
+            things.get("a")
+    assert things.get("dumps")({}) == "{}"
 
 
 def test_nearest_respects_its_cutoff() -> None:

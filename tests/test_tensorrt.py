@@ -146,6 +146,21 @@ def test_an_import_that_raises_anything_is_contained(installed, capsys, source) 
     assert capsys.readouterr().out == ""
 
 
+def test_a_package_that_registers_nothing_is_not_registered(installed) -> None:
+    """Imported, and still no backend of that name."""
+    installed("__version__ = '0'")
+    compiled(torch.sin, "tensorrt", "eager")(torch.ones(2))
+    assert last().attempts[0].reason == "not_registered"
+
+
+def test_a_module_without_a_spec_counts_as_installed(monkeypatch) -> None:
+    """As a stub put into ``sys.modules`` has none."""
+    from composer.backends.base import is_installed
+
+    monkeypatch.setitem(sys.modules, "torch_tensorrt", types.ModuleType("torch_tensorrt"))
+    assert is_installed("torch_tensorrt")
+
+
 def test_a_backend_that_hands_the_graph_back_is_rejected(installed) -> None:
     """torch_tensorrt does so below its smallest block size."""
     installed(

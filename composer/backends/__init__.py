@@ -23,7 +23,7 @@ BACKENDS: Registry[Any] = Registry(
     group="composer.backends",
 )
 
-_SLIP = 0.8
+_SLIP = 0.85
 """How alike an unknown name and a known one must be to count as a slip of the pen."""
 
 

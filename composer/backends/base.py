@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -102,6 +103,13 @@ def note(coverage: float | None = None, **engine: Any) -> None:
     notes.engine.update(engine)
 
 
+def is_installed(module: str) -> bool:
+    """Whether a top-level module is imported already or can be found; imports nothing."""
+    if sys.modules.get(module) is not None:
+        return True
+    return importlib.util.find_spec(module) is not None
+
+
 def require_installed(modules: Sequence[str], remedy: str) -> None:
     """Refuse with ``not_installed`` unless every module can be found; imports none of them.
 
@@ -109,7 +117,7 @@ def require_installed(modules: Sequence[str], remedy: str) -> None:
         modules: Names of top-level modules.
         remedy: The command that installs them.
     """
-    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    missing = [name for name in modules if not is_installed(name)]
     if missing:
         what = f"{', '.join(missing)} not installed; {remedy}"
         refuse(Status.UNAVAILABLE, Reason.NOT_INSTALLED, what)

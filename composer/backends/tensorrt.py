@@ -11,18 +11,16 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib
-import importlib.util
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.fx
 
-from composer import _torch
-from composer.backends.base import Backend, note
-from composer.backends.dynamo import CallableBackend
+from composer.backends.base import Backend, is_installed, note
+from composer.backends.dynamo import NamedBackend
 from composer.errors import Refusal, refuse
 from composer.records import GraphRequest, Reason, Status
 
@@ -48,7 +46,7 @@ class TensorRTBackend(Backend):
                 Reason.NO_DEVICE,
                 f"the graph is on {request.device}; TensorRT runs graphs on CUDA devices",
             )
-        if importlib.util.find_spec("torch_tensorrt") is None:
+        if not is_installed("torch_tensorrt"):
             refuse(
                 Status.UNAVAILABLE,
                 Reason.NOT_INSTALLED,
@@ -64,7 +62,8 @@ class TensorRTBackend(Backend):
         options: Mapping[str, Any],
     ) -> object:
         """Compile with ``torch_tensorrt``, asked to raise rather than hand the graph back."""
-        backend = CallableBackend(_registered_backend())
+        _import_torch_tensorrt()
+        backend = NamedBackend("tensorrt")
         asked = {"pass_through_build_failures": True, **options}
         return backend.build(gm, example_inputs, mode=mode, options=asked)
 
@@ -94,7 +93,7 @@ def _has_driver() -> bool:
     return True
 
 
-def _registered_backend() -> Callable[..., Any]:
+def _import_torch_tensorrt() -> None:
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # its import prints on failure
             module = importlib.import_module("torch_tensorrt")
@@ -105,4 +104,3 @@ def _registered_backend() -> Callable[..., Any]:
             f"torch_tensorrt is installed but cannot be imported: {type(error).__name__}: {error}",
         ) from error
     note(torch_tensorrt=getattr(module, "__version__", "unknown"))
-    return _torch.lookup_backend("tensorrt")

@@ -36,7 +36,9 @@ def warn_of_fallbacks(
     """
     for attempt in report.attempts:
         what = attempt.backend, str(attempt.reason)
-        absent = attempt.status is Status.UNAVAILABLE and not asked_by_name
+        # Nobody misses an absent engine that he did not ask for, as long as another serves.
+        missed = asked_by_name or report.chosen == "eager"
+        absent = attempt.status is Status.UNAVAILABLE and not missed
         if attempt.accepted or absent or what in warned:
             continue
         text = f"{attempt.sentence()}; graph {report.graph_id} runs on {report.chosen}"

@@ -14,7 +14,7 @@ from composer.records import Attempt, CompileReport, first_line
 _WIDTH = 110
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Report:
     """Some compile reports, oldest first; ``str()`` is the table."""
 
@@ -23,6 +23,8 @@ class Report:
     def __str__(self) -> str:
         """Lines for every graph: what it is, who serves it, then each attempt."""
         return "\n".join((self._headline(), *self._tables())).rstrip()
+
+    __repr__ = __str__
 
     def to_dict(self) -> dict[str, Any]:
         """``{"graphs": [...]}`` with each graph's record in schema version 1."""
@@ -82,7 +84,7 @@ def _attempts_table(attempts: Iterable[Attempt]) -> str:
     for each in attempts:
         covers = "" if each.coverage is None else f"{each.coverage:.0%}"
         seconds = f"{each.seconds:.3f}"
-        said = first_line(each.message) or _facts(each.engine)
+        said = first_line(each.message) or each.error_type or _facts(each.engine)
         table.add_row(each.backend, each.status, each.reason or "", seconds, covers, said)
     text = io.StringIO()
     console = Console(file=text, width=_WIDTH, color_system=None, highlight=False, markup=False)
