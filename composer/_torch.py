@@ -250,22 +250,47 @@ def hint(size: Any) -> Any:
     return size.node.hint if isinstance(size, torch.SymInt | torch.SymFloat) else size
 
 
+PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor)
+"""Types that hold dense memory and nothing else."""
+
+
 # --- AOTAutograd and the ONNX exporter ----------------------------------------------------------
 
 
-def aot_inference(
+def aot_compile(
     gm: torch.fx.GraphModule,
     example_inputs: Sequence[Any],
-    compiler: GraphCompiler,
+    *,
+    forward: GraphCompiler,
+    backward: GraphCompiler,
+    inference: GraphCompiler,
     decompositions: dict[Any, Callable[..., Any]],
 ) -> Callable[..., Any]:
-    """Compile through AOTAutograd, which makes the graph functional and replays mutations."""
+    """Compile through AOTAutograd, which makes graphs functional and replays mutations.
+
+    A graph that needs a backward is cut where the least memory has to be kept in between
+    (``min_cut_rematerialization_partition``), as for Inductor; its two halves go to ``forward`` and
+    ``backward``, in this order and both before this returns. Any other goes to ``inference``.
+    """
     from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
 
     backend = aot_autograd(
-        fw_compiler=compiler, inference_compiler=compiler, decompositions=decompositions
+        fw_compiler=forward,
+        bw_compiler=backward,
+        inference_compiler=inference,
+        partition_fn=min_cut_rematerialization_partition,
+        decompositions=decompositions,
     )
-    return backend(gm, list(example_inputs))
+    with eager_backward_lowering():
+        return backend(gm, list(example_inputs))
+
+
+def boxed(function: Callable[..., Any]) -> Callable[[Sequence[Any]], Any]:
+    """``function`` with its arguments in one list, as AOTAutograd calls what it compiled."""
+    from functorch.compile import make_boxed_func  # type: ignore[import-untyped]  # no py.typed
+
+    return cast(Callable[[Sequence[Any]], Any], make_boxed_func(function))
 
 
 def mutated_inputs() -> frozenset[int]:

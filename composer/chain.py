@@ -21,7 +21,7 @@ from composer.errors import (
     UnknownNameError,
     refuse,
 )
-from composer.policy import Candidate
+from composer.policy import Candidate, Policy
 from composer.records import Attempt, GraphRequest, Outcome, Reason, Status
 
 FLOOR = "eager"
@@ -29,13 +29,14 @@ FLOOR = "eager"
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A candidate and the engine it stands for."""
+    """A candidate, the engine it stands for, and the share of the graph it has to take."""
 
     candidate: Candidate
     backend: Backend
+    min_coverage: float
 
 
-def resolve(chain: Iterable[Candidate]) -> tuple[Contender, ...]:
+def resolve(rules: Policy) -> tuple[Contender, ...]:
     """Find the engine behind every name, and every slip in them, before anything is tried.
 
     Raises:
@@ -44,14 +45,15 @@ def resolve(chain: Iterable[Candidate]) -> tuple[Contender, ...]:
     """
     contenders: list[Contender] = []
     mistakes: list[UnknownNameError | OptionError] = []
-    for candidate in chain:
+    for candidate in rules.chain:
+        least = rules.min_coverage if candidate.min_coverage is None else candidate.min_coverage
         try:
             backend = find_backend(candidate.backend)
             backend.check_options(candidate.options)
         except (UnknownNameError, OptionError) as mistake:
             mistakes.append(mistake)
         else:
-            contenders.append(Contender(candidate, backend))
+            contenders.append(Contender(candidate, backend, least))
     if mistakes:
         raise type(mistakes[0])("; ".join(str(mistake) for mistake in mistakes))
     return tuple(contenders)
@@ -102,7 +104,7 @@ def try_candidate(
     """
     name = contender.candidate.name
     started = time.perf_counter()
-    with taking_notes() as notes:
+    with taking_notes(contender.min_coverage) as notes:
         try:
             compiled = _build(request, contender)
         except _torch.DYNAMO_CONTROL_FLOW:

@@ -41,7 +41,7 @@ def compose(
     """
     started = time.perf_counter()
     rules = policy.resolve(mode, options)
-    candidates = chain.resolve(rules.chain)
+    candidates = chain.resolve(rules)
     gm, restore = clones.flat_outputs(gm)
     request = capture.read_request(
         gm, example_inputs, mode=mode, model=rules.model, settings=f"{mode} {rules.key}"

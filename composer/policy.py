@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -16,18 +16,23 @@ Mode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cu
 """The words that ``torch.compile(mode=...)`` takes."""
 
 
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
 class Candidate(BaseModel):
     """One place in the chain.
 
     ``backend`` is a name that ``torch._dynamo.lookup_backend`` knows, one of composer's own,
     ``"module:function"``, or a callable ``(gm, example_inputs) -> callable``. ``options`` go to
-    the engine; a callable receives them as the keyword ``options=``.
+    the engine; a callable receives them as the keyword ``options=``. ``min_coverage`` is the
+    policy's own where it is not given.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     backend: str | Callable[..., Any]
     options: dict[str, Any] = Field(default_factory=dict)
+    min_coverage: Share | None = None
 
     @property
     def name(self) -> str:
@@ -45,6 +50,8 @@ class Policy(BaseModel):
         strict: Any candidate that is not accepted raises at once.
         on_exhausted: ``"eager"`` runs the captured graph's own forward when no candidate was
             accepted, ``"raise"`` gives :class:`~composer.errors.ChainExhausted`.
+        min_coverage: Share of a graph's compute nodes that an engine must really take, for engines
+            that say how much they took; the rest runs as eager ATen.
         model: The model's name in reports; by default the class, or the function, compiled.
     """
 
@@ -53,6 +60,7 @@ class Policy(BaseModel):
     chain: tuple[Candidate, ...] = tuple(Candidate(backend=name) for name in DEFAULT_CHAIN)
     strict: bool = False
     on_exhausted: Literal["eager", "raise"] = "eager"
+    min_coverage: Share = 0.5
     model: str | None = None
 
     @field_validator("chain", mode="before")
@@ -75,8 +83,8 @@ class Policy(BaseModel):
     @property
     def key(self) -> str:
         """Text of all that decides how a graph is compiled; equal in every process."""
-        chain = [(candidate.name, sorted(candidate.options.items())) for candidate in self.chain]
-        return f"{chain} {self.strict} {self.on_exhausted}"
+        chain = [(c.name, sorted(c.options.items()), c.min_coverage) for c in self.chain]
+        return f"{chain} {self.strict} {self.on_exhausted} {self.min_coverage}"
 
     @property
     def layers(self) -> tuple[str, ...]:

@@ -236,12 +236,3 @@ def test_training_gradients_are_those_of_plain_torch_compile() -> None:
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
     assert composer.reports()[0].training
     assert composer.reports()[0].chosen == "inductor"
-
-
-def test_training_graph_is_declined_by_onnxrt_and_served_by_the_next() -> None:
-    """With its reason, and the gradient is right."""
-    x = torch.randn(3, requires_grad=True)
-    compiled(torch.sin, "onnxrt", "inductor")(x).sum().backward()
-    assert last().attempts[0].reason == "training_graph"
-    assert last().chosen == "inductor"
-    torch.testing.assert_close(x.grad, torch.cos(x).detach())

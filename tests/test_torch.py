@@ -225,7 +225,7 @@ def test_mutated_inputs_are_empty_outside_of_a_compile() -> None:
     assert _torch.mutated_inputs() == frozenset()
 
 
-def test_aot_inference_and_mutated_inputs_see_what_the_graph_writes_to() -> None:
+def test_aot_compile_and_mutated_inputs_see_what_the_graph_writes_to() -> None:
     """AOTAutograd's metadata name the written inputs while its compiler runs."""
     seen = []
 
@@ -238,12 +238,38 @@ def test_aot_inference_and_mutated_inputs_see_what_the_graph_writes_to() -> None
         return gm.forward
 
     def backend(gm, example_inputs):
-        return _torch.aot_inference(gm, example_inputs, compiler, {})
+        same = dict.fromkeys(("forward", "backward", "inference"), compiler)
+        return _torch.aot_compile(gm, example_inputs, **same, decompositions={})
 
     x, y = torch.ones(2), torch.ones(2)
     result = torch.compile(add_in_place, backend=backend)(x, y)
     assert seen == [frozenset({1})] or seen == [frozenset({0})]
     assert torch.equal(result, torch.full((2,), 4.0))
+
+
+def test_aot_compile_makes_a_forward_and_a_backward_before_it_returns() -> None:
+    """In this order, functional, and called with one list each."""
+    stages = []
+
+    def stage(name):
+        def compiler(gm, fakes):
+            stages.append(name)
+            return _torch.boxed(gm.forward)
+
+        return compiler
+
+    def backend(gm, example_inputs):
+        stages.append("asked")
+        names = ("forward", "backward", "inference")
+        compilers = {name: stage(name) for name in names}
+        compiled = _torch.aot_compile(gm, example_inputs, **compilers, decompositions={})
+        stages.append("done")
+        return compiled
+
+    x = torch.ones(2, requires_grad=True)
+    torch.compile(torch.sin, backend=backend)(x).sum().backward()
+    assert stages == ["asked", "forward", "backward", "done"]
+    torch.testing.assert_close(x.grad, torch.cos(x.detach()))
 
 
 def test_argument_reads_a_schemas_value() -> None:

@@ -1,9 +1,11 @@
-"""The captured graph made functional by AOTAutograd, with its weights told apart."""
+"""The captured graph made functional by AOTAutograd: forward, backward, or inference graph."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 import torch
@@ -17,62 +19,108 @@ from composer.lowering.weights import can_bind
 from composer.records import Reason, Status
 
 
+class Kind(StrEnum):
+    """Which of AOTAutograd's graphs."""
+
+    INFERENCE = "inference"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+
+
 @dataclass(frozen=True, slots=True)
 class FunctionalGraph:
-    """Functional ATen, in inference: no mutation, fake tensors in every node's ``meta["val"]``.
+    """Functional ATen: no mutation, fake tensors in every node's ``meta["val"]``.
 
     ``weights`` maps positions among the placeholders to tensors whose values an engine may take
     in; it is empty while grad mode is on, since weights that train do not stay. ``witnesses`` maps
     some of these positions to a tensor whose version tells of changes that the weight's own does
     not (:mod:`composer.lowering.statistics`). ``example_args`` are real arguments, those of the
-    first call; empty where AOTAutograd took some away or added some. ``expected`` are shape and
-    dtype, in that call, of every output that is a tensor, and ``None`` for the others.
+    first call; ``None`` where there are none to be had: for a backward, or where AOTAutograd took
+    some away or added some. ``expected`` are shape and dtype, in that call, of every output that
+    is a tensor, and ``None`` for the others.
     """
 
     gm: torch.fx.GraphModule
+    kind: Kind
     weights: dict[int, torch.Tensor]
     witnesses: dict[int, torch.Tensor]
-    example_args: tuple[Any, ...]
+    example_args: tuple[Any, ...] | None
     expected: tuple[tuple[tuple[int, ...], torch.dtype] | None, ...]
 
 
-def compile_inference(
-    gm: torch.fx.GraphModule,
-    example_inputs: Sequence[Any],
-    build: Callable[[FunctionalGraph], Callable[..., Any]],
-) -> Callable[..., Any]:
-    """Have ``build`` compile the functional graph; AOTAutograd does the rest around it.
+GraphBuilder = Callable[[FunctionalGraph], Callable[..., Any]]
 
-    Mutated inputs are written back and views of inputs are made anew by AOTAutograd's run-time
-    wrapper, so an engine sees only pure functions.
+
+def compile_functional(
+    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], build: GraphBuilder
+) -> Callable[..., Any]:
+    """Have ``build`` compile the functional graphs; AOTAutograd does the rest around them.
+
+    A graph that needs a backward becomes two, any other one. Mutated inputs are written back and
+    views of inputs are made anew by AOTAutograd's run-time wrapper, so an engine sees only pure
+    functions.
 
     Raises:
-        Refusal: ``declined``, for a graph that needs a backward.
+        Refusal: ``declined``, for inputs that are not plain dense tensors.
     """
-    if torch.is_grad_enabled() and any(_requires_grad(v) for v in (*example_inputs, *_own(gm))):
-        refuse(
-            Status.DECLINED,
-            Reason.TRAINING_GRAPH,
-            "the graph needs a backward; under torch.no_grad() it would not",
-        )
+    decline_special_tensors(example_inputs)
     owners = _owners(gm, example_inputs)
-    everything = [*_own(gm), *example_inputs]
+    everything = (*_own(gm), *example_inputs)
+    real = None if _any_fake(everything) else tuple(map(_torch.hint, everything))
 
-    def compiler(functional: torch.fx.GraphModule, fakes: Sequence[Any]) -> Callable[..., Any]:
-        weights: dict[int, torch.Tensor] = {}
-        same = len(fakes) == len(everything)
-        if not torch.is_grad_enabled() and same:
-            still = sorted(owners.keys() - _torch.mutated_inputs())
-            weights = {i: everything[i] for i in still if can_bind(everything[i])}
-        witnesses = {i: witness_of(owners[i]) for i in weights.keys() & statistics(functional)}
-        weights = {i: each for i, each in weights.items() if witnesses.get(i, each) is not None}
-        watched = {i: each for i, each in witnesses.items() if each is not None}
-        real = tuple(map(_torch.hint, everything)) if same and not _any_fake(everything) else ()
-        graph = FunctionalGraph(functional, weights, watched, real, _expected(functional))
+    def compiler(
+        kind: Kind, functional: torch.fx.GraphModule, fakes: Sequence[Any]
+    ) -> Callable[..., Any]:
+        same = kind is not Kind.BACKWARD and len(fakes) == len(everything)
+        freeze = same and kind is Kind.INFERENCE and not torch.is_grad_enabled()
+        weights, witnesses = _bindable(functional, everything, owners) if freeze else ({}, {})
+        args = real if same else None
+        graph = FunctionalGraph(functional, kind, weights, witnesses, args, _expected(functional))
         with _torch.unset_fake_temporarily():
-            return build(graph)
+            return _torch.boxed(build(graph))
 
-    return _torch.aot_inference(gm, example_inputs, compiler, decompositions())
+    needs_grad = torch.is_grad_enabled() and any(map(_requires_grad, everything))
+    return _torch.aot_compile(
+        gm,
+        example_inputs,
+        forward=functools.partial(compiler, Kind.FORWARD),
+        backward=functools.partial(compiler, Kind.BACKWARD),
+        inference=functools.partial(compiler, Kind.INFERENCE),
+        decompositions=decompositions(training=needs_grad),
+    )
+
+
+def decline_special_tensors(values: Iterable[Any]) -> None:
+    """Engines read plain dense memory; everything else is eager's.
+
+    Raises:
+        Refusal: ``declined`` with ``unsupported_dtype``, for a subclass of tensor, a sparse or
+            quantized one, or complex numbers.
+    """
+    for value in values:
+        if isinstance(value, torch.Tensor) and not _is_plain(value):
+            kind = f"{type(value).__name__}, {value.dtype}, {value.layout}"
+            refuse(Status.DECLINED, Reason.UNSUPPORTED_DTYPE, f"one of its tensors is a {kind}")
+
+
+def _is_plain(value: torch.Tensor) -> bool:
+    return (
+        type(value) in _torch.PLAIN_TENSORS
+        and value.layout is torch.strided
+        and not value.is_quantized
+        and not value.dtype.is_complex
+    )
+
+
+def _bindable(
+    functional: torch.fx.GraphModule, everything: Sequence[Any], owners: dict[int, object]
+) -> tuple[dict[int, torch.Tensor], dict[int, torch.Tensor]]:
+    """Weights that an engine may take in, and what tells of unseen changes of some of them."""
+    still = sorted(owners.keys() - _torch.mutated_inputs())
+    weights = {i: everything[i] for i in still if can_bind(everything[i])}
+    witnesses = {i: witness_of(owners[i]) for i in weights.keys() & statistics(functional)}
+    weights = {i: each for i, each in weights.items() if witnesses.get(i, each) is not None}
+    return weights, {i: each for i, each in witnesses.items() if each is not None}
 
 
 def _any_fake(values: Sequence[Any]) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from composer import _torch
+from composer.lowering.convolution import convolution_backward
 
 aten = torch.ops.aten
 
@@ -23,18 +24,26 @@ _TRAINING_NORMS = (
 )
 """Torchlib drops their training flag: the exported numbers would be eval's."""
 
+_ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
+
 _KEPT = (aten.lift_fresh.default, aten.lift.default)
 """Their decomposition calls an operator on the literal itself, which fake mode refuses."""
 
 
-def decompositions() -> dict[Any, Callable[..., Any]]:
-    """The exporter's own table, with ours in front of it."""
+def decompositions(training: bool = False) -> dict[Any, Callable[..., Any]]:
+    """The exporter's own table, with ours in front of it.
+
+    In ``training`` attention is written out, since its backward reads a logarithm of sums that its
+    translation leaves at zero.
+    """
     table = dict(_torch.onnx_translator().decompositions)
     for operator in _KEPT:
         table.pop(operator, None)
     table |= {operator: _torch.decomposition_of(operator) for operator in _TRAINING_NORMS}
     return table | {
-        aten._scaled_dot_product_flash_attention_for_cpu.default: masked_attention,
+        _ATTENTION: attention if training else masked_attention,
+        aten._scaled_dot_product_flash_attention_for_cpu_backward.default: attention_backward,
+        aten.convolution_backward.default: convolution_backward,
         aten.maximum.default: maximum,
         aten.minimum.default: minimum,
         aten.clamp.default: clamp,
@@ -54,21 +63,100 @@ def masked_attention(
     attn_mask: torch.Tensor | None = None,
     scale: float | None = None,
 ) -> Any:
-    """Attention in which a row that is masked everywhere gives zeros, as in eager, not NaN.
+    """Attention under a mask, where a row that is masked everywhere gives zeros, as in eager.
 
-    Such rows are the padding on the left of a batch that is generated together. Shapes are
-    (batch, heads, length, size); the layout is that of torch's kernel, heads inside of length.
+    The translation gives NaN there. Such rows are the padding on the left of a batch that is
+    generated together.
     """
-    alike = query.shape[1] == key.shape[1] and query.dtype is torch.float32
-    if attn_mask is None or is_causal or dropout_p or not alike:
+    if attn_mask is None or is_causal:
         return NotImplemented
-    factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    scores = torch.matmul(query * factor, key.transpose(-2, -1)) + attn_mask
+    return attention(query, key, value, dropout_p, attn_mask=attn_mask, scale=scale)
+
+
+def attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: torch.Tensor | None = None,
+    scale: float | None = None,
+) -> Any:
+    """Attention and the logarithm of the sum of each row's exponentials.
+
+    Shapes are (batch, heads, length, size), float32; the layout is that of torch's kernel, heads
+    inside of length. A row that is masked everywhere gives zeros, and zero as its logarithm.
+    """
+    if dropout_p or not _are_alike(query, key):
+        return NotImplemented
+    scores = _scores(query, key, is_causal, attn_mask, scale)
     rows = torch.matmul(torch.softmax(scores, -1), value)
-    empty = attn_mask.amax(-1, keepdim=True) == -math.inf
-    rows = torch.where(empty, torch.zeros_like(rows), rows)
+    logsumexp = torch.logsumexp(scores, -1)
+    if attn_mask is not None:
+        empty = attn_mask.amax(-1, keepdim=True) == -math.inf
+        rows = torch.where(empty, 0.0, rows)
+        logsumexp = torch.where(empty.squeeze(-1), 0.0, logsumexp)
     laid_out = rows.transpose(1, 2).clone(memory_format=torch.contiguous_format).transpose(1, 2)
-    return laid_out, torch.logsumexp(scores, -1)
+    return laid_out, logsumexp
+
+
+def attention_backward(
+    grad: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    out: torch.Tensor,
+    logsumexp: torch.Tensor,
+    dropout_p: float,
+    is_causal: bool,
+    *,
+    attn_mask: torch.Tensor | None = None,
+    scale: float | None = None,
+) -> Any:
+    """Gradients of query, key and value; the weights are computed again from the logarithms.
+
+    As in FlashAttention-2 (arXiv:2307.08691, algorithm 2), without its blocks.
+    """
+    if dropout_p or not _are_alike(query, key):
+        return NotImplemented
+    scores = _scores(query, key, is_causal, attn_mask, scale)
+    weights = torch.exp(scores - logsumexp.unsqueeze(-1))
+    grad_weights = torch.matmul(grad, value.transpose(-2, -1))
+    grad_scores = weights * (grad_weights - (grad * out).sum(-1, keepdim=True))
+    grad_scores = grad_scores * _scale_of(query, scale)
+    grads = (
+        torch.matmul(grad_scores, key),
+        torch.matmul(grad_scores.transpose(-2, -1), query),
+        torch.matmul(weights.transpose(-2, -1), grad),
+    )
+    return tuple(
+        each.transpose(1, 2).clone(memory_format=torch.contiguous_format).transpose(1, 2)
+        for each in grads
+    )
+
+
+def _scores(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    is_causal: bool,
+    attn_mask: torch.Tensor | None,
+    scale: float | None,
+) -> torch.Tensor:
+    scores = torch.matmul(query * _scale_of(query, scale), key.transpose(-2, -1))
+    if is_causal:
+        shape = (query.shape[-2], key.shape[-2])
+        future = torch.ones(shape, dtype=torch.bool, device=query.device).triu(1)
+        scores = torch.where(future, -math.inf, scores)
+    return scores if attn_mask is None else scores + attn_mask
+
+
+def _scale_of(query: torch.Tensor, scale: float | None) -> float:
+    return 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+
+
+def _are_alike(query: torch.Tensor, key: torch.Tensor) -> bool:
+    return query.shape[1] == key.shape[1] and query.dtype is torch.float32
 
 
 # ONNX Runtime's Max, Min, Clip, Relu compare only the low half of int64 (1.31, AVX-512); its

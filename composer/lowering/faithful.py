@@ -7,6 +7,7 @@ it, ``tests/test_faithful.py`` says so and the rule can go.
 
 from __future__ import annotations
 
+import operator
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -54,6 +55,13 @@ def _random(node: torch.fx.Node) -> str | None:
     if torch.Tag.nondeterministic_seeded not in _tags(node):
         return None
     return None if _torch.argument(node, "dropout_p") == 0.0 else "random numbers stay torch's"
+
+
+def _attention_logarithms(node: torch.fx.Node) -> str | None:
+    """The second result of attention, which only a backward reads, is translated as zeros."""
+    second = (u for u in node.users if u.target is operator.getitem and u.args[1] == 1)
+    read = "attention" in _torch.operator_name(node.target) and any(u.users for u in second)
+    return "the logarithms for its backward are left at zero" if read else None
 
 
 def _divisor_override(node: torch.fx.Node) -> str | None:
@@ -127,6 +135,7 @@ def _empty_operand(node: torch.fx.Node) -> str | None:
 
 _RULES: tuple[Callable[[torch.fx.Node], str | None], ...] = (
     _random,
+    _attention_logarithms,
     _divisor_override,
     _scatter_mean,
     _otherwise,

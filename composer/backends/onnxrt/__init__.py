@@ -1,0 +1,118 @@
+"""ONNX Runtime: the shared ONNX lowering, run by inference sessions.
+
+``torch.compile(model, backend="onnxrt")`` works by itself, as it did until torch removed its own
+backend of that name (pytorch/pytorch#158258), and as a member of composer's chain.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.fx
+
+from composer import _torch
+from composer.backends.base import Backend, covers, note, require_installed
+from composer.backends.onnxrt.engine import OnnxRuntimeEngine
+from composer.backends.onnxrt.settings import Settings, read_settings
+from composer.errors import refuse
+from composer.lowering.aot import FunctionalGraph, compile_functional
+from composer.lowering.onnx import to_onnx, why_not
+from composer.lowering.regions import split
+from composer.lowering.trial import try_once
+from composer.records import GraphRequest, Reason, Status
+
+
+class OnnxRuntimeBackend(Backend):
+    """Inference and training, on the CPU and CUDA; what ONNX cannot say stays torch's.
+
+    Its options are the fields of :class:`~composer.backends.onnxrt.settings.Settings`.
+    """
+
+    reads_example_inputs = False
+
+    def check_options(self, options: Mapping[str, Any]) -> None:
+        """Names and values, those of providers and of session entries too."""
+        read_settings(options)
+
+    def probe(self, request: GraphRequest) -> None:
+        """Packages and device."""
+        _require(request.device)
+
+    def build(
+        self,
+        gm: torch.fx.GraphModule,
+        example_inputs: list[Any],
+        *,
+        mode: str | None,
+        options: Mapping[str, Any],
+    ) -> object:
+        """Look ``onnxrt`` up, as any other Dynamo backend."""
+        return _torch.lookup_backend("onnxrt")(gm, example_inputs, options=options)  # type: ignore[call-arg]  # Dynamo's protocol names two arguments; onnxrt takes more
+
+
+def onnxrt(
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """The Dynamo backend ``onnxrt``: compile a graph for ONNX Runtime or say why not.
+
+    Args:
+        gm: The captured graph.
+        example_inputs: Tensors and symbols, in the order of the placeholders.
+        mode: ``torch.compile``'s mode; ONNX Runtime has nothing to choose by it.
+        options: The fields of :class:`~composer.backends.onnxrt.settings.Settings`.
+
+    Raises:
+        OptionError: an option is unknown or malformed.
+        Refusal: the graph holds nothing that ONNX Runtime can run, or it cannot be here.
+    """
+    settings = read_settings(options or {})
+    tensors = (each for each in example_inputs if isinstance(each, torch.Tensor))
+    device = _require(*dict.fromkeys(str(each.device) for each in tensors))
+    nodes: Counter[str] = Counter()
+
+    def build(graph: FunctionalGraph) -> Callable[..., Any]:
+        parts = split(graph, why_not)
+        covers(parts.taken, parts.total, parts.left)
+        engines = {
+            name: OnnxRuntimeEngine(to_onnx(region), region, settings, device)
+            for name, region in parts.regions.items()
+        }
+        for engine in engines.values():
+            nodes.update(engine.facts())
+        compiled = parts.assemble(engines)
+        try_once(compiled, graph)
+        return compiled
+
+    compiled = compile_functional(gm, example_inputs, build)
+    note(**_facts(settings, nodes))
+    return compiled
+
+
+def _require(*devices: str) -> torch.device:
+    """The device of the graph; refuses without the packages, and for any other device."""
+    require_installed(("onnxruntime", "onnx", "onnxscript"), "pip install 'torch-composer[onnxrt]'")
+    kinds = [torch.device(each) for each in devices] or [torch.device("cpu")]
+    elsewhere = [str(each) for each in kinds if each.type not in ("cpu", "cuda")]
+    if elsewhere or len(kinds) > 1:
+        what = f"the graph is on {', '.join(devices)}; onnxrt runs graphs on the CPU or one GPU"
+        refuse(Status.UNAVAILABLE, Reason.NO_DEVICE, what)
+    return kinds[0]
+
+
+def _facts(settings: Settings, nodes: Mapping[str, int]) -> dict[str, Any]:
+    """What the engine says of itself, for the record."""
+    import onnxruntime
+
+    return {
+        "onnxruntime": onnxruntime.__version__,
+        "providers": list(nodes),
+        "nodes": dict(nodes),
+        "threads": settings.threads,
+    }

@@ -1,0 +1,130 @@
+"""One ONNX model in a session, called on torch's memory."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from composer.backends.onnxrt.memory import (
+    Feed,
+    allocator,
+    as_value,
+    feed_for,
+    input_dtypes,
+    receiver,
+)
+from composer.backends.onnxrt.session import make_session, nodes_by_provider
+from composer.backends.onnxrt.settings import Settings
+from composer.lowering.onnx import OnnxGraph
+from composer.lowering.regions import Region
+from composer.lowering.weights import BoundWeights
+
+_RESTLESS = 2
+"""After so many changes a weight is no longer taken in but passed as an input at every call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A session and the weights it took in; replaced whole when a weight changes.
+
+    ``feeds`` are the position of each input among the arguments and what hands it over.
+    """
+
+    session: Any
+    run: Callable[..., None]
+    weights: BoundWeights
+    names: list[str]
+    feeds: tuple[tuple[int, Feed], ...]
+    keep_alive: tuple[Any, ...]
+
+
+class OnnxRuntimeEngine:
+    """Calls one model with a region's inputs; may be called from several threads.
+
+    Args:
+        graph: The model.
+        region: What it was made from: the weights to take in by address, and their witnesses.
+        settings: How to make sessions.
+        device: Where the region's tensors are.
+    """
+
+    def __init__(
+        self, graph: OnnxGraph, region: Region, settings: Settings, device: torch.device
+    ) -> None:
+        from onnxruntime.capi import _pybind_state as native
+
+        self._graph = graph
+        self._dtypes = input_dtypes(region.gm)
+        self._constants = region.constants
+        self._witnesses = region.witnesses
+        self._settings = settings
+        self._device = device
+        self._lock = threading.Lock()
+        self._changes: Counter[int] = Counter()
+        self._new_vector = native.OrtValueVector
+        self._options = native.RunOptions()
+        self._output_names = [each.name for each in graph.model.graph.output]
+        place = native.OrtDevice.cuda() if device.type == "cuda" else native.OrtDevice.cpu()
+        memory = native.OrtDevice.default_memory()
+        self._devices = [native.OrtDevice(place, memory, device.index or 0)] * len(graph.outputs)
+        static = all(output.shape is not None and output.dtype for output in graph.outputs)
+        self._allocators = [allocator(each, device) for each in graph.outputs] if static else []
+        self._receivers = [receiver(each) for each in graph.outputs]
+        self._bound = self._bind(region.weights)
+
+    def facts(self) -> dict[str, int]:
+        """How many nodes of the optimized model each provider took."""
+        return nodes_by_provider(self._bound.session)
+
+    def __call__(self, *args: Any) -> list[Any]:
+        """Run the session on torch's memory.
+
+        Outputs are torch's memory where all their shapes are fixed, and ONNX Runtime's, handed
+        over by DLPack, where a size is only known afterwards.
+        """
+        bound = self._bound
+        if not bound.weights.unchanged(args):
+            bound = self._rebind(args)
+        feeds, fetches = self._new_vector(), self._new_vector()
+        alive = [feed(feeds, args[position]) for position, feed in bound.feeds]
+        results = [allocate(fetches) for allocate in self._allocators]
+        bound.run(self._options, bound.names, feeds, self._output_names, fetches, self._devices)
+        if not results:  # by index: iterating over the vector costs 30 us (onnxruntime 1.31)
+            received = enumerate(self._receivers)
+            results = [receive(fetches.dlpack_at(i)) for i, receive in received]
+        del alive
+        return results
+
+    def _rebind(self, args: Sequence[Any]) -> Bound:
+        """A session with the weights as they are now. The model is not exported again."""
+        with self._lock:
+            weights = self._bound.weights
+            changed = weights.changed(args)
+            self._changes.update(changed)
+            if changed:
+                calm = (i for i in weights.positions if self._changes[i] < _RESTLESS)
+                self._bound = self._bind({i: args[i] for i in calm})
+            return self._bound
+
+    def _bind(self, weights: dict[int, torch.Tensor]) -> Bound:
+        names = self._graph.inputs
+        taken = {
+            names[i]: each.detach().contiguous() for i, each in (weights | self._constants).items()
+        }
+        values = {name: as_value(tensor) for name, tensor in taken.items()}
+        session = make_session(self._graph, values, self._settings, self._device)
+        asked = {each.name for each in session.get_inputs()}
+        fed = [i for i, name in enumerate(names) if name in asked]
+        return Bound(
+            session=session,
+            run=session._sess.run_with_ortvaluevector,
+            weights=BoundWeights(weights, self._witnesses),
+            names=[names[i] for i in fed],
+            feeds=tuple((i, feed_for(self._dtypes[i])) for i in fed),
+            keep_alive=(*taken.values(), *values.values()),
+        )

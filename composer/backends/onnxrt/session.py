@@ -1,0 +1,107 @@
+"""Inference sessions: the providers that were asked for, or a refusal."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from composer.backends.onnxrt.settings import CPU, CUDA, Settings
+from composer.errors import Refusal, refuse
+from composer.lowering.onnx import OnnxGraph
+from composer.records import Reason, Status
+
+_SPINNING = {"session.force_spinning_stop": "1"}
+"""Threads wait busily for work during a call, and stop with it: torch's own threads are next
+(figures in bench/README.md)."""
+
+_LEVELS = {"disable": "DISABLE_ALL", "basic": "BASIC", "extended": "EXTENDED", "layout": "LAYOUT"}
+
+
+def make_session(
+    graph: OnnxGraph, values: Mapping[str, Any], settings: Settings, device: torch.device
+) -> Any:
+    """A session that reads ``values`` (ONNX Runtime values, by name) where they lie.
+
+    Raises:
+        Refusal: ``declined`` where there is no kernel, ``failed`` with ``wrong_provider`` where a
+            provider did not arrive.
+    """
+    import onnxruntime
+    from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NoKernel
+
+    providers = _providers(settings, device)
+    _require_built_in(providers, onnxruntime.get_available_providers(), settings)
+    model = graph.with_weights(values)
+    options = _session_options(settings)
+    used = {each.name for each in model.graph.initializer}
+    given = {name: onnxruntime.OrtValue(v) for name, v in values.items() if name in used}
+    if given:
+        # The first lets the optimizer see the values, the second has the kernels read them where
+        # they lie: with the first alone ONNX Runtime (1.31) copies every one.
+        options.add_external_initializers(list(given), list(given.values()))
+        for name, value in given.items():
+            options.add_initializer(name, value)
+    try:
+        session = onnxruntime.InferenceSession(
+            model.SerializeToString(), options, providers=list(providers.items()), enable_fallback=0
+        )
+    except NoKernel as error:
+        raise Refusal(Status.DECLINED, Reason.UNSUPPORTED_OP, str(error)) from error
+    session.disable_fallback()
+    arrived = session.get_providers()
+    missing = [name for name in providers if name not in arrived]
+    if missing:
+        what = f"asked for {', '.join(missing)}, got {', '.join(arrived)}"
+        refuse(Status.FAILED, Reason.WRONG_PROVIDER, what)
+    return session
+
+
+def nodes_by_provider(session: Any) -> dict[str, int]:
+    """How many nodes of the optimized graph each provider took."""
+    taken: Counter[str] = Counter()
+    for part in session.get_provider_graph_assignment_info():
+        taken[part.ep_name] += len(part.get_nodes())
+    return dict(taken)
+
+
+def _providers(settings: Settings, device: torch.device) -> dict[str, dict[str, str]]:
+    """What to ask for, by name, with options; on a GPU the work goes to torch's current stream."""
+    names = settings.providers or ((CUDA, CPU) if device.type == "cuda" else (CPU,))
+    asked = {name: dict(settings.provider_options.get(name, {})) for name in names}
+    if CUDA in asked and device.type == "cuda":
+        stream = torch.cuda.current_stream(device).cuda_stream
+        asked[CUDA] = {"device_id": str(device.index or 0), "user_compute_stream": str(stream)} | (
+            asked[CUDA]
+        )
+    return asked
+
+
+def _require_built_in(
+    providers: Mapping[str, object], available: list[str], settings: Settings
+) -> None:
+    """ONNX Runtime would leave out what it was not built with, and only warn."""
+    missing = [name for name in providers if name not in available]
+    if not missing:
+        return
+    what = f"this build of onnxruntime has no {', '.join(missing)} (it has {', '.join(available)})"
+    if settings.providers:
+        refuse(Status.FAILED, Reason.WRONG_PROVIDER, what)
+    refuse(Status.UNAVAILABLE, Reason.NOT_INSTALLED, what)
+
+
+def _session_options(settings: Settings) -> Any:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = settings.threads
+    options.log_severity_level = 4  # no lines on stderr: errors come as exceptions
+    level = settings.graph_optimization_level
+    name = "ORT_ENABLE_" + _LEVELS.get(level, "ALL") if level != "disable" else "ORT_DISABLE_ALL"
+    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, name)
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    for key, value in (_SPINNING | settings.session_config).items():
+        options.add_session_config_entry(key, value)
+    return options

@@ -1,0 +1,108 @@
+"""Options of ``onnxrt``: read once, refused with the name of what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError, model_validator
+
+from composer.backends.base import check_known
+from composer.errors import OptionError
+from composer.registry import did_you_mean, nearest
+
+CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+
+Level = Literal["disable", "basic", "extended", "layout", "all"]
+"""ONNX Runtime's levels of graph optimization; each does what those before it do."""
+
+SESSION_KEYS = (
+    *("session.intra_op.allow_spinning", "session.intra_op.spin_duration_us"),
+    *("session.intra_op_thread_affinities", "session.inter_op.allow_spinning"),
+    *("session.force_spinning_stop", "session.disable_prepacking", "session.use_env_allocators"),
+    *("session.set_denormal_as_zero", "session.enable_mem_pattern", "session.enable_cpu_mem_arena"),
+    *("session.disable_cpu_ep_fallback", "session.disable_aot_function_inlining"),
+    *("session.disable_quant_qdq", "session.enable_quant_qdq_cleanup", "session.qdqisint8allowed"),
+    *("session.use_device_allocator_for_initializers", "session.dynamic_block_base"),
+    *("session.graph_optimizations_loop_level", "session.optimized_model_filepath"),
+    *("optimization.enable_gelu_approximation", "optimization.disable_specified_optimizers"),
+    *("optimization.enable_cast_chain_elimination", "optimization.minimal_build_optimizations"),
+    *("mlas.enable_gemm_fastmath_arm64_bfloat16", "ep.context_enable", "ep.context_file_path"),
+)
+"""Entries of a session's configuration to recognise slips by; ONNX Runtime takes any in silence."""
+
+_SLIP = 0.85
+
+
+class Settings(BaseModel):
+    """How sessions are made; each field is an option of the candidate.
+
+    Attributes:
+        threads: Threads within one operator.
+        providers: Execution providers in the order of preference; empty for the one that the
+            graph's device asks for (CPU or CUDA).
+        provider_options: Options by provider.
+        graph_optimization_level: How much ONNX Runtime rewrites the graph.
+        session_config: Further entries of the session's configuration, as text.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    threads: Annotated[int, Strict(), Field(gt=0)] = Field(default_factory=torch.get_num_threads)
+    providers: tuple[str, ...] = ()
+    provider_options: dict[str, dict[str, str]] = Field(default_factory=dict)
+    graph_optimization_level: Level = "all"
+    session_config: dict[str, str] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _names_are_no_slips(self) -> Settings:
+        named = dict.fromkeys((*self.providers, *self.provider_options))
+        known = _known_providers() if named else ()
+        wrong = [
+            f"unknown provider {name!r}{did_you_mean(name, known)}"
+            for name in named
+            if known and name not in known
+        ]
+        for key in self.session_config:
+            slip = None if key in SESSION_KEYS else nearest(key, SESSION_KEYS, cutoff=_SLIP)
+            if slip:
+                wrong.append(f"unknown session_config entry {key!r}; did you mean {slip!r}?")
+        unasked = [
+            name for name in self.provider_options if name not in (self.providers or (CUDA,))
+        ]
+        wrong += [f"provider_options for {n!r}, which is not in providers" for n in unasked]
+        if self.provider_options.get(CPU):
+            wrong.append(f"{CPU} takes no options")
+        if wrong:
+            raise ValueError("; ".join(wrong))
+        return self
+
+
+def read_settings(options: Mapping[str, Any]) -> Settings:
+    """The candidate's options as settings.
+
+    Raises:
+        OptionError: naming every option that is unknown or malformed.
+    """
+    check_known(options, tuple(Settings.model_fields), "onnxrt")
+    try:
+        return Settings.model_validate(dict(options))
+    except ValidationError as error:
+        mistakes = "; ".join(map(_explain, error.errors()))
+        raise OptionError(f"backend 'onnxrt': {mistakes}") from error
+
+
+def _explain(error: Any) -> str:
+    message = error["msg"].removeprefix("Value error, ")
+    where = ".".join(str(part) for part in error["loc"])
+    return f"{where} is {error['input']!r}: {message}" if where else message
+
+
+def _known_providers() -> tuple[str, ...]:
+    """Every provider that this ONNX Runtime has a name for, built in or not."""
+    try:
+        import onnxruntime
+    except ImportError:  # the probe says so; names cannot be judged
+        return ()
+    return tuple(onnxruntime.get_all_providers())

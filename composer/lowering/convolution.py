@@ -1,0 +1,155 @@
+"""The backward of convolutions, for which the exporter has no translation."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+_MOST_TAPS = 64
+"""Beyond so many positions of a kernel one product each makes too large a graph."""
+
+
+def convolution_backward(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias_sizes: Sequence[int] | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+    output_mask: Sequence[bool],
+) -> Any:
+    """Gradients of input, weight and bias of ``aten.convolution``; those not asked for are None.
+
+    ``x`` is (batch, channels in, *sizes); weight (out, in / groups, *kernel), or (in, out / groups,
+    *kernel) where ``transposed``. Sizes have to be known: ONNX has them as attributes.
+    """
+    if not all(isinstance(size, int) for size in (*x.shape, *grad.shape)):
+        return NotImplemented
+    dims = x.dim() - 2
+    stride, padding, dilation = (_of_length(each, dims) for each in (stride, padding, dilation))
+    geometry = (stride, padding, dilation)
+    grad_x = grad_weight = grad_bias = None
+    if output_mask[0] and transposed:
+        grad_x = torch.convolution(
+            grad, weight, None, *geometry, False, _of_length((0,), dims), groups
+        )
+    elif output_mask[0]:
+        missing = _output_padding(x, grad, weight, *geometry)
+        grad_x = torch.convolution(grad, weight, None, *geometry, True, missing, groups)
+    if output_mask[1]:
+        inner, outer = (grad, x) if transposed else (x, grad)
+        grad_weight = _weight_gradient(inner, outer, weight, *geometry, groups)
+    if output_mask[2]:
+        grad_bias = grad.sum([0, *range(2, grad.dim())])
+    return grad_x, grad_weight, grad_bias
+
+
+def _of_length(values: Sequence[int], dims: int) -> list[int]:
+    return list(values) if len(values) == dims else list(values) * dims
+
+
+def _output_padding(
+    x: torch.Tensor,
+    grad: torch.Tensor,
+    weight: torch.Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> list[int]:
+    """What the transposed convolution would fall short of the input's size."""
+    sizes = zip(x.shape[2:], grad.shape[2:], weight.shape[2:], strict=True)
+    return [
+        size - ((out - 1) * s - 2 * p + d * (kernel - 1) + 1)
+        for (size, out, kernel), s, p, d in zip(sizes, stride, padding, dilation, strict=True)
+    ]
+
+
+def _weight_gradient(
+    x: torch.Tensor,
+    grad: torch.Tensor,
+    weight: torch.Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> torch.Tensor:
+    """Whichever of three ways to compute it suits the shapes."""
+    kernel = list(weight.shape[2:])
+    patches = kernel == list(stride) and not any(padding) and all(d == 1 for d in dilation)
+    if weight.shape[1] == 1 and groups > 1:
+        return _by_convolution(x, grad, weight, stride, padding, dilation, groups)
+    if patches and groups == 1:
+        return _by_patches(x, grad, weight)
+    if math.prod(kernel) <= _MOST_TAPS:
+        return _by_taps(x, grad, weight, stride, padding, dilation, groups)
+    return _by_convolution(x, grad, weight, stride, padding, dilation, groups)
+
+
+def _by_taps(
+    x: torch.Tensor,
+    grad: torch.Tensor,
+    weight: torch.Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> torch.Tensor:
+    """One matrix product for each position of the kernel, over what it saw of the input."""
+    batch, sizes = x.shape[0], grad.shape[2:]
+    padded = torch.nn.functional.pad(x, [p for p in reversed(padding) for _ in range(2)])
+    errors = grad.reshape(batch, groups, grad.shape[1] // groups, -1)
+    taps = []
+    for offsets in itertools.product(*map(range, weight.shape[2:])):
+        seen = padded
+        for dim, (offset, size) in enumerate(zip(offsets, sizes, strict=True)):
+            start = offset * dilation[dim]
+            stop = start + stride[dim] * (size - 1) + 1
+            seen = torch.ops.aten.slice(seen, dim + 2, start, stop, stride[dim])
+        seen = seen.reshape(batch, groups, x.shape[1] // groups, -1)
+        taps.append(torch.matmul(errors, seen.transpose(-2, -1)).sum(0))
+    return torch.stack(taps, -1).reshape(weight.shape)
+
+
+def _by_patches(x: torch.Tensor, grad: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """One product where the kernel moves by its own size, as over the patches of an image."""
+    dims = x.dim() - 2
+    sizes, kernel = grad.shape[2:], weight.shape[2:]
+    for dim in range(dims):
+        x = x.narrow(dim + 2, 0, sizes[dim] * kernel[dim])
+    cut = x.reshape(*x.shape[:2], *itertools.chain(*zip(sizes, kernel, strict=True)))
+    where, what = range(2, 2 + 2 * dims, 2), range(3, 3 + 2 * dims, 2)
+    seen = cut.permute(0, *where, 1, *what).reshape(x.shape[0] * math.prod(sizes), -1)
+    errors = grad.movedim(1, -1).reshape(-1, grad.shape[1])
+    return torch.matmul(errors.t(), seen).reshape(weight.shape)
+
+
+def _by_convolution(
+    x: torch.Tensor,
+    grad: torch.Tensor,
+    weight: torch.Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> torch.Tensor:
+    """The input convolved with the errors, batch and channels changing places."""
+    batch, sizes, out = x.shape[0], x.shape[2:], grad.shape[2:]
+    per_group = x.shape[1] // groups
+    images = x.reshape(batch, groups, per_group, *sizes).movedim(2, 0)
+    images = images.transpose(1, 2).reshape(per_group, groups * batch, *sizes)
+    errors = grad.transpose(0, 1)
+    zero = [0] * len(out)
+    found = torch.convolution(
+        *(images, errors, None, dilation, padding, stride, False, zero, groups)
+    )
+    for dim, size in enumerate(weight.shape[2:]):
+        found = found.narrow(dim + 2, 0, size)
+    return found.transpose(0, 1)

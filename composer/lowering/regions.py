@@ -1,0 +1,206 @@
+"""Which parts of a functional graph an engine takes, and what torch runs around them.
+
+A graph that is taken whole is one region and costs nothing around it. Otherwise torch.fx's
+``CapabilityBasedPartitioner`` finds the connected regions, and what is left runs in place as eager
+ATen: operators that were refused, and views that are returned, which only torch can make share
+memory the way eager's do.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.fx
+from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
+from torch.fx.passes.operator_support import create_op_support
+from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
+
+from composer import _torch
+from composer.errors import refuse
+from composer.lowering.aot import FunctionalGraph, decline_special_tensors
+from composer.lowering.views import give_returned_views_to_torch, is_view
+from composer.records import Reason, Status
+
+_PREFIX = "region_"
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A part of a functional graph that one engine takes; a pure function of its placeholders.
+
+    ``weights`` and ``witnesses`` are those of :class:`FunctionalGraph`, by position among the
+    region's own placeholders. ``constants`` are tensors that the graph holds itself, by position;
+    a placeholder stands for each, but no argument has to be given where it comes after the last.
+    """
+
+    gm: torch.fx.GraphModule
+    weights: dict[int, torch.Tensor]
+    witnesses: dict[int, torch.Tensor]
+    constants: dict[int, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A functional graph cut into what an engine takes and what stays torch's.
+
+    ``taken`` of ``total`` compute nodes are in ``regions``; ``left`` says in a line each which
+    operators are not, why, and where they stand in the user's code. ``outer`` calls the regions
+    by name; it is ``None`` where the one region is the whole graph.
+    """
+
+    outer: torch.fx.GraphModule | None
+    regions: dict[str, Region]
+    taken: int
+    total: int
+    left: tuple[str, ...]
+
+    def assemble(self, engines: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
+        """The whole graph as a callable, each region run by the engine of its name."""
+        if self.outer is None:
+            (engine,) = engines.values()
+            return engine
+        for name, engine in engines.items():
+            delattr(self.outer, name)  # a plain attribute is called without torch.nn.Module's cost
+            setattr(self.outer, name, engine)
+        return _torch.settled_forward(self.outer)
+
+
+def split(graph: FunctionalGraph, why_not: Callable[[torch.fx.Node], str | None]) -> Split:
+    """Cut a functional graph, which is changed on the way.
+
+    Args:
+        graph: The graph.
+        why_not: Why an engine cannot take a call of an operator; ``None`` if it can.
+
+    Raises:
+        Refusal: ``declined``, where nothing is left for an engine, where a value is not a plain
+            dense tensor, or where outputs share memory in a way that cannot be made anew.
+    """
+    gm = graph.gm
+    for node in gm.graph.nodes:
+        decline_special_tensors(tensors_of(node))
+    refused = {node: why for node in _calls(gm) if (why := why_not(node)) is not None}
+    compute = [node for node in _calls(gm) if is_compute(node)]
+    left = _described((node for node in compute if node in refused), refused)
+    taken = [node for node in compute if node not in refused]
+    if not taken:
+        what = f"nothing can be taken: {', '.join(left)}" if left else "the graph computes nothing"
+        refuse(Status.DECLINED, Reason.UNSUPPORTED_OP, what)
+    outside = {*refused, *give_returned_views_to_torch(gm)}
+    if not outside and _returns_computed_values(gm):
+        region = Region(gm, graph.weights, graph.witnesses, _lift_constants(gm))
+        return Split(None, {_PREFIX + "0": region}, len(taken), len(compute), left)
+    taken_nodes = _partition(gm, outside)
+    regions = _fuse(graph, taken_nodes)
+    inside = sum(is_compute(node) for nodes in taken_nodes for node in nodes)
+    return Split(gm, regions, inside, len(compute), left)
+
+
+def is_compute(node: torch.fx.Node) -> bool:
+    """Whether the node makes tensors anew: no view, no arithmetic on sizes, no assertion."""
+    if node.op != "call_function" or node.target is operator.getitem or is_view(node):
+        return False
+    return any(True for _ in tensors_of(node))
+
+
+def tensors_of(node: torch.fx.Node) -> Iterator[torch.Tensor]:
+    """The fake tensors that a node stands for."""
+    value = node.meta.get("val")
+    for each in value if isinstance(value, tuple | list) else (value,):
+        if isinstance(each, torch.Tensor):
+            yield each
+
+
+def _calls(gm: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
+    return (node for node in gm.graph.nodes if node.op == "call_function")
+
+
+def _returns_computed_values(gm: torch.fx.GraphModule) -> bool:
+    """Whether every output is a result of its own: no input, no constant, none of them twice."""
+    (returned,) = gm.graph.find_nodes(op="output")
+    nodes = [n for n in returned.args[0] if isinstance(n, torch.fx.Node)]
+    computed = all(node.op == "call_function" for node in nodes)
+    return computed and len(set(nodes)) == len(returned.args[0])
+
+
+def _partition(
+    gm: torch.fx.GraphModule, outside: set[torch.fx.Node]
+) -> list[dict[torch.fx.Node, Any]]:
+    """The nodes of each region; a region that computes nothing is none."""
+
+    def taken(_: object, node: torch.fx.Node) -> bool:
+        of = node.args[0] if node.target is operator.getitem else node
+        return node.op == "call_function" and not {node, of} & outside
+
+    nodes = [node for node in gm.graph.nodes if taken(gm, node)]
+    if all(user.op == "output" or user in outside for node in outside for user in node.users):
+        return [dict.fromkeys(nodes)]  # only the tail is torch's: no need to look for a cut
+    support = create_op_support(taken)
+    partitioner = CapabilityBasedPartitioner(gm, support, allows_single_node_partition=True)
+    regions = [partition.nodes for partition in partitioner.propose_partitions()]
+    return [region for region in regions if any(map(is_compute, region))]
+
+
+def _fuse(graph: FunctionalGraph, parts: Sequence[dict[torch.fx.Node, Any]]) -> dict[str, Region]:
+    """Replace the nodes of each part by one call; returns the parts as graphs of their own."""
+    gm = graph.gm
+    position = {node: i for i, node in enumerate(gm.graph.find_nodes(op="placeholder"))}
+    fuse_by_partitions(gm, list(parts), prefix=_PREFIX, always_return_tuple=True)
+    gm.recompile()
+    regions: dict[str, Region] = {}
+    for call in gm.graph.find_nodes(op="call_module"):
+        given = {i: position[arg] for i, arg in enumerate(call.args) if arg in position}
+        held = {i: arg for i, arg in enumerate(call.args) if arg.op == "get_attr"}
+        region = gm.get_submodule(call.target)
+        assert isinstance(region, torch.fx.GraphModule)
+        regions[call.target] = Region(
+            region,
+            weights={i: graph.weights[p] for i, p in given.items() if p in graph.weights},
+            witnesses={i: graph.witnesses[p] for i, p in given.items() if p in graph.witnesses},
+            constants={i: constant_at(gm, node) for i, node in held.items()},
+        )
+    return regions
+
+
+def _lift_constants(gm: torch.fx.GraphModule) -> dict[int, torch.Tensor]:
+    """Turn tensors that the graph holds itself into placeholders after all others."""
+    constants: dict[int, torch.Tensor] = {}
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    for node in gm.graph.find_nodes(op="get_attr"):
+        first = next(iter(gm.graph.nodes))
+        after = gm.graph.inserting_after(placeholders[-1]) if placeholders else None
+        with after or gm.graph.inserting_before(first):
+            lifted = gm.graph.placeholder(node.name)
+        lifted.meta.update(node.meta)
+        constants[len(placeholders)] = constant_at(gm, node)
+        placeholders.append(lifted)
+        node.replace_all_uses_with(lifted)
+        gm.graph.erase_node(node)
+    return constants
+
+
+def constant_at(gm: torch.fx.GraphModule, node: torch.fx.Node) -> torch.Tensor:
+    """The tensor that a ``get_attr`` node reads."""
+    value: torch.Tensor = operator.attrgetter(str(node.target))(gm)
+    return value
+
+
+def _described(
+    nodes: Iterable[torch.fx.Node], refused: Mapping[torch.fx.Node, str]
+) -> tuple[str, ...]:
+    """One line for each operator and reason, with the first place in the user's code."""
+    lines: dict[str, str] = {}
+    for node in nodes:
+        lines.setdefault(f"{node.target} ({refused[node]})", source_line(node))
+    return tuple(f"{what}{place}" for what, place in sorted(lines.items()))
+
+
+def source_line(node: torch.fx.Node) -> str:
+    """``" at file:line"`` of the user's code that the node comes from, as far as it is known."""
+    places = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
+    return f" at {places[-1][0]}:{places[-1][1]}" if places else ""

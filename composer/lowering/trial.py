@@ -1,0 +1,54 @@
+"""One run before acceptance: what only shows at run time shows before it matters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from composer import _torch
+from composer.errors import Refusal, refuse
+from composer.lowering.aot import FunctionalGraph, Kind
+from composer.records import Reason, Status
+
+
+def try_once(compiled: Callable[..., Any], graph: FunctionalGraph) -> None:
+    """Run ``compiled`` on the inputs of the first call; a backward on ones of the right shapes.
+
+    Nothing is run where there are no real inputs to be had. Torch's random state stays as it is.
+
+    Raises:
+        Refusal: the run fails, or an output has not the shape or dtype of eager's.
+    """
+    args = made_up(graph.gm) if graph.kind is Kind.BACKWARD else graph.example_args
+    if args is None:
+        return
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=_devices(args)):
+            results = compiled(*args)
+    except Exception as error:
+        what = f"the engine fails on the first inputs: {error}"
+        raise Refusal(Status.FAILED, Reason.BUILD_FAILED, what) from error
+    for index, (got, expected) in enumerate(zip(results, graph.expected, strict=True)):
+        if expected is not None and (tuple(got.shape), got.dtype) != expected:
+            what = f"output {index} is {got.dtype} {tuple(got.shape)}, not {expected}"
+            refuse(Status.REJECTED, Reason.OUTPUT_MISMATCH, what)
+
+
+def made_up(gm: torch.fx.GraphModule) -> tuple[Any, ...]:
+    """Ones for floating-point placeholders, zeros (valid as indices) for others."""
+    return tuple(_made_up(node.meta["val"]) for node in gm.graph.find_nodes(op="placeholder"))
+
+
+def _made_up(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return _torch.hint(value)
+    sizes, strides = map(_torch.hint, value.shape), map(_torch.hint, value.stride())
+    made = torch.empty_strided(tuple(sizes), tuple(strides), dtype=value.dtype, device=value.device)
+    return made.fill_(1 if value.dtype.is_floating_point else 0)
+
+
+def _devices(args: tuple[Any, ...]) -> list[torch.device]:
+    tensors = (each for each in args if isinstance(each, torch.Tensor))
+    return sorted({each.device for each in tensors if each.device.type == "cuda"}, key=str)

@@ -1,0 +1,102 @@
+"""Returned views: torch makes them itself, since an engine's outputs share memory with nothing."""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Iterable
+
+import torch
+import torch.fx
+
+from composer import _torch
+from composer.errors import refuse
+from composer.records import Reason, Status
+
+
+def give_returned_views_to_torch(gm: torch.fx.GraphModule) -> set[torch.fx.Node]:
+    """Give views that share memory with another output or an input, or have gaps, their own nodes.
+
+    Each chain of views is copied down from what it looks at, so that torch can run the copy on the
+    engine's result or on the input: memory, strides and offsets are then eager's, whatever the
+    shapes. What the graph computes from these views keeps the original nodes.
+
+    Returns:
+        The new nodes, which an engine must not take.
+
+    Raises:
+        Refusal: ``declined``, where outputs share memory in another way.
+    """
+    (returned,) = gm.graph.find_nodes(op="output")
+    nodes = dict.fromkeys(n for n in returned.args[0] if isinstance(n, torch.fx.Node))
+    tensors = [n for n in nodes if isinstance(n.meta["val"], torch.Tensor) and _has_memory(n)]
+    inputs = [n for n in gm.graph.find_nodes(op="placeholder") if _has_memory(n)]
+    shared = Counter(_memory(n) for n in {*inputs, *tensors})
+    mine = [n for n in tensors if shared[_memory(n)] > 1 or not is_dense(n.meta["val"])]
+    _decline_unless_views(mine, inputs)
+    copies: dict[torch.fx.Node, torch.fx.Node] = {}
+    for node in mine:
+        _copy_chain(node, returned, copies)
+    returned.args = (tuple(copies.get(each, each) for each in returned.args[0]),)
+    return set(copies.values())
+
+
+def is_view(node: torch.fx.Node) -> bool:
+    """Whether the node looks at its first argument's memory: a view, or one of several."""
+    if node.target is operator.getitem:
+        return isinstance(node.args[0], torch.fx.Node) and is_view(node.args[0])
+    return node.op == "call_function" and _torch.is_view(node.target)
+
+
+def is_dense(value: torch.Tensor) -> bool:
+    """Whether the elements lie without gaps or repetition, in some order of the dimensions."""
+    sizes, strides = map(_torch.hint, value.shape), map(_torch.hint, value.stride())
+    dims = sorted((stride, size) for size, stride in zip(sizes, strides, strict=True) if size != 1)
+    if any(size == 0 for _, size in dims):
+        return True
+    expected = 1
+    for stride, size in dims:
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _copy_chain(
+    node: torch.fx.Node, before: torch.fx.Node, copies: dict[torch.fx.Node, torch.fx.Node]
+) -> torch.fx.Node:
+    """A copy of the views from ``node`` down to what they look at, which is not copied."""
+    if not is_view(node):
+        return node
+    if node not in copies:
+        source = node.args[0]
+        assert isinstance(source, torch.fx.Node)
+        twin = _copy_chain(source, before, copies)
+        with node.graph.inserting_before(before):
+            copies[node] = node.graph.node_copy(node, lambda n: twin if n is source else n)
+    return copies[node]
+
+
+def _decline_unless_views(nodes: Iterable[torch.fx.Node], inputs: Iterable[torch.fx.Node]) -> None:
+    """All that share memory must be views of one and the same node."""
+    bases: dict[int, torch.fx.Node] = {_memory(each): each for each in inputs}
+    for node in nodes:
+        base = _base(node)
+        if bases.setdefault(_memory(node), base) is not base:
+            what = "outputs share memory, with an input or each other, otherwise than as views"
+            refuse(Status.DECLINED, Reason.OUTPUT_MISMATCH, what)
+
+
+def _base(node: torch.fx.Node) -> torch.fx.Node:
+    while is_view(node):
+        (node, *_) = node.all_input_nodes
+    return node
+
+
+def _memory(node: torch.fx.Node) -> int:
+    return _torch.storage_id(node.meta["val"])
+
+
+def _has_memory(node: torch.fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided
