@@ -11,8 +11,9 @@ import contextlib
 import functools
 import logging
 import sys
+import threading
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
@@ -286,6 +287,17 @@ def aot_compile(
         return backend(gm, list(example_inputs))
 
 
+def donate_nothing() -> None:
+    """Let ``backward(retain_graph=True)`` work; to be called while a backward is compiled.
+
+    AOTAutograd forbids it where a backward may write to what the forward saved ("donated" buffers,
+    meant for Inductor). Its own switch is read at run time as well (torch 2.13), and is not ours.
+    """
+    context = TracingContext.try_get()
+    if context is not None and context.fw_metadata is not None:
+        context.fw_metadata.bw_donated_idxs = []
+
+
 def boxed(function: Callable[..., Any]) -> Callable[[Sequence[Any]], Any]:
     """``function`` with its arguments in one list, as AOTAutograd calls what it compiled."""
     from functorch.compile import make_boxed_func  # type: ignore[import-untyped]  # no py.typed
@@ -307,13 +319,17 @@ class OnnxTranslator:
 
     ``torch.onnx.export`` accepts only programs from ``torch.export``, refuses symbolic integers
     as inputs and runs every decomposition again, which is most of its time. Its last step does
-    all we need: one pass over the nodes with torchlib's registry.
+    all we need: one pass over the nodes with torchlib's registry. Making one takes about a second,
+    most of it imports.
     """
 
     def __init__(self) -> None:
         from torch.onnx._internal.exporter import _core, _decomp, _fx_passes, _registration
+        from torch.onnx._internal.fx.passes import type_promotion
 
+        self._lock = threading.Lock()
         self._core, self._passes = _core, _fx_passes
+        self._promotions = type_promotion.TypePromotionTable()
         with _quiet(_registration.logger):  # torchvision's operators are not installed: not news
             self._registry = _registration.ONNXRegistry.from_torchlib()
         implemented = set(_decomp.get_onnx_implemented_overloads(self._registry))
@@ -321,14 +337,35 @@ class OnnxTranslator:
             _decomp.create_onnx_friendly_decomposition_table(implemented)
         )
 
+    def register(self, translations: Mapping[Any, Callable[..., Any]]) -> None:
+        """Have these functions translate their operators, in place of the exporter's own."""
+        for target, function in translations.items():
+            self._registry.register_op(target, function)
+
     def translates(self, target: Any) -> bool:
         """Whether the exporter's own registry has a translation for a node's target."""
         return self._registry.is_registered(target)
 
     def prepare(self, gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
-        """Make type promotion explicit and drop assertions, as the exporter does. In place."""
-        self._passes.insert_type_promotion_nodes(gm)
+        """Make type promotion explicit and drop assertions, as the exporter does. In place.
+
+        The exporter runs every node again to find out where types are promoted; where all types
+        agree there is nothing to find.
+        """
+        if any(self._may_promote(node) for node in gm.graph.nodes):
+            self._passes.insert_type_promotion_nodes(gm)
         return self._passes.remove_assertion_nodes(gm)
+
+    def _may_promote(self, node: torch.fx.Node) -> bool:
+        """Whether an operator that promotes types is given, or makes, more than one of them."""
+        if not isinstance(node.target, OpOverload):
+            return False
+        if self._promotions.get_rule(node.target.overloadpacket) is None:
+            return False
+        values = [node.meta.get("val"), *(each.meta.get("val") for each in node.all_input_nodes)]
+        dtypes = {each.dtype for each in values if isinstance(each, torch.Tensor)}
+        numbers = [each for each in node.args if isinstance(each, int | float)]
+        return len(dtypes) > 1 or (bool(numbers) and not all(d.is_floating_point for d in dtypes))
 
     def translate(self, gm: torch.fx.GraphModule) -> onnx_ir.Model:
         """An ONNX model with an input a placeholder and an output a node that ``gm`` returns."""
@@ -342,9 +379,10 @@ class OnnxTranslator:
             named_parameters=tuple,
             named_buffers=tuple,
         )
-        translated = self._core._exported_program_to_onnx_program(
-            cast(Any, program), registry=self._registry
-        )
+        with self._lock, _signatures_read_once():
+            translated = self._core._exported_program_to_onnx_program(
+                cast(Any, program), registry=self._registry
+            )
         return translated.model
 
 
@@ -365,10 +403,30 @@ def is_view(target: Any) -> bool:
     return isinstance(target, OpOverload) and target.is_view
 
 
-@functools.cache
-def onnx_translator() -> OnnxTranslator:
-    """The one translator; making it takes about a second, most of it imports."""
-    return OnnxTranslator()
+@contextlib.contextmanager
+def _signatures_read_once() -> Iterator[None]:
+    """Keep what the exporter reads from the schema of each ONNX operator.
+
+    It would read it anew for every node it makes, a third of all its time (torch 2.13).
+    """
+    from onnx_ir import schemas
+
+    original = schemas.OpSignature.from_op_schema
+    schemas.OpSignature.from_op_schema = staticmethod(functools.partial(_signature_of, original))  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        schemas.OpSignature.from_op_schema = original  # type: ignore[method-assign]
+
+
+_signatures: dict[tuple[str, str, int], Any] = {}
+
+
+def _signature_of(read: Callable[[Any], Any], schema: Any) -> Any:
+    key = schema.domain, schema.name, schema.since_version
+    if key not in _signatures:
+        _signatures[key] = read(schema)
+    return _signatures[key]
 
 
 def _signature(gm: torch.fx.GraphModule) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 import torch.fx
 
 from composer import capture, chain, clones, guard, policy, session
+from composer.lowering import once
 from composer.records import Attempt, CompileReport, GraphRequest
 from composer.telemetry import notices
 
@@ -46,7 +47,8 @@ def compose(
     request = capture.read_request(
         gm, example_inputs, mode=mode, model=rules.model, settings=f"{mode} {rules.key}"
     )
-    outcome = chain.walk(request, candidates, strict=rules.strict)
+    with once.sharing():
+        outcome = chain.walk(request, candidates, strict=rules.strict)
     objection = chain.objection(outcome, strict=rules.strict, on_exhausted=rules.on_exhausted)
     chosen = "" if objection else outcome.chosen
     report = _report(request, rules, outcome.attempts, chosen, time.perf_counter() - started)

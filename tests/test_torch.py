@@ -286,7 +286,7 @@ def test_argument_reads_a_schemas_value() -> None:
 @pytest.mark.slow
 def test_onnx_translator_knows_what_the_exporter_knows() -> None:
     """Registry, decompositions, and the batch norm that torchlib exports wrongly."""
-    translator = _torch.onnx_translator()
+    translator = _torch.OnnxTranslator()
     aten = torch.ops.aten
     assert translator.translates(aten.relu.default)
     assert not translator.translates(aten.nonzero_static.default)

@@ -89,3 +89,13 @@ def test_statistics_without_a_witness_stay_inputs() -> None:
             model.train()(torch.randn(16, 4) * 3 + 1)
             model.eval()
     assert last().chosen == "onnxrt"
+
+
+def test_another_object_of_equal_value_is_a_change() -> None:
+    """One element or several, and whatever stands there instead."""
+    for shape in ((1,), (), (3,), (2, 2)):
+        bound = torch.ones(shape)
+        check = weights.BoundWeights({1: bound}, {})
+        assert check.unchanged((None, bound))
+        assert not check.unchanged((None, torch.ones(shape)))
+        assert not check.unchanged((None, torch.zeros(5)))

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ import torch.fx
 
 from composer import _torch, capture
 from composer.errors import refuse
-from composer.lowering.decompositions import decompositions
+from composer.lowering.decompositions import Table, decompositions
 from composer.lowering.statistics import statistics, witness_of
 from composer.lowering.weights import can_bind
 from composer.records import Reason, Status
@@ -52,13 +53,23 @@ GraphBuilder = Callable[[FunctionalGraph], Callable[..., Any]]
 
 
 def compile_functional(
-    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], build: GraphBuilder
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    build: GraphBuilder,
+    dialect: Table = MappingProxyType({}),
 ) -> Callable[..., Any]:
     """Have ``build`` compile the functional graphs; AOTAutograd does the rest around them.
 
     A graph that needs a backward becomes two, any other one. Mutated inputs are written back and
     views of inputs are made anew by AOTAutograd's run-time wrapper, so an engine sees only pure
     functions.
+
+    Args:
+        gm: The captured graph.
+        example_inputs: Tensors and symbols, in the order of the placeholders.
+        build: What compiles a functional graph.
+        dialect: How the engine wants operators of inference written, in front of the
+            lowering's own decompositions.
 
     Raises:
         Refusal: ``declined``, for inputs that are not plain dense tensors.
@@ -71,6 +82,8 @@ def compile_functional(
     def compiler(
         kind: Kind, functional: torch.fx.GraphModule, fakes: Sequence[Any]
     ) -> Callable[..., Any]:
+        if kind is Kind.BACKWARD:
+            _torch.donate_nothing()  # engines write to none of their inputs
         same = kind is not Kind.BACKWARD and len(fakes) == len(everything)
         freeze = same and kind is Kind.INFERENCE and not torch.is_grad_enabled()
         weights, witnesses = _bindable(functional, everything, owners) if freeze else ({}, {})
@@ -86,7 +99,7 @@ def compile_functional(
         forward=functools.partial(compiler, Kind.FORWARD),
         backward=functools.partial(compiler, Kind.BACKWARD),
         inference=functools.partial(compiler, Kind.INFERENCE),
-        decompositions=decompositions(training=needs_grad),
+        decompositions=decompositions(dialect, needs_grad),
     )
 
 

@@ -7,13 +7,14 @@ signature that returns ``NotImplemented`` where the exporter's translation is ri
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from composer import _torch
 from composer.lowering.convolution import convolution_backward
+from composer.lowering.translations import translator
 
 aten = torch.ops.aten
 
@@ -30,17 +31,21 @@ _KEPT = (aten.lift_fresh.default, aten.lift.default)
 """Their decomposition calls an operator on the literal itself, which fake mode refuses."""
 
 
-def decompositions(training: bool = False) -> dict[Any, Callable[..., Any]]:
-    """The exporter's own table, with ours in front of it.
+Table = Mapping[Any, Callable[..., Any]]
+"""Operator to a function of its signature."""
 
-    In ``training`` attention is written out, since its backward reads a logarithm of sums that its
-    translation leaves at zero.
+
+def decompositions(dialect: Table, training: bool) -> dict[Any, Callable[..., Any]]:
+    """The exporter's own table, ours in front of it, and in front of both an engine's.
+
+    In ``training`` the engine's is left out, and attention is written out, since its backward reads
+    a logarithm of sums that its translation leaves at zero.
     """
-    table = dict(_torch.onnx_translator().decompositions)
+    table = dict(translator().decompositions)
     for operator in _KEPT:
         table.pop(operator, None)
     table |= {operator: _torch.decomposition_of(operator) for operator in _TRAINING_NORMS}
-    return table | {
+    table |= {
         _ATTENTION: attention if training else masked_attention,
         aten._scaled_dot_product_flash_attention_for_cpu_backward.default: attention_backward,
         aten.convolution_backward.default: convolution_backward,
@@ -51,6 +56,19 @@ def decompositions(training: bool = False) -> dict[Any, Callable[..., Any]]:
         aten.clamp_max.default: lambda x, high: clamp(x, max=high),
         aten.relu.default: relu,
     }
+    for operator, function in () if training else dialect.items():
+        table[operator] = _first_of(function, table.get(operator))
+    return table
+
+
+def _first_of(first: Callable[..., Any], second: Callable[..., Any] | None) -> Callable[..., Any]:
+    """What ``first`` returns, or ``second`` where that is ``NotImplemented``."""
+
+    def decompose(*args: Any, **kwargs: Any) -> Any:
+        result = first(*args, **kwargs)
+        return second(*args, **kwargs) if result is NotImplemented and second else result
+
+    return decompose
 
 
 def masked_attention(
@@ -85,8 +103,8 @@ def attention(
 ) -> Any:
     """Attention and the logarithm of the sum of each row's exponentials.
 
-    Shapes are (batch, heads, length, size), float32; the layout is that of torch's kernel, heads
-    inside of length. A row that is masked everywhere gives zeros, and zero as its logarithm.
+    Shapes are (batch, heads, length, size), float32; the result is laid out as the query is. A row
+    that is masked everywhere gives zeros, and zero as its logarithm.
     """
     if dropout_p or not _are_alike(query, key):
         return NotImplemented
@@ -97,8 +115,7 @@ def attention(
         empty = attn_mask.amax(-1, keepdim=True) == -math.inf
         rows = torch.where(empty, 0.0, rows)
         logsumexp = torch.where(empty.squeeze(-1), 0.0, logsumexp)
-    laid_out = rows.transpose(1, 2).clone(memory_format=torch.contiguous_format).transpose(1, 2)
-    return laid_out, logsumexp
+    return laid_out_as(rows, query), logsumexp
 
 
 def attention_backward(
@@ -130,10 +147,18 @@ def attention_backward(
         torch.matmul(grad_scores.transpose(-2, -1), query),
         torch.matmul(weights.transpose(-2, -1), grad),
     )
-    return tuple(
-        each.transpose(1, 2).clone(memory_format=torch.contiguous_format).transpose(1, 2)
-        for each in grads
-    )
+    return tuple(map(_heads_inside, grads))
+
+
+def laid_out_as(rows: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+    """The result of attention in the layout that torch's kernel gives it: that of the query."""
+    inside = _torch.hint(query.stride(1)) < _torch.hint(query.stride(2))
+    return _heads_inside(rows) if inside else rows.contiguous()
+
+
+def _heads_inside(x: torch.Tensor) -> torch.Tensor:
+    """(batch, heads, length, size), with the heads of a position side by side in memory."""
+    return x.transpose(1, 2).clone(memory_format=torch.contiguous_format).transpose(1, 2)
 
 
 def _scores(

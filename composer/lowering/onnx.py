@@ -11,9 +11,12 @@ import torch
 import torch.fx
 
 from composer import _torch
+from composer.capture import graph_key
 from composer.errors import Refusal
 from composer.lowering.faithful import unfaithful
+from composer.lowering.once import once
 from composer.lowering.regions import Region
+from composer.lowering.translations import translator
 from composer.records import Reason, Status
 
 if TYPE_CHECKING:
@@ -84,24 +87,28 @@ def why_not(node: torch.fx.Node) -> str | None:
             return "a symbolic number that is no integer"
     if node.target is operator.getitem:
         return None
-    if not _torch.onnx_translator().translates(node.target):
+    if not translator().translates(node.target):
         return "no ONNX translation"
     return unfaithful(node)
 
 
 def to_onnx(region: Region) -> OnnxGraph:
-    """Translate a region, which is changed on the way.
+    """Translate a region, which is changed on the way; once for each graph that is compiled.
 
     Raises:
         Refusal: ``failed`` with ``export_failed`` where the exporter breaks.
     """
-    import onnx_ir
+    outputs = _plan_outputs(region.gm)
+    return once(graph_key(region.gm), lambda: _translate(region.gm, outputs))
 
-    gm = region.gm
-    translator = _torch.onnx_translator()
-    outputs = _plan_outputs(gm)
+
+def _translate(gm: torch.fx.GraphModule, outputs: tuple[Output, ...]) -> OnnxGraph:
+    import onnx_ir
+    from onnx_ir.passes.common import RemoveUnusedNodesPass
+
     try:
-        model = translator.translate(translator.prepare(gm))
+        model = translator().translate(translator().prepare(gm))
+        RemoveUnusedNodesPass()(model)  # ONNX Runtime (1.31) runs what nobody reads
     except Exception as error:
         raise Refusal(Status.FAILED, Reason.EXPORT_FAILED, _root_cause(error)) from error
     names = tuple(str(value.name) for value in model.graph.inputs)

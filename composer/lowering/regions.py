@@ -91,7 +91,7 @@ def split(graph: FunctionalGraph, why_not: Callable[[torch.fx.Node], str | None]
     if not taken:
         what = f"nothing can be taken: {', '.join(left)}" if left else "the graph computes nothing"
         refuse(Status.DECLINED, Reason.UNSUPPORTED_OP, what)
-    outside = {*refused, *give_returned_views_to_torch(gm)}
+    outside = {*_in_order(gm, refused), *give_returned_views_to_torch(gm)}
     if not outside and _returns_computed_values(gm):
         region = Region(gm, graph.weights, graph.witnesses, _lift_constants(gm))
         return Split(None, {_PREFIX + "0": region}, len(taken), len(compute), left)
@@ -118,6 +118,35 @@ def tensors_of(node: torch.fx.Node) -> Iterator[torch.Tensor]:
 
 def _calls(gm: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
     return (node for node in gm.graph.nodes if node.op == "call_function")
+
+
+def _in_order(gm: torch.fx.GraphModule, refused: Iterable[torch.fx.Node]) -> list[torch.fx.Node]:
+    """The refused nodes, those that draw random numbers made to wait for each other.
+
+    Cutting out regions moves what depends on nothing; random numbers depend on those before.
+    """
+    kept: list[torch.fx.Node] = []
+    before: torch.fx.Node | None = None
+    for node in refused:
+        if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+            kept.append(node)
+            continue
+        if before is not None:
+            with gm.graph.inserting_before(node):
+                args: Any = (before, node.target, *node.args)
+                waiting = gm.graph.call_function(call_after, args, node.kwargs)
+            waiting.meta = node.meta
+            node.replace_all_uses_with(waiting)
+            gm.graph.erase_node(node)
+            node = waiting
+        kept.append(node)
+        before = node
+    return kept
+
+
+def call_after(_: object, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call ``function``, now that the first argument is there."""
+    return function(*args, **kwargs)
 
 
 def _returns_computed_values(gm: torch.fx.GraphModule) -> bool:

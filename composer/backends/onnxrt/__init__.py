@@ -16,6 +16,7 @@ import torch.fx
 from composer import _torch
 from composer.backends.base import Backend, covers, note, require_installed
 from composer.backends.onnxrt.engine import OnnxRuntimeEngine
+from composer.backends.onnxrt.fusions import fusions
 from composer.backends.onnxrt.settings import Settings, read_settings
 from composer.errors import refuse
 from composer.lowering.aot import FunctionalGraph, compile_functional
@@ -90,7 +91,7 @@ def onnxrt(
         try_once(compiled, graph)
         return compiled
 
-    compiled = compile_functional(gm, example_inputs, build)
+    compiled = compile_functional(gm, example_inputs, build, fusions())
     note(**_facts(settings, nodes))
     return compiled
 

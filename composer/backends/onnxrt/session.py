@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from composer.backends.onnxrt.fusions import SLOWER
 from composer.backends.onnxrt.settings import CPU, CUDA, Settings
 from composer.errors import Refusal, refuse
 from composer.lowering.onnx import OnnxGraph
@@ -46,7 +47,11 @@ def make_session(
             options.add_initializer(name, value)
     try:
         session = onnxruntime.InferenceSession(
-            model.SerializeToString(), options, providers=list(providers.items()), enable_fallback=0
+            model.SerializeToString(),
+            options,
+            providers=list(providers.items()),
+            disabled_optimizers=[*SLOWER],
+            enable_fallback=0,
         )
     except NoKernel as error:
         raise Refusal(Status.DECLINED, Reason.UNSUPPORTED_OP, str(error)) from error

@@ -1,0 +1,123 @@
+"""ONNX Runtime's own operators stand for torch's where they mean the same, and nowhere else."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+from composer.backends import onnxrt as backend
+from composer.lowering.onnx import to_onnx
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def _inference() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+@pytest.fixture
+def operators(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often each operator stands in the models that are made."""
+    count: Counter[str] = Counter()
+
+    def counting(graph: Any) -> Any:
+        made = to_onnx(graph)
+        count.update(node.op_type for node in made.model.graph.node)
+        return made
+
+    monkeypatch.setattr(backend, "to_onnx", counting)
+    return count
+
+
+def check(function: Callable[..., Any], *args: Any, dynamic: bool = False) -> None:
+    """Compiled for ONNX Runtime alone, ``function`` gives eager's numbers."""
+    compiled = torch.compile(function, backend="onnxrt", dynamic=dynamic, fullgraph=True)
+    torch.testing.assert_close(compiled(*args), function(*args))
+
+
+def qkv(dtype: torch.dtype = torch.float32, keys: int = 7) -> list[torch.Tensor]:
+    return [torch.randn(2, 3, n, 8, dtype=dtype) for n in (5, keys, keys)]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_gelu_is_one_operator(operators: Counter[str], dynamic: bool) -> None:
+    """Values at both ends and a NaN included."""
+    ends = torch.tensor([[-1e4, -5.0, -0.0, 0.0, 5.0, 1e4, torch.nan]])
+    compiled = torch.compile(functional.gelu, backend="onnxrt", dynamic=dynamic)
+    torch.testing.assert_close(compiled(ends), functional.gelu(ends), equal_nan=True)
+    check(functional.gelu, torch.randn(3, 9), dynamic=dynamic)
+    assert operators["Gelu"]
+    assert not operators["Erf"]
+
+
+@pytest.mark.parametrize(
+    "x",
+    [torch.randn(3, 4, dtype=torch.float64), torch.randn(3, 4).t(), torch.randn(0, 4)],
+    ids=["float64", "transposed", "empty"],
+)
+def test_gelu_of_anything_else_is_written_out(operators: Counter[str], x: torch.Tensor) -> None:
+    """Float64, another layout and no elements stay with the common translation."""
+    try:
+        check(functional.gelu, x)
+    except torch._dynamo.exc.BackendCompilerFailed:
+        assert x.numel() == 0 or x.dtype is torch.float64  # declined, as without the fusion
+    assert not operators["Gelu"]
+
+
+def test_tanh_gelu_is_left_to_the_engine(operators: Counter[str]) -> None:
+    """ONNX Runtime makes its own FastGelu of it."""
+    check(lambda x: functional.gelu(x, approximate="tanh"), torch.randn(3, 4))
+    assert not operators["Gelu"]
+
+
+@pytest.mark.parametrize("scale", [None, 0.3])
+def test_attention_is_one_operator(operators: Counter[str], scale: float | None) -> None:
+    """Without a mask, self-attention or over more keys than queries."""
+    check(lambda *a: functional.scaled_dot_product_attention(*a, scale=scale), *qkv())
+    assert operators["MultiHeadAttention"] == 1
+    assert not operators["Softmax"]
+
+
+def test_attention_of_any_length_is_one_operator(operators: Counter[str]) -> None:
+    """The lengths, and the batch, may change from call to call."""
+    compiled = torch.compile(functional.scaled_dot_product_attention, backend="onnxrt")
+    for keys in (7, 9, 11):
+        operands = qkv(keys=keys)
+        for each in operands:
+            torch._dynamo.maybe_mark_dynamic(each, [0, 2])
+        expected = functional.scaled_dot_product_attention(*operands)
+        torch.testing.assert_close(compiled(*operands), expected)
+    assert operators["MultiHeadAttention"] == 1
+
+
+def test_layout_of_attention_is_kept(operators: Counter[str]) -> None:
+    """A view that only works for heads inside of length."""
+
+    def joined(*args: torch.Tensor) -> torch.Tensor:
+        return functional.scaled_dot_product_attention(*args).transpose(1, 2).reshape(2, 5, 24)
+
+    check(joined, *(each.transpose(1, 2).contiguous().transpose(1, 2) for each in qkv()))
+    assert operators["MultiHeadAttention"] == 1
+
+
+def test_other_attention_is_written_out(operators: Counter[str]) -> None:
+    """A mask, a causal one or another dtype."""
+    mask = torch.zeros(5, 7).masked_fill(torch.rand(5, 7) > 0.7, -torch.inf)
+    check(lambda *a: functional.scaled_dot_product_attention(*a, attn_mask=mask), *qkv())
+    check(lambda *a: functional.scaled_dot_product_attention(*a, is_causal=True), *qkv(keys=5))
+    assert not operators["MultiHeadAttention"]
+    assert operators["Softmax"] == 2
+
+
+def test_what_nobody_reads_is_dropped(operators: Counter[str]) -> None:
+    """The indices of a max pool cost a second pool."""
+    check(lambda x: functional.max_pool2d(x, 2), torch.randn(1, 2, 8, 8))
+    assert operators["MaxPool"] == 1
+    assert not operators["Sub"]

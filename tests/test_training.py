@@ -1,0 +1,206 @@
+"""Training through ONNX Runtime: losses, gradients and buffers as in eager."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812  # as torch's own users write it
+from conftest import compiled, last
+
+import composer
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "bench"))
+import zoo
+
+pytestmark = pytest.mark.slow
+
+STEPS = 5
+T = torch.tensor
+
+
+def batch(inputs, size: int):
+    """The inputs of one example of the zoo, as a batch of ``size`` that differ."""
+    return {
+        name: torch.randn(size, *each.shape[1:])
+        if each.is_floating_point()
+        else torch.cat([each.roll(shift, -1) for shift in range(size)])
+        for name, each in inputs.items()
+    }
+
+
+def loss_of(model, inputs) -> torch.Tensor:
+    outputs = model(**inputs)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    return sum(each.pow(2).mean() for each in outputs)
+
+
+def gradients(runner, model, inputs, seed: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """The loss, and the gradient of every parameter that has one."""
+    torch.manual_seed(seed)
+    model.zero_grad()
+    loss = loss_of(runner, inputs)
+    loss.backward()
+    return loss, {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def assert_trains_alike(model: torch.nn.Module, inputs, *, alike: float = 1e-4) -> None:
+    """Five optimizer steps: the loss, every gradient and every buffer within tolerance.
+
+    Gradients are held against the largest of their step, since some are zero but for rounding.
+    """
+    twin = copy.deepcopy(model)
+    fast = compiled(twin, "onnxrt")
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.001) for each in (model, twin)]
+    for step in range(STEPS):
+        expected, grads = gradients(model, model, inputs, step)
+        loss, found = gradients(fast, twin, inputs, step)
+        torch.testing.assert_close(loss, expected, rtol=alike, atol=0)
+        assert found.keys() == grads.keys()
+        largest = max(grad.abs().max() for grad in grads.values())
+        worst = max((found[name] - grad).abs().max() / largest for name, grad in grads.items())
+        assert worst <= alike, f"step {step}: {worst:.1e}"
+        for p, q in zip(model.buffers(), twin.buffers(), strict=True):
+            torch.testing.assert_close(q, p, rtol=alike, atol=alike)
+        for optimizer in optimizers:
+            optimizer.step()
+    assert {report.chosen for report in composer.reports()} == {"onnxrt"}
+    assert all(report.training for report in composer.reports())
+
+
+@pytest.mark.parametrize(("name", "size"), [("bert", 2), ("t5", 2), ("resnet", 8), ("llama", 2)])
+def test_public_models_train_as_in_eager(name: str, size: int) -> None:
+    """Attention, embeddings, convolutions, batch norm, dropout (whose numbers stay torch's)."""
+    model, inputs = zoo.build(name, tiny=True)
+    assert_trains_alike(model.train(), batch(inputs, size))
+
+
+def distance(grads, reference) -> float:
+    """The norm of the difference over the norm of the reference, of all gradients together."""
+    flat, true = (
+        torch.cat([each[n].double().flatten() for n in reference]) for each in (grads, reference)
+    )
+    return ((flat - true).norm() / true.norm()).item()
+
+
+def test_mobilenet_trains_as_in_eager() -> None:
+    """Depthwise convolutions and 52 norms, which make rounding grow a thousandfold in each step.
+
+    So every step starts from eager's weights, and all gradients together are held against float64:
+    a single one may be far off, in eager as well, where a ReLU6 falls on the other side.
+    """
+    model, inputs = zoo.build("mobilenet", tiny=True)
+    inputs = batch(inputs, 8)
+    twin, exact = copy.deepcopy(model.train()), copy.deepcopy(model).double()
+    fast = compiled(twin, "onnxrt")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+    for step in range(STEPS):
+        twin.load_state_dict(model.state_dict())
+        exact.load_state_dict(model.state_dict())
+        _, grads = gradients(model, model, inputs, step)
+        ours, found = gradients(fast, twin, inputs, step)
+        doubles = {name: each.double() for name, each in inputs.items()}
+        true, reference = gradients(exact, exact, doubles, step)
+        torch.testing.assert_close(ours.double(), true, rtol=1e-4, atol=0)
+        eager, composed = (distance(each, reference) for each in (grads, found))
+        assert composed <= max(5e-2, 4 * eager), f"step {step}: {composed:.1e}, eager {eager:.1e}"
+        for p, q in zip(model.buffers(), twin.buffers(), strict=True):
+            torch.testing.assert_close(q, p, rtol=1e-4, atol=1e-4)
+        optimizer.step()
+    assert last().chosen == "onnxrt"
+
+
+ATTENTION = {
+    "plain": {},
+    "causal": {"is_causal": True},
+    "scaled": {"scale": 0.3},
+    "masked": {"attn_mask": torch.zeros(1, 1, 5, 5).masked_fill(torch.eye(5) > 0, -torch.inf)},
+    "a row masked everywhere": {"attn_mask": torch.zeros(5, 5).index_fill(0, T([1]), -torch.inf)},
+}
+
+
+@pytest.mark.parametrize("options", ATTENTION.values(), ids=ATTENTION)
+def test_attention_and_its_gradients(options) -> None:
+    """Its backward reads the logarithm that the exporter's translation leaves at zero."""
+    args = [torch.randn(2, 3, 5, 8, requires_grad=True) for _ in range(3)]
+    twins = [each.detach().clone().requires_grad_() for each in args]
+
+    def attend(q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, **options)
+
+    attend(*args).square().sum().backward()
+    result = compiled(attend, "onnxrt", min_coverage=1.0)(*twins)
+    result.square().sum().backward()
+    assert last().chosen == "onnxrt", last().attempts[0].message
+    for twin, each in zip(twins, args, strict=True):
+        torch.testing.assert_close(twin.grad, each.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_random_numbers_are_drawn_in_eagers_order() -> None:
+    """Regions move what depends on nothing, but not what draws from torch's generator."""
+
+    def drop(x, y):
+        late = F.dropout(torch.tanh(x @ x), 0.5)
+        early = F.dropout(y, 0.3)
+        return F.dropout(torch.sin(early @ early) + late, 0.1)
+
+    x, y = torch.randn(4, 4, requires_grad=True), torch.randn(4, 4)
+    run = compiled(drop, "onnxrt", min_coverage=0.1)
+    for seed in range(3):
+        torch.manual_seed(seed)
+        expected = drop(x, y)
+        torch.manual_seed(seed)
+        torch.testing.assert_close(run(x, y), expected)
+    assert last().chosen == "onnxrt"
+
+
+def test_the_trial_run_draws_no_random_numbers() -> None:
+    """The first call, too, is eager's."""
+    x = torch.ones(64, requires_grad=True)
+
+    def drop(x):
+        return F.dropout(torch.exp(x) * 2, 0.5)
+
+    torch.manual_seed(7)
+    expected = drop(x)
+    torch.manual_seed(7)
+    torch.testing.assert_close(compiled(drop, "onnxrt")(x), expected)
+    assert last().chosen == "onnxrt"
+
+
+def test_batch_norms_statistics_move_as_in_eager() -> None:
+    """Mean, variance and the count of batches, with the gradient through the norm."""
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4))
+    assert_trains_alike(model.train(), {"input": torch.randn(4, 3, 8, 8)})
+
+
+def test_a_backward_may_run_twice() -> None:
+    """``retain_graph`` keeps what the forward saved."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    x = torch.randn(3, 4)
+    loss = compiled(model, "onnxrt")(x).sum()
+    loss.backward(retain_graph=True)
+    once = [p.grad.clone() for p in model.parameters()]
+    loss.backward()
+    for p, grad in zip(model.parameters(), once, strict=True):
+        torch.testing.assert_close(p.grad, 2 * grad)
+
+
+def test_any_batch_size_trains() -> None:
+    """Sizes that are symbols are saved for the backward as integers."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU(), torch.nn.Linear(8, 2))
+    run = compiled(model, "onnxrt", dynamic=True)
+    for size in (3, 5, 9):
+        x = torch.randn(size, 4)
+        model.zero_grad()
+        (run(x).flatten(1) * torch.arange(size)[:, None]).sum().backward()
+        found = [p.grad.clone() for p in model.parameters()]
+        model.zero_grad()
+        (model(x) * torch.arange(size)[:, None]).sum().backward()
+        for p, grad in zip(model.parameters(), found, strict=True):
+            torch.testing.assert_close(grad, p.grad)
+    assert len(composer.reports()) == 1
+    assert last().chosen == "onnxrt"
