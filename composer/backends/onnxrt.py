@@ -274,6 +274,9 @@ def _finish(plan: Output, tensors: Sequence[torch.Tensor], args: Sequence[Any]) 
     if plan.view is not None:
         size, stride, offset = plan.view
         return tensor.as_strided(size, stride, tensor.storage_offset() + offset)
+    if plan.strides is not None:
+        laid_out = torch.empty_strided(tensor.shape, plan.strides, dtype=tensor.dtype)
+        return laid_out.copy_(tensor)
     if plan.order is not None:
         inverse = [plan.order.index(dim) for dim in range(len(plan.order))]
         return tensor.permute(plan.order).contiguous().permute(inverse)

@@ -14,6 +14,7 @@ import torch.fx
 from composer import _torch
 from composer.errors import Refusal, refuse
 from composer.lowering.aot import FunctionalGraph
+from composer.lowering.constants import evaluate_constants, lift_scalars
 from composer.lowering.faithful import unfaithful
 from composer.records import Reason, Status
 
@@ -31,6 +32,7 @@ class Output:
     that is the usual one. ``view`` is (size, stride, offset) of an output that shares the memory
     of the engine's output, or the argument, ``index``; the offset counts from the other's.
     ``repeated`` are dimensions along which eager's tensor repeats one element (a stride of zero).
+    ``strides`` are those of a tensor that eager lays out with gaps, such as a part of another.
     ``is_symbol`` marks an integer, ``is_bool`` a boolean.
     """
 
@@ -42,6 +44,7 @@ class Output:
     repeated: tuple[int, ...] = ()
     is_symbol: bool = False
     is_bool: bool = False
+    strides: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +98,8 @@ def to_onnx(graph: FunctionalGraph) -> OnnxGraph:
     gm = graph.gm
     translator = _torch.onnx_translator()
     _decline_dtypes(gm)
+    lift_scalars(gm)
+    evaluate_constants(gm, lambda node: _why_not(node, translator.translates) is not None)
     _decline_operators(gm, translator.translates)
     constants = _lift_constants(gm)
     outputs = _plan_outputs(gm)
@@ -124,16 +129,24 @@ def _decline_operators(gm: torch.fx.GraphModule, translates: Callable[[Any], boo
     for node in gm.graph.nodes:
         if node.op == "get_attr" and isinstance(_constant(gm, node), torch.nn.Module):
             refused.setdefault(f"{node.target} (a nested graph)", _source_line(node))
-        if node.op != "call_function" or node.target is operator.getitem:
+        if node.op != "call_function":
             continue
-        why = unfaithful(node)
+        why = _why_not(node, translates)
         if why is not None:
-            refused.setdefault(f"{node.target} ({why})", _source_line(node))
-        elif not translates(node.target):
-            refused.setdefault(str(node.target), _source_line(node))
+            refused.setdefault(f"{node.target}{why}", _source_line(node))
     if refused:
         names = ", ".join(f"{name}{place}" for name, place in sorted(refused.items()))
         refuse(Status.DECLINED, Reason.UNSUPPORTED_OP, f"no faithful ONNX translation for {names}")
+
+
+def _why_not(node: torch.fx.Node, translates: Callable[[Any], bool]) -> str | None:
+    """`` (why)`` the call is not taken, an empty string for no translation; ``None`` if it is."""
+    if node.target is operator.getitem:
+        return None
+    why = unfaithful(node)
+    if why is not None:
+        return f" ({why})"
+    return None if translates(node.target) else ""
 
 
 def _lift_constants(gm: torch.fx.GraphModule) -> dict[str, torch.Tensor]:
@@ -209,7 +222,17 @@ def _plan_tensor(index: int, value: torch.Tensor) -> Output:
     repeated = tuple(dim for dim, stride in enumerate(strides) if stride == 0)
     usual = order == tuple(range(value.dim())) or bool(repeated)
     is_bool = value.dtype is torch.bool
+    if _has_gaps(value) and not repeated:
+        return Output("engine", index, is_bool=is_bool, strides=tuple(value.stride()))
     return Output("engine", index, None, None if usual else order, None, repeated, False, is_bool)
+
+
+def _has_gaps(value: torch.Tensor) -> bool:
+    """Whether the memory between its first element and its last holds others; of static sizes."""
+    if not all(isinstance(number, int) for number in (*value.shape, *value.stride())):
+        return False
+    pairs = zip(value.shape, value.stride(), strict=True)
+    return value.numel() > 0 and 1 + sum((n - 1) * step for n, step in pairs) != value.numel()
 
 
 def _share_memory(a: object, b: object) -> bool:
