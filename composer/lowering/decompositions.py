@@ -13,6 +13,8 @@ from typing import Any
 import torch
 
 from composer import _torch
+from composer.lowering.elementwise import elementwise
+from composer.lowering.reductions import reductions
 
 aten = torch.ops.aten
 
@@ -23,8 +25,12 @@ _TRAINING_NORMS = (
 )
 """Torchlib drops their training flag: the exported numbers would be eval's."""
 
-_KEPT = (aten.lift_fresh.default, aten.lift.default)
-"""Their decomposition calls an operator on the literal itself, which fake mode refuses."""
+_KEPT = (
+    *(aten.lift_fresh.default, aten.lift.default),
+    *(aten.max_unpool2d.default, aten.max_unpool3d.default),
+)
+"""The decomposition of the first two calls an operator on the literal itself, which fake mode
+refuses; that of the others loses the memory format of the input."""
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
@@ -33,15 +39,20 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     for operator in _KEPT:
         table.pop(operator, None)
     table |= {operator: _torch.decomposition_of(operator) for operator in _TRAINING_NORMS}
-    return table | {
-        aten._scaled_dot_product_flash_attention_for_cpu.default: masked_attention,
-        aten.maximum.default: maximum,
-        aten.minimum.default: minimum,
-        aten.clamp.default: clamp,
-        aten.clamp_min.default: lambda x, low: clamp(x, min=low),
-        aten.clamp_max.default: lambda x, high: clamp(x, max=high),
-        aten.relu.default: relu,
-    }
+    return (
+        table
+        | elementwise()
+        | reductions()
+        | {
+            aten._scaled_dot_product_flash_attention_for_cpu.default: masked_attention,
+            aten.maximum.default: maximum,
+            aten.minimum.default: minimum,
+            aten.clamp.default: clamp,
+            aten.clamp_min.default: lambda x, low: clamp(x, min=low),
+            aten.clamp_max.default: lambda x, high: clamp(x, max=high),
+            aten.relu.default: relu,
+        }
+    )
 
 
 def masked_attention(
