@@ -160,6 +160,10 @@ TAKEN = {
         ],
         *(r(3, 4), T([0, 2, 0]), r(3, 3)),
     ),
+    "unpooled": (
+        lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2),
+        r(2, 3, 4, 4),
+    ),
     "put": (lambda x, i, s: x.clone().put_(i, s, True), r(4, 3), T([1, -1, 1]), r(3)),
     "a bilinear form": (F.bilinear, r(4, 5), r(4, 6), r(7, 5, 6), r(7)),
     "distances": (
@@ -211,6 +215,13 @@ NO_DIMENSIONS = {
 }
 
 DECLINED = {
+    "unpooled channels last": (
+        lambda x, i: F.max_unpool2d(x, i, 2),
+        *(
+            each.to(memory_format=torch.channels_last)
+            for each in F.max_pool2d(r(2, 3, 4, 4), 2, return_indices=True)
+        ),
+    ),
     "embedding bag": (
         lambda w, i, o: F.embedding_bag(i, w, o, mode="mean"),
         *(r(10, 5), T([5, 1, 6, 5, 6]), T([0, 3])),

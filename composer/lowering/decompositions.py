@@ -6,6 +6,7 @@ signature that returns ``NotImplemented`` where the exporter's translation is ri
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -25,12 +26,8 @@ _TRAINING_NORMS = (
 )
 """Torchlib drops their training flag: the exported numbers would be eval's."""
 
-_KEPT = (
-    *(aten.lift_fresh.default, aten.lift.default),
-    *(aten.max_unpool2d.default, aten.max_unpool3d.default),
-)
-"""The decomposition of the first two calls an operator on the literal itself, which fake mode
-refuses; that of the others loses the memory format of the input."""
+_KEPT = (aten.lift_fresh.default, aten.lift.default)
+"""Their decomposition calls an operator on the literal itself, which fake mode refuses."""
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
@@ -38,12 +35,14 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     table = dict(_torch.onnx_translator().decompositions)
     for operator in _KEPT:
         table.pop(operator, None)
+    unpool = table[aten.max_unpool2d.default]
     table |= {operator: _torch.decomposition_of(operator) for operator in _TRAINING_NORMS}
     return (
         table
         | elementwise()
         | reductions()
         | {
+            aten.max_unpool2d.default: functools.partial(max_unpool2d, unpool),
             aten._scaled_dot_product_flash_attention_for_cpu.default: masked_attention,
             aten.maximum.default: maximum,
             aten.minimum.default: minimum,
@@ -53,6 +52,12 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
             aten.relu.default: relu,
         }
     )
+
+
+def max_unpool2d(written_out: Callable[..., Any], x: torch.Tensor, *args: Any) -> Any:
+    """Torch's own, which loses the memory format that eager takes from the input."""
+    usual = x.is_contiguous() and not x.is_contiguous(memory_format=torch.channels_last)
+    return written_out(x, *args) if usual or x.dim() < 4 else NotImplemented
 
 
 def masked_attention(
