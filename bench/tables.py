@@ -1,4 +1,4 @@
-"""Writes the tables of ``bench/README.md`` from the figures in ``bench/results``.
+"""Writes the tables of ``bench/README.md`` and ``docs`` from the figures in ``bench/results``.
 
 ``python bench/tables.py`` replaces what stands between the markers; nothing there is typed by
 hand.
@@ -79,16 +79,54 @@ def model_row(result: Record) -> tuple[str, ...]:
     )
 
 
+def operators(record: Record) -> str:
+    """What torch's operator samples came to, and the operators not taken, by cause."""
+    counts = record["summary"]["forward"]
+    said = (
+        f"{counts['graphs']} operators of torch's `op_db` yield a graph "
+        f"({record['settings']['dtype']}, forward). {counts['nothing']} of them compute nothing, "
+        f"they only make views. Of the other {counts['computing']}, {counts['taken']} are taken "
+        f"with all samples, {counts['partly']} with some, and {counts['declined']} are declined:"
+    )
+    causes: dict[str, list[str]] = {}
+    for result in record["results"]:
+        if (result["direction"], result["verdict"]) == ("forward", "declined"):
+            for each in sorted({cause(*refusal) for refusal in result["refused"]}):
+                causes.setdefault(each, []).append(f"`{result['op']}`")
+    rows = [(each, ", ".join(ops)) for each, ops in sorted(causes.items(), key=by_length)]
+    return f"{described(record)}\n\n{said}\n\n{table(('why not', 'operators'), rows)}"
+
+
+def cause(reason: str, message: str) -> str:
+    """Why an attempt was refused, in words that operators share."""
+    known = re.findall(r"aten\.[\w.]+ \(([^()]+)\)", message)
+    if known:
+        return str(known[0])
+    if "no faithful ONNX translation" in message:
+        return "no ONNX translation"
+    if reason == "unsupported_dtype":
+        return "complex, sparse or quantized tensors"
+    return f"`{reason}`"
+
+
+def by_length(item: tuple[str, list[str]]) -> tuple[int, str]:
+    """The longest list first."""
+    return -len(item[1]), item[0]
+
+
 def main() -> int:
-    """Rewrite the README's tables in place."""
-    readme = HERE / "README.md"
-    text = readme.read_text(encoding="utf-8")
-    parts: dict[str, Callable[[Record], str]] = {"overhead": overhead, "models": models}
-    for name, render in parts.items():
+    """Rewrite the tables in place."""
+    parts: tuple[tuple[Path, str, Callable[[Record], str]], ...] = (
+        (HERE / "README.md", "overhead", overhead),
+        (HERE / "README.md", "models", models),
+        (HERE.parent / "docs" / "engines.md", "ops", operators),
+    )
+    for page, name, render in parts:
         record = json.loads((HERE / "results" / f"{name}.json").read_text(encoding="utf-8"))
         block = f"<!-- {name} -->\n{render(record)}\n<!-- /{name} -->"
-        text = re.sub(rf"<!-- {name} -->.*<!-- /{name} -->", lambda _, b=block: b, text, flags=re.S)
-    readme.write_text(text, encoding="utf-8")
+        marked = rf"<!-- {name} -->.*<!-- /{name} -->"
+        text = page.read_text(encoding="utf-8")
+        page.write_text(re.sub(marked, lambda _, b=block: b, text, flags=re.S), encoding="utf-8")
     return 0
 
 

@@ -383,6 +383,8 @@ class OnnxTranslator:
             translated = self._core._exported_program_to_onnx_program(
                 cast(Any, program), registry=self._registry
             )
+        # A model without any node has no opset, which ONNX Runtime (1.31) refuses.
+        translated.model.opset_imports.setdefault("", self._registry.opset_version)
         return translated.model
 
 

@@ -6,6 +6,7 @@ signature that returns ``NotImplemented`` where the exporter's translation is ri
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,6 +15,8 @@ import torch
 
 from composer import _torch
 from composer.lowering.convolution import convolution_backward
+from composer.lowering.elementwise import elementwise
+from composer.lowering.reductions import reductions
 from composer.lowering.translations import translator
 
 aten = torch.ops.aten
@@ -44,8 +47,11 @@ def decompositions(dialect: Table, training: bool) -> dict[Any, Callable[..., An
     table = dict(translator().decompositions)
     for operator in _KEPT:
         table.pop(operator, None)
+    unpool = table[aten.max_unpool2d.default]
     table |= {operator: _torch.decomposition_of(operator) for operator in _TRAINING_NORMS}
+    table |= elementwise() | reductions()
     table |= {
+        aten.max_unpool2d.default: functools.partial(max_unpool2d, unpool),
         _ATTENTION: attention if training else masked_attention,
         aten._scaled_dot_product_flash_attention_for_cpu_backward.default: attention_backward,
         aten.convolution_backward.default: convolution_backward,
@@ -69,6 +75,12 @@ def _first_of(first: Callable[..., Any], second: Callable[..., Any] | None) -> C
         return second(*args, **kwargs) if result is NotImplemented and second else result
 
     return decompose
+
+
+def max_unpool2d(written_out: Callable[..., Any], x: torch.Tensor, *args: Any) -> Any:
+    """Torch's own, which loses the memory format that eager takes from the input."""
+    usual = x.is_contiguous() and not x.is_contiguous(memory_format=torch.channels_last)
+    return written_out(x, *args) if usual or x.dim() < 4 else NotImplemented
 
 
 def masked_attention(

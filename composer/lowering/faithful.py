@@ -107,8 +107,12 @@ def _integer_division(node: torch.fx.Node) -> str | None:
 
 
 def _long_integers(node: torch.fx.Node) -> str | None:
-    is_long = any(value.dtype is torch.int64 for value in _results(node))
-    wrong = is_long and _torch.operator_name(node.target) in _LONG
+    values = next(_results(node), None)  # indices come second
+    wrong = (
+        values is not None
+        and values.dtype is torch.int64
+        and _torch.operator_name(node.target) in _LONG
+    )
     return "int64 is computed with 32 bits, or saturates" if wrong else None
 
 
@@ -127,7 +131,8 @@ def _empty_operand(node: torch.fx.Node) -> str | None:
     harmless = (
         torch.Tag.pointwise in _tags(node) or _torch.operator_name(node.target) in _KEEP_EMPTY
     )
-    if harmless or _torch.is_view(node.target):
+    gone = node.target is aten.cat.default and any(0 in value.shape for value in _results(node))
+    if (harmless and not gone) or _torch.is_view(node.target):
         return None
     empty = any(0 in value.shape for value in _operands(node))
     return "one of its operands has no elements" if empty else None

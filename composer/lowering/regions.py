@@ -23,6 +23,7 @@ from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
 from composer import _torch
 from composer.errors import refuse
 from composer.lowering.aot import FunctionalGraph, decline_special_tensors
+from composer.lowering.constants import evaluate_constants, lift_scalars
 from composer.lowering.views import give_returned_views_to_torch, is_view
 from composer.records import Reason, Status
 
@@ -84,6 +85,8 @@ def split(graph: FunctionalGraph, why_not: Callable[[torch.fx.Node], str | None]
     gm = graph.gm
     for node in gm.graph.nodes:
         decline_special_tensors(tensors_of(node))
+    lift_scalars(gm)
+    evaluate_constants(gm, lambda node: why_not(node) is not None)
     refused = {node: why for node in _calls(gm) if (why := why_not(node)) is not None}
     compute = [node for node in _calls(gm) if is_compute(node)]
     left = _described((node for node in compute if node in refused), refused)

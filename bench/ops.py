@@ -1,0 +1,519 @@
+"""Which of torch's own operator samples run on an engine, and whether they are right there.
+
+Every operator of torch's ``op_db`` is run through composer with one engine in its chain and
+compared with eager: values, dtypes, shapes, strides, structure, mutated inputs, gradients, and what
+is raised. Run from anywhere, with composer installed::
+
+    python bench/ops.py --ops add,sort --json bench/results/ops.json
+
+The samples run in a process of their own. If that dies, as engines do that divide by zero, the
+operator is recorded as crashed and another process goes on with the rest. The exit status is 1 if
+any operator is wrong, raises what eager does not, or crashes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import importlib.util
+import json
+import logging
+import math
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import threading
+import types
+import unittest
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from timing import machine, write_json
+from torch.utils._pytree import tree_flatten, tree_map
+
+import composer
+
+log = logging.getLogger("bench.ops")
+
+FORWARD, BACKWARD = "forward", "backward"
+SEVERITY = ("crashed", "raised", "wrong")
+VERDICTS = ("taken", "partly", "declined", *reversed(SEVERITY), "nothing", "no graph")
+NOTHING = "the graph computes nothing"
+"""What composer says of a graph that makes views only: there is no work that an engine could do."""
+
+UNDEFINED = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty"}
+UNDEFINED |= {"new_empty_strided"}
+"""Operators whose values are whatever was in memory: only their metadata are compared."""
+
+TOLERANCES = {
+    torch.float64: 1e-7,
+    torch.float32: 1e-4,
+    torch.float16: 5e-3,
+    torch.bfloat16: 4e-2,
+    torch.complex64: 1e-4,
+    torch.complex128: 1e-7,
+}
+"""Relative; the absolute one is a tenth. Every other dtype is compared exactly."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What both processes need to know: the dtype's name, samples an operator, the engine."""
+
+    dtype: str
+    samples: int
+    engine: str
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One sample: ``kind`` is a verdict.
+
+    ``refused`` are (reason, message) of the attempts that were not accepted.
+    """
+
+    kind: str
+    refused: tuple[tuple[str, str], ...] = ()
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One operator in one direction: its verdict, and how many samples came to which."""
+
+    op: str
+    direction: str
+    verdict: str
+    samples: Mapping[str, int] = field(default_factory=dict)
+    refused: Sequence[Sequence[str]] = ()
+    problems: Sequence[str] = ()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; the exit status is 1 if anything is wrong, 2 if it was asked wrongly."""
+    options = parse(arguments)
+    logging.basicConfig(format="%(message)s", level=logging.INFO)
+    settings = Settings(options.dtype, options.samples, options.engine)
+    if options.report_to is not None:
+        work(options.units, settings, options.report_to)
+        return 0
+    names = options.ops or sorted(operators())
+    directions = (FORWARD, BACKWARD) if options.backward else (FORWARD,)
+    units = [f"{direction}:{name}" for direction in directions for name in names]
+    record: dict[str, Any] = {"machine": machine(), "settings": asdict(settings)}
+    results = sweep(units, settings, options.limit, options.verbose)
+    record["summary"] = {each: summary(results, each) for each in directions}
+    record["results"] = [asdict(each) for each in results]
+    if options.json:
+        write_json(options.json, record)
+    show(results, directions)
+    return int(any(each.verdict in SEVERITY for each in results))
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The command line; unknown operators are an error here."""
+    parser = argparse.ArgumentParser(description="Torch's operator samples on one engine.")
+    parser.add_argument("--ops", type=operator_names, metavar="A,B", help="default: all of op_db")
+    parser.add_argument("--dtype", default="float32", help="of the samples (float32)")
+    parser.add_argument("--samples", type=int, default=12, help="an operator at most (12)")
+    parser.add_argument("--engine", default="onnxrt", help="the chain's only member (onnxrt)")
+    parser.add_argument(
+        "--backward",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="gradients, too, for operators that have them",
+    )
+    parser.add_argument("--limit", type=float, default=120.0, help="seconds an operator (120)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results there")
+    parser.add_argument("--verbose", action="store_true", help="show what the samples print")
+    parser.add_argument("--report-to", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--units", type=json.loads, help=argparse.SUPPRESS)
+    return parser.parse_args(arguments)
+
+
+def operator_names(text: str) -> list[str]:
+    """The names in a list with commas between; every unknown one is complained of at once."""
+    names = [name.strip() for name in text.split(",")]
+    unknown = sorted(set(names) - operators().keys())
+    if unknown:
+        raise argparse.ArgumentTypeError(f"not in op_db: {', '.join(unknown)}")
+    return names
+
+
+def operators() -> dict[str, Any]:
+    """Torch's operator database by name, with the variant's name after a dot.
+
+    Torch's test utilities import ``expecttest``, of which nothing here is used.
+    """
+    if importlib.util.find_spec("expecttest") is None:
+        stand_in: Any = types.ModuleType("expecttest")
+        stand_in.TestCase = unittest.TestCase
+        sys.modules["expecttest"] = stand_in
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    return {".".join(filter(None, (op.name, op.variant_test_name))): op for op in op_db}
+
+
+# --- the process that watches -------------------------------------------------------------------
+
+
+def sweep(units: Sequence[str], settings: Settings, limit: float, verbose: bool) -> list[Result]:
+    """Results of all units in their order, whatever the processes that run them come to."""
+    results: list[Result] = []
+    while len(results) < len(units):
+        left = units[len(results) :]
+        done, ended = run_worker(left, settings, limit, verbose)
+        results += done
+        if len(done) == len(left):
+            break
+        direction, _, name = left[len(done)].partition(":")
+        log.info("%s %s: %s", name, direction, ended)
+        results.append(Result(name, direction, "crashed", problems=[ended]))
+    return results
+
+
+def run_worker(
+    units: Sequence[str], settings: Settings, limit: float, verbose: bool
+) -> tuple[list[Result], str]:
+    """What one process came to before it ended, and how it ended.
+
+    Raises:
+        RuntimeError: it ended before it began with any unit.
+    """
+    reader, writer = os.pipe()
+    command = [sys.executable, __file__, "--report-to", str(writer), "--units", json.dumps(units)]
+    command += ["--dtype", settings.dtype, "--samples", str(settings.samples)]
+    command += ["--engine", settings.engine]
+    output = None if verbose else subprocess.DEVNULL
+    process = subprocess.Popen(command, stdout=output, stderr=output, pass_fds=(writer,))
+    os.close(writer)
+    done: list[Result] = []
+    at = ""
+    with os.fdopen(reader, encoding="utf-8") as lines, process:
+        watchdog = threading.Timer(math.inf, process.kill)
+        for line in lines:
+            news = json.loads(line)
+            at = news.get("at", at)
+            if "at" not in news:
+                done.append(Result(**news))
+            if "at" not in news or at.startswith("0"):
+                watchdog.cancel()
+                watchdog = threading.Timer(limit, process.kill)
+                watchdog.start()
+        watchdog.cancel()
+    if not at:
+        raise RuntimeError(f"the worker ended with {process.returncode} before it began")
+    return done, f"{ending(process.returncode, limit)} at sample {at}"
+
+
+def ending(status: int, limit: float) -> str:
+    """How a process ended, in words."""
+    if status == -signal.SIGKILL:
+        return f"more than {limit:g} s, or out of memory,"
+    return signal.Signals(-status).name if status < 0 else f"exit status {status}"
+
+
+# --- the process that runs samples --------------------------------------------------------------
+
+
+def work(units: Iterable[str], settings: Settings, report_to: int) -> None:
+    """Run units, with a line of JSON for each sample begun and each unit done."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    logging.disable(logging.CRITICAL)
+    known = operators()
+    with os.fdopen(report_to, "w", encoding="utf-8", buffering=1) as stream:
+
+        def tell(news: Mapping[str, Any]) -> None:
+            stream.write(json.dumps(news) + "\n")
+
+        for unit in units:
+            direction, _, name = unit.partition(":")
+            tell(asdict(judge(name, direction, known[name], settings, tell)))
+
+
+def judge(
+    name: str,
+    direction: str,
+    op: Any,
+    settings: Settings,
+    tell: Callable[[Mapping[str, Any]], None],
+) -> Result:
+    """Try the samples of one operator and sum them up."""
+    tell({"at": "0"})
+    samples = outcome(lambda: samples_of(op, direction, settings))
+    trials: list[Trial] = []
+    if isinstance(samples, Exception):
+        trials.append(Trial("no graph", problem=f"no samples: {described(samples)}"))
+        samples = []
+    for index, sample in enumerate(samples):
+        tell({"at": f"{index + 1}"})
+        trials.append(attempt(op, sample, direction, settings.engine))
+    kinds = Counter(trial.kind for trial in trials)
+    refused = sorted({each for trial in trials for each in trial.refused})
+    problems = list(dict.fromkeys(trial.problem for trial in trials if trial.problem))
+    counts = {kind: kinds[kind] for kind in sorted(kinds)}
+    return Result(name, direction, verdict(kinds), counts, refused, problems[:5])
+
+
+def verdict(kinds: Counter[str]) -> str:
+    """What the samples' kinds make of their operator."""
+    worst = next((kind for kind in SEVERITY if kinds[kind]), None)
+    graphs = sum(kinds.values()) - kinds["no graph"] - kinds["nothing"]
+    if worst is not None:
+        return worst
+    if not graphs:
+        return "nothing" if kinds["nothing"] else "no graph"
+    if kinds["taken"] == graphs:
+        return "taken"
+    return "partly" if kinds["taken"] or kinds["partly"] else "declined"
+
+
+def samples_of(op: Any, direction: str, settings: Settings) -> list[Any]:
+    """At most so many of the operator's samples, spread from the first to the last."""
+    dtype = getattr(torch, settings.dtype)
+    backward = direction == BACKWARD
+    supported = op.supported_backward_dtypes("cpu") if backward else op.supported_dtypes("cpu")
+    if dtype not in supported or (backward and not op.supports_autograd):
+        return []
+    seed(0)
+    samples = list(op.sample_inputs("cpu", dtype, requires_grad=backward))
+    last, count = len(samples) - 1, min(settings.samples, len(samples))
+    return [samples[round(i * last / max(count - 1, 1))] for i in range(count)]
+
+
+def attempt(op: Any, sample: Any, direction: str, engine: str) -> Trial:
+    """Run one sample in eager and through the engine."""
+
+    def function(value: Any, args: Any, kwargs: Any) -> Any:
+        return op.op(value, *args, **kwargs)
+
+    torch.compiler.reset()
+    composer.reset()
+    options: dict[str, Any] = {"chain": [engine]}
+    compiled = torch.compile(function, backend="composer", options=options)
+    run = with_gradients if direction == BACKWARD else without_gradients
+    expected = outcome(lambda: run(function, sample, 0))
+    actual = outcome(lambda: run(compiled, sample, 0))
+    reports = composer.reports()
+    refused = tuple(refusals(reports))
+    problem = difference(expected, actual, values=op.name not in UNDEFINED)
+    if problem and difference(expected, outcome(lambda: run(function, sample, 1))):
+        problem = difference(expected, actual, values=False)
+    if problem:
+        kind = "raised" if isinstance(actual, Exception) else "wrong"
+        return Trial(kind, refused, f"{problem}; sample {outline(sample)}")
+    taken = [each.chosen == engine and not each.runtime.fallbacks for each in reports]
+    if not taken or isinstance(expected, Exception):
+        return Trial("no graph")
+    if all(NOTHING in message for _, message in refused) and not any(taken):
+        return Trial("nothing", refused)
+    kind = "taken" if all(taken) else "partly" if any(taken) else "declined"
+    return Trial(kind, refused)
+
+
+def without_gradients(function: Callable[..., Any], sample: Any, number: int) -> Any:
+    """What the function returns, and its arguments as it leaves them."""
+    given = twin((sample.input, sample.args, sample.kwargs))
+    seed(number)
+    with torch.no_grad():
+        returned = function(*given)
+    return sample.output_process_fn_grad(returned), given
+
+
+def with_gradients(function: Callable[..., Any], sample: Any, number: int) -> Any:
+    """What the function returns, and the gradients of all inputs."""
+    given = twin((sample.input, sample.args, sample.kwargs))
+    inputs = [leaf for leaf in tensors(given) if leaf.requires_grad]
+    seed(number)
+    returned = sample.output_process_fn_grad(function(*given))
+    outputs = [each for each in tensors(returned) if each.requires_grad]
+    if not outputs or not inputs:
+        return returned, None
+    seed(number)
+    upstream = [torch.randn_like(each) for each in outputs]
+    return returned, torch.autograd.grad(outputs, inputs, upstream, allow_unused=True)
+
+
+def outcome(call: Callable[[], Any]) -> Any:
+    """What the call returns, or the exception that it raises."""
+    try:
+        return call()
+    except Exception as error:  # noqa: BLE001  # what is raised is compared, too
+        return error
+
+
+def refusals(reports: Iterable[Any]) -> Iterator[tuple[str, str]]:
+    """Reason and message of every attempt that was not accepted, and of calls that fell back."""
+    for report in reports:
+        for each in report.attempts:
+            if not each.accepted:
+                yield str(each.reason or each.status), tidy(each.message)
+        if report.runtime.fallbacks:
+            yield "raised_at_runtime", tidy(report.runtime.last_error)
+
+
+def twin(values: Any) -> Any:
+    """Copies of all tensors, with their strides and the memory that they share; leaves, as were."""
+    memo: dict[int, Any] = {}
+
+    def copied(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        return copy.deepcopy(value.detach(), memo).requires_grad_(value.requires_grad)
+
+    return tree_map(copied, values)
+
+
+def tensors(values: Any) -> list[torch.Tensor]:
+    """All tensors within nested values."""
+    return [leaf for leaf in tree_flatten(values)[0] if isinstance(leaf, torch.Tensor)]
+
+
+def seed(number: int) -> None:
+    """Start the generators that operators and their samples draw from anew."""
+    torch.manual_seed(number)
+    random.seed(number)
+
+
+# --- comparing ----------------------------------------------------------------------------------
+
+
+def difference(expected: Any, actual: Any, values: bool = True) -> str:
+    """How what was found differs from what eager gives; empty if it does not.
+
+    Args:
+        expected: Nested values, or the exception that eager raises.
+        actual: The same of the engine.
+        values: Compare numbers, too, not only what kind of tensors hold them.
+    """
+    if isinstance(expected, Exception) or isinstance(actual, Exception):
+        if isinstance(expected, Exception) and isinstance(actual, Exception):
+            return ""
+        raised = "eager" if isinstance(expected, Exception) else "composer"
+        return f"{raised} raises {described(expected if raised == 'eager' else actual)}"
+    ours, spec = tree_flatten(actual)
+    theirs, expected_spec = tree_flatten(expected)
+    if spec != expected_spec:
+        return f"structure {spec}, not {expected_spec}"
+    pairs = enumerate(zip(theirs, ours, strict=True))
+    found = (f"leaf {i}: {said}" for i, pair in pairs if (said := leaf_difference(*pair, values)))
+    return next(found, "")
+
+
+def leaf_difference(expected: Any, actual: Any, values: bool) -> str:
+    """The same for two tensors, numbers or other plain values."""
+    if type(expected) is not type(actual):
+        return f"{type(actual).__name__}, not {type(expected).__name__}"
+    if isinstance(expected, torch.Tensor):
+        kinds = metadata(expected), metadata(actual)
+        if kinds[0] != kinds[1]:
+            return f"{kinds[1]}, not {kinds[0]}"
+        return value_difference(expected.detach(), actual.detach()) if values else ""
+    if isinstance(expected, float) and values:
+        return "" if math.isclose(expected, actual, rel_tol=1e-4) else f"{actual}, not {expected}"
+    plain = isinstance(expected, int | str) and values
+    return f"{actual!r}, not {expected!r}" if plain and expected != actual else ""
+
+
+def metadata(tensor: torch.Tensor) -> str:
+    """Dtype, shape and strides, without the strides of dimensions of size one, in words."""
+    said = f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+    if tensor.layout is not torch.strided:
+        return f"{said} {tensor.layout}"
+    sizes = zip(tensor.shape, tensor.stride(), strict=True)
+    strides = tuple(stride for size, stride in sizes if size > 1) if tensor.numel() else ()
+    conjugated = " conjugated" if tensor.is_conj() else ""
+    return f"{said} strides {strides} {tensor.requires_grad}{conjugated}"
+
+
+def value_difference(expected: torch.Tensor, actual: torch.Tensor) -> str:
+    """How many elements differ, and the first of them."""
+    if expected.layout is not torch.strided or expected.is_quantized:
+        return ""
+    rtol = TOLERANCES.get(expected.dtype)
+    if rtol is None:
+        wrong = expected != actual
+    else:
+        wrong = ~torch.isclose(actual, expected, rtol=rtol, atol=rtol / 10, equal_nan=True)
+    if not wrong.any():
+        return ""
+    first = tuple(wrong.nonzero()[0].tolist())
+    pair = f"{actual[first].item()!r}, not {expected[first].item()!r}"
+    return f"{int(wrong.sum())} of {wrong.numel()} elements, at {first} {pair}"
+
+
+# --- words --------------------------------------------------------------------------------------
+
+
+def outline(sample: Any) -> str:
+    """The sample's arguments in few words."""
+    named = [f"{name}={brief(value)}" for name, value in sample.kwargs.items()]
+    return ", ".join([brief(sample.input), *map(brief, sample.args), *named])[:200]
+
+
+def brief(value: Any) -> str:
+    """A tensor by dtype and shape, anything else as it prints."""
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(brief, value))}]"
+    return tidy(repr(value))
+
+
+def described(error: BaseException) -> str:
+    """The error's type and first line."""
+    return f"{type(error).__name__}: {tidy(str(error))}"
+
+
+def tidy(text: str) -> str:
+    """The first line, without places in files, folders and addresses."""
+    line = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    line = re.sub(r" \((?:/|<)[^()]*:\d+\)", "", line)
+    line = re.sub(r"(?<![\w.])(?:/[\w.+-]+)+/", "", line)
+    return re.sub(r"0x[0-9a-f]{6,}", "0x...", line)[:400]
+
+
+def summary(results: Iterable[Result], direction: str) -> dict[str, float | int]:
+    """Operators by verdict, and how many of them yield a graph, and one that computes something.
+
+    ``taken_whole`` counts operators all of whose samples are taken, ``taken_for_some`` those with
+    at least one; both are shares of the operators that compute something.
+    """
+    verdicts = Counter(each.verdict for each in results if each.direction == direction)
+    graphs = sum(verdicts.values()) - verdicts["no graph"]
+    computing = graphs - verdicts["nothing"]
+    whole, some = verdicts["taken"], verdicts["taken"] + verdicts["partly"]
+    counts: dict[str, float | int] = {name: verdicts[name] for name in VERDICTS}
+    counts |= {"graphs": graphs, "computing": computing}
+    return counts | {
+        "taken_whole": whole / max(computing, 1),
+        "taken_for_some": some / max(computing, 1),
+    }
+
+
+def show(results: Sequence[Result], directions: Iterable[str]) -> None:
+    """Print the summary, and everything that is not as it should be."""
+    for each in results:
+        if each.verdict in SEVERITY:
+            print(f"{each.op} {each.direction} {each.verdict}: {'; '.join(each.problems)}")
+    for direction in directions:
+        counts = summary(results, direction)
+        print(f"{direction}: " + ", ".join(f"{name} {counts[name]}" for name in VERDICTS))
+        print(
+            f"  {counts['graphs']} operators with a graph; of {counts['computing']} that compute, "
+            f"taken whole {counts['taken_whole']:.1%}, for some samples "
+            f"{counts['taken_for_some']:.1%}"
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

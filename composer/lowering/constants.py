@@ -1,0 +1,119 @@
+"""What no data reaches, such as a range or a sum over nothing, evaluated by torch itself.
+
+Only the calls for which the engine has no faithful translation: the others are left to it.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.fx
+from torch.fx.node import map_arg
+
+from composer import _torch
+
+aten = torch.ops.aten
+
+_ARITHMETIC = {aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor}
+
+
+def evaluate_constants(
+    gm: torch.fx.GraphModule, is_declined: Callable[[torch.fx.Node], bool]
+) -> None:
+    """Replace calls that would be declined by their results, where those are always the same.
+
+    These are calls without operands, or on literals, calls whose results have no elements, and
+    calls of which every operand is such a result, or an input without elements. Shapes must be
+    static.
+    """
+    known: dict[torch.fx.Node, Any] = {}
+    for node in list(gm.graph.nodes):
+        if _is_empty(node):
+            known[node] = _empty(node.meta["val"])
+        elif _is_literal(node):
+            known[node] = operator.attrgetter(str(node.target))(gm)
+        elif node.op == "call_function" and _depends_on(node, known):
+            known[node] = node
+        source = node.args[0] if node.target is operator.getitem else node
+        if node.op == "call_function" and node in known and is_declined(source):
+            _replace(gm, node, known)
+    gm.graph.eliminate_dead_code()
+
+
+def lift_scalars(gm: torch.fx.GraphModule) -> None:
+    """Turn the numbers among the operands of float64 arithmetic into tensors of one element.
+
+    Torchlib writes a number as float32 and widens it.
+    """
+    for node in list(gm.graph.nodes):
+        value = node.meta.get("val")
+        if node.target not in _ARITHMETIC or value.dtype is not torch.float64:
+            continue
+        for index, scalar in enumerate(node.args):
+            if isinstance(scalar, float):
+                with gm.graph.inserting_before(node):
+                    lifted = _constant(gm, torch.tensor(scalar, dtype=torch.float64), node, index)
+                lifted.meta["val"] = value.new_empty(())
+                node.update_arg(index, lifted)
+
+
+def _constant(
+    gm: torch.fx.GraphModule, value: torch.Tensor, node: torch.fx.Node, index: int = 0
+) -> torch.fx.Node:
+    """A new node, where the graph is being inserted into, for a tensor that the graph holds."""
+    name = f"_composer_{node.name}_{index}"
+    gm.register_buffer(name, value.detach())
+    return gm.graph.get_attr(name)
+
+
+def _is_empty(node: torch.fx.Node) -> bool:
+    """Whether the node is one tensor, whose sizes are known and one of them zero."""
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor) or node.op not in ("placeholder", "call_function"):
+        return False
+    static = value.layout is torch.strided and all(isinstance(size, int) for size in value.shape)
+    return static and 0 in value.shape
+
+
+def _is_literal(node: torch.fx.Node) -> bool:
+    """Whether the node is a tensor written in the user's code, which is copied at every call."""
+    copies = {aten.lift_fresh_copy.default, aten.lift_fresh.default}
+    return node.op == "get_attr" and copies.issuperset(user.target for user in node.users)
+
+
+def _empty(value: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
+
+
+def _depends_on(node: torch.fx.Node, known: dict[torch.fx.Node, Any]) -> bool:
+    """Whether the call needs nothing but what is known, and gives the same every time."""
+    seeded = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    is_operator = isinstance(node.target, _torch.OpOverload) or node.target is operator.getitem
+    return is_operator and not seeded and all(each in known for each in node.all_input_nodes)
+
+
+def _replace(gm: torch.fx.GraphModule, node: torch.fx.Node, known: dict[Any, Any]) -> None:
+    """Put the call's tensor into the graph, in place of the call."""
+    value, expected = _value(node, known), node.meta["val"]
+    if not isinstance(value, torch.Tensor) or not isinstance(expected, torch.Tensor):
+        return  # its parts come later
+    if (value.shape, value.dtype) != (expected.shape, expected.dtype):
+        return
+    with gm.graph.inserting_before(node):
+        constant = _constant(gm, value, node)
+        constant.meta["val"] = expected.clone()  # of other memory than its copy
+        copy = gm.graph.call_function(aten.clone.default, (constant,))
+    copy.meta.update(node.meta)
+    known[copy] = value
+    node.replace_all_uses_with(copy)
+
+
+def _value(node: torch.fx.Node, known: dict[Any, Any]) -> Any:
+    """The node's result; torch runs what leads to it when it is first asked for."""
+    if known[node] is node:
+        args, kwargs = map_arg((node.args, node.kwargs), lambda each: _value(each, known))
+        known[node] = node.target(*args, **kwargs)
+    return known[node]

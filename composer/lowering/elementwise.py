@@ -1,0 +1,293 @@
+"""Elementwise functions written out: what has no translation, or one that is wrong at the edges.
+
+Written for what eager gives at zeros of both signs, infinities and NaN. Special functions are
+computed in float64 for the shorter dtypes, with textbook series (Abramowitz and Stegun, chapter 6;
+Lanczos's coefficients are those of Godfrey, g = 7).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+aten = torch.ops.aten
+
+_LANCZOS = (
+    *(0.99999999999980993, 676.5203681218851, -1259.1392167224028, 771.32342877765313),
+    *(-176.61502916214059, 12.507343278686905, -0.13857109526572012, 9.9843695780195716e-6),
+    1.5056327351493116e-7,
+)
+_DIGAMMA = (1 / 12, -1 / 120, 1 / 252, -1 / 240, 1 / 132, -691 / 32760, 1 / 12)
+"""Bernoulli numbers over twice their index: the asymptotic series in 1/x^2."""
+
+_ERFINV_NEAR = (
+    *(1.50140941, 0.246640727, -0.00417768164, -0.00125372503, 0.00021858087, -4.39150654e-06),
+    *(-3.5233877e-06, 3.43273939e-07, 2.81022636e-08),
+)
+_ERFINV_FAR = (
+    *(2.83297682, 1.00167406, 0.00943887047, -0.0076224613, 0.00573950773, -0.00367342844),
+    *(0.00134934322, 0.000100950558, -0.000200214257),
+)
+"""M. Giles, Approximating the erfinv function, single precision; lowest power first."""
+
+
+def elementwise() -> dict[Any, Callable[..., Any]]:
+    """The table of this module's decompositions."""
+    return {
+        aten.log1p.default: log1p,
+        aten.expm1.default: expm1,
+        aten.logaddexp.default: logaddexp,
+        aten.logaddexp2.default: logaddexp2,
+        aten.atan2.default: atan2,
+        aten.copysign.Tensor: copysign,
+        aten.copysign.Scalar: copysign_of_number,
+        aten.fmax.default: fmax,
+        aten.fmin.default: fmin,
+        aten.hypot.default: hypot,
+        aten.erfinv.default: erfinv,
+        aten.lgamma.default: lgamma,
+        aten.digamma.default: digamma,
+        aten.polygamma.default: polygamma,
+        aten.special_spherical_bessel_j0.default: spherical_bessel_j0,
+    }
+
+
+def _of_floats(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compute halves in float32; decline what is no float, or not of one dtype with the others."""
+
+    @functools.wraps(function)
+    def guarded(*values: Any) -> Any:
+        dtypes = {value.dtype for value in values if isinstance(value, torch.Tensor)}
+        dtype = dtypes.pop()
+        if dtypes or not dtype.is_floating_point:
+            return NotImplemented
+        if dtype.itemsize > 2:
+            return function(*values)
+        return function(*(value.float() for value in values)).to(dtype)
+
+    return guarded
+
+
+def _in_double(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compute in float64 and round once; decline float64, for which the series are too short."""
+
+    @functools.wraps(function)
+    def widened(*values: Any) -> Any:
+        x = values[-1]
+        if not x.dtype.is_floating_point or x.dtype is torch.float64:
+            return NotImplemented
+        return function(*values[:-1], x.double()).to(x.dtype)
+
+    return widened
+
+
+def is_negative(x: torch.Tensor) -> torch.Tensor:
+    """Whether the sign is a minus, that of a zero too; ``False`` for every NaN."""
+    return (x < 0) | ((x == 0) & (1 / x < 0))
+
+
+def sign(x: torch.Tensor) -> torch.Tensor:
+    """A factor of plus or minus one. ONNX Runtime's Where (1.31) drops the sign of a zero."""
+    return torch.where(is_negative(x), -1.0, 1.0).to(x.dtype)
+
+
+@_of_floats
+def log1p(x: torch.Tensor) -> Any:
+    """Kahan's: torchlib's ``log(x + 1)`` loses every ``x`` that is small."""
+    y = x + 1
+    exact = (y == 1) | (y == math.inf)
+    return x * torch.where(exact, 1, torch.log(y) / (y - 1))
+
+
+@_of_floats
+def expm1(x: torch.Tensor) -> Any:
+    """Kahan's: torchlib's ``exp(x) - 1`` loses every ``x`` that is small."""
+    y = torch.exp(x)
+    x = torch.clamp(x, -800, 800)  # so that the infinities, too, can be divided by
+    slope = (y - 1) / torch.where(torch.abs(x) < 1, torch.log(y), x)
+    return x * torch.where(y == 1, 1, slope)
+
+
+@_of_floats
+def logaddexp(a: torch.Tensor, b: torch.Tensor) -> Any:
+    """``log(exp(a) + exp(b))`` from the larger of the two, so that nothing overflows."""
+    return torch.maximum(a, b) + torch.log1p(torch.exp(-_distance(a, b)))
+
+
+@_of_floats
+def logaddexp2(a: torch.Tensor, b: torch.Tensor) -> Any:
+    """``log2(2**a + 2**b)`` from the larger of the two, so that nothing overflows."""
+    return torch.maximum(a, b) + torch.log1p(torch.exp2(-_distance(a, b))) * (1 / math.log(2))
+
+
+def _distance(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Zero, not NaN, between equal infinities."""
+    return torch.where(a == b, 0, torch.abs(a - b))
+
+
+@_of_floats
+def atan2(y: torch.Tensor, x: torch.Tensor) -> Any:
+    """The angle of (x, y), from that in the first octant."""
+    wide, high = torch.abs(x), torch.abs(y)
+    steep = high > wide
+    ratio = torch.where(steep, wide / high, high / wide)
+    ratio = torch.where(wide == high, torch.where(wide == 0, 0, 1), ratio)
+    angle = torch.atan(ratio)
+    angle = torch.where(steep, math.pi / 2 - angle, angle)
+    angle = torch.where(is_negative(x), math.pi - angle, angle)
+    return angle * sign(y)
+
+
+@_of_floats
+def copysign(a: torch.Tensor, b: torch.Tensor) -> Any:
+    """The magnitude of ``a`` with the sign of ``b``."""
+    return torch.abs(a) * sign(b)
+
+
+def copysign_of_number(a: torch.Tensor, b: float) -> Any:
+    """The magnitude of ``a`` with the sign of ``b``."""
+    return torch.abs(a) * math.copysign(1.0, b) if a.dtype.is_floating_point else NotImplemented
+
+
+@_of_floats
+def fmax(a: torch.Tensor, b: torch.Tensor) -> Any:
+    """The larger; of a number and NaN, the number."""
+    return _select((a >= b) | torch.isnan(b), a, b)
+
+
+@_of_floats
+def fmin(a: torch.Tensor, b: torch.Tensor) -> Any:
+    """The smaller; of a number and NaN, the number."""
+    return _select((a <= b) | torch.isnan(b), a, b)
+
+
+def _select(first: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """``where`` that keeps the sign of a zero."""
+    return torch.abs(torch.where(first, a, b)) * torch.where(first, sign(a), sign(b))
+
+
+@_of_floats
+def hypot(a: torch.Tensor, b: torch.Tensor) -> Any:
+    """The length of (a, b), infinite if one of them is, even beside NaN."""
+    a, b = torch.abs(a), torch.abs(b)
+    longer, shorter = torch.where(a > b, a, b), torch.where(a > b, b, a)
+    ratio = shorter / longer
+    length = torch.where(longer == 0, shorter, longer * torch.sqrt(1 + ratio * ratio))
+    return torch.where((a == math.inf) | (b == math.inf), math.inf, length)
+
+
+@_in_double
+def erfinv(x: torch.Tensor) -> Any:
+    """Giles's approximation, exact to the last bit or two of float32."""
+    w = -torch.log((1 - x) * (1 + x))
+    near, far = _series(_ERFINV_NEAR, w - 2.5), _series(_ERFINV_FAR, torch.sqrt(w) - 3)
+    slope = torch.where(w < 5, near, far)
+    return x * torch.where(torch.abs(x) == 1, math.inf, slope)
+
+
+@_in_double
+def lgamma(x: torch.Tensor) -> Any:
+    """``log|gamma(x)|``: Lanczos's series, and the reflection formula below one half."""
+    reflected = x < 0.5
+    z = torch.where(reflected, 1 - x, x) - 1
+    t = z + 7.5
+    series = torch.zeros_like(z) + _LANCZOS[0]
+    for k, c in enumerate(_LANCZOS[1:], 1):
+        series = series + c / (z + k)
+    right = (z + 0.5) * torch.log(t) - t + torch.log(series) + 0.5 * math.log(2 * math.pi)
+    sine = torch.sin(math.pi * (x - torch.floor(x)))
+    left = math.log(math.pi) - torch.log(sine) - right
+    value = torch.where(reflected, left, right)
+    value = torch.where((x == 1) | (x == 2), 0, value)
+    return torch.where(torch.abs(x) == math.inf, math.inf, value)
+
+
+@_in_double
+def digamma(x: torch.Tensor) -> Any:
+    """The derivative of ``lgamma``; infinite at zero, NaN at the other poles."""
+    inner = _digamma(x)
+    pole = (x < 0) & (x == torch.floor(x))
+    return torch.where(x == 0, -1 / x, torch.where(pole, math.nan, inner))
+
+
+def _digamma(x: torch.Tensor) -> torch.Tensor:
+    reflected = x < 0.5
+    y = torch.where(reflected, 1 - x, x)
+    total = torch.zeros_like(y)
+    for _ in range(10):  # up to where the asymptotic series is exact enough
+        small = y < 10
+        total = torch.where(small, total - 1 / y, total)
+        y = torch.where(small, y + 1, y)
+    total = total + torch.log(y) - 0.5 / y - _series(_DIGAMMA, 1 / (y * y)) / (y * y)
+    return torch.where(reflected, total - math.pi * _cotangent(x), total)
+
+
+def polygamma(n: int, x: torch.Tensor) -> Any:
+    """The ``n``-th derivative of ``digamma``, for the first few ``n``."""
+    if n == 0:
+        return torch.digamma(x)
+    return _polygamma(n, x) if n <= 10 else NotImplemented
+
+
+@_in_double
+def _polygamma(n: int, x: torch.Tensor) -> Any:
+    reflected = x < 0.5
+    y = torch.where(reflected, 1 - x, x)
+    total = torch.zeros_like(y)
+    for _ in range(20):
+        small = y < 20
+        total = torch.where(small, total + _power(y, -n - 1), total)
+        y = torch.where(small, y + 1, y)
+    total = total + _power(y, -n) / n + _power(y, -n - 1) / 2
+    factor = math.factorial(n)
+    for k, c in enumerate(_DIGAMMA, 1):
+        rising = math.factorial(2 * k + n - 1) / math.factorial(2 * k - 1) / factor
+        total = total + _power(y, -n - 2 * k) * (c * rising)
+    sign = 1 if n % 2 else -1
+    value = total * (sign * factor)
+    turned = _series(_cotangent_derivative(n), _cotangent(x)) * math.pi ** (n + 1)
+    value = torch.where(reflected, -sign * value - turned, value)
+    pole = (x <= 0) & (x == torch.floor(x))
+    value = torch.where(pole, sign * math.inf, value)
+    return value if n == 1 else torch.where(x == math.inf, math.nan, value)  # as eager has it
+
+
+def _cotangent(x: torch.Tensor) -> torch.Tensor:
+    """The cotangent of pi x; ONNX Runtime (1.31) has the sine alone in float64."""
+    fraction = x - torch.floor(x)
+    return torch.sin(math.pi * (0.5 - fraction)) / torch.sin(math.pi * fraction)
+
+
+def _cotangent_derivative(n: int) -> Sequence[float]:
+    """The ``n``-th derivative of the cotangent as a polynomial of it, lowest power first."""
+    polynomial = [0.0, 1.0]
+    for _ in range(n):
+        slope = [k * c for k, c in enumerate(polynomial)][1:]
+        polynomial = [-a - b for a, b in zip([*slope, 0.0, 0.0], [0.0, 0.0, *slope], strict=True)]
+    return polynomial
+
+
+def _power(x: torch.Tensor, exponent: int) -> torch.Tensor:
+    power = functools.reduce(torch.mul, [x] * abs(exponent))
+    return power if exponent > 0 else 1 / power
+
+
+def _series(coefficients: Sequence[float], x: torch.Tensor) -> torch.Tensor:
+    """The polynomial with these coefficients, lowest power first, by Horner's rule."""
+    total = x * coefficients[-1] + coefficients[-2]
+    for coefficient in reversed(coefficients[:-2]):
+        total = total * x + coefficient
+    return total
+
+
+@_of_floats
+def spherical_bessel_j0(x: torch.Tensor) -> Any:
+    """``sin(x) / x``, and its series near zero."""
+    square = x * x
+    near = _series((1.0, -1 / 6, 1 / 120, -1 / 5040), square)
+    far = torch.where(torch.abs(x) == math.inf, 0, torch.sin(x) / x)
+    return torch.where(torch.abs(x) < 0.5, near, far)

@@ -1,0 +1,349 @@
+"""Reductions, scans and scatters written out, where torchlib's translation misses the call."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from composer import _torch
+
+aten = torch.ops.aten
+
+_OVER_ONE_ELEMENT = (
+    *(aten.sum.dim_IntList, aten.mean.dim, aten.prod.dim_int, aten.logsumexp.default),
+    *(aten.any.dim, aten.any.dims, aten.all.dim, aten.all.dims),
+    *(aten.argmax.default, aten.argmin.default, aten.sort.default, aten.topk.default),
+    aten.scatter.value,
+)
+"""Operators that take a dimension of a tensor without any, which those of ONNX do not."""
+
+_LONGEST = 64
+"""Elements along a scanned dimension, each of which becomes a few nodes."""
+
+
+_MOST = 2**22
+"""Elements of a tensor that eager does not make."""
+
+
+def reductions() -> dict[Any, Callable[..., Any]]:
+    """The table of this module's decompositions."""
+    return {each: functools.partial(over_one_element, each) for each in _OVER_ONE_ELEMENT} | {
+        aten.amax.default: functools.partial(extreme, aten.amax.default, True),
+        aten.amin.default: functools.partial(extreme, aten.amin.default, False),
+        aten.max.default: functools.partial(extreme_of_all, True),
+        aten.min.default: functools.partial(extreme_of_all, False),
+        aten.max.dim: functools.partial(extreme_along, aten.max.dim, True),
+        aten.min.dim: functools.partial(extreme_along, aten.min.dim, False),
+        aten.linalg_vector_norm.default: vector_norm,
+        aten.sort.stable: stable_sort,
+        aten.median.default: median,
+        aten.median.dim: median_along,
+        aten.cumprod.default: cumprod,
+        aten.logcumsumexp.default: logcumsumexp,
+        aten.cummax.default: functools.partial(running, torch.ge),
+        aten.cummin.default: functools.partial(running, torch.le),
+        aten.index_reduce.default: index_reduce,
+        aten.scatter.src: functools.partial(scatter_part, aten.scatter.src),
+        aten.scatter_add.default: functools.partial(scatter_part, aten.scatter_add.default),
+        aten.scatter_reduce.two: scatter_reduce,
+        aten.scatter.reduce: scatter,
+        aten.scatter.value_reduce: scatter,
+        aten.put.default: put,
+        aten.squeeze.dim: squeeze,
+        aten._trilinear.default: trilinear,
+        aten._cdist_forward.default: cdist,
+        aten.addmm.default: addmm,
+        aten.avg_pool2d.default: functools.partial(pool, aten.avg_pool2d.default, 2),
+        aten.avg_pool3d.default: functools.partial(pool, aten.avg_pool3d.default, 3),
+    }
+
+
+def over_one_element(operator: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """The same over a vector of one element, for a tensor without dimensions."""
+    if x.dim():
+        return NotImplemented
+    leaves, rebuild = _torch.flatten((x, args, kwargs))
+    vector, args, kwargs = rebuild([_as_vector(leaf) for leaf in leaves])
+    leaves, rebuild = _torch.flatten(operator(vector, *args, **kwargs))
+    return rebuild([leaf.reshape(()) if leaf.numel() == 1 else leaf for leaf in leaves])
+
+
+def _as_vector(value: Any) -> Any:
+    is_number = isinstance(value, torch.Tensor) and not value.dim()
+    return value.reshape(1) if is_number else value
+
+
+def extreme(
+    operator: Any, largest: bool, x: torch.Tensor, dim: Sequence[int] = (), keepdim: bool = False
+) -> Any:
+    """Name all dimensions where none is named; int64 by sorting, see :func:`extreme_along`."""
+    if not x.dim():
+        return x.clone()
+    if x.dtype is torch.int64:
+        return _extreme_long(largest, x, dim or range(x.dim()), keepdim)
+    return NotImplemented if dim else operator(x, list(range(x.dim())), keepdim)
+
+
+def _extreme_long(largest: bool, x: torch.Tensor, dims: Sequence[int], keepdim: bool) -> Any:
+    for dim in dims:
+        x = torch.topk(x, 1, dim, largest).values
+    return x if keepdim else x.squeeze([*dims])
+
+
+def extreme_of_all(largest: bool, x: torch.Tensor) -> Any:
+    """Of int64, by sorting."""
+    if x.dtype is not torch.int64 or not x.dim():
+        return NotImplemented
+    return torch.topk(x.reshape(-1), 1, 0, largest).values.reshape(())
+
+
+def extreme_along(
+    operator: Any, largest: bool, x: torch.Tensor, dim: int, keepdim: bool = False
+) -> Any:
+    """Of int64, by sorting: ONNX Runtime's TopK (1.31) compares all 64 bits, its ReduceMax 32."""
+    if not x.dim():
+        return over_one_element(operator, x, dim)
+    if x.dtype is not torch.int64:
+        return NotImplemented
+    values, places = torch.topk(x, 1, dim, largest)
+    return (values, places) if keepdim else (values.squeeze(dim), places.squeeze(dim))
+
+
+def vector_norm(
+    x: torch.Tensor, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> Any:
+    """Name all dimensions where none is named."""
+    if not x.dim():
+        return over_one_element(aten.linalg_vector_norm.default, x, ord, [0], dtype=dtype)
+    if dim:
+        return NotImplemented
+    return aten.linalg_vector_norm.default(x, ord, list(range(x.dim())), keepdim, dtype=dtype)
+
+
+def stable_sort(
+    x: torch.Tensor, *, stable: bool | None, dim: int = -1, descending: bool = False
+) -> Any:
+    """ONNX's TopK takes the lower index first among equals: it is stable in both directions."""
+    return aten.sort.default(x, dim, descending)
+
+
+def median(x: torch.Tensor) -> Any:
+    """The lower median of all elements; NaN if one of them is."""
+    if not x.dtype.is_floating_point or not isinstance(x.numel(), int) or not x.numel():
+        return NotImplemented
+    flat = x.reshape(-1)
+    ordered = torch.sort(flat).values
+    return torch.where(torch.isnan(flat).any(), torch.nan, ordered[(x.numel() - 1) // 2])
+
+
+def median_along(x: torch.Tensor, dim: int, keepdim: bool = False) -> Any:
+    """The lower median, and where it is; of several equal elements eager names any, too."""
+    if not x.dim():
+        return over_one_element(aten.median.dim, x, dim)
+    if not x.dtype.is_floating_point or not isinstance(x.shape[dim], int):
+        return NotImplemented
+    ordered, places = torch.sort(x, dim)
+    middle = (x.shape[dim] - 1) // 2
+    value, place = ordered.narrow(dim, middle, 1), places.narrow(dim, middle, 1)
+    unordered = torch.isnan(x)
+    spoilt = unordered.any(dim, keepdim=True)
+    first = torch.argmax(unordered.to(torch.int32), dim, keepdim=True)
+    value, place = torch.where(spoilt, torch.nan, value), torch.where(spoilt, first, place)
+    return (value, place) if keepdim else (value.squeeze(dim), place.squeeze(dim))
+
+
+def cumprod(x: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Any:
+    """One product after the other; eager, too, keeps the products of floats in float64."""
+    if dtype is None:
+        dtype = x.dtype if x.dtype.is_floating_point else torch.int64
+    wide = torch.float64 if dtype.is_floating_point else dtype
+    return _scanned(torch.mul, x.to(dtype).to(wide), dim, dtype)
+
+
+def logcumsumexp(x: torch.Tensor, dim: int) -> Any:
+    """One sum after the other, the first to nothing."""
+    if not x.dtype.is_floating_point or 0 in x.shape:
+        return NotImplemented
+    if not x.dim():
+        return x.clone()
+    first, rest = x.narrow(dim, 0, 1), x.narrow(dim, 1, x.shape[dim] - 1)
+    first = torch.logaddexp(first, torch.full_like(first, -math.inf))
+    return _scanned(torch.logaddexp, torch.cat([first, rest], dim), dim, x.dtype)
+
+
+def _scanned(
+    step: Callable[..., torch.Tensor], x: torch.Tensor, dim: int, dtype: torch.dtype
+) -> Any:
+    if not x.dim():
+        return x.to(dtype).clone()
+    parts = _parts(x, dim)
+    if not parts:
+        return NotImplemented
+    for i in range(1, len(parts)):
+        parts[i] = step(parts[i - 1], parts[i])
+    return torch.cat(parts, dim).to(dtype)
+
+
+def running(is_better: Callable[..., torch.Tensor], x: torch.Tensor, dim: int) -> Any:
+    """The largest, or smallest, so far, and where it is: the last of equals, the first NaN."""
+    if not x.dim():
+        return x.clone(), torch.zeros_like(x, dtype=torch.int64)
+    parts = _parts(x, dim)
+    if not parts or x.dtype is torch.bool:
+        return NotImplemented
+    places = [torch.zeros_like(parts[0], dtype=torch.int64)]
+    for i in range(1, len(parts)):
+        best, candidate = parts[i - 1], parts[i]
+        better = is_better(candidate, best) | ((candidate != candidate) & (best == best))
+        parts[i] = torch.where(better, candidate, best)
+        places.append(torch.where(better, i, places[-1]))
+    return torch.cat(parts, dim), torch.cat(places, dim)
+
+
+def _parts(x: torch.Tensor, dim: int) -> list[torch.Tensor]:
+    """Slices of one element along ``dim``; none if there are too many, or an unknown number."""
+    size = x.shape[dim]
+    if not isinstance(size, int) or not 0 < size <= _LONGEST:
+        return []
+    return [x.narrow(dim, i, 1) for i in range(size)]
+
+
+def index_reduce(
+    x: torch.Tensor,
+    dim: int,
+    index: torch.Tensor,
+    source: torch.Tensor,
+    reduce: str,
+    *,
+    include_self: bool = True,
+) -> Any:
+    """The same index for all elements of a slice."""
+    if not x.dim():
+        how: dict[str, Any] = {"reduce": reduce, "include_self": include_self}
+        return over_one_element(aten.index_reduce.default, x, dim, index, source, **how)
+    shape = [1] * x.dim()
+    shape[dim] = index.numel()
+    places = index.reshape(shape).expand(source.shape)
+    return aten.scatter_reduce.two(x, dim, places, source, reduce, include_self=include_self)
+
+
+def scatter_part(
+    operator: Any, x: torch.Tensor, dim: int, index: torch.Tensor, src: torch.Tensor, **how: Any
+) -> Any:
+    """Only that part of the source for which there is an index; ONNX wants no other."""
+    if not x.dim():
+        return over_one_element(operator, x, dim, index, src, **how)
+    static = all(isinstance(size, int) for size in (*index.shape, *src.shape))
+    if not static or not index.dim() or index.shape == src.shape:
+        return NotImplemented
+    for along, size in enumerate(index.shape):
+        src = src.narrow(along, 0, size)
+    return operator(x, dim, index, src, **how)
+
+
+def scatter_reduce(
+    x: torch.Tensor,
+    dim: int,
+    index: torch.Tensor,
+    src: torch.Tensor,
+    reduce: str,
+    *,
+    include_self: bool = True,
+) -> Any:
+    """A mean as a sum over a count."""
+    if reduce != "mean" or not x.dtype.is_floating_point or not x.dim():
+        how = {"include_self": include_self}
+        operator = functools.partial(aten.scatter_reduce.two, reduce=reduce)
+        return scatter_part(operator, x, dim, index, src, **how)
+    ones = torch.ones_like(src)
+    start = torch.ones_like(x) if include_self else torch.zeros_like(x)
+    count = torch.scatter_add(start, dim, index, ones)
+    total = torch.scatter_add(x if include_self else torch.zeros_like(x), dim, index, src)
+    return torch.where(count == 0, x, total / count)
+
+
+def scatter(x: torch.Tensor, dim: int, index: torch.Tensor, src: Any, *, reduce: str) -> Any:
+    """The old spelling of ``scatter_add``, and of ``scatter_reduce`` with a product."""
+    if not isinstance(src, torch.Tensor):
+        src = torch.full_like(index, src, dtype=x.dtype)
+    if reduce == "add":
+        return aten.scatter_add.default(x, dim, index, src)
+    return aten.scatter_reduce.two(x, dim, index, src, "prod")
+
+
+def put(
+    x: torch.Tensor, index: torch.Tensor, source: torch.Tensor, accumulate: bool = False
+) -> Any:
+    """``index_put`` into the flat tensor."""
+    if not x.dim() or not x.is_contiguous():
+        return NotImplemented
+    flat = aten.index_put.default(
+        x.reshape(-1), (index.reshape(-1),), source.reshape(-1), accumulate
+    )
+    return flat.reshape(x.shape)
+
+
+def squeeze(x: torch.Tensor, dim: int) -> Any:
+    """Nothing to take away from a size that is known and not one; ONNX calls that an error."""
+    keeps = x.dim() and isinstance(x.shape[dim], int) and x.shape[dim] != 1
+    return aten.alias.default(x) if keeps else NotImplemented
+
+
+def cdist(a: torch.Tensor, b: torch.Tensor, p: float, compute_mode: int | None) -> Any:
+    """The norms of all differences, where they are not too many to be held at once."""
+    apart = a.unsqueeze(-2), b.unsqueeze(-3)
+    sizes = [max(pair) for pair in zip(*(each.shape for each in apart), strict=True)]
+    if not all(isinstance(size, int) for size in sizes) or not 0 < math.prod(sizes) <= _MOST:
+        return NotImplemented
+    return torch.linalg.vector_norm(apart[0] - apart[1], p, -1)
+
+
+def trilinear(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    expand_a: Sequence[int],
+    expand_b: Sequence[int],
+    expand_c: Sequence[int],
+    sumdim: Sequence[int],
+    unroll_dim: int = 1,
+) -> Any:
+    """The product of all three, summed."""
+    for dim in expand_a:
+        a = a.unsqueeze(dim)
+    for dim in expand_b:
+        b = b.unsqueeze(dim)
+    for dim in expand_c:
+        c = c.unsqueeze(dim)
+    return (a * b * c).sum(list(sumdim))
+
+
+def addmm(
+    x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: Any = 1, alpha: Any = 1
+) -> Any:
+    """A product over no elements adds nothing."""
+    if not isinstance(a.shape[1], int) or a.shape[1]:
+        return NotImplemented
+    return (x * beta).expand(a.shape[0], b.shape[1]).clone()
+
+
+def pool(
+    operator: Any,
+    dims: int,
+    x: torch.Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Any:
+    """A sum over ``divisor_override``, from the mean over the whole of each window."""
+    if divisor_override is None or ceil_mode:
+        return NotImplemented
+    size = math.prod(kernel_size) if len(kernel_size) > 1 else kernel_size[0] ** dims
+    return operator(x, kernel_size, stride, padding) * (size / divisor_override)
