@@ -364,8 +364,10 @@ class OnnxTranslator:
             return False
         values = [node.meta.get("val"), *(each.meta.get("val") for each in node.all_input_nodes)]
         dtypes = {each.dtype for each in values if isinstance(each, torch.Tensor)}
+        if len(dtypes) > 1 or any(isinstance(each, torch.SymInt) for each in values):
+            return True
         numbers = [each for each in node.args if isinstance(each, int | float)]
-        return len(dtypes) > 1 or (bool(numbers) and not all(d.is_floating_point for d in dtypes))
+        return bool(numbers) and not all(dtype.is_floating_point for dtype in dtypes)
 
     def translate(self, gm: torch.fx.GraphModule) -> onnx_ir.Model:
         """An ONNX model with an input a placeholder and an output a node that ``gm`` returns."""

@@ -141,7 +141,7 @@ def _same_target(a: object, b: object) -> bool:
     return a is b
 
 
-def attribute_at(gm: torch.fx.GraphModule, path: str) -> object:
+def attribute_at(gm: torch.nn.Module | None, path: str) -> object:
     """What a dotted path within the module leads to; ``None`` where it leads nowhere."""
     value: object = gm
     for name in path.split("."):

@@ -332,9 +332,9 @@ def test_a_dynamic_dimension_is_not_squeezed_for_good() -> None:
 
 def test_what_only_shows_at_run_time_shows_while_compiling(monkeypatch) -> None:
     """A session that fails on the first inputs is a failed attempt, not the user's error."""
-    from composer.backends import onnxrt
+    from composer.backends.onnxrt import engine
 
-    monkeypatch.setattr(onnxrt.OnnxRuntimeEngine, "__call__", lambda self, *args: 1 / 0)
+    monkeypatch.setattr(engine.OnnxRuntimeEngine, "__call__", lambda self, *args: 1 / 0)
     same_as_eager(torch.sin, r(3))
     (attempt,) = last().attempts
     assert (attempt.status, attempt.reason) == ("failed", "build_failed")

@@ -11,6 +11,8 @@ from conftest import compiled, last
 from torch._dynamo.exc import BackendCompilerFailed
 
 import composer
+from composer.backends.onnxrt.session import session_options
+from composer.backends.onnxrt.settings import Settings
 from composer.errors import OptionError
 
 pytestmark = pytest.mark.slow
@@ -174,18 +176,87 @@ def test_complex_numbers_are_declined() -> None:
     assert last().attempts[0].reason == "unsupported_dtype"
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"thread": 2}, "did you mean 'threads'"),
-        ({"threads": 0}, "threads is 0: Input should be greater than 0"),
-    ],
-)
+WRONG = {
+    "unknown option": ({"thread": 2}, "did you mean 'threads'"),
+    "no threads": ({"threads": 0}, "threads is 0: Input should be greater than 0"),
+    "threads in words": ({"threads": "two"}, "threads is 'two'"),
+    "unknown level": ({"graph_optimization_level": "most"}, "graph_optimization_level is 'most'"),
+    "unknown provider": ({"providers": ["CPUExecution"]}, "did you mean 'CPUExecutionProvider'"),
+    "options of no provider": (
+        {"provider_options": {"OpenVINOExecutionProvider": {"device_type": "CPU"}}},
+        "OpenVINOExecutionProvider', which is not in providers",
+    ),
+    "options of the CPU": (
+        {
+            "providers": ["CPUExecutionProvider"],
+            "provider_options": {"CPUExecutionProvider": {"a": "1"}},
+        },
+        "CPUExecutionProvider takes no options",
+    ),
+    "a slip in an entry": (
+        {"session_config": {"session.intra_op.allow_spining": "0"}},
+        "did you mean 'session.intra_op.allow_spinning'",
+    ),
+    "an entry that is no text": ({"session_config": {"a.b": ["1"]}}, "session_config.a.b"),
+}
+
+
+@pytest.mark.parametrize(("options", "message"), WRONG.values(), ids=WRONG)
 def test_wrong_options_raise(options, message) -> None:
-    """The user's own mistake."""
+    """The user's own mistake, before anything is tried."""
     with pytest.raises(BackendCompilerFailed, match=message) as caught:
         compiled(mlp(), {"backend": "onnxrt", "options": options})(torch.randn(2, 8))
     assert isinstance(caught.value.inner_exception, OptionError)
+
+
+@pytest.mark.parametrize("level", ["disable", "basic", "extended", "layout", "all"])
+def test_graph_optimization_level_is_the_sessions(level: str, monkeypatch) -> None:
+    """ONNX Runtime's own levels, by name."""
+    seen = []
+    make = onnxruntime.InferenceSession
+
+    def spy(model, options, **kwargs):
+        seen.append(options)
+        return make(model, options, **kwargs)
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", spy)
+    model, x = mlp(), torch.randn(2, 8)
+    chain = {"backend": "onnxrt", "options": {"graph_optimization_level": level, "threads": 1}}
+    torch.testing.assert_close(compiled(model, chain)(x), model(x))
+    assert seen[0].graph_optimization_level.name.endswith(
+        level.upper() if level != "disable" else "DISABLE_ALL"
+    )
+    assert seen[0].intra_op_num_threads == 1
+
+
+def test_entries_of_the_session_are_handed_on() -> None:
+    """In front of those that composer sets itself."""
+    key = "session.force_spinning_stop"
+    for given, expected in (({}, "1"), ({key: "0"}, "0")):
+        options = session_options(Settings(session_config=given))
+        assert options.get_session_config_entry(key) == expected
+
+
+@pytest.mark.parametrize("name", ["CUDAExecutionProvider", "OpenVINOExecutionProvider"])
+def test_a_provider_that_is_not_built_in_is_a_failure(name: str) -> None:
+    """ONNX Runtime would run on the CPU and warn; it was asked for by name."""
+    chain = {"backend": "onnxrt", "options": {"providers": [name, "CPUExecutionProvider"]}}
+    compiled(mlp(), chain)(torch.randn(2, 8))
+    (attempt,) = last().attempts
+    assert (attempt.status, attempt.reason) == ("failed", "wrong_provider")
+    assert f"this build of onnxruntime has no {name}" in attempt.message
+
+
+def test_every_provider_is_told_with_its_share() -> None:
+    """Asked for in order; the nodes say who really ran them."""
+    chain = {
+        "backend": "onnxrt",
+        "options": {"providers": ["AzureExecutionProvider", "CPUExecutionProvider"]},
+    }
+    compiled(mlp(), chain)(torch.randn(2, 8))
+    engine = last().attempts[0].engine
+    assert engine["providers"] == ["AzureExecutionProvider", "CPUExecutionProvider"]
+    assert engine["nodes"] == {"CPUExecutionProvider": 3}
 
 
 @pytest.mark.parametrize("missing", ["onnxruntime", "onnx", "onnxscript"])

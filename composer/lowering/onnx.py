@@ -12,6 +12,7 @@ import torch.fx
 
 from composer import _torch
 from composer.capture import graph_key
+from composer.clones import attribute_at
 from composer.errors import Refusal
 from composer.lowering.faithful import unfaithful
 from composer.lowering.once import once
@@ -87,9 +88,16 @@ def why_not(node: torch.fx.Node) -> str | None:
             return "a symbolic number that is no integer"
     if node.target is operator.getitem:
         return None
+    if any(_is_graph(source) for source in node.all_input_nodes):
+        return "a nested graph"
     if not translator().translates(node.target):
         return "no ONNX translation"
     return unfaithful(node)
+
+
+def _is_graph(node: torch.fx.Node) -> bool:
+    gm = node.graph.owning_module
+    return node.op == "get_attr" and isinstance(attribute_at(gm, str(node.target)), torch.nn.Module)
 
 
 def to_onnx(region: Region) -> OnnxGraph:

@@ -6,6 +6,7 @@ backend of that name (pytorch/pytorch#158258), and as a member of composer's cha
 
 from __future__ import annotations
 
+import importlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,12 +16,13 @@ import torch.fx
 
 from composer import _torch
 from composer.backends.base import Backend, covers, note, require_installed
-from composer.backends.onnxrt.engine import OnnxRuntimeEngine
+from composer.backends.onnxrt.engine import make_engine
 from composer.backends.onnxrt.fusions import fusions
-from composer.backends.onnxrt.settings import Settings, read_settings
+from composer.backends.onnxrt.kernels import why_not_here
+from composer.backends.onnxrt.settings import read_settings
 from composer.errors import refuse
 from composer.lowering.aot import FunctionalGraph, compile_functional
-from composer.lowering.onnx import to_onnx, why_not
+from composer.lowering.onnx import to_onnx
 from composer.lowering.regions import split
 from composer.lowering.trial import try_once
 from composer.records import GraphRequest, Reason, Status
@@ -79,21 +81,21 @@ def onnxrt(
     nodes: Counter[str] = Counter()
 
     def build(graph: FunctionalGraph) -> Callable[..., Any]:
-        parts = split(graph, why_not)
+        parts = split(graph, why_not_here)
         covers(parts.taken, parts.total, parts.left)
         engines = {
-            name: OnnxRuntimeEngine(to_onnx(region), region, settings, device)
+            name: make_engine(to_onnx(region), region, settings, device)
             for name, region in parts.regions.items()
         }
         for engine in engines.values():
-            nodes.update(engine.facts())
+            nodes.update(engine.nodes)
+            note(providers=engine.providers, nodes=dict(nodes))
         compiled = parts.assemble(engines)
         try_once(compiled, graph)
         return compiled
 
-    compiled = compile_functional(gm, example_inputs, build, fusions())
-    note(**_facts(settings, nodes))
-    return compiled
+    note(onnxruntime=importlib.import_module("onnxruntime").__version__, threads=settings.threads)
+    return compile_functional(gm, example_inputs, build, fusions())
 
 
 def _require(*devices: str) -> torch.device:
@@ -105,15 +107,3 @@ def _require(*devices: str) -> torch.device:
         what = f"the graph is on {', '.join(devices)}; onnxrt runs graphs on the CPU or one GPU"
         refuse(Status.UNAVAILABLE, Reason.NO_DEVICE, what)
     return kinds[0]
-
-
-def _facts(settings: Settings, nodes: Mapping[str, int]) -> dict[str, Any]:
-    """What the engine says of itself, for the record."""
-    import onnxruntime
-
-    return {
-        "onnxruntime": onnxruntime.__version__,
-        "providers": list(nodes),
-        "nodes": dict(nodes),
-        "threads": settings.threads,
-    }

@@ -11,17 +11,8 @@ from torch.utils.dlpack import from_dlpack, to_dlpack  # type: ignore[attr-defin
 
 from composer.lowering.onnx import Output
 
-FLOAT8 = {
-    torch.float8_e4m3fn: 17,
-    torch.float8_e4m3fnuz: 18,
-    torch.float8_e5m2: 19,
-    torch.float8_e5m2fnuz: 20,
-}
-"""ONNX's numbers for the types that ONNX Runtime (1.31) does not take by DLPack."""
-
-Feed = Callable[[Any, Any], object]
-"""Appends an argument of the region to a vector of ONNX Runtime's values; returns what has to
-live until the call is over."""
+Feed = Callable[[Any, Any], None]
+"""Appends an argument of the region to a vector of ONNX Runtime's values."""
 
 
 def input_dtypes(gm: torch.fx.GraphModule) -> tuple[torch.dtype | None, ...]:
@@ -34,9 +25,7 @@ def feed_for(dtype: torch.dtype | None) -> Feed:
     """How an argument of this dtype is handed over: by address, copied only to close gaps."""
     if dtype is None:
         return _feed_integer
-    if dtype is torch.bool:
-        return _feed_bool
-    return _feed_float8 if dtype in FLOAT8 else _feed_tensor
+    return _feed_bool if dtype is torch.bool else _feed_tensor
 
 
 def _feed_tensor(vector: Any, tensor: torch.Tensor) -> None:
@@ -51,19 +40,10 @@ def _feed_integer(vector: Any, number: int) -> None:
     vector.push_back(to_dlpack(torch.tensor(number)), False)
 
 
-def _feed_float8(vector: Any, tensor: torch.Tensor) -> torch.Tensor:
-    dense = tensor.contiguous()
-    vector.push_back(as_value(dense))
-    return dense
-
-
 def as_value(tensor: torch.Tensor) -> Any:
-    """An ONNX Runtime value over the memory of a contiguous tensor, which must outlive it."""
+    """An ONNX Runtime value over the memory of a contiguous tensor."""
     from onnxruntime.capi import _pybind_state as native
 
-    if tensor.dtype in FLOAT8:
-        array = tensor.view(torch.uint8).numpy()
-        return native.OrtValue.ortvalue_from_numpy_with_onnx_type(array, FLOAT8[tensor.dtype])
     is_bool = tensor.dtype is torch.bool
     return native.OrtValue.from_dlpack(
         to_dlpack(tensor.view(torch.uint8) if is_bool else tensor), is_bool

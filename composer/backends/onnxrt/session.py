@@ -36,7 +36,7 @@ def make_session(
     providers = _providers(settings, device)
     _require_built_in(providers, onnxruntime.get_available_providers(), settings)
     model = graph.with_weights(values)
-    options = _session_options(settings)
+    options = session_options(settings)
     used = {each.name for each in model.graph.initializer}
     given = {name: onnxruntime.OrtValue(v) for name, v in values.items() if name in used}
     if given:
@@ -97,7 +97,8 @@ def _require_built_in(
     refuse(Status.UNAVAILABLE, Reason.NOT_INSTALLED, what)
 
 
-def _session_options(settings: Settings) -> Any:
+def session_options(settings: Settings) -> Any:
+    """What ONNX Runtime is told; the user's own entries come last."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

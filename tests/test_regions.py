@@ -1,0 +1,168 @@
+"""Graphs taken in part: the regions are right, what is left runs in place, and both are told."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from conftest import compiled, last
+
+import composer
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def _inference():
+    with torch.no_grad():
+        yield
+
+
+def bessel_in_the_middle(x, w):
+    y = torch.relu(x @ w) + 1
+    z = torch.special.bessel_j0(y)  # no ONNX translation
+    return torch.sigmoid(z @ w) * y, z
+
+
+def test_a_refused_operator_runs_in_place_and_is_told() -> None:
+    """Coverage, the operator, why, and the user's line; the numbers are eager's."""
+    x, w = torch.randn(4, 4), torch.randn(4, 4)
+    result = compiled(bessel_in_the_middle, "onnxrt")(x, w)
+    torch.testing.assert_close(result, bessel_in_the_middle(x, w))
+    (attempt,) = last().attempts
+    assert attempt.status == "succeeded"
+    assert attempt.coverage == 6 / 7
+    (line,) = attempt.engine["left_to_torch"]
+    assert line.startswith("prims.bessel_j0.default (no ONNX translation) at ")
+    assert line.endswith(f"test_regions.py:{bessel_in_the_middle.__code__.co_firstlineno + 2}")
+
+
+def test_less_than_min_coverage_is_declined() -> None:
+    """With the share and the operators, and the next candidate serves."""
+    x, w = torch.randn(4, 4), torch.randn(4, 4)
+    chain = [{"backend": "onnxrt", "min_coverage": 0.9}, "aot_eager"]
+    compiled(bessel_in_the_middle, *chain)(x, w)
+    attempt, chosen = last().attempts
+    assert (attempt.status, attempt.reason) == ("declined", "low_coverage")
+    assert "6 of 7 compute nodes" in attempt.message
+    assert "bessel_j0" in attempt.message
+    assert chosen.backend == "aot_eager"
+
+
+@pytest.mark.parametrize(("least", "chosen"), [(0.0, "onnxrt"), (0.5, "onnxrt"), (1.0, "eager")])
+def test_min_coverage_of_the_policy_holds_for_every_candidate(least: float, chosen: str) -> None:
+    """Half of this graph can be taken."""
+    f = compiled(lambda x: torch.special.bessel_j0(x) + 1, "onnxrt", min_coverage=least)
+    x = torch.randn(5)
+    torch.testing.assert_close(f(x), torch.special.bessel_j0(x) + 1)
+    assert last().chosen == chosen
+
+
+@pytest.mark.parametrize("least", [-0.1, 1.1, "half"])
+def test_min_coverage_is_a_share(least) -> None:
+    """Anything else is the user's slip."""
+    with pytest.raises(Exception, match="min_coverage"):
+        compiled(torch.sin, "onnxrt", min_coverage=least)(torch.ones(2))
+
+
+def test_sizes_may_change_around_a_refused_operator() -> None:
+    """Symbols cross the cut as integers."""
+    run = compiled(bessel_in_the_middle, "onnxrt", dynamic=True)
+    for rows in (3, 5, 8):
+        x, w = torch.randn(rows, 4), torch.randn(4, 4)
+        torch.testing.assert_close(run(x, w), bessel_in_the_middle(x, w))
+    assert len(composer.reports()) == 1
+    assert last().chosen == "onnxrt"
+
+
+def test_changed_weights_are_seen_in_every_region() -> None:
+    """Each region binds its own."""
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down = torch.nn.Linear(4, 8), torch.nn.Linear(8, 4)
+
+        def forward(self, x):
+            return torch.relu(self.down(torch.special.bessel_j0(self.up(x))))
+
+    model, x = Net(), torch.randn(3, 4)
+    run = compiled(model, "onnxrt")
+    run(x)
+    for layer in (model.up, model.down):
+        layer.weight.mul_(2)
+        torch.testing.assert_close(run(x), model(x))
+    assert last().chosen == "onnxrt"
+
+
+def test_a_branch_stays_torchs() -> None:
+    """A nested graph has no translation here; what is around it is taken."""
+
+    def branch(x):
+        y = torch.exp(x) * 2 + 1
+        return torch.cond(y.sum() > 0, torch.sin, torch.cos, (y,)) * 2
+
+    x = torch.ones(3)
+    torch.testing.assert_close(compiled(branch, "onnxrt")(x), branch(x))
+    (attempt,) = last().attempts
+    assert attempt.status == "succeeded"
+    assert "cond" in attempt.engine["left_to_torch"][0]
+
+
+VIEWS = {
+    "a view and what it looks at": lambda x: (y := x * 2, y[1:], y.t(), y.t()[0]),
+    "two views of a hidden value": lambda x: ((y := x + 1)[:2], y[1:]),
+    "a part with gaps": lambda x: (x * 2)[:, :2],
+    "every other column": lambda x: (x * 2)[:, ::2],
+    "an expanded row": lambda x: (x[:1] + 1).expand(3, 4),
+    "a diagonal": lambda x: (x + 1).diagonal(),
+    "pieces": lambda x: (x + 1).split(2, dim=1),
+    "a view of an input": lambda x: (x.view(-1)[2:7], x + 1),
+    "an input itself": lambda x: (x, x + 1),
+    "the same twice": lambda x: (y := x + 1, y),
+    "a view used inside and returned": lambda x: ((y := x + 1).t(), y.t() @ y),
+    "transposed": lambda x: (x * 2).t(),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("function", VIEWS.values(), ids=VIEWS)
+def test_returned_views_are_eagers(function, dynamic: bool) -> None:
+    """Values, strides, and which outputs share memory."""
+    x = torch.randn(3, 4)
+    result = compiled(function, "onnxrt", dynamic=dynamic)(x)
+    expected = function(x)
+    torch.testing.assert_close(result, expected, check_stride=True)
+    assert memory(result, x) == memory(expected, x)
+    assert last().chosen == "onnxrt", last().attempts[0].message
+
+
+def memory(outputs, x) -> list[list[bool]]:
+    """Which of the input and the outputs share memory with which."""
+    tensors = [x, *(outputs if isinstance(outputs, tuple) else (outputs,))]
+    places = [each.untyped_storage().data_ptr() for each in tensors]
+    return [[a == b for b in places] for a in places]
+
+
+def test_one_compiled_graph_serves_several_threads() -> None:
+    """Each call has its own inputs and outputs."""
+    w = torch.randn(32, 32)
+    run = compiled(lambda x: torch.tanh(x @ w) @ w, "onnxrt")
+    run(torch.randn(8, 32))
+    wrong = []
+
+    def work(seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for _ in range(50):
+                x = torch.randn(8, 32, generator=generator)
+                if not torch.allclose(run(x), torch.tanh(x @ w) @ w, atol=1e-4, rtol=1e-4):
+                    wrong.append(seed)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
