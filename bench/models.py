@@ -1,8 +1,9 @@
 """How fast and how close to eager the ten public models run on this machine.
 
-Each model runs in eager mode, through Inductor, through composer's default chain and through
-composer with nothing but ONNX Runtime; all are compiled side by side in one process and timed in
-interleaved rounds. Run from anywhere, with composer installed::
+Each model runs in eager mode, through Inductor, through composer's default chain, through composer
+with nothing but ONNX Runtime, and on ONNX Runtime called by itself on what torch.onnx.export made;
+all are compiled side by side in one process and timed in interleaved rounds. Run from anywhere,
+with composer installed::
 
     python bench/models.py --models bert,vit --json bench/results/models.json
 
@@ -21,12 +22,14 @@ import re
 import sys
 import tempfile
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import onnxruntime
 import torch
 import zoo
 from rich.console import Console
@@ -42,26 +45,61 @@ Outputs = tuple[Tensor, ...]
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One way to run a model: ``backend`` and ``options`` of ``torch.compile``, or plain eager."""
+    """One way to run a model: ``backend`` and ``options`` of ``torch.compile``, or plain eager.
+
+    ``native`` is ONNX Runtime called by itself, without torch.compile.
+    """
 
     name: str
     backend: str | None = None
     options: Mapping[str, Any] | None = None
+    native: bool = False
 
     def apply(self, module: nn.Module) -> Callable[..., Any]:
         """What to call instead of ``module``; its first call compiles."""
+        if self.native:
+            return Native(module)
         if self.backend is None:
             return module
         options = dict(self.options) if self.options else None
         return torch.compile(module, backend=self.backend, options=options)
 
 
-EAGER = "eager"
+class Native:
+    """The model as the public exporter gives it, in a session with ONNX Runtime's own defaults."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.session: onnxruntime.InferenceSession | None = None
+
+    def __call__(self, **inputs: Tensor) -> Outputs:
+        """Export at the first call; run on numpy's view of the inputs."""
+        if self.session is None:
+            self.session = self.make_session(inputs)
+        feeds = {name: tensor.numpy() for name, tensor in inputs.items()}
+        return tuple(map(torch.from_numpy, self.session.run(None, feeds)))
+
+    def make_session(self, inputs: zoo.Inputs) -> onnxruntime.InferenceSession:
+        """As many threads as torch has; everything else is left as it is."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program = torch.onnx.export(
+                self.module, (), kwargs=inputs, dynamo=True, verbose=False, input_names=[*inputs]
+            )
+        assert program is not None
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        proto = program.model_proto.SerializeToString()
+        return onnxruntime.InferenceSession(proto, options, providers=["CPUExecutionProvider"])
+
+
+EAGER, NATIVE = "eager", "onnxruntime"
 VARIANTS = (
     Variant(EAGER),
     Variant("inductor", "inductor"),
     Variant("composer", "composer"),
     Variant("composer[onnxrt]", "composer", {"chain": ["onnxrt"]}),
+    Variant(NATIVE, native=True),
 )
 
 
@@ -92,7 +130,8 @@ class Row:
     """What came of one variant of one model.
 
     ``compile_seconds`` is the first call, which compiles and runs once. ``speedup`` is eager's time
-    over this one's, round by round. ``composer`` holds a record of each graph that composer
+    over this one's, round by round, ``over_native`` this one's over that of ONNX Runtime called by
+    itself. ``composer`` holds a record of each graph that composer
     compiled for this variant. ``error`` is the first line of what went wrong, empty if nothing did.
     """
 
@@ -103,6 +142,7 @@ class Row:
     deviation: Deviation | None = None
     series: Series | None = None
     speedup: Ratio | None = None
+    over_native: Ratio | None = None
     composer: tuple[dict[str, Any], ...] = ()
     error: str = ""
 
@@ -128,6 +168,7 @@ class Row:
             "max_relative_error": self.deviation.relative if self.deviation else None,
             "time": self.series.to_dict() if self.series else None,
             "speedup_over_eager": self.speedup.to_dict() if self.speedup else None,
+            "time_over_native": self.over_native.to_dict() if self.over_native else None,
             "composer": list(self.composer),
         }
 
@@ -245,12 +286,13 @@ def time_together(
 def finish(prepared: Prepared, times: Mapping[str, Series], failures: Mapping[str, str]) -> Row:
     """The final row: with its times, and with composer's counters as they stand after them."""
     row = prepared.row
-    series, eager = times.get(row.variant), times.get(EAGER)
+    series, eager, native = (times.get(name) for name in (row.variant, EAGER, NATIVE))
     composer = tuple(graph_record(report) for report in prepared.reports)
     return replace(
         row,
         series=series,
         speedup=paired_ratio(eager, series) if eager and series else None,
+        over_native=paired_ratio(series, native) if native and series else None,
         composer=composer,
         graphs=len(composer) or row.graphs,
         error=row.error or failures.get(row.variant, ""),
@@ -394,7 +436,16 @@ def show(rows: Sequence[Row]) -> None:
     table = Table(title="ms a call; speedup = eager / variant of the same round, median (p25-p75)")
     for heading in ("model", "variant"):
         table.add_column(heading)
-    for heading in ("median", "min", "speedup", "compile s", "abs err", "rel err", "graphs"):
+    for heading in (
+        "median",
+        "min",
+        "speedup",
+        "/ native",
+        "compile s",
+        "abs err",
+        "rel err",
+        "graphs",
+    ):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("engines, or what failed")
     for index, row in enumerate(rows):
@@ -407,13 +458,14 @@ def show(rows: Sequence[Row]) -> None:
 
 def cells(row: Row) -> tuple[str, ...]:
     """One line of the table; a dash for what is not known."""
-    series, speedup, error = row.series, row.speedup, row.deviation
+    series, speedup, error, native = row.series, row.speedup, row.deviation, row.over_native
     return (
         row.model,
         row.variant,
         f"{series.median:.2f}" if series else "-",
         f"{series.minimum:.2f}" if series else "-",
         f"{speedup.median:.2f} ({speedup.p25:.2f}-{speedup.p75:.2f})" if speedup else "-",
+        f"{native.median:.2f} ({native.p25:.2f}-{native.p75:.2f})" if native else "-",
         f"{row.compile_seconds:.1f}" if row.compile_seconds is not None else "-",
         f"{error.absolute:.1e}" if error else "-",
         f"{error.relative:.1e}" if error else "-",

@@ -56,7 +56,7 @@ def overhead(record: Record) -> str:
 def models(record: Record) -> str:
     """Milliseconds a call of the public models, and what compiling them took."""
     headings = ("model", "variant", "median ms", "min ms", "eager / variant (quartiles)")
-    headings += ("compile s", "largest relative error", "ran on")
+    headings += ("variant / native", "compile s", "largest relative error", "ran on")
     rows = [model_row(result) for result in record["results"]]
     return f"{described(record)}\n\n{table(headings, rows)}"
 
@@ -64,7 +64,7 @@ def models(record: Record) -> str:
 def model_row(result: Record) -> tuple[str, ...]:
     """One variant of one model; a failed one says why."""
     if result["error"]:
-        return (result["model"], result["variant"], "", "", "", "", "", str(result["error"]))
+        return (result["model"], result["variant"], *[""] * 6, str(result["error"]))
     seconds = result["compile_seconds"]
     chosen = sorted({graph["chosen"] for graph in result["composer"]})
     return (
@@ -73,10 +73,51 @@ def model_row(result: Record) -> tuple[str, ...]:
         f"{result['time']['median_ms']:.2f}",
         f"{result['time']['minimum_ms']:.2f}",
         ratio(result["speedup_over_eager"]),
+        ratio(result["time_over_native"]) if result["time_over_native"] else "",
         "" if seconds is None else f"{seconds:.1f}",
         f"{result['max_relative_error']:.0e}",
         ", ".join(chosen),
     )
+
+
+def onnxrt(record: Record) -> str:
+    """What the engine costs around ONNX Runtime: calls, waiting, translation, memory."""
+    calls = [
+        (name, "us a call", f"{row['added_us']:.1f}", f"{row['allowed_us']:.0f}")
+        for name, row in record["calls"].items()
+    ]
+    waiting = [
+        (name, "ms", *(median(row.get(part)) for part in ("call", "torch_after")))
+        for name, row in record["spinning"].items()
+    ]
+    translation = [
+        (
+            *(model, f"{row['nodes']} nodes", f"{row['exporter_s_per_1000']:.2f}"),
+            *(f"{row['composer_s_per_1000']:.2f}", ratio(row["ratio"])),
+        )
+        for model, row in record["translation"].items()
+    ]
+    memory = [
+        (name, "MB", f"{row['grown_mb']:.0f}", f"{row['grown_over_weights']:.2f}")
+        for name, row in record["memory"].items()
+    ]
+    tables = (
+        table(("a call", "unit", "ours, above the session's run", "aimed at"), calls),
+        table(("threads", "unit", "a call of BERT", "torch's next operation"), waiting),
+        table(
+            ("translation", "size", "exporter, s per 1,000 nodes", "composer", "ratio (quartiles)"),
+            translation,
+        ),
+        table(("weights", "unit", "growth of the process", "over the weights"), memory),
+    )
+    return "\n\n".join((described(record), *tables))
+
+
+def median(series: Record | None) -> str:
+    """The median and its quartiles, in milliseconds; nothing where there is no series."""
+    if series is None:
+        return ""
+    return f"{series['median_ms']:.2f} ({series['p25_ms']:.2f}-{series['p75_ms']:.2f})"
 
 
 def operators(record: Record) -> str:
@@ -119,6 +160,7 @@ def main() -> int:
     parts: tuple[tuple[Path, str, Callable[[Record], str]], ...] = (
         (HERE / "README.md", "overhead", overhead),
         (HERE / "README.md", "models", models),
+        (HERE / "README.md", "onnxrt", onnxrt),
         (HERE.parent / "docs" / "engines.md", "ops", operators),
     )
     for page, name, render in parts:

@@ -40,7 +40,7 @@ def test_the_model_bench_writes_what_it_measured(tmp_path: Path) -> None:
     record = json.loads(figures.read_text())
     assert record["machine"]["packages"]["torch"]
     text = figures.read_text()
-    for variant in ("eager", "inductor", "composer", "composer[onnxrt]"):
+    for variant in ("eager", "inductor", "composer", "composer[onnxrt]", "onnxruntime"):
         assert variant in text
 
 
@@ -52,3 +52,29 @@ def test_the_overhead_bench_writes_what_it_measured(tmp_path: Path) -> None:
     assert set(record["calls"]) == {"eager", "aot_eager", "inductor", "onnxrt"}
     assert record["compiles"]["unavailable"]["status"] == "unavailable"
     assert record["compiles"]["failing"]["status"] == "failed"
+
+
+def test_the_engine_bench_writes_what_it_measured(tmp_path: Path) -> None:
+    """Calls, and the growth of a fresh process by as much as its weights, not twice as much."""
+    figures = tmp_path / "onnxrt.json"
+    run(
+        *("bench/onnxrt.py", "--parts", "calls,memory", "--rounds", "1", "--calls", "10"),
+        *("--megabytes", "200", "--json", str(figures)),
+    )
+    record = json.loads(figures.read_text())
+    assert "1 in, 1 out, 200 weights" in record["calls"]
+    (row,) = record["memory"].values()
+    assert row["relative_error"] < 1e-4
+    assert row["grown_over_weights"] < 1.3
+
+
+def test_the_operator_bench_finds_what_is_right(tmp_path: Path) -> None:
+    """Forward and backward of an operator that is taken, and one that is not."""
+    figures = tmp_path / "ops.json"
+    run("bench/ops.py", "--ops", "sin,special.bessel_j0", "--samples", "2", "--json", str(figures))
+    verdicts = {
+        (each["op"], each["direction"]): each["verdict"]
+        for each in json.loads(figures.read_text())["results"]
+    }
+    assert verdicts["sin", "forward"] == verdicts["sin", "backward"] == "taken"
+    assert verdicts["special.bessel_j0", "forward"] == "declined"

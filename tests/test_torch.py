@@ -298,6 +298,15 @@ def test_onnx_translator_knows_what_the_exporter_knows() -> None:
     assert not _torch.is_view(aten.relu.default)
 
 
+@pytest.mark.parametrize("shape", [(), (0, 3), (2, 3), (2, 1, 3)])
+def test_empty_allocates_as_torch_does(shape) -> None:
+    """Shape, strides and dtype; memory of its own at every call."""
+    make = _torch.empty(shape, torch.bool, torch.device("cpu"))
+    made, expected = make(), torch.empty(shape, dtype=torch.bool)
+    assert (made.shape, made.stride(), made.dtype) == (shape, expected.stride(), torch.bool)
+    assert _torch.storage_id(made) != _torch.storage_id(make())
+
+
 def test_honest_engine_of_the_tests_is_not_the_graph_itself() -> None:
     """The fake that stands for success does real work."""
     x = torch.ones(3)

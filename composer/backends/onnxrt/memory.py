@@ -9,6 +9,7 @@ import torch
 import torch.fx
 from torch.utils.dlpack import from_dlpack, to_dlpack  # type: ignore[attr-defined]  # no __all__
 
+from composer import _torch
 from composer.lowering.onnx import Output
 
 Feed = Callable[[Any, Any], None]
@@ -52,17 +53,22 @@ def as_value(tensor: torch.Tensor) -> Any:
 
 def allocator(output: Output, device: torch.device) -> Callable[[Any], torch.Tensor]:
     """What allocates an output of fixed shape and appends it to the vector that is filled."""
-    shape, order = output.shape or (), output.order
-    feed = feed_for(output.dtype)
+    assert output.shape is not None
+    assert output.dtype is not None
+    empty, order = _torch.empty(output.shape, output.dtype, device), output.order
 
     def allocate(fetches: Any) -> torch.Tensor:
-        tensor = torch.empty(shape, dtype=output.dtype, device=device)
-        feed(fetches, tensor)
+        tensor = empty()
+        fetches.push_back(to_dlpack(tensor), False)
         return tensor
 
-    if order is None:
-        return allocate
-    return lambda fetches: allocate(fetches).permute(order)
+    def allocate_bool(fetches: Any) -> torch.Tensor:
+        tensor = empty()
+        fetches.push_back(to_dlpack(tensor.view(torch.uint8)), True)
+        return tensor
+
+    chosen = allocate_bool if output.dtype is torch.bool else allocate
+    return chosen if order is None else lambda fetches: chosen(fetches).permute(order)
 
 
 def receiver(output: Output) -> Callable[[Any], Any]:

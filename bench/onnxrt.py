@@ -1,0 +1,308 @@
+"""What the ONNX Runtime engine costs around ONNX Runtime itself.
+
+``python bench/onnxrt.py`` measures four things, each in one process of its own kind:
+
+- ``calls``: our part of a call, above the session's own run with everything bound beforehand, by
+  the number of inputs, outputs and bound weights;
+- ``spinning``: what the waiting of the session's threads costs it, and torch's next operation;
+- ``translation``: seconds for 1,000 nodes, by the public exporter and by composer's lowering;
+- ``memory``: how much a process grows from before the compile to the third call, over the weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import zoo
+from rich.console import Console
+from rich.table import Table
+from timing import Series, machine, measure, paired_ratio, write_json
+
+from composer.backends import onnxrt
+from composer.lowering import onnx as lowering
+
+SHAPES = {"1 in, 1 out": (1, 1, 0), "8 in, 1 out": (8, 1, 0), "1 in, 8 out": (1, 8, 0)}
+SHAPES |= {"1 in, 1 out, 200 weights": (1, 1, 200)}
+WAITING = {
+    "spinning until the next call": {"session.force_spinning_stop": "0"},
+    "spinning within a call": {"session.force_spinning_stop": "1"},
+    "never spinning": {"session.intra_op.allow_spinning": "0"},
+}
+MODELS = ("bert", "gpt2", "swin", "resnet", "mobilenet")
+
+
+class Sums(torch.nn.Module):
+    """As many inputs, outputs and weights as asked for, and next to nothing to compute."""
+
+    def __init__(self, outputs: int, weights: int) -> None:
+        super().__init__()
+        self.outputs = outputs
+        self.many = torch.nn.ParameterList(torch.rand(64) for _ in range(weights))
+
+    def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The outputs differ by a number."""
+        total = sum((*inputs, *self.many))
+        return tuple(torch.relu(total + k) for k in range(self.outputs))
+
+
+def call_costs(rounds: int, calls: int) -> dict[str, dict[str, Any]]:
+    """Microseconds of a call: the session bound beforehand, and our engine around it."""
+    rows: dict[str, dict[str, Any]] = {}
+    for name, (inputs, outputs, weights) in SHAPES.items():
+        args = [torch.rand(64) for _ in range(inputs)]
+        module = Sums(outputs, weights)
+        engine, given = captured_engine(module, args)
+        ours = functools.partial(engine, *given)
+        variants = {"alone": bound_beforehand(engine, given), "ours": ours}
+        taken = measure(variants, rounds, calls=calls, settle=50)
+        pairs = zip(taken["ours"].milliseconds, taken["alone"].milliseconds, strict=True)
+        rows[name] = {
+            "alone": taken["alone"].to_dict(),
+            "ours": taken["ours"].to_dict(),
+            "added_us": 1e3 * Series(tuple(a - b for a, b in pairs)).median,
+            "allowed_us": 3 + inputs + outputs + 0.08 * weights,
+        }
+    return rows
+
+
+def captured_engine(module: torch.nn.Module, args: list[torch.Tensor]) -> tuple[Any, list[Any]]:
+    """The engine of a compiled module, and the arguments of its last call."""
+    seen: list[tuple[Any, list[Any]]] = []
+    original = onnxrt.engine.OnnxRuntimeEngine.__call__
+
+    def spy(engine: Any, *given: Any) -> list[Any]:
+        seen.append((engine, list(given)))
+        return original(engine, *given)
+
+    torch.compiler.reset()
+    with mock.patch.object(onnxrt.engine.OnnxRuntimeEngine, "__call__", spy):
+        torch.compile(module, backend="onnxrt")(*args)
+    return seen[-1]
+
+
+def bound_beforehand(engine: Any, given: list[Any]) -> Callable[[], None]:
+    """The session's own run: nothing to allocate, bind or check."""
+    session = engine._bound.session
+    binding = session.io_binding()
+    results = engine(*given)
+    for value, position in zip(session.get_inputs(), fed_positions(engine), strict=True):
+        tensor = given[position]
+        binding.bind_input(value.name, "cpu", 0, 1, tuple(tensor.shape), tensor.data_ptr())
+    for value, tensor in zip(session.get_outputs(), results, strict=True):
+        binding.bind_output(value.name, "cpu", 0, 1, tuple(tensor.shape), tensor.data_ptr())
+    run, inner = session._sess.run_with_iobinding, binding._iobinding
+    kept = (results, binding)
+    return lambda kept=kept: run(inner, None)
+
+
+def fed_positions(engine: Any) -> list[int]:
+    """Positions among the arguments of what the session asks for, in the session's order."""
+    position = dict(zip(engine._bound.names, (p for p, _ in engine._bound.feeds), strict=True))
+    return [position[value.name] for value in engine._bound.session.get_inputs()]
+
+
+def spinning_costs(rounds: int) -> dict[str, dict[str, Any]]:
+    """Milliseconds of a call of BERT, and of torch's own work right after it, by way of waiting."""
+    module, inputs = zoo.build("bert")
+    matrix = torch.randn(512, 512)
+    runs: dict[str, Callable[[], object]] = {}
+    for name, entries in WAITING.items():
+        torch.compiler.reset()
+        compiled = onnx_compiled(module, entries)
+        compiled(**inputs)
+        runs[name] = functools.partial(compiled, **inputs)
+    rows: dict[str, dict[str, Any]] = {}
+    calls: dict[str, list[float]] = {name: [] for name in runs}
+    after: dict[str, list[float]] = {name: [] for name in (*runs, "torch alone")}
+    for turn in range(-3, rounds):
+        for name in (*runs, "torch alone"):
+            time.sleep(0.05)
+            began = time.perf_counter()
+            if name in runs:
+                runs[name]()
+            else:
+                torch.mm(matrix, matrix)
+            middle = time.perf_counter()
+            torch.mm(matrix, matrix).relu_().sum()
+            ended = time.perf_counter()
+            if turn >= 0:
+                after[name].append(1e3 * (ended - middle))
+                if name in runs:
+                    calls[name].append(1e3 * (middle - began))
+    for name, series in after.items():
+        rows[name] = {"torch_after": Series(tuple(series)).to_dict()}
+        if name in calls:
+            rows[name]["call"] = Series(tuple(calls[name])).to_dict()
+    return rows
+
+
+def onnx_compiled(module: torch.nn.Module, entries: Mapping[str, str]) -> Callable[..., Any]:
+    """The module over a frame of its own, since Dynamo keeps one list of entries a frame."""
+    namespace: dict[str, Any] = {"module": module}
+    exec("def run(**inputs):\n    return module(**inputs)", namespace)
+    options = {"session_config": dict(entries)}
+    return torch.compile(namespace["run"], backend="onnxrt", options=options)
+
+
+def translation_costs(rounds: int) -> dict[str, dict[str, Any]]:
+    """Seconds for 1,000 ATen nodes: the public exporter's, and composer's translation."""
+    rows: dict[str, dict[str, Any]] = {}
+    for model in MODELS:
+        module, inputs = zoo.build(model)
+        ours: list[float] = []
+        theirs: list[float] = []
+        nodes = 0
+        for turn in range(-1, rounds):
+            torch.compiler.reset()
+            with counting_translation() as counted:
+                torch.compile(module, backend="onnxrt")(**inputs)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                program = torch.export.export(module, (), kwargs=inputs, strict=False)
+                exported = time.perf_counter()
+                torch.onnx.export(program, dynamo=True, verbose=False)
+            ended = time.perf_counter()
+            if turn >= 0:
+                nodes = counted["nodes"]
+                ours.append(1e3 * counted["seconds"])
+                theirs.append(1e3 * (ended - exported))
+        mine, public = Series(tuple(ours)), Series(tuple(theirs))
+        rows[model] = {
+            "nodes": nodes,
+            "exporter_s_per_1000": public.median / nodes,
+            "composer_s_per_1000": mine.median / nodes,
+            "ratio": paired_ratio(public, mine).to_dict(),
+        }
+    return rows
+
+
+@contextmanager
+def counting_translation() -> Iterator[dict[str, Any]]:
+    """Seconds spent in, and nodes given to, composer's translation within the block."""
+    counted: dict[str, Any] = {"seconds": 0.0, "nodes": 0}
+    original = lowering.to_onnx
+
+    def timed(region: Any) -> Any:
+        counted["nodes"] += sum(node.op == "call_function" for node in region.gm.graph.nodes)
+        began = time.perf_counter()
+        made = original(region)
+        counted["seconds"] += time.perf_counter() - began
+        return made
+
+    with mock.patch.object(onnxrt, "to_onnx", timed):
+        yield counted
+
+
+def memory_costs(megabytes: tuple[int, ...]) -> dict[str, dict[str, Any]]:
+    """Growth of a fresh process that compiles a stack of linear layers, for each size."""
+    rows: dict[str, dict[str, Any]] = {}
+    for size in megabytes:
+        command = [sys.executable, __file__, "--grow", str(size)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        rows[f"{size} MB"] = json.loads(done.stdout.splitlines()[-1])
+    return rows
+
+
+def grow(megabytes: int) -> dict[str, float]:
+    """Resident megabytes before the compile and at the third call, in this process."""
+    layers = max(2, megabytes // 64)
+    width = int((megabytes * 1e6 / 4 / layers) ** 0.5)
+    pairs = ((torch.nn.Linear(width, width), torch.nn.ReLU()) for _ in range(layers))
+    model, x = (
+        torch.nn.Sequential(*(each for pair in pairs for each in pair)),
+        torch.randn(4, width),
+    )
+    tiny = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+    with torch.no_grad():
+        torch.compile(tiny, backend="onnxrt")(torch.randn(2, 4))  # what is imported once
+        expected = model(x)
+        before = resident()
+        compiled = torch.compile(model, backend="onnxrt")
+        for _ in range(3):
+            result = compiled(x)
+        after = resident()
+    error = ((result - expected).abs().max() / expected.abs().max()).item()
+    weights = sum(each.numel() * each.element_size() for each in model.parameters()) / 1e6
+    return {
+        "weights_mb": weights,
+        "before_mb": before,
+        "grown_mb": after - before,
+        "grown_over_weights": (after - before) / weights,
+        "relative_error": error,
+    }
+
+
+def resident() -> float:
+    """Megabytes of this process that lie in memory (Linux)."""
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    (line,) = (line for line in status.splitlines() if line.startswith("VmRSS"))
+    return int(line.split()[1]) * 1024 / 1e6
+
+
+def show(record: Mapping[str, Any]) -> None:
+    """Print a table for every part that was measured."""
+    console = Console(width=120)
+    for part in ("calls", "spinning", "translation", "memory"):
+        rows = {name: dict(figures(row)) for name, row in record.get(part, {}).items()}
+        headings = dict.fromkeys(key for row in rows.values() for key in row)
+        table = Table(part, *headings)
+        for name, row in rows.items():
+            table.add_row(name, *(f"{row[key]:.3g}" if key in row else "" for key in headings))
+        if rows:
+            console.print(table)
+
+
+def figures(row: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """One number for each entry: a series and a ratio stand with their median."""
+    for key, value in row.items():
+        if isinstance(value, dict):
+            yield key, value.get("median_ms", value.get("median"))
+        else:
+            yield key, value
+
+
+def main() -> int:
+    """Measure what was asked for, print it, and write the JSON if asked to."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parts = ("calls", "spinning", "translation", "memory")
+    parser.add_argument("--parts", default=",".join(parts), help="of " + ", ".join(parts))
+    parser.add_argument("--rounds", type=int, default=15, help="paired rounds (default 15)")
+    parser.add_argument("--calls", type=int, default=2000, help="calls that make one time")
+    parser.add_argument("--megabytes", default="600,2500", help="weights for `memory`")
+    parser.add_argument("--json", type=Path, help="where to write the figures")
+    parser.add_argument("--grow", type=int, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.grow:
+        print(json.dumps(grow(asked.grow)))
+        return 0
+    record: dict[str, Any] = {"machine": machine()}
+    chosen = asked.parts.split(",")
+    with torch.no_grad():
+        if "calls" in chosen:
+            record["calls"] = call_costs(asked.rounds, asked.calls)
+        if "spinning" in chosen:
+            record["spinning"] = spinning_costs(asked.rounds)
+        if "translation" in chosen:
+            record["translation"] = translation_costs(max(3, asked.rounds // 3))
+    if "memory" in chosen:
+        record["memory"] = memory_costs(tuple(map(int, asked.megabytes.split(","))))
+    show(record)
+    if asked.json:
+        write_json(asked.json, record)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
