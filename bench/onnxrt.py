@@ -1,12 +1,13 @@
 """What the ONNX Runtime engine costs around ONNX Runtime itself.
 
-``python bench/onnxrt.py`` measures four things, each in one process of its own kind:
+``python bench/onnxrt.py`` measures five things, each in one process of its own kind:
 
 - ``calls``: our part of a call, above the session's own run with everything bound beforehand, by
   the number of inputs, outputs and bound weights;
 - ``spinning``: what the waiting of the session's threads costs it, and torch's next operation;
 - ``translation``: seconds for 1,000 nodes, by the public exporter and by composer's lowering;
-- ``memory``: how much a process grows from before the compile to the third call, over the weights.
+- ``memory``: how much a process grows from before the compile to the third call, over the weights;
+- ``rewrites``: what each rewrite of the graph gains, as the time without it over the time with all.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -40,6 +41,8 @@ WAITING = {
     "spinning within a call": {"session.force_spinning_stop": "1"},
     "never spinning": {"session.intra_op.allow_spinning": "0"},
 }
+REWRITTEN = ("bert", "whisper_enc", "vit", "convnext", "swin", "resnet")
+PARTS = ("calls", "spinning", "translation", "memory", "rewrites")
 MODELS = ("bert", "gpt2", "swin", "resnet", "mobilenet")
 
 
@@ -119,7 +122,6 @@ def spinning_costs(rounds: int) -> dict[str, dict[str, Any]]:
     matrix = torch.randn(512, 512)
     runs: dict[str, Callable[[], object]] = {}
     for name, entries in WAITING.items():
-        torch.compiler.reset()
         compiled = onnx_compiled(module, entries)
         compiled(**inputs)
         runs[name] = functools.partial(compiled, **inputs)
@@ -205,6 +207,44 @@ def counting_translation() -> Iterator[dict[str, Any]]:
         yield counted
 
 
+def without(rewrite: str) -> AbstractContextManager[object]:
+    """Compile without one of the rewrites, or with all of them for an empty name."""
+    operators = {
+        "Gelu": torch.ops.aten.gelu.default,
+        "MultiHeadAttention": torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+    }
+    if rewrite == "unread nodes dropped":
+        name = "onnx_ir.passes.common.RemoveUnusedNodesPass"
+        return mock.patch(name, return_value=lambda model: model)
+    if rewrite == "no SkipLayerNormalization":
+        return mock.patch("composer.backends.onnxrt.session.SLOWER", ())
+    table = dict(onnxrt.fusions())
+    table.pop(operators.get(rewrite), None)
+    return mock.patch.object(onnxrt, "fusions", return_value=table)
+
+
+REWRITES = ("unread nodes dropped", "no SkipLayerNormalization", "Gelu", "MultiHeadAttention")
+
+
+def rewrite_gains(rounds: int) -> dict[str, dict[str, Any]]:
+    """Time without each rewrite over the time with all, for models that have something of it."""
+    rows: dict[str, dict[str, Any]] = {}
+    for model in REWRITTEN:
+        module, inputs = zoo.build(model)
+        runs: dict[str, Callable[[], object]] = {}
+        torch.compiler.reset()
+        for rewrite in ("", *REWRITES):
+            compiled = onnx_compiled(module, {})
+            with without(rewrite):
+                compiled(**inputs)
+            runs[rewrite] = functools.partial(compiled, **inputs)
+        taken = measure(runs, rounds)
+        rows[model] = {
+            rewrite: paired_ratio(taken[rewrite], taken[""]).to_dict() for rewrite in REWRITES
+        }
+    return rows
+
+
 def memory_costs(megabytes: tuple[int, ...]) -> dict[str, dict[str, Any]]:
     """Growth of a fresh process that compiles a stack of linear layers, for each size."""
     rows: dict[str, dict[str, Any]] = {}
@@ -254,7 +294,7 @@ def resident() -> float:
 def show(record: Mapping[str, Any]) -> None:
     """Print a table for every part that was measured."""
     console = Console(width=120)
-    for part in ("calls", "spinning", "translation", "memory"):
+    for part in PARTS:
         rows = {name: dict(figures(row)) for name, row in record.get(part, {}).items()}
         headings = dict.fromkeys(key for row in rows.values() for key in row)
         table = Table(part, *headings)
@@ -276,8 +316,7 @@ def figures(row: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 def main() -> int:
     """Measure what was asked for, print it, and write the JSON if asked to."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parts = ("calls", "spinning", "translation", "memory")
-    parser.add_argument("--parts", default=",".join(parts), help="of " + ", ".join(parts))
+    parser.add_argument("--parts", default=",".join(PARTS), help="of " + ", ".join(PARTS))
     parser.add_argument("--rounds", type=int, default=15, help="paired rounds (default 15)")
     parser.add_argument("--calls", type=int, default=2000, help="calls that make one time")
     parser.add_argument("--megabytes", default="600,2500", help="weights for `memory`")
@@ -296,6 +335,8 @@ def main() -> int:
             record["spinning"] = spinning_costs(asked.rounds)
         if "translation" in chosen:
             record["translation"] = translation_costs(max(3, asked.rounds // 3))
+        if "rewrites" in chosen:
+            record["rewrites"] = rewrite_gains(asked.rounds)
     if "memory" in chosen:
         record["memory"] = memory_costs(tuple(map(int, asked.megabytes.split(","))))
     show(record)

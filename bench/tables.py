@@ -109,6 +109,13 @@ def onnxrt(record: Record) -> str:
             translation,
         ),
         table(("weights", "unit", "growth of the process", "over the weights"), memory),
+        table(
+            ("time without / with all", "", *record["rewrites"]["bert"]),
+            [
+                (model, "ratio (quartiles)", *map(ratio, row.values()))
+                for model, row in record["rewrites"].items()
+            ],
+        ),
     )
     return "\n\n".join((described(record), *tables))
 

@@ -55,7 +55,12 @@ def lift_scalars(gm: torch.fx.GraphModule) -> None:
         for index, scalar in enumerate(node.args):
             if isinstance(scalar, float):
                 with gm.graph.inserting_before(node):
-                    lifted = _constant(gm, torch.tensor(scalar, dtype=torch.float64), node, index)
+                    lifted = _constant(
+                        gm,
+                        torch.tensor(scalar, dtype=torch.float64, device=value.device),
+                        node,
+                        index,
+                    )
                 lifted.meta["val"] = value.new_empty(())
                 node.update_arg(index, lifted)
 
@@ -85,7 +90,7 @@ def _is_literal(node: torch.fx.Node) -> bool:
 
 
 def _empty(value: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
 
 
 def _depends_on(node: torch.fx.Node, known: dict[torch.fx.Node, Any]) -> bool:
