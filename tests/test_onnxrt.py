@@ -11,6 +11,8 @@ from conftest import compiled, last
 from torch._dynamo.exc import BackendCompilerFailed
 
 import composer
+from composer import _torch
+from composer.backends import onnxrt
 from composer.backends.onnxrt.session import session_options
 from composer.backends.onnxrt.settings import Settings
 from composer.errors import OptionError
@@ -368,3 +370,37 @@ def test_a_cache_that_starts_empty_is_taken() -> None:
     x = torch.randn(5)
     torch.testing.assert_close(compiled(step, "onnxrt")(x), step(x))
     assert last().chosen == "onnxrt", last().attempts[0].message
+
+
+def test_one_model_is_made_however_many_engines_ask(monkeypatch) -> None:
+    """The second candidate of the chain takes the first one's."""
+    made = []
+    translate = _torch.OnnxTranslator.translate
+
+    def count(self, gm):
+        made.append(gm)
+        return translate(self, gm)
+
+    trials = iter([RuntimeError("the first engine does not run")])
+
+    def fail_once(compiled, graph):
+        for error in trials:
+            raise error
+
+    monkeypatch.setattr(_torch.OnnxTranslator, "translate", count)
+    monkeypatch.setattr(onnxrt, "try_once", fail_once)
+    chain = ["onnxrt", {"backend": "onnxrt", "options": {"threads": 1}}]
+    model, x = mlp(), torch.randn(2, 8)
+    torch.testing.assert_close(compiled(model, *chain)(x), model(x))
+    assert [attempt.status for attempt in last().attempts] == ["failed", "succeeded"]
+    assert len(made) == 1
+
+
+def test_a_recompile_makes_a_model_of_its_own() -> None:
+    """Other shapes, another graph."""
+    model = mlp()
+    run = compiled(model, "onnxrt", dynamic=False)
+    for size in (2, 3):
+        x = torch.randn(size, 8)
+        torch.testing.assert_close(run(x), model(x))
+    assert [report.chosen for report in composer.reports()] == ["onnxrt", "onnxrt"]

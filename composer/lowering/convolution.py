@@ -5,9 +5,19 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+
+
+class Geometry(NamedTuple):
+    """How a kernel moves over the input: a number a dimension, and how the channels are divided."""
+
+    stride: Sequence[int]
+    padding: Sequence[int]
+    dilation: Sequence[int]
+    groups: int
+
 
 _MOST_TAPS = 64
 """Beyond so many positions of a kernel one product each makes too large a graph."""
@@ -35,18 +45,17 @@ def convolution_backward(
         return NotImplemented
     dims = x.dim() - 2
     stride, padding, dilation = (_of_length(each, dims) for each in (stride, padding, dilation))
-    geometry = (stride, padding, dilation)
+    geometry = Geometry(stride, padding, dilation, groups)
+    moves, zero = geometry[:3], [0] * dims
     grad_x = grad_weight = grad_bias = None
     if output_mask[0] and transposed:
-        grad_x = torch.convolution(
-            grad, weight, None, *geometry, False, _of_length((0,), dims), groups
-        )
+        grad_x = torch.convolution(grad, weight, None, *moves, False, zero, groups)
     elif output_mask[0]:
-        missing = _output_padding(x, grad, weight, *geometry)
-        grad_x = torch.convolution(grad, weight, None, *geometry, True, missing, groups)
+        missing = _output_padding(x, grad, weight, geometry)
+        grad_x = torch.convolution(grad, weight, None, *moves, True, missing, groups)
     if output_mask[1]:
         inner, outer = (grad, x) if transposed else (x, grad)
-        grad_weight = _weight_gradient(inner, outer, weight, *geometry, groups)
+        grad_weight = _weight_gradient(inner, outer, weight, geometry)
     if output_mask[2]:
         grad_bias = grad.sum([0, *range(2, grad.dim())])
     return grad_x, grad_weight, grad_bias
@@ -60,15 +69,13 @@ def _output_padding(
     x: torch.Tensor,
     grad: torch.Tensor,
     weight: torch.Tensor,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
+    geometry: Geometry,
 ) -> list[int]:
     """What the transposed convolution would fall short of the input's size."""
     sizes = zip(x.shape[2:], grad.shape[2:], weight.shape[2:], strict=True)
     return [
         size - ((out - 1) * s - 2 * p + d * (kernel - 1) + 1)
-        for (size, out, kernel), s, p, d in zip(sizes, stride, padding, dilation, strict=True)
+        for (size, out, kernel), s, p, d in zip(sizes, *geometry[:3], strict=True)
     ]
 
 
@@ -76,33 +83,29 @@ def _weight_gradient(
     x: torch.Tensor,
     grad: torch.Tensor,
     weight: torch.Tensor,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
+    geometry: Geometry,
 ) -> torch.Tensor:
     """Whichever of three ways to compute it suits the shapes."""
     kernel = list(weight.shape[2:])
+    stride, padding, dilation, groups = geometry
     patches = kernel == list(stride) and not any(padding) and all(d == 1 for d in dilation)
     if weight.shape[1] == 1 and groups > 1:
-        return _by_convolution(x, grad, weight, stride, padding, dilation, groups)
+        return _by_convolution(x, grad, weight, geometry)
     if patches and groups == 1:
         return _by_patches(x, grad, weight)
     if math.prod(kernel) <= _MOST_TAPS:
-        return _by_taps(x, grad, weight, stride, padding, dilation, groups)
-    return _by_convolution(x, grad, weight, stride, padding, dilation, groups)
+        return _by_taps(x, grad, weight, geometry)
+    return _by_convolution(x, grad, weight, geometry)
 
 
 def _by_taps(
     x: torch.Tensor,
     grad: torch.Tensor,
     weight: torch.Tensor,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
+    geometry: Geometry,
 ) -> torch.Tensor:
     """One matrix product for each position of the kernel, over what it saw of the input."""
+    stride, padding, dilation, groups = geometry
     batch, sizes = x.shape[0], grad.shape[2:]
     padded = torch.nn.functional.pad(x, [p for p in reversed(padding) for _ in range(2)])
     errors = grad.reshape(batch, groups, grad.shape[1] // groups, -1)
@@ -135,21 +138,17 @@ def _by_convolution(
     x: torch.Tensor,
     grad: torch.Tensor,
     weight: torch.Tensor,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
+    geometry: Geometry,
 ) -> torch.Tensor:
     """The input convolved with the errors, batch and channels changing places."""
-    batch, sizes, out = x.shape[0], x.shape[2:], grad.shape[2:]
+    stride, padding, dilation, groups = geometry
+    batch, sizes = x.shape[0], x.shape[2:]
     per_group = x.shape[1] // groups
     images = x.reshape(batch, groups, per_group, *sizes).movedim(2, 0)
     images = images.transpose(1, 2).reshape(per_group, groups * batch, *sizes)
     errors = grad.transpose(0, 1)
-    zero = [0] * len(out)
-    found = torch.convolution(
-        *(images, errors, None, dilation, padding, stride, False, zero, groups)
-    )
+    zero = [0] * len(sizes)
+    found = torch.convolution(images, errors, None, dilation, padding, stride, False, zero, groups)
     for dim, size in enumerate(weight.shape[2:]):
         found = found.narrow(dim + 2, 0, size)
     return found.transpose(0, 1)

@@ -1,0 +1,63 @@
+"""The written-out backward of convolutions against torch's own, in float64."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from composer.lowering import convolution
+from composer.lowering.convolution import Geometry, convolution_backward
+
+pytestmark = pytest.mark.slow
+
+CHANNELS = ((1, 4, 6), (2, 4, 6), (4, 4, 4), (4, 4, 8))
+MOVES = ((1, 1, 0, 1), (3, 1, 1, 1), (3, 2, 1, 2), (2, 2, 0, 1), (4, 2, 1, 1), (1, 2, 0, 1))
+CASES = list(itertools.product((1, 2, 3), CHANNELS, MOVES, (False, True)))
+
+
+def sample(dims, channels, moves, transposed):
+    """The arguments of one call of ``convolution_backward``."""
+    (groups, inner, outer), (kernel, *rest) = channels, moves
+    stride, padding, dilation = ([each] * dims for each in rest)
+    x = torch.randn(2, inner, *[9, 10, 8][:dims], dtype=torch.float64)
+    features = (inner, outer // groups) if transposed else (outer, inner // groups)
+    weight = torch.randn(*features, *[kernel] * dims, dtype=torch.float64)
+    extra = [int(transposed and stride[0] > 1 and dilation[0] == 1)] * dims
+    geometry = (stride, padding, dilation, transposed, extra, groups)
+    grad = torch.randn_like(torch.convolution(x, weight, None, *geometry))
+    return grad, x, weight, [outer], *geometry, [True] * 3
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_convolution_backward_is_torchs(case) -> None:
+    """Gradients of input, weight and bias, grouped, strided, dilated, transposed."""
+    args = sample(*case)
+    expected = torch.ops.aten.convolution_backward(*args)
+    torch.testing.assert_close(convolution_backward(*args), expected)
+
+
+@pytest.mark.parametrize("way", [convolution._by_taps, convolution._by_convolution])
+@pytest.mark.parametrize("case", [case for case in CASES if not case[-1]][::5], ids=str)
+def test_ways_to_the_weights_gradient_agree(way, case) -> None:
+    """Whichever is chosen by the shapes."""
+    grad, x, weight, _, stride, padding, dilation, _, _, groups, _ = args = sample(*case)
+    found = way(x, grad, weight, Geometry(stride, padding, dilation, groups))
+    torch.testing.assert_close(found, torch.ops.aten.convolution_backward(*args)[1])
+
+
+def test_what_was_not_asked_for_is_none() -> None:
+    """As autograd asks where an input needs no gradient."""
+    args = sample(2, CHANNELS[0], MOVES[1], False)
+    grad_x, grad_weight, grad_bias = convolution_backward(*args[:-1], [False, True, False])
+    assert grad_x is None
+    assert grad_weight is not None
+    assert grad_bias is None
+
+
+def test_large_kernels_go_by_convolution() -> None:
+    """One product for each of 81 positions would be too long a graph."""
+    args = sample(2, CHANNELS[0], (9, 1, 4, 1), False)
+    expected = torch.ops.aten.convolution_backward(*args)
+    torch.testing.assert_close(convolution_backward(*args), expected)
