@@ -16,6 +16,7 @@ from composer.backends import onnxrt
 from composer.backends.onnxrt.session import session_options
 from composer.backends.onnxrt.settings import Settings
 from composer.errors import OptionError
+from composer.lowering.onnx import to_onnx
 
 pytestmark = pytest.mark.slow
 
@@ -404,3 +405,23 @@ def test_a_recompile_makes_a_model_of_its_own() -> None:
         x = torch.randn(size, 8)
         torch.testing.assert_close(run(x), model(x))
     assert [report.chosen for report in composer.reports()] == ["onnxrt", "onnxrt"]
+
+
+def test_dynamic_dimensions_have_the_names_of_the_graphs_symbols(monkeypatch) -> None:
+    """In inputs and outputs; integers that the graph computes with go in and out as well."""
+    made = []
+
+    def spy(region):
+        values = [node.meta["val"] for node in region.gm.graph.find_nodes(op="placeholder")]
+        shapes = [tuple(map(str, v.shape)) for v in values if isinstance(v, torch.Tensor)]
+        made.append((shapes, to_onnx(region)))
+        return made[-1][1]
+
+    monkeypatch.setattr(onnxrt, "to_onnx", spy)
+    run = compiled(lambda x, y: (x @ y + 1, x.shape[0] * 2), "onnxrt", dynamic=True)
+    result, number = run(torch.randn(3, 4), torch.randn(4, 6))
+    assert (result.shape, number) == ((3, 6), 6)
+    (((rows, inner), (_, columns)), graph) = made[0]
+    values = (*graph.model.graph.input, *graph.model.graph.output)
+    named = [tuple(d.dim_param for d in each.type.tensor_type.shape.dim) for each in values]
+    assert sorted(filter(None, named)) == sorted([(rows, inner), (inner, columns), (rows, columns)])
