@@ -61,6 +61,7 @@ def decompositions(dialect: Table, training: bool) -> dict[Any, Callable[..., An
         aten.clamp_min.default: lambda x, low: clamp(x, min=low),
         aten.clamp_max.default: lambda x, high: clamp(x, max=high),
         aten.relu.default: relu,
+        aten._efficientzerotensor.default: torch.zeros,
     }
     for operator, function in () if training else dialect.items():
         table[operator] = _first_of(function, table.get(operator))
@@ -211,12 +212,21 @@ def minimum(a: torch.Tensor, b: torch.Tensor) -> Any:
 
 
 def clamp(x: torch.Tensor, min: Any = None, max: Any = None) -> Any:
-    """An integer between integer bounds."""
+    """An integer between integer bounds; of a number the missing bound is infinite.
+
+    ONNX Runtime's is the largest finite number.
+    """
+    if x.dtype.is_floating_point and (min is None) != (max is None):
+        return aten.clamp.default(x, -math.inf if min is None else min, _or_inf(max))
     if x.dtype is not torch.int64 or isinstance(min, float) or isinstance(max, float):
         return NotImplemented
     if min is not None:
         x = torch.where(x < min, min, x)
     return x if max is None else torch.where(x > max, max, x)
+
+
+def _or_inf(bound: Any) -> Any:
+    return math.inf if bound is None else bound
 
 
 def relu(x: torch.Tensor) -> Any:
