@@ -220,6 +220,27 @@ TAKEN = {
         lambda x: (F.max_pool2d(x, 2), F.max_pool1d(x[0], 3, 2, 1), F.max_pool3d(x, (1, 2, 2))),
         IMAGES,
     ),
+    "ranks": (lambda x: (x.kthvalue(2), x.kthvalue(3, 0, keepdim=True)), r(4, 5)),
+    "the middle of what is no NaN": (
+        lambda x: (x.nanmedian(), x.nanmedian(1), x.nanmedian(0)[0]),
+        T([[1, NAN, 3, 0.5], [NAN, NAN, 2, 7], [INF, -INF, NAN, 4]]),
+    ),
+    "places among ordered numbers": (
+        lambda x: (
+            torch.searchsorted(T([-1.0, 0, 1, 1, INF]), x),
+            torch.searchsorted(T([-1.0, 0, 1, 1, INF]), x, right=True, out_int32=True),
+            torch.searchsorted(x[:2].sort().values, x[:2], side="right"),
+            torch.searchsorted(T([-1.0, 0, 1]), 0.5),
+        ),
+        ODD,
+    ),
+    "a diagonal put in": (lambda x, y: x.diagonal_scatter(y, 1, 2, 0), r(3, 4, 5), r(4, 2)),
+    "full in float64": (
+        lambda x: (x.new_full((2, 3), 0.1), torch.full_like(x, 0.1)),
+        r(5).double(),
+    ),
+    "distances of batches": (torch.cdist, r(2, 1, 4, 3), r(5, 4, 3)),
+    "repeated without dimensions": (lambda x: x.repeat(()) + 1, T(2.0)),
     "clamp on one side": (lambda x: (x.clamp(min=-1), x.clamp(max=1), x.clamp_min(0.5)), ODD),
     "roots by powers": (lambda x: (x**0.5, x**-0.5), ODD),
     "rests of a number": (lambda x: (x % 2.0, x % -3.0, x // 2.0, x // -3.0), USUAL),

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812  # as torch's own users write it
 from conftest import compiled, last
 
 pytestmark = pytest.mark.slow
@@ -27,6 +28,16 @@ def gradients(function: Callable[..., Any], *args: torch.Tensor) -> list[torch.T
 
 SAME = {
     "sgn": (torch.sgn, r(3, 4)),
+    "mean pooling": (lambda x: F.avg_pool2d(x, 3, 2, 1), r(2, 3, 8, 9)),
+    "mean pooling with a rest": (lambda x: F.avg_pool2d(x, (2, 3), 4), r(2, 3, 9, 10)),
+    "mean pooling in three dimensions": (
+        lambda x: F.avg_pool3d(x, 2, 2, divisor_override=3),
+        r(2, 3, 4, 6, 6),
+    ),
+    "adaptive mean pooling": (lambda x: F.adaptive_avg_pool2d(x, (2, 4)), r(2, 3, 6, 8)),
+    "a diagonal": (lambda x: x.diagonal(1, 2, 0) * 2, r(3, 4, 5)),
+    "a diagonal put in": (lambda x, y: x.diagonal_scatter(y, -1) * 2, r(4, 4), r(3)),
+    "a rank": (lambda x: x.kthvalue(2, 0)[0], r(4, 4)),
 }
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # onnxscript's own, which the exporter reads, are of no use t
     TReal: TypeAlias = Any
     TTensor: TypeAlias = Any
 
-_ABOVE = (np.array(np.inf), np.array(1e300))
+_ABOVE = (np.array(np.inf), np.array(np.finfo(np.float64).max))
 """What stands for NaN, and for infinity, among numbers that were widened to float64."""
 
 

@@ -15,8 +15,10 @@ import torch
 
 from composer import _torch
 from composer.lowering.convolution import convolution_backward
-from composer.lowering.elementwise import elementwise
+from composer.lowering.elementwise import edges, elementwise
+from composer.lowering.pool_gradients import pool_gradients
 from composer.lowering.reductions import reductions
+from composer.lowering.selections import selections
 from composer.lowering.translations import translator
 
 aten = torch.ops.aten
@@ -50,6 +52,8 @@ def decompositions(dialect: Table, training: bool) -> dict[Any, Callable[..., An
     unpool = table[aten.max_unpool2d.default]
     table |= {operator: _torch.decomposition_of(operator) for operator in _TRAINING_NORMS}
     table |= elementwise() | reductions()
+    for operator, function in (edges() | selections() | pool_gradients()).items():
+        table[operator] = _first_of(function, table.get(operator))
     table |= {
         aten.max_unpool2d.default: functools.partial(max_unpool2d, unpool),
         _ATTENTION: attention if training else masked_attention,

@@ -53,6 +53,12 @@ def elementwise() -> dict[Any, Callable[..., Any]]:
         aten.digamma.default: digamma,
         aten.polygamma.default: polygamma,
         aten.special_spherical_bessel_j0.default: spherical_bessel_j0,
+    }
+
+
+def edges() -> dict[Any, Callable[..., Any]]:
+    """What differs at the edges only; ``NotImplemented`` leaves a call to the table behind."""
+    return {
         aten.sign.default: signum,
         aten.sgn.default: signum,
         aten.signbit.default: signbit,

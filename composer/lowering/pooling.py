@@ -36,8 +36,8 @@ def pools() -> dict[Any, Callable[..., Any]]:
         return result if whole else op.Squeeze(result, op.Constant(value_ints=[0]))
 
     def spoilt(x: Any, window: dict[str, Any]) -> Any:
-        """Whether there is NaN in a window."""
-        if any(step > 1 for step in window["dilations"]):
+        """Whether there is NaN in a window; the mean has no dilation, and none of float64."""
+        if any(step > 1 for step in window["dilations"]) or x.dtype == ir.DataType.DOUBLE:
             marks = op.Cast(op.IsNaN(x), to=ir.DataType.FLOAT)
             return op.Cast(op.MaxPool(marks, **window)[0], to=ir.DataType.BOOL)
         plain = {name: value for name, value in window.items() if name != "dilations"}

@@ -299,11 +299,12 @@ def squeeze(x: torch.Tensor, dim: int) -> Any:
 
 def cdist(a: torch.Tensor, b: torch.Tensor, p: float, compute_mode: int | None) -> Any:
     """The norms of all differences, where they are not too many to be held at once."""
-    apart = a.unsqueeze(-2), b.unsqueeze(-3)
-    sizes = [max(pair) for pair in zip(*(each.shape for each in apart), strict=True)]
-    if not all(isinstance(size, int) for size in sizes) or not 0 < math.prod(sizes) <= _MOST:
+    difference = a.unsqueeze(-2) - b.unsqueeze(-3)
+    if not all(isinstance(size, int) for size in difference.shape):
         return NotImplemented
-    return torch.linalg.vector_norm(apart[0] - apart[1], p, -1)
+    if not 0 < difference.numel() <= _MOST:
+        return NotImplemented
+    return torch.linalg.vector_norm(difference, p, -1)
 
 
 def trilinear(
