@@ -66,33 +66,41 @@ TOLERANCES = {
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What both processes need to know: the dtype's name, samples an operator, the engine."""
+    """What both processes need to know: the dtype's name, samples an operator, the policy."""
 
     dtype: str
     samples: int
     engine: str
+    min_coverage: float
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
     """One sample: ``kind`` is a verdict.
 
-    ``refused`` are (reason, message) of the attempts that were not accepted.
+    ``refused`` are (reason, message) of the attempts that were not accepted. ``coverage`` is the
+    part of the graphs that the engine computes, their mean; ``None`` where there is none to take.
     """
 
     kind: str
     refused: tuple[tuple[str, str], ...] = ()
     problem: str = ""
+    coverage: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One operator in one direction: its verdict, and how many samples came to which."""
+    """One operator in one direction: its verdict, and how many samples came to which.
+
+    ``coverage`` is the mean of the samples', ``whole`` whether each of them is covered in full.
+    """
 
     op: str
     direction: str
     verdict: str
     samples: Mapping[str, int] = field(default_factory=dict)
+    coverage: float | None = None
+    whole: bool = False
     refused: Sequence[Sequence[str]] = ()
     problems: Sequence[str] = ()
 
@@ -101,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the exit status is 1 if anything is wrong, 2 if it was asked wrongly."""
     options = parse(arguments)
     logging.basicConfig(format="%(message)s", level=logging.INFO)
-    settings = Settings(options.dtype, options.samples, options.engine)
+    settings = Settings(options.dtype, options.samples, options.engine, options.min_coverage)
     if options.report_to is not None:
         work(options.units, settings, options.report_to)
         return 0
@@ -125,6 +133,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--dtype", default="float32", help="of the samples (float32)")
     parser.add_argument("--samples", type=int, default=12, help="an operator at most (12)")
     parser.add_argument("--engine", default="onnxrt", help="the chain's only member (onnxrt)")
+    parser.add_argument(
+        "--min-coverage", type=float, default=0.5, help="of the policy (0.5, as everywhere)"
+    )
     parser.add_argument(
         "--backward",
         action=argparse.BooleanOptionalAction,
@@ -191,7 +202,7 @@ def run_worker(
     reader, writer = os.pipe()
     command = [sys.executable, __file__, "--report-to", str(writer), "--units", json.dumps(units)]
     command += ["--dtype", settings.dtype, "--samples", str(settings.samples)]
-    command += ["--engine", settings.engine]
+    command += ["--engine", settings.engine, "--min-coverage", str(settings.min_coverage)]
     output = None if verbose else subprocess.DEVNULL
     process = subprocess.Popen(command, stdout=output, stderr=output, pass_fds=(writer,))
     os.close(writer)
@@ -256,12 +267,15 @@ def judge(
         samples = []
     for index, sample in enumerate(samples):
         tell({"at": f"{index + 1}"})
-        trials.append(attempt(op, sample, direction, settings.engine))
+        trials.append(attempt(op, sample, direction, settings))
     kinds = Counter(trial.kind for trial in trials)
     refused = sorted({each for trial in trials for each in trial.refused})
     problems = list(dict.fromkeys(trial.problem for trial in trials if trial.problem))
     counts = {kind: kinds[kind] for kind in sorted(kinds)}
-    return Result(name, direction, verdict(kinds), counts, refused, problems[:5])
+    parts = [trial.coverage for trial in trials if trial.coverage is not None]
+    coverage = sum(parts) / len(parts) if parts else None
+    whole = bool(parts) and min(parts) == 1.0
+    return Result(name, direction, verdict(kinds), counts, coverage, whole, refused, problems[:5])
 
 
 def verdict(kinds: Counter[str]) -> str:
@@ -290,7 +304,7 @@ def samples_of(op: Any, direction: str, settings: Settings) -> list[Any]:
     return [samples[round(i * last / max(count - 1, 1))] for i in range(count)]
 
 
-def attempt(op: Any, sample: Any, direction: str, engine: str) -> Trial:
+def attempt(op: Any, sample: Any, direction: str, settings: Settings) -> Trial:
     """Run one sample in eager and through the engine."""
 
     def function(value: Any, args: Any, kwargs: Any) -> Any:
@@ -298,7 +312,8 @@ def attempt(op: Any, sample: Any, direction: str, engine: str) -> Trial:
 
     torch.compiler.reset()
     composer.reset()
-    options: dict[str, Any] = {"chain": [engine]}
+    engine = settings.engine
+    options: dict[str, Any] = {"chain": [engine], "min_coverage": settings.min_coverage}
     compiled = torch.compile(function, backend="composer", options=options)
     run = with_gradients if direction == BACKWARD else without_gradients
     expected = outcome(lambda: run(function, sample, 0))
@@ -317,7 +332,7 @@ def attempt(op: Any, sample: Any, direction: str, engine: str) -> Trial:
     if all(NOTHING in message for _, message in refused) and not any(taken):
         return Trial("nothing", refused)
     kind = "taken" if all(taken) else "partly" if any(taken) else "declined"
-    return Trial(kind, refused)
+    return Trial(kind, refused, coverage=coverage(reports, engine))
 
 
 def without_gradients(function: Callable[..., Any], sample: Any, number: int) -> Any:
@@ -349,6 +364,13 @@ def outcome(call: Callable[[], Any]) -> Any:
         return call()
     except Exception as error:  # noqa: BLE001  # what is raised is compared, too
         return error
+
+
+def coverage(reports: Sequence[Any], engine: str) -> float:
+    """The part of the graphs that the engine computes; nothing of those that it was refused."""
+    accepted = (each for report in reports if report.chosen == engine for each in report.attempts)
+    parts = [1.0 if each.coverage is None else each.coverage for each in accepted if each.accepted]
+    return sum(parts) / len(reports)
 
 
 def refusals(reports: Iterable[Any]) -> Iterator[tuple[str, str]]:
@@ -482,21 +504,26 @@ def tidy(text: str) -> str:
     return re.sub(r"0x[0-9a-f]{6,}", "0x...", line)[:400]
 
 
-def summary(results: Iterable[Result], direction: str) -> dict[str, float | int]:
+def summary(results: Sequence[Result], direction: str) -> dict[str, float | int]:
     """Operators by verdict, and how many of them yield a graph, and one that computes something.
 
-    ``taken_whole`` counts operators all of whose samples are taken, ``taken_for_some`` those with
-    at least one; both are shares of the operators that compute something.
+    ``taken_for_all`` counts operators all of whose samples are taken, ``taken_for_some`` those with
+    at least one, ``taken_whole`` those all of whose graphs the engine computes in full; all are
+    shares of the operators that compute something. ``coverage`` is the mean over these.
     """
-    verdicts = Counter(each.verdict for each in results if each.direction == direction)
+    ours = [each for each in results if each.direction == direction]
+    verdicts = Counter(each.verdict for each in ours)
     graphs = sum(verdicts.values()) - verdicts["no graph"]
     computing = graphs - verdicts["nothing"]
-    whole, some = verdicts["taken"], verdicts["taken"] + verdicts["partly"]
+    every, some = verdicts["taken"], verdicts["taken"] + verdicts["partly"]
+    parts = [each.coverage for each in ours if each.coverage is not None]
     counts: dict[str, float | int] = {name: verdicts[name] for name in VERDICTS}
     counts |= {"graphs": graphs, "computing": computing}
     return counts | {
-        "taken_whole": whole / max(computing, 1),
+        "taken_for_all": every / max(computing, 1),
         "taken_for_some": some / max(computing, 1),
+        "taken_whole": sum(each.whole for each in ours) / max(computing, 1),
+        "coverage": sum(parts) / max(len(parts), 1),
     }
 
 
@@ -510,8 +537,9 @@ def show(results: Sequence[Result], directions: Iterable[str]) -> None:
         print(f"{direction}: " + ", ".join(f"{name} {counts[name]}" for name in VERDICTS))
         print(
             f"  {counts['graphs']} operators with a graph; of {counts['computing']} that compute, "
-            f"taken whole {counts['taken_whole']:.1%}, for some samples "
-            f"{counts['taken_for_some']:.1%}"
+            f"taken for all samples {counts['taken_for_all']:.1%}, for some "
+            f"{counts['taken_for_some']:.1%}; whole for all {counts['taken_whole']:.1%}, "
+            f"covered on average {counts['coverage']:.1%}"
         )
 
 

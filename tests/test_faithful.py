@@ -60,10 +60,17 @@ ODD = T(
         *(1e-9, -1e-9, 88.5, -100.0),
     ]
 )
+USUAL = torch.cat([ODD[:12], ODD[15:]])
+"""Without what has no exact rest in eager's vectorized loops: the largest and the denormal."""
+SPOILT = T([[1, 2, NAN, 0, NAN], [NAN, 1, 2, 3, INF], [-INF, NAN, 4, INF, 6], [1, 2, 3, 4, 5.0]])
+IMAGES = r(2, 3, 9, 9)
+IMAGES[0, 0, 2, 3] = IMAGES[0, 2, :5, :5] = NAN
+IMAGES[1, 0, 0, 0] = INF
+IMAGES[1, 0, 0, 1] = -INF
 PLACES = T([[0, 1, 2], [0, 4, 2], [1, 1, 1], [0, 0, 3]])
 PAIRS = (torch.logaddexp, torch.atan2, torch.copysign, torch.fmax, torch.fmin, torch.hypot)
 SINGLES = (torch.log1p, torch.expm1, torch.lgamma, torch.digamma, torch.erfinv)
-SINGLES += (torch.special.spherical_bessel_j0,)
+SINGLES += (torch.special.spherical_bessel_j0, torch.sign, torch.sgn, torch.signbit, torch.trunc)
 BIG = T([3_000_000_000, 3, -5, 2**40, -(2**40)] * 4)
 
 TAKEN = {
@@ -171,12 +178,87 @@ TAKEN = {
         r(4, 3),
         r(5, 3),
     ),
+    "the largest beside NaN": (
+        lambda x: (x.max(), x.min(), x.amax(1), x.amin((0, 1)), x.aminmax(dim=0), x.argmax()),
+        SPOILT,
+    ),
+    "the place of the largest beside NaN": (
+        lambda x: (x.max(1), x.min(0), x.argmax(0), x.argmin(1), x.argmin(keepdim=True)),
+        SPOILT,
+    ),
+    "sorted beside NaN": (
+        lambda x: (x.sort(stable=True), x.sort(dim=0, descending=True, stable=True), x.msort()),
+        SPOILT,
+    ),
+    "the first of all beside NaN": (
+        lambda x: (x.topk(2)[0], x[2].topk(4), x[2].topk(4, largest=False)),
+        SPOILT,
+    ),
+    "quantile beside NaN": (lambda x: x.quantile(0.3, dim=1), SPOILT),
+    "norms beside NaN": (
+        lambda x: [torch.linalg.vector_norm(x, p, 1) for p in (0, 1, 2, INF, -INF)],
+        SPOILT,
+    ),
+    "running extremes beside NaN": (lambda x: (x.cummax(1), x.cummin(1)), SPOILT),
+    "scattered extremes beside NaN": (
+        lambda x, s: [
+            x.scatter_reduce(0, T([0, 1, 1, 0, 3]), s, how, include_self=with_self)
+            for how in ("amax", "amin")
+            for with_self in (True, False)
+        ],
+        *(T([1.0, NAN, 3.0, NAN]), T([NAN, 1.0, 5.0, -INF, 2.0])),
+    ),
+    "max pooling beside NaN": (
+        lambda x: [
+            F.max_pool2d(x, 3, 2, 1, dilation, ceil_mode=ceil, return_indices=True)
+            for dilation in (1, 2)
+            for ceil in (False, True)
+        ],
+        IMAGES,
+    ),
+    "max pooling in other dimensions": (
+        lambda x: (F.max_pool2d(x, 2), F.max_pool1d(x[0], 3, 2, 1), F.max_pool3d(x, (1, 2, 2))),
+        IMAGES,
+    ),
+    "ranks": (lambda x: (x.kthvalue(2), x.kthvalue(3, 0, keepdim=True)), r(4, 5)),
+    "the middle of what is no NaN": (
+        lambda x: (x.nanmedian(), x.nanmedian(1), x.nanmedian(0)[0]),
+        T([[1, NAN, 3, 0.5], [NAN, NAN, 2, 7], [INF, -INF, NAN, 4]]),
+    ),
+    "places among ordered numbers": (
+        lambda x: (
+            torch.searchsorted(T([-1.0, 0, 1, 1, INF]), x),
+            torch.searchsorted(T([-1.0, 0, 1, 1, INF]), x, right=True, out_int32=True),
+            torch.searchsorted(x[:2].sort().values, x[:2], side="right"),
+            torch.searchsorted(T([-1.0, 0, 1]), 0.5),
+        ),
+        ODD,
+    ),
+    "a diagonal put in": (lambda x, y: x.diagonal_scatter(y, 1, 2, 0), r(3, 4, 5), r(4, 2)),
+    "full in float64": (
+        lambda x: (x.new_full((2, 3), 0.1), torch.full_like(x, 0.1)),
+        r(5).double(),
+    ),
+    "distances of batches": (torch.cdist, r(2, 1, 4, 3), r(5, 4, 3)),
+    "repeated without dimensions": (lambda x: x.repeat(()) + 1, T(2.0)),
+    "clamp on one side": (lambda x: (x.clamp(min=-1), x.clamp(max=1), x.clamp_min(0.5)), ODD),
+    "roots by powers": (lambda x: (x**0.5, x**-0.5), ODD),
+    "rests of a number": (lambda x: (x % 2.0, x % -3.0, x // 2.0, x // -3.0), USUAL),
+    "large rests": (lambda x: x.remainder(0.3), T([1e10, -1e10, 12345.678])),
     "squeeze of more than one": (lambda x: x.squeeze(0) + 1, r(2, 3)),
     **{
         f"{f.__name__} at the edges": (f, ODD[:, None].expand(-1, 20).contiguous(), ODD)
         for f in PAIRS
     },
     **{f"{f.__name__} at the edges": (f, torch.cat([ODD, ODD / 3])) for f in SINGLES},
+    **{
+        f"{f.__name__} as usual": (f, USUAL[:, None].expand(-1, 17).contiguous(), USUAL)
+        for f in (torch.remainder, torch.floor_divide, torch.heaviside, torch.xlogy)
+    },
+    "division towards zero": (
+        lambda a, b: torch.div(a, b, rounding_mode="trunc"),
+        *(USUAL[:, None].expand(-1, 17).contiguous(), USUAL),
+    ),
 }
 
 NO_DIMENSIONS = {
@@ -320,6 +402,34 @@ def test_integer_division_by_zero_does_not_end_the_process() -> None:
     with torch.no_grad(), pytest.raises(RuntimeError, match="ZeroDivision"):
         f(T([1, 2]), T([1, 0]))
     assert last().chosen == "eager"
+
+
+OUT_OF_RANGE = {
+    "embedding": lambda x, i: F.embedding(i, x[:, None]),
+    "index_select": lambda x, i: x.index_select(0, i),
+    "gather": lambda x, i: x.gather(0, i),
+    "scatter": lambda x, i: x.scatter(0, i, 1.0),
+    "scatter_add": lambda x, i: x.scatter_add(0, i, x[:2]),
+}
+
+
+@pytest.mark.parametrize("function", OUT_OF_RANGE.values(), ids=OUT_OF_RANGE)
+@pytest.mark.parametrize("index", [-1, 4])
+def test_an_index_out_of_range_is_an_error(function, index: int) -> None:
+    """A negative one, too: ONNX would count it from the end."""
+    run, x = compiled(function, "onnxrt"), r(4)
+    with torch.no_grad():
+        torch.testing.assert_close(run(x, T([1, 2])), function(x, T([1, 2])))
+        assert last().chosen == "onnxrt"
+        with pytest.raises(Exception, match=r"bounds|range|index"):
+            run(x, T([1, index]))
+
+
+def test_gaps_of_an_empty_tensor_are_kept() -> None:
+    """What torch evaluated once is not given in a copy without them."""
+    with torch.no_grad():
+        made = compiled(lambda x: x.new_empty_strided((2, 3), (7, 8)), "onnxrt")(r(5))
+    assert made.stride() == (7, 8)
 
 
 def test_a_dynamic_dimension_is_not_squeezed_for_good() -> None:

@@ -90,7 +90,8 @@ def compile_functional(
         args = real if same else None
         graph = FunctionalGraph(functional, kind, weights, witnesses, args, _expected(functional))
         with _torch.unset_fake_temporarily():
-            return _torch.boxed(build(graph))
+            compiled = build(graph)
+        return _torch.boxed(_with_memory(compiled) if kind is Kind.BACKWARD else compiled)
 
     needs_grad = torch.is_grad_enabled() and any(map(_requires_grad, everything))
     return _torch.aot_compile(
@@ -101,6 +102,26 @@ def compile_functional(
         inference=functools.partial(compiler, Kind.INFERENCE),
         decompositions=decompositions(dialect, needs_grad),
     )
+
+
+def _with_memory(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a gradient memory of its own where torch only says that it is nothing, or negative.
+
+    Nothing guards what kind of tensor autograd hands to a backward.
+    """
+
+    def run(*args: Any) -> Any:
+        return backward(*map(_in_memory, args))
+
+    return run
+
+
+def _in_memory(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    if value._is_zerotensor():
+        return torch.zeros(value.shape, dtype=value.dtype, device=value.device)
+    return value.resolve_neg() if value.is_neg() else value
 
 
 def decline_special_tensors(values: Iterable[Any]) -> None:
@@ -122,6 +143,8 @@ def _is_plain(value: torch.Tensor) -> bool:
         and value.layout is torch.strided
         and not value.is_quantized
         and not value.dtype.is_complex
+        and not value.is_neg()
+        and not value._is_zerotensor()
     )
 
 

@@ -14,6 +14,7 @@ import torch.fx
 from torch.fx.node import map_arg
 
 from composer import _torch
+from composer.lowering.views import is_dense
 
 aten = torch.ops.aten
 
@@ -105,8 +106,12 @@ def _replace(gm: torch.fx.GraphModule, node: torch.fx.Node, known: dict[Any, Any
     value, expected = _value(node, known), node.meta["val"]
     if not isinstance(value, torch.Tensor) or not isinstance(expected, torch.Tensor):
         return  # its parts come later
+    if value._is_zerotensor():  # a derivative that is nothing has no memory
+        value = torch.zeros(value.shape, dtype=value.dtype, device=value.device)
     if (value.shape, value.dtype) != (expected.shape, expected.dtype):
         return
+    if not is_dense(expected):
+        return  # a copy would have no gaps
     with gm.graph.inserting_before(node):
         constant = _constant(gm, value, node)
         constant.meta["val"] = expected.clone()  # of other memory than its copy

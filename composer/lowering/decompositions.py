@@ -15,8 +15,10 @@ import torch
 
 from composer import _torch
 from composer.lowering.convolution import convolution_backward
-from composer.lowering.elementwise import elementwise
+from composer.lowering.elementwise import edges, elementwise
+from composer.lowering.pool_gradients import pool_gradients
 from composer.lowering.reductions import reductions
+from composer.lowering.selections import selections
 from composer.lowering.translations import translator
 
 aten = torch.ops.aten
@@ -50,6 +52,8 @@ def decompositions(dialect: Table, training: bool) -> dict[Any, Callable[..., An
     unpool = table[aten.max_unpool2d.default]
     table |= {operator: _torch.decomposition_of(operator) for operator in _TRAINING_NORMS}
     table |= elementwise() | reductions()
+    for operator, function in (edges() | selections() | pool_gradients()).items():
+        table[operator] = _first_of(function, table.get(operator))
     table |= {
         aten.max_unpool2d.default: functools.partial(max_unpool2d, unpool),
         _ATTENTION: attention if training else masked_attention,
@@ -61,6 +65,7 @@ def decompositions(dialect: Table, training: bool) -> dict[Any, Callable[..., An
         aten.clamp_min.default: lambda x, low: clamp(x, min=low),
         aten.clamp_max.default: lambda x, high: clamp(x, max=high),
         aten.relu.default: relu,
+        aten._efficientzerotensor.default: torch.zeros,
     }
     for operator, function in () if training else dialect.items():
         table[operator] = _first_of(function, table.get(operator))
@@ -211,12 +216,21 @@ def minimum(a: torch.Tensor, b: torch.Tensor) -> Any:
 
 
 def clamp(x: torch.Tensor, min: Any = None, max: Any = None) -> Any:
-    """An integer between integer bounds."""
+    """An integer between integer bounds; of a number the missing bound is infinite.
+
+    ONNX Runtime's is the largest finite number.
+    """
+    if x.dtype.is_floating_point and (min is None) != (max is None):
+        return aten.clamp.default(x, -math.inf if min is None else min, _or_inf(max))
     if x.dtype is not torch.int64 or isinstance(min, float) or isinstance(max, float):
         return NotImplemented
     if min is not None:
         x = torch.where(x < min, min, x)
     return x if max is None else torch.where(x > max, max, x)
+
+
+def _or_inf(bound: Any) -> Any:
+    return math.inf if bound is None else bound
 
 
 def relu(x: torch.Tensor) -> Any:

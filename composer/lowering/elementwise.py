@@ -56,6 +56,24 @@ def elementwise() -> dict[Any, Callable[..., Any]]:
     }
 
 
+def edges() -> dict[Any, Callable[..., Any]]:
+    """What differs at the edges only; ``NotImplemented`` leaves a call to the table behind."""
+    return {
+        aten.sign.default: signum,
+        aten.sgn.default: signum,
+        aten.signbit.default: signbit,
+        aten.trunc.default: trunc,
+        aten.remainder.Tensor: remainder,
+        aten.remainder.Scalar: remainder,
+        aten.floor_divide.default: floor_divide,
+        aten.div.Tensor_mode: divide,
+        aten.div.Scalar_mode: divide,
+        aten.heaviside.default: heaviside,
+        aten.xlogy.Tensor: xlogy,
+        aten.pow.Tensor_Scalar: power,
+    }
+
+
 def _of_floats(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compute halves in float32; decline what is no float, or not of one dtype with the others."""
 
@@ -67,7 +85,8 @@ def _of_floats(function: Callable[..., Any]) -> Callable[..., Any]:
             return NotImplemented
         if dtype.itemsize > 2:
             return function(*values)
-        return function(*(value.float() for value in values)).to(dtype)
+        wide = (v.float() if isinstance(v, torch.Tensor) else v for v in values)
+        return function(*wide).to(dtype)
 
     return guarded
 
@@ -93,6 +112,83 @@ def is_negative(x: torch.Tensor) -> torch.Tensor:
 def sign(x: torch.Tensor) -> torch.Tensor:
     """A factor of plus or minus one. ONNX Runtime's Where (1.31) drops the sign of a zero."""
     return torch.where(is_negative(x), -1.0, 1.0).to(x.dtype)
+
+
+def signum(x: torch.Tensor) -> Any:
+    """Plus or minus one, or zero; of NaN zero, too."""
+    if x.dtype is torch.bool or not x.dtype.is_signed:
+        return NotImplemented
+    return (x > 0).to(x.dtype) - (x < 0).to(x.dtype)
+
+
+def signbit(x: torch.Tensor) -> Any:
+    """Of a zero, too."""
+    return is_negative(x) if x.dtype.is_floating_point else NotImplemented
+
+
+@_of_floats
+def trunc(x: torch.Tensor) -> Any:
+    """The sign stays that of the number when it becomes zero."""
+    return torch.floor(torch.abs(x)) * sign(x)
+
+
+@_of_floats
+def remainder(a: torch.Tensor, b: Any) -> Any:
+    """From the exact remainder of C: torchlib's ``a - floor(a / b) * b`` rounds three times."""
+    rest = torch.fmod(a, b)
+    rest = torch.where(_other_side(rest, b), rest + b, rest)
+    return torch.abs(rest) * torch.where(rest == 0, sign(a), sign(rest))
+
+
+@_of_floats
+def floor_divide(a: torch.Tensor, b: Any) -> Any:
+    """As CPython and eager do it: from the remainder, not by rounding the quotient down."""
+    rest = torch.fmod(a, b)
+    quotient = (a - rest) / b
+    quotient = torch.where(_other_side(rest, b), quotient - 1, quotient)
+    whole = torch.floor(quotient)
+    whole = torch.where(quotient - whole > 0.5, whole + 1, whole)
+    plain = a / b
+    by_zero = (
+        b == 0 if isinstance(b, torch.Tensor) else torch.full_like(a, b == 0, dtype=torch.bool)
+    )
+    whole = torch.where(by_zero, plain, torch.where(quotient == 0, 0.0, whole))
+    return torch.abs(whole) * torch.where(whole == 0, sign(plain), sign(whole))
+
+
+def _other_side(rest: torch.Tensor, b: Any) -> torch.Tensor:
+    """Whether there is a rest, and its sign is not the divisor's."""
+    if not isinstance(b, torch.Tensor):
+        return rest > 0 if b < 0 else rest < 0
+    return ((rest > 0) & (b < 0)) | ((rest < 0) & (b >= 0))
+
+
+def divide(a: torch.Tensor, b: Any, *, rounding_mode: str | None = None) -> Any:
+    """Rounded down, or towards zero."""
+    if rounding_mode == "floor":
+        return floor_divide(a, b)
+    tensors = [each for each in (a, b) if isinstance(each, torch.Tensor)]
+    floats = all(each.dtype.is_floating_point for each in tensors)
+    return torch.trunc(a / b) if rounding_mode == "trunc" and floats else NotImplemented
+
+
+@_of_floats
+def heaviside(x: torch.Tensor, at_zero: torch.Tensor) -> Any:
+    """A step; NaN lies before it."""
+    return _select(x == 0, at_zero, (x > 0).to(x.dtype))
+
+
+@_of_floats
+def xlogy(x: torch.Tensor, y: torch.Tensor) -> Any:
+    """``x * log(y)``; zero where ``x`` is, unless ``y`` is NaN."""
+    return torch.where((x == 0) & (y == y), 0.0, x * torch.log(y))
+
+
+def power(x: torch.Tensor, exponent: Any) -> Any:
+    """Roots, of which eager makes roots as well: that of minus infinity is NaN."""
+    if not x.dtype.is_floating_point or abs(exponent) != 0.5:
+        return NotImplemented
+    return torch.sqrt(x) if exponent > 0 else torch.rsqrt(x)
 
 
 @_of_floats

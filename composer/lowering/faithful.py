@@ -30,6 +30,8 @@ _OTHERWISE = {
     "aten::_upsample_bicubic2d_aa": "scales and corners are read otherwise",
     "aten::_embedding_bag": "ONNX Runtime's optimizer crashes on it",
     "aten::_embedding_bag_forward_only": "ONNX Runtime's optimizer crashes on it",
+    "aten::empty_strided": "gaps in memory are left out",
+    "aten::new_empty_strided": "gaps in memory are left out",
     "aten::atan2": "zeros lose their sign",
     "aten::special_log_ndtr": "it overflows",
     "aten::special_erfcx": "it underflows",

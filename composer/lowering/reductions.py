@@ -119,6 +119,10 @@ def vector_norm(
     """Name all dimensions where none is named."""
     if not x.dim():
         return over_one_element(aten.linalg_vector_norm.default, x, ord, [0], dtype=dtype)
+    if abs(ord) == math.inf:
+        dims = dim or list(range(x.dim()))
+        largest = (torch.amax if ord > 0 else torch.amin)(torch.abs(x), dims, keepdim)
+        return largest if dtype is None else largest.to(dtype)
     if dim:
         return NotImplemented
     return aten.linalg_vector_norm.default(x, ord, list(range(x.dim())), keepdim, dtype=dtype)
@@ -189,7 +193,7 @@ def _scanned(
 
 
 def running(is_better: Callable[..., torch.Tensor], x: torch.Tensor, dim: int) -> Any:
-    """The largest, or smallest, so far, and where it is: the last of equals, the first NaN."""
+    """The largest, or smallest, so far, and where it is: the last of equals, or of NaN."""
     if not x.dim():
         return x.clone(), torch.zeros_like(x, dtype=torch.int64)
     parts = _parts(x, dim)
@@ -198,7 +202,7 @@ def running(is_better: Callable[..., torch.Tensor], x: torch.Tensor, dim: int) -
     places = [torch.zeros_like(parts[0], dtype=torch.int64)]
     for i in range(1, len(parts)):
         best, candidate = parts[i - 1], parts[i]
-        better = is_better(candidate, best) | ((candidate != candidate) & (best == best))
+        better = is_better(candidate, best) & (best == best) | (candidate != candidate)
         parts[i] = torch.where(better, candidate, best)
         places.append(torch.where(better, i, places[-1]))
     return torch.cat(parts, dim), torch.cat(places, dim)
@@ -295,11 +299,12 @@ def squeeze(x: torch.Tensor, dim: int) -> Any:
 
 def cdist(a: torch.Tensor, b: torch.Tensor, p: float, compute_mode: int | None) -> Any:
     """The norms of all differences, where they are not too many to be held at once."""
-    apart = a.unsqueeze(-2), b.unsqueeze(-3)
-    sizes = [max(pair) for pair in zip(*(each.shape for each in apart), strict=True)]
-    if not all(isinstance(size, int) for size in sizes) or not 0 < math.prod(sizes) <= _MOST:
+    difference = a.unsqueeze(-2) - b.unsqueeze(-3)
+    if not all(isinstance(size, int) for size in difference.shape):
         return NotImplemented
-    return torch.linalg.vector_norm(apart[0] - apart[1], p, -1)
+    if not 0 < difference.numel() <= _MOST:
+        return NotImplemented
+    return torch.linalg.vector_norm(difference, p, -1)
 
 
 def trilinear(

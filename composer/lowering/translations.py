@@ -14,6 +14,8 @@ from typing import Any
 import torch
 
 from composer import _torch
+from composer.lowering.comparisons import comparisons
+from composer.lowering.pooling import pools
 
 aten = torch.ops.aten
 
@@ -47,4 +49,5 @@ def translations() -> dict[Any, Callable[..., Any]]:
     # The exporter reads types from these, which are only known here.
     view.__annotations__ = {"self": TTensor, "size": Sequence[INT64], "return": TTensor}
     expand.__annotations__ = {**view.__annotations__, "implicit": bool}
-    return {aten.view.default: view, aten._unsafe_view.default: view, aten.expand.default: expand}
+    made = {aten.view.default: view, aten._unsafe_view.default: view, aten.expand.default: expand}
+    return made | comparisons() | pools()

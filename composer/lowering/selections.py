@@ -1,0 +1,115 @@
+"""Elements chosen by rank or by place, written out: what has no translation, or mutates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+aten = torch.ops.aten
+
+_MOST = 2**22
+"""Elements of a tensor that eager does not make."""
+
+
+def selections() -> dict[Any, Callable[..., Any]]:
+    """The table of this module's decompositions."""
+    return {
+        aten.kthvalue.default: kthvalue,
+        aten.nanmedian.default: nanmedian,
+        aten.nanmedian.dim: nanmedian_along,
+        aten.searchsorted.Tensor: searchsorted,
+        aten.searchsorted.Scalar: searchsorted,
+        aten.diagonal_scatter.default: diagonal_scatter,
+        aten.repeat.default: repeat,
+        aten.full_like.default: full_like,
+        aten.new_full.default: new_full,
+    }
+
+
+def kthvalue(x: torch.Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Any:
+    """By sorting; of several equal elements eager names any, too."""
+    if not x.dim() or not x.dtype.is_floating_point:
+        return NotImplemented
+    values, places = torch.sort(x, dim)
+    value, place = (each.narrow(dim, k - 1, 1).contiguous() for each in (values, places))
+    return (value, place) if keepdim else (value.squeeze(dim), place.squeeze(dim))
+
+
+def nanmedian(x: torch.Tensor) -> Any:
+    """The lower median of what is no NaN."""
+    if not x.dtype.is_floating_point or not isinstance(x.numel(), int) or not x.numel():
+        return NotImplemented
+    return nanmedian_along(x.reshape(-1), 0)[0]
+
+
+def nanmedian_along(x: torch.Tensor, dim: int, keepdim: bool = False) -> Any:
+    """The lower median of what is no NaN, and where it is: NaN is sorted to the end."""
+    if not x.dim() or not x.dtype.is_floating_point or x.shape[dim] == 0:
+        return NotImplemented
+    values, places = torch.sort(x, dim)
+    count = (x == x).sum(dim, keepdim=True)
+    middle = torch.div(count - 1, 2, rounding_mode="floor")
+    middle = torch.where(middle < 0, 0, middle)
+    value, place = torch.gather(values, dim, middle), torch.gather(places, dim, middle)
+    return (value, place) if keepdim else (value.squeeze(dim), place.squeeze(dim))
+
+
+def searchsorted(
+    ordered: torch.Tensor,
+    x: Any,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: torch.Tensor | None = None,
+) -> Any:
+    """By counting what comes before; NaN comes last."""
+    value = x if isinstance(x, torch.Tensor) else torch.full((), x, dtype=ordered.dtype)
+    if not ordered.dim():
+        return NotImplemented
+    sizes = (value.numel(), ordered.shape[-1])
+    if not all(isinstance(size, int) for size in sizes) or math.prod(sizes) > _MOST:
+        return NotImplemented
+    if sorter is not None or value.dtype is not ordered.dtype or 0 in sizes:
+        return NotImplemented
+    rows = ordered.unsqueeze(-2) if ordered.dim() > 1 else ordered
+    after = rows > value.unsqueeze(-1) if right or side == "right" else rows >= value.unsqueeze(-1)
+    return torch.logical_not(after).sum(-1, dtype=torch.int32 if out_int32 else torch.int64)
+
+
+def diagonal_scatter(
+    x: torch.Tensor, src: torch.Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> Any:
+    """Torch's own writes to a copy, which is no functional graph."""
+    if not all(isinstance(size, int) for size in src.shape):
+        return NotImplemented
+    along = torch.arange(src.shape[-1], device=x.device)
+    places = along + max(-offset, 0), along + max(offset, 0)
+    put = torch.index_put(x.movedim((dim1, dim2), (0, 1)), places, src.movedim(-1, 0))
+    result = put.movedim((0, 1), (dim1, dim2))
+    return result.contiguous() if x.is_contiguous() else NotImplemented
+
+
+def repeat(x: torch.Tensor, repeats: Sequence[int]) -> Any:
+    """No repeats of no dimensions: ONNX has no shape without type for them."""
+    return NotImplemented if repeats else x.clone()
+
+
+def full_like(x: torch.Tensor, value: Any, *, dtype: Any = None, **others: Any) -> Any:
+    """A constant that torch makes, where float32 could not hold it."""
+    dtype = dtype or x.dtype
+    plain = x.is_contiguous() and others.get("memory_format") in (None, torch.preserve_format)
+    if not plain or dtype is not torch.float64:
+        return NotImplemented
+    return torch.full(x.shape, value, dtype=dtype, device=others.get("device") or x.device)
+
+
+def new_full(x: torch.Tensor, size: Sequence[int], value: Any, **others: Any) -> Any:
+    """A constant that torch makes, where float32 could not hold it."""
+    dtype = others.get("dtype") or x.dtype
+    if dtype is not torch.float64:
+        return NotImplemented
+    return torch.full(size, value, dtype=dtype, device=others.get("device") or x.device)

@@ -1,0 +1,80 @@
+"""Gradients through ONNX Runtime, operator by operator: those of eager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812  # as torch's own users write it
+from conftest import compiled, last
+
+pytestmark = pytest.mark.slow
+
+
+def r(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+
+
+def gradients(function: Callable[..., Any], *args: torch.Tensor) -> list[torch.Tensor]:
+    """Of all arguments that are floats, for an upstream gradient that is no constant."""
+    leaves = [x.detach().clone().requires_grad_(x.is_floating_point()) for x in args]
+    result = function(*leaves)
+    upstream = torch.linspace(-1, 2, result.numel()).reshape(result.shape)
+    inputs = [x for x in leaves if x.requires_grad]
+    return list(torch.autograd.grad(result, inputs, upstream))
+
+
+SAME = {
+    "sgn": (torch.sgn, r(3, 4)),
+    "mean pooling": (lambda x: F.avg_pool2d(x, 3, 2, 1), r(2, 3, 8, 9)),
+    "mean pooling with a rest": (lambda x: F.avg_pool2d(x, (2, 3), 4), r(2, 3, 9, 10)),
+    "mean pooling in three dimensions": (
+        lambda x: F.avg_pool3d(x, 2, 2, divisor_override=3),
+        r(2, 3, 4, 6, 6),
+    ),
+    "adaptive mean pooling": (lambda x: F.adaptive_avg_pool2d(x, (2, 4)), r(2, 3, 6, 8)),
+    "a diagonal": (lambda x: x.diagonal(1, 2, 0) * 2, r(3, 4, 5)),
+    "a diagonal put in": (lambda x, y: x.diagonal_scatter(y, -1) * 2, r(4, 4), r(3)),
+    "a rank": (lambda x: x.kthvalue(2, 0)[0], r(4, 4)),
+}
+
+
+@pytest.mark.parametrize("case", SAME.values(), ids=SAME)
+def test_gradients_are_eagers(case) -> None:
+    """The backward, too, runs on ONNX Runtime."""
+    function, *args = case
+    found = gradients(compiled(function, "onnxrt", min_coverage=0.9), *args)
+    torch.testing.assert_close(found, gradients(function, *args), check_stride=True)
+    assert last().chosen == "onnxrt", last().attempts[0].message
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_gradient_without_memory_is_zero(dynamic: bool) -> None:
+    """Torch says by a tensor without memory that a derivative is nothing: here that of ``sgn``."""
+    x = r(4).requires_grad_()
+    sine = compiled(lambda x: torch.sgn(x) + torch.sin(x), "onnxrt", dynamic=dynamic)
+    (found,) = torch.autograd.grad(torch.sgn(sine(x)).sum(), x)
+    assert not found.any()
+    (found,) = torch.autograd.grad(sine(x).sum(), x)
+    torch.testing.assert_close(found, x.cos())
+    assert last().chosen == "onnxrt"
+
+
+def test_a_gradient_with_a_negative_bit_is_read_as_negative() -> None:
+    """Torch negates the imaginary part of a conjugate by a bit, not in memory."""
+    x = r(1).requires_grad_()
+    y = compiled(torch.sin, "onnxrt")(x)
+    upstream = torch.tensor([1 + 2j]).conj().imag
+    assert upstream.is_neg()
+    (found,) = torch.autograd.grad(y, x, upstream)
+    torch.testing.assert_close(found, -2 * x.cos())
+
+
+def test_an_input_with_a_negative_bit_is_read_as_negative() -> None:
+    """It is left to eager."""
+    x = torch.tensor([1 + 2j]).conj().imag
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(lambda x: x * 2, "onnxrt")(x), torch.tensor([-4.0]))
+    assert last().chosen == "eager"
