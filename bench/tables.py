@@ -141,9 +141,11 @@ def operators(record: Record) -> str:
         "is."
     )
     if back := record["summary"].get("backward"):
+        most = record["settings"].get("samples_backward", record["settings"]["samples"])
         said += (
-            f" With their backward {back['taken']} of {back['computing']} are taken with all "
-            f"samples, {back['partly']} with some, {back['declined']} are declined."
+            f" With their backward, {most} samples each at most, {back['taken']} of "
+            f"{back['computing']} are taken with all samples, {back['partly']} with some, "
+            f"{back['declined']} are declined."
         )
     wrong = sum(each[kind] for each in record["summary"].values() for kind in WRONG)
     said += f" Wrong, crashed, or raising what eager does not: {wrong}. Declined going forward:"
@@ -158,7 +160,7 @@ def operators(record: Record) -> str:
 
 def cause(reason: str, message: str) -> str:
     """Why an attempt was refused, in words that operators share."""
-    known = re.findall(r"aten\.[\w.]+ \(([^()]+)\)", message)
+    known = re.findall(r"(?:aten|prims|torch_nn)\.[\w.]+ \(([^()]+)\)", message)
     if known:
         return str(known[0])
     if "no faithful ONNX translation" in message:

@@ -220,17 +220,16 @@ def clamp(x: torch.Tensor, min: Any = None, max: Any = None) -> Any:
 
     ONNX Runtime's is the largest finite number.
     """
-    if x.dtype.is_floating_point and (min is None) != (max is None):
-        return aten.clamp.default(x, -math.inf if min is None else min, _or_inf(max))
+    bound = max if min is None else min
+    one_sided = (min is None or max is None) and isinstance(bound, int | float)
+    if x.dtype.is_floating_point and one_sided:
+        low = -math.inf if min is None else float(min)
+        return aten.clamp.default(x, low, math.inf if max is None else float(max))
     if x.dtype is not torch.int64 or isinstance(min, float) or isinstance(max, float):
         return NotImplemented
     if min is not None:
         x = torch.where(x < min, min, x)
     return x if max is None else torch.where(x > max, max, x)
-
-
-def _or_inf(bound: Any) -> Any:
-    return math.inf if bound is None else bound
 
 
 def relu(x: torch.Tensor) -> Any:
