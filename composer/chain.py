@@ -104,9 +104,10 @@ def try_candidate(
     """
     name = contender.candidate.name
     started = time.perf_counter()
-    with taking_notes(contender.min_coverage) as notes:
+    with taking_notes() as notes:
         try:
             compiled = _build(request, contender)
+            _decline_low_coverage(notes, contender.min_coverage)
         except _torch.DYNAMO_CONTROL_FLOW:
             raise
         except Exception as error:  # noqa: BLE001  # whatever an engine raises becomes a record
@@ -134,6 +135,18 @@ def _build(request: GraphRequest, contender: Contender) -> Callable[..., Any]:
         what = "the backend wrote to the model's weights or buffers while compiling"
         refuse(Status.REJECTED, Reason.MUTATED_INPUTS, what)
     return prove.proven(compiled, None if backend.may_return_original else request.gm)
+
+
+def _decline_low_coverage(notes: Notes, least: float) -> None:
+    """Refuse an engine that says it takes a smaller share of the graph than the policy asks for."""
+    if notes.coverage is None or notes.coverage >= least:
+        return
+    share = (
+        f"{notes.taken} of {notes.total} compute nodes" if notes.total else f"{notes.coverage:.0%}"
+    )
+    rest = f", not {', '.join(notes.left)}" if notes.left else ""
+    what = f"the engine takes {share}{rest}; min_coverage is {least:g}"
+    refuse(Status.DECLINED, Reason.LOW_COVERAGE, what)
 
 
 def _weight_versions(request: GraphRequest) -> list[int]:

@@ -121,3 +121,18 @@ def test_what_nobody_reads_is_dropped(operators: Counter[str]) -> None:
     check(lambda x: functional.max_pool2d(x, 2), torch.randn(1, 2, 8, 8))
     assert operators["MaxPool"] == 1
     assert not operators["Sub"]
+
+
+def test_a_linear_layer_keeps_its_dimensions(operators: Counter[str]) -> None:
+    """No view before the product, none after it."""
+    layer = torch.nn.Linear(8, 4, bias=False)
+    check(lambda x: torch.relu(layer(x)), torch.randn(2, 3, 8))
+    assert operators["MatMul"] == 1
+    assert not operators["Reshape"]
+
+
+def test_a_product_of_another_view_stays_as_it_is(operators: Counter[str]) -> None:
+    """The result takes other dimensions than the input had."""
+    weight = torch.randn(8, 4)
+    check(lambda x: (x.view(6, 8) @ weight).view(3, 2, 4) + 1, torch.randn(2, 3, 8))
+    assert operators["Reshape"] == 2

@@ -14,7 +14,7 @@ import composer
 from composer import _torch
 from composer.backends import onnxrt
 from composer.backends.onnxrt.session import session_options
-from composer.backends.onnxrt.settings import Settings
+from composer.backends.onnxrt.settings import Settings, read_settings
 from composer.errors import OptionError
 from composer.lowering.onnx import to_onnx
 
@@ -29,6 +29,16 @@ def _inference():
 
 def mlp() -> torch.nn.Sequential:
     return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+
+
+def test_all_wrong_options_are_named_at_once() -> None:
+    """A name, a value and a slip within an entry."""
+    config = {"session.intra_op.allow_spining": "0"}
+    options = {"thread": 2, "graph_optimization_level": "most", "session_config": config}
+    with pytest.raises(OptionError) as caught:
+        read_settings(options)
+    for wrong in ("'thread'", "'most'", "allow_spining"):
+        assert wrong in str(caught.value)
 
 
 def test_works_by_itself_without_composers_chain() -> None:
@@ -187,14 +197,14 @@ WRONG = {
     "unknown provider": ({"providers": ["CPUExecution"]}, "did you mean 'CPUExecutionProvider'"),
     "options of no provider": (
         {"provider_options": {"OpenVINOExecutionProvider": {"device_type": "CPU"}}},
-        "OpenVINOExecutionProvider', which is not in providers",
+        "provider_options for OpenVINOExecutionProvider, not in providers",
     ),
     "options of the CPU": (
         {
             "providers": ["CPUExecutionProvider"],
             "provider_options": {"CPUExecutionProvider": {"a": "1"}},
         },
-        "CPUExecutionProvider takes no options",
+        "provider_options: CPUExecutionProvider takes none",
     ),
     "a slip in an entry": (
         {"session_config": {"session.intra_op.allow_spining": "0"}},

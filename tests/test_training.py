@@ -177,6 +177,30 @@ def test_batch_norms_statistics_move_as_in_eager() -> None:
     assert_trains_alike(model.train(), {"input": torch.randn(4, 3, 8, 8)})
 
 
+def test_a_backward_that_computes_nothing_is_torchs() -> None:
+    """The forward is taken, the gradient is handed on."""
+    x = torch.ones(3, requires_grad=True)
+    compiled(lambda x: x + 1, "onnxrt")(x).sum().backward()
+    assert torch.equal(x.grad, torch.ones(3))
+    (attempt,) = last().attempts
+    assert (attempt.status, attempt.coverage) == ("succeeded", 1.0)
+
+
+def test_min_coverage_is_of_forward_and_backward_together() -> None:
+    """What cannot be taken in one of them may be made up for by the other."""
+
+    def run(x):
+        return torch.i0(torch.tanh(x * 2) + x).sum()
+
+    x = torch.randn(3, requires_grad=True)
+    twin = x.detach().clone().requires_grad_()
+    compiled(run, "onnxrt", min_coverage=0.5)(x).backward()
+    run(twin).backward()
+    torch.testing.assert_close(x.grad, twin.grad)
+    assert last().chosen == "onnxrt"
+    assert 0.5 <= last().attempts[0].coverage < 1
+
+
 def test_a_backward_may_run_twice() -> None:
     """``retain_graph`` keeps what the forward saved."""
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))

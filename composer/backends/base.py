@@ -71,13 +71,13 @@ class Notes:
     """What an engine says of itself while it builds: its share of the graph, its providers.
 
     An engine that says how much it takes of each of several graphs, a forward and a backward say,
-    has them added up. ``min_coverage`` is the share below which the candidate is not wanted.
+    has them added up; ``left`` are the lines that it gave for what it leaves to torch.
     """
 
-    min_coverage: float = 0.0
     coverage: float | None = None
     taken: int = 0
     total: int = 0
+    left: list[str] = field(default_factory=list)
     engine: dict[str, Any] = field(default_factory=dict)
 
 
@@ -85,9 +85,9 @@ _notes: ContextVar[Notes | None] = ContextVar("composer_notes", default=None)
 
 
 @contextmanager
-def taking_notes(min_coverage: float = 0.0) -> Iterator[Notes]:
+def taking_notes() -> Iterator[Notes]:
     """Collect what the engine tells by :func:`note` and :func:`covers` during one attempt."""
-    notes = Notes(min_coverage)
+    notes = Notes()
     token = _notes.set(notes)
     try:
         yield notes
@@ -99,11 +99,9 @@ def note(coverage: float | None = None, **engine: Any) -> None:
     """Tell the attempt under way, if there is one, what the engine did.
 
     Args:
-        coverage: Share of the graph's compute nodes that the engine took, 0.0 to 1.0.
+        coverage: Share of the graph's compute nodes that the engine took, 0.0 to 1.0; where it is
+            less than the policy's ``min_coverage``, the chain declines what was built.
         engine: Facts for the attempt's ``engine`` record.
-
-    Raises:
-        Refusal: ``declined`` with ``low_coverage``; the share is less than the policy asks for.
     """
     notes = _notes.get()
     if notes is None:
@@ -111,7 +109,6 @@ def note(coverage: float | None = None, **engine: Any) -> None:
     notes.engine.update(engine)
     if coverage is not None:
         notes.coverage = coverage
-        _decline_low_coverage(coverage, notes.min_coverage, f"{coverage:.0%} of the graph")
 
 
 def covers(taken: int, total: int, left: Sequence[str] = ()) -> None:
@@ -121,26 +118,15 @@ def covers(taken: int, total: int, left: Sequence[str] = ()) -> None:
         taken: Compute nodes that the engine runs.
         total: Compute nodes of the graph.
         left: A line for each operator that it leaves to torch, with the reason.
-
-    Raises:
-        Refusal: ``declined`` with ``low_coverage``; the share is less than the policy asks for.
     """
     notes = _notes.get()
     if notes is None:
         return
     notes.taken, notes.total = notes.taken + taken, notes.total + total
-    notes.coverage = notes.taken / notes.total
-    if left:
-        known = notes.engine.setdefault("left_to_torch", [])
-        known += [line for line in left if line not in known]
-    share = f"{taken} of {total} compute nodes, not {', '.join(left)}"
-    _decline_low_coverage(taken / total, notes.min_coverage, share)
-
-
-def _decline_low_coverage(share: float, least: float, said: str) -> None:
-    if share < least:
-        what = f"the engine takes {said}; min_coverage is {least:g}"
-        refuse(Status.DECLINED, Reason.LOW_COVERAGE, what)
+    notes.coverage = notes.taken / notes.total if notes.total else None
+    notes.left += [line for line in left if line not in notes.left]
+    if notes.left:
+        notes.engine["left_to_torch"] = notes.left
 
 
 def is_installed(module: str) -> bool:

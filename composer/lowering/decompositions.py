@@ -125,14 +125,17 @@ def attention(
     """
     if dropout_p or not _are_alike(query, key):
         return NotImplemented
-    scores = _scores(query, key, is_causal, attn_mask, scale)
-    rows = torch.matmul(torch.softmax(scores, -1), value)
-    logsumexp = torch.logsumexp(scores, -1)
-    if attn_mask is not None:
-        empty = attn_mask.amax(-1, keepdim=True) == -math.inf
-        rows = torch.where(empty, 0.0, rows)
-        logsumexp = torch.where(empty.squeeze(-1), 0.0, logsumexp)
-    return laid_out_as(rows, query), logsumexp
+    if attn_mask is None:
+        scores = _scores(query, key, is_causal, None, scale)
+        rows = torch.matmul(torch.softmax(scores, -1), value)
+        return laid_out_as(rows, query), torch.logsumexp(scores, -1)
+    # On the mask, which is often the same in every layer, and on weights that are not negative: a
+    # choice on the result is slow (Where), a factor there would make negative zeros.
+    empty = attn_mask.amax(-1, keepdim=True) == -math.inf
+    scores = _scores(query, key, is_causal, torch.where(empty, 0.0, attn_mask), scale)
+    seen = torch.logical_not(empty).to(query.dtype)
+    rows = torch.matmul(torch.softmax(scores, -1) * seen, value)
+    return laid_out_as(rows, query), torch.logsumexp(scores, -1) * seen.squeeze(-1)
 
 
 def attention_backward(

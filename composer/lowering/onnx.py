@@ -15,6 +15,7 @@ from composer.capture import graph_key
 from composer.clones import attribute_at
 from composer.errors import Refusal
 from composer.lowering.faithful import unfaithful
+from composer.lowering.linears import keep_dimensions
 from composer.lowering.once import once
 from composer.lowering.regions import Region
 from composer.lowering.translations import translator
@@ -114,6 +115,7 @@ def _translate(gm: torch.fx.GraphModule, outputs: tuple[Output, ...]) -> OnnxGra
     import onnx_ir
     from onnx_ir.passes.common import RemoveUnusedNodesPass
 
+    keep_dimensions(gm)
     try:
         model = translator().translate(translator().prepare(gm))
         RemoveUnusedNodesPass()(model)  # ONNX Runtime (1.31) runs what nobody reads

@@ -60,6 +60,12 @@ class Split:
     total: int
     left: tuple[str, ...]
 
+    def decline_if_empty(self) -> None:
+        """Refuse, with ``unsupported_op``, where there is no region for an engine."""
+        if not self.regions:
+            why = f"nothing can be taken: {', '.join(self.left)}" if self.left else None
+            refuse(Status.DECLINED, Reason.UNSUPPORTED_OP, why or "the graph computes nothing")
+
     def assemble(self, engines: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
         """The whole graph as a callable, each region run by the engine of its name."""
         if self.outer is None:
@@ -79,8 +85,8 @@ def split(graph: FunctionalGraph, why_not: Callable[[torch.fx.Node], str | None]
         why_not: Why an engine cannot take a call of an operator; ``None`` if it can.
 
     Raises:
-        Refusal: ``declined``, where nothing is left for an engine, where a value is not a plain
-            dense tensor, or where outputs share memory in a way that cannot be made anew.
+        Refusal: ``declined``, where a value is not a plain dense tensor, or where outputs share
+            memory in a way that cannot be made anew.
     """
     gm = graph.gm
     for node in gm.graph.nodes:
@@ -92,8 +98,8 @@ def split(graph: FunctionalGraph, why_not: Callable[[torch.fx.Node], str | None]
     left = _described((node for node in compute if node in refused), refused)
     taken = [node for node in compute if node not in refused]
     if not taken:
-        what = f"nothing can be taken: {', '.join(left)}" if left else "the graph computes nothing"
-        refuse(Status.DECLINED, Reason.UNSUPPORTED_OP, what)
+        gm.recompile()
+        return Split(gm, {}, 0, len(compute), left)
     outside = {*_in_order(gm, refused), *give_returned_views_to_torch(gm)}
     if not outside and _returns_computed_values(gm):
         region = Region(gm, graph.weights, graph.witnesses, _lift_constants(gm))

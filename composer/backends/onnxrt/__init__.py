@@ -6,6 +6,7 @@ backend of that name (pytorch/pytorch#158258), and as a member of composer's cha
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +22,7 @@ from composer.backends.onnxrt.fusions import fusions
 from composer.backends.onnxrt.kernels import why_not_here
 from composer.backends.onnxrt.settings import read_settings
 from composer.errors import refuse
-from composer.lowering.aot import FunctionalGraph, compile_functional
+from composer.lowering.aot import FunctionalGraph, Kind, compile_functional
 from composer.lowering.onnx import to_onnx
 from composer.lowering.regions import split
 from composer.lowering.trial import try_once
@@ -81,8 +82,10 @@ def onnxrt(
     nodes: Counter[str] = Counter()
 
     def build(graph: FunctionalGraph) -> Callable[..., Any]:
-        parts = split(graph, why_not_here)
+        parts = split(graph, functools.partial(why_not_here, device=device))
         covers(parts.taken, parts.total, parts.left)
+        if graph.kind is not Kind.BACKWARD:  # which may hold no more than a view
+            parts.decline_if_empty()
         engines = {
             name: make_engine(to_onnx(region), region, settings, device)
             for name, region in parts.regions.items()

@@ -38,9 +38,9 @@ _MISSING = {
 }
 
 
-def why_not_here(node: torch.fx.Node) -> str | None:
-    """Why ONNX Runtime cannot run a call: ONNX cannot say it, or there is no kernel."""
-    return why_not(node) or _no_kernel(node)
+def why_not_here(node: torch.fx.Node, device: torch.device) -> str | None:
+    """Why ONNX Runtime cannot run a call: ONNX cannot say it, or the CPU has no kernel for it."""
+    return why_not(node) or (_no_kernel(node) if device.type == "cpu" else None)
 
 
 def _no_kernel(node: torch.fx.Node) -> str | None:

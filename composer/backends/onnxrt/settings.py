@@ -6,9 +6,16 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    Strict,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
-from composer.backends.base import check_known
 from composer.errors import OptionError
 from composer.registry import did_you_mean, nearest
 
@@ -55,27 +62,34 @@ class Settings(BaseModel):
     graph_optimization_level: Level = "all"
     session_config: dict[str, str] = Field(default_factory=dict)
 
-    @model_validator(mode="after")
-    def _names_are_no_slips(self) -> Settings:
-        named = dict.fromkeys((*self.providers, *self.provider_options))
+    @field_validator("providers", "provider_options")
+    @classmethod
+    def _providers_are_known(cls, named: Any) -> Any:
         known = _known_providers() if named else ()
-        wrong = [
-            f"unknown provider {name!r}{did_you_mean(name, known)}"
-            for name in named
-            if known and name not in known
-        ]
-        for key in self.session_config:
-            slip = None if key in SESSION_KEYS else nearest(key, SESSION_KEYS, cutoff=_SLIP)
-            if slip:
-                wrong.append(f"unknown session_config entry {key!r}; did you mean {slip!r}?")
-        unasked = [
-            name for name in self.provider_options if name not in (self.providers or (CUDA,))
-        ]
-        wrong += [f"provider_options for {n!r}, which is not in providers" for n in unasked]
-        if self.provider_options.get(CPU):
-            wrong.append(f"{CPU} takes no options")
+        wrong = [f"{name!r}{did_you_mean(name, known)}" for name in named if name not in known]
+        if known and wrong:
+            raise ValueError(f"unknown provider {', '.join(wrong)}")
+        return named
+
+    @field_validator("session_config")
+    @classmethod
+    def _entries_are_no_slips(cls, entries: dict[str, str]) -> dict[str, str]:
+        unknown = (key for key in entries if key not in SESSION_KEYS)
+        slips = {key: nearest(key, SESSION_KEYS, cutoff=_SLIP) for key in unknown}
+        wrong = [f"{key!r}; did you mean {slip!r}?" for key, slip in slips.items() if slip]
         if wrong:
-            raise ValueError("; ".join(wrong))
+            raise ValueError(f"unknown entry {', '.join(wrong)}")
+        return entries
+
+    @model_validator(mode="after")
+    def _options_belong_to_providers(self) -> Settings:
+        given = [name for name, options in self.provider_options.items() if options]
+        asked = self.providers or (CUDA, CPU)
+        unasked = [name for name in given if name not in asked]
+        if unasked:
+            raise ValueError(f"provider_options for {', '.join(unasked)}, not in providers")
+        if CPU in given:
+            raise ValueError(f"provider_options: {CPU} takes none")
         return self
 
 
@@ -85,7 +99,6 @@ def read_settings(options: Mapping[str, Any]) -> Settings:
     Raises:
         OptionError: naming every option that is unknown or malformed.
     """
-    check_known(options, tuple(Settings.model_fields), "onnxrt")
     try:
         return Settings.model_validate(dict(options))
     except ValidationError as error:
@@ -94,8 +107,14 @@ def read_settings(options: Mapping[str, Any]) -> Settings:
 
 
 def _explain(error: Any) -> str:
-    message = error["msg"].removeprefix("Value error, ")
+    """One of pydantic's errors, as the other backends would say it."""
     where = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "extra_forbidden":
+        known = tuple(Settings.model_fields)
+        return (
+            f"unknown option {where!r}{did_you_mean(where, known)} (accepted: {', '.join(known)})"
+        )
+    message = error["msg"].removeprefix("Value error, ")
     return f"{where} is {error['input']!r}: {message}" if where else message
 
 
