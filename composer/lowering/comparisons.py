@@ -9,191 +9,233 @@ not in ``embedding``, ``gather``, ``index_select`` and ``scatter``.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+import onnx_ir as ir
+import onnxscript
 import torch
-
-aten = torch.ops.aten
+from onnxscript.function_libs.torch_lib.ops import core
 
 if TYPE_CHECKING:  # onnxscript's own, which the exporter reads, are of no use to a type checker
     INT64: TypeAlias = Any
     TReal: TypeAlias = Any
     TTensor: TypeAlias = Any
+else:
+    from onnxscript import INT64
+    from onnxscript.function_libs.torch_lib.tensor_typing import TReal, TTensor
+
+aten = torch.ops.aten
+op: Any = onnxscript.opset18
 
 _ABOVE = (np.array(np.inf), np.array(np.finfo(np.float64).max))
 """What stands for NaN, and for infinity, among numbers that were widened to float64."""
 
 
-def comparisons() -> dict[Any, Callable[..., Any]]:
-    """Operator to a function that emits ONNX nodes; see :mod:`composer.lowering.translations`."""
-    import onnx_ir as ir
-    import onnxscript
-    from onnxscript.function_libs.torch_lib import tensor_typing
-    from onnxscript.function_libs.torch_lib.ops import core
+def is_float(x: Any) -> bool:
+    """Whether the value is of floating point."""
+    return bool(x.dtype.is_floating_point())
 
-    op: Any = onnxscript.opset18
 
-    def is_float(x: Any) -> bool:
-        return bool(x.dtype.is_floating_point())
+def constant(value: float, like: Any) -> Any:
+    """A number in the dtype of ``like``."""
+    return op.Constant(value=ir.tensor(np.array(value, dtype=like.dtype.numpy())))
 
-    def constant(value: float, like: Any) -> Any:
-        return op.Constant(value=ir.tensor(np.array(value, dtype=like.dtype.numpy())))
 
-    def spoilt(squares: Any) -> Any:
-        """Whether there was NaN: a sum of squares is NaN for no other cause."""
-        return op.IsNaN(squares)
+def spoilt(squares: Any) -> Any:
+    """Whether there was NaN: a sum of squares is NaN for no other cause."""
+    return op.IsNaN(squares)
 
-    def spoil(result: Any, squares: Any, x: Any) -> Any:
-        """NaN where there was NaN; a factor, since ``Where`` drops the sign of a zero."""
-        return op.Mul(result, op.Where(spoilt(squares), squares, constant(1.0, x)))
 
-    def extreme(reduce: Any, x: Any, dims: Sequence[int] | None, keepdim: bool) -> Any:
-        axes = None if dims is None else op.Constant(value_ints=list(dims))
-        found = reduce(x, axes, keepdims=keepdim)
-        if not is_float(x):
-            return found
-        return spoil(found, op.ReduceSumSquare(x, axes, keepdims=keepdim), x)
+def spoil(result: Any, squares: Any, x: Any) -> Any:
+    """NaN where there was NaN; a factor, since ``Where`` drops the sign of a zero."""
+    return op.Mul(result, op.Where(spoilt(squares), squares, constant(1.0, x)))
 
-    def place(arg: Any, x: Any, dim: int, keepdim: bool) -> Any:
-        found = arg(x, axis=dim, keepdims=keepdim)
-        if not is_float(x):
-            return found
-        first = op.ArgMax(op.Cast(op.IsNaN(x), to=ir.DataType.INT32), axis=dim, keepdims=keepdim)
-        axes = op.Constant(value_ints=[dim])
-        return op.Where(spoilt(op.ReduceSumSquare(x, axes, keepdims=keepdim)), first, found)
 
-    def amax(self: TReal, dim: Sequence[int], keepdim: bool = False) -> TReal:
-        return extreme(op.ReduceMax, self, dim, keepdim)
-
-    def amin(self: TReal, dim: Sequence[int], keepdim: bool = False) -> TReal:
-        return extreme(op.ReduceMin, self, dim, keepdim)
-
-    def maximum_of_all(self: TReal) -> TReal:
-        return extreme(op.ReduceMax, self, None, False)
-
-    def minimum_of_all(self: TReal) -> TReal:
-        return extreme(op.ReduceMin, self, None, False)
-
-    def max_dim(self: TReal, dim: int, keepdim: bool = False) -> tuple[TReal, INT64]:
-        found = extreme(op.ReduceMax, self, [dim], keepdim)
-        return found, place(op.ArgMax, self, dim, keepdim)
-
-    def min_dim(self: TReal, dim: int, keepdim: bool = False) -> tuple[TReal, INT64]:
-        found = extreme(op.ReduceMin, self, [dim], keepdim)
-        return found, place(op.ArgMin, self, dim, keepdim)
-
-    def argmax(self: TReal, dim: int | None = None, keepdim: bool = False) -> INT64:
-        return _place_of(op.ArgMax, self, dim, keepdim)
-
-    def argmin(self: TReal, dim: int | None = None, keepdim: bool = False) -> INT64:
-        return _place_of(op.ArgMin, self, dim, keepdim)
-
-    def _place_of(arg: Any, x: Any, dim: int | None, keepdim: bool) -> Any:
-        if dim is not None:
-            return place(arg, x, dim, keepdim)
-        flat = op.Reshape(x, op.Constant(value_ints=[-1]))
-        flat.type = x.type
-        found = place(arg, flat, 0, False)
-        return op.Reshape(found, op.Constant(value_ints=[1] * len(x.shape))) if keepdim else found
-
-    def ordered(x: Any, count: Any, dim: int, largest: bool) -> tuple[Any, Any]:
-        """The first of all in their order, and where they were; exact up to float32."""
-        if not is_float(x):
-            values, places = op.TopK(x, count, axis=dim, largest=largest, sorted=True)
-            return values, places
-        wide = op.Cast(x, to=ir.DataType.DOUBLE)
-        infinity, most = (op.Constant(value=ir.tensor(each)) for each in _ABOVE)
-        key = op.Where(op.IsNaN(wide), infinity, op.Min(wide, most))
-        _, places = op.TopK(key, count, axis=dim, largest=largest, sorted=True)
-        return op.GatherElements(x, places, axis=dim), places
-
-    def sort(
-        self: TReal, dim: int = -1, descending: bool = False, stable: bool = False
-    ) -> tuple[TReal, INT64]:
-        if isinstance(self.shape[dim], int):
-            count = op.Constant(value_ints=[self.shape[dim]])
-        else:
-            count = op.Shape(self, start=dim % len(self.shape), end=dim % len(self.shape) + 1)
-        return ordered(self, count, dim, descending)
-
-    def topk(
-        self: TReal, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
-    ) -> tuple[TReal, INT64]:
-        return ordered(self, op.Reshape(k, op.Constant(value_ints=[1])), dim, largest)
-
-    def checked(index: Any) -> Any:
-        """Far out of range instead of negative: both are errors in torch, only this in ONNX."""
-        long = op.Cast(index, to=ir.DataType.INT64)
-        beyond, zero = (op.Constant(value_int=each) for each in (2**62, 0))
-        found = op.Where(op.Less(long, zero), beyond, long)
-        found.shape, found.type = index.shape, ir.TensorType(ir.DataType.INT64)
+def extreme(reduce: Any, x: Any, dims: Sequence[int] | None, keepdim: bool) -> Any:
+    """The largest or smallest along ``dims``, NaN where there was NaN."""
+    axes = None if dims is None else op.Constant(value_ints=list(dims))
+    found = reduce(x, axes, keepdims=keepdim)
+    if not is_float(x):
         return found
+    return spoil(found, op.ReduceSumSquare(x, axes, keepdims=keepdim), x)
 
-    def embedding(
-        weight: TTensor,
-        indices: TTensor,
-        padding_idx: int = -1,
-        scale_grad_by_freq: bool = False,
-        sparse: bool = False,
-    ) -> TTensor:
-        return op.Gather(weight, checked(indices))
 
-    def index_select(self: TTensor, dim: int, index: TTensor) -> TTensor:
-        return core.aten_index_select(self, dim, checked(index))
+def place(arg: Any, x: Any, dim: int, keepdim: bool) -> Any:
+    """Where the largest or smallest is along ``dim``; NaN counts as either."""
+    found = arg(x, axis=dim, keepdims=keepdim)
+    if not is_float(x):
+        return found
+    first = op.ArgMax(op.Cast(op.IsNaN(x), to=ir.DataType.INT32), axis=dim, keepdims=keepdim)
+    axes = op.Constant(value_ints=[dim])
+    return op.Where(spoilt(op.ReduceSumSquare(x, axes, keepdims=keepdim)), first, found)
 
-    def gather(self: TTensor, dim: int, index: TTensor, sparse_grad: bool = False) -> TTensor:
-        return core.aten_gather(self, dim, checked(index))
 
-    def scatter(self: TTensor, dim: int, index: TTensor, src: TTensor) -> TTensor:
-        return core.aten_scatter_src(self, dim, checked(index), src)
+def amax(self: TReal, dim: Sequence[int], keepdim: bool = False) -> TReal:
+    """``aten.amax``."""
+    return extreme(op.ReduceMax, self, dim, keepdim)
 
-    def scatter_value(self: TTensor, dim: int, index: TTensor, value: float) -> TTensor:
-        return core.aten_scatter_value(self, dim, checked(index), value)
 
-    def scatter_add(self: TTensor, dim: int, index: TTensor, src: TTensor) -> TTensor:
-        return core.aten_scatter_add(self, dim, checked(index), src)
+def amin(self: TReal, dim: Sequence[int], keepdim: bool = False) -> TReal:
+    """``aten.amin``."""
+    return extreme(op.ReduceMin, self, dim, keepdim)
 
-    def scatter_reduce(
-        self: TTensor,
-        dim: int,
-        index: TTensor,
-        src: TTensor,
-        reduce: str,
-        include_self: bool = True,
-    ) -> TTensor:
-        index = checked(index)
-        found = core.aten_scatter_reduce(self, dim, index, src, reduce, include_self)
-        if reduce not in ("amax", "amin") or not is_float(self):
-            return found
-        start = op.Mul(self, self)
-        if not include_self:
-            zeros = op.Mul(src, constant(0.0, src))
-            zeros = op.Where(op.IsNaN(zeros), constant(0.0, src), zeros)
-            start = op.ScatterElements(start, index, zeros, axis=dim)
-        squares = op.ScatterElements(start, index, op.Mul(src, src), axis=dim, reduction="add")
-        return spoil(found, squares, self)
 
-    made: dict[Any, Callable[..., Any]] = {
-        aten.amax.default: amax,
-        aten.amin.default: amin,
-        aten.max.default: maximum_of_all,
-        aten.min.default: minimum_of_all,
-        aten.max.dim: max_dim,
-        aten.min.dim: min_dim,
-        aten.argmax.default: argmax,
-        aten.argmin.default: argmin,
-        aten.sort.default: sort,
-        aten.topk.default: topk,
-        aten.embedding.default: embedding,
-        aten.index_select.default: index_select,
-        aten.gather.default: gather,
-        aten.scatter.src: scatter,
-        aten.scatter.value: scatter_value,
-        aten.scatter_add.default: scatter_add,
-        aten.scatter_reduce.two: scatter_reduce,
-    }
-    known = {**vars(tensor_typing), "INT64": onnxscript.INT64}
-    for function in made.values():  # the exporter reads types there, not their names
-        function.__annotations__ = get_type_hints(function, localns=known)
-    return made
+def maximum_of_all(self: TReal) -> TReal:
+    """``aten.max``."""
+    return extreme(op.ReduceMax, self, None, False)
+
+
+def minimum_of_all(self: TReal) -> TReal:
+    """``aten.min``."""
+    return extreme(op.ReduceMin, self, None, False)
+
+
+def max_dim(self: TReal, dim: int, keepdim: bool = False) -> tuple[TReal, INT64]:
+    """``aten.max.dim``."""
+    found = extreme(op.ReduceMax, self, [dim], keepdim)
+    return found, place(op.ArgMax, self, dim, keepdim)
+
+
+def min_dim(self: TReal, dim: int, keepdim: bool = False) -> tuple[TReal, INT64]:
+    """``aten.min.dim``."""
+    found = extreme(op.ReduceMin, self, [dim], keepdim)
+    return found, place(op.ArgMin, self, dim, keepdim)
+
+
+def argmax(self: TReal, dim: int | None = None, keepdim: bool = False) -> INT64:
+    """``aten.argmax``."""
+    return _place_of(op.ArgMax, self, dim, keepdim)
+
+
+def argmin(self: TReal, dim: int | None = None, keepdim: bool = False) -> INT64:
+    """``aten.argmin``."""
+    return _place_of(op.ArgMin, self, dim, keepdim)
+
+
+def _place_of(arg: Any, x: Any, dim: int | None, keepdim: bool) -> Any:
+    if dim is not None:
+        return place(arg, x, dim, keepdim)
+    flat = op.Reshape(x, op.Constant(value_ints=[-1]))
+    flat.type = x.type
+    found = place(arg, flat, 0, False)
+    return op.Reshape(found, op.Constant(value_ints=[1] * len(x.shape))) if keepdim else found
+
+
+def ordered(x: Any, count: Any, dim: int, largest: bool) -> tuple[Any, Any]:
+    """The first of all in their order, and where they were; exact up to float32."""
+    if not is_float(x):
+        values, places = op.TopK(x, count, axis=dim, largest=largest, sorted=True)
+        return values, places
+    wide = op.Cast(x, to=ir.DataType.DOUBLE)
+    infinity, most = (op.Constant(value=ir.tensor(each)) for each in _ABOVE)
+    key = op.Where(op.IsNaN(wide), infinity, op.Min(wide, most))
+    _, places = op.TopK(key, count, axis=dim, largest=largest, sorted=True)
+    return op.GatherElements(x, places, axis=dim), places
+
+
+def sort(
+    self: TReal, dim: int = -1, descending: bool = False, stable: bool = False
+) -> tuple[TReal, INT64]:
+    """``aten.sort``: NaN is the largest."""
+    if isinstance(self.shape[dim], int):
+        count = op.Constant(value_ints=[self.shape[dim]])
+    else:
+        count = op.Shape(self, start=dim % len(self.shape), end=dim % len(self.shape) + 1)
+    return ordered(self, count, dim, descending)
+
+
+def topk(
+    self: TReal, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
+) -> tuple[TReal, INT64]:
+    """``aten.topk``: NaN is the largest."""
+    return ordered(self, op.Reshape(k, op.Constant(value_ints=[1])), dim, largest)
+
+
+def checked(index: Any) -> Any:
+    """Far out of range instead of negative: both are errors in torch, only this in ONNX."""
+    long = op.Cast(index, to=ir.DataType.INT64)
+    beyond, zero = (op.Constant(value_int=each) for each in (2**62, 0))
+    found = op.Where(op.Less(long, zero), beyond, long)
+    found.shape, found.type = index.shape, ir.TensorType(ir.DataType.INT64)
+    return found
+
+
+def embedding(
+    weight: TTensor,
+    indices: TTensor,
+    padding_idx: int = -1,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> TTensor:
+    """``aten.embedding``."""
+    return op.Gather(weight, checked(indices))
+
+
+def index_select(self: TTensor, dim: int, index: TTensor) -> TTensor:
+    """``aten.index_select``."""
+    return core.aten_index_select(self, dim, checked(index))
+
+
+def gather(self: TTensor, dim: int, index: TTensor, sparse_grad: bool = False) -> TTensor:
+    """``aten.gather``."""
+    return core.aten_gather(self, dim, checked(index))
+
+
+def scatter(self: TTensor, dim: int, index: TTensor, src: TTensor) -> TTensor:
+    """``aten.scatter.src``."""
+    return core.aten_scatter_src(self, dim, checked(index), src)
+
+
+def scatter_value(self: TTensor, dim: int, index: TTensor, value: float) -> TTensor:
+    """``aten.scatter.value``."""
+    return core.aten_scatter_value(self, dim, checked(index), value)
+
+
+def scatter_add(self: TTensor, dim: int, index: TTensor, src: TTensor) -> TTensor:
+    """``aten.scatter_add``."""
+    return core.aten_scatter_add(self, dim, checked(index), src)
+
+
+def scatter_reduce(
+    self: TTensor,
+    dim: int,
+    index: TTensor,
+    src: TTensor,
+    reduce: str,
+    include_self: bool = True,
+) -> TTensor:
+    """``aten.scatter_reduce``, NaN where the largest or smallest met one."""
+    index = checked(index)
+    found = core.aten_scatter_reduce(self, dim, index, src, reduce, include_self)
+    if reduce not in ("amax", "amin") or not is_float(self):
+        return found
+    start = op.Mul(self, self)
+    if not include_self:
+        zeros = op.Mul(src, constant(0.0, src))
+        zeros = op.Where(op.IsNaN(zeros), constant(0.0, src), zeros)
+        start = op.ScatterElements(start, index, zeros, axis=dim)
+    squares = op.ScatterElements(start, index, op.Mul(src, src), axis=dim, reduction="add")
+    return spoil(found, squares, self)
+
+
+TRANSLATIONS: dict[Any, Callable[..., Any]] = {
+    aten.amax.default: amax,
+    aten.amin.default: amin,
+    aten.max.default: maximum_of_all,
+    aten.min.default: minimum_of_all,
+    aten.max.dim: max_dim,
+    aten.min.dim: min_dim,
+    aten.argmax.default: argmax,
+    aten.argmin.default: argmin,
+    aten.sort.default: sort,
+    aten.topk.default: topk,
+    aten.embedding.default: embedding,
+    aten.index_select.default: index_select,
+    aten.gather.default: gather,
+    aten.scatter.src: scatter,
+    aten.scatter.value: scatter_value,
+    aten.scatter_add.default: scatter_add,
+    aten.scatter_reduce.two: scatter_reduce,
+}
+"""Operator to a function that emits ONNX nodes; see :mod:`composer.lowering.translations`."""

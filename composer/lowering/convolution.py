@@ -44,7 +44,7 @@ def convolution_backward(
     if not all(isinstance(size, int) for size in (*x.shape, *grad.shape)):
         return NotImplemented
     dims = x.dim() - 2
-    stride, padding, dilation = (_of_length(each, dims) for each in (stride, padding, dilation))
+    stride, padding, dilation = (of_length(each, dims) for each in (stride, padding, dilation))
     geometry = Geometry(stride, padding, dilation, groups)
     moves, zero = geometry[:3], [0] * dims
     grad_x = grad_weight = grad_bias = None
@@ -61,7 +61,8 @@ def convolution_backward(
     return grad_x, grad_weight, grad_bias
 
 
-def _of_length(values: Sequence[int], dims: int) -> list[int]:
+def of_length(values: Sequence[int], dims: int) -> list[int]:
+    """A number a dimension, of which one may stand for all."""
     return list(values) if len(values) == dims else list(values) * dims
 
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from composer.lowering.convolution import of_length
+
 aten = torch.ops.aten
 
 
@@ -35,8 +37,8 @@ def avg_pool_backward(
     """Each gradient spread over its window: a transposed convolution with ones."""
     if not _are_known(grad, x) or ceil_mode or (any(padding) and not count_include_pad):
         return NotImplemented
-    kernel, padding = _of_length(kernel_size, dims), _of_length(padding, dims)
-    stride = _of_length(stride or kernel_size, dims)
+    kernel, padding = of_length(kernel_size, dims), of_length(padding, dims)
+    stride = of_length(stride or kernel_size, dims)
     spare = [
         size - ((out - 1) * s - 2 * p + k)
         for size, out, s, p, k in zip(
@@ -72,7 +74,3 @@ def _laid_out_as(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 def _are_known(*tensors: torch.Tensor) -> bool:
     return all(isinstance(size, int) and size for each in tensors for size in each.shape)
-
-
-def _of_length(values: Sequence[int], dims: int) -> list[int]:
-    return list(values) if len(values) == dims else list(values) * dims

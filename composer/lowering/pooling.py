@@ -8,111 +8,93 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+import onnx_ir as ir
+import onnxscript
 import torch
+from onnxscript.function_libs.torch_lib.ops import nn
 
-aten = torch.ops.aten
+from composer.lowering.convolution import of_length
 
 if TYPE_CHECKING:  # onnxscript's own, which the exporter reads, are of no use to a type checker
     INT64: TypeAlias = Any
     TReal: TypeAlias = Any
+else:
+    from onnxscript import INT64
+    from onnxscript.function_libs.torch_lib.tensor_typing import TReal
+
+aten = torch.ops.aten
+op: Any = onnxscript.opset18
+_WITH_PLACES: Any = tuple[TReal, INT64]
 
 
-def pools() -> dict[Any, Callable[..., Any]]:
-    """Operator to a function that emits ONNX nodes; see :mod:`composer.lowering.translations`."""
-    import onnx_ir as ir
-    import onnxscript
-    from onnxscript.function_libs.torch_lib import tensor_typing
-    from onnxscript.function_libs.torch_lib.ops import nn
+def batched(x: Any, dims: int) -> Any:
+    """``x`` with a batch of one in front, if it has none."""
+    return x if len(x.shape) == dims + 2 else op.Unsqueeze(x, op.Constant(value_ints=[0]))
 
-    op: Any = onnxscript.opset18
 
-    def batched(x: Any, dims: int) -> Any:
-        return x if len(x.shape) == dims + 2 else op.Unsqueeze(x, op.Constant(value_ints=[0]))
+def unbatched(result: Any, x: Any, dims: int) -> Any:
+    """The result without the batch that :func:`batched` put in front."""
+    whole = len(x.shape) == dims + 2
+    return result if whole else op.Squeeze(result, op.Constant(value_ints=[0]))
 
-    def unbatched(result: Any, x: Any, dims: int) -> Any:
-        whole = len(x.shape) == dims + 2
-        return result if whole else op.Squeeze(result, op.Constant(value_ints=[0]))
 
-    def spoilt(x: Any, window: dict[str, Any]) -> Any:
-        """Whether there is NaN in a window; the mean has no dilation, and none of float64."""
-        if any(step > 1 for step in window["dilations"]) or x.dtype == ir.DataType.DOUBLE:
-            marks = op.Cast(op.IsNaN(x), to=ir.DataType.FLOAT)
-            return op.Cast(op.MaxPool(marks, **window)[0], to=ir.DataType.BOOL)
-        plain = {name: value for name, value in window.items() if name != "dilations"}
-        return op.IsNaN(op.AveragePool(op.Mul(x, x), **plain))
+def spoilt(x: Any, window: dict[str, Any]) -> Any:
+    """Whether there is NaN in a window; the mean has no dilation, and none of float64."""
+    if any(step > 1 for step in window["dilations"]) or x.dtype == ir.DataType.DOUBLE:
+        marks = op.Cast(op.IsNaN(x), to=ir.DataType.FLOAT)
+        return op.Cast(op.MaxPool(marks, **window)[0], to=ir.DataType.BOOL)
+    plain = {name: value for name, value in window.items() if name != "dilations"}
+    return op.IsNaN(op.AveragePool(op.Mul(x, x), **plain))
 
-    def last_nan(x: Any, window: dict[str, Any]) -> Any:
-        """Where in its plane the last NaN of a window is, row by row; -1 if there is none."""
-        sizes = op.Shape(x, start=2)
-        count = op.ReduceProd(sizes, keepdims=False)
-        zero, one = (op.Constant(value_int=each) for each in (0, 1))
-        places = op.Cast(op.Range(zero, count, one), to=ir.DataType.FLOAT)
-        marks = op.Where(op.IsNaN(x), op.Reshape(places, sizes), op.Constant(value_float=-1.0))
-        return op.Cast(op.MaxPool(marks, **window)[0], to=ir.DataType.INT64)
 
-    def pooled(
-        plain: Callable[..., Any], dims: int, x: Any, sizes: tuple[Sequence[int], ...], ceil: bool
+def last_nan(x: Any, window: dict[str, Any]) -> Any:
+    """Where in its plane the last NaN of a window is, row by row; -1 if there is none."""
+    sizes = op.Shape(x, start=2)
+    count = op.ReduceProd(sizes, keepdims=False)
+    zero, one = (op.Constant(value_int=each) for each in (0, 1))
+    places = op.Cast(op.Range(zero, count, one), to=ir.DataType.FLOAT)
+    marks = op.Where(op.IsNaN(x), op.Reshape(places, sizes), op.Constant(value_float=-1.0))
+    return op.Cast(op.MaxPool(marks, **window)[0], to=ir.DataType.INT64)
+
+
+def pooled(
+    plain: Callable[..., Any], dims: int, x: Any, sizes: tuple[Sequence[int], ...], ceil: bool
+) -> Any:
+    """Torchlib's result for ``x``, with NaN for every window that holds one."""
+    window = window_of(dims, *sizes)
+    padding = window["pads"][:dims]
+    found = plain(x, window["kernel_shape"], window["strides"], padding, window["dilations"], ceil)
+    if not x.dtype.is_floating_point():
+        return found
+    window["ceil_mode"] = ceil
+    full = batched(x, dims)
+    nan = op.Constant(value=ir.tensor(float("nan"), dtype=x.dtype))
+    bad = unbatched(spoilt(full, window), x, dims)
+    if not isinstance(found, tuple):
+        return op.Where(bad, nan, found)
+    values, places = found
+    last = unbatched(last_nan(full, window), x, dims)
+    at_nan = op.Less(op.Constant(value_int=-1), last)
+    return op.Where(bad, nan, values), op.Where(at_nan, last, places)
+
+
+def translation(plain: Callable[..., Any], dims: int, returns: Any = TReal) -> Callable[..., Any]:
+    """Torchlib's own pool, with NaN; its result is the values, or values and places."""
+
+    def max_pool(
+        self: TReal,
+        kernel_size: Sequence[int],
+        stride: Sequence[int] = (),
+        padding: Sequence[int] = (0,),
+        dilation: Sequence[int] = (1,),
+        ceil_mode: bool = False,
     ) -> Any:
-        window = window_of(dims, *sizes)
-        padding = window["pads"][:dims]
-        found = plain(
-            x, window["kernel_shape"], window["strides"], padding, window["dilations"], ceil
-        )
-        if not x.dtype.is_floating_point():
-            return found
-        window["ceil_mode"] = ceil
-        full = batched(x, dims)
-        nan = op.Constant(value=ir.tensor(float("nan"), dtype=x.dtype))
-        bad = unbatched(spoilt(full, window), x, dims)
-        if not isinstance(found, tuple):
-            return op.Where(bad, nan, found)
-        values, places = found
-        last = unbatched(last_nan(full, window), x, dims)
-        at_nan = op.Less(op.Constant(value_int=-1), last)
-        return op.Where(bad, nan, values), op.Where(at_nan, last, places)
+        return pooled(plain, dims, self, (kernel_size, stride, padding, dilation), ceil_mode)
 
-    def values_only(plain: Callable[..., Any], dims: int) -> Callable[..., Any]:
-        def max_pool(
-            self: TReal,
-            kernel_size: Sequence[int],
-            stride: Sequence[int] = (),
-            padding: Sequence[int] = (0,),
-            dilation: Sequence[int] = (1,),
-            ceil_mode: bool = False,
-        ) -> TReal:
-            return pooled(plain, dims, self, (kernel_size, stride, padding, dilation), ceil_mode)
-
-        return max_pool
-
-    def with_places(plain: Callable[..., Any], dims: int) -> Callable[..., Any]:
-        def max_pool(
-            self: TReal,
-            kernel_size: Sequence[int],
-            stride: Sequence[int] = (),
-            padding: Sequence[int] = (0,),
-            dilation: Sequence[int] = (1,),
-            ceil_mode: bool = False,
-        ) -> tuple[TReal, INT64]:
-            sizes = (kernel_size, stride, padding, dilation)
-            found: tuple[Any, Any] = pooled(plain, dims, self, sizes, ceil_mode)
-            return found
-
-        return max_pool
-
-    made: dict[Any, Callable[..., Any]] = {
-        aten.max_pool1d.default: values_only(nn.aten_max_pool1d, 1),
-        aten.max_pool2d.default: values_only(nn.aten_max_pool2d, 2),
-        aten.max_pool3d.default: values_only(nn.aten_max_pool3d, 3),
-        aten.max_pool1d_with_indices.default: with_places(nn.aten_max_pool1d_with_indices, 1),
-        aten.max_pool2d_with_indices.default: with_places(nn.aten_max_pool2d_with_indices, 2),
-        aten.max_pool3d_with_indices.default: with_places(nn.aten_max_pool3d_with_indices, 3),
-    }
-    known = {**vars(tensor_typing), "INT64": onnxscript.INT64}
-    for function in made.values():  # the exporter reads types there, not their names
-        function.__annotations__ = get_type_hints(function, localns=known)
-    return made
+    max_pool.__annotations__["return"] = returns
+    return max_pool
 
 
 def window_of(
@@ -123,7 +105,7 @@ def window_of(
     dilation: Sequence[int],
 ) -> dict[str, Any]:
     """The attributes of ONNX's pooling, one number a dimension (two for the padding)."""
-    each = functools.partial(_of_length, dims=dims)
+    each = functools.partial(of_length, dims=dims)
     return {
         "kernel_shape": each(kernel_size),
         "strides": each(stride or kernel_size),
@@ -132,5 +114,18 @@ def window_of(
     }
 
 
-def _of_length(values: Sequence[int], dims: int) -> list[int]:
-    return list(values) if len(values) == dims else list(values) * dims
+TRANSLATIONS: dict[Any, Callable[..., Any]] = {
+    aten.max_pool1d.default: translation(nn.aten_max_pool1d, 1),
+    aten.max_pool2d.default: translation(nn.aten_max_pool2d, 2),
+    aten.max_pool3d.default: translation(nn.aten_max_pool3d, 3),
+    aten.max_pool1d_with_indices.default: translation(
+        nn.aten_max_pool1d_with_indices, 1, _WITH_PLACES
+    ),
+    aten.max_pool2d_with_indices.default: translation(
+        nn.aten_max_pool2d_with_indices, 2, _WITH_PLACES
+    ),
+    aten.max_pool3d_with_indices.default: translation(
+        nn.aten_max_pool3d_with_indices, 3, _WITH_PLACES
+    ),
+}
+"""Operator to a function that emits ONNX nodes; see :mod:`composer.lowering.translations`."""
