@@ -7,7 +7,7 @@ checks that the engine it accepts did the work, and runs the captured graph itse
 
 from __future__ import annotations
 
-from composer import errors
+from composer import errors, passes
 from composer.policy import Candidate, Policy
 from composer.records import Attempt, CompileReport, Reason, Status
 from composer.session import current as _current
@@ -22,6 +22,7 @@ __all__ = [
     "Reason",
     "Status",
     "errors",
+    "passes",
     "report",
     "reports",
     "reset",

@@ -27,10 +27,20 @@ from torch._dynamo.exc import InvalidBackend as InvalidBackend
 from torch._dynamo.exc import RestartAnalysis, SkipFrame
 from torch._dynamo.resume_execution import ContinueExecutionCache
 from torch._dynamo.symbolic_convert import InstructionTranslator
-from torch._guards import CompileContext, TracingContext
+from torch._guards import CompileContext, TracingContext, tracing
+
+# The kinds of custom pass that Inductor documents; the module is private with all of Inductor.
+from torch._inductor.custom_graph_pass import CustomGraphPass as CustomGraphPass
+from torch._inductor.custom_graph_pass import (
+    CustomInferenceAwareGraphPass as CustomInferenceAwareGraphPass,
+)
+from torch._inductor.custom_graph_pass import CustomPartitionerFn as CustomPartitionerFn
+from torch._inductor.custom_graph_pass import CustomPassBase as CustomPassBase
 from torch._ops import OpOverload as OpOverload
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
+from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch._subclasses.fake_tensor import unset_fake_temporarily as unset_fake_temporarily
+from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 
 # The base of all batch norms, which torch documents but does not export.
 from torch.nn.modules.batchnorm import _BatchNorm as _BatchNorm
@@ -133,12 +143,22 @@ def carry_source_metadata(source: torch.fx.GraphModule, copy: torch.fx.GraphModu
     Dynamo keeps it in attributes because ``meta`` is pickled (pytorch/pytorch#141640); when it
     moves into ``meta`` this function can go.
     """
+    carry_attributes(source, copy)
+    for node, twin in zip(source.graph.nodes, copy.graph.nodes, strict=True):
+        carry_node_source(node, twin)
+
+
+def carry_attributes(source: torch.fx.GraphModule, copy: torch.fx.GraphModule) -> None:
+    """Re-attach what Dynamo hung on the graph module itself."""
     for name, value in vars(source).items():
         if name not in vars(copy):
             object.__setattr__(copy, name, value)
-    for node, twin in zip(source.graph.nodes, copy.graph.nodes, strict=True):
-        if hasattr(node, "_dynamo_source"):
-            twin._dynamo_source = node._dynamo_source
+
+
+def carry_node_source(node: torch.fx.Node, twin: torch.fx.Node) -> None:
+    """Re-attach where Dynamo says that a placeholder comes from."""
+    if hasattr(node, "_dynamo_source"):
+        twin._dynamo_source = node._dynamo_source
 
 
 def share_fake(original: torch.Tensor, copy: torch.Tensor) -> None:
@@ -160,6 +180,20 @@ def share_fake(original: torch.Tensor, copy: torch.Tensor) -> None:
     )
     mode.fake_tensor_converter.set_tensor_memo(copy, fake)
     cast(Any, copy)._composer_fake = fake  # the memo holds it weakly; it lives as long as the copy
+
+
+@contextlib.contextmanager
+def captured_with(fakes: Sequence[Any], inputs: Sequence[Any]) -> Iterator[None]:
+    """Compile within a compile: AOTAutograd, run again, meets ``fakes`` where it sees ``inputs``.
+
+    It writes what it finds out to the context of the compile; the inner one is given its own.
+    """
+    mode = fake_mode_of(fakes)
+    for fake, value in zip(fakes, inputs, strict=True):
+        if isinstance(fake, FakeTensor):
+            mode.fake_tensor_converter.set_tensor_memo(value, fake)
+    with tracing(TracingContext(mode)):
+        yield
 
 
 def storage_id(tensor: torch.Tensor) -> int:
@@ -204,6 +238,92 @@ def disabled(function: Callable[..., Any]) -> Callable[..., Any]:
     return wrap(function, reason="engines are not traced")
 
 
+# --- passes -------------------------------------------------------------------------------------
+
+
+def is_pattern_matcher_pass(value: object) -> bool:
+    """Whether it is one of Inductor's; its heavy module is not imported to find out."""
+    module = sys.modules.get("torch._inductor.pattern_matcher")
+    return module is not None and isinstance(value, module.PatternMatcherPass)
+
+
+def fake_mode_of(values: Sequence[Any]) -> FakeTensorMode:
+    """The mode that the fake tensors among ``values`` belong to; a new one if there are none."""
+    for value in values:
+        if isinstance(value, FakeTensor):
+            return value.fake_mode
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def as_fake(mode: FakeTensorMode, value: Any) -> Any:
+    """A real tensor's fake in ``mode``, with its own sizes; everything else as it is."""
+    if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor):
+        return value
+    return mode.from_tensor(value, static_shapes=True)
+
+
+@contextlib.contextmanager
+def faking(mode: FakeTensorMode) -> Iterator[None]:
+    """Run operations on fake tensors; a size that only data decide may get a new symbol."""
+    shape_env = mode.shape_env
+    fresh = shape_env.ignore_fresh_unbacked_symbols() if shape_env else contextlib.nullcontext()
+    with fresh, mode:
+        yield
+
+
+def enters_autocast(target: Any) -> bool:
+    """Whether a graph's node opens a region of autocast."""
+    return target is _enter_autocast
+
+
+_CHANGES_STATE = (
+    torch._C._set_grad_enabled,
+    _enter_autocast,
+    _exit_autocast,
+)
+
+
+def changes_state(target: Any) -> bool:
+    """Whether a graph's node changes grad mode or autocast for the nodes behind it."""
+    return any(target is each for each in _CHANGES_STATE)
+
+
+def capture_aten(run: Callable[..., Any], example_inputs: Sequence[Any]) -> torch.fx.GraphModule:
+    """Canonical ATen of a captured graph, before autograd, with the sizes' own symbols.
+
+    ``make_fx(pre_dispatch=True)`` records one overload a call above autograd and autocast, as
+    ``torch.export`` does for training. Inputs are faked anew, in a mode that shares Dynamo's
+    symbols but not its fake tensors: running the graph may change what a fake tensor says.
+
+    Args:
+        run: Runs the captured graph.
+        example_inputs: Real tensors and symbols, in the order of the placeholders.
+    """
+    from torch.fx import traceback
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    context = TracingContext.try_get()
+    known = None if context is None or context.fake_mode is None else context.fake_mode.shape_env
+    mode = FakeTensorMode(shape_env=known, allow_non_fake_inputs=True)
+
+    def fake(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        symbolic = None if context is None else cast(Any, context.tensor_to_context).get(value)
+        source = None if symbolic is None else symbolic.tensor_source
+        return mode.from_tensor(
+            value,
+            static_shapes=None if symbolic else True,
+            symbolic_context=symbolic,
+            source=source,
+            trace=False,
+        )
+
+    fakes = [fake(value) for value in example_inputs]
+    with mode, traceback.preserve_node_meta():
+        return make_fx(run, pre_dispatch=True)(*fakes)
+
+
 # --- while a candidate compiles -----------------------------------------------------------------
 
 
@@ -235,6 +355,20 @@ def inductor_config(mode: str | None, options: dict[str, Any]) -> dict[str, Any]
     """
     wrapper = torch._TorchCompileInductorWrapper(mode, options, None)  # type: ignore[no-untyped-call]  # torch leaves it untyped
     return dict(wrapper.config)
+
+
+def inductor_cache_dir() -> str:
+    """Where Inductor keeps what it compiled."""
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    return cache_dir()
+
+
+def inductor_setting(name: str, config: Mapping[str, Any]) -> Any:
+    """A setting as Inductor would see it: the compile's own, else the one of its config."""
+    import torch._inductor.config as inductor_config
+
+    return config[name] if name in config else getattr(inductor_config, name)
 
 
 def argument(node: torch.fx.Node, name: str) -> Any:
@@ -280,26 +414,34 @@ def aot_compile(
     forward: GraphCompiler,
     backward: GraphCompiler,
     inference: GraphCompiler,
+    partition: Callable[..., tuple[torch.fx.GraphModule, torch.fx.GraphModule]],
     decompositions: dict[Any, Callable[..., Any]],
 ) -> Callable[..., Any]:
     """Compile through AOTAutograd, which makes graphs functional and replays mutations.
 
-    A graph that needs a backward is cut where the least memory has to be kept in between
-    (``min_cut_rematerialization_partition``), as for Inductor; its two halves go to ``forward`` and
+    A graph that needs a backward is cut in two by ``partition``; the halves go to ``forward`` and
     ``backward``, in this order and both before this returns. Any other goes to ``inference``.
     """
     from torch._dynamo.backends.common import aot_autograd
-    from torch._functorch.partitioners import min_cut_rematerialization_partition
 
     backend = aot_autograd(
         fw_compiler=forward,
         bw_compiler=backward,
         inference_compiler=inference,
-        partition_fn=min_cut_rematerialization_partition,
+        partition_fn=partition,
         decompositions=decompositions,
     )
     with eager_backward_lowering():
         return backend(gm, list(example_inputs))
+
+
+def min_cut(
+    gm: torch.fx.GraphModule, joint_inputs: Sequence[Any], **kwargs: Any
+) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+    """Cut a joint graph where the least memory has to be kept in between, as for Inductor."""
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    return min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
 
 
 def donate_nothing() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.fx
 
 from composer import _torch, clones, prove
 from composer.backends import find_backend
@@ -17,10 +19,14 @@ from composer.errors import (
     CandidateError,
     ChainExhausted,
     OptionError,
+    PassError,
     Refusal,
     UnknownNameError,
     refuse,
 )
+from composer.lowering.each import compile_each
+from composer.passes import late
+from composer.passes.resolve import SharedPasses
 from composer.policy import Candidate, Policy
 from composer.records import Attempt, GraphRequest, Outcome, Reason, Status
 
@@ -59,24 +65,50 @@ def resolve(rules: Policy) -> tuple[Contender, ...]:
     return tuple(contenders)
 
 
-def walk(request: GraphRequest, contenders: Sequence[Contender], *, strict: bool) -> Outcome:
+def walk(
+    request: GraphRequest,
+    contenders: Sequence[Contender],
+    shared: SharedPasses | None = None,
+    *,
+    strict: bool,
+) -> Outcome:
     """Try one candidate after the other; the first that is accepted serves the graph.
 
-    With ``strict`` the walk ends at the first that is not.
+    Args:
+        request: The graph, as the passes of the stages ``torch`` and ``aten`` left it.
+        contenders: The chain.
+        shared: The passes of the later stages, which every candidate and the floor run.
+        strict: End the walk at the first candidate that is not accepted.
+
+    Raises:
+        PassError: a pass failed, and the policy says ``on_pass_error = "raise"``.
     """
+    shared = shared or SharedPasses()
     attempts: list[Attempt] = []
     errors: list[Exception] = []
     for contender in contenders:
-        attempt, compiled, error = try_candidate(request, contender)
+        with late.running(late.LatePasses(shared)) as passes:
+            attempt, compiled, error = try_candidate(request, contender)
         attempts.append(attempt)
         if compiled is not None:
-            return Outcome(tuple(attempts), tuple(errors), attempt.backend, compiled)
+            return Outcome(
+                tuple(attempts), tuple(errors), attempt.backend, compiled, passes.records
+            )
         if error is not None:
             errors.append(error)
         if strict:
             break
-    floor = _torch.settled_forward(request.gm)
-    return Outcome(tuple(attempts), tuple(errors), FLOOR, floor)
+    with late.running(late.LatePasses(shared)) as passes:
+        floor = _floor(request, shared)
+    return Outcome(tuple(attempts), tuple(errors), FLOOR, floor, passes.records)
+
+
+def _floor(request: GraphRequest, shared: SharedPasses) -> Callable[..., Any]:
+    """The graph's own forward; with passes within AOTAutograd's step, those of what comes out."""
+    if not shared.late:
+        return _torch.settled_forward(request.gm)
+    gm = clones.clone_graph(request.gm)
+    return compile_each(gm, request.example_inputs, lambda gm, _: _torch.settled_forward(gm))
 
 
 def objection(outcome: Outcome, *, strict: bool, on_exhausted: str) -> Exception | None:
@@ -111,6 +143,7 @@ def try_candidate(
         except _torch.DYNAMO_CONTROL_FLOW:
             raise
         except Exception as error:  # noqa: BLE001  # whatever an engine raises becomes a record
+            _raise_pass_error(error)
             return _failed(name, error, notes, time.perf_counter() - started), None, error
     seconds = time.perf_counter() - started
     done = Attempt(name, Status.SUCCEEDED, None, "", seconds, notes.coverage, notes.engine)
@@ -126,15 +159,39 @@ def _build(request: GraphRequest, contender: Contender) -> Callable[..., Any]:
         inputs = clones.copy_inputs(inputs, keep=request.weights)
     versions = _weight_versions(request)
     buffers = clones.Buffers(request) if backend.reads_example_inputs else None
+    build = functools.partial(backend.build, mode=request.mode, options=options)
     try:
         with _torch.eager_backward_lowering():
-            compiled = backend.build(gm, inputs, mode=request.mode, options=options)
+            if late.in_force().shared.late and not backend.runs_shared_passes:
+                compiled: object = compile_each(
+                    gm, inputs, functools.partial(_part, build, backend)
+                )
+            else:
+                compiled = build(gm, inputs)
     finally:
         moved = buffers is not None and buffers.restore()
     if moved or _weight_versions(request) != versions:
         what = "the backend wrote to the model's weights or buffers while compiling"
         refuse(Status.REJECTED, Reason.MUTATED_INPUTS, what)
     return prove.proven(compiled, None if backend.may_return_original else request.gm)
+
+
+def _part(
+    build: Callable[..., object],
+    backend: Backend,
+    functional: torch.fx.GraphModule,
+    inputs: list[Any],
+) -> Callable[..., Any]:
+    """Have a backend compile one of AOTAutograd's graphs, and see that it did."""
+    compiled = build(clones.clone_graph(functional), inputs)
+    return prove.proven(compiled, None if backend.may_return_original else functional)
+
+
+def _raise_pass_error(error: Exception) -> None:
+    """A pass that the policy wants to raise is no engine's fault."""
+    for cause in _causes(error):
+        if isinstance(cause, PassError):
+            raise cause
 
 
 def _decline_low_coverage(notes: Notes, least: float) -> None:

@@ -11,7 +11,8 @@ import torch.fx
 
 from composer import capture, chain, clones, guard, policy, session
 from composer.lowering import once
-from composer.records import Attempt, CompileReport, GraphRequest
+from composer.passes import early, resolve
+from composer.records import Attempt, CompileReport, GraphRequest, PassRecord
 from composer.telemetry import notices
 
 
@@ -37,21 +38,27 @@ def compose(
 
     Raises:
         OptionError, UnknownNameError: the user's own mistakes.
+        PassError: a pass failed and ``on_pass_error`` is ``"raise"``.
         CandidateError: a candidate was not accepted and ``strict`` is on.
         ChainExhausted: none was accepted and ``on_exhausted`` is ``"raise"``.
     """
     started = time.perf_counter()
     rules = policy.resolve(mode, options)
     candidates = chain.resolve(rules)
+    shared = resolve.resolve(rules.passes, rules.on_pass_error)
     gm, restore = clones.flat_outputs(gm)
+    settings = f"{mode} {rules.key} {shared.key}"
     request = capture.read_request(
-        gm, example_inputs, mode=mode, model=rules.model, settings=f"{mode} {rules.key}"
+        gm, example_inputs, mode=mode, model=rules.model, settings=settings
     )
+    request, rewritten = early.rewrite(request, shared)
     with once.sharing():
-        outcome = chain.walk(request, candidates, strict=rules.strict)
+        outcome = chain.walk(request, candidates, shared, strict=rules.strict)
+    passes = (*rewritten, *outcome.passes)
     objection = chain.objection(outcome, strict=rules.strict, on_exhausted=rules.on_exhausted)
     chosen = "" if objection else outcome.chosen
-    report = _report(request, rules, outcome.attempts, chosen, time.perf_counter() - started)
+    seconds = time.perf_counter() - started
+    report = _report(request, rules, passes, outcome.attempts, chosen, seconds)
     session.current().keep(report)
     notices.log_attempts(report)
     if objection:
@@ -63,6 +70,7 @@ def compose(
 def _report(
     request: GraphRequest,
     rules: policy.Policy,
+    passes: tuple[PassRecord, ...],
     attempts: tuple[Attempt, ...],
     chosen: str,
     seconds: float,
@@ -79,6 +87,7 @@ def _report(
         nodes=request.nodes,
         inputs=request.inputs,
         policy=rules.layers,
+        passes=passes,
         attempts=attempts,
         chosen=chosen,
         seconds=seconds,

@@ -6,6 +6,7 @@
     ├── ComposerError
     │   ├── OptionError(ValueError)        a policy field or engine option that nobody knows
     │   ├── UnknownNameError(LookupError)  a backend's name that nobody knows, close to a known one
+    │   ├── PassError                      ``on_pass_error="raise"``: a pass broke its contract
     │   ├── Refusal                        an engine says no, with a status and a reason code
     │   ├── CandidateError                 ``strict``: a candidate was not accepted
     │   └── ChainExhausted(ExceptionGroup) ``on_exhausted="raise"``: no candidate was accepted
@@ -51,6 +52,30 @@ class Refusal(ComposerError):
         super().__init__(message)
         self.status = status
         self.reason = reason
+
+
+class PassError(ComposerError):
+    """Under ``on_pass_error="raise"``, the pass that raised or broke a rule of its contract.
+
+    Args:
+        name: The pass.
+        rule: The rule's name: ``raises``, ``inputs``, ``outputs``, ``order``, ``lint``,
+            ``metadata`` or ``stage`` (:mod:`composer.passes.rules` says what each means).
+        message: What was found, in one sentence.
+        node: The node of the graph where it was found; empty where it is none in particular.
+        before: Names of the passes that had changed this graph before.
+    """
+
+    def __init__(
+        self, name: str, rule: str, message: str, node: str = "", before: Sequence[str] = ()
+    ) -> None:
+        where = f" at node {node!r}" if node else ""
+        earlier = f"; it ran after {', '.join(before)}" if before else ""
+        super().__init__(f"pass {name!r} broke the rule {rule!r}{where}: {message}{earlier}")
+        self.name = name
+        self.rule = rule
+        self.node = node
+        self.before = tuple(before)
 
 
 class CandidateError(ComposerError):

@@ -50,6 +50,11 @@ class Policy(BaseModel):
         strict: Any candidate that is not accepted raises at once.
         on_exhausted: ``"eager"`` runs the captured graph's own forward when no candidate was
             accepted, ``"raise"`` gives :class:`~composer.errors.ChainExhausted`.
+        passes: Shared passes in the order in which they run: names, ``"module:Class"``, tables
+            ``{"pass": ..., field: value}``, :class:`~composer.passes.GraphPass` objects, Inductor's
+            custom passes, functions, and at most one ``CustomPartitionerFn``.
+        on_pass_error: ``"skip"`` rolls a failing pass back and records it, ``"raise"`` gives
+            :class:`~composer.errors.PassError`.
         min_coverage: Share of a graph's compute nodes that an engine must really take, for engines
             that say how much they took; the rest runs as eager ATen.
         model: The model's name in reports; by default the class, or the function, compiled.
@@ -60,6 +65,8 @@ class Policy(BaseModel):
     chain: tuple[Candidate, ...] = tuple(Candidate(backend=name) for name in DEFAULT_CHAIN)
     strict: bool = False
     on_exhausted: Literal["eager", "raise"] = "eager"
+    passes: tuple[Any, ...] = ()
+    on_pass_error: Literal["skip", "raise"] = "skip"
     min_coverage: Share = 0.5
     model: str | None = None
 
@@ -74,6 +81,13 @@ class Policy(BaseModel):
         return tuple(
             each if isinstance(each, Candidate | Mapping) else {"backend": each} for each in chain
         )
+
+    @field_validator("passes", mode="before")
+    @classmethod
+    def _listed(cls, passes: Any) -> Any:
+        if not isinstance(passes, list | tuple):
+            raise ValueError("passes is a list, such as ['fold_batch_norm']")
+        return tuple(passes)
 
     @property
     def names_chain(self) -> bool:

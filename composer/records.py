@@ -104,6 +104,25 @@ class GraphRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class PassRecord:
+    """One shared pass run over one graph.
+
+    ``stage`` is the name of the stage. ``matches`` counts the places that were rewritten, ``None``
+    where the pass does not say. Nodes are those of the graph, placeholders and output included.
+    ``error`` names the rule that the pass broke, and where; the pass was then rolled back.
+    """
+
+    name: str
+    stage: str
+    changed: bool = False
+    matches: int | None = None
+    nodes_before: int = 0
+    nodes_after: int = 0
+    seconds: float = 0.0
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Attempt:
     """One candidate tried on one graph.
 
@@ -177,6 +196,7 @@ class Runtime:
 class Outcome:
     """Where a walk along the chain ended.
 
+    ``passes`` are the shared passes that ran within the candidate that was accepted, or the floor.
     ``errors`` are the exceptions behind the attempts that were not accepted; they live only as
     long as the compile, since their tracebacks hold the graph and its tensors.
     """
@@ -185,6 +205,7 @@ class Outcome:
     errors: tuple[Exception, ...]
     chosen: str
     compiled: Callable[..., Any]
+    passes: tuple[PassRecord, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,10 +215,11 @@ class CompileReport:
     ``time`` is UTC in ISO 8601. ``graph_id`` is Dynamo's compile id (``"0/0"``), ``"direct"``
     where a backend was called without Dynamo. ``graph_key`` is a SHA-256 that is equal in every
     process for the same graph, shapes, dtypes and options. ``nodes`` counts the operations of the
-    captured graph. ``policy`` lists the layers of the policy that spoke. ``passes`` is empty until
-    there are shared passes. ``chosen`` is the backend's name as the chain spelled it, ``"eager"``
-    for the floor, and empty where the policy asked for an error instead. ``seconds`` is the whole
-    time that composer took.
+    captured graph. ``policy`` lists the layers of the policy that spoke. ``passes`` are the
+    shared passes in the order they ran: those of the stages ``torch`` and ``aten``, then those
+    that ran within the candidate that serves the graph. ``chosen`` is the backend's name as the
+    chain spelled it, ``"eager"`` for the floor, and empty where the policy asked for an error
+    instead. ``seconds`` is the whole time that composer took.
     """
 
     schema: int = SCHEMA_VERSION
@@ -212,7 +234,7 @@ class CompileReport:
     nodes: int
     inputs: tuple[GraphInput, ...]
     policy: tuple[str, ...]
-    passes: tuple[()] = ()
+    passes: tuple[PassRecord, ...] = ()
     attempts: tuple[Attempt, ...]
     chosen: str
     seconds: float

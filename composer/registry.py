@@ -44,6 +44,23 @@ class Registry(Generic[T]):
         self._discover()
         return name in self._table
 
+    def add(self, name: str, value: T) -> None:
+        """Register a value of this process.
+
+        Raises:
+            ComposerError: the name stands for something else already.
+        """
+        self._discover()
+        with self._lock:
+            path = f"{getattr(value, '__module__', '')}:{getattr(value, '__qualname__', '')}"
+            if self._table.get(name, path) != path:
+                raise ComposerError(
+                    f"the {self.kind} {name!r} cannot be {path!r}; it stands for "
+                    f"{self._table[name]!r} already"
+                )
+            self._table[name] = path
+            self._loaded[name] = value
+
     def get(self, name: str) -> T:
         """Import and return what ``name`` stands for.
 

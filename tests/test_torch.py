@@ -239,6 +239,7 @@ def test_aot_compile_and_mutated_inputs_see_what_the_graph_writes_to() -> None:
 
     def backend(gm, example_inputs):
         same = dict.fromkeys(("forward", "backward", "inference"), compiler)
+        same["partition"] = _torch.min_cut
         return _torch.aot_compile(gm, example_inputs, **same, decompositions={})
 
     x, y = torch.ones(2), torch.ones(2)
@@ -261,7 +262,7 @@ def test_aot_compile_makes_a_forward_and_a_backward_before_it_returns() -> None:
     def backend(gm, example_inputs):
         stages.append("asked")
         names = ("forward", "backward", "inference")
-        compilers = {name: stage(name) for name in names}
+        compilers = {name: stage(name) for name in names} | {"partition": _torch.min_cut}
         compiled = _torch.aot_compile(gm, example_inputs, **compilers, decompositions={})
         stages.append("done")
         return compiled

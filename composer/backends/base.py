@@ -33,6 +33,11 @@ class Backend(ABC):
     may_return_original: ClassVar[bool] = False
     """Whether running the captured graph as it is counts as this engine's work."""
 
+    runs_shared_passes: ClassVar[bool] = False
+    """Whether the build itself runs the passes of the stages ``joint`` and ``post_grad``
+    (:func:`composer.passes.late.in_force`). For any other backend composer makes the AOT step, and
+    gives it each functional graph as if captured; without such passes it is given the graph."""
+
     def check_options(self, options: Mapping[str, Any]) -> None:
         """Find the user's own mistakes before anything is tried.
 

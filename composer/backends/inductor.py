@@ -9,8 +9,12 @@ import torch
 import torch.fx
 
 from composer import _torch
+from composer.backends import inductor_memory
 from composer.backends.base import Backend, note
+from composer.backends.inductor_hooks import hooks
+from composer.capture import graph_key
 from composer.errors import OptionError
+from composer.passes import late
 from composer.registry import did_you_mean
 
 
@@ -22,6 +26,7 @@ class InductorBackend(Backend):
     """
 
     reads_example_inputs = False
+    runs_shared_passes = True
 
     def check_options(self, options: Mapping[str, Any]) -> None:
         """Let Inductor itself judge names and types."""
@@ -43,9 +48,27 @@ class InductorBackend(Backend):
         mode: str | None,
         options: Mapping[str, Any],
     ) -> object:
-        """Compile with the settings that ``mode`` stands for, then the candidate's options."""
+        """Compile with the settings that ``mode`` stands for, then the candidate's options.
+
+        Shared passes come in by Inductor's own hooks, behind what the user set there.
+        """
         config = _torch.inductor_config(mode, dict(options))
+        passes = late.in_force()
+        config |= hooks(passes, config)
         compile_fx = _torch.lookup_backend("inductor")
+        settings = f"{mode} {sorted(options.items())} {passes.shared.key}"
+        key = graph_key(gm, settings) if passes.shared.late else ""
         compiled = compile_fx(gm, example_inputs, config_patches=config)  # type: ignore[call-arg]  # Dynamo's protocol names two arguments; Inductor takes more
+        if passes.shared.late:
+            _complete(passes, key)
         note(coverage=1.0, torch=torch.__version__, **({"mode": mode} if mode else {}))
         return compiled
+
+
+def _complete(passes: late.LatePasses, key: str) -> None:
+    """Have the record say what the passes did to a graph, where Inductor had it in its cache."""
+    if passes.ran_all():
+        inductor_memory.remember(key, passes.records)
+    else:
+        passes.complete(inductor_memory.recall(key))
+        note(passes="in the graph that Inductor had in its cache")

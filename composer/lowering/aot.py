@@ -17,6 +17,8 @@ from composer.errors import refuse
 from composer.lowering.decompositions import Table, decompositions
 from composer.lowering.statistics import statistics, witness_of
 from composer.lowering.weights import can_bind
+from composer.passes import late
+from composer.passes.base import Stage
 from composer.records import Reason, Status
 
 
@@ -94,13 +96,49 @@ def compile_functional(
         return _torch.boxed(_with_memory(compiled) if kind is Kind.BACKWARD else compiled)
 
     needs_grad = torch.is_grad_enabled() and any(map(_requires_grad, everything))
+    return through_aot(gm, example_inputs, compiler, decompositions(dialect, needs_grad))
+
+
+Compiler = Callable[[Kind, torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]
+
+
+def through_aot(
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    compiler: Compiler,
+    decompositions: dict[Any, Callable[..., Any]],
+) -> Callable[..., Any]:
+    """AOTAutograd's step, with the shared passes of the stages within it.
+
+    Args:
+        gm: The captured graph.
+        example_inputs: Tensors and symbols, in the order of the placeholders.
+        compiler: Makes a boxed callable of a functional graph and its fake inputs.
+        decompositions: Operators to write out while the graph is made functional.
+    """
+    passes = late.in_force()
+
+    def compile_one(
+        kind: Kind, functional: torch.fx.GraphModule, fakes: Sequence[Any]
+    ) -> Callable[..., Any]:
+        inference = kind is Kind.INFERENCE
+        if inference:
+            passes.run(Stage.JOINT, functional, inference=True)
+        passes.run(Stage.POST_GRAD, functional, inference=inference)
+        return compiler(kind, functional, fakes)
+
+    def partition(joint: torch.fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Any:
+        passes.run(Stage.JOINT, joint, inference=False)
+        return passes.cut(_torch.min_cut, joint, inputs, **kwargs)
+
     return _torch.aot_compile(
         gm,
         example_inputs,
-        forward=functools.partial(compiler, Kind.FORWARD),
-        backward=functools.partial(compiler, Kind.BACKWARD),
-        inference=functools.partial(compiler, Kind.INFERENCE),
-        decompositions=decompositions(dialect, needs_grad),
+        forward=functools.partial(compile_one, Kind.FORWARD),
+        backward=functools.partial(compile_one, Kind.BACKWARD),
+        inference=functools.partial(compile_one, Kind.INFERENCE),
+        partition=partition,
+        decompositions=decompositions,
     )
 
 

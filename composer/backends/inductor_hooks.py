@@ -1,0 +1,110 @@
+"""Shared passes in Inductor's own slots: added behind the user's, never in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch.fx
+
+from composer import _torch
+from composer.errors import refuse
+from composer.passes.base import Stage
+from composer.passes.late import LatePasses
+from composer.records import Reason, Status
+
+_SLOTS = {Stage.JOINT: "joint_custom_pre_pass", Stage.POST_GRAD: "post_grad_custom_pre_pass"}
+"""The slots in front of Inductor's own rewrites, where its graph is that of every other engine."""
+
+
+def hooks(passes: LatePasses, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of Inductor's that make it run these passes in its own AOT step.
+
+    Args:
+        passes: The passes of this attempt.
+        config: The settings that the user asked for; torch's own config stands behind them.
+
+    Raises:
+        Refusal: ``declined``, where the user gave Inductor a partitioner of its own as well.
+    """
+    settings: dict[str, Any] = {}
+    for stage, slot in _SLOTS.items():
+        if passes.shared.at(stage):
+            settings[slot] = Hook(passes, stage, _already(slot, config))
+    if passes.shared.partitioner is not None:
+        if _torch.inductor_setting("custom_partitioner_fn", config) is not None:
+            what = "the policy's passes hold a partitioner, and Inductor's config holds another"
+            refuse(Status.DECLINED, Reason.POLICY, what)
+        settings["custom_partitioner_fn"] = PartitionHook(passes)
+    return settings
+
+
+def _already(slot: str, config: Mapping[str, Any]) -> tuple[Callable[..., Any], ...]:
+    """What the user set in a slot: nothing, one pass, or (torch >= 2.13) a list of them."""
+    found = _torch.inductor_setting(slot, config)
+    if found is None:
+        return ()
+    return tuple(found) if isinstance(found, list | tuple) else (found,)
+
+
+class Hook(_torch.CustomInferenceAwareGraphPass):
+    """The user's own passes of one slot, then the shared ones of its stage."""
+
+    def __init__(
+        self, passes: LatePasses, stage: Stage, users: Sequence[Callable[..., Any]]
+    ) -> None:
+        self._passes = passes
+        self._stage = stage
+        self._users = users
+
+    def __call__(self, graph: torch.fx.Graph, is_inference: bool | None = None) -> None:
+        """Edit the graph in place; only at ``post_grad`` does Inductor say what kind it is."""
+        inference = not _has_tangents(graph) if is_inference is None else is_inference
+        for each in self._users:
+            if isinstance(each, _torch.CustomInferenceAwareGraphPass):
+                each(graph, inference)
+            else:
+                each(graph)
+        gm = graph.owning_module
+        assert gm is not None
+        self._passes.run(self._stage, gm, inference=inference)
+
+    def uuid(self) -> Any:
+        """All that is in the slot; ``None``, which bypasses the cache, where one has no uuid."""
+        shared = [each.uuid() for each in self._passes.shared.at(self._stage)]
+        users = [_uuid_of(each) for each in self._users]
+        return (*users, *shared) if all((*users, *shared)) else None
+
+    def __deepcopy__(self, memo: object) -> Hook:
+        """Inductor copies its config; what the passes did is recorded in one place."""
+        return self
+
+
+class PartitionHook(_torch.CustomPartitionerFn):
+    """The policy's partitioner, in Inductor's slot for one."""
+
+    def __init__(self, passes: LatePasses) -> None:
+        self._passes = passes
+
+    def __call__(
+        self, gm: torch.fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
+    ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+        """Cut a joint graph into forward and backward."""
+        return self._passes.cut(_torch.min_cut, gm, joint_inputs, **kwargs)
+
+    def uuid(self) -> Any:
+        """The partitioner's own."""
+        return self._passes.shared.partitioner.uuid()
+
+    def __deepcopy__(self, memo: object) -> PartitionHook:
+        """As for :class:`Hook`."""
+        return self
+
+
+def _uuid_of(each: object) -> Any:
+    return each.uuid() if isinstance(each, _torch.CustomPassBase) else None
+
+
+def _has_tangents(graph: torch.fx.Graph) -> bool:
+    """Whether it is a forward and a backward in one, which takes gradients by that name."""
+    return any(node.name.startswith("tangents") for node in graph.find_nodes(op="placeholder"))

@@ -1,0 +1,40 @@
+"""Functional graphs for a backend that knows no shared passes: each one as if captured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.fx
+
+from composer import _torch
+from composer.lowering.aot import Kind, through_aot
+from composer.lowering.trial import made_up
+
+Build = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Any]]
+
+
+def compile_each(
+    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], build: Build
+) -> Callable[..., Any]:
+    """Make the AOT step, with the shared passes in it, and let ``build`` compile what comes out.
+
+    Args:
+        gm: The captured graph.
+        example_inputs: Tensors and symbols, in the order of the placeholders.
+        build: Compiles a functional graph; it is given inputs of the right shapes, dtypes and
+            symbols whose values mean nothing.
+    """
+
+    def compiler(
+        kind: Kind, functional: torch.fx.GraphModule, fakes: Sequence[Any]
+    ) -> Callable[..., Any]:
+        if kind is Kind.BACKWARD:
+            _torch.donate_nothing()  # the backend may keep its inputs
+        with _torch.unset_fake_temporarily(), torch.no_grad():
+            inputs = made_up(functional)
+            with _torch.captured_with(fakes, inputs):
+                return _torch.boxed(build(functional, list(inputs)))
+
+    return through_aot(gm, example_inputs, compiler, decompositions={})

@@ -1,0 +1,170 @@
+"""What a pass is: a frozen dataclass that edits one graph in place, and says how often."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, ClassVar, TypeVar
+
+import torch.fx
+
+from composer.errors import OptionError
+from composer.passes.fingerprint import Unstable, digest, source_of_class, source_of_module
+from composer.registry import did_you_mean
+
+T = TypeVar("T")
+
+
+class Stage(StrEnum):
+    """Which graph a pass is given; every stage reaches every engine of the chain and the floor.
+
+    ``TORCH`` is the graph as Dynamo captured it: torch functions, methods, in-place operations.
+    ``ATEN`` is canonical ATen before autograd, one overload per call, what ``torch.export`` trains
+    on. ``JOINT`` is the functional forward and backward in one graph, before they are partitioned
+    (without a backward: the inference graph). ``POST_GRAD`` is functional ATen after that, a
+    forward, a backward or an inference graph. ``PARTITIONER`` is where forward and backward are
+    cut apart; a ``CustomPartitionerFn`` stands there.
+    """
+
+    TORCH = "torch"
+    ATEN = "aten"
+    JOINT = "joint"
+    POST_GRAD = "post_grad"
+    PARTITIONER = "partitioner"
+
+
+@dataclass(frozen=True, slots=True)
+class PassResult:
+    """What one run of a pass did: whether the graph changed, in how many places (if counted)."""
+
+    changed: bool
+    matches: int | None = None
+
+
+@dataclass(frozen=True)
+class GraphPass(ABC):
+    """One rewrite: one class, one file, one name. Its options are its fields.
+
+    A subclass that has options is itself decorated with ``@dataclass(frozen=True)``.
+
+    **Before** :meth:`run`, the graph passes ``lint``, is in topological order and every node
+    carries its fake value: ``meta["example_value"]`` at stage ``torch``, ``meta["val"]`` at all
+    others. It belongs to composer: the captured graph, the user's module and the values of weights
+    are never to be touched.
+
+    **After** it, the graph has the same placeholders in the same order and as many outputs with
+    the same shape, dtype, device (and strides, at ``torch`` and ``aten``), has no cycle, and
+    every new operation can be run on its inputs' fake values. Order and metadata of new nodes need
+    no care: the pipeline sorts the nodes, and computes the fake values of what changed and of all
+    that hangs on it. A pass that breaks the rule, or raises, is rolled back and recorded; under
+    ``on_pass_error="raise"`` it raises :class:`~composer.errors.PassError`.
+
+    A pass keeps no state between runs and may run on several threads at once.
+    """
+
+    name: ClassVar[str] = ""
+    """The recorded name; the class's own name in snake case where it is not given."""
+
+    stage: ClassVar[Stage | str] = Stage.ATEN
+
+    eliminates_dead_code: ClassVar[bool] = True
+    """Whether operations that nobody reads are dropped after a run that changed something. What
+    writes to its inputs, draws random numbers or changes torch's state always stays."""
+
+    depends_on: ClassVar[tuple[str, ...]] = ()
+    """Modules, by name, whose source decides what the pass does; part of :meth:`uuid`."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "name" not in cls.__dict__:
+            cls.name = snake_case(cls.__name__)
+        if isinstance(cls.__dict__.get("stage"), str):
+            cls.stage = as_stage(cls.stage)
+
+    @abstractmethod
+    def run(self, gm: torch.fx.GraphModule) -> int | PassResult | None:
+        """Rewrite ``gm`` in place.
+
+        Returns:
+            How many places were rewritten; ``None`` where that is not counted.
+        """
+
+    def uuid(self) -> str | None:
+        """SHA-256 over the class's source, the modules it names, and its parameters.
+
+        Part of composer's ``graph_key`` and of the key of Inductor's caches. ``None`` where a
+        parameter has no text that is equal in every process: Inductor's caches are then bypassed.
+        """
+        values = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        modules = [source_of_module(name) for name in self.depends_on]
+        try:
+            source = source_of_class(type(self), GraphPass)
+            return digest(self.name, str(self.stage), source, modules, values)
+        except Unstable:
+            return None
+
+    def chosen(self, places: Iterable[T]) -> Iterator[T]:
+        """The places to rewrite: all, or as many as :func:`composer.passes.bisect` allows.
+
+        A pass that iterates over ``self.chosen(...)`` lets the bisection find the match that
+        changed the numbers, not only the pass.
+        """
+        for place in places:
+            limit = _limit.get()
+            if limit is not None and not limit.take(self.name):
+                return
+            yield place
+
+
+class MatchLimit:
+    """How many matches of one pass are left to rewrite; passes of other names are not limited."""
+
+    def __init__(self, name: str, left: int) -> None:
+        self._name = name
+        self._left = left
+
+    def take(self, name: str) -> bool:
+        """Whether the pass may rewrite one more place; counts it."""
+        if name != self._name:
+            return True
+        self._left -= 1
+        return self._left >= 0
+
+
+_limit: ContextVar[MatchLimit | None] = ContextVar("composer_match_limit", default=None)
+
+
+@contextmanager
+def limited(name: str, matches: int) -> Iterator[None]:
+    """Let the pass of this name rewrite no more than so many places."""
+    token = _limit.set(MatchLimit(name, matches))
+    try:
+        yield
+    finally:
+        _limit.reset(token)
+
+
+def snake_case(name: str) -> str:
+    """``"fold_batch_norm"`` for ``FoldBatchNorm``."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
+
+
+def as_stage(name: str) -> Stage:
+    """The stage of that name.
+
+    Raises:
+        OptionError: there is none.
+    """
+    try:
+        return Stage(name)
+    except ValueError:
+        known = [stage.value for stage in Stage]
+        guess = did_you_mean(name, known)
+        what = f"unknown stage {name!r}{guess} (accepted: {', '.join(known)})"
+        raise OptionError(what) from None

@@ -1,0 +1,49 @@
+"""The stages that composer runs itself, once, before every candidate: ``torch`` and ``aten``."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from composer import clones
+from composer.passes import metadata
+from composer.passes.base import GraphPass, Stage
+from composer.passes.canonical import to_aten
+from composer.passes.pipeline import Pipeline
+from composer.passes.resolve import SharedPasses
+from composer.records import GraphRequest, PassRecord
+
+
+def rewrite(
+    request: GraphRequest, shared: SharedPasses
+) -> tuple[GraphRequest, tuple[PassRecord, ...]]:
+    """Run the passes of the stages ``torch`` and ``aten``.
+
+    Returns:
+        The request with the graph that they left, which is the captured graph itself where none
+        changed it, and the record of each pass.
+
+    Raises:
+        PassError: a pass failed, and the policy says ``on_pass_error = "raise"``.
+    """
+    pipeline = Pipeline(shared.on_error)
+    for stage in (Stage.TORCH, Stage.ATEN):
+        request = _run_stage(request, stage, shared.at(stage), pipeline)
+    return request, tuple(pipeline.records)
+
+
+def _run_stage(
+    request: GraphRequest, stage: Stage, passes: tuple[GraphPass, ...], pipeline: Pipeline
+) -> GraphRequest:
+    if not passes:
+        return request
+    try:
+        if stage == Stage.ATEN:
+            gm = to_aten(request.gm, request.example_inputs)
+        else:
+            gm = clones.clone_graph(request.gm)
+            metadata.fill(gm, request.example_inputs, metadata.key_at(stage))
+    except Exception as error:  # noqa: BLE001  # recorded, or raised where the policy says so
+        pipeline.fail(passes, "stage", error)
+        return request
+    changed = pipeline.run(gm, passes)
+    return dataclasses.replace(request, gm=gm) if changed else request

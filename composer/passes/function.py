@@ -1,0 +1,92 @@
+"""Functions and Inductor's own kinds of pass, as passes of composer's."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch.fx
+
+from composer import _torch
+from composer.passes.base import GraphPass, Stage, as_stage
+from composer.passes.fingerprint import Unstable, digest
+
+is_inference: ContextVar[bool] = ContextVar("composer_is_inference", default=True)
+"""Whether the graph at hand has no backward, for passes that ask (``post_grad``)."""
+
+
+@dataclass(frozen=True)
+class FunctionPass(GraphPass):
+    """A pass made from a callable that edits a graph module, or a graph, in place.
+
+    Accepted unchanged are functions of one argument, Inductor's ``CustomGraphPass``,
+    ``CustomInferenceAwareGraphPass``, ``CustomGraphModulePass`` and ``PatternMatcherPass``. What
+    a plain function is given, the module or its graph, is read off its first parameter: annotated
+    ``torch.fx.Graph``, or named ``graph``, it is the graph.
+
+    Args:
+        function: The callable.
+        stage: Where it runs; by default ``post_grad`` for Inductor's kinds, which are written for
+            it, and ``aten`` for plain functions.
+        name: The recorded name; by default the qualified name of the function or its class.
+    """
+
+    function: Callable[..., Any]
+    stage: Stage | str | None = field(default=None, kw_only=True)  # type: ignore[misc,assignment]  # of each, not of the class
+    name: str = field(default="", kw_only=True)  # type: ignore[misc]  # likewise
+
+    def __post_init__(self) -> None:
+        stage = as_stage(self.stage) if self.stage else _usual_stage(self.function)
+        object.__setattr__(self, "stage", stage)
+        object.__setattr__(self, "name", self.name or qualified_name(self.function))
+
+    def run(self, gm: torch.fx.GraphModule) -> int | None:
+        """Call the function. A whole number that it returns counts as matches."""
+        if _torch.is_pattern_matcher_pass(self.function):
+            return int(self.function.apply(gm))  # type: ignore[attr-defined]  # Inductor's class
+        argument = gm.graph if _takes_graph(self.function) else gm
+        if isinstance(self.function, _torch.CustomInferenceAwareGraphPass):
+            returned: Any = self.function(gm.graph, is_inference.get())
+        else:
+            returned = self.function(argument)
+        return returned if type(returned) is int else None
+
+    def uuid(self) -> str | None:
+        """The function's own ``uuid()``; a plain function has none, as under Inductor."""
+        if not isinstance(self.function, _torch.CustomPassBase):
+            return None
+        own = self.function.uuid()
+        try:
+            return digest(self.name, str(self.stage), own) if own else None
+        except Unstable:
+            return None
+
+
+def _usual_stage(function: Callable[..., Any]) -> Stage:
+    of_inductor = isinstance(function, _torch.CustomPassBase)
+    return (
+        Stage.POST_GRAD if of_inductor or _torch.is_pattern_matcher_pass(function) else Stage.ATEN
+    )
+
+
+def _takes_graph(function: Callable[..., Any]) -> bool:
+    if isinstance(function, _torch.CustomPassBase):
+        return isinstance(function, _torch.CustomGraphPass)
+    try:
+        first = next(iter(inspect.signature(function).parameters.values()))
+    except (TypeError, ValueError, StopIteration):  # a builtin that does not say
+        return False
+    if first.annotation is not inspect.Parameter.empty:
+        return first.annotation is torch.fx.Graph or str(first.annotation).endswith("Graph")
+    return first.name in ("graph", "g")
+
+
+def qualified_name(function: Callable[..., Any]) -> str:
+    """``"my_package.rewrites.fuse"``; for an object that of its class."""
+    named = function.func if isinstance(function, functools.partial) else function
+    named = named if hasattr(named, "__qualname__") else type(named)
+    return f"{named.__module__}.{named.__qualname__}"

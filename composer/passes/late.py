@@ -1,0 +1,138 @@
+"""The stages within a candidate: ``joint``, the partitioner, ``post_grad``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch.fx
+
+from composer import _torch
+from composer.errors import PassError
+from composer.passes.base import Stage
+from composer.passes.function import is_inference, qualified_name
+from composer.passes.pipeline import Pipeline
+from composer.passes.resolve import SharedPasses
+from composer.passes.snapshot import Snapshot
+from composer.records import PassRecord
+
+_LATE = (Stage.JOINT, Stage.POST_GRAD)
+
+Partitioner = Callable[..., tuple[torch.fx.GraphModule, torch.fx.GraphModule]]
+
+
+class LatePasses:
+    """The shared passes as one candidate runs them, on each of AOTAutograd's graphs."""
+
+    def __init__(self, shared: SharedPasses) -> None:
+        self.shared = shared
+        self._records: dict[tuple[Stage, int], PassRecord] = {}
+
+    @property
+    def records(self) -> tuple[PassRecord, ...]:
+        """One for each pass that ran; a forward and a backward are added up."""
+        return tuple(self._records.values())
+
+    def ran_all(self) -> bool:
+        """Whether every pass was given a graph."""
+        ran = {stage for stage, _ in self._records}
+        return ran.issuperset(each.stage for each in self.shared.passes if each.stage in _LATE)
+
+    def complete(self, remembered: Iterable[PassRecord]) -> None:
+        """Add records of passes that did not run now: Inductor had the graph in its cache."""
+        ran = {stage for stage, _ in self._records}
+        for index, each in enumerate(remembered):
+            if each.stage not in ran:
+                self._records[Stage(each.stage), index] = each
+
+    def _keep(self, stage: Stage, records: Iterable[PassRecord]) -> None:
+        for index, record in enumerate(records):
+            before = self._records.get((stage, index))
+            self._records[stage, index] = _added(before, record) if before else record
+
+    def run(self, stage: Stage, gm: torch.fx.GraphModule, *, inference: bool) -> None:
+        """Run the passes of one stage over ``gm``, in place.
+
+        Raises:
+            PassError: a pass failed, and the policy says ``on_pass_error = "raise"``.
+        """
+        passes = self.shared.at(stage)
+        if not passes:
+            return
+        pipeline = Pipeline(self.shared.on_error)
+        token = is_inference.set(inference)
+        try:
+            with _torch.unset_fake_temporarily():
+                pipeline.run(gm, passes)
+        finally:
+            is_inference.reset(token)
+            self._keep(stage, pipeline.records)
+
+    def cut(
+        self, usual: Partitioner, gm: torch.fx.GraphModule, inputs: Sequence[Any], **kwargs: Any
+    ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+        """Partition a joint graph by the policy's partitioner, or the usual one.
+
+        Raises:
+            PassError: the partitioner failed, and the policy says ``on_pass_error = "raise"``.
+        """
+        mine = self.shared.partitioner
+        if mine is None:
+            return usual(gm, inputs, **kwargs)
+        started, before = time.perf_counter(), Snapshot.of(gm)
+        name, error = qualified_name(mine), ""
+        try:
+            forward, backward = mine(gm, inputs, **kwargs)
+        except Exception as fault:
+            failure = PassError(name, "raises", f"{type(fault).__name__}: {fault}")
+            if self.shared.on_error == "raise":
+                raise failure from fault
+            error = str(failure)
+            before.restore(gm)
+            forward, backward = usual(gm, inputs, **kwargs)
+        record = PassRecord(
+            name=name,
+            stage=Stage.PARTITIONER,
+            changed=not error,
+            nodes_before=len(before.copy.nodes),
+            nodes_after=len(forward.graph.nodes) + len(backward.graph.nodes),
+            seconds=time.perf_counter() - started,
+            error=error,
+        )
+        self._keep(Stage.PARTITIONER, [record])
+        return forward, backward
+
+
+def _added(first: PassRecord, second: PassRecord) -> PassRecord:
+    counted = first.matches is not None and second.matches is not None
+    return PassRecord(
+        name=first.name,
+        stage=first.stage,
+        changed=first.changed or second.changed,
+        matches=(first.matches or 0) + (second.matches or 0) if counted else None,
+        nodes_before=first.nodes_before + second.nodes_before,
+        nodes_after=first.nodes_after + second.nodes_after,
+        seconds=first.seconds + second.seconds,
+        error=first.error or second.error,
+    )
+
+
+_in_force: ContextVar[LatePasses | None] = ContextVar("composer_late_passes", default=None)
+
+
+@contextmanager
+def running(late: LatePasses) -> Iterator[LatePasses]:
+    """Have the engine that is built now run these passes in its own AOT step."""
+    token = _in_force.set(late)
+    try:
+        yield late
+    finally:
+        _in_force.reset(token)
+
+
+def in_force() -> LatePasses:
+    """The passes that the engine being built has to run; none outside of composer's walk."""
+    return _in_force.get() or LatePasses(SharedPasses())

@@ -1,0 +1,63 @@
+"""Nodes in an order in which each comes after what it reads."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch.fx
+
+
+class Cycle(Exception):
+    """A node needs its own result. ``node`` is one on the circle."""
+
+    def __init__(self, node: torch.fx.Node) -> None:
+        super().__init__(f"{node.name} needs its own result")
+        self.node = node
+
+
+def sort(graph: torch.fx.Graph) -> None:
+    """Move nodes behind what they read; all others, and a graph in order, stay where they are.
+
+    Raises:
+        Cycle: there is no such order.
+    """
+    if is_sorted(graph):
+        return
+    order: list[torch.fx.Node] = []
+    placed: set[torch.fx.Node] = set()
+    for node in graph.nodes:
+        needed = _needed(node, placed)
+        placed.update(needed)
+        order += needed
+    next(iter(graph.nodes)).prepend(order[0])
+    for before, after in itertools.pairwise(order):
+        before.append(after)
+
+
+def is_sorted(graph: torch.fx.Graph) -> bool:
+    """Whether every node comes after what it reads."""
+    seen: set[torch.fx.Node] = set()
+    for node in graph.nodes:
+        if not seen.issuperset(node.all_input_nodes):
+            return False
+        seen.add(node)
+    return True
+
+
+def _needed(node: torch.fx.Node, placed: set[torch.fx.Node]) -> list[torch.fx.Node]:
+    """The node and all it needs, what has a place left out, the first to run first."""
+    if node in placed:
+        return []
+    order: dict[torch.fx.Node, None] = {}
+    path = {node: iter(node.all_input_nodes)}
+    while path:
+        current = next(reversed(path))
+        source = next((s for s in path[current] if s not in placed and s not in order), None)
+        if source is None:
+            path.popitem()
+            order[current] = None
+        elif source in path:
+            raise Cycle(source)
+        else:
+            path[source] = iter(source.all_input_nodes)
+    return list(order)

@@ -1,0 +1,110 @@
+"""Passes in the order given, each held to its contract, each with its record."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch.fx
+
+from composer.errors import PassError
+from composer.passes.base import GraphPass, PassResult
+from composer.passes.purity import eliminate_dead_code
+from composer.passes.rules import Broken, Interface, enforce
+from composer.passes.snapshot import Snapshot
+from composer.records import PassRecord
+
+OnError = Literal["skip", "raise"]
+
+
+@dataclass
+class Pipeline:
+    """Runs passes over one graph after the other and remembers what each did.
+
+    Attributes:
+        on_error: ``"skip"`` rolls a failing pass back and goes on, ``"raise"`` raises.
+        records: One for each run of a pass, in order.
+    """
+
+    on_error: OnError = "skip"
+    records: list[PassRecord] = field(default_factory=list)
+
+    def run(self, gm: torch.fx.GraphModule, passes: Iterable[GraphPass]) -> bool:
+        """Run the passes over ``gm``, in place; whether any of them changed it.
+
+        Raises:
+            PassError: a pass failed, and ``on_error`` is ``"raise"``.
+        """
+        changed: list[str] = []
+        snapshot: Snapshot | None = None
+        for each in passes:
+            snapshot = snapshot or Snapshot.of(gm)
+            record, error = _run_one(gm, each, snapshot, changed)
+            self.records.append(record)
+            if error is not None and self.on_error == "raise":
+                raise error
+            if record.changed:
+                changed.append(each.name)
+            if record.changed or error is not None:  # rolling back makes new nodes
+                snapshot = None
+        return bool(changed)
+
+    def fail(self, passes: Iterable[GraphPass], rule: str, error: Exception) -> None:
+        """Record that these passes had no graph to run on.
+
+        Raises:
+            PassError: ``on_error`` is ``"raise"``.
+        """
+        for each in passes:
+            failure = PassError(each.name, rule, f"{type(error).__name__}: {error}")
+            self.records.append(PassRecord(each.name, str(each.stage), error=str(failure)))
+            if self.on_error == "raise":
+                raise failure from error
+
+
+def _run_one(
+    gm: torch.fx.GraphModule, each: GraphPass, before: Snapshot, earlier: list[str]
+) -> tuple[PassRecord, PassError | None]:
+    started = time.perf_counter()
+    nodes = len(before.lines)
+    promised = Interface.of(gm, each.stage)
+    error: PassError | None = None
+    try:
+        result = _rewrite(gm, each, before, promised)
+    except Broken as broken:
+        before.restore(gm)
+        error = PassError(each.name, broken.rule, str(broken), broken.node, earlier)
+        error.__cause__ = broken.__cause__ or broken
+        result = PassResult(changed=False, matches=None)
+    record = PassRecord(
+        name=each.name,
+        stage=str(each.stage),
+        changed=result.changed,
+        matches=result.matches,
+        nodes_before=nodes,
+        nodes_after=len(gm.graph.nodes),
+        seconds=time.perf_counter() - started,
+        error=str(error or ""),
+    )
+    return record, error
+
+
+def _rewrite(
+    gm: torch.fx.GraphModule, each: GraphPass, before: Snapshot, promised: Interface
+) -> PassResult:
+    try:
+        returned = each.run(gm)
+    except Exception as error:
+        raise Broken("raises", "", f"{type(error).__name__}: {error}") from error
+    matches = returned.matches if isinstance(returned, PassResult) else returned
+    if not isinstance(matches, int | None):
+        raise Broken("raises", "", f"run returned {matches!r}, not a count, a PassResult or None")
+    if not before.differs(gm):
+        return PassResult(changed=False, matches=matches)
+    enforce(gm, each.stage, before, promised)
+    if each.eliminates_dead_code:
+        eliminate_dead_code(gm)
+    gm.recompile()
+    return PassResult(changed=True, matches=matches)

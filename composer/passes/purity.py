@@ -1,0 +1,62 @@
+"""Which operations a pass may drop, move or merge."""
+
+from __future__ import annotations
+
+import operator
+
+import torch.fx
+
+from composer import _torch
+
+_IN_PLACE = frozenset(
+    getattr(operator, name)
+    for name in dir(operator)
+    if name in ("setitem", "delitem") or (name[0] == "i" and name[1:] in dir(operator))
+)
+"""``operator.iadd`` and kin, ``operator.setitem``, ``operator.delitem``."""
+
+_RANDOM = frozenset(
+    {"rand", "rand_like", "randn", "randn_like", "randint", "randint_like", "randperm", "normal"}
+    | {"bernoulli", "multinomial", "poisson", "dropout", "dropout1d", "dropout2d", "dropout3d"}
+    | {"alpha_dropout", "feature_dropout", "feature_alpha_dropout", "rrelu", "gumbel_softmax"}
+    | {"scaled_dot_product_attention", "multi_head_attention_forward"}
+)
+"""Functions of torch's that draw, or may draw, random numbers, and carry no tag that says so."""
+
+_KEEPS_STATISTICS = frozenset({"batch_norm", "instance_norm"})
+"""They write to running statistics, which their schema does not say."""
+
+
+def is_pure(node: torch.fx.Node) -> bool:
+    """Whether nobody would miss the operation if nobody reads its result.
+
+    What writes to its inputs, draws random numbers, or changes torch's state (grad mode, autocast,
+    assertions) is not pure. Where only the called code could tell it counts as not pure: a method
+    or function whose name ends in an underscore, a submodule, ``out=``, ``inplace=True``.
+    """
+    if node.op == "get_attr":
+        return True
+    name = _name(node)
+    in_place = name.endswith("_") and not name.startswith("__")
+    if in_place or name in _RANDOM or name in _KEEPS_STATISTICS:
+        return False
+    if node.op == "call_method":
+        return True
+    if node.op != "call_function" or node.target in _IN_PLACE or "out" in node.kwargs:
+        return False
+    if isinstance(node.target, _torch.OpOverload):
+        return not node.is_impure()
+    flags = (*node.args[1:], node.kwargs.get("inplace"))  # inplace may be given by position
+    return not (any(flag is True for flag in flags) or node.is_impure())
+
+
+def eliminate_dead_code(gm: torch.fx.GraphModule) -> bool:
+    """Drop what is pure and read by nobody; whether anything was."""
+    return bool(gm.graph.eliminate_dead_code(lambda node: not is_pure(node)))
+
+
+def _name(node: torch.fx.Node) -> str:
+    """``"dropout"`` for ``torch.nn.functional.dropout`` and for ``aten.dropout.default``."""
+    if isinstance(node.target, str):
+        return node.target
+    return str(getattr(node.target, "__name__", "")).partition(".")[0]

@@ -1,0 +1,146 @@
+"""From the policy's list to passes by stage; every slip in it is found before anything runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import pkgutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from composer import _torch
+from composer.errors import ComposerError, OptionError, UnknownNameError
+from composer.passes.base import GraphPass, Stage
+from composer.passes.function import FunctionPass, qualified_name
+from composer.passes.pipeline import OnError
+from composer.registry import Registry, did_you_mean
+
+Made = TypeVar("Made", bound=type[GraphPass])
+
+PASSES: Registry[Any] = Registry("pass", {}, group="composer.passes")
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPasses:
+    """The passes of a policy, by the graph they are given, each group in the order of the list.
+
+    ``uuid`` covers all of them, in order; a pass without one of its own counts by its name.
+    """
+
+    passes: tuple[GraphPass, ...] = ()
+    partitioner: Any = None
+    on_error: OnError = "skip"
+
+    def at(self, stage: Stage) -> tuple[GraphPass, ...]:
+        """Those of one stage."""
+        return tuple(each for each in self.passes if each.stage == stage)
+
+    @property
+    def late(self) -> bool:
+        """Whether any of them works on what AOTAutograd makes, within each candidate."""
+        return bool(self.partitioner or self.at(Stage.JOINT) or self.at(Stage.POST_GRAD))
+
+    @property
+    def key(self) -> str:
+        """Text that is equal in every process for the same passes with the same parameters."""
+        own = [each.uuid() or each.name for each in self.passes]
+        cut = self.partitioner and (self.partitioner.uuid() or qualified_name(self.partitioner))
+        return f"{own} {cut or ''}" if own or cut else ""
+
+
+def register(cls: Made) -> Made:
+    """Class decorator: make a pass known by its name, for policies to list.
+
+    Raises:
+        ComposerError: another class has that name.
+    """
+    PASSES.add(cls.name, cls)
+    return cls
+
+
+def resolve(listed: Sequence[Any], on_error: OnError = "skip") -> SharedPasses:
+    """Find what every entry of a policy's ``passes`` stands for.
+
+    Args:
+        listed: Names, ``"module:Class"``, tables ``{"pass": ..., field: value}``, passes, classes
+            of passes, Inductor's custom passes, functions, and at most one ``CustomPartitionerFn``.
+        on_error: What to do with a pass that fails.
+
+    Raises:
+        UnknownNameError, OptionError: naming every entry that stands for nothing.
+    """
+    passes: list[GraphPass] = []
+    partitioners: list[Any] = []
+    mistakes: list[ComposerError] = []
+    for entry in listed:
+        try:
+            found = _find(entry)
+        except (UnknownNameError, OptionError) as mistake:
+            mistakes.append(mistake)
+            continue
+        (partitioners if isinstance(found, _torch.CustomPartitionerFn) else passes).append(found)
+    if len(partitioners) > 1:
+        names = ", ".join(map(qualified_name, partitioners))
+        mistakes.append(OptionError(f"a graph is partitioned once, not by each of {names}"))
+    if mistakes:
+        raise type(mistakes[0])("; ".join(map(str, mistakes)))
+    return SharedPasses(tuple(passes), partitioners[0] if partitioners else None, on_error)
+
+
+def _find(entry: Any) -> Any:
+    if isinstance(entry, Mapping):
+        fields = {key: value for key, value in entry.items() if key != "pass"}
+        if "pass" not in entry:
+            raise OptionError(
+                f"a table in passes names its pass: {{'pass': ...}}, not {dict(entry)}"
+            )
+        return _make(_look_up(entry["pass"]), fields)
+    return _make(_look_up(entry), {})
+
+
+def _look_up(entry: Any) -> Any:
+    """What a spelling stands for: an object, a class or a function."""
+    if not isinstance(entry, str):
+        return entry
+    if ":" not in entry:
+        return PASSES.get(entry)
+    try:
+        return pkgutil.resolve_name(entry)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UnknownNameError(f"pass {entry!r} cannot be imported: {error}") from error
+
+
+def _make(found: Any, fields: dict[str, Any]) -> Any:
+    if isinstance(found, type) and issubclass(found, GraphPass):
+        return _instance(found, fields)
+    if isinstance(found, type) and issubclass(found, _torch.CustomPassBase):
+        found = found()
+    if fields:
+        raise OptionError(f"pass {found!r} takes no parameters, but is given {fields}")
+    if isinstance(found, GraphPass | _torch.CustomPartitionerFn):
+        return found
+    if callable(found) or _torch.is_pattern_matcher_pass(found):
+        return FunctionPass(found)
+    raise OptionError(f"passes holds {found!r}, which is no pass")
+
+
+def _instance(cls: type[GraphPass], fields: dict[str, Any]) -> GraphPass:
+    known = [each.name for each in dataclasses.fields(cls)]
+    undeclared = [name for name in _annotated(cls) if name not in known]
+    if undeclared:
+        what = f"annotates {', '.join(undeclared)}; decorate it with @dataclass(frozen=True)"
+        raise OptionError(f"pass {cls.name!r} {what}")
+    unknown = [name for name in fields if name not in known]
+    if unknown:
+        named = "; ".join(f"unknown parameter {n!r}{did_you_mean(n, known)}" for n in unknown)
+        raise OptionError(f"pass {cls.name!r}: {named} (accepted: {', '.join(known) or 'none'})")
+    try:
+        return cls(**fields)
+    except (TypeError, ValueError) as error:
+        raise OptionError(f"pass {cls.name!r}: {error}") from error
+
+
+def _annotated(cls: type) -> list[str]:
+    own = inspect.get_annotations(cls)
+    return [name for name, kind in own.items() if "ClassVar" not in str(kind)]

@@ -1,0 +1,141 @@
+"""The contract of a pass, rule by rule, checked after each pass that changed something.
+
+- ``raises``: the pass itself raised an exception.
+- ``inputs``: the placeholders are the same, in the same order, with the same fake values.
+- ``outputs``: as many outputs, each with its shape, dtype and device; before autograd (stages
+  ``torch`` and ``aten``), where the user's code sees them, with its strides as well.
+- ``order``: no operation needs its own result.
+- ``lint``: every argument is a node of this graph, every attribute exists (``Graph.lint``).
+- ``metadata``: every operation can be run on the fake values of its inputs.
+- ``stage``: the graph of the pass's stage could be made at all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch.fx
+
+from composer.passes import metadata, order
+from composer.passes.base import Stage
+from composer.passes.snapshot import Snapshot, lines_of
+
+
+class Broken(Exception):
+    """A rule does not hold: its name, the node where it shows (may be empty), and what is wrong."""
+
+    def __init__(self, rule: str, node: str, message: str) -> None:
+        super().__init__(message)
+        self.rule = rule
+        self.node = node
+
+
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """What a graph takes and gives.
+
+    ``inputs`` are the placeholders' targets with their fake values, ``outputs`` the fake values of
+    what is returned (constants as they are), both as text that can be compared.
+    """
+
+    inputs: dict[str, Any]
+    outputs: tuple[Any, ...]
+
+    @staticmethod
+    def of(gm: torch.fx.GraphModule, stage: Stage | str) -> Interface:
+        """Read it off the graph."""
+        key = metadata.key_at(stage)
+        inputs = {str(node.target): node.meta.get(key) for node in _placeholders(gm)}
+        values = (v.meta.get(key) if isinstance(v, torch.fx.Node) else v for v in _returned(gm))
+        strides = stage in (Stage.TORCH, Stage.ATEN)
+        return Interface(
+            {name: metadata.description(value) for name, value in inputs.items()},
+            tuple(metadata.description(value, strides=strides) for value in values),
+        )
+
+
+def enforce(
+    gm: torch.fx.GraphModule, stage: Stage | str, before: Snapshot, promised: Interface
+) -> None:
+    """Sort the nodes, bring fake values up to date, and hold the graph against the contract.
+
+    Args:
+        gm: The graph after the pass.
+        stage: Where the pass runs.
+        before: The graph before the pass.
+        promised: What the graph takes and gives.
+
+    Raises:
+        Broken: at the first rule that does not hold.
+    """
+    _check_inputs(gm, promised)
+    _check_number_of_outputs(gm, promised)
+    _check_arguments(gm)
+    try:
+        order.sort(gm.graph)
+    except order.Cycle as cycle:
+        raise Broken("order", cycle.node.name, str(cycle)) from cycle
+    try:
+        gm.graph.lint()
+    except Exception as error:
+        raise Broken("lint", "", str(error)) from error
+    kept = {node for node, line in lines_of(gm.graph).items() if before.lines.get(node) == line}
+    try:
+        metadata.propagate(gm, metadata.key_at(stage), kept)
+    except metadata.Unknown as unknown:
+        raise Broken("metadata", unknown.node.name, str(unknown)) from unknown
+    _check_values(gm, stage, promised)
+
+
+def _check_inputs(gm: torch.fx.GraphModule, promised: Interface) -> None:
+    now, was = [str(node.target) for node in _placeholders(gm)], list(promised.inputs)
+    if now != was:
+        odd = next((a for a, b in zip(now, was, strict=False) if a != b), (now + was)[-1])
+        what = "in another order" if sorted(now) == sorted(was) else "others"
+        raise Broken("inputs", odd, f"the inputs were {was} and are {what} now: {now}")
+
+
+def _check_number_of_outputs(gm: torch.fx.GraphModule, promised: Interface) -> None:
+    found = gm.graph.find_nodes(op="output")
+    if len(found) != 1:
+        raise Broken("outputs", "output", f"the graph has {len(found)} output nodes")
+    now, was = len(_returned(gm)), len(promised.outputs)
+    if now != was:
+        raise Broken("outputs", "output", f"the graph returned {was} values and returns {now} now")
+
+
+def _check_arguments(gm: torch.fx.GraphModule) -> None:
+    nodes = set(gm.graph.nodes)
+    for node in gm.graph.nodes:
+        for source in node.all_input_nodes:
+            if source not in nodes:
+                raise Broken(
+                    "lint", node.name, f"it reads {source.name}, which is not in the graph"
+                )
+
+
+def _check_values(gm: torch.fx.GraphModule, stage: Stage | str, promised: Interface) -> None:
+    now = Interface.of(gm, stage)
+    for name, value in promised.inputs.items():
+        if now.inputs[name] != value:
+            raise Broken(
+                "inputs", name, f"its fake value was {value} and is {now.inputs[name]} now"
+            )
+    for index, (returned, is_now, was) in enumerate(
+        zip(_returned(gm), now.outputs, promised.outputs, strict=True)
+    ):
+        if is_now != was:
+            node = returned.name if isinstance(returned, torch.fx.Node) else "output"
+            raise Broken("outputs", node, f"output {index} was {was} and is {is_now} now")
+
+
+def _placeholders(gm: torch.fx.GraphModule) -> list[torch.fx.Node]:
+    return list(gm.graph.find_nodes(op="placeholder"))
+
+
+def _returned(gm: torch.fx.GraphModule) -> tuple[Any, ...]:
+    """What the graph returns; a single value counts as a tuple of one."""
+    (output,) = gm.graph.find_nodes(op="output")
+    returned = output.args[0] if output.args else ()
+    return tuple(returned) if isinstance(returned, list | tuple) else (returned,)

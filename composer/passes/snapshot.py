@@ -1,0 +1,79 @@
+"""What a graph was before a pass: to see whether it changed, and to put it back in place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch.fx
+
+from composer import _torch
+
+_STATE = ("_parameters", "_buffers", "_modules")
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A graph module as it was, restorable in place: whoever holds the module or its graph sees it.
+
+    ``lines`` are every node with its target and arguments; two graphs with equal lines are the
+    same graph. ``copy`` holds nodes of its own.
+    """
+
+    lines: dict[torch.fx.Node, tuple[Any, ...]]
+    copy: torch.fx.Graph
+    state: dict[str, dict[str, Any]]
+
+    @staticmethod
+    def of(gm: torch.fx.GraphModule) -> Snapshot:
+        """Copy the graph; tensors and submodules are shared."""
+        copy = torch.fx.Graph()
+        transplant(gm.graph, copy)
+        return Snapshot(lines_of(gm.graph), copy, _state_of(gm))
+
+    def differs(self, gm: torch.fx.GraphModule) -> bool:
+        """Whether a node was added, dropped, moved, or changed, or an attribute exchanged."""
+        now = lines_of(gm.graph)
+        same_nodes = list(now) == list(self.lines) and now == self.lines
+        return not (same_nodes and all(map(_is_same, self.state.values(), _state_of(gm).values())))
+
+    def restore(self, gm: torch.fx.GraphModule) -> None:
+        """Make ``gm`` what it was."""
+        for name, values in self.state.items():
+            held = getattr(gm, name)
+            held.clear()
+            held.update(values)
+        replace_graph(gm, self.copy)
+
+
+def _state_of(gm: torch.fx.GraphModule) -> dict[str, dict[str, Any]]:
+    return {name: dict(getattr(gm, name)) for name in _STATE}
+
+
+def _is_same(before: dict[str, Any], now: dict[str, Any]) -> bool:
+    return before.keys() == now.keys() and all(now[name] is each for name, each in before.items())
+
+
+def lines_of(graph: torch.fx.Graph) -> dict[torch.fx.Node, tuple[Any, ...]]:
+    """Operation, target and arguments of every node, in order."""
+    return {node: (node.op, node.target, node.args, node.kwargs) for node in graph.nodes}
+
+
+def replace_graph(gm: torch.fx.GraphModule, new: torch.fx.Graph) -> None:
+    """Put the nodes of ``new`` in place of the module's own, within the same ``Graph`` object."""
+    graph = gm.graph
+    nodes = list(graph.nodes)
+    for node in nodes:  # first, so that none has users; the graph may hold a cycle
+        node.args, node.kwargs = (), {}
+    for node in nodes:
+        graph.erase_node(node)
+    transplant(new, graph)
+    gm.recompile()
+
+
+def transplant(source: torch.fx.Graph, empty: torch.fx.Graph) -> None:
+    """Copy every node into an empty graph, with what Dynamo hung on placeholders."""
+    twins: dict[torch.fx.Node, torch.fx.Node] = {}
+    for node in source.nodes:
+        twins[node] = empty.node_copy(node, twins.__getitem__)
+        _torch.carry_node_source(node, twins[node])

@@ -1,0 +1,248 @@
+"""Shared passes: every stage under every engine, the contract, the records."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from conftest import compiled, last
+from rewrites import MISTAKES, CosineToSine, Scale, at, aten, cosines
+
+import composer
+from composer.errors import OptionError, PassError, UnknownNameError
+from composer.passes import FunctionPass, GraphPass, Stage
+
+ENGINES = ("inductor", "onnxrt", "aot_eager", "eager")
+STAGES = ("torch", "aten", "joint", "post_grad")
+
+
+def program(x, w):
+    return torch.cos(x @ w).relu() + 1
+
+
+def rewritten(x, w):
+    return torch.sin(x @ w).relu() + 1
+
+
+def inputs(grad=False):
+    return torch.randn(4, 4, requires_grad=grad), torch.randn(4, 4, requires_grad=grad)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_pass_reaches_every_engine_at_every_stage(engine: str, stage: str) -> None:
+    """The numbers are those of the rewritten program, and the record says what was done."""
+    args = inputs()
+    result = compiled(program, engine, passes=[at(stage)], strict=True)(*args)
+    torch.testing.assert_close(result, rewritten(*args))
+    (record,) = last().passes
+    assert (record.name, record.stage) == ("cosine_to_sine", stage)
+    assert (record.changed, record.matches, record.error) == (True, 1, "")
+    assert (record.nodes_before, record.nodes_after) == (7, 7)
+    assert last().chosen == engine
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_pass_reaches_every_engine_in_training(engine: str, stage: str) -> None:
+    """Before autograd the gradient is the rewritten program's; after it, the same everywhere."""
+    x, w = inputs(grad=True)
+    result = compiled(program, engine, passes=[at(stage)], strict=True)(x, w)
+    torch.testing.assert_close(result, rewritten(x, w))
+    (got,) = torch.autograd.grad(result.sum(), (x,))
+    early = stage in ("torch", "aten")
+    # A joint graph holds cosine's own derivative, which has no cosine in it.
+    wanted = rewritten(x, w) if early else program_with_gate(x, w)
+    torch.testing.assert_close(got, torch.autograd.grad(wanted.sum(), (x,))[0])
+
+
+def program_with_gate(x, w):
+    """The gradient of the cosine, where the sine is positive."""
+    product = x @ w
+    return torch.cos(product) * (torch.sin(product) > 0)
+
+
+def test_the_floor_runs_the_passes_too() -> None:
+    """A user's pass is part of the program, whoever answers."""
+    args = inputs()
+    for stage in STAGES:
+        torch.compiler.reset()
+        result = compiled(program, "nobody_has_this", passes=[at(stage)])(*args)
+        torch.testing.assert_close(result, rewritten(*args))
+        assert last().chosen == "eager"
+        assert last().passes[0].matches == 1
+
+
+def test_a_pass_that_changes_nothing_leaves_the_captured_graph() -> None:
+    """The floor is then bit for bit eager, in-place operations and all."""
+    seen = []
+
+    def keeps(gm, example_inputs):
+        seen.append([node.op for node in gm.graph.nodes])
+        return gm.forward
+
+    compiled(torch.sin, keeps, passes=[at("torch"), at("aten")])(torch.ones(2))
+    captured = seen.pop()
+    torch.compiler.reset()
+    compiled(torch.sin, keeps)(torch.ones(2))
+    assert seen == [captured]
+    assert [record.changed for record in composer.reports()[0].passes] == [False, False]
+
+
+def test_passes_run_in_the_order_given() -> None:
+    """The second sees what the first left."""
+    args = inputs()
+    passes = [at("aten", Scale), CosineToSine()]
+    result = compiled(lambda x, w: torch.cos(x @ w), "aot_eager", passes=passes)(*args)
+    torch.testing.assert_close(result, 2 * torch.sin(args[0] @ args[1]))
+    assert [record.name for record in last().passes] == ["scale", "cosine_to_sine"]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda cls: cls.name)
+def test_a_mistake_is_rolled_back_and_recorded(mistake: type[GraphPass], stage: str) -> None:
+    """With the pass, the rule and the node; the passes around it count."""
+
+    def two(x, w):
+        return torch.cos(x @ w), x + w
+
+    args = inputs()
+    broken = at(stage, mistake)
+    result = compiled(two, "aot_eager", passes=[broken, at(stage)], strict=True)(*args)
+    torch.testing.assert_close(result, (torch.sin(args[0] @ args[1]), args[0] + args[1]))
+    failed, after = last().passes
+    assert f"pass {mistake.name!r} broke the rule {MISTAKES[mistake]!r}" in failed.error
+    assert (failed.changed, after.changed) == (False, True)
+
+
+@pytest.mark.parametrize("engine", ["inductor", "onnxrt", "aot_eager"])
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_mistake_raises_where_the_policy_says_so(engine: str, stage: str) -> None:
+    """It is never taken for the engine's."""
+    passes = [at(stage), at(stage, Scale), at(stage, list(MISTAKES)[1])]
+    fails = compiled(program, engine, passes=passes, on_pass_error="raise")
+    with pytest.raises(Exception, match="drops_an_output") as caught:
+        fails(*inputs())
+    error = caught.value
+    while not isinstance(error, PassError):
+        error = getattr(error, "inner_exception", None) or error.__cause__
+    assert (error.name, error.rule, error.node) == ("drops_an_output", "outputs", "output")
+    assert error.before == ("cosine_to_sine",)
+
+
+def test_metadata_of_new_nodes_is_computed() -> None:
+    """A pass that gives none, and makes the nodes behind it other ones, breaks no rule."""
+    seen = []
+
+    class Halves(GraphPass):
+        stage = "joint"
+
+        def run(self, gm):
+            for node in cosines(gm):
+                with gm.graph.inserting_before(node):
+                    half = gm.graph.call_function(aten.to.dtype, (node.args[0], torch.bfloat16))
+                with gm.graph.inserting_after(node):
+                    back = gm.graph.call_function(aten.to.dtype, (node, torch.float32))
+                node.replace_all_uses_with(
+                    back, delete_user_cb=lambda user, back=back: user is not back
+                )
+                node.args = (half,)
+
+    class Looks(GraphPass):
+        stage = "joint"
+
+        def run(self, gm):
+            seen.extend(node.meta["val"].dtype for node in cosines(gm))
+
+    compiled(program, "aot_eager", passes=[Halves(), Looks()], strict=True)(*inputs())
+    assert seen == [torch.bfloat16]
+    assert [record.error for record in last().passes] == ["", ""]
+
+
+def test_nodes_out_of_order_are_sorted() -> None:
+    """As Inductor does for its passes; only a cycle has no order."""
+
+    class Unsorted(GraphPass):
+        def run(self, gm):
+            node = cosines(gm)[0]
+            with gm.graph.inserting_before(next(iter(gm.graph.nodes))):
+                early = gm.graph.call_function(aten.sin.default, node.args)
+            node.replace_all_uses_with(early)
+
+    args = inputs()
+    result = compiled(program, "aot_eager", passes=[Unsorted()], on_pass_error="raise")(*args)
+    torch.testing.assert_close(result, rewritten(*args))
+
+
+@pytest.mark.parametrize("engine", ["inductor", "onnxrt", "aot_eager"])
+def test_passes_hold_with_dynamic_sizes(engine: str) -> None:
+    """One graph serves two sizes, with the symbols of the capture."""
+    function = compiled(program, engine, passes=[at("aten"), at("joint", Scale)], dynamic=True)
+    for rows in (3, 5):
+        x, w = torch.randn(rows, 4), torch.randn(4, 4)
+        torch.testing.assert_close(function(x, w), rewritten(x, w))
+    assert len(composer.reports()) == 1
+    assert last().dynamic
+
+
+def test_the_graph_key_covers_passes_and_their_parameters() -> None:
+    """A changed parameter is another key, an equal one the same."""
+    keys = []
+    for passes in ([], [Scale()], [Scale(2.0)], [Scale(3.0)], [Scale(), CosineToSine()]):
+        torch.compiler.reset()
+        compiled(program, "aot_eager", passes=passes)(*inputs())
+        keys.append(last().graph_key)
+    assert keys[1] == keys[2]
+    assert len(set(keys)) == 4
+
+
+@pytest.mark.parametrize(
+    ("listed", "said"),
+    [
+        (["cosine_to_sin"], "unknown pass 'cosine_to_sin'; did you mean 'cosine_to_sine'?"),
+        (["nowhere_at_all:Fuse"], "cannot be imported"),
+        ([{"pass": "scale", "facto": 3}], "unknown parameter 'facto'; did you mean 'factor'?"),
+        ([{"factor": 3}], "names its pass"),
+        ([42], "is no pass"),
+        ("scale", "passes is a list"),
+    ],
+)
+def test_a_slip_in_the_list_is_the_users_error(listed, said: str) -> None:
+    """It is named at once, with what is nearest."""
+    composer.passes.register(CosineToSine)
+    composer.passes.register(Scale)
+    with pytest.raises(Exception, match=said.replace("?", r"\?")) as caught:
+        compiled(program, "eager", passes=listed)(*inputs())
+    inner = getattr(caught.value, "inner_exception", caught.value)
+    assert isinstance(inner, OptionError | UnknownNameError)
+
+
+def test_registered_passes_are_found_by_name_and_path() -> None:
+    """As a name, a table with parameters, and ``module:Class``."""
+    composer.passes.register(Scale)
+    listed = ["scale", {"pass": "scale", "factor": 5.0}, "rewrites:CosineToSine", CosineToSine]
+    compiled(program, "aot_eager", passes=listed)(*inputs())
+    assert [each.name for each in last().passes] == [
+        *("cosine_to_sine", "cosine_to_sine"),
+        *("scale", "scale"),
+    ]
+
+
+def test_functions_are_passes() -> None:
+    """Given the module, or its graph where they ask for that; named by their qualified name."""
+
+    def on_module(gm):
+        for node in cosines(gm):
+            node.target = aten.sin.default
+        return 1
+
+    def on_graph(graph: torch.fx.Graph) -> None:
+        for node in graph.find_nodes(op="call_function", target=aten.sin.default):
+            node.target = aten.tan.default
+
+    args = inputs()
+    passes = [on_module, FunctionPass(on_graph, stage="joint", name="tangents")]
+    result = compiled(program, "onnxrt", passes=passes, on_pass_error="raise")(*args)
+    torch.testing.assert_close(result, torch.tan(args[0] @ args[1]).relu() + 1)
+    first, second = last().passes
+    assert first.name.endswith("test_functions_are_passes.<locals>.on_module")
+    assert (first.matches, second.name, second.stage) == (1, "tangents", Stage.JOINT)
