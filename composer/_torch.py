@@ -36,6 +36,7 @@ from torch._inductor.custom_graph_pass import (
 )
 from torch._inductor.custom_graph_pass import CustomPartitionerFn as CustomPartitionerFn
 from torch._inductor.custom_graph_pass import CustomPassBase as CustomPassBase
+from torch._ops import HigherOrderOperator
 from torch._ops import OpOverload as OpOverload
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
@@ -288,6 +289,24 @@ def changes_state(target: Any) -> bool:
     return any(target is each for each in _CHANGES_STATE)
 
 
+_FUNCTORCH = ("torch._functorch", "torch._C._functorch", "torch.autograd", "torch._C._autograd")
+
+
+def is_canonical(target: Any) -> bool:
+    """Whether :func:`capture_aten` keeps what a call of this function means."""
+    if isinstance(target, HigherOrderOperator):
+        return target is torch.ops.higher_order.cond
+    return not str(getattr(target, "__module__", "")).startswith(_FUNCTORCH)
+
+
+def _is_static(symbolic: Any) -> bool:
+    """Whether Dynamo gave none of a tensor's sizes and strides a symbol."""
+    from torch.fx.experimental.symbolic_shapes import DimDynamic
+
+    kinds = (*symbolic.dynamic_sizes, *symbolic.dynamic_strides)
+    return all(kind in (DimDynamic.STATIC, DimDynamic.INFER_STRIDE) for kind in kinds)
+
+
 def capture_aten(run: Callable[..., Any], example_inputs: Sequence[Any]) -> torch.fx.GraphModule:
     """Canonical ATen of a captured graph, before autograd, with the sizes' own symbols.
 
@@ -310,13 +329,10 @@ def capture_aten(run: Callable[..., Any], example_inputs: Sequence[Any]) -> torc
         if not isinstance(value, torch.Tensor):
             return value
         symbolic = None if context is None else cast(Any, context.tensor_to_context).get(value)
-        source = None if symbolic is None else symbolic.tensor_source
+        if symbolic is None or (value.dim() and _is_static(symbolic)):  # half the work
+            return mode.from_tensor(value, static_shapes=True)
         return mode.from_tensor(
-            value,
-            static_shapes=None if symbolic else True,
-            symbolic_context=symbolic,
-            source=source,
-            trace=False,
+            value, symbolic_context=symbolic, source=symbolic.tensor_source, trace=False
         )
 
     fakes = [fake(value) for value in example_inputs]

@@ -13,8 +13,14 @@ from composer.passes.base import Stage
 from composer.passes.late import LatePasses
 from composer.records import Reason, Status
 
-_SLOTS = {Stage.JOINT: "joint_custom_pre_pass", Stage.POST_GRAD: "post_grad_custom_pre_pass"}
-"""The slots in front of Inductor's own rewrites, where its graph is that of every other engine."""
+_SLOTS = {
+    (Stage.JOINT, False): "joint_custom_pre_pass",
+    (Stage.JOINT, True): "joint_custom_post_pass",
+    (Stage.POST_GRAD, False): "post_grad_custom_pre_pass",
+    (Stage.POST_GRAD, True): "post_grad_custom_post_pass",
+}
+"""Stage and ``runs_last`` to slot. In front of Inductor's own rewrites its graph is that of every
+other engine; behind them it is Inductor's."""
 
 
 def hooks(passes: LatePasses, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -28,9 +34,9 @@ def hooks(passes: LatePasses, config: Mapping[str, Any]) -> dict[str, Any]:
         Refusal: ``declined``, where the user gave Inductor a partitioner of its own as well.
     """
     settings: dict[str, Any] = {}
-    for stage, slot in _SLOTS.items():
-        if passes.shared.at(stage):
-            settings[slot] = Hook(passes, stage, _already(slot, config))
+    for (stage, last), slot in _SLOTS.items():
+        if passes.shared.at(stage, last=last):
+            settings[slot] = Hook(passes, stage, last, _already(slot, config))
     if passes.shared.partitioner is not None:
         if _torch.inductor_setting("custom_partitioner_fn", config) is not None:
             what = "the policy's passes hold a partitioner, and Inductor's config holds another"
@@ -51,10 +57,11 @@ class Hook(_torch.CustomInferenceAwareGraphPass):
     """The user's own passes of one slot, then the shared ones of its stage."""
 
     def __init__(
-        self, passes: LatePasses, stage: Stage, users: Sequence[Callable[..., Any]]
+        self, passes: LatePasses, stage: Stage, last: bool, users: Sequence[Callable[..., Any]]
     ) -> None:
         self._passes = passes
         self._stage = stage
+        self._last = last
         self._users = users
 
     def __call__(self, graph: torch.fx.Graph, is_inference: bool | None = None) -> None:
@@ -67,11 +74,11 @@ class Hook(_torch.CustomInferenceAwareGraphPass):
                 each(graph)
         gm = graph.owning_module
         assert gm is not None
-        self._passes.run(self._stage, gm, inference=inference)
+        self._passes.run(self._stage, gm, inference=inference, last=self._last)
 
     def uuid(self) -> Any:
         """All that is in the slot; ``None``, which bypasses the cache, where one has no uuid."""
-        shared = [each.uuid() for each in self._passes.shared.at(self._stage)]
+        shared = [each.uuid() for each in self._passes.shared.at(self._stage, last=self._last)]
         users = [_uuid_of(each) for each in self._users]
         return (*users, *shared) if all((*users, *shared)) else None
 

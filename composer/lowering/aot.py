@@ -118,17 +118,21 @@ def through_aot(
     """
     passes = late.in_force()
 
+    def run_all(stage: Stage, functional: torch.fx.GraphModule, *, inference: bool) -> None:
+        for last in (False, True):
+            passes.run(stage, functional, inference=inference, last=last)
+
     def compile_one(
         kind: Kind, functional: torch.fx.GraphModule, fakes: Sequence[Any]
     ) -> Callable[..., Any]:
         inference = kind is Kind.INFERENCE
         if inference:
-            passes.run(Stage.JOINT, functional, inference=True)
-        passes.run(Stage.POST_GRAD, functional, inference=inference)
+            run_all(Stage.JOINT, functional, inference=True)
+        run_all(Stage.POST_GRAD, functional, inference=inference)
         return compiler(kind, functional, fakes)
 
     def partition(joint: torch.fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Any:
-        passes.run(Stage.JOINT, joint, inference=False)
+        run_all(Stage.JOINT, joint, inference=False)
         return passes.cut(_torch.min_cut, joint, inputs, **kwargs)
 
     return _torch.aot_compile(

@@ -73,6 +73,10 @@ class GraphPass(ABC):
 
     stage: ClassVar[Stage | str] = Stage.ATEN
 
+    runs_last: ClassVar[bool] = False
+    """At ``joint`` and ``post_grad``: behind Inductor's own rewrites of that stage rather than in
+    front of them. For every engine it runs behind the passes of the stage that do not say so."""
+
     eliminates_dead_code: ClassVar[bool] = True
     """Whether operations that nobody reads are dropped after a run that changed something. What
     writes to its inputs, draws random numbers or changes torch's state always stays."""

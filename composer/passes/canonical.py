@@ -12,6 +12,10 @@ from composer import _torch
 from composer.clones import attribute_at
 
 
+class NotCanonical(Exception):
+    """A captured graph has no form in ATen before autograd."""
+
+
 def to_aten(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> torch.fx.GraphModule:
     """The same function as ``gm``, one overload per call, on the same inputs.
 
@@ -22,7 +26,11 @@ def to_aten(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> torch.fx
     Args:
         gm: The captured graph; it is not changed.
         example_inputs: Tensors and symbols, in the order of the placeholders.
+
+    Raises:
+        NotCanonical: the graph holds what says nothing in ATen.
     """
+    _check(gm)
     state = {**dict(gm.named_parameters()), **dict(gm.named_buffers())}
     interpreted = _Interpreted(gm)
 
@@ -40,6 +48,18 @@ def to_aten(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> torch.fx
     return _assembled(traced, gm)
 
 
+def _check(gm: torch.fx.GraphModule) -> None:
+    """Refuse what tracing loses in silence (torch 2.13), such as a custom function's gradient.
+
+    ``torch.func``'s transforms leave calls of functorch's own in the graph, which fail when run;
+    of operators with graphs for arguments only ``torch.cond`` is known to come through.
+    """
+    for node in gm.graph.nodes:
+        if node.op == "call_function" and not _torch.is_canonical(node.target):
+            name = getattr(node.target, "__name__", str(node.target))
+            raise NotCanonical(f"the graph calls {name}, which ATen before autograd cannot say")
+
+
 class _Interpreted(torch.nn.Module):
     """Runs a graph node by node, so that what it says of each node reaches what is traced."""
 
@@ -53,7 +73,7 @@ class _Interpreted(torch.nn.Module):
 
 def _make_attribute(node: torch.fx.Node, name: str) -> None:
     with node.graph.inserting_before(node):
-        held = node.graph.get_attr(name)
+        held = node.graph.create_node("get_attr", name)
     held.meta = dict(node.meta)
     node.replace_all_uses_with(held)
     node.graph.erase_node(node)

@@ -32,11 +32,13 @@ class FunctionPass(GraphPass):
         function: The callable.
         stage: Where it runs; by default ``post_grad`` for Inductor's kinds, which are written for
             it, and ``aten`` for plain functions.
+        runs_last: Whether it runs behind Inductor's own rewrites of its stage.
         name: The recorded name; by default the qualified name of the function or its class.
     """
 
     function: Callable[..., Any]
     stage: Stage | str | None = field(default=None, kw_only=True)  # type: ignore[misc,assignment]  # of each, not of the class
+    runs_last: bool = field(default=False, kw_only=True)  # type: ignore[misc]  # likewise
     name: str = field(default="", kw_only=True)  # type: ignore[misc]  # likewise
 
     def __post_init__(self) -> None:

@@ -29,37 +29,28 @@ class LatePasses:
 
     def __init__(self, shared: SharedPasses) -> None:
         self.shared = shared
-        self._records: dict[tuple[Stage, int], PassRecord] = {}
+        self._records: dict[tuple[Stage, bool], list[PassRecord]] = {}
 
     @property
     def records(self) -> tuple[PassRecord, ...]:
         """One for each pass that ran; a forward and a backward are added up."""
-        return tuple(self._records.values())
+        return tuple(record for group in self._records.values() for record in group)
 
-    def ran_all(self) -> bool:
-        """Whether every pass was given a graph."""
-        ran = {stage for stage, _ in self._records}
-        return ran.issuperset(each.stage for each in self.shared.passes if each.stage in _LATE)
-
-    def complete(self, remembered: Iterable[PassRecord]) -> None:
-        """Add records of passes that did not run now: Inductor had the graph in its cache."""
-        ran = {stage for stage, _ in self._records}
-        for index, each in enumerate(remembered):
-            if each.stage not in ran:
-                self._records[Stage(each.stage), index] = each
-
-    def _keep(self, stage: Stage, records: Iterable[PassRecord]) -> None:
-        for index, record in enumerate(records):
-            before = self._records.get((stage, index))
-            self._records[stage, index] = _added(before, record) if before else record
-
-    def run(self, stage: Stage, gm: torch.fx.GraphModule, *, inference: bool) -> None:
+    def run(
+        self, stage: Stage, gm: torch.fx.GraphModule, *, inference: bool, last: bool = False
+    ) -> None:
         """Run the passes of one stage over ``gm``, in place.
+
+        Args:
+            stage: ``joint`` or ``post_grad``.
+            gm: One of AOTAutograd's graphs.
+            inference: Whether it has no backward.
+            last: Run those that stand behind the engine's own rewrites, or those in front.
 
         Raises:
             PassError: a pass failed, and the policy says ``on_pass_error = "raise"``.
         """
-        passes = self.shared.at(stage)
+        passes = self.shared.at(stage, last=last)
         if not passes:
             return
         pipeline = Pipeline(self.shared.on_error)
@@ -69,7 +60,26 @@ class LatePasses:
                 pipeline.run(gm, passes)
         finally:
             is_inference.reset(token)
-            self._keep(stage, pipeline.records)
+            self._keep(stage, pipeline.records, last=last)
+
+    def ran_all(self) -> bool:
+        """Whether every pass was given a graph."""
+        wanted = {
+            (s, last) for s in _LATE for last in (False, True) if self.shared.at(s, last=last)
+        }
+        return wanted <= self._records.keys()
+
+    def complete(self, remembered: Iterable[PassRecord]) -> None:
+        """Add records of passes that did not run now: Inductor had the graph in its cache."""
+        ran = {stage for stage, _ in self._records}
+        for each in remembered:
+            if each.stage not in ran:
+                self._records.setdefault((Stage(each.stage), False), []).append(each)
+
+    def _keep(self, stage: Stage, records: list[PassRecord], *, last: bool = False) -> None:
+        before = self._records.get((stage, last))
+        pairs = zip(before, records, strict=True) if before else ()
+        self._records[stage, last] = [_added(*pair) for pair in pairs] or records
 
     def cut(
         self, usual: Partitioner, gm: torch.fx.GraphModule, inputs: Sequence[Any], **kwargs: Any

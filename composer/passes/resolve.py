@@ -32,9 +32,16 @@ class SharedPasses:
     partitioner: Any = None
     on_error: OnError = "skip"
 
-    def at(self, stage: Stage) -> tuple[GraphPass, ...]:
-        """Those of one stage."""
-        return tuple(each for each in self.passes if each.stage == stage)
+    def at(self, stage: Stage, *, last: bool | None = None) -> tuple[GraphPass, ...]:
+        """Those of one stage, in the order in which they run; ``last`` asks for one half of them.
+
+        Before autograd no engine stands between the halves, and the order is that of the list.
+        """
+        here = [each for each in self.passes if each.stage == stage]
+        if stage in (Stage.TORCH, Stage.ATEN):
+            return tuple(here)
+        halves = (False, True) if last is None else (last,)
+        return tuple(each for half in halves for each in here if each.runs_last is half)
 
     @property
     def late(self) -> bool:
