@@ -38,8 +38,8 @@ def operators(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 def check(function: Callable[..., Any], *args: Any, dynamic: bool = False) -> None:
     """Compiled for ONNX Runtime alone, ``function`` gives eager's numbers."""
-    compiled = torch.compile(function, backend="onnxrt", dynamic=dynamic, fullgraph=True)
-    torch.testing.assert_close(compiled(*args), function(*args))
+    f = torch.compile(function, backend="onnxrt", dynamic=dynamic, fullgraph=True)
+    torch.testing.assert_close(f(*args), function(*args))
 
 
 def qkv(dtype: torch.dtype = torch.float32, keys: int = 7) -> list[torch.Tensor]:
@@ -50,8 +50,8 @@ def qkv(dtype: torch.dtype = torch.float32, keys: int = 7) -> list[torch.Tensor]
 def test_gelu_is_one_operator(operators: Counter[str], dynamic: bool) -> None:
     """Values at both ends and a NaN included."""
     ends = torch.tensor([[-1e4, -5.0, -0.0, 0.0, 5.0, 1e4, torch.nan]])
-    compiled = torch.compile(functional.gelu, backend="onnxrt", dynamic=dynamic)
-    torch.testing.assert_close(compiled(ends), functional.gelu(ends), equal_nan=True)
+    f = torch.compile(functional.gelu, backend="onnxrt", dynamic=dynamic)
+    torch.testing.assert_close(f(ends), functional.gelu(ends), equal_nan=True)
     check(functional.gelu, torch.randn(3, 9), dynamic=dynamic)
     assert operators["Gelu"]
     assert not operators["Erf"]
@@ -87,13 +87,13 @@ def test_attention_is_one_operator(operators: Counter[str], scale: float | None)
 
 def test_attention_of_any_length_is_one_operator(operators: Counter[str]) -> None:
     """The lengths, and the batch, may change from call to call."""
-    compiled = torch.compile(functional.scaled_dot_product_attention, backend="onnxrt")
+    f = torch.compile(functional.scaled_dot_product_attention, backend="onnxrt")
     for keys in (7, 9, 11):
         operands = qkv(keys=keys)
         for each in operands:
             torch._dynamo.maybe_mark_dynamic(each, [0, 2])
         expected = functional.scaled_dot_product_attention(*operands)
-        torch.testing.assert_close(compiled(*operands), expected)
+        torch.testing.assert_close(f(*operands), expected)
     assert operators["MultiHeadAttention"] == 1
 
 
@@ -136,3 +136,40 @@ def test_a_product_of_another_view_stays_as_it_is(operators: Counter[str]) -> No
     weight = torch.randn(8, 4)
     check(lambda x: (x.view(6, 8) @ weight).view(3, 2, 4) + 1, torch.randn(2, 3, 8))
     assert operators["Reshape"] == 2
+
+
+def test_a_product_of_stacked_matrices_keeps_its_dimensions(operators: Counter[str]) -> None:
+    """Torch repeats nothing and flattens both sides before it; none of that is left."""
+    check(lambda a, b: (a @ b).relu(), torch.randn(2, 3, 5, 4), torch.randn(2, 3, 4, 7))
+    assert operators["MatMul"] == 1
+    assert not operators["Reshape"]
+    assert not operators["Expand"]
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "result"),
+    [
+        ((6, 5, 4), (2, 3, 4, 7), (2, 3, 5, 7)),
+        ((2, 3, 5, 4), (3, 2, 4, 7), (2, 3, 5, 7)),
+        ((2, 3, 4, 5), (2, 3, 4, 7), (2, 3, 5, 7)),
+        ((2, 3, 5, 4), (2, 3, 4, 7), (3, 2, 5, 7)),
+    ],
+    ids=["stack of one", "other stacks", "other matrices", "other result"],
+)
+def test_a_product_of_other_stacks_stays_as_it_is(operators: Counter[str], a, b, result) -> None:
+    """Where the sizes before the matrices differ, or a view changes the matrices."""
+
+    def product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.bmm(x.view(6, 5, 4), y.view(6, 4, 7)).view(result) + 1
+
+    check(product, torch.randn(a), torch.randn(b))
+    assert operators["Reshape"] >= 2
+
+
+def test_stacked_matrices_of_any_number_stay_as_they_are(operators: Counter[str]) -> None:
+    """The number may change from call to call."""
+    f = torch.compile(lambda a, b: (a @ b).relu(), backend="onnxrt", dynamic=True)
+    for n in (2, 3):
+        a, b = torch.randn(n, 3, 5, 4), torch.randn(n, 3, 4, 7)
+        torch.testing.assert_close(f(a, b), (a @ b).relu())
+    assert operators["Reshape"]
