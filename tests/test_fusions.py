@@ -6,12 +6,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import onnx_ir
 import pytest
 import torch
+from conftest import compiled, last
 from torch.nn import functional
 
 from composer.backends import onnxrt as backend
-from composer.lowering.onnx import to_onnx
+from composer.lowering.onnx import _settle_casts, to_onnx
 
 pytestmark = pytest.mark.slow
 
@@ -173,3 +175,20 @@ def test_stacked_matrices_of_any_number_stay_as_they_are(operators: Counter[str]
         a, b = torch.randn(n, 3, 5, 4), torch.randn(n, 3, 4, 7)
         torch.testing.assert_close(f(a, b), (a @ b).relu())
     assert operators["Reshape"]
+
+
+def test_constants_behind_a_cast_are_folded() -> None:
+    """ONNX Runtime folds ``Cast``, and writes ``CastLike`` out when it is too late to."""
+    f = compiled(lambda x: x + torch.full_like(torch.arange(4) * 2, 15), "onnxrt")
+    torch.testing.assert_close(f(torch.zeros(4)), torch.full((4,), 15.0))
+    assert last().attempts[0].engine["nodes"] == {"CPUExecutionProvider": 1}
+
+
+def test_a_cast_to_a_type_that_is_not_known_stays() -> None:
+    """What a translation makes on its way has no type in the exporter's model."""
+    model = onnx_ir.from_onnx_text("""
+        <ir_version: 10, opset_import: ["" : 20]>
+        agraph (float[2] x, float16[2] y) => (float16[2] z) { t = Neg(y) z = CastLike(x, t) }
+    """)
+    _settle_casts(model)
+    assert [node.op_type for node in model.graph] == ["Neg", "CastLike"]
