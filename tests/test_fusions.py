@@ -192,3 +192,29 @@ def test_a_cast_to_a_type_that_is_not_known_stays() -> None:
     """)
     _settle_casts(model)
     assert [node.op_type for node in model.graph] == ["Neg", "CastLike"]
+
+
+@pytest.mark.parametrize(("shape", "left"), [((3, 4), 0), ((2, 6), 1)], ids=["back", "on"])
+def test_views_of_views_are_one(operators: Counter[str], shape, left: int) -> None:
+    """None where they lead back to the shape at the start."""
+    check(lambda x: x.relu().view(12).view(4, 3).view(shape).neg(), torch.randn(3, 4))
+    assert operators["Reshape"] == left
+
+
+def test_a_view_that_leads_back_may_be_returned(operators: Counter[str]) -> None:
+    """Beside what it is a view of: the two are results of their own."""
+    f = torch.compile(lambda x: (y := x.relu(), y.view(12).view(3, 4), y + 1), backend="onnxrt")
+    x = torch.randn(3, 4)
+    for result, expected in zip(f(x), (x.relu(), x.relu(), x.relu() + 1), strict=True):
+        torch.testing.assert_close(result, expected)
+    assert operators["Relu"] == 1
+
+
+def test_views_of_sizes_that_change_stay(operators: Counter[str]) -> None:
+    """What is symbolic is not compared."""
+    f = torch.compile(lambda x: x.relu().view(-1).view(x.shape).neg(), backend="onnxrt")
+    for n in (3, 5):
+        x = torch.randn(n, 4)
+        torch._dynamo.maybe_mark_dynamic(x, 0)
+        torch.testing.assert_close(f(x), -x.relu())
+    assert operators["Reshape"] >= 2

@@ -18,6 +18,7 @@ from composer.lowering.faithful import unfaithful
 from composer.lowering.linears import keep_dimensions
 from composer.lowering.once import once
 from composer.lowering.regions import Region
+from composer.lowering.reshapes import join_views
 from composer.lowering.translations import translator
 from composer.records import Reason, Status
 
@@ -117,6 +118,7 @@ def _translate(gm: torch.fx.GraphModule, outputs: tuple[Output, ...]) -> OnnxGra
     from onnx_ir.passes.common import RemoveUnusedNodesPass
 
     keep_dimensions(gm)
+    join_views(gm)
     try:
         model = translator().translate(translator().prepare(gm))
         _settle_casts(model)
