@@ -218,3 +218,19 @@ def test_views_of_sizes_that_change_stay(operators: Counter[str]) -> None:
         torch._dynamo.maybe_mark_dynamic(x, 0)
         torch.testing.assert_close(f(x), -x.relu())
     assert operators["Reshape"] >= 2
+
+
+def test_a_pad_by_nothing_is_left_out(operators: Counter[str]) -> None:
+    """A result of its own all the same, laid out as the input."""
+    x = torch.randn(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
+    f = torch.compile(lambda x: functional.pad(x, (0, 0, 0, 0)), backend="onnxrt")
+    check(lambda x: functional.pad(x, (0, 0)) + 1, x)
+    assert f(x).stride() == x.stride()
+    assert not operators["Pad"]
+
+
+@pytest.mark.parametrize("sizes", [(0, 1), (-1, 0), (1, -1, 0, 0)], ids=str)
+def test_other_pads_stay(operators: Counter[str], sizes) -> None:
+    """On one side, or cutting off."""
+    check(lambda x: functional.pad(x, sizes, value=2.0) + 1, torch.randn(3, 4))
+    assert operators["Pad"] == 1
