@@ -6,12 +6,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import onnx_ir
 import pytest
 import torch
+from conftest import compiled, last
 from torch.nn import functional
 
 from composer.backends import onnxrt as backend
-from composer.lowering.onnx import to_onnx
+from composer.lowering.onnx import _settle_casts, to_onnx
 
 pytestmark = pytest.mark.slow
 
@@ -38,8 +40,8 @@ def operators(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 def check(function: Callable[..., Any], *args: Any, dynamic: bool = False) -> None:
     """Compiled for ONNX Runtime alone, ``function`` gives eager's numbers."""
-    compiled = torch.compile(function, backend="onnxrt", dynamic=dynamic, fullgraph=True)
-    torch.testing.assert_close(compiled(*args), function(*args))
+    f = torch.compile(function, backend="onnxrt", dynamic=dynamic, fullgraph=True)
+    torch.testing.assert_close(f(*args), function(*args))
 
 
 def qkv(dtype: torch.dtype = torch.float32, keys: int = 7) -> list[torch.Tensor]:
@@ -50,8 +52,8 @@ def qkv(dtype: torch.dtype = torch.float32, keys: int = 7) -> list[torch.Tensor]
 def test_gelu_is_one_operator(operators: Counter[str], dynamic: bool) -> None:
     """Values at both ends and a NaN included."""
     ends = torch.tensor([[-1e4, -5.0, -0.0, 0.0, 5.0, 1e4, torch.nan]])
-    compiled = torch.compile(functional.gelu, backend="onnxrt", dynamic=dynamic)
-    torch.testing.assert_close(compiled(ends), functional.gelu(ends), equal_nan=True)
+    f = torch.compile(functional.gelu, backend="onnxrt", dynamic=dynamic)
+    torch.testing.assert_close(f(ends), functional.gelu(ends), equal_nan=True)
     check(functional.gelu, torch.randn(3, 9), dynamic=dynamic)
     assert operators["Gelu"]
     assert not operators["Erf"]
@@ -87,13 +89,13 @@ def test_attention_is_one_operator(operators: Counter[str], scale: float | None)
 
 def test_attention_of_any_length_is_one_operator(operators: Counter[str]) -> None:
     """The lengths, and the batch, may change from call to call."""
-    compiled = torch.compile(functional.scaled_dot_product_attention, backend="onnxrt")
+    f = torch.compile(functional.scaled_dot_product_attention, backend="onnxrt")
     for keys in (7, 9, 11):
         operands = qkv(keys=keys)
         for each in operands:
             torch._dynamo.maybe_mark_dynamic(each, [0, 2])
         expected = functional.scaled_dot_product_attention(*operands)
-        torch.testing.assert_close(compiled(*operands), expected)
+        torch.testing.assert_close(f(*operands), expected)
     assert operators["MultiHeadAttention"] == 1
 
 
@@ -136,3 +138,99 @@ def test_a_product_of_another_view_stays_as_it_is(operators: Counter[str]) -> No
     weight = torch.randn(8, 4)
     check(lambda x: (x.view(6, 8) @ weight).view(3, 2, 4) + 1, torch.randn(2, 3, 8))
     assert operators["Reshape"] == 2
+
+
+def test_a_product_of_stacked_matrices_keeps_its_dimensions(operators: Counter[str]) -> None:
+    """Torch repeats nothing and flattens both sides before it; none of that is left."""
+    check(lambda a, b: (a @ b).relu(), torch.randn(2, 3, 5, 4), torch.randn(2, 3, 4, 7))
+    assert operators["MatMul"] == 1
+    assert not operators["Reshape"]
+    assert not operators["Expand"]
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "result"),
+    [
+        ((6, 5, 4), (2, 3, 4, 7), (2, 3, 5, 7)),
+        ((2, 3, 5, 4), (3, 2, 4, 7), (2, 3, 5, 7)),
+        ((2, 3, 4, 5), (2, 3, 4, 7), (2, 3, 5, 7)),
+        ((2, 3, 5, 4), (2, 3, 4, 7), (3, 2, 5, 7)),
+    ],
+    ids=["stack of one", "other stacks", "other matrices", "other result"],
+)
+def test_a_product_of_other_stacks_stays_as_it_is(operators: Counter[str], a, b, result) -> None:
+    """Where the sizes before the matrices differ, or a view changes the matrices."""
+
+    def product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.bmm(x.view(6, 5, 4), y.view(6, 4, 7)).view(result) + 1
+
+    check(product, torch.randn(a), torch.randn(b))
+    assert operators["Reshape"] >= 2
+
+
+def test_stacked_matrices_of_any_number_stay_as_they_are(operators: Counter[str]) -> None:
+    """The number may change from call to call."""
+    f = torch.compile(lambda a, b: (a @ b).relu(), backend="onnxrt", dynamic=True)
+    for n in (2, 3):
+        a, b = torch.randn(n, 3, 5, 4), torch.randn(n, 3, 4, 7)
+        torch.testing.assert_close(f(a, b), (a @ b).relu())
+    assert operators["Reshape"]
+
+
+def test_constants_behind_a_cast_are_folded() -> None:
+    """ONNX Runtime folds ``Cast``, and writes ``CastLike`` out when it is too late to."""
+    f = compiled(lambda x: x + torch.full_like(torch.arange(4) * 2, 15), "onnxrt")
+    torch.testing.assert_close(f(torch.zeros(4)), torch.full((4,), 15.0))
+    assert last().attempts[0].engine["nodes"] == {"CPUExecutionProvider": 1}
+
+
+def test_a_cast_to_a_type_that_is_not_known_stays() -> None:
+    """What a translation makes on its way has no type in the exporter's model."""
+    model = onnx_ir.from_onnx_text("""
+        <ir_version: 10, opset_import: ["" : 20]>
+        agraph (float[2] x, float16[2] y) => (float16[2] z) { t = Neg(y) z = CastLike(x, t) }
+    """)
+    _settle_casts(model)
+    assert [node.op_type for node in model.graph] == ["Neg", "CastLike"]
+
+
+@pytest.mark.parametrize(("shape", "left"), [((3, 4), 0), ((2, 6), 1)], ids=["back", "on"])
+def test_views_of_views_are_one(operators: Counter[str], shape, left: int) -> None:
+    """None where they lead back to the shape at the start."""
+    check(lambda x: x.relu().view(12).view(4, 3).view(shape).neg(), torch.randn(3, 4))
+    assert operators["Reshape"] == left
+
+
+def test_a_view_that_leads_back_may_be_returned(operators: Counter[str]) -> None:
+    """Beside what it is a view of: the two are results of their own."""
+    f = torch.compile(lambda x: (y := x.relu(), y.view(12).view(3, 4), y + 1), backend="onnxrt")
+    x = torch.randn(3, 4)
+    for result, expected in zip(f(x), (x.relu(), x.relu(), x.relu() + 1), strict=True):
+        torch.testing.assert_close(result, expected)
+    assert operators["Relu"] == 1
+
+
+def test_views_of_sizes_that_change_stay(operators: Counter[str]) -> None:
+    """What is symbolic is not compared."""
+    f = torch.compile(lambda x: x.relu().view(-1).view(x.shape).neg(), backend="onnxrt")
+    for n in (3, 5):
+        x = torch.randn(n, 4)
+        torch._dynamo.maybe_mark_dynamic(x, 0)
+        torch.testing.assert_close(f(x), -x.relu())
+    assert operators["Reshape"] >= 2
+
+
+def test_a_pad_by_nothing_is_left_out(operators: Counter[str]) -> None:
+    """A result of its own all the same, laid out as the input."""
+    x = torch.randn(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
+    f = torch.compile(lambda x: functional.pad(x, (0, 0, 0, 0)), backend="onnxrt")
+    check(lambda x: functional.pad(x, (0, 0)) + 1, x)
+    assert f(x).stride() == x.stride()
+    assert not operators["Pad"]
+
+
+@pytest.mark.parametrize("sizes", [(0, 1), (-1, 0), (1, -1, 0, 0)], ids=str)
+def test_other_pads_stay(operators: Counter[str], sizes) -> None:
+    """On one side, or cutting off."""
+    check(lambda x: functional.pad(x, sizes, value=2.0) + 1, torch.randn(3, 4))
+    assert operators["Pad"] == 1

@@ -18,11 +18,13 @@ from composer.lowering.faithful import unfaithful
 from composer.lowering.linears import keep_dimensions
 from composer.lowering.once import once
 from composer.lowering.regions import Region
+from composer.lowering.reshapes import join_views
 from composer.lowering.translations import translator
 from composer.records import Reason, Status
 
 if TYPE_CHECKING:
     import onnx
+    import onnx_ir
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +118,10 @@ def _translate(gm: torch.fx.GraphModule, outputs: tuple[Output, ...]) -> OnnxGra
     from onnx_ir.passes.common import RemoveUnusedNodesPass
 
     keep_dimensions(gm)
+    join_views(gm)
     try:
         model = translator().translate(translator().prepare(gm))
+        _settle_casts(model)
         RemoveUnusedNodesPass()(model)  # ONNX Runtime (1.31) runs what nobody reads
     except Exception as error:
         raise Refusal(Status.FAILED, Reason.EXPORT_FAILED, _root_cause(error)) from error
@@ -126,6 +130,41 @@ def _translate(gm: torch.fx.GraphModule, outputs: tuple[Output, ...]) -> OnnxGra
     for value in unused:  # an engine that is given a weight nobody reads refuses the model
         model.graph.inputs.remove(value)
     return OnnxGraph(onnx_ir.to_proto(model), names, outputs)
+
+
+def _settle_casts(model: onnx_ir.Model) -> None:
+    """Say ``CastLike`` by the type it casts to, where that is known.
+
+    It is a function, which ONNX Runtime (1.31) writes out only after it has folded constants: every
+    constant behind one, such as a table of positions, would be computed at each call.
+    """
+    import onnx_ir
+
+    for node in model.graph:
+        if node.op_type != "CastLike":
+            continue
+        dtype = _dtype_of(node.inputs[1])
+        if dtype is not None:
+            node.op_type = "Cast"
+            node.resize_inputs(1)
+            node.attributes.add(onnx_ir.AttrInt64("to", dtype))
+
+
+def _dtype_of(value: onnx_ir.Value | None) -> int | None:
+    """The ONNX type of a value's elements; of what a translation makes on its way, if it is plain.
+
+    The exporter notes types only of what the graph itself names.
+    """
+    from onnx_ir.convenience import get_const_tensor
+
+    assert value is not None
+    made_by = value.producer()
+    if value.dtype is not None or made_by is None:
+        return value.dtype
+    if made_by.op_type == "Cast":
+        return made_by.attributes["to"].as_int()
+    constant = get_const_tensor(value)
+    return None if constant is None else constant.dtype
 
 
 def _plan_outputs(gm: torch.fx.GraphModule) -> tuple[Output, ...]:
