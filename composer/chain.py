@@ -99,16 +99,30 @@ def walk(
         if strict:
             break
     with late.running(late.LatePasses(shared)) as passes:
-        floor = _floor(request, shared)
+        floor = _floor(request, passes)
     return Outcome(tuple(attempts), tuple(errors), FLOOR, floor, passes.records)
 
 
-def _floor(request: GraphRequest, shared: SharedPasses) -> Callable[..., Any]:
-    """The graph's own forward; with passes within AOTAutograd's step, those of what comes out."""
-    if not shared.late:
-        return _torch.settled_forward(request.gm)
-    gm = clones.clone_graph(request.gm)
-    return compile_each(gm, request.example_inputs, lambda gm, _: _torch.settled_forward(gm))
+def _forward_of(functional: torch.fx.GraphModule, _: list[Any]) -> Callable[..., Any]:
+    return _torch.settled_forward(functional)
+
+
+def _floor(request: GraphRequest, passes: late.LatePasses) -> Callable[..., Any]:
+    """The graph's own forward; with passes within AOTAutograd's step, those of what comes out.
+
+    Where AOTAutograd cannot make that step, the passes are recorded as not run.
+    """
+    if passes.shared.late:
+        gm = clones.clone_graph(request.gm)
+        try:
+            return compile_each(
+                gm, request.example_inputs, lambda gm, _: _torch.settled_forward(gm)
+            )
+        except (PassError, *_torch.DYNAMO_CONTROL_FLOW):
+            raise
+        except Exception as error:  # noqa: BLE001  # recorded; the floor always answers
+            passes.fail(error)
+    return _torch.settled_forward(request.gm)
 
 
 def objection(outcome: Outcome, *, strict: bool, on_exhausted: str) -> Exception | None:

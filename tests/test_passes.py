@@ -246,3 +246,29 @@ def test_functions_are_passes() -> None:
     first, second = last().passes
     assert first.name.endswith("test_functions_are_passes.<locals>.on_module")
     assert (first.matches, second.name, second.stage) == (1, "tangents", Stage.JOINT)
+
+
+def test_a_floor_without_an_aot_step_is_the_captured_graph(monkeypatch) -> None:
+    """The passes of the later stages are recorded as not run, and the call is answered."""
+
+    def fails(*args):
+        raise RuntimeError("no functional form")
+
+    monkeypatch.setattr("composer.chain.compile_each", fails)
+    args = inputs()
+    result = compiled(program, "nobody_has_this", passes=[at("joint")])(*args)
+    torch.testing.assert_close(result, program(*args))
+    (record,) = last().passes
+    assert "broke the rule 'stage': RuntimeError: no functional form" in record.error
+
+
+def test_an_inner_compile_keeps_symbols() -> None:
+    """A backend that runs AOTAutograd again on composer's functional graph specialises nothing."""
+
+    def padded(x, n):
+        return torch.cos(x).new_zeros(x.shape[0] + n, 2)
+
+    function = compiled(padded, "aot_eager", passes=[at("joint")], dynamic=True)
+    for rows, n in ((3, 4), (5, 7)):
+        assert function(torch.randn(rows, 2), n).shape == (rows + n, 2)
+    assert len(composer.reports()) == 1

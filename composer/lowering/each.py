@@ -33,8 +33,11 @@ def compile_each(
         if kind is Kind.BACKWARD:
             _torch.donate_nothing()  # the backend may keep its inputs
         with _torch.unset_fake_temporarily(), torch.no_grad():
-            inputs = made_up(functional)
+            inputs = [
+                made if isinstance(made, torch.Tensor) else fake
+                for made, fake in zip(made_up(functional), fakes, strict=True)
+            ]
             with _torch.captured_with(fakes, inputs):
-                return _torch.boxed(build(functional, list(inputs)))
+                return _torch.boxed(build(functional, inputs))
 
     return through_aot(gm, example_inputs, compiler, decompositions={})

@@ -62,6 +62,18 @@ class LatePasses:
             is_inference.reset(token)
             self._keep(stage, pipeline.records, last=last)
 
+    def fail(self, error: Exception) -> None:
+        """Record that AOTAutograd made no graph for these passes.
+
+        Raises:
+            PassError: the policy says ``on_pass_error = "raise"``.
+        """
+        self._records.clear()
+        for stage in _LATE:
+            pipeline = Pipeline(self.shared.on_error)
+            pipeline.fail(self.shared.at(stage), "stage", error)
+            self._keep(stage, pipeline.records)
+
     def ran_all(self) -> bool:
         """Whether every pass was given a graph."""
         wanted = {

@@ -51,7 +51,7 @@ def propagate(gm: torch.fx.GraphModule, key: str, keep: Container[torch.fx.Node]
     moved: set[torch.fx.Node] = set()
     known = [node.meta[key] for node in gm.graph.find_nodes(op="placeholder") if key in node.meta]
     mode = _torch.fake_mode_of(known)
-    with _autocast_regions() as regions:
+    with _torch.faking(mode), torch.no_grad(), _autocast_regions() as regions:
         for node in gm.graph.nodes:
             if node.op in ("placeholder", "output"):
                 continue
@@ -67,8 +67,7 @@ def propagate(gm: torch.fx.GraphModule, key: str, keep: Container[torch.fx.Node]
 def _recompute(gm: torch.fx.GraphModule, node: torch.fx.Node, key: str, mode: Any) -> bool:
     """Give the node its fake value; whether that is another one than before."""
     try:
-        with _torch.faking(mode), torch.no_grad():
-            value = _evaluate(gm, node, key, mode)
+        value = _evaluate(gm, node, key, mode)
     except Exception as error:
         raise Unknown(node, f"{node.target} cannot be run on its inputs: {error}") from error
     if key in node.meta and description(node.meta[key]) == description(value):
