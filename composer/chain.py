@@ -115,10 +115,10 @@ def _floor(request: GraphRequest, passes: late.LatePasses) -> Callable[..., Any]
     if passes.shared.late:
         gm = clones.clone_graph(request.gm)
         try:
-            return compile_each(
-                gm, request.example_inputs, lambda gm, _: _torch.settled_forward(gm)
-            )
-        except (PassError, *_torch.DYNAMO_CONTROL_FLOW):
+            return compile_each(gm, request.example_inputs, _forward_of)
+        except _torch.DYNAMO_CONTROL_FLOW:
+            raise
+        except PassError:
             raise
         except Exception as error:  # noqa: BLE001  # recorded; the floor always answers
             passes.fail(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from importlib.metadata import EntryPoint
 
 import pytest
@@ -56,3 +57,13 @@ def test_nearest_respects_its_cutoff() -> None:
     """What is not alike enough is no guess."""
     assert nearest("indcutor", ["inductor", "eager"]) == "inductor"
     assert nearest("neuron", ["inductor", "eager"], cutoff=0.8) is None
+
+
+def test_a_value_of_this_process_takes_no_name_over() -> None:
+    """A second one under the same name is refused; the same one may come again."""
+    things = Registry("thing", {"dumps": "json:dumps"})
+    things.add("loads", json.loads)
+    things.add("loads", json.loads)
+    assert things.get("loads") is json.loads
+    with pytest.raises(ComposerError, match="'dumps' cannot be 'json:load'"):
+        things.add("dumps", json.load)
