@@ -63,7 +63,9 @@ def compose(
     notices.log_attempts(report)
     if objection:
         raise objection
-    notices.warn_of_fallbacks(report, session.current().warned, asked_by_name=rules.names_chain)
+    warned = session.current().warned
+    notices.warn_of_fallbacks(report, warned, asked_by_name=rules.names_chain)
+    notices.warn_of_passes(report, warned)
     return guard.watch(outcome.compiled, report.runtime, restore)
 
 

@@ -11,7 +11,7 @@
     │   ├── CandidateError                 ``strict``: a candidate was not accepted
     │   └── ChainExhausted(ExceptionGroup) ``on_exhausted="raise"``: no candidate was accepted
     └── UserWarning
-        └── FallbackWarning                a candidate the user counts on was not accepted
+        └── FallbackWarning                a candidate or a pass the user counts on does not run
 
 ``OptionError`` and ``UnknownNameError`` are the user's own mistakes: they are raised at once and
 are never a reason to fall back. Dynamo wraps what a backend raises in
@@ -113,7 +113,7 @@ class ChainExhausted(ComposerError, ExceptionGroup[Exception]):
 
 
 class FallbackWarning(UserWarning):
-    """A candidate was not accepted; once per distinct backend and reason."""
+    """A candidate was not accepted, or a pass rolled back; once per name and reason."""
 
 
 def refuse(status: Status, reason: Reason, message: str) -> NoReturn:

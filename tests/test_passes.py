@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from conftest import compiled, last
-from rewrites import MISTAKES, CosineToSine, Scale, at, aten, cosines
+from rewrites import MISTAKES, CosineToSine, Raises, Scale, at, aten, cosines
 
 import composer
-from composer.errors import OptionError, PassError, UnknownNameError
+from composer.errors import FallbackWarning, OptionError, PassError, UnknownNameError
 from composer.passes import FunctionPass, GraphPass, Stage
 
 ENGINES = ("inductor", "onnxrt", "aot_eager", "eager")
@@ -272,3 +274,14 @@ def test_an_inner_compile_keeps_symbols() -> None:
     for rows, n in ((3, 4), (5, 7)):
         assert function(torch.randn(rows, 2), n).shape == (rows + n, 2)
     assert len(composer.reports()) == 1
+
+
+def test_a_rolled_back_pass_is_warned_of_once() -> None:
+    """The user counts on it, and the numbers are other ones without it."""
+    function = compiled(program, "eager", passes=[at("torch", Raises)], dynamic=False)
+    with pytest.warns(FallbackWarning, match="broke the rule 'raises'.*runs without it"):
+        function(*inputs())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        function(torch.randn(5, 4), torch.randn(4, 5))
+    assert len(composer.reports()) == 2

@@ -1,8 +1,9 @@
 """Log lines and warnings, once per distinct reason.
 
 Every attempt is an ``INFO`` line of the logger ``composer``. A candidate that was not accepted is
-a ``FallbackWarning`` and a ``WARNING`` line, the first time for each backend and reason. Engines
-of the default chain that cannot be on this machine are no news: nobody asked for them by name.
+a ``FallbackWarning`` and a ``WARNING`` line, the first time for each backend and reason, and so is
+a pass that was rolled back. Engines of the default chain that cannot be on this machine are no
+news: nobody asked for them by name.
 """
 
 from __future__ import annotations
@@ -41,10 +42,26 @@ def warn_of_fallbacks(
         absent = attempt.status is Status.UNAVAILABLE and not missed
         if attempt.accepted or absent or what in warned:
             continue
-        text = f"{attempt.sentence()}; graph {report.graph_id} runs on {report.chosen}"
-        log.warning("%s", text)
-        warnings.warn(text, FallbackWarning, stacklevel=_users_stacklevel())
+        _warn(f"{attempt.sentence()}; graph {report.graph_id} runs on {report.chosen}")
         warned.add(what)  # not before: a filter may turn the warning into an error
+
+
+def warn_of_passes(report: CompileReport, warned: set[tuple[str, str]]) -> None:
+    """Warn of the passes that were rolled back, or had no graph to run on.
+
+    Args:
+        report: The compile just done.
+        warned: Pairs of pass and error to be silent about; those warned of now are added.
+    """
+    for each in report.passes:
+        if each.error and (each.name, each.error) not in warned:
+            _warn(f"{each.error}; graph {report.graph_id} runs without it")
+            warned.add((each.name, each.error))
+
+
+def _warn(text: str) -> None:
+    log.warning("%s", text)
+    warnings.warn(text, FallbackWarning, stacklevel=_users_stacklevel())
 
 
 def _users_stacklevel() -> int:
