@@ -347,6 +347,18 @@ def test_the_uuid_covers_both_functions_and_what_they_close_over() -> None:
     assert ConvReluToClamp().uuid() == ConvReluToClamp().uuid()
 
 
+def test_the_uuid_covers_functions_that_have_no_source() -> None:
+    """Those of a class that was typed into a shell are told apart by their bytecode."""
+
+    def typed(pattern: str) -> str | None:
+        scope = {"PatternPass": PatternPass}
+        methods = f"pattern = staticmethod(lambda x: {pattern}); replacement = pattern"
+        exec(f"class Typed(PatternPass): {methods}", scope)
+        return scope["Typed"]().uuid()
+
+    assert typed("x + 1") == typed("x + 1") != typed("x + 2")
+
+
 @pytest.mark.parametrize(
     ("pattern", "replacement", "said"),
     [

@@ -131,10 +131,8 @@ class PatternPass(GraphPass):
         return graph
 
     def _parameters(self) -> dict[str, Any]:
-        """Those given to this instance; what the class has is in its source."""
-        given = {name: value for name, value in super()._parameters().items() if name in vars(self)}
         examples = [metadata.description(value) for value in self.example_inputs]
-        return {**given, "example_inputs": examples}
+        return {**super()._parameters(), "example_inputs": examples}
 
 
 class _Rewriting:
