@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -252,6 +253,20 @@ def test_a_match_limit_holds_in_a_walk() -> None:
         assert CosineToShiftedSine().run(gm) == 1
     assert gm.graph.find_nodes(op="call_function", target=aten.cos.default) == [second]
     gm.graph.lint()
+
+
+def test_one_pass_walks_through_several_graphs_at_once() -> None:
+    """A run keeps what it knows to itself."""
+    graphs = []
+    for _ in range(4):
+        torch.compiler.reset()
+        graphs.append(symbolic_graph(program, *inputs()))
+    rewrite = CosineToShiftedSine()
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(rewrite.run, graphs)) == [2] * 4
+    for gm in graphs:
+        gm.graph.lint()
+        assert len(gm.graph.find_nodes(op="call_function", target=aten.sin.default)) == 2
 
 
 class ReturnsNothing(InterpreterPass):

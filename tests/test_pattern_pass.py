@@ -274,6 +274,31 @@ def test_a_write_between_the_matched_operations_forbids_the_rewrite(engine: str)
     assert "add__tensor stands between" in miss.why
 
 
+def test_random_numbers_between_the_matched_operations_do_no_harm() -> None:
+    """Unless the matched ones draw some themselves, whose order would change."""
+
+    def draws(x):
+        product = aten.mul.Tensor(x, 2)
+        return aten.dropout.default(x, 0.5, True), aten.relu.default(product)
+
+    rewrite = PatternPass(
+        lambda x: aten.relu.default(aten.mul.Tensor(x, 2)), lambda x: aten.sin.default(x)
+    )
+    assert rewrite.run(traced(draws)) == 1
+    random = PatternPass(lambda x: aten.relu.default(aten.dropout.default(x, 0.5, True)), sine)
+    assert random.run(traced(lambda x: aten.relu.default(aten.dropout.default(x, 0.5, True)))) == 1
+    assert random.run(traced(two_draws)) == 0
+
+
+def sine(x):
+    return aten.sin.default(x)
+
+
+def two_draws(x):
+    first = aten.dropout.default(x, 0.5, True)
+    return aten.dropout.default(x, 0.25, True), aten.relu.default(first)
+
+
 def test_several_values_are_replaced_by_as_many() -> None:
     """A pattern may return a tuple; an anchor missing in the graph is no match."""
     rewrite = PatternPass(

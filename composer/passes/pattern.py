@@ -142,13 +142,13 @@ class _Rewriting:
         self.count = 0
         self._graph = graph
         self._replacement = replacement
+        self._places = {node: place for place, node in enumerate(graph.nodes)}
         self._replaced: dict[torch.fx.Node, torch.fx.Node] = {}
 
     def replace(self, match: InternalMatch) -> None:
         nodes = matching.matched_nodes(match)
         inputs = torch.fx.node.map_arg(match.placeholder_nodes, self._current)
-        place = {node: index for index, node in enumerate(self._graph.nodes)}
-        in_order = sorted(nodes, key=place.__getitem__)
+        in_order = sorted(nodes, key=self._places.__getitem__)
         with self._graph.inserting_before(in_order[-1]):
             outputs = self._emit(inputs, metadata.provenance(*in_order))
         for node, new in zip(match.returning_nodes, outputs, strict=True):
