@@ -9,6 +9,19 @@ from __future__ import annotations
 
 from composer.passes.base import GraphPass, PassResult, Stage
 from composer.passes.function import FunctionPass
+from composer.passes.interpreter import InterpreterPass, Value
+from composer.passes.matching import NearMiss
+from composer.passes.pattern import PatternPass
 from composer.passes.resolve import register
 
-__all__ = ["FunctionPass", "GraphPass", "PassResult", "Stage", "register"]
+__all__ = [
+    "FunctionPass",
+    "GraphPass",
+    "InterpreterPass",
+    "NearMiss",
+    "PassResult",
+    "PatternPass",
+    "Stage",
+    "Value",
+    "register",
+]

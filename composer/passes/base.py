@@ -105,13 +105,16 @@ class GraphPass(ABC):
         Part of composer's ``graph_key`` and of the key of Inductor's caches. ``None`` where a
         parameter has no text that is equal in every process: Inductor's caches are then bypassed.
         """
-        values = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
         modules = [source_of_module(name) for name in self.depends_on]
         try:
             source = source_of_class(type(self), GraphPass)
-            return digest(self.name, str(self.stage), source, modules, values)
+            return digest(self.name, str(self.stage), source, modules, self._parameters())
         except Unstable:
             return None
+
+    def _parameters(self) -> dict[str, Any]:
+        """What :meth:`uuid` covers of the instance."""
+        return {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
 
     def chosen(self, places: Iterable[T]) -> Iterator[T]:
         """The places to rewrite: all, or as many as :func:`composer.passes.bisect` allows.

@@ -64,7 +64,8 @@ def _source(thing: Any) -> str:
 
 def _bytecode(thing: Any) -> str:
     if isinstance(thing, type):
-        members = sorted(vars(thing).items())
+        # Static and class methods hold the function that they call.
+        members = [(n, getattr(m, "__func__", m)) for n, m in sorted(vars(thing).items())]
         functions = (each for each in members if isinstance(each[1], types.FunctionType))
         return thing.__qualname__ + "".join(f"{n}{_bytecode(f)}" for n, f in functions)
     return _code_text(thing.__code__)
@@ -108,4 +109,11 @@ def _function_text(function: types.FunctionType) -> str:
         cells = [cell.cell_contents for cell in function.__closure__ or ()]
     except ValueError as empty:  # a cell that is still to be filled
         raise Unstable(function.__qualname__) from empty
-    return _source(function) + _text([cells, function.__defaults__, function.__kwdefaults__])
+    return _source_of_function(function) + _text(
+        [cells, function.__defaults__, function.__kwdefaults__]
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def _source_of_function(function: types.FunctionType) -> str:
+    return _source(function)

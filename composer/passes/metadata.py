@@ -27,6 +27,19 @@ def key_at(stage: Stage | str) -> str:
     return "example_value" if stage == Stage.TORCH else "val"
 
 
+_OF_VALUES = frozenset({"val", "example_value", "tensor_meta", "unbacked_bindings"})
+_OF_OPERATORS = frozenset({"original_aten", "eager_input_vals", "from_node"})
+
+
+def provenance(*nodes: torch.fx.Node) -> dict[str, Any]:
+    """What nodes say of where they come from: the user's line, the module, the direction.
+
+    For new nodes in their place; of several, what the last says has precedence.
+    """
+    merged = {key: value for node in nodes for key, value in node.meta.items()}
+    return {k: v for k, v in merged.items() if k not in _OF_VALUES | _OF_OPERATORS}
+
+
 def fill(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], key: str) -> None:
     """Give fake values to a graph that has none, as one that did not come from Dynamo.
 
@@ -49,23 +62,39 @@ def propagate(gm: torch.fx.GraphModule, key: str, keep: Container[torch.fx.Node]
         Unknown: an operation fails on the fake values of its inputs.
     """
     moved: set[torch.fx.Node] = set()
-    known = [node.meta[key] for node in gm.graph.find_nodes(op="placeholder") if key in node.meta]
-    mode = _torch.fake_mode_of(known)
-    with _torch.faking(mode), torch.no_grad(), _autocast_regions() as regions:
+    mode = mode_of(gm, key)
+    with evaluating(mode), autocast_regions() as regions:
         for node in gm.graph.nodes:
             if node.op in ("placeholder", "output"):
                 continue
             if _torch.changes_state(node.target):
-                _follow(node, regions)
+                follow(node, regions)
                 continue
             reads_new = not moved.isdisjoint(node.all_input_nodes)
             is_known = key in node.meta and node in keep and not reads_new
-            if not is_known and _recompute(gm, node, key, mode):
+            if not is_known and recompute(gm, node, key, mode):
                 moved.add(node)
 
 
-def _recompute(gm: torch.fx.GraphModule, node: torch.fx.Node, key: str, mode: Any) -> bool:
-    """Give the node its fake value; whether that is another one than before."""
+def mode_of(gm: torch.fx.GraphModule, key: str) -> Any:
+    """The fake mode of a graph's placeholders; a new one where they have none."""
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    return _torch.fake_mode_of([each.meta[key] for each in placeholders if key in each.meta])
+
+
+@contextlib.contextmanager
+def evaluating(mode: Any) -> Iterator[None]:
+    """What :func:`recompute` needs around it; entered once, it serves any number of nodes."""
+    with _torch.faking(mode), torch.no_grad():
+        yield
+
+
+def recompute(gm: torch.fx.GraphModule, node: torch.fx.Node, key: str, mode: Any) -> bool:
+    """Give the node its fake value; whether that is another one than before.
+
+    Raises:
+        Unknown: the operation fails on the fake values of its inputs.
+    """
     try:
         value = _evaluate(gm, node, key, mode)
     except Exception as error:
@@ -94,7 +123,7 @@ Regions = dict[torch.fx.Node, torch.autocast]
 
 
 @contextlib.contextmanager
-def _autocast_regions() -> Iterator[Regions]:
+def autocast_regions() -> Iterator[Regions]:
     """The regions of autocast that the graph has opened so far; what is left open is closed."""
     regions: Regions = {}
     try:
@@ -104,7 +133,7 @@ def _autocast_regions() -> Iterator[Regions]:
             region.__exit__(None, None, None)
 
 
-def _follow(node: torch.fx.Node, regions: Regions) -> None:
+def follow(node: torch.fx.Node, regions: Regions) -> None:
     """Do what the graph does to autocast; its changes of grad mode do not show in fake values."""
     if _torch.enters_autocast(node.target):
         device, dtype, enabled, caches = node.args

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 
+import torch
 import torch.fx
 
 from composer import _torch
@@ -48,6 +49,15 @@ def is_pure(node: torch.fx.Node) -> bool:
         return not node.is_impure()
     flags = (*node.args[1:], node.kwargs.get("inplace"))  # inplace may be given by position
     return not (any(flag is True for flag in flags) or node.is_impure())
+
+
+def keeps_to_itself(node: torch.fx.Node) -> bool:
+    """Whether all that is impure of it are random numbers or statistics, which no other reads."""
+    name = _name(node)
+    if name.endswith("_") or node.kwargs.get("inplace") or "out" in node.kwargs:
+        return False
+    tags = getattr(node.target, "tags", ())
+    return name in _RANDOM | _KEEPS_STATISTICS or torch.Tag.nondeterministic_seeded in tags
 
 
 def eliminate_dead_code(gm: torch.fx.GraphModule) -> bool:

@@ -1,0 +1,113 @@
+"""What tells a place in a graph from a pattern: the first node that differs, and how."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch.fx
+
+from composer import _torch
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first node of the pattern that does not match, what stands in its place, and why."""
+
+    pattern_node: str
+    graph_node: str
+    why: str
+
+
+def compare(
+    wanted: torch.fx.Node, found: torch.fx.Node, *, ignore_literals: bool
+) -> dict[torch.fx.Node, Any] | Difference:
+    """Walk up from a node of the pattern and one of a graph, as torch's matcher does.
+
+    Returns:
+        What stands for each node of the pattern, or the first difference.
+    """
+    comparison = _Comparison(ignore_literals)
+    return comparison.of_nodes(wanted, found) or comparison.images
+
+
+class _Comparison:
+    def __init__(self, ignore_literals: bool) -> None:
+        self.images: dict[torch.fx.Node, Any] = {}
+        self._ignore_literals = ignore_literals
+
+    def of_nodes(self, wanted: torch.fx.Node, found: torch.fx.Node) -> Difference | None:
+        if wanted in self.images:
+            return self._again(wanted, found)
+        for other, image in self.images.items():
+            if image is found:
+                return Difference(wanted.name, found.name, f"it stands for {other.name} already")
+        if wanted.op != "placeholder" and (wanted.op, wanted.target) != (found.op, found.target):
+            why = f"it is {called(found)}, not {called(wanted)}"
+            return Difference(wanted.name, found.name, why)
+        self.images[wanted] = found
+        return None if wanted.op == "placeholder" else self._of_arguments(wanted, found)
+
+    def _again(self, wanted: torch.fx.Node, found: Any) -> Difference | None:
+        image = self.images[wanted]
+        if image is found or (not isinstance(found, torch.fx.Node) and image == found):
+            return None
+        return Difference(wanted.name, str(found), f"{wanted.name} is {image} already")
+
+    def _of_arguments(self, wanted: torch.fx.Node, found: torch.fx.Node) -> Difference | None:
+        ours, theirs = _named(wanted), _named(found)
+        if list(ours) != list(theirs):
+            why = f"it is given {', '.join(theirs)}; the pattern gives {', '.join(ours)}"
+            return Difference(wanted.name, found.name, why)
+        for name, argument in ours.items():
+            difference = self._of_values(argument, theirs[name])
+            if isinstance(difference, str):
+                return Difference(wanted.name, found.name, f"its {name} {difference}")
+            if difference is not None:
+                return difference
+        return None
+
+    def _of_values(self, wanted: Any, found: Any) -> Difference | str | None:
+        """How two arguments differ; text where it is not a node that does."""
+        if isinstance(wanted, torch.fx.Node):
+            return self._of_node_and_value(wanted, found)
+        if isinstance(wanted, list | tuple) and isinstance(found, list | tuple):
+            return self._of_lists(wanted, found)
+        same = type(wanted) is type(found) and wanted == found
+        return None if same or self._ignore_literals else f"is {found!r}, not {wanted!r}"
+
+    def _of_node_and_value(self, wanted: torch.fx.Node, found: Any) -> Difference | str | None:
+        if isinstance(found, torch.fx.Node):
+            return self.of_nodes(wanted, found)
+        if wanted.op != "placeholder":
+            return None if self._ignore_literals else f"is {found!r}, not {called(wanted)}"
+        if wanted in self.images:
+            return self._again(wanted, found)
+        self.images[wanted] = found
+        return None
+
+    def _of_lists(self, wanted: Any, found: Any) -> Difference | str | None:
+        if len(wanted) != len(found):
+            return f"is {found!r}, not {wanted!r}"
+        differences = map(self._of_values, wanted, found)
+        first = next((each for each in differences if each is not None), None)
+        return f"is {found!r}, not {wanted!r}" if isinstance(first, str) else first
+
+
+def _named(node: torch.fx.Node) -> dict[str, Any]:
+    positional = {f"argument {index}": each for index, each in enumerate(node.args)}
+    return {**positional, **node.kwargs}
+
+
+def called(node: torch.fx.Node) -> str:
+    """``"aten.relu.default"``, ``"the method relu"``, ``"an input of the graph"``."""
+    if node.op == "placeholder":
+        return "an input of the graph"
+    if node.op == "call_method":
+        return f"the method {node.target}"
+    if node.op in ("get_attr", "call_module"):
+        return f"the {'attribute' if node.op == 'get_attr' else 'module'} {node.target}"
+    if isinstance(node.target, _torch.OpOverload):
+        return str(node.target)
+    module = getattr(node.target, "__module__", None) or "torch"  # builtins of torch's have none
+    return f"{module.lstrip('_')}.{getattr(node.target, '__name__', node.target)}"

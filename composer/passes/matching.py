@@ -1,0 +1,210 @@
+"""Where a pattern stands in a graph, by ``torch.fx``'s matcher, and why it nearly does.
+
+Torch's matcher compares arguments as they are written. Here calls are brought into one form
+first, so that positional, keyword and left out default arguments are the same, and a match is
+refused where rewriting it would move its operations across a write to memory.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch.fx
+from torch.fx.operator_schemas import normalize_function
+from torch.fx.passes.utils.matcher_utils import InternalMatch as InternalMatch
+from torch.fx.passes.utils.matcher_utils import SubgraphMatcher
+
+from composer.passes.difference import Difference, compare
+from composer.passes.purity import is_pure, keeps_to_itself
+
+Filter = Callable[[InternalMatch, torch.fx.Graph, torch.fx.Graph], bool]
+"""Given the match, the graph and the pattern's graph, as by ``replace_pattern_with_filters``."""
+
+
+@dataclass(frozen=True, slots=True)
+class NearMiss:
+    """A place where the last operation of a pattern was found, but not all of it.
+
+    ``anchor`` is the graph's node in place of that last operation, ``pattern_node`` the first node
+    of the pattern that did not match, ``graph_node`` what stands in its place.
+    """
+
+    anchor: str
+    pattern_node: str
+    graph_node: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A pattern, and what is asked of its matches. ``graph`` is not shared with another search."""
+
+    graph: torch.fx.Graph
+    filters: Sequence[Filter] = ()
+    ignore_literals: bool = False
+
+    @property
+    def returned(self) -> list[torch.fx.Node]:
+        """The nodes that the pattern returns."""
+        (output,) = self.graph.find_nodes(op="output")
+        return list(output.all_input_nodes)
+
+    @property
+    def anchors(self) -> list[torch.fx.Node]:
+        """The operations from which the matcher starts: those that only the output reads."""
+        return [node for node in self.returned if len(node.users) == 1]
+
+
+def find(graph: torch.fx.Graph, query: Query) -> tuple[list[InternalMatch], list[NearMiss]]:
+    """The matches to rewrite, none overlapping another, and those refused."""
+    matches: list[InternalMatch] = []
+    refused: list[NearMiss] = []
+    places = {node: place for place, node in enumerate(graph.nodes)}
+    taken: dict[torch.fx.Node, str] = {}
+    for match in _all_matches(graph, query):
+        anchor = match.nodes_map[match.anchors[0]]
+        why = _refusal(match, graph, query, places, taken)
+        if why:
+            refused.append(NearMiss(anchor.name, match.anchors[0].name, anchor.name, why))
+            continue
+        matches.append(match)
+        taken.update(dict.fromkeys(matched_nodes(match), anchor.name))
+    return matches, refused
+
+
+def near_misses(graph: torch.fx.Graph, query: Query) -> list[NearMiss]:
+    """Every place where an anchor of the pattern was found, but the pattern is not rewritten."""
+    matches, refused = find(graph, query)
+    complete = {match.nodes_map[match.anchors[0]].name for match in matches}
+    explained = {miss.anchor for miss in refused}
+    found = [miss for miss in refused if miss.anchor not in complete]
+    whole = {node for match in matches for node in matched_nodes(match)}
+    with _one_form(query.graph, graph):
+        for anchor, node in itertools.product(query.anchors, graph.nodes):
+            if _is_call_of(node, anchor) and node not in whole and node.name not in explained:
+                found.append(_explain(anchor, node, query))
+    place = {node.name: index for index, node in enumerate(graph.nodes)}
+    return sorted(found, key=lambda miss: place[miss.anchor])
+
+
+def matched_nodes(match: InternalMatch) -> list[torch.fx.Node]:
+    """The operations that the match covers, the pattern's last one first."""
+    return [node for wanted, node in match.nodes_map.items() if wanted.op != "placeholder"]
+
+
+def _all_matches(graph: torch.fx.Graph, query: Query) -> list[InternalMatch]:
+    wanted = {_call(node) for node in query.graph.nodes if node.op not in ("placeholder", "output")}
+    if not wanted.issubset(map(_call, graph.nodes)):
+        return []  # torch's matcher raises KeyError where one of several anchors has no candidate
+    matcher = SubgraphMatcher(
+        query.graph, remove_overlapping_matches=False, ignore_literals=query.ignore_literals
+    )
+    with _one_form(query.graph, graph):
+        return matcher.match(graph)
+
+
+def _refusal(
+    match: InternalMatch,
+    graph: torch.fx.Graph,
+    query: Query,
+    places: dict[torch.fx.Node, int],
+    taken: dict[torch.fx.Node, str],
+) -> str:
+    """Why a match is not to be rewritten; empty where it is."""
+    nodes = matched_nodes(match)
+    rival = next((taken[node] for node in nodes if node in taken), None)
+    if rival is not None:
+        return f"overlaps the match at {rival}"
+    writer = _disturbing(nodes, places)
+    if writer is not None:
+        return f"{writer.name} stands between the matched nodes and changes memory or state"
+    for each in query.filters:
+        if not each(match, graph, query.graph):
+            return f"the filter {getattr(each, '__name__', each)} said no"
+    return ""
+
+
+def _disturbing(
+    nodes: list[torch.fx.Node], places: dict[torch.fx.Node, int]
+) -> torch.fx.Node | None:
+    """An operation between the matched ones that they must not be moved across."""
+    matched = set(nodes)
+    last = max(nodes, key=places.__getitem__)
+    pure = all(map(is_pure, nodes))
+    node = min(nodes, key=places.__getitem__)
+    while node is not last:
+        harmless = is_pure(node) or (pure and keeps_to_itself(node))
+        if node not in matched and not harmless:
+            return node
+        node = node.next
+    return None
+
+
+def _explain(anchor: torch.fx.Node, node: torch.fx.Node, query: Query) -> NearMiss:
+    found = compare(anchor, node, ignore_literals=query.ignore_literals)
+    if not isinstance(found, Difference):
+        found = _outside_reader(found, query) or Difference(
+            anchor.name, node.name, "its other outputs are not found with it, or need each other"
+        )
+    return NearMiss(node.name, found.pattern_node, found.graph_node, found.why)
+
+
+def _outside_reader(images: dict[torch.fx.Node, Any], query: Query) -> Difference | None:
+    """An inner node of the match that somebody else reads, so that it cannot go."""
+    inside = {node for wanted, node in images.items() if wanted.op != "placeholder"}
+    for wanted, node in images.items():
+        if wanted.op == "placeholder" or wanted in query.returned:
+            continue
+        outside = [user.name for user in node.users if user not in inside]
+        if outside:
+            why = f"it is read by {', '.join(outside)} as well, outside of the pattern"
+            return Difference(wanted.name, node.name, why)
+    return None
+
+
+def _call(node: torch.fx.Node) -> tuple[str, Any]:
+    return node.op, node.target
+
+
+def _is_call_of(node: torch.fx.Node, wanted: torch.fx.Node) -> bool:
+    return _call(node) == _call(wanted)
+
+
+@contextmanager
+def _one_form(pattern: torch.fx.Graph, graph: torch.fx.Graph) -> Iterator[None]:
+    """Give every argument by keyword, defaults as well, in calls of what the pattern calls."""
+    targets = {node.target for node in pattern.nodes if node.op == "call_function"}
+    forms = dict(form for target in targets for form in _forms(target, pattern, graph))
+    written = {node: (node.args, node.kwargs) for node in forms}
+    for node, kwargs in forms.items():
+        node.args, node.kwargs = (), kwargs
+    try:
+        yield
+    finally:
+        for node, (args, kwargs) in written.items():
+            node.args, node.kwargs = args, kwargs
+
+
+def _forms(target: Any, *graphs: torch.fx.Graph) -> list[tuple[torch.fx.Node, dict[str, Any]]]:
+    """Every call of the target with its arguments by name; none if one of them is ambiguous."""
+    calls = [node for each in graphs for node in each.find_nodes(op="call_function", target=target)]
+    forms = [(node, _by_keyword(node)) for node in calls]
+    known = [(node, form) for node, form in forms if form is not None]
+    return known if len(known) == len(forms) else []
+
+
+def _by_keyword(node: torch.fx.Node) -> dict[str, Any] | None:
+    try:
+        form = normalize_function(
+            node.target,  # type: ignore[arg-type]  # of a call_function: a callable
+            node.args,
+            node.kwargs,
+            normalize_to_only_use_kwargs=True,
+        )
+    except (RuntimeError, ValueError, TypeError):  # overloads that only types tell apart; builtins
+        return None
+    return None if form is None else form.kwargs

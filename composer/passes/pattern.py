@@ -1,0 +1,182 @@
+"""A rewrite given as two Python functions: what to find, and what to put in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch.fx
+
+from composer import _torch
+from composer.errors import OptionError
+from composer.passes import matching, metadata, order
+from composer.passes.base import GraphPass, Stage, as_stage
+from composer.passes.function import qualified_name
+from composer.passes.matching import Filter, InternalMatch, NearMiss, Query
+
+_OWN = ("pattern", "replacement", "filters", "example_inputs", "ignore_literals")
+
+
+@dataclass(frozen=True)
+class PatternPass(GraphPass):
+    """Replaces every occurrence of ``pattern`` by ``replacement``, two functions.
+
+    Either subclass it, with both as static methods and the other arguments as class attributes,
+    or give them to the class itself.
+
+    Functions are traced symbolically: at ``aten``, ``joint`` and ``post_grad`` they call
+    ``torch.ops.aten`` overloads as the graph does, at ``torch`` what the user's program calls. With
+    ``example_inputs``, which are for ``aten`` only, they are written in plain torch. A parameter
+    stands for any one value: a tensor, or a literal such as a stride, handed to the replacement.
+    Two parameters never stand for the same tensor. Literals in the pattern must be equal.
+
+    A match is rewritten where nobody else reads its inner values, and nothing between its
+    operations writes to memory. New nodes say of themselves where the matched ones came from.
+
+    Args:
+        pattern: What to find; it returns one value or a tuple of them.
+        replacement: What to compute instead: the same parameters, as many returned values.
+        filters: Called with the match, the graph and the pattern's graph; a match that one of them
+            refuses stays.
+        example_inputs: Small tensors to trace both functions on.
+        ignore_literals: Let every literal of the pattern match any other.
+        stage: Where it runs; ``aten`` by default.
+        name: The recorded name; by default the qualified name of ``pattern``, or the class's.
+
+    Raises:
+        OptionError: pattern or replacement is missing, cannot be traced, or they do not agree.
+    """
+
+    pattern: Callable[..., Any] | None = None
+    replacement: Callable[..., Any] | None = None
+    filters: Sequence[Filter] = ()
+    example_inputs: Sequence[Any] = ()
+    ignore_literals: bool = False
+    stage: Stage | str | None = field(default=None, kw_only=True)  # type: ignore[misc,assignment]  # of each, not of the class
+    name: str = field(default="", kw_only=True)  # type: ignore[misc]  # likewise
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.stage = cls.stage or Stage.ATEN
+
+    def __post_init__(self) -> None:
+        for name in _OWN:
+            if not getattr(self, name):  # let the subclass's own be seen
+                object.__delattr__(self, name)
+        if self.pattern is None or self.replacement is None:
+            raise OptionError(f"{type(self).__name__} needs a pattern and a replacement")
+        stage = as_stage(self.stage or type(self).stage or Stage.ATEN)
+        object.__setattr__(self, "stage", stage)
+        object.__setattr__(
+            self, "name", self.name or type(self).name or qualified_name(self.pattern)
+        )
+        if self.example_inputs and self.stage != Stage.ATEN:
+            raise OptionError(f"{self.name}: example_inputs serve the stage aten, not {stage}")
+
+    def run(self, gm: torch.fx.GraphModule) -> int:
+        """Rewrite every match; how many there were."""
+        matches, _ = matching.find(gm.graph, self._query())
+        rewriting = _Rewriting(gm.graph, self._graphs[1])
+        for match in self.chosen(matches):
+            rewriting.replace(match)
+            rewriting.count += 1
+        if rewriting.count:
+            order.sort(gm.graph)
+        return rewriting.count
+
+    def near_misses(self, gm: torch.fx.GraphModule) -> tuple[NearMiss, ...]:
+        """Where the last operation of the pattern was found, but not all of it, and why.
+
+        The graph is that of the pass's stage; it is left as it is.
+        """
+        return tuple(matching.near_misses(gm.graph, self._query()))
+
+    def _query(self) -> Query:
+        pattern = torch.fx.Graph()  # its own, since matching brings calls into one form
+        pattern.output(pattern.graph_copy(self._graphs[0], {}))
+        return Query(pattern, tuple(self.filters), self.ignore_literals)
+
+    @cached_property
+    def _graphs(self) -> tuple[torch.fx.Graph, torch.fx.Graph]:
+        """The pattern and the replacement, traced."""
+        pattern, replacement = self._trace("pattern"), self._trace("replacement")
+        unused = [node.name for node in pattern.nodes if node.op != "output" and not node.users]
+        if unused:
+            raise OptionError(f"{self.name}: the pattern does not need its {', '.join(unused)}")
+        for what, count in (("parameters", _parameters), ("returned values", _returned)):
+            ours, theirs = len(count(pattern)), len(count(replacement))
+            if ours != theirs:
+                raise OptionError(
+                    f"{self.name}: the pattern has {ours} {what}, its replacement {theirs}"
+                )
+        if any(node.op == "placeholder" for node in _returned(pattern)):
+            raise OptionError(f"{self.name}: the pattern returns its own parameter")
+        return pattern, replacement
+
+    def _trace(self, which: str) -> torch.fx.Graph:
+        function = getattr(self, which)
+        try:
+            if self.example_inputs:
+                graph = _torch.capture_aten(function, self.example_inputs).graph
+            else:
+                graph = torch.fx.symbolic_trace(function).graph
+        except Exception as error:
+            raise OptionError(f"{self.name}: its {which} cannot be traced: {error}") from error
+        if graph.find_nodes(op="get_attr"):
+            raise OptionError(f"{self.name}: its {which} holds a tensor; make it a parameter")
+        if not all(isinstance(each, torch.fx.Node) for each in _returned(graph)):
+            raise OptionError(f"{self.name}: its {which} returns what is no result of it")
+        return graph
+
+    def _parameters(self) -> dict[str, Any]:
+        examples = [metadata.description(value) for value in self.example_inputs]
+        return {**super()._parameters(), "example_inputs": examples}
+
+
+class _Rewriting:
+    """Puts the replacement in place of one match after the other."""
+
+    def __init__(self, graph: torch.fx.Graph, replacement: torch.fx.Graph) -> None:
+        self.count = 0
+        self._graph = graph
+        self._replacement = replacement
+        self._places = {node: place for place, node in enumerate(graph.nodes)}
+        self._replaced: dict[torch.fx.Node, torch.fx.Node] = {}
+
+    def replace(self, match: InternalMatch) -> None:
+        nodes = matching.matched_nodes(match)
+        inputs = torch.fx.node.map_arg(match.placeholder_nodes, self._current)
+        in_order = sorted(nodes, key=self._places.__getitem__)
+        with self._graph.inserting_before(in_order[-1]):
+            outputs = self._emit(inputs, metadata.provenance(*in_order))
+        for node, new in zip(match.returning_nodes, outputs, strict=True):
+            node.replace_all_uses_with(new)
+            self._replaced[node] = new
+        for node in reversed(in_order):
+            self._graph.erase_node(node)
+
+    def _current(self, node: torch.fx.Node) -> torch.fx.Node:
+        """What stands for a node now: an earlier rewrite may have replaced it."""
+        while node in self._replaced:
+            node = self._replaced[node]
+        return node
+
+    def _emit(self, inputs: Sequence[Any], meta: dict[str, Any]) -> list[torch.fx.Node]:
+        twins = dict(zip(_parameters(self._replacement), inputs, strict=True))
+        for node in self._replacement.nodes:
+            if node.op not in ("placeholder", "output"):
+                twins[node] = self._graph.node_copy(node, twins.__getitem__)
+                twins[node].meta = dict(meta)
+        return [twins[node] for node in _returned(self._replacement)]
+
+
+def _parameters(graph: torch.fx.Graph) -> list[torch.fx.Node]:
+    return list(graph.find_nodes(op="placeholder"))
+
+
+def _returned(graph: torch.fx.Graph) -> list[Any]:
+    (output,) = graph.find_nodes(op="output")
+    value = output.args[0]
+    return list(value) if isinstance(value, list | tuple) else [value]

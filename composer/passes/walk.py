@@ -1,0 +1,205 @@
+"""One run of an interpreter pass over one graph, which is edited on the way."""
+
+from __future__ import annotations
+
+import operator
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.fx
+from torch.fx.node import map_aggregate, map_arg
+
+from composer import _torch
+from composer.passes import metadata
+
+if TYPE_CHECKING:
+    from composer.passes.interpreter import InterpreterPass
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """What an operation gave: its node in the graph, and the fake value with shape and dtype."""
+
+    node: torch.fx.Node
+    value: Any
+
+
+def emit(op: str, target: Any, args: Any, kwargs: dict[str, Any], meta: dict[str, Any]) -> Value:
+    """Emit an operation into the graph that is being walked through on this thread."""
+    return _current.get().emit(op, target, args, kwargs, meta)
+
+
+class Walk:
+    """Visits every node once, in order.
+
+    What is emitted as it was stays the same node; then nobody has to compute its fake value anew,
+    and a symbol that only data decide stays the same symbol.
+
+    Args:
+        methods: Called for each node, by its kind.
+        plain: Called instead where a match limit forbids what ``methods`` did.
+        gm: The graph; every node has its fake value.
+    """
+
+    def __init__(
+        self, methods: InterpreterPass, plain: InterpreterPass, gm: torch.fx.GraphModule
+    ) -> None:
+        self._methods, self._plain, self._gm = methods, plain, gm
+        self._key = metadata.key_at(methods.stage)
+        self._mode = metadata.mode_of(gm, self._key)
+        self._results: dict[torch.fx.Node, Any] = {}
+        self._kept: set[torch.fx.Node] = set()
+        self._moved: set[torch.fx.Node] = set()
+        self._inputs_end = _last_input(gm.graph)
+
+    def run(self) -> int:
+        """Visit the nodes, and drop those in whose place something else was emitted.
+
+        Returns:
+            How many were not emitted as they were.
+        """
+        originals = list(self._gm.graph.nodes)
+        token = _current.set(self)
+        try:
+            with metadata.autocast_regions() as regions:
+                matches = sum(self._step(node, regions) for node in originals)
+        finally:
+            _current.reset(token)
+        for node in reversed(originals):
+            if node not in self._kept:
+                self._gm.graph.erase_node(node)
+        return matches
+
+    def _step(self, node: torch.fx.Node, regions: metadata.Regions) -> bool:
+        """Visit one node; whether it was made into something else."""
+        if _torch.changes_state(node.target):
+            self._kept.add(node)
+            metadata.follow(node, regions)
+            return False
+        before = node.args, node.kwargs, dict(node.meta)
+        result, rewritten = self._visit(self._methods, node)
+        if rewritten and next(iter(self._methods.chosen([node])), None) is None:
+            self._undo(node, *before)
+            result, rewritten = self._visit(self._plain, node)[0], False
+        if result is None and node.op != "output" and node.users:
+            reader = next(iter(node.users)).name
+            raise TypeError(f"nothing was returned for {node.name}, which {reader} reads")
+        self._results[node] = result
+        if node.op == "placeholder":
+            self._inputs_end = self._cursor
+        return rewritten
+
+    def _visit(self, methods: InterpreterPass, node: torch.fx.Node) -> tuple[Any, bool]:
+        self._node, self._new = node, list[torch.fx.Node]()
+        # Inputs stay together, in front of all that is computed from them.
+        self._cursor = self._inputs_end if node.op == "placeholder" else node.prev
+        args, kwargs = map_arg((node.args, node.kwargs), self._results.__getitem__)
+        plain = _to_nodes(args), _to_nodes(kwargs)
+        result = self._call(methods, node, args, kwargs, metadata.provenance(node))
+        stands = node.op == "output" or (isinstance(result, Value) and result.node is node)
+        same = stands and not self._new and (node.args, node.kwargs) == plain
+        return result, not same
+
+    def _call(
+        self,
+        methods: InterpreterPass,
+        node: torch.fx.Node,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        meta: dict[str, Any],
+    ) -> Any:
+        target: Any = node.target
+        if node.op == "placeholder":
+            self._kept.add(node)
+            return methods.placeholder(target, Value(node, node.meta.get(self._key)), meta)
+        if node.op == "output":
+            self._kept.add(node)
+            node.args = (_to_nodes(methods.output(args[0], meta)),)
+            return None
+        if node.op == "get_attr":
+            return methods.get_attr(target, meta)
+        if node.op == "call_method":
+            return methods.call_method(target, args, kwargs, meta)
+        if node.op == "call_module":
+            return methods.call_submodule(target, args, kwargs, meta)
+        if target is operator.getitem:
+            value, key = args
+            return methods.call_getitem(value, key, meta)
+        if self._is_symbolic(node):
+            return methods.call_sym(target, args, meta)
+        return methods.call_operator(target, args, kwargs, meta)
+
+    def _is_symbolic(self, node: torch.fx.Node) -> bool:
+        """Whether a call computes with sizes only: no operator of torch's, no tensor in it."""
+        values = [each.meta.get(self._key) for each in (node, *node.all_input_nodes)]
+        numbers = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float)
+        is_operator = isinstance(node.target, _torch.OpOverload) or node.kwargs
+        return not is_operator and all(isinstance(value, numbers) for value in values)
+
+    def emit(
+        self, op: str, target: Any, args: Any, kwargs: dict[str, Any], meta: dict[str, Any]
+    ) -> Value:
+        """The visited node itself where it is emitted again, else a new one behind the last."""
+        node = self._node
+        args, kwargs = _to_nodes(args), _to_nodes(kwargs)
+        if node not in self._kept and (op, target) == (node.op, node.target):
+            stale = self._keep(node, args, kwargs)
+        else:
+            with self._gm.graph.inserting_after(self._cursor):
+                node = self._gm.graph.create_node(op, target, args, kwargs)
+            self._new.append(node)
+            stale = True
+        self._cursor = node
+        node.meta.update(meta)
+        if stale and self._recompute(node):
+            self._moved.add(node)
+        return Value(node, node.meta.get(self._key))
+
+    def _recompute(self, node: torch.fx.Node) -> bool:
+        with metadata.evaluating(self._mode):
+            return metadata.recompute(self._gm, node, self._key, self._mode)
+
+    def _keep(self, node: torch.fx.Node, args: Any, kwargs: Any) -> bool:
+        """Give the node these arguments; whether its fake value may be another one now."""
+        self._kept.add(node)
+        changed = (node.args, node.kwargs) != (args, kwargs)
+        if changed:
+            node.args, node.kwargs = args, kwargs
+        reads_new = not self._moved.isdisjoint(node.all_input_nodes)
+        return changed or reads_new or self._key not in node.meta
+
+    def _undo(self, node: torch.fx.Node, args: Any, kwargs: Any, meta: dict[str, Any]) -> None:
+        node.args, node.kwargs, node.meta = args, kwargs, meta
+        for new in reversed(self._new):
+            self._gm.graph.erase_node(new)
+        self._kept.discard(node)
+        self._moved.difference_update({node, *self._new})
+
+
+_current: ContextVar[Walk] = ContextVar("composer_walk")
+
+
+def _last_input(graph: torch.fx.Graph) -> torch.fx.Node:
+    nodes: list[torch.fx.Node] = list(graph.nodes)
+    return next((node for node in reversed(nodes) if node.op == "placeholder"), nodes[0])
+
+
+def _to_nodes(arguments: Any) -> Any:
+    """Values as nodes, in lists, tuples, dicts and slices, too.
+
+    Raises:
+        TypeError: a fake value itself is among them, which no graph can hold.
+    """
+    return map_aggregate(arguments, _to_node)
+
+
+def _to_node(argument: Any) -> Any:
+    if isinstance(argument, Value):
+        return argument.node
+    if isinstance(argument, torch.SymInt | torch.SymFloat | torch.SymBool):
+        raise TypeError(f"the symbol {argument} is no argument; emit aten.sym_size.int instead")
+    if isinstance(argument, _torch.FakeTensor):
+        raise TypeError("a fake tensor is no argument; give the Value that it was read off")
+    return argument
