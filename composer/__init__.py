@@ -8,10 +8,11 @@ checks that the engine it accepts did the work, and runs the captured graph itse
 from __future__ import annotations
 
 from composer import errors, passes
+from composer.book import PolicyBook, using
 from composer.policy import Candidate, Policy
 from composer.records import Attempt, CompileReport, Reason, Status
+from composer.session import configure, reset
 from composer.session import current as _current
-from composer.session import reset
 from composer.telemetry.report import Report as _Report
 
 __all__ = [
@@ -19,13 +20,16 @@ __all__ = [
     "Candidate",
     "CompileReport",
     "Policy",
+    "PolicyBook",
     "Reason",
     "Status",
+    "configure",
     "errors",
     "passes",
     "report",
     "reports",
     "reset",
+    "using",
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import inspect
@@ -26,8 +27,6 @@ def read_request(
     example_inputs: Sequence[Any],
     *,
     mode: str | None = None,
-    model: str | None = None,
-    settings: str = "",
 ) -> GraphRequest:
     """Gather what every later step asks about a captured graph.
 
@@ -35,9 +34,6 @@ def read_request(
         gm: The graph, as Dynamo or a direct caller handed it over; it is not changed.
         example_inputs: Real tensors and symbols, in the order of the placeholders.
         mode: ``torch.compile``'s mode.
-        model: The user's own name for the model; by default the class of the module, or the
-            function, whose frame is being compiled.
-        settings: Text of everything else that the key depends on.
     """
     placeholders = gm.graph.find_nodes(op="placeholder")
     weights = weight_positions(gm, example_inputs)
@@ -48,8 +44,8 @@ def read_request(
         example_inputs=tuple(example_inputs),
         weights=weights,
         graph_id=_torch.compile_id() or "direct",
-        graph_key=graph_key(gm, settings),
-        model=model or model_name(gm),
+        graph_key="",
+        model=model_name(gm),
         device=_most_common(str(t.device) for t in tensors) or "cpu",
         dtype=_most_common(dtype_name(t) for t in tensors if t.is_floating_point())
         or _most_common(dtype_name(t) for t in tensors),
@@ -63,6 +59,18 @@ def read_request(
         ),
         mode=mode,
     )
+
+
+def known_by(request: GraphRequest, name: str | None, settings: str) -> GraphRequest:
+    """The request with its key, and with the user's own name for the model if there is one.
+
+    Args:
+        request: What was read.
+        name: By default the class of the module, or the function, whose frame is compiled.
+        settings: Text of everything else that the key depends on.
+    """
+    key = graph_key(request.gm, settings)
+    return dataclasses.replace(request, model=name or request.model, graph_key=key)
 
 
 def weight_positions(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> frozenset[int]:

@@ -27,7 +27,7 @@ from composer.errors import (
 from composer.lowering.each import compile_each
 from composer.passes import late
 from composer.passes.resolve import SharedPasses
-from composer.policy import Candidate, Policy
+from composer.policy import Candidate, Facts, Policy
 from composer.records import Attempt, GraphRequest, Outcome, Reason, Status
 
 FLOOR = "eager"
@@ -40,6 +40,17 @@ class Contender:
     candidate: Candidate
     backend: Backend
     min_coverage: float
+
+    def skip(self, request: GraphRequest) -> None:
+        """Refuse a graph for which the policy does not want the candidate.
+
+        Raises:
+            Refusal: ``skipped``.
+        """
+        when = self.candidate.when
+        if when is not None and not when.holds(Facts.of(request)):
+            what = f"the policy wants it only when {when}"
+            refuse(Status.SKIPPED, Reason.POLICY, what)
 
 
 def resolve(rules: Policy) -> tuple[Contender, ...]:
@@ -96,7 +107,7 @@ def walk(
             )
         if error is not None:
             errors.append(error)
-        if strict:
+        if strict and attempt.status is not Status.SKIPPED:
             break
     with late.running(late.LatePasses(shared)) as passes:
         floor = _floor(request, passes)
@@ -132,10 +143,11 @@ def objection(outcome: Outcome, *, strict: bool, on_exhausted: str) -> Exception
     ``ChainExhausted`` under ``on_exhausted="raise"`` when none was.
     """
     refused = [attempt for attempt in outcome.attempts if not attempt.accepted]
-    if strict and refused:
-        error = CandidateError(refused[0])
-        error.__cause__ = outcome.errors[0]
-        return error
+    for attempt, cause in zip(refused, outcome.errors, strict=True):
+        if strict and attempt.status is not Status.SKIPPED:
+            error = CandidateError(attempt)
+            error.__cause__ = cause
+            return error
     if on_exhausted == "raise" and len(refused) == len(outcome.attempts):
         return ChainExhausted(outcome.attempts, outcome.errors)
     return None
@@ -166,6 +178,7 @@ def try_candidate(
 
 def _build(request: GraphRequest, contender: Contender) -> Callable[..., Any]:
     backend, options = contender.backend, contender.candidate.options
+    contender.skip(request)
     backend.probe(request)
     gm = clones.clone_graph(request.gm)
     inputs = list(request.example_inputs)

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch.fx
 
-from composer import capture, chain, clones, guard, policy, session
+from composer import book, capture, chain, clones, guard, session
 from composer.lowering import once
 from composer.passes import early, resolve
+from composer.policy import Rules
 from composer.records import Attempt, CompileReport, GraphRequest, PassRecord
 from composer.telemetry import notices
 
@@ -43,19 +44,18 @@ def compose(
         ChainExhausted: none was accepted and ``on_exhausted`` is ``"raise"``.
     """
     started = time.perf_counter()
-    rules = policy.resolve(mode, options)
-    candidates = chain.resolve(rules)
-    shared = resolve.resolve(rules.passes, rules.on_pass_error)
     gm, restore = clones.flat_outputs(gm)
-    settings = f"{mode} {rules.key} {shared.key}"
-    request = capture.read_request(
-        gm, example_inputs, mode=mode, model=rules.model, settings=settings
-    )
+    request = capture.read_request(gm, example_inputs, mode=mode)
+    rules = book.resolve(request, mode, options, session.current().configured)
+    policy = rules.policy
+    candidates = chain.resolve(policy)
+    shared = resolve.resolve(policy.passes, policy.on_pass_error)
+    request = capture.known_by(request, policy.model, f"{mode} {policy.key} {shared.key}")
     request, rewritten = early.rewrite(request, shared)
     with once.sharing():
-        outcome = chain.walk(request, candidates, shared, strict=rules.strict)
+        outcome = chain.walk(request, candidates, shared, strict=policy.strict)
     passes = (*rewritten, *outcome.passes)
-    objection = chain.objection(outcome, strict=rules.strict, on_exhausted=rules.on_exhausted)
+    objection = chain.objection(outcome, strict=policy.strict, on_exhausted=policy.on_exhausted)
     chosen = "" if objection else outcome.chosen
     seconds = time.perf_counter() - started
     report = _report(request, rules, passes, outcome.attempts, chosen, seconds)
@@ -71,7 +71,7 @@ def compose(
 
 def _report(
     request: GraphRequest,
-    rules: policy.Policy,
+    rules: Rules,
     passes: tuple[PassRecord, ...],
     attempts: tuple[Attempt, ...],
     chosen: str,

@@ -1,13 +1,20 @@
-"""What the user asks for: which engines in which order, and what happens when all refuse."""
+"""What the user asks for: which engines in which order, and what happens when all refuse.
+
+A policy is put together from layers, each a :class:`Policy` of which only the fields that were set
+count. Where the layers come from is :mod:`composer.book`'s to know.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from composer.errors import OptionError
+from composer.records import GraphRequest
 from composer.registry import did_you_mean
 
 DEFAULT_CHAIN = ("tensorrt", "inductor", "onnxrt")
@@ -19,13 +26,75 @@ Mode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cu
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
+class Match(BaseModel):
+    """Which graphs something holds for; a key that is not given holds for all.
+
+    ``model`` is a glob over the qualified name of the class, or function, that is compiled, and
+    over the name given as ``options={"model": ...}``. ``device`` is one over ``"cpu"``,
+    ``"cuda:0"`` and ``"cuda"``, ``dtype`` one over ``"float32"``.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str | None = None
+    device: str | None = None
+    dtype: str | None = None
+    training: bool | None = None
+    dynamic: bool | None = None
+
+    def holds(self, graph: Facts) -> bool:
+        """Whether it does for this graph."""
+        kind = graph.device.partition(":")[0]
+        return (
+            _matches(self.model, graph.model, graph.name)
+            and _matches(self.device, graph.device, kind)
+            and _matches(self.dtype, graph.dtype)
+            and self.training in (None, graph.training)
+            and self.dynamic in (None, graph.dynamic)
+        )
+
+    def __str__(self) -> str:
+        """``"device = 'cuda', training = False"``."""
+        given = self.model_dump(exclude_none=True)
+        return ", ".join(f"{key} = {value!r}" for key, value in given.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What policies match by. ``name`` is the user's own for the model, empty without one."""
+
+    model: str
+    device: str
+    dtype: str
+    training: bool
+    dynamic: bool
+    name: str = ""
+
+    @staticmethod
+    def of(request: GraphRequest, name: str | None = None) -> Facts:
+        """Those of a captured graph."""
+        return Facts(
+            model=request.model,
+            device=request.device,
+            dtype=request.dtype,
+            training=request.training,
+            dynamic=request.dynamic,
+            name=name or "",
+        )
+
+
+def _matches(glob: str | None, *texts: str) -> bool:
+    return glob is None or any(fnmatchcase(text, glob) for text in texts if text)
+
+
 class Candidate(BaseModel):
     """One place in the chain.
 
     ``backend`` is a name that ``torch._dynamo.lookup_backend`` knows, one of composer's own,
     ``"module:function"``, or a callable ``(gm, example_inputs) -> callable``. ``options`` go to
     the engine; a callable receives them as the keyword ``options=``. ``min_coverage`` is the
-    policy's own where it is not given.
+    policy's own where it is not given. ``when`` has the keys of :class:`Match`: for other graphs
+    the candidate is skipped.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -33,6 +102,7 @@ class Candidate(BaseModel):
     backend: str | Callable[..., Any]
     options: dict[str, Any] = Field(default_factory=dict)
     min_coverage: Share | None = None
+    when: Match | None = None
 
     @property
     def name(self) -> str:
@@ -90,57 +160,108 @@ class Policy(BaseModel):
         return tuple(passes)
 
     @property
-    def names_chain(self) -> bool:
-        """Whether the user wrote the chain, rather than taking the default."""
-        return "chain" in self.model_fields_set
-
-    @property
     def key(self) -> str:
         """Text of all that decides how a graph is compiled; equal in every process."""
-        chain = [(c.name, sorted(c.options.items()), c.min_coverage) for c in self.chain]
+        chain = [(c.name, sorted(c.options.items()), c.min_coverage, c.when) for c in self.chain]
         return f"{chain} {self.strict} {self.on_exhausted} {self.min_coverage}"
 
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A part of the policy and its name in reports; only the fields that were set count."""
+
+    name: str
+    policy: Policy
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The policy in force for one graph, and the layers that spoke, in order.
+
+    ``origins`` says for each field that was set by which layer.
+    """
+
+    policy: Policy
+    layers: tuple[str, ...]
+    origins: Mapping[str, str]
+
     @property
-    def layers(self) -> tuple[str, ...]:
-        """The layers of the policy that spoke, in order."""
-        return ("options",) if self.model_fields_set else ()
+    def names_chain(self) -> bool:
+        """Whether the user wrote the chain, rather than taking the default."""
+        return "chain" in self.origins
 
 
-def resolve(mode: str | None = None, options: Mapping[str, Any] | None = None) -> Policy:
-    """The policy in force for one graph.
-
-    Args:
-        mode: ``torch.compile``'s mode.
-        options: ``torch.compile``'s options: fields of :class:`Policy`.
+def check_mode(mode: str | None) -> None:
+    """Know ``torch.compile``'s modes.
 
     Raises:
-        OptionError: naming every unknown mode, key and value at once.
+        OptionError: the mode is none of them.
     """
-    mistakes = []
     if mode is not None and mode not in get_args(Mode):
         accepted = ", ".join(get_args(Mode))
         guess = did_you_mean(mode, get_args(Mode))
-        mistakes.append(f"unknown mode {mode!r}{guess} (accepted: {accepted})")
+        raise OptionError(f"unknown mode {mode!r}{guess} (accepted: {accepted})")
+
+
+def read_policy(fields: Mapping[str, Any]) -> Policy:
+    """A policy of these fields.
+
+    Raises:
+        OptionError: naming every unknown key and value at once.
+    """
     try:
-        policy = Policy.model_validate(dict(options or {}))
+        return Policy.model_validate(dict(fields))
     except ValidationError as error:
-        mistakes.extend(_explain(each) for each in error.errors())
-    if mistakes:
-        raise OptionError("; ".join(mistakes))
-    return policy
+        mistakes = (explain(each, Policy) for each in error.errors())
+        raise OptionError("; ".join(mistakes)) from None
 
 
-def _explain(error: Any) -> str:
+def merge(layers: Iterable[Layer], engines: Mapping[str, Mapping[str, Any]]) -> Rules:
+    """Put layers on top of each other, the last one first in line, field by field.
+
+    Args:
+        layers: From the most general to the most particular.
+        engines: Options of engines by name, behind those that a candidate itself gives.
+    """
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    spoke: list[str] = []
+    for layer in layers:
+        given = {name: getattr(layer.policy, name) for name in layer.policy.model_fields_set}
+        values |= given
+        origins |= dict.fromkeys(given, layer.name)
+        spoke += [layer.name] if given else []
+    policy = Policy().model_copy(update=values)
+    chain = tuple(_with_options(each, engines) for each in policy.chain)
+    return Rules(policy.model_copy(update={"chain": chain}), tuple(spoke), origins)
+
+
+def _with_options(candidate: Candidate, engines: Mapping[str, Mapping[str, Any]]) -> Candidate:
+    options = {**engines.get(candidate.name, {}), **candidate.options}
+    return candidate.model_copy(update={"options": options})
+
+
+def explain(error: Any, root: type[BaseModel]) -> str:
     """One of pydantic's errors in the user's terms: where, what, and what would be accepted."""
-    *parents, key = error["loc"]
+    *parents, key = error["loc"] or ("",)
     where = _path(error["loc"])
     if error["type"] == "extra_forbidden":
-        known = tuple((Candidate if "chain" in parents else Policy).model_fields)
+        table = next((str(p) for p in reversed(parents) if p in _TABLES), "")
+        known = tuple(_TABLES.get(table, root).model_fields)
         guess = did_you_mean(str(key), known)
         hint = "" if parents or guess else _engine_option_hint(str(key))
         return f"unknown option {where!r}{guess} (accepted: {', '.join(known)}){hint}"
     message = error["msg"].removeprefix("Value error, ")
     return f"option {where!r} is {error['input']!r}: {message}"
+
+
+_TABLES: dict[str | int, type[BaseModel]] = {
+    "chain": Candidate,
+    "when": Match,
+    "match": Match,
+    "defaults": Policy,
+}
+"""What stands in the tables of a policy, by the key that holds them."""
 
 
 def _path(location: tuple[str | int, ...]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 
+from composer.book import Source
 from composer.records import CompileReport
 
 KEPT_REPORTS = 1000
@@ -13,10 +14,12 @@ KEPT_REPORTS = 1000
 class Session:
     """The last 1,000 reports, oldest first, and which fallbacks were warned of already.
 
-    ``warned`` holds pairs of backend and reason.
+    ``warned`` holds pairs of backend and reason, ``configured`` what ``composer.configure`` was
+    given.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, configured: Source = None) -> None:
+        self.configured = configured
         self._lock = threading.Lock()
         self._reports: deque[CompileReport] = deque(maxlen=KEPT_REPORTS)
         self.warned: set[tuple[str, str]] = set()
@@ -41,6 +44,18 @@ def current() -> Session:
 
 
 def reset() -> None:
-    """Forget reports and warnings. Compiled functions go on working."""
+    """Forget reports and warnings. Compiled functions, and the policy, stay what they are."""
     global _current
-    _current = Session()
+    _current = Session(_current.configured)
+
+
+def configure(source: Source) -> None:
+    """Set the policy of this process, in place of any set before.
+
+    What is wrong with the source is an error at the first compile. ``COMPOSER_CONFIG`` goes before.
+
+    Args:
+        source: A :class:`composer.PolicyBook`, a :class:`composer.Policy` for every graph, a
+            mapping shaped like the TOML, the path of a file, or ``None`` for the defaults.
+    """
+    _current.configured = source

@@ -21,6 +21,7 @@ LAYERS = [
     {"lowering", "telemetry"},
     {"backends"},
     {"policy"},
+    {"book"},
     {"session"},
     {"prove"},
     {"chain", "guard"},

@@ -40,7 +40,8 @@ def warn_of_fallbacks(
         # Nobody misses an absent engine that he did not ask for, as long as another serves.
         missed = asked_by_name or report.chosen == "eager"
         absent = attempt.status is Status.UNAVAILABLE and not missed
-        if attempt.accepted or absent or what in warned:
+        unwanted = attempt.status is Status.SKIPPED
+        if attempt.accepted or absent or unwanted or what in warned:
             continue
         _warn(f"{attempt.sentence()}; graph {report.graph_id} runs on {report.chosen}")
         warned.add(what)  # not before: a filter may turn the warning into an error

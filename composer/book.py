@@ -1,0 +1,260 @@
+"""Where policies come from: files, ``composer.configure``, ``composer.using``, the environment."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from composer.errors import OptionError
+from composer.policy import (
+    Facts,
+    Layer,
+    Match,
+    Policy,
+    Rules,
+    check_mode,
+    explain,
+    merge,
+    read_policy,
+)
+from composer.records import GraphRequest
+
+CONFIG_FILE = "composer.toml"
+
+_ON, _OFF = {"1", "true", "yes", "on"}, {"0", "false", "no", "off", ""}
+
+
+class Rule(Policy):
+    """The fields of a policy, for the graphs that ``match``."""
+
+    match: Match = Match()
+
+
+class PolicyBook(BaseModel):
+    """Policies of many models: what a policy file holds, and what ``composer.configure`` takes.
+
+    Attributes:
+        version: Of the format; 1.
+        defaults: What holds for every graph.
+        models: What holds for the graphs that match, field by field, later ones over earlier.
+        backends: Options of engines, by name, where a candidate gives none of its own.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    version: Literal[1] = 1
+    defaults: Policy = Policy()
+    models: tuple[Rule, ...] = ()
+    backends: dict[str, dict[str, Any]] = Field(default_factory=dict)
+
+    def layers(self, graph: Facts) -> Iterator[Layer]:
+        """The layers that speak of this graph, in order."""
+        yield Layer("defaults", self.defaults)
+        for index, rule in enumerate(self.models):
+            if rule.match.holds(graph):
+                fields = {name: getattr(rule, name) for name in rule.model_fields_set - {"match"}}
+                yield Layer(f"models[{index}]", Policy.model_construct(set(fields), **fields))
+
+
+Source = PolicyBook | Policy | Mapping[str, Any] | str | Path | None
+"""A book, a policy for every graph, a mapping shaped like the TOML, a file's path, or nothing."""
+
+
+def read(source: Source) -> PolicyBook:
+    """The book that a source holds; an empty one for ``None``.
+
+    Raises:
+        OptionError: a file is missing or no TOML, or naming every key and value that is wrong.
+    """
+    if source is None:
+        return PolicyBook()
+    if isinstance(source, PolicyBook):
+        return source
+    if isinstance(source, Policy):
+        return PolicyBook(defaults=source)
+    if isinstance(source, Mapping):
+        return _validated(source, "")
+    return _read_file(Path(source))
+
+
+def _read_file(path: Path) -> PolicyBook:
+    try:
+        known = path.stat()
+    except OSError as error:
+        raise OptionError(f"policy file {str(path)!r} cannot be read: {error.strerror}") from error
+    return _parsed(path, known.st_mtime_ns, known.st_size)
+
+
+@functools.lru_cache(maxsize=32)
+def _parsed(path: Path, modified: int, size: int) -> PolicyBook:
+    """A file's book; the time and size it had are part of the key."""
+    table = _load(path)
+    if path.name == "pyproject.toml":
+        table = table.get("tool", {}).get("composer", {})
+    return _validated(table, f"{path}: ")
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise OptionError(f"policy file {str(path)!r} cannot be read: {error}") from error
+
+
+def _validated(table: Mapping[str, Any], where: str) -> PolicyBook:
+    try:
+        return PolicyBook.model_validate(dict(table))
+    except ValidationError as error:
+        mistakes = (explain(each, PolicyBook) for each in error.errors())
+        raise OptionError("; ".join(f"{where}{each}" for each in mistakes)) from None
+
+
+def found_here() -> Path | None:
+    """The policy file of the working directory, if there is one."""
+    own = Path(CONFIG_FILE)
+    if own.is_file():
+        return own.absolute()
+    project = Path("pyproject.toml")
+    if project.is_file() and "composer" in _load(project.absolute()).get("tool", {}):
+        return project.absolute()
+    return None
+
+
+def in_force(configured: Source) -> PolicyBook:
+    """The book of the first source that there is.
+
+    ``COMPOSER_CONFIG``, then what ``composer.configure`` was given, then ``composer.toml`` in the
+    working directory, then ``[tool.composer]`` of ``pyproject.toml`` there.
+
+    Raises:
+        OptionError: the source is malformed, or one found only because it lies in the working
+            directory names code to import.
+    """
+    named = os.environ.get("COMPOSER_CONFIG")
+    if named:
+        return read(named)
+    if configured is not None:
+        return read(configured)
+    here = found_here()
+    if here is None:
+        return PolicyBook()
+    book = read(here)
+    _refuse_code(book, here)
+    return book
+
+
+def _refuse_code(book: PolicyBook, path: Path) -> None:
+    """A stranger's folder may choose among what is installed, and may import nothing."""
+    policies = (book.defaults, *book.models)
+    backends = [candidate.backend for policy in policies for candidate in policy.chain]
+    passes = [p["pass"] if isinstance(p, Mapping) else p for each in policies for p in each.passes]
+    code = [each for each in (*backends, *passes) if isinstance(each, str) and ":" in each]
+    if code:
+        raise OptionError(
+            f"{path} was found only because it lies in the working directory, so it may not "
+            f"import code: {', '.join(code)}. Point at it by COMPOSER_CONFIG or "
+            "composer.configure, or register the names by entry points"
+        )
+
+
+_using: ContextVar[tuple[PolicyBook, ...]] = ContextVar("composer_using", default=())
+
+
+@contextmanager
+def using(source: Source = None, **fields: Any) -> Iterator[None]:
+    """Compile what is compiled within this context by another policy as well.
+
+    A graph keeps the policy that was in force at its first call. Nested contexts add up; leaving
+    one restores what was. A context belongs to its thread, or asyncio task.
+
+    Args:
+        source: As for :func:`composer.configure`.
+        fields: Fields of :class:`composer.Policy`, over those of the source.
+
+    Raises:
+        OptionError: naming every key and value that is wrong.
+    """
+    added = read(source), PolicyBook(defaults=read_policy(fields))
+    token = _using.set((*_using.get(), *added))
+    try:
+        yield
+    finally:
+        _using.reset(token)
+
+
+def resolve(
+    request: GraphRequest,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    configured: Source = None,
+) -> Rules:
+    """The policy in force for one graph.
+
+    Args:
+        request: The graph, which policies match by its model, device, dtype and kind.
+        mode: ``torch.compile``'s mode.
+        options: ``torch.compile``'s options: fields of :class:`composer.Policy`.
+        configured: What ``composer.configure`` was given.
+
+    Raises:
+        OptionError: naming every mistake at once, wherever it stands.
+    """
+    own, book, switches, _ = _all_of(
+        lambda: read_policy(options or {}),
+        lambda: in_force(configured),
+        lambda: tuple(_switches()),
+        lambda: check_mode(mode),
+    )
+    inner = _using.get()
+    names = (own.model, *(book.defaults.model for book in reversed(inner)))
+    graph = Facts.of(request, next(filter(None, names), None))
+    layers = [
+        *book.layers(graph),
+        *(dataclasses.replace(each, name="using") for b in inner for each in b.layers(graph)),
+        Layer("options", own),
+        *switches,
+    ]
+    engines = {name: options for b in (book, *inner) for name, options in b.backends.items()}
+    return merge(layers, engines)
+
+
+def _all_of(*steps: Callable[[], Any]) -> list[Any]:
+    """What the steps give; the mistakes of all of them in one error."""
+    results, mistakes = [], []
+    for step in steps:
+        try:
+            results.append(step())
+        except OptionError as mistake:
+            mistakes.append(str(mistake))
+    if mistakes:
+        raise OptionError("; ".join(mistakes))
+    return results
+
+
+def _switches() -> Iterator[Layer]:
+    """What the environment says, to whoever is on call, over all that the program says."""
+    chain = os.environ.get("COMPOSER_CHAIN", "")
+    names = [name.strip() for name in chain.split(",") if name.strip()]
+    if names:
+        yield Layer("COMPOSER_CHAIN", read_policy({"chain": names}))
+    if "COMPOSER_STRICT" in os.environ:
+        yield Layer("COMPOSER_STRICT", read_policy({"strict": _is_on("COMPOSER_STRICT")}))
+    if _is_on("COMPOSER_DISABLE"):
+        yield Layer("COMPOSER_DISABLE", read_policy({"chain": ["eager"], "passes": []}))
+
+
+def _is_on(switch: str) -> bool:
+    value = os.environ.get(switch, "").strip().lower()
+    if value not in _ON | _OFF:
+        accepted = f"on: {', '.join(sorted(_ON))}; off: {', '.join(sorted(_OFF - {''}))}, empty"
+        raise OptionError(f"{switch} is {value!r} ({accepted})")
+    return value in _ON

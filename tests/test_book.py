@@ -1,0 +1,282 @@
+"""Where policies come from, which of them hold for a graph, and who has the last word."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import compiled, last
+from torch._dynamo.exc import BackendCompilerFailed
+
+import composer
+from composer.book import read
+from composer.errors import OptionError
+
+
+class Encoder(torch.nn.Module):
+    def forward(self, x):
+        return torch.cos(x)
+
+
+@pytest.fixture(autouse=True)
+def _alone(tmp_path, monkeypatch):
+    """No file and no switch of the machine's."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("CONFIG", "CHAIN", "STRICT", "DISABLE"):
+        monkeypatch.delenv(f"COMPOSER_{name}", raising=False)
+    yield
+    composer.configure(None)
+
+
+def write(text: str, name: str = "composer.toml") -> Path:
+    path = Path(name)
+    path.write_text(text)
+    return path.absolute()
+
+
+def run(module=None, **options):
+    x = torch.ones(2)
+    compiled(module or Encoder(), **options)(x)
+    return last()
+
+
+EAGER = '[defaults]\nchain = ["eager"]\n'
+
+
+def test_a_file_in_the_working_directory_holds() -> None:
+    """``composer.toml`` before ``pyproject.toml``."""
+    write('[tool.composer.defaults]\nchain = ["aot_eager"]\n', "pyproject.toml")
+    assert (run().chosen, last().policy) == ("aot_eager", ("defaults",))
+    write(EAGER)
+    torch.compiler.reset()
+    assert run().chosen == "eager"
+
+
+def test_a_pyproject_of_somebody_elses_is_no_policy() -> None:
+    """Without a table of ours it says nothing."""
+    write('[project]\nname = "else"\n', "pyproject.toml")
+    assert run(chain=["eager"]).policy == ("options",)
+
+
+def test_a_configured_source_goes_before_files_found_here(monkeypatch) -> None:
+    """And the file named by the environment before that."""
+    write(EAGER)
+    composer.configure({"defaults": {"chain": ["aot_eager"]}})
+    assert run().chosen == "aot_eager"
+    named = write('[defaults]\nchain = ["eager"]\nmodel = "named"\n', "other.toml")
+    monkeypatch.setenv("COMPOSER_CONFIG", str(named))
+    torch.compiler.reset()
+    assert (run().chosen, last().model) == ("eager", "named")
+
+
+@pytest.mark.parametrize("kind", ["path", "mapping", "book", "policy"])
+def test_configure_takes_four_kinds_of_source(kind: str) -> None:
+    """A file's path, a mapping shaped like it, a book, a policy for all."""
+    table = {"defaults": {"chain": ["aot_eager"]}}
+    composer.configure(
+        {
+            "path": write('[defaults]\nchain = ["aot_eager"]\n', "mine.toml"),
+            "mapping": table,
+            "book": composer.PolicyBook(**table),
+            "policy": composer.Policy(chain=["aot_eager"]),
+        }[kind]
+    )
+    assert (run().chosen, last().policy) == ("aot_eager", ("defaults",))
+
+
+def test_a_changed_file_is_read_again() -> None:
+    """By the next compile."""
+    path = write(EAGER)
+    composer.configure(path)
+    assert run().chosen == "eager"
+    path.write_text('[defaults]\nchain = ["aot_eager"]\n')
+    torch.compiler.reset()
+    assert run().chosen == "aot_eager"
+
+
+@pytest.mark.parametrize(
+    ("match", "holds"),
+    [
+        ({}, True),
+        ({"model": "*.Encoder"}, True),
+        ({"model": "*.Decoder"}, False),
+        ({"device": "cpu", "dtype": "float*"}, True),
+        ({"device": "cuda"}, False),
+        ({"training": False, "dynamic": False}, True),
+        ({"training": True}, False),
+    ],
+)
+def test_a_rule_holds_for_the_graphs_it_matches(match, holds: bool) -> None:
+    """Every key has to agree; one that is not given agrees with all."""
+    rule = {"match": match, "chain": ["aot_eager"]}
+    composer.configure({"defaults": {"chain": ["eager"]}, "models": [rule]})
+    report = run()
+    assert report.chosen == ("aot_eager" if holds else "eager")
+    assert report.policy == (("defaults", "models[0]") if holds else ("defaults",))
+
+
+def test_a_rule_matches_the_name_the_user_gave() -> None:
+    """As well as the class; functions match by their qualified name."""
+    rules = [
+        {"match": {"model": "ranker"}, "chain": ["aot_eager"]},
+        {"match": {"model": "*.free_function"}, "chain": ["aot_eager"]},
+    ]
+    composer.configure({"defaults": {"chain": ["eager"]}, "models": rules})
+    assert run(model="ranker").policy == ("defaults", "models[0]", "options")
+    assert run(free_function).policy == ("defaults", "models[1]")
+
+
+def free_function(x):
+    return torch.sin(x)
+
+
+def test_layers_speak_field_by_field_and_the_last_wins(monkeypatch) -> None:
+    """Defaults, rules in the file's order, ``using``, options, the environment."""
+    composer.configure(
+        {
+            "defaults": {"chain": ["eager"], "min_coverage": 0.1, "model": "defaults"},
+            "models": [
+                {"match": {"device": "cpu"}, "min_coverage": 0.2, "strict": True},
+                {"match": {"dtype": "float32"}, "min_coverage": 0.3},
+            ],
+        }
+    )
+    monkeypatch.setenv("COMPOSER_CHAIN", "aot_eager, eager")
+    with composer.using(model="using", on_exhausted="raise"):
+        report = run(model="options", chain=["inductor"])
+    assert report.policy == (
+        *("defaults", "models[0]", "models[1]", "using", "options", "COMPOSER_CHAIN"),
+    )
+    assert (report.chosen, report.model) == ("aot_eager", "options")
+
+
+def test_using_is_undone_on_leaving_and_belongs_to_its_thread() -> None:
+    """Another thread compiles by its own policy."""
+    seen = []
+    with composer.using(chain=["eager"]):
+        with composer.using({"defaults": {"chain": ["aot_eager"]}}):
+            seen.append(run().chosen)
+        torch.compiler.reset()
+        seen.append(run().chosen)
+
+        def elsewhere():
+            with composer.using(chain=["aot_eager"]):
+                seen.append(run(free_function).chosen)
+
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+    assert seen == ["aot_eager", "eager", "aot_eager"]
+
+
+def test_options_of_engines_stand_behind_a_candidates_own() -> None:
+    """``[backends.onnxrt]`` is for every candidate of that name."""
+    composer.configure(
+        {"backends": {"onnxrt": {"threads": 1, "graph_optimization_level": "basic"}}}
+    )
+    with torch.no_grad():
+        run(chain=[{"backend": "onnxrt", "options": {"threads": 2}}], strict=True)
+        assert last().attempts[0].engine["threads"] == 2
+        run(free_function, chain=["onnxrt"], strict=True)
+    assert last().attempts[0].engine["threads"] == 1
+
+
+def test_when_skips_a_candidate() -> None:
+    """With the reason ``policy``, no warning, and no error under ``strict``."""
+    chain = [{"backend": "inductor", "when": {"device": "cuda"}}, "aot_eager"]
+    report = run(chain=chain, strict=True)
+    skipped = report.attempts[0]
+    assert (skipped.status, skipped.reason) == ("skipped", "policy")
+    assert skipped.message == "the policy wants it only when device = 'cuda'"
+    assert report.chosen == "aot_eager"
+
+
+def test_a_chain_of_skipped_candidates_is_exhausted() -> None:
+    """Where the policy asks for an error there is one."""
+    chain = [{"backend": "inductor", "when": {"training": True}}]
+    with pytest.raises(BackendCompilerFailed, match="no candidate was accepted"):
+        run(chain=chain, on_exhausted="raise")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("version = 2\n", "version"),
+        ("[defaults\n", "cannot be read"),
+        ('[defaults]\nchian = ["eager"]\n', "'defaults.chian'; did you mean 'chain'?"),
+        (
+            '[[models]]\nmatch = { modle = "x" }\n',
+            r"models\[0\].match.modle'; did you mean 'model'?",
+        ),
+        ("[modles]\n", "'modles'; did you mean 'models'?"),
+        ("[defaults]\nstrict = 'perhaps'\nmin_coverage = 3\n", "strict.*min_coverage"),
+    ],
+)
+def test_a_malformed_file_is_an_error_that_names_it(text: str, said: str) -> None:
+    """At the first compile: file, table, key, and what is nearest."""
+    composer.configure(write(text, "mine.toml"))
+    with pytest.raises(BackendCompilerFailed, match=said.replace("?", r"\?")) as caught:
+        run()
+    assert isinstance(caught.value.inner_exception, OptionError)
+    assert "mine.toml" in str(caught.value.inner_exception)
+
+
+def test_a_missing_file_is_an_error_that_names_it(monkeypatch) -> None:
+    """Whoever pointed at it meant it."""
+    monkeypatch.setenv("COMPOSER_CONFIG", "not-here.toml")
+    with pytest.raises(
+        BackendCompilerFailed, match=r"'not-here.toml' cannot be read: No such file"
+    ):
+        run()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'chain = ["stranger:backend"]',
+        'chain = [{ backend = "stranger:backend" }]',
+        'passes = ["stranger:Pass"]',
+        'passes = [{ pass = "stranger:Pass" }]',
+    ],
+)
+def test_a_file_found_here_imports_no_code(line: str) -> None:
+    """Only one that the user pointed at may."""
+    path = write(f"[defaults]\n{line}\n")
+    with pytest.raises(BackendCompilerFailed, match="may not import code: stranger:"):
+        run()
+    composer.configure(path)
+    with pytest.raises(BackendCompilerFailed, match="cannot be imported"):
+        run()
+
+
+def test_switches_have_the_last_word(monkeypatch) -> None:
+    """Chain, strictness, and composer as a whole."""
+    monkeypatch.setenv("COMPOSER_STRICT", "on")
+    with pytest.raises(BackendCompilerFailed, match="CandidateError"):
+        run(chain=["tensorrt", "eager"])
+    monkeypatch.setenv("COMPOSER_STRICT", "no")
+    assert run(chain=["tensorrt", "aot_eager"]).chosen == "aot_eager"
+    monkeypatch.setenv("COMPOSER_DISABLE", "1")
+    torch.compiler.reset()
+    assert (run(chain=["aot_eager"]).chosen, last().policy[-1]) == ("eager", "COMPOSER_DISABLE")
+
+
+def test_a_switch_that_is_neither_on_nor_off_is_an_error(monkeypatch) -> None:
+    """With the words it takes."""
+    monkeypatch.setenv("COMPOSER_STRICT", "maybe")
+    with pytest.raises(BackendCompilerFailed, match="COMPOSER_STRICT is 'maybe'"):
+        run(chain=["eager"])
+
+
+def test_reset_keeps_the_configuration() -> None:
+    """It forgets what happened, not what was asked for."""
+    composer.configure({"defaults": {"chain": ["aot_eager"]}})
+    composer.reset()
+    assert run().chosen == "aot_eager"
+
+
+def test_a_book_of_nothing_is_empty() -> None:
+    """So are its layers."""
+    assert read(None) == composer.PolicyBook()
