@@ -284,6 +284,11 @@ _CHANGES_STATE = (
 )
 
 
+def changes_autocast(target: Any) -> bool:
+    """Whether a graph's node opens or closes a region of autocast."""
+    return target is _enter_autocast or target is _exit_autocast
+
+
 def changes_state(target: Any) -> bool:
     """Whether a graph's node changes grad mode or autocast for the nodes behind it."""
     return any(target is each for each in _CHANGES_STATE)
