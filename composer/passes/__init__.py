@@ -8,7 +8,19 @@ file to a package.
 from __future__ import annotations
 
 from composer.passes.base import GraphPass, PassResult, Stage
+from composer.passes.bisect import Culprit, bisect
+from composer.passes.check import PassCheck, check
 from composer.passes.function import FunctionPass
 from composer.passes.resolve import register
 
-__all__ = ["FunctionPass", "GraphPass", "PassResult", "Stage", "register"]
+__all__ = [
+    "Culprit",
+    "FunctionPass",
+    "GraphPass",
+    "PassCheck",
+    "PassResult",
+    "Stage",
+    "bisect",
+    "check",
+    "register",
+]

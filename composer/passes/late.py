@@ -27,8 +27,9 @@ Partitioner = Callable[..., tuple[torch.fx.GraphModule, torch.fx.GraphModule]]
 class LatePasses:
     """The shared passes as one candidate runs them, on each of AOTAutograd's graphs."""
 
-    def __init__(self, shared: SharedPasses) -> None:
+    def __init__(self, shared: SharedPasses, candidate: str = "") -> None:
         self.shared = shared
+        self.candidate = candidate
         self._records: dict[tuple[Stage, int], PassRecord] = {}
 
     @property
@@ -62,7 +63,7 @@ class LatePasses:
         passes = self.shared.at(stage)
         if not passes:
             return
-        pipeline = Pipeline(self.shared.on_error)
+        pipeline = Pipeline(self.shared.on_error, self.candidate)
         token = is_inference.set(inference)
         try:
             with _torch.unset_fake_temporarily():
