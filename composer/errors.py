@@ -81,7 +81,7 @@ class PassError(ComposerError):
 
 
 class PassCheckError(ComposerError, ExceptionGroup[PassError], AssertionError):
-    """A pass breaks rules, as :func:`composer.passes.check` found: one of ``exceptions`` for each."""
+    """:func:`composer.passes.check` found rules that a pass breaks, one exception for each."""
 
     def derive(self, excs: Sequence[PassError], /) -> PassCheckError:  # type: ignore[override]
         """Stay what it is when the group is split (``except*``)."""
