@@ -124,6 +124,20 @@ def test_dumps_of_a_module_hold_shapes_and_no_weights(dumps: Path) -> None:
     assert "output 0: torch.float32 (2, 3)" in runs(before)
 
 
+def test_dumps_of_nested_graphs_run(dumps: Path) -> None:
+    """The body of a checkpoint is a class of its own."""
+    from torch.utils.checkpoint import checkpoint
+
+    def program(x):
+        return torch.cos(checkpoint(lambda a: torch.sin(a).relu(), x, use_reentrant=False))
+
+    x = torch.randn(3, requires_grad=True)
+    compiled(program, "aot_eager", passes=[at("torch")])(x)
+    before = files(dumps)[0]
+    assert "class Graph_wrap_body_0(torch.nn.Module):" in before.read_text()
+    assert "output 0: torch.float32 (3,)" in runs(before)
+
+
 def test_dumps_are_tables_on_request(dumps: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A row a node, with its fake value."""
     monkeypatch.setenv("COMPOSER_DUMP_FORMAT", "tabular")

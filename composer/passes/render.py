@@ -86,7 +86,8 @@ def _classes(
         if isinstance(value, torch.fx.GraphModule):
             nested = f"{name}_{path.replace('.', '_')}"
             yield from _classes(nested, value.graph, value, key, names)
-            made = f"{nested}()"
+            # Operators such as tag_activation_checkpoint ask for a graph module.
+            made = f"torch.fx.symbolic_trace({nested}())"
         else:
             made = _made(value if value is not None else node.meta.get(key))
         lines.append(f"hold(self, {path!r}, {made})")
