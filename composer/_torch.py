@@ -385,6 +385,22 @@ def inductor_cache_dir() -> str:
     return cache_dir()
 
 
+@contextlib.contextmanager
+def fresh_compiles() -> Iterator[None]:
+    """Neither Inductor nor AOTAutograd takes a graph from its cache.
+
+    ``torch.compiler.config.force_disable_caches`` does that, too, and warns.
+    """
+    from torch._functorch import config as functorch_config
+    from torch._inductor import config as inductor_config
+
+    with (
+        functorch_config.patch(enable_autograd_cache=False),
+        inductor_config.patch(fx_graph_cache=False),
+    ):
+        yield
+
+
 def inductor_setting(name: str, config: Mapping[str, Any]) -> Any:
     """A setting as Inductor would see it: the compile's own, else the one of its config."""
     import torch._inductor.config as inductor_config

@@ -94,7 +94,7 @@ class _InRegions(torch.fx.Interpreter):
 
 def _make_attribute(node: torch.fx.Node, name: str) -> None:
     with node.graph.inserting_before(node):
-        held = node.graph.create_node("get_attr", name)
+        held = node.graph.create_node("get_attr", name)  # Graph.get_attr warns: not yet there
     held.meta = dict(node.meta)
     node.replace_all_uses_with(held)
     node.graph.erase_node(node)
