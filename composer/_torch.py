@@ -284,6 +284,11 @@ _CHANGES_STATE = (
 )
 
 
+def changes_autocast(target: Any) -> bool:
+    """Whether a graph's node opens or closes a region of autocast."""
+    return target is _enter_autocast or target is _exit_autocast
+
+
 def changes_state(target: Any) -> bool:
     """Whether a graph's node changes grad mode or autocast for the nodes behind it."""
     return any(target is each for each in _CHANGES_STATE)
@@ -378,6 +383,22 @@ def inductor_cache_dir() -> str:
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
     return cache_dir()
+
+
+@contextlib.contextmanager
+def fresh_compiles() -> Iterator[None]:
+    """Neither Inductor nor AOTAutograd takes a graph from its cache.
+
+    ``torch.compiler.config.force_disable_caches`` does that, too, and warns.
+    """
+    from torch._functorch import config as functorch_config
+    from torch._inductor import config as inductor_config
+
+    with (
+        functorch_config.patch(enable_autograd_cache=False),
+        inductor_config.patch(fx_graph_cache=False),
+    ):
+        yield
 
 
 def inductor_setting(name: str, config: Mapping[str, Any]) -> Any:

@@ -98,7 +98,7 @@ def walk(
     attempts: list[Attempt] = []
     errors: list[Exception] = []
     for contender in contenders:
-        with late.running(late.LatePasses(shared)) as passes:
+        with late.running(late.LatePasses(shared, contender.candidate.name)) as passes:
             attempt, compiled, error = try_candidate(request, contender)
         attempts.append(attempt)
         if compiled is not None:
@@ -109,7 +109,7 @@ def walk(
             errors.append(error)
         if strict and attempt.status is not Status.SKIPPED:
             break
-    with late.running(late.LatePasses(shared)) as passes:
+    with late.running(late.LatePasses(shared, FLOOR)) as passes:
         floor = _floor(request, passes)
     return Outcome(tuple(attempts), tuple(errors), FLOOR, floor, passes.records)
 

@@ -7,6 +7,8 @@
     │   ├── OptionError(ValueError)        a policy field or engine option that nobody knows
     │   ├── UnknownNameError(LookupError)  a backend's name that nobody knows, close to a known one
     │   ├── PassError                      ``on_pass_error="raise"``: a pass broke its contract
+    │   ├── PassCheckError(ExceptionGroup) ``passes.check``: every rule that a pass breaks
+    │   ├── BisectError                    ``passes.bisect``: there is nothing to compare with
     │   ├── Refusal                        an engine says no, with a status and a reason code
     │   ├── CandidateError                 ``strict``: a candidate was not accepted
     │   └── ChainExhausted(ExceptionGroup) ``on_exhausted="raise"``: no candidate was accepted
@@ -76,6 +78,21 @@ class PassError(ComposerError):
         self.rule = rule
         self.node = node
         self.before = tuple(before)
+
+
+class PassCheckError(ComposerError, ExceptionGroup[PassError], AssertionError):
+    """:func:`composer.passes.check` found rules that a pass breaks, one exception for each."""
+
+    def derive(self, excs: Sequence[PassError], /) -> PassCheckError:  # type: ignore[override]
+        """Stay what it is when the group is split (``except*``)."""
+        return PassCheckError(self.message, excs)
+
+
+class BisectError(ComposerError):
+    """:func:`composer.passes.bisect` has nothing to compare with.
+
+    Two runs in eager do not agree, or eager and the chain without any pass.
+    """
 
 
 class CandidateError(ComposerError):

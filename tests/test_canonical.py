@@ -42,7 +42,7 @@ def aliases(x):
 def autocast_region(x, w):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         y = x @ w
-    return y.float() + x @ w
+    return y.float() + x @ w, y.sum(0)
 
 
 def no_grad_region(x, w):

@@ -8,10 +8,13 @@ import sys
 from importlib.metadata import version
 
 import pytest
+from rewrites import CosineToSine, Scale
 from typer.testing import CliRunner
 
+import composer
 from composer.backends import BACKENDS
 from composer.cli import app
+from composer.passes.resolve import PASSES
 
 runner = CliRunner()
 
@@ -49,3 +52,55 @@ def test_doctor_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_version() -> None:
     """The distribution's own."""
     assert version("torch-composer") in runner.invoke(app, ["--version"]).output
+
+
+@pytest.fixture
+def passes() -> None:
+    composer.passes.register(CosineToSine)
+    composer.passes.register(Scale)
+
+
+@pytest.mark.usefixtures("passes")
+def test_passes_list_names_every_pass() -> None:
+    """Name, stage, what it does in a sentence, the package it comes from."""
+    rows = json.loads(runner.invoke(app, ["passes", "list", "--json"]).output)
+    assert {each["name"]: each for each in rows}["scale"] == {
+        "name": "scale",
+        "stage": "post_grad",
+        "doc": "Multiply every cosine by a number.",
+        "package": "rewrites",
+    }
+    table = runner.invoke(app, ["passes", "list"])
+    assert table.exit_code == 0
+    for expected in ("cosine_to_sine", "aten", "scale", "post_grad"):
+        assert expected in table.output
+
+
+@pytest.mark.usefixtures("passes")
+def test_passes_list_shows_what_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another package's broken module has a row that says so."""
+    monkeypatch.setitem(PASSES._table, "broken", "nowhere_at_all:Fuse")
+    rows = json.loads(runner.invoke(app, ["passes", "list", "--json"]).output)
+    (row,) = (each for each in rows if each["name"] == "broken")
+    assert row["doc"].startswith("cannot be imported: ModuleNotFoundError")
+
+
+@pytest.mark.usefixtures("passes")
+def test_passes_show_says_all_about_one() -> None:
+    """For a person, and for a program; by name, and as module:Class."""
+    text = runner.invoke(app, ["passes", "show", "scale"]).output
+    assert "Multiply every cosine by a number." in text
+    assert "stage:    post_grad" in text
+    assert "field:    factor: float = 2.0" in text
+    facts = json.loads(runner.invoke(app, ["passes", "show", "rewrites:Scale", "--json"]).output)
+    assert facts["uuid"] == Scale().uuid()
+    assert facts["source"].endswith("rewrites.py")
+    assert facts["fields"] == [{"name": "factor", "type": "float", "default": "2.0"}]
+
+
+@pytest.mark.usefixtures("passes")
+def test_passes_show_names_the_nearest() -> None:
+    """A slip is an error, and the exit code says so."""
+    result = runner.invoke(app, ["passes", "show", "scal"])
+    assert result.exit_code == 1
+    assert "unknown pass 'scal'; did you mean 'scale'?" in result.output

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 
 import engines
 import pytest
 import torch
 from conftest import compiled, last
 from engines import honest
+from rewrites import Raises, Scale, at
 
 import composer
 
@@ -34,6 +36,19 @@ def test_the_table_shows_who_ran_and_why_not_the_others() -> None:
         "succeeded",
     ):
         assert expected in text
+
+
+def test_the_table_shows_the_passes() -> None:
+    """Stage, matches, operations before and after, seconds, and what went wrong."""
+    passes = [at("torch", Raises), at("joint", Scale)]
+    compiled(torch.cos, "aot_eager", passes=passes)(torch.ones(2))
+    text = str(composer.report())
+    for row in (
+        r"pass +stage +matches +nodes +seconds +error",
+        r"raises +torch +3 -> 3 +0\.\d{3} +pass 'raises' broke the rule 'raises': ValueError",
+        r"scale +joint +1 +3 -> 4 +0\.\d{3}",
+    ):
+        assert re.search(rf"^ +{row}", text, re.MULTILINE), text
 
 
 def test_last_limits_the_report() -> None:

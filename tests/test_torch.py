@@ -312,3 +312,17 @@ def test_honest_engine_of_the_tests_is_not_the_graph_itself() -> None:
     """The fake that stands for success does real work."""
     x = torch.ones(3)
     assert torch.equal(torch.compile(torch.cos, backend=honest)(x), torch.cos(x))
+
+
+def test_fresh_compiles_take_nothing_from_the_caches() -> None:
+    """Neither of Inductor nor of AOTAutograd; both stand as before behind it."""
+    from torch._functorch import config as functorch_config
+    from torch._inductor import config as inductor_config
+
+    def caches():
+        return functorch_config.enable_autograd_cache, inductor_config.fx_graph_cache
+
+    before = caches()
+    with _torch.fresh_compiles():
+        assert caches() == (False, False)
+    assert caches() == before

@@ -8,6 +8,8 @@ file to a package.
 from __future__ import annotations
 
 from composer.passes.base import GraphPass, PassResult, Stage
+from composer.passes.bisect import Culprit, bisect
+from composer.passes.check import PassCheck, check
 from composer.passes.function import FunctionPass
 from composer.passes.interpreter import InterpreterPass, Value
 from composer.passes.matching import NearMiss
@@ -15,13 +17,17 @@ from composer.passes.pattern import PatternPass
 from composer.passes.resolve import register
 
 __all__ = [
+    "Culprit",
     "FunctionPass",
     "GraphPass",
     "InterpreterPass",
     "NearMiss",
+    "PassCheck",
     "PassResult",
     "PatternPass",
     "Stage",
     "Value",
+    "bisect",
+    "check",
     "register",
 ]

@@ -130,29 +130,36 @@ class GraphPass(ABC):
 
 
 class MatchLimit:
-    """How many matches of one pass are left to rewrite; passes of other names are not limited."""
+    """How many matches of one pass are left to rewrite; passes of other names are not limited.
 
-    def __init__(self, name: str, left: int) -> None:
+    ``taken`` is how many it has rewritten so far.
+    """
+
+    def __init__(self, name: str, most: int) -> None:
         self._name = name
-        self._left = left
+        self._most = most
+        self.taken = 0
 
     def take(self, name: str) -> bool:
         """Whether the pass may rewrite one more place; counts it."""
         if name != self._name:
             return True
-        self._left -= 1
-        return self._left >= 0
+        if self.taken >= self._most:
+            return False
+        self.taken += 1
+        return True
 
 
 _limit: ContextVar[MatchLimit | None] = ContextVar("composer_match_limit", default=None)
 
 
 @contextmanager
-def limited(name: str, matches: int) -> Iterator[None]:
+def limited(name: str, matches: int) -> Iterator[MatchLimit]:
     """Let the pass of this name rewrite no more than so many places."""
-    token = _limit.set(MatchLimit(name, matches))
+    limit = MatchLimit(name, matches)
+    token = _limit.set(limit)
     try:
-        yield
+        yield limit
     finally:
         _limit.reset(token)
 

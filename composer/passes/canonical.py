@@ -10,6 +10,7 @@ import torch.fx
 
 from composer import _torch
 from composer.clones import attribute_at
+from composer.passes import metadata
 
 
 class NotCanonical(Exception):
@@ -68,12 +69,32 @@ class _Interpreted(torch.nn.Module):
         self.gm = gm
 
     def forward(self, *args: Any) -> Any:
-        return torch.fx.Interpreter(self.gm).run(*args)
+        with metadata.autocast_regions() as regions:
+            return _InRegions(self.gm, regions).run(*args)
+
+
+class _InRegions(torch.fx.Interpreter):
+    """Enters and leaves the graph's regions of autocast, which is recorded as well.
+
+    Called as the functions that Dynamo wrote, they are only recorded (torch 2.13), and all that
+    is computed within them has the wrong dtype.
+    """
+
+    def __init__(self, gm: torch.fx.GraphModule, regions: metadata.Regions) -> None:
+        super().__init__(gm)
+        self._regions = regions
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        if not _torch.changes_autocast(n.target):
+            return super().run_node(n)
+        metadata.follow(n, self._regions)
+        torch.set_autocast_cache_enabled(False)  # a cast kept for later would not be recorded
+        return None
 
 
 def _make_attribute(node: torch.fx.Node, name: str) -> None:
     with node.graph.inserting_before(node):
-        held = node.graph.create_node("get_attr", name)
+        held = node.graph.create_node("get_attr", name)  # Graph.get_attr warns: not yet there
     held.meta = dict(node.meta)
     node.replace_all_uses_with(held)
     node.graph.erase_node(node)

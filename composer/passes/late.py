@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,8 +28,9 @@ Partitioner = Callable[..., tuple[torch.fx.GraphModule, torch.fx.GraphModule]]
 class LatePasses:
     """The shared passes as one candidate runs them, on each of AOTAutograd's graphs."""
 
-    def __init__(self, shared: SharedPasses) -> None:
+    def __init__(self, shared: SharedPasses, candidate: str = "") -> None:
         self.shared = shared
+        self.candidate = candidate
         self._records: dict[tuple[Stage, bool], list[PassRecord]] = {}
 
     @property
@@ -53,7 +55,7 @@ class LatePasses:
         passes = self.shared.at(stage, last=last)
         if not passes:
             return
-        pipeline = Pipeline(self.shared.on_error)
+        pipeline = Pipeline(self.shared.on_error, self.candidate)
         token = is_inference.set(inference)
         try:
             with _torch.unset_fake_temporarily():
@@ -89,9 +91,9 @@ class LatePasses:
                 self._records.setdefault((Stage(each.stage), False), []).append(each)
 
     def _keep(self, stage: Stage, records: list[PassRecord], *, last: bool = False) -> None:
-        before = self._records.get((stage, last))
-        pairs = zip(before, records, strict=True) if before else ()
-        self._records[stage, last] = [_added(*pair) for pair in pairs] or records
+        before = self._records.get((stage, last), [])
+        pairs = itertools.zip_longest(before, records)  # a pass that raises ends its run
+        self._records[stage, last] = [_added(a, b) if a and b else a or b for a, b in pairs]
 
     def cut(
         self, usual: Partitioner, gm: torch.fx.GraphModule, inputs: Sequence[Any], **kwargs: Any

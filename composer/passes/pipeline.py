@@ -10,6 +10,7 @@ from typing import Literal
 import torch.fx
 
 from composer.errors import PassError
+from composer.passes import dump
 from composer.passes.base import GraphPass, PassResult
 from composer.passes.purity import eliminate_dead_code
 from composer.passes.rules import Broken, Interface, enforce
@@ -25,10 +26,12 @@ class Pipeline:
 
     Attributes:
         on_error: ``"skip"`` rolls a failing pass back and goes on, ``"raise"`` raises.
+        candidate: The candidate of the chain that the graph is made for; empty before all of them.
         records: One for each run of a pass, in order.
     """
 
     on_error: OnError = "skip"
+    candidate: str = ""
     records: list[PassRecord] = field(default_factory=list)
 
     def run(self, gm: torch.fx.GraphModule, passes: Iterable[GraphPass]) -> bool:
@@ -39,6 +42,7 @@ class Pipeline:
         """
         changed: list[str] = []
         snapshot: Snapshot | None = None
+        folder = dump.folder()
         for each in passes:
             snapshot = snapshot or Snapshot.of(gm)
             record, error = _run_one(gm, each, snapshot, changed)
@@ -47,6 +51,8 @@ class Pipeline:
                 raise error
             if record.changed:
                 changed.append(each.name)
+                if folder is not None:
+                    folder.write(each, self.candidate, snapshot, Snapshot.of(gm))
             if record.changed or error is not None:  # rolling back makes new nodes
                 snapshot = None
         return bool(changed)

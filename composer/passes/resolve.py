@@ -102,12 +102,16 @@ def _find(entry: Any) -> Any:
             raise OptionError(
                 f"a table in passes names its pass: {{'pass': ...}}, not {dict(entry)}"
             )
-        return _make(_look_up(entry["pass"]), fields)
-    return _make(_look_up(entry), {})
+        return _make(look_up(entry["pass"]), fields)
+    return _make(look_up(entry), {})
 
 
-def _look_up(entry: Any) -> Any:
-    """What a spelling stands for: an object, a class or a function."""
+def look_up(entry: Any) -> Any:
+    """What a spelling stands for: an object, a class or a function.
+
+    Raises:
+        UnknownNameError: nothing.
+    """
     if not isinstance(entry, str):
         return entry
     if ":" not in entry:
@@ -134,7 +138,7 @@ def _make(found: Any, fields: dict[str, Any]) -> Any:
 
 def _instance(cls: type[GraphPass], fields: dict[str, Any]) -> GraphPass:
     known = [each.name for each in dataclasses.fields(cls)]
-    undeclared = [name for name in _annotated(cls) if name not in known]
+    undeclared = [name for name in annotated(cls) if name not in known]
     if undeclared:
         what = f"annotates {', '.join(undeclared)}; decorate it with @dataclass(frozen=True)"
         raise OptionError(f"pass {cls.name!r} {what}")
@@ -148,6 +152,7 @@ def _instance(cls: type[GraphPass], fields: dict[str, Any]) -> GraphPass:
         raise OptionError(f"pass {cls.name!r}: {error}") from error
 
 
-def _annotated(cls: type) -> list[str]:
+def annotated(cls: type) -> list[str]:
+    """Names that the class itself annotates as fields."""
     own = inspect.get_annotations(cls)
     return [name for name, kind in own.items() if "ClassVar" not in str(kind)]

@@ -37,6 +37,13 @@ class Snapshot:
         same_nodes = list(now) == list(self.lines) and now == self.lines
         return not (same_nodes and all(map(_is_same, self.state.values(), _state_of(gm).values())))
 
+    def module(self) -> torch.nn.Module:
+        """What the attributes of :attr:`copy` are read from."""
+        root = torch.nn.Module()
+        for name, values in self.state.items():
+            getattr(root, name).update(values)
+        return root
+
     def restore(self, gm: torch.fx.GraphModule) -> None:
         """Make ``gm`` what it was."""
         for name, values in self.state.items():

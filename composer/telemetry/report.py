@@ -7,9 +7,12 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from composer.records import Attempt, CompileReport, first_line
+from composer.records import Attempt, CompileReport, PassRecord, first_line
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 _WIDTH = 110
 
@@ -47,6 +50,8 @@ class Report:
         for graph in self.graphs:
             yield ""
             yield _title(graph)
+            if graph.passes:
+                yield _passes_table(graph.passes)
             yield _attempts_table(graph.attempts)
 
 
@@ -70,22 +75,43 @@ def _facts(engine: dict[str, Any]) -> str:
     return ", ".join(f"{name} {text}" for name, text in texts.items())
 
 
-def _attempts_table(attempts: Iterable[Attempt]) -> str:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
+def _passes_table(passes: Iterable[PassRecord]) -> str:
+    table = _table(("pass", "stage"), ("matches", "nodes", "seconds"), "error")
+    for each in passes:
+        matches = "" if each.matches is None else str(each.matches)
+        nodes = f"{each.nodes_before} -> {each.nodes_after}"
+        error = first_line(each.error)
+        table.add_row(each.name, each.stage, matches, nodes, f"{each.seconds:.3f}", error)
+    return _text(table)
 
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-    for heading in ("backend", "status", "reason"):
-        table.add_column(heading, no_wrap=True)
-    table.add_column("seconds", justify="right", no_wrap=True)
-    table.add_column("covers", justify="right", no_wrap=True)
-    table.add_column("what it said", overflow="fold")
+
+def _attempts_table(attempts: Iterable[Attempt]) -> str:
+    table = _table(("backend", "status", "reason"), ("seconds", "covers"), "what it said")
     for each in attempts:
         covers = "" if each.coverage is None else f"{each.coverage:.0%}"
         seconds = f"{each.seconds:.3f}"
         said = first_line(each.message) or each.error_type or _facts(each.engine)
         table.add_row(each.backend, each.status, each.reason or "", seconds, covers, said)
+    return _text(table)
+
+
+def _table(names: Iterable[str], numbers: Iterable[str], last: str) -> Table:
+    """Columns of words, columns of numbers, and one that folds."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    for heading in names:
+        table.add_column(heading, no_wrap=True)
+    for heading in numbers:
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column(last, overflow="fold")
+    return table
+
+
+def _text(table: Table) -> str:
+    from rich.console import Console
+
     text = io.StringIO()
     console = Console(file=text, width=_WIDTH, color_system=None, highlight=False, markup=False)
     console.print(table)

@@ -1,4 +1,4 @@
-"""The command ``composer``: what engines this machine has."""
+"""The command ``composer``: what engines and what passes this machine has."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from rich.table import Table
 
 from composer import capture
 from composer.backends import BACKENDS, find_backend
+from composer.cli import passes
 from composer.errors import Refusal
 
 app = typer.Typer(
@@ -21,6 +22,8 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
 )
+
+app.add_typer(passes.app, name="passes")
 
 _PACKAGES = {"tensorrt": "torch-tensorrt", "onnxrt": "onnxruntime"}
 """The distribution whose version says most about an engine; torch itself for the others."""

@@ -1,0 +1,116 @@
+"""``composer passes``: which shared passes a policy can name here, and what each one is."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+from importlib.metadata import packages_distributions
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from composer.errors import ComposerError
+from composer.passes.base import GraphPass
+from composer.passes.resolve import PASSES, look_up
+from composer.records import first_line
+
+app = typer.Typer(help="The shared passes that a policy can name.", no_args_is_help=True)
+
+Json = Annotated[bool, typer.Option("--json", help="For a program to read.")]
+
+
+@app.command("list")
+def list_passes(as_json: Json = False) -> None:
+    """Say which passes there are, and from which package."""
+    rows = [_row(name) for name in PASSES.names()]
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    table = Table("name", "stage", "what it does", "package")
+    for row in rows:
+        table.add_row(*row.values())
+    Console().print(table)
+
+
+@app.command()
+def show(name: str, as_json: Json = False) -> None:
+    """Say all about one pass, by its name or as module:Class."""
+    try:
+        facts = _facts(name)
+    except ComposerError as error:
+        typer.echo(f"composer: {error}", err=True)
+        raise typer.Exit(1) from error
+    if as_json:
+        typer.echo(json.dumps(facts, indent=2))
+        return
+    fields = facts.pop("fields")
+    typer.echo(f"{facts.pop('name')}\n\n{facts.pop('doc')}\n")
+    for what, value in facts.items():
+        typer.echo(f"{what + ':':<9} {value}")
+    for each in fields:
+        default = f" = {each['default']}" if "default" in each else ""
+        typer.echo(f"field:    {each['name']}: {each['type']}{default}")
+
+
+def _row(name: str) -> dict[str, str]:
+    """A pass that cannot be imported has a row that says why."""
+    try:
+        found = PASSES.get(name)
+    except Exception as error:  # noqa: BLE001  # another package's module may raise anything
+        says = f"cannot be imported: {type(error).__name__}: {error}"
+        return {"name": name, "stage": "", "doc": says, "package": ""}
+    stage, doc = str(getattr(found, "stage", "")), first_line(_doc(found))
+    return {"name": name, "stage": stage, "doc": doc, "package": _package(found)}
+
+
+def _facts(name: str) -> dict[str, Any]:
+    found = look_up(name)
+    is_pass = isinstance(found, type) and issubclass(found, GraphPass)
+    fields = [_field(each) for each in dataclasses.fields(found)] if is_pass else []
+    return {
+        "name": name,
+        "doc": _doc(found),
+        "stage": str(getattr(found, "stage", "")),
+        "package": _package(found),
+        "uuid": _uuid(found),
+        "source": _source(found),
+        "fields": fields,
+    }
+
+
+def _field(each: dataclasses.Field[Any]) -> dict[str, str]:
+    kind = each.type if isinstance(each.type, str) else inspect.formatannotation(each.type)
+    described = {"name": each.name, "type": kind}
+    if each.default is not dataclasses.MISSING:
+        return {**described, "default": repr(each.default)}
+    if each.default_factory is not dataclasses.MISSING:
+        return {**described, "default": repr(each.default_factory())}
+    return described
+
+
+def _doc(found: Any) -> str:
+    return inspect.getdoc(found) or ""
+
+
+def _package(found: Any) -> str:
+    """The distribution that brings it; its top module where none does."""
+    top = str(getattr(found, "__module__", "")).partition(".")[0]
+    return ", ".join(sorted(set(packages_distributions().get(top, [top]))))
+
+
+def _uuid(found: Any) -> str:
+    """With the parameters' defaults; empty where there are parameters without one."""
+    try:
+        return found().uuid() or ""
+    except Exception:  # noqa: BLE001  # it takes parameters, or is no class
+        return ""
+
+
+def _source(found: Any) -> str:
+    try:
+        return inspect.getsourcefile(found) or ""
+    except TypeError:
+        return ""

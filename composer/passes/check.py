@@ -1,0 +1,204 @@
+"""The contract tests, for an author to run over a pass of their own."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.fx
+
+from composer import _torch
+from composer.errors import PassCheckError, PassError
+from composer.passes.base import GraphPass
+from composer.passes.compare import Program, difference
+from composer.passes.declaration import examine
+from composer.passes.examples import programs
+from composer.passes.function import FunctionPass
+from composer.passes.resolve import resolve
+from composer.passes.watch import Again, Notes, Watched
+
+
+@dataclass(frozen=True, slots=True)
+class PassCheck:
+    """What :func:`check` saw of a pass that breaks no rule.
+
+    ``matches`` are the places rewritten on all ``graphs``; ``advice`` is what is no error and
+    could be better, a sentence each.
+    """
+
+    name: str
+    stage: str
+    graphs: int
+    matches: int
+    advice: tuple[str, ...]
+
+    def __str__(self) -> str:
+        """What a person reads."""
+        says = f"pass {self.name!r} (stage {self.stage}) breaks no rule"
+        counts = f"{self.matches} matches on {self.graphs} graphs"
+        return "\n".join((f"{says}: {counts}", *(f"- advice: {each}" for each in self.advice)))
+
+
+def check(
+    my_pass: Any,
+    fn: Callable[..., Any] | None = None,
+    args: Sequence[Any] = (),
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    tolerance: Mapping[str, float] | None = None,
+    changes_numbers: bool = False,
+) -> PassCheck:
+    """Hold a pass against the contract of :class:`~composer.passes.GraphPass`, rule by rule.
+
+    It is compiled into each program, under chain ``["aot_eager"]``, without grad and in training.
+    ``torch.compiler.reset()`` is called before each compile and at the end.
+
+    Args:
+        my_pass: A pass, its class, or all else that a policy's ``passes`` takes but a partitioner.
+        fn: A function or module that the pass is meant for; by default several small programs.
+        args: Its inputs.
+        kwargs: Its keyword inputs.
+        tolerance: ``{"rtol": ..., "atol": ...}``; by default those of ``torch.testing`` for each
+            dtype.
+        changes_numbers: The pass is meant to: outputs and gradients are not compared with eager's.
+
+    Returns:
+        What was seen, with advice.
+
+    Raises:
+        PassCheckError: rules are broken; it names each one.
+        UnknownNameError, OptionError: ``my_pass`` stands for no pass.
+    """
+    (each,) = resolve([my_pass]).passes
+    given = [(_title(fn), Program(fn, args, kwargs or {}))] if fn else programs()
+    notes = Notes()
+    examine(each, notes)
+    try:
+        for title, program in given:
+            trial = _Trial(each, notes, title, tolerance, compares=not changes_numbers)
+            with torch.no_grad():
+                trial.compiled(program)
+            trial.compiled(_training(program))
+            trial.direct(program)
+    finally:
+        torch.compiler.reset()
+    return _verdict(each, notes)
+
+
+def _title(fn: Callable[..., Any]) -> str:
+    return getattr(fn, "__qualname__", type(fn).__qualname__)
+
+
+def _verdict(each: GraphPass, notes: Notes) -> PassCheck:
+    if notes.errors:
+        rules = ", ".join(notes.errors)
+        errors = list(notes.errors.values())
+        found = (", ".join((str(e), *getattr(e, "__notes__", ()))) for e in errors)
+        lines = (f"pass {each.name!r} breaks the rules: {rules}", *(f"- {line}" for line in found))
+        raise PassCheckError("\n".join(lines), errors)
+    if not notes.changed:
+        notes.advise("it changed no graph here; give check a program that it is meant for")
+    elif not notes.taken and not isinstance(each, FunctionPass):
+        notes.advise("it does not iterate over self.chosen(...); bisect cannot find its match")
+    advice = tuple(notes.advice)
+    return PassCheck(each.name, str(each.stage), notes.graphs, notes.matches, advice)
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """One pass on one program."""
+
+    each: GraphPass
+    notes: Notes
+    title: str
+    tolerance: Mapping[str, float] | None
+    compares: bool
+
+    def options(self) -> dict[str, Any]:
+        """Those that compile the pass in, and raise where it breaks a rule."""
+        passes = [Watched(self.each, self.notes), Again(self.each, self.notes)]
+        return {**_ALONE, "passes": passes, "on_pass_error": "raise"}
+
+    def compiled(self, program: Program) -> None:
+        """Compile the program with the pass, run it, and compare with eager."""
+        eager = program.run()
+        where = f"on {self.title}" + (" in training" if torch.is_grad_enabled() else "")
+        try:
+            got = program.run(functools.partial(_compile, options=self.options()))
+        except Exception as error:  # noqa: BLE001  # becomes the rule that was broken
+            alone = functools.partial(program.run, functools.partial(_compile, options=_ALONE))
+            self._broke(error, where, alone)
+            return
+        off = difference(got, eager, self.tolerance) if self.compares else None
+        if off is not None:
+            self.notes.broke(PassError(self.each.name, "numbers", f"{off}, {where}"))
+
+    def direct(self, program: Program) -> None:
+        """Give the pass a graph that holds its weights itself, and see that it leaves them."""
+        if not isinstance(program.fn, torch.nn.Module):
+            return
+        try:
+            gm = torch.fx.symbolic_trace(copy.deepcopy(program.fn))
+        except Exception:  # noqa: BLE001  # its control flow needs Dynamo; the trials above had it
+            return
+        code, state = gm.code, _copied(gm)
+        compose: Any = _torch.lookup_backend("composer")
+        inputs = list(program.args)
+        try:
+            compose(gm, inputs, options=self.options())
+        except Exception as error:  # noqa: BLE001  # likewise
+            alone = functools.partial(compose, gm, inputs, options=_ALONE)
+            self._broke(error, f"on {self.title}, called without Dynamo", alone)
+        if gm.code != code:
+            what = f"it changed the captured graph of {self.title}"
+            self.notes.broke(PassError(self.each.name, "captured_graph", what))
+        off = difference(_copied(gm), state, _EXACTLY)
+        if off is not None:
+            self.notes.broke(PassError(self.each.name, "weights", f"{off}, on {self.title}"))
+
+    def _broke(self, error: Exception, where: str, alone: Callable[[], Any]) -> None:
+        """Note the rule; an error that comes without the pass as well is the program's own."""
+        found = next((each for each in _causes(error) if isinstance(each, PassError)), None)
+        if found is None:
+            alone()
+            found = PassError(self.each.name, "compiles", f"{error}, {where}")
+            found.__cause__ = error
+        else:
+            found.add_note(where)
+        self.notes.broke(found)
+
+
+_ALONE = {"chain": ["aot_eager"], "strict": True}
+_EXACTLY = {"rtol": 0.0, "atol": 0.0}
+
+
+def _compile(fn: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
+    torch.compiler.reset()
+    return torch.compile(fn, backend="composer", options=options)
+
+
+def _copied(gm: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value.detach().clone() for name, value in gm.state_dict().items()}
+
+
+def _training(program: Program) -> Program:
+    """The same with inputs that require grad."""
+
+    def wanting(value: Any) -> Any:
+        is_wide = isinstance(value, torch.Tensor) and value.is_floating_point()
+        return value.detach().clone().requires_grad_() if is_wide else value
+
+    leaves, restore = _torch.flatten((tuple(program.args), dict(program.kwargs)))
+    args, kwargs = restore([wanting(each) for each in leaves])
+    return dataclasses.replace(program, args=args, kwargs=kwargs)
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = getattr(error, "inner_exception", None) or error.__cause__

@@ -1,0 +1,170 @@
+"""Runs of one function that can be compared: equal inputs, equal random state, all that it gives.
+
+What a run gives are its outputs, what it left in its inputs and in the module's own tensors, and,
+where inputs or parameters require grad, their gradients.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from composer import _torch
+from composer.clones import copy_inputs
+from composer.records import first_line
+
+Values = dict[str, Any]
+"""Name of a value, such as ``"output 0"``, to the value."""
+
+
+Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One value that two runs do not agree on.
+
+    ``absolute`` and ``relative`` are the largest errors, ``nan`` where sizes or types differ.
+    """
+
+    value: str
+    absolute: float
+    relative: float
+    message: str
+
+    def __str__(self) -> str:
+        """One line."""
+        if math.isnan(self.absolute):
+            return f"{self.value}: {first_line(self.message)}"
+        return f"{self.value} is off by {self.absolute:.3g} (relative {self.relative:.3g})"
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A function or module with the inputs that it is run on, which no run changes."""
+
+    fn: Callable[..., Any]
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+
+    def run(self, compiled: Wrap | None = None) -> Values:
+        """Run it, or what ``compiled`` makes of it, and put all but the result back as it was."""
+        leaves, restore = _torch.flatten((tuple(self.args), dict(self.kwargs)))
+        tensors = [each for each in leaves if isinstance(each, torch.Tensor)]
+        inputs = copy_inputs([_leaf(each) for each in leaves], keep=frozenset())
+        args, kwargs = restore(inputs)
+        state = _state_of(self.fn)
+        with torch.random.fork_rng(devices=_devices(tensors)), _restored(state):
+            run = compiled(self.fn) if compiled else self.fn
+            returned = run(*args, **kwargs)
+            given = {f"input {i}": each for i, each in enumerate(inputs)}
+            return _values(returned, given, state)
+
+
+def _values(returned: Any, inputs: Values, state: Values) -> Values:
+    outputs = {f"output {i}": each for i, each in enumerate(_torch.flatten(returned)[0])}
+    gradients = _gradients(outputs, inputs | state)
+    after = {f"{name} afterwards": each for name, each in (inputs | state).items()}
+    return {name: _settled(each) for name, each in (outputs | after | gradients).items()}
+
+
+def _gradients(outputs: Values, sources: Values) -> Values:
+    roots = [each for each in outputs.values() if _requires_grad(each)]
+    wanted = {n: each for n, each in sources.items() if _requires_grad(each) and each.is_leaf}
+    if not roots or not wanted:
+        return {}
+    weights = [_pattern(root) for root in roots]
+    found = torch.autograd.grad(roots, list(wanted.values()), weights, allow_unused=True)
+    return {f"gradient of {name}": each for name, each in zip(wanted, found, strict=True)}
+
+
+def _pattern(root: torch.Tensor) -> torch.Tensor:
+    """Weights of the outputs' elements, no two neighbours alike, so that errors do not cancel."""
+    numbers = torch.arange(root.numel(), device=root.device).remainder(7) + 1
+    return numbers.view(root.shape).to(root)
+
+
+def _requires_grad(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+def _settled(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+
+
+def _leaf(value: Any) -> Any:
+    if isinstance(value, torch.Tensor) and not value.is_leaf:
+        return value.detach().requires_grad_(value.requires_grad)
+    return value
+
+
+def _state_of(fn: Callable[..., Any]) -> Values:
+    """Parameters and buffers of a module, or of the module whose method it is."""
+    owner = fn if isinstance(fn, torch.nn.Module) else getattr(fn, "__self__", None)
+    if not isinstance(owner, torch.nn.Module):
+        return {}
+    return {**dict(owner.named_parameters()), **dict(owner.named_buffers())}
+
+
+@contextlib.contextmanager
+def _restored(state: Values) -> Iterator[None]:
+    kept = {name: value.detach().clone() for name, value in state.items()}
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for name, value in state.items():
+                value.copy_(kept[name])
+
+
+def _devices(tensors: Sequence[torch.Tensor]) -> list[torch.device]:
+    return sorted({each.device for each in tensors if each.device.type == "cuda"}, key=str)
+
+
+def difference(
+    got: Values, expected: Values, tolerance: Mapping[str, float] | None = None
+) -> Difference | None:
+    """The first value on which two runs do not agree.
+
+    Args:
+        got: The run to judge.
+        expected: The run that is right.
+        tolerance: ``{"rtol": ..., "atol": ...}``; by default those of ``torch.testing`` for the
+            dtype.
+    """
+    bounds: dict[str, Any] = {"rtol": 0.0, "atol": 0.0, **tolerance} if tolerance else {}
+    if list(got) != list(expected):
+        what = f"{list(got)} instead of {list(expected)}"
+        return Difference("number of values", float("nan"), float("nan"), what)
+    for name, value in expected.items():
+        found = _difference(name, got[name], value, bounds)
+        if found is not None:
+            return found
+    return None
+
+
+def _difference(name: str, got: Any, expected: Any, bounds: dict[str, Any]) -> Difference | None:
+    if not isinstance(expected, torch.Tensor) or not isinstance(got, torch.Tensor):
+        same = type(got) is type(expected) and bool(got == expected)
+        what = f"{got!r} instead of {expected!r}"
+        return None if same else Difference(name, float("nan"), float("nan"), what)
+    try:
+        torch.testing.assert_close(got, expected, equal_nan=True, **bounds)
+    except AssertionError as error:
+        return Difference(name, *_sizes(got, expected), str(error))
+    return None
+
+
+def _sizes(got: torch.Tensor, expected: torch.Tensor) -> tuple[float, float]:
+    """The largest absolute and the largest relative error."""
+    if got.shape != expected.shape or not got.numel():
+        return float("nan"), float("nan")
+    wide = torch.complex128 if expected.is_complex() else torch.float64
+    error = (got.to(wide) - expected.to(wide)).abs()
+    relative = (error / expected.to(wide).abs()).nan_to_num(0.0, posinf=math.inf)
+    return float(error.max()), float(relative.max())

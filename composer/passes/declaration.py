@@ -1,0 +1,94 @@
+"""What a pass declares: fields, name, stage, and the ``uuid`` that has to cover its parameters."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import inspect
+from typing import Any
+
+import torch
+
+from composer.errors import PassError
+from composer.passes.base import GraphPass, Stage
+from composer.passes.function import FunctionPass
+from composer.passes.resolve import annotated
+from composer.passes.watch import Notes
+
+
+def examine(each: GraphPass, notes: Notes) -> None:
+    """Note every rule of a pass's declaration that does not hold."""
+    for rule, objection in (("name", _name), ("stage", _stage), ("dataclass", _fields)):
+        found = objection(each)
+        if found:
+            notes.broke(PassError(each.name, rule, found))
+    try:
+        _examine_uuid(each, notes)
+    except Exception as error:  # noqa: BLE001  # becomes the rule that was broken
+        broken = PassError(each.name, "uuid", f"it raises {type(error).__name__}: {error}")
+        broken.__cause__ = error
+        notes.broke(broken)
+    try:
+        inspect.getsource(type(each))
+    except (OSError, TypeError):
+        notes.advise("its source is not found; its uuid differs from one Python to the next")
+
+
+def _name(each: GraphPass) -> str:
+    is_text = isinstance(each.name, str) and each.name.strip()
+    return "" if is_text else f"the name is {each.name!r}"
+
+
+def _stage(each: GraphPass) -> str:
+    known = [stage.value for stage in Stage]
+    return "" if each.stage in known else f"the stage is {each.stage!r}, not one of {known}"
+
+
+def _fields(each: GraphPass) -> str:
+    known = {field.name for field in dataclasses.fields(each)}
+    lost = [name for cls in type(each).__mro__ for name in _own(cls) if name not in known]
+    if lost:
+        return f"it annotates {', '.join(lost)} and is not decorated with @dataclass(frozen=True)"
+    return ""
+
+
+def _own(cls: type) -> list[str]:
+    is_pass = issubclass(cls, GraphPass) and cls is not GraphPass
+    return annotated(cls) if is_pass else []
+
+
+def _examine_uuid(each: GraphPass, notes: Notes) -> None:
+    uuid = each.uuid()
+    if uuid is None:
+        notes.advise("it has no uuid, so Inductor's caches are bypassed where it is listed")
+        return
+    if each.uuid() != uuid or dataclasses.replace(each).uuid() != uuid:
+        notes.broke(PassError(each.name, "uuid", "an equal pass has another uuid"))
+    for field in () if isinstance(each, FunctionPass) else dataclasses.fields(each):
+        other = _other(getattr(each, field.name)) if field.init else None
+        if other is None:
+            notes.advise(f"whether its uuid covers {field.name!r} was not tried")
+            continue
+        try:
+            changed = dataclasses.replace(each, **{field.name: other})
+        except Exception:  # noqa: BLE001  # the pass does not take that value
+            notes.advise(f"whether its uuid covers {field.name!r} was not tried")
+            continue
+        if changed.uuid() == uuid:
+            what = f"it is the same for {field.name} = {other!r}"
+            notes.broke(PassError(each.name, "uuid", what))
+
+
+def _other(value: Any) -> Any:
+    """Another value of the same type; ``None`` where none is known."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, enum.Enum):
+        return next((each for each in type(value) if each is not value), None)
+    if isinstance(value, int | float):
+        return value + 1
+    if isinstance(value, str):
+        return f"{value}_"
+    if isinstance(value, torch.dtype):
+        return torch.float32 if value is not torch.float32 else torch.float64
+    return (*value, "other") if isinstance(value, tuple) else None

@@ -1,0 +1,166 @@
+"""A graph as text: a Python file that runs by itself, or a table. Values of weights stay out."""
+
+from __future__ import annotations
+
+import pkgutil
+import re
+import textwrap
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.fx
+
+from composer import _torch
+from composer.clones import attribute_at
+from composer.passes.base import Stage
+from composer.passes.metadata import description, key_at
+from composer.passes.snapshot import Snapshot
+
+_HELPERS = (
+    '''def tensor(shape, strides, dtype, device):
+    """Numbers from 0 to 1, or zeros (valid as indices) where the dtype is not a floating one."""
+    size = 1 + sum((n - 1) * step for n, step in zip(shape, strides)) if all(shape) else 0
+    draws = dtype.is_floating_point or dtype.is_complex
+    values = torch.rand(size) if draws else torch.zeros(size)
+    return values.to(device=device, dtype=dtype).as_strided(shape, strides)
+''',
+    '''def absent(what):
+    """Stand in for what a file of text cannot hold."""
+
+    def call(*args, **kwargs):
+        raise NotImplementedError(f"{what} is not part of this dump")
+
+    return call
+''',
+    '''def hold(module, path, value):
+    """Set an attribute at a dotted path."""
+    *parents, name = path.split(".")
+    for each in parents:
+        if not hasattr(module, each):
+            setattr(module, each, torch.nn.Module())
+        module = getattr(module, each)
+    setattr(module, name, value)
+''',
+)
+
+_MAIN = '''def main():
+    """Run the graph once and say what it returns."""
+    torch.manual_seed(0)
+    for index, value in enumerate(Graph()(*inputs())):
+        kind = f"{value.dtype} {tuple(value.shape)}" if torch.is_tensor(value) else repr(value)
+        print(f"output {index}: {kind}")
+
+
+if __name__ == "__main__":
+    main()
+'''
+
+
+def as_python(snapshot: Snapshot, stage: Stage | str, title: str) -> str:
+    """A module with the graph as ``class Graph``, ``inputs()`` of its shapes, and ``main()``."""
+    graph, key, names = snapshot.copy, key_at(stage), {"torch": torch}
+    classes = list(_classes("Graph", graph, snapshot.module(), key, names))
+    body = "\n\n".join((*classes, _inputs(graph, key)))
+    used = {name: value for name, value in sorted(names.items()) if _names(body, name)}
+    imports = {name: _import(name, value) for name, value in used.items()}
+    stubs = [f"{name} = absent({name!r})\n" for name in used if not imports[name]]
+    body = "\n\n".join((*stubs, body))
+    helpers = [each for each in _HELPERS if each[4 : each.index("(") + 1] in body]
+    top = "\n".join((f'"""{title}"""\n', *filter(None, imports.values()), ""))
+    text = "\n\n".join((top, *helpers, body, _MAIN))
+    return re.sub(r" +$", "", text, flags=re.MULTILINE)
+
+
+def _classes(
+    name: str, graph: torch.fx.Graph, root: torch.nn.Module, key: str, names: dict[str, Any]
+) -> Iterator[str]:
+    """The class of a graph, behind those of the graphs nested in it; notes the names they use."""
+    code = graph.python_code("self", verbose=True)
+    names.update(code.globals)
+    lines: list[str] = []
+    reads = [node for node in graph.nodes if node.op in ("get_attr", "call_module")]
+    for path, node in {str(node.target): node for node in reads}.items():
+        value = attribute_at(root, path)
+        if isinstance(value, torch.fx.GraphModule):
+            nested = f"{name}_{path.replace('.', '_')}"
+            yield from _classes(nested, value.graph, value, key, names)
+            # Operators such as tag_activation_checkpoint ask for a graph module.
+            made = f"torch.fx.symbolic_trace({nested}())"
+        else:
+            made = _made(value if value is not None else node.meta.get(key))
+        lines.append(f"hold(self, {path!r}, {made})")
+    setup = "\n    ".join(("def __init__(self):", "super().__init__()", *lines))
+    methods = textwrap.indent(f"{setup}\n\n{code.src.strip()}", "    ")
+    yield f"class {name}(torch.nn.Module):\n{methods}\n"
+
+
+def _inputs(graph: torch.fx.Graph, key: str) -> str:
+    placeholders = graph.find_nodes(op="placeholder")
+    lines = (f"        {_made(node.meta.get(key))},  # {node.target}\n" for node in placeholders)
+    says = '"""Inputs of the shapes and dtypes of the first call."""'
+    return f"def inputs():\n    {says}\n    return [\n{''.join(lines)}    ]\n"
+
+
+def _made(value: Any) -> str:
+    """An expression that makes a value like this one."""
+    if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+        sizes, strides = (tuple(map(_number, each)) for each in (value.shape, value.stride()))
+        return f"tensor({sizes}, {strides}, {value.dtype}, {str(value.device)!r})"
+    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+        return repr(_number(value))
+    if value is None or isinstance(value, bool | int | float | complex | str):
+        return repr(value)
+    kind = type(value)
+    is_layer = kind.__module__.startswith("torch.nn.modules") and not list(value.children())
+    return f"torch.nn.{value!r}" if is_layer else f"absent({kind.__qualname__!r})"
+
+
+def _number(size: Any) -> Any:
+    """A symbol's value in the first call; one where only data decide it."""
+    known = _torch.hint(size)
+    return 1 if known is None else known
+
+
+def _names(text: str, name: str) -> bool:
+    return re.search(rf"(?<![\w.]){name}\b", text) is not None
+
+
+def _import(name: str, value: Any) -> str:
+    """The line that imports a global; empty where its own module does not have it."""
+    if isinstance(value, types.ModuleType):
+        return f"import {value.__name__}" + (f" as {name}" if name != value.__name__ else "")
+    if isinstance(value, float):
+        return f"{name} = float({str(value)!r})"
+    if value is type(None):
+        return f"{name} = type(None)"
+    module, attribute = getattr(value, "__module__", ""), getattr(value, "__qualname__", "")
+    if module and attribute.isidentifier() and _leads_to(f"{module}:{attribute}", value):
+        return f"from {module} import {attribute}" + (f" as {name}" if name != attribute else "")
+    return ""
+
+
+def _leads_to(path: str, value: Any) -> bool:
+    try:
+        return pkgutil.resolve_name(path) is value
+    except (ImportError, AttributeError, ValueError):
+        return False
+
+
+def _target(target: Any) -> str:
+    is_plain = isinstance(target, str | _torch.OpOverload) or not hasattr(target, "__qualname__")
+    return str(target) if is_plain else f"{target.__module__}.{target.__qualname__}"
+
+
+def as_table(snapshot: Snapshot, stage: Stage | str, title: str) -> str:
+    """A row for each node: operation, name, target, arguments, and what its fake value is."""
+    rows = [["op", "name", "target", "args", "kwargs", "value"]]
+    for node in snapshot.copy.nodes:
+        value = node.meta.get(key_at(stage))
+        shown = "" if value is None else description(value)
+        cells = (node.op, node.name, _target(node.target), node.args, node.kwargs)
+        rows.append([*map(str, cells), shown])
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = ("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join((title, "", *(line.rstrip() for line in lines), ""))

@@ -1,0 +1,90 @@
+"""A pass, watched while it runs within a compile, for :func:`composer.passes.check`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch.fx
+
+from composer.clones import clone_graph
+from composer.errors import PassError
+from composer.passes.base import GraphPass, limited
+from composer.passes.metadata import key_at
+from composer.passes.snapshot import Snapshot
+
+_ALL = 2**62
+"""More matches than any pass has."""
+
+
+@dataclass
+class Notes:
+    """What was seen of a pass so far; one error for each rule, each advice once.
+
+    ``taken`` counts the matches that the pass took from ``self.chosen(...)``.
+    """
+
+    graphs: int = 0
+    changed: int = 0
+    matches: int = 0
+    taken: int = 0
+    errors: dict[str, PassError] = field(default_factory=dict)
+    advice: dict[str, None] = field(default_factory=dict)
+
+    def broke(self, error: PassError) -> None:
+        """Keep the error, if it is the first for its rule."""
+        self.errors.setdefault(error.rule, error)
+
+    def advise(self, sentence: str) -> None:
+        """Keep the advice."""
+        self.advice.setdefault(sentence)
+
+
+@dataclass(frozen=True)
+class Watched(GraphPass):
+    """The pass itself, by its own name, with a look at the graph before and behind it."""
+
+    inner: GraphPass
+    notes: Notes
+
+    def __post_init__(self) -> None:
+        for name in ("name", "stage", "eliminates_dead_code"):
+            object.__setattr__(self, name, getattr(self.inner, name))
+
+    def run(self, gm: torch.fx.GraphModule) -> Any:
+        """Run the pass, and note what it did."""
+        before = Snapshot.of(gm)
+        with limited(self.name, _ALL) as limit:
+            returned = self.inner.run(gm)
+        matches = getattr(returned, "matches", returned)
+        count = matches if isinstance(matches, int) else 0
+        changed = before.differs(gm)
+        self.notes.graphs += 1
+        self.notes.changed += changed
+        self.notes.matches += count
+        self.notes.taken += limit.taken
+        if count and not changed:
+            self.notes.advise(f"it says {count} matches where it changed nothing")
+        key = key_at(self.stage)
+        new = [node for node in gm.graph.nodes if node not in before.lines]
+        if any(key not in node.meta for node in new):
+            self.notes.advise(f"its new nodes have no meta[{key!r}]; composer computes them")
+        return returned
+
+
+@dataclass(frozen=True)
+class Again(Watched):
+    """The pass once more, on a copy of what it left."""
+
+    def run(self, gm: torch.fx.GraphModule) -> int:
+        """Note whether there was anything left to do; the graph stays as it is."""
+        twin = clone_graph(gm)
+        before = Snapshot.of(twin)
+        try:
+            self.inner.run(twin)
+        except Exception as error:  # noqa: BLE001  # becomes advice
+            self.notes.advise(f"a second run raises {type(error).__name__}: {error}")
+            return 0
+        if before.differs(twin):
+            self.notes.advise("a second run changes the graph once more")
+        return 0
