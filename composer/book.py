@@ -83,7 +83,7 @@ def read(source: Source) -> PolicyBook:
         return PolicyBook(defaults=source)
     if isinstance(source, Mapping):
         return _validated(source, "")
-    return _read_file(Path(source))
+    return _read_file(Path(source).absolute())
 
 
 def _read_file(path: Path) -> PolicyBook:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from pathlib import Path
 
 from composer.book import Source
 from composer.records import CompileReport
@@ -58,4 +59,6 @@ def configure(source: Source) -> None:
         source: A :class:`composer.PolicyBook`, a :class:`composer.Policy` for every graph, a
             mapping shaped like the TOML, the path of a file, or ``None`` for the defaults.
     """
+    if isinstance(source, str | Path):
+        source = Path(source).absolute()  # the working directory may change before it is read
     _current.configured = source

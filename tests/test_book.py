@@ -226,9 +226,7 @@ def test_a_malformed_file_is_an_error_that_names_it(text: str, said: str) -> Non
 def test_a_missing_file_is_an_error_that_names_it(monkeypatch) -> None:
     """Whoever pointed at it meant it."""
     monkeypatch.setenv("COMPOSER_CONFIG", "not-here.toml")
-    with pytest.raises(
-        BackendCompilerFailed, match=r"'not-here.toml' cannot be read: No such file"
-    ):
+    with pytest.raises(BackendCompilerFailed, match=r"not-here.toml' cannot be read: No such"):
         run()
 
 

@@ -20,8 +20,8 @@ def test_exports_are_exactly_the_contract_so_far() -> None:
     }
     assert public - {"annotations"} == set(composer.__all__) - {"errors", "passes"}
     assert set(composer.__all__) == {
-        *("Attempt", "Candidate", "CompileReport", "Policy", "Reason", "Status"),
-        *("errors", "passes", "report", "reports", "reset"),
+        *("Attempt", "Candidate", "CompileReport", "Policy", "PolicyBook", "Reason", "Status"),
+        *("configure", "errors", "passes", "report", "reports", "reset", "using"),
     }
 
 
