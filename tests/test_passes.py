@@ -246,3 +246,33 @@ def test_functions_are_passes() -> None:
     first, second = last().passes
     assert first.name.endswith("test_functions_are_passes.<locals>.on_module")
     assert (first.matches, second.name, second.stage) == (1, "tangents", Stage.JOINT)
+
+
+@pytest.mark.parametrize("engine", ["inductor", "onnxrt", "aot_eager"])
+def test_tensors_made_while_tracing_reach_every_engine(engine: str) -> None:
+    """AOTAutograd wants to know where a buffer comes from that Dynamo has never seen."""
+
+    def adds(x):
+        return torch.cos(x) + torch.tensor([1.0, 2.0])
+
+    result = compiled(adds, engine, passes=[CosineToSine()], strict=True)(torch.ones(2))
+    torch.testing.assert_close(result, torch.sin(torch.ones(2)) + torch.tensor([1.0, 2.0]))
+    assert last().chosen == engine
+
+
+def test_fake_values_know_of_regions_of_autocast() -> None:
+    """Tracing stands above autocast and would record the dtypes from outside."""
+    seen = {}
+
+    class Looks(GraphPass):
+        def run(self, gm):
+            calls = gm.graph.find_nodes(op="call_function", target=aten.matmul.default)
+            seen.update({node.name: node.meta["val"].dtype for node in calls})
+
+    def region(x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return x @ x
+
+    passes = [Looks(), CosineToSine()]
+    compiled(region, "aot_eager", passes=passes, strict=True)(torch.ones(2, 2))
+    assert seen == {"matmul": torch.bfloat16}

@@ -10,6 +10,7 @@ import torch.fx
 
 from composer import _torch
 from composer.clones import attribute_at
+from composer.passes import metadata
 
 
 def to_aten(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> torch.fx.GraphModule:
@@ -37,7 +38,11 @@ def to_aten(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> torch.fx
     captured = gm.graph.find_nodes(op="placeholder")
     for node, original in zip(placeholders[len(state) :], captured, strict=True):
         _make_like(node, original)
-    return _assembled(traced, gm)
+    made = _assembled(traced, gm)
+    if any(_torch.enters_autocast(node.target) for node in made.graph.nodes):
+        # Tracing stands above autocast: what it records of a region has the dtypes from outside.
+        metadata.propagate(made, "val", keep=())
+    return made
 
 
 class _Interpreted(torch.nn.Module):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 
+import torch
 import torch.fx
 
 from composer import _torch
@@ -48,6 +49,20 @@ def is_pure(node: torch.fx.Node) -> bool:
         return not node.is_impure()
     flags = (*node.args[1:], node.kwargs.get("inplace"))  # inplace may be given by position
     return not (any(flag is True for flag in flags) or node.is_impure())
+
+
+def is_function(node: torch.fx.Node) -> bool:
+    """Whether the node is an operator, or an item of a result, whose arguments decide its result.
+
+    It is pure then, and draws no random numbers. What it reads may still be written to elsewhere.
+    """
+    if node.target is operator.getitem:
+        return True
+    if not (isinstance(node.target, _torch.OpOverload) and is_pure(node)):
+        return False
+    tags = node.target.tags
+    random = torch.Tag.nondeterministic_seeded in tags or torch.Tag.nondeterministic_bitwise in tags
+    return not (random or "empty" in _name(node))
 
 
 def eliminate_dead_code(gm: torch.fx.GraphModule) -> bool:
