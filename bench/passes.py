@@ -31,6 +31,8 @@ from rich.table import Table
 from timing import Ratio, machine, measure, paired_ratio, write_json
 
 import composer
+from composer.passes.canonical import to_aten
+from composer.passes.pipeline import Pipeline
 from composer.passes.resolve import PASSES
 
 log = logging.getLogger("bench.passes")
@@ -109,11 +111,12 @@ def bench(
         lists[ALL] = matching
         found[ALL] = sum(found.values())
     module, inputs = zoo.build(model, tiny)
+    reference = flat(module(**inputs))
     ready: dict[str, Compiled] = {}
     errors: dict[str, str] = {}
     for name, listed in lists.items() if matching else ():
         try:
-            ready[name] = prepare(module, inputs, engine, listed)
+            ready[name] = prepare(module, inputs, reference, engine, listed)
         except Exception as error:  # noqa: BLE001  # its row says what it was
             errors[name] = first_line(error)
     rows = rows_of(model, engine, found, ready, errors, rounds, warmup)
@@ -125,11 +128,16 @@ def bench(
 def count_matches(model: str, passes: tuple[str, ...], tiny: bool) -> Mapping[str, int]:
     """In how many places each pass, by itself, rewrites the model, which is one graph."""
     module, inputs = zoo.build(model, tiny)
-    found = {}
-    for name in passes:
-        forget()
-        compile_with(module, "eager", [name])(**inputs)
-        found[name] = composer.reports()[-1].passes[0].matches or 0
+    found: dict[str, int] = {}
+
+    def count(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        for name in passes:
+            pipeline = Pipeline("raise")
+            pipeline.run(to_aten(gm, example_inputs), [PASSES.get(name)()])
+            found[name] = pipeline.records[0].matches or 0
+        return gm.forward
+
+    torch.compile(module, backend=count)(**inputs)
     forget()
     return found
 
@@ -141,7 +149,11 @@ def compile_with(module: torch.nn.Module, engine: str, passes: Sequence[str]) ->
 
 
 def prepare(
-    module: torch.nn.Module, inputs: zoo.Inputs, engine: str, passes: Sequence[str]
+    module: torch.nn.Module,
+    inputs: zoo.Inputs,
+    reference: tuple[torch.Tensor, ...],
+    engine: str,
+    passes: Sequence[str],
 ) -> Compiled:
     """Compile by the first call, and hold what it returns against eager."""
     compiled = compile_with(module, engine, passes)
@@ -149,7 +161,7 @@ def prepare(
     outputs = flat(compiled(**inputs))
     seconds = time.perf_counter() - start
     own = sum(each.seconds for each in composer.reports()[-1].passes)
-    error = deviation(flat(module(**inputs)), outputs).relative
+    error = deviation(reference, outputs).relative
     return Compiled(lambda: compiled(**inputs), seconds, own, error)
 
 

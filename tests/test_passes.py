@@ -260,19 +260,24 @@ def test_tensors_made_while_tracing_reach_every_engine(engine: str) -> None:
     assert last().chosen == engine
 
 
-def test_fake_values_know_of_regions_of_autocast() -> None:
-    """Tracing stands above autocast and would record the dtypes from outside."""
-    seen = {}
+def test_the_stage_is_traced_within_regions_of_autocast() -> None:
+    """Its fake values have the region's dtypes, so that what needs equal ones can be traced."""
+    seen = []
 
     class Looks(GraphPass):
         def run(self, gm):
             calls = gm.graph.find_nodes(op="call_function", target=aten.matmul.default)
-            seen.update({node.name: node.meta["val"].dtype for node in calls})
+            seen.extend(node.meta["val"].dtype for node in calls)
 
     def region(x):
         with torch.autocast("cpu", torch.bfloat16):
-            return x @ x
+            product = x @ x
+            weighted = torch.cos(product).float().to(product.dtype) @ product
+        return weighted, x @ x
 
+    x = torch.rand(2, 2)
     passes = [Looks(), CosineToSine()]
-    compiled(region, "aot_eager", passes=passes, strict=True)(torch.ones(2, 2))
-    assert seen == {"matmul": torch.bfloat16}
+    got = compiled(region, "aot_eager", passes=passes, on_pass_error="raise")(x)
+    assert seen == [torch.bfloat16, torch.bfloat16, torch.float32]
+    assert [each.dtype for each in got] == [torch.bfloat16, torch.float32]
+    assert not torch.is_autocast_enabled("cpu")

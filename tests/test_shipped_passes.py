@@ -212,6 +212,7 @@ NEAR_NO_OPS = {
     "a slice of a part": lambda x: x[:, 1:] * 2,
     "a view returned": lambda x: x.view(x.shape),
     "an integer made float": lambda x: x.long() / 1,
+    "a product of complex numbers": lambda x: (x.cos() * 1j * 1).abs(),
     "a padding": lambda x: functional.pad(x.sin(), (0, 1)) * 2,
     "a copy of an input": lambda x: torch.sin(x * 1),
     "a view written to": writes_to_a_view,
@@ -464,3 +465,22 @@ def test_every_pass_has_nothing_left_to_do(name: str) -> None:
     make, shape, places = CASES[name]
     compiled(make(), "eager", passes=[name, name], on_pass_error="raise")(torch.randn(shape))
     assert [each.matches for each in last().passes] == [places, 0]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_products_are_merged_within_a_region_of_autocast(engine: str) -> None:
+    """In its dtype, with the same gradients to that precision."""
+    module = Attention()
+
+    def region(x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return module(x)
+
+    x = torch.randn(6, 5, 8, requires_grad=True)
+    got = compiled(region, engine, passes=list(NAMES), on_pass_error="raise")(x)
+    wanted = region(x)
+    torch.testing.assert_close(got, wanted, rtol=0.05, atol=0.05)
+    grads = [torch.autograd.grad(each.float().square().sum(), x)[0] for each in (got, wanted)]
+    error = (grads[0] - grads[1]).abs().max() / grads[1].abs().max()
+    assert error < 0.03
+    assert {each.name: each.matches for each in last().passes}["merge_parallel_linears"] == 1

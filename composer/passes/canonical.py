@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,6 @@ import torch.fx
 
 from composer import _torch
 from composer.clones import attribute_at
-from composer.passes import metadata
 
 
 def to_aten(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> torch.fx.GraphModule:
@@ -38,11 +38,7 @@ def to_aten(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> torch.fx
     captured = gm.graph.find_nodes(op="placeholder")
     for node, original in zip(placeholders[len(state) :], captured, strict=True):
         _make_like(node, original)
-    made = _assembled(traced, gm)
-    if any(_torch.enters_autocast(node.target) for node in made.graph.nodes):
-        # Tracing stands above autocast: what it records of a region has the dtypes from outside.
-        metadata.propagate(made, "val", keep=())
-    return made
+    return _assembled(traced, gm)
 
 
 class _Interpreted(torch.nn.Module):
@@ -53,7 +49,31 @@ class _Interpreted(torch.nn.Module):
         self.gm = gm
 
     def forward(self, *args: Any) -> Any:
-        return torch.fx.Interpreter(self.gm).run(*args)
+        with contextlib.ExitStack() as left_open:
+            return _InRegions(self.gm, left_open).run(*args)
+
+
+class _InRegions(torch.fx.Interpreter):
+    """Is in a region of autocast where the graph is.
+
+    Tracing records where a region begins and ends, and stays outside; its fake values would have
+    the dtypes of outside, and an operation that is given one of each fails.
+    """
+
+    def __init__(self, gm: torch.fx.GraphModule, left_open: contextlib.ExitStack) -> None:
+        super().__init__(gm)
+        self.left_open = left_open
+        self.regions: dict[Any, contextlib.ExitStack] = {}
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        returned = super().call_function(target, args, kwargs)
+        if _torch.enters_autocast(target):
+            region = contextlib.ExitStack()
+            region.enter_context(torch.autocast(*args, **kwargs))
+            self.regions[returned] = self.left_open.enter_context(region)
+        elif args and _torch.changes_state(target) and args[0] in self.regions:
+            self.regions.pop(args[0]).close()
+        return returned
 
 
 def _make_attribute(node: torch.fx.Node, name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,18 +27,26 @@ class EliminateCommonSubexpressions(GraphPass):
 
     def run(self, gm: torch.fx.GraphModule) -> int:
         """Rewire the readers of each repetition to the first."""
-        memory, regions = Memory(gm), Regions.in_graph(gm.graph)
-        first: dict[Any, torch.fx.Node] = {}
         count = 0
-        for node in list(gm.graph.nodes):
-            if not _may_merge(node, memory):
-                continue
-            known = first.setdefault(_key(node, regions.of[node]), node)
-            if known is not node and any(True for _ in self.chosen([node])):
-                node.replace_all_uses_with(known)
-                gm.graph.erase_node(node)
-                count += 1
+        for node, first in self.chosen(_repetitions(gm)):
+            node.replace_all_uses_with(first)
+            gm.graph.erase_node(node)
+            count += 1
         return count
+
+
+def _repetitions(gm: torch.fx.GraphModule) -> Iterator[tuple[torch.fx.Node, torch.fx.Node]]:
+    """Each operation that repeats an earlier one, which comes with it.
+
+    Found one after the other: what reads a repetition may be one itself once that is rewired.
+    """
+    memory, regions = Memory(gm), Regions.in_graph(gm.graph)
+    known: dict[Any, torch.fx.Node] = {}
+    for node in list(gm.graph.nodes):
+        if _may_merge(node, memory):
+            first = known.setdefault(_key(node, regions.of[node]), node)
+            if first is not node:
+                yield node, first
 
 
 def _may_merge(node: torch.fx.Node, memory: Memory) -> bool:

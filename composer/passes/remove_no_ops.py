@@ -97,11 +97,13 @@ def _returns_its_input(node: torch.fx.Node) -> bool:
 
 
 def _copies(node: torch.fx.Node, name: str) -> bool:
+    """Whether the result holds the bits that were given, in memory of its own."""
+    dtype = node.meta["val"].dtype
     if name in _NEUTRAL:
-        return _is_number(node.args[1], _NEUTRAL[name]) and not node.kwargs
+        # A product of complex numbers may turn the sign of a zero, and infinity into NaN.
+        return _is_number(node.args[1], _NEUTRAL[name]) and not (node.kwargs or dtype.is_complex)
     if name == "aten::add":
-        exact = not node.meta["val"].dtype.is_floating_point and not node.meta["val"].is_complex()
-        return exact and _is_number(node.args[1], 0)
+        return _is_number(node.args[1], 0) and not (dtype.is_floating_point or dtype.is_complex)
     if name in ("aten::pad", "aten::constant_pad_nd"):
         widths = node.args[1]
         return isinstance(widths, list | tuple) and all(_is_number(each, 0) for each in widths)
