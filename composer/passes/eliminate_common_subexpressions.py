@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch.fx
 
@@ -24,6 +24,12 @@ class EliminateCommonSubexpressions(GraphPass):
 
     Kin: ``fx_graph_cse`` of AOTAutograd's partitioner, on functional graphs.
     """
+
+    depends_on: ClassVar[tuple[str, ...]] = (
+        __name__,
+        "composer.passes.memory",
+        "composer.passes.purity",
+    )
 
     def run(self, gm: torch.fx.GraphModule) -> int:
         """Rewire the readers of each repetition to the first."""

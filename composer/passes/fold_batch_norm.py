@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.fx
@@ -35,6 +35,8 @@ class FoldBatchNorm(GraphPass):
 
     Kin: ``torch.nn.utils.fusion.fuse_conv_bn_weights``, on modules.
     """
+
+    depends_on: ClassVar[tuple[str, ...]] = (__name__, "composer.passes.memory")
 
     def run(self, gm: torch.fx.GraphModule) -> int:
         """Replace each pair by one convolution with computed weights."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.fx
@@ -35,6 +35,13 @@ class FoldConstants(GraphPass):
     Args:
         max_bytes: The largest constant to make, intermediate ones included.
     """
+
+    depends_on: ClassVar[tuple[str, ...]] = (
+        __name__,
+        "composer.passes.memory",
+        "composer.passes.metadata",
+        "composer.passes.purity",
+    )
 
     max_bytes: int = 1 << 20
 

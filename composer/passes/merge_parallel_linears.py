@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.fx
@@ -54,6 +54,8 @@ class MergeParallelLinears(GraphPass):
     Args:
         min_products: The fewest products that are worth merging.
     """
+
+    depends_on: ClassVar[tuple[str, ...]] = (__name__, "composer.passes.memory")
 
     min_products: int = 2
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.fx
@@ -41,6 +41,12 @@ class RemoveNoOps(GraphPass):
 
     Kin: Inductor's ``remove_noop_ops`` on functional graphs, after autograd.
     """
+
+    depends_on: ClassVar[tuple[str, ...]] = (
+        __name__,
+        "composer.passes.memory",
+        "composer.passes.metadata",
+    )
 
     def run(self, gm: torch.fx.GraphModule) -> int:
         """Rewire all that reads a no-op to what it reads."""
