@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import operator
+import itertools
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
@@ -129,9 +129,10 @@ def _merge(gm: torch.fx.GraphModule, kind: Kind, group: list[torch.fx.Node]) -> 
         if biases and biases[0] is not None:
             operands.append(call(aten.cat.default, (biases,)))
         product = call(kind.target, tuple(operands if kind.shared == 0 else operands[::-1]))
-        widths = [_width(node, kind) for node in group]
-        parts = call(aten.split_with_sizes.default, (product, widths, kind.cut))
-        pieces = [call(operator.getitem, (parts, index)) for index in range(len(group))]
+        # Slices: ONNX Runtime has no ``SplitToSequence``, which a split becomes, for bfloat16.
+        ends = list(itertools.accumulate(cast(int, _width(node, kind)) for node in group))
+        bounds = itertools.pairwise([0, *ends])
+        pieces = [call(aten.slice.Tensor, (product, kind.cut, *each)) for each in bounds]
     for node, piece in zip(group, pieces, strict=True):
         _let_views_copy(gm.graph, node, memory)
         node.replace_all_uses_with(piece)
