@@ -121,6 +121,29 @@ def onnxrt(record: Record) -> str:
     return "\n\n".join((described(record), *tables))
 
 
+def passes(record: Record) -> str:
+    """Speed and compile seconds of each pass on the models that it matches, engine by engine."""
+    headings = ("pass", "model", "engine", "matches", "without / with (quartiles)")
+    headings += ("its own s", "longer first call, s", "largest relative error")
+    matching = [row for row in record["results"] if row["matches"]]
+    rows = [pass_row(row) for row in sorted(matching, key=lambda row: row["passes"])]
+    return f"{described(record)}\n\n{table(headings, rows)}"
+
+
+def pass_row(row: Record) -> tuple[str, ...]:
+    """One pass on one model under one engine; a failed one says why."""
+    names = (f"`{row['passes']}`", row["model"], row["engine"], str(row["matches"]))
+    if row["speedup"] is None:
+        return (*names, *[""] * 3, row["error"])
+    return (
+        *names,
+        ratio(row["speedup"]),
+        f"{row['own_seconds']:.2f}",
+        f"{row['extra_compile_seconds']:.1f}",
+        f"{row['max_relative_error']:.0e}",
+    )
+
+
 def median(series: Record | None) -> str:
     """The median and its quartiles, in milliseconds; nothing where there is no series."""
     if series is None:
@@ -181,6 +204,7 @@ def main() -> int:
         (HERE / "README.md", "overhead", overhead),
         (HERE / "README.md", "models", models),
         (HERE / "README.md", "onnxrt", onnxrt),
+        (HERE / "README.md", "passes", passes),
         (HERE.parent / "docs" / "engines.md", "ops", operators),
     )
     for page, name, render in parts:

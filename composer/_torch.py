@@ -156,6 +156,22 @@ def carry_attributes(source: torch.fx.GraphModule, copy: torch.fx.GraphModule) -
             object.__setattr__(copy, name, value)
 
 
+def name_sources(gm: torch.fx.GraphModule) -> None:
+    """Say of buffers that Dynamo has not seen where they come from: from the graph itself.
+
+    AOTAutograd refuses a graph of Dynamo's with a buffer or parameter that has no source. Tracing
+    adds such buffers (for ``torch.tensor([1.0])``), and so may passes.
+    """
+    from torch._dynamo.source import ConstantSource
+
+    known = getattr(gm, "_param_name_to_source", None)
+    if known is None:
+        return
+    names = (name for each in (gm.named_parameters(), gm.named_buffers()) for name, _ in each)
+    added = {name: ConstantSource(name) for name in names if name not in known}
+    object.__setattr__(gm, "_param_name_to_source", {**known, **added})
+
+
 def carry_node_source(node: torch.fx.Node, twin: torch.fx.Node) -> None:
     """Re-attach where Dynamo says that a placeholder comes from."""
     if hasattr(node, "_dynamo_source"):
@@ -415,6 +431,19 @@ def argument(node: torch.fx.Node, name: str) -> Any:
             given = dict(enumerate(node.args))
             return node.kwargs.get(name, given.get(position, each.default_value))
     return None
+
+
+def shares_memory(operator: OpOverload) -> bool:
+    """Whether a result may share an argument's memory, or be that argument, by the schema."""
+    return any(each.alias_info is not None for each in operator._schema.returns)
+
+
+def written_by(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """What a call of an operator writes to in place, by the operator's schema."""
+    arguments = cast(Any, node.target)._schema.arguments
+    given = [argument(node, a.name) for a in arguments if a.alias_info and a.alias_info.is_write]
+    flat = [each for value in given for each in (value if isinstance(value, list) else [value])]
+    return [each for each in flat if isinstance(each, torch.fx.Node)]
 
 
 def hint(size: Any) -> Any:

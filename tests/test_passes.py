@@ -285,3 +285,38 @@ def test_a_rolled_back_pass_is_warned_of_once() -> None:
         warnings.simplefilter("error")
         function(torch.randn(5, 4), torch.randn(4, 5))
     assert len(composer.reports()) == 2
+
+
+@pytest.mark.parametrize("engine", ["inductor", "onnxrt", "aot_eager"])
+def test_tensors_made_while_tracing_reach_every_engine(engine: str) -> None:
+    """AOTAutograd wants to know where a buffer comes from that Dynamo has never seen."""
+
+    def adds(x):
+        return torch.cos(x) + torch.tensor([1.0, 2.0])
+
+    result = compiled(adds, engine, passes=[CosineToSine()], strict=True)(torch.ones(2))
+    torch.testing.assert_close(result, torch.sin(torch.ones(2)) + torch.tensor([1.0, 2.0]))
+    assert last().chosen == engine
+
+
+def test_the_stage_is_traced_within_regions_of_autocast() -> None:
+    """Its fake values have the region's dtypes, so that what needs equal ones can be traced."""
+    seen = []
+
+    class Looks(GraphPass):
+        def run(self, gm):
+            calls = gm.graph.find_nodes(op="call_function", target=aten.matmul.default)
+            seen.extend(node.meta["val"].dtype for node in calls)
+
+    def region(x):
+        with torch.autocast("cpu", torch.bfloat16):
+            product = x @ x
+            weighted = torch.cos(product).float().to(product.dtype) @ product
+        return weighted, x @ x
+
+    x = torch.rand(2, 2)
+    passes = [Looks(), CosineToSine()]
+    got = compiled(region, "aot_eager", passes=passes, on_pass_error="raise")(x)
+    assert seen == [torch.bfloat16, torch.bfloat16, torch.float32]
+    assert [each.dtype for each in got] == [torch.bfloat16, torch.float32]
+    assert not torch.is_autocast_enabled("cpu")

@@ -78,3 +78,16 @@ def test_the_operator_bench_finds_what_is_right(tmp_path: Path) -> None:
     }
     assert verdicts["sin", "forward"] == verdicts["sin", "backward"] == "taken"
     assert verdicts["special.bessel_j0", "forward"] == "declined"
+
+
+def test_the_pass_bench_writes_what_it_measured(tmp_path: Path) -> None:
+    """A row for each pass with its matches, and one for all that match together."""
+    figures = tmp_path / "passes.json"
+    run(
+        *("bench/passes.py", "--models", "resnet", "--engines", "onnxrt", "--tiny"),
+        *("--passes", "fold_batch_norm,remove_no_ops", "--rounds", "1", "--json", str(figures)),
+    )
+    rows = {each["passes"]: each for each in json.loads(figures.read_text())["results"]}
+    assert rows["fold_batch_norm"]["matches"] == 15
+    assert rows["fold_batch_norm"]["speedup"]["median"] > 0
+    assert (rows["remove_no_ops"]["matches"], rows["remove_no_ops"]["speedup"]) == (0, None)

@@ -326,3 +326,30 @@ def test_fresh_compiles_take_nothing_from_the_caches() -> None:
     with _torch.fresh_compiles():
         assert caches() == (False, False)
     assert caches() == before
+
+
+def test_schemas_say_what_shares_memory_and_what_is_written() -> None:
+    """A view shares, a sum does not; ``add_`` writes to its first argument."""
+    aten = torch.ops.aten
+    assert _torch.shares_memory(aten.view.default)
+    assert not _torch.shares_memory(aten.sum.default)
+    graph = torch.fx.Graph()
+    x, y = graph.placeholder("x"), graph.placeholder("y")
+    assert _torch.written_by(graph.call_function(aten.add_.Tensor, (x, y))) == [x]
+    assert _torch.written_by(graph.call_function(aten.add.Tensor, (x, y))) == []
+    assert _torch.written_by(graph.call_function(aten._foreach_add_.List, ([x, y], [y, x]))) == [
+        x,
+        y,
+    ]
+
+
+def test_sources_are_named_for_new_buffers_only() -> None:
+    """Of a graph of Dynamo's; any other has no sources at all."""
+    gm = torch.fx.GraphModule({}, torch.fx.Graph())
+    gm.register_buffer("b", torch.ones(1))
+    _torch.name_sources(gm)
+    assert not hasattr(gm, "_param_name_to_source")
+    gm._param_name_to_source = {"a": "theirs"}
+    _torch.name_sources(gm)
+    assert gm._param_name_to_source["a"] == "theirs"
+    assert gm._param_name_to_source["b"].name == "b"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from composer import clones
+from composer import _torch, clones
 from composer.passes import metadata
 from composer.passes.base import GraphPass, Stage
 from composer.passes.canonical import to_aten
@@ -45,5 +45,7 @@ def _run_stage(
     except Exception as error:  # noqa: BLE001  # recorded, or raised where the policy says so
         pipeline.fail(passes, "stage", error)
         return request
-    changed = pipeline.run(gm, passes)
-    return dataclasses.replace(request, gm=gm) if changed else request
+    if not pipeline.run(gm, passes):
+        return request
+    _torch.name_sources(gm)
+    return dataclasses.replace(request, gm=gm)

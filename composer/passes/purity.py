@@ -60,6 +60,20 @@ def keeps_to_itself(node: torch.fx.Node) -> bool:
     return name in _RANDOM | _KEEPS_STATISTICS or torch.Tag.nondeterministic_seeded in tags
 
 
+def is_function(node: torch.fx.Node) -> bool:
+    """Whether the node is an operator, or an item of a result, whose arguments decide its result.
+
+    It is pure then, and draws no random numbers. What it reads may still be written to elsewhere.
+    """
+    if node.target is operator.getitem:
+        return True
+    if not (isinstance(node.target, _torch.OpOverload) and is_pure(node)):
+        return False
+    tags = node.target.tags
+    random = torch.Tag.nondeterministic_seeded in tags or torch.Tag.nondeterministic_bitwise in tags
+    return not (random or "empty" in _name(node))
+
+
 def eliminate_dead_code(gm: torch.fx.GraphModule) -> bool:
     """Drop what is pure and read by nobody; whether anything was."""
     return bool(gm.graph.eliminate_dead_code(lambda node: not is_pure(node)))

@@ -18,7 +18,18 @@ from composer.registry import Registry, did_you_mean
 
 Made = TypeVar("Made", bound=type[GraphPass])
 
-PASSES: Registry[Any] = Registry("pass", {}, group="composer.passes")
+PASSES: Registry[Any] = Registry(
+    "pass",
+    {
+        "eliminate_common_subexpressions": "composer.passes.eliminate_common_subexpressions:"
+        "EliminateCommonSubexpressions",
+        "fold_batch_norm": "composer.passes.fold_batch_norm:FoldBatchNorm",
+        "fold_constants": "composer.passes.fold_constants:FoldConstants",
+        "merge_parallel_linears": "composer.passes.merge_parallel_linears:MergeParallelLinears",
+        "remove_no_ops": "composer.passes.remove_no_ops:RemoveNoOps",
+    },
+    group="composer.passes",
+)
 
 
 @dataclass(frozen=True, slots=True)

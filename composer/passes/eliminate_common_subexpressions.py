@@ -1,0 +1,78 @@
+"""Compute once what the graph computes twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch.fx
+
+from composer.passes.base import GraphPass
+from composer.passes.memory import Memory, Region, Regions
+from composer.passes.purity import is_function
+
+
+@dataclass(frozen=True)
+class EliminateCommonSubexpressions(GraphPass):
+    """Have equal operations on equal arguments share the first one's result.
+
+    Equal means the same operator, the same nodes, and constants of the same type and text (``1``
+    is not ``1.0``, ``0.0`` is not ``-0.0``), under the same grad mode and autocast. Refused for
+    what draws random numbers, and where the graph writes to, or returns, the memory of either
+    result or writes to that of an argument: two results may there be told from one.
+
+    Kin: ``fx_graph_cse`` of AOTAutograd's partitioner, on functional graphs.
+    """
+
+    depends_on: ClassVar[tuple[str, ...]] = (
+        __name__,
+        "composer.passes.memory",
+        "composer.passes.purity",
+    )
+
+    def run(self, gm: torch.fx.GraphModule) -> int:
+        """Rewire the readers of each repetition to the first."""
+        count = 0
+        for node, first in self.chosen(_repetitions(gm)):
+            node.replace_all_uses_with(first)
+            gm.graph.erase_node(node)
+            count += 1
+        return count
+
+
+def _repetitions(gm: torch.fx.GraphModule) -> Iterator[tuple[torch.fx.Node, torch.fx.Node]]:
+    """Each operation that repeats an earlier one, which comes with it.
+
+    Found one after the other: what reads a repetition may be one itself once that is rewired.
+    """
+    memory, regions = Memory(gm), Regions.in_graph(gm.graph)
+    known: dict[Any, torch.fx.Node] = {}
+    for node in list(gm.graph.nodes):
+        if _may_merge(node, memory):
+            first = known.setdefault(_key(node, regions.of[node]), node)
+            if first is not node:
+                yield node, first
+
+
+def _may_merge(node: torch.fx.Node, memory: Memory) -> bool:
+    if node.op != "call_function" or not is_function(node):
+        return False
+    return not (memory.is_written(node, *node.all_input_nodes) or memory.is_returned(node))
+
+
+def _key(node: torch.fx.Node, region: Region) -> Any:
+    return node.target, region, _frozen(node.args), _frozen(node.kwargs)
+
+
+def _frozen(value: Any) -> Any:
+    """A value that can be looked up, and is equal only for arguments that are the same."""
+    if isinstance(value, torch.fx.Node):
+        return value
+    if isinstance(value, list | tuple):
+        return tuple(map(_frozen, value))
+    if isinstance(value, dict):
+        return tuple((name, _frozen(each)) for name, each in value.items())
+    if isinstance(value, slice):
+        return "slice", _frozen((value.start, value.stop, value.step))
+    return type(value), repr(value)

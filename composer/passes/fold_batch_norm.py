@@ -1,0 +1,107 @@
+"""Fold batch norm that has fixed statistics into the convolution, or linear layer, before it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.fx
+
+from composer import _torch
+from composer.passes.base import GraphPass
+from composer.passes.memory import Memory, Regions
+
+aten = torch.ops.aten
+
+_PRODUCTS = {"aten::conv1d": 3, "aten::conv2d": 4, "aten::conv3d": 5, "aten::linear": 2}
+"""Whose channels are dimension 1 of a result with so many dimensions, 0 of the weight."""
+
+_STATISTICS = ("running_mean", "running_var")
+_OPERANDS = ("input", "weight", "bias")
+
+Emit = Callable[..., torch.fx.Node]
+
+
+@dataclass(frozen=True)
+class FoldBatchNorm(GraphPass):
+    """Scale the weights and shift the bias of a convolution or linear layer by its batch norm.
+
+    Only batch norm with running statistics (``training`` false) behind a convolution that nobody
+    else reads. The scaling is part of the graph, so gradients flow to all parameters; engines
+    that bind weights compute it once. Refused where dtypes differ (autocast), where the two stand
+    in different regions, and where the graph writes to a parameter or a statistic.
+
+    Kin: ``torch.nn.utils.fusion.fuse_conv_bn_weights``, on modules.
+    """
+
+    depends_on: ClassVar[tuple[str, ...]] = (__name__, "composer.passes.memory")
+
+    def run(self, gm: torch.fx.GraphModule) -> int:
+        """Replace each pair by one convolution with computed weights."""
+        memory, regions = Memory(gm), Regions.in_graph(gm.graph)
+        norms = gm.graph.find_nodes(op="call_function", target=aten.batch_norm.default)
+        count = 0
+        for norm in self.chosen([n for n in norms if _folds(n, memory, regions)]):
+            _fold(gm.graph, norm)
+            count += 1
+        return count
+
+
+def _folds(norm: torch.fx.Node, memory: Memory, regions: Regions) -> bool:
+    product = norm.args[0]
+    if not isinstance(product, torch.fx.Node) or _torch.argument(norm, "training"):
+        return False
+    rank = _PRODUCTS.get(_torch.operator_name(product.target))
+    if rank is None or len(product.users) != 1 or product.meta["val"].dim() != rank:
+        return False
+    same_region = regions.of[product] == regions.of[norm]
+    parameters = [*_given(product, "weight", "bias"), *_given(norm, "weight", "bias", *_STATISTICS)]
+    if len(_given(norm, *_STATISTICS)) != 2 or not same_region:
+        return False
+    dtypes = {each.meta["val"].dtype for each in (product, norm, *parameters)}
+    stable = not memory.is_written(product, *parameters)
+    return len(dtypes) == 1 and stable and _come_before(parameters, product)
+
+
+def _given(node: torch.fx.Node, *names: str) -> list[torch.fx.Node]:
+    values = (_torch.argument(node, name) for name in names)
+    return [value for value in values if isinstance(value, torch.fx.Node)]
+
+
+def _come_before(needed: list[torch.fx.Node], node: torch.fx.Node) -> bool:
+    """Whether all are inputs, attributes, or computed earlier than the node."""
+    return all(each.op in ("placeholder", "get_attr") or each < node for each in needed)
+
+
+def _fold(graph: torch.fx.Graph, norm: torch.fx.Node) -> None:
+    product: Any = norm.args[0]
+    with graph.inserting_before(product):
+        weight, bias = _folded(graph.call_function, product, norm)
+    product.args = (_torch.argument(product, "input"), weight, bias, *product.args[3:])
+    product.kwargs = {k: v for k, v in product.kwargs.items() if k not in _OPERANDS}
+    norm.replace_all_uses_with(product)
+    graph.erase_node(norm)
+
+
+def _folded(
+    call: Emit, product: torch.fx.Node, norm: torch.fx.Node
+) -> tuple[torch.fx.Node, torch.fx.Node]:
+    """The weight and the bias that do what the product and the norm did."""
+    weight, bias = (_torch.argument(product, name) for name in ("weight", "bias"))
+    gain, shift = (_torch.argument(norm, name) for name in ("weight", "bias"))
+    mean, variance = (_torch.argument(norm, name) for name in _STATISTICS)
+    stable = call(aten.add.Tensor, (variance, _torch.argument(norm, "eps")))
+    scale = call(aten.rsqrt.default, (stable,))
+    if gain is not None:
+        scale = call(aten.mul.Tensor, (scale, gain))
+    centred = mean if bias is None else call(aten.sub.Tensor, (mean, bias))
+    offset = call(aten.mul.Tensor, (centred, scale))
+    if shift is None:
+        moved = call(aten.neg.default, (offset,))
+    else:
+        moved = call(aten.sub.Tensor, (shift, offset))
+    sizes = [-1] + [1] * (weight.meta["val"].dim() - 1)
+    spread = call(aten.view.default, (scale, sizes))
+    return call(aten.mul.Tensor, (weight, spread)), moved

@@ -1,0 +1,113 @@
+"""Evaluate once what depends on no input."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.fx
+
+from composer import _torch
+from composer.passes.base import GraphPass
+from composer.passes.memory import Memory
+from composer.passes.metadata import description
+from composer.passes.purity import is_function
+
+_READS_ONLY_METADATA = frozenset(
+    {"aten::new_ones", "aten::new_zeros", "aten::new_full"}
+    | {"aten::ones_like", "aten::zeros_like", "aten::full_like"}
+)
+
+Values = dict[torch.fx.Node, Any]
+
+
+@dataclass(frozen=True)
+class FoldConstants(GraphPass):
+    """Evaluate what depends on no input (masks, position indices) once, into a buffer.
+
+    Refused for what is random, written to, returned (every call returns memory of its own), of a
+    size that the call decides, larger than ``max_bytes``, or computed otherwise here than there
+    (under autocast). Parameters and buffers are no constants: training and ``load_state_dict``
+    change them.
+
+    Args:
+        max_bytes: The largest constant to make, intermediate ones included.
+    """
+
+    depends_on: ClassVar[tuple[str, ...]] = (
+        __name__,
+        "composer.passes.memory",
+        "composer.passes.metadata",
+        "composer.passes.purity",
+    )
+
+    max_bytes: int = 1 << 20
+
+    def run(self, gm: torch.fx.GraphModule) -> int:
+        """Replace each constant that something else reads by an attribute."""
+        memory = Memory(gm)
+        values: Values = {}
+        with _torch.unset_fake_temporarily(), torch.inference_mode(False), torch.no_grad():
+            for node in gm.graph.nodes:
+                if self._is_constant(node, values, memory):
+                    _evaluate(node, values)
+        found = [node for node, value in values.items() if _is_needed(node, value, values)]
+        count = 0
+        for node in self.chosen(found):
+            _fold(gm, node, values[node])
+            count += 1
+        return count
+
+    def _is_constant(self, node: torch.fx.Node, values: Values, memory: Memory) -> bool:
+        if node.op != "call_function" or not is_function(node):
+            return False
+        if memory.is_written(node) or memory.is_returned(node):
+            return False
+        reads = node.all_input_nodes
+        if _torch.operator_name(node.target) in _READS_ONLY_METADATA:
+            reads = [each for each in reads if each is not node.args[0]]
+        return all(each in values for each in reads) and self._fits(node.meta.get("val"))
+
+    def _fits(self, fake: Any) -> bool:
+        if isinstance(fake, list | tuple):
+            return all(map(self._fits, fake))
+        if not isinstance(fake, torch.Tensor) or fake.device.type == "meta":
+            return False
+        static = all(type(size) is int for size in fake.shape)
+        return static and math.prod(fake.shape) * fake.element_size() <= self.max_bytes
+
+
+def _evaluate(node: torch.fx.Node, values: Values) -> None:
+    """Run the operation on constants; leave it out if that does not give what the graph says."""
+    args: Any = node.args
+    if _torch.operator_name(node.target) in _READS_ONLY_METADATA and args[0] not in values:
+        args = (_stand_in(args[0]), *args[1:])
+    args, kwargs = torch.fx.map_arg((args, node.kwargs), values.__getitem__)
+    value = node.target(*args, **kwargs)  # type: ignore[operator]  # a call_function's target
+    if description(value) == description(node.meta["val"]):
+        values[node] = value
+
+
+def _stand_in(node: torch.fx.Node) -> torch.Tensor:
+    """A tensor with a node's metadata and no content; of no dimensions where its sizes vary."""
+    fake = node.meta["val"]
+    sizes, strides = tuple(fake.shape), tuple(fake.stride())
+    if not all(type(each) is int for each in (*sizes, *strides)):
+        sizes = strides = ()
+    return torch.empty_strided(sizes, strides, dtype=fake.dtype, device=fake.device)
+
+
+def _is_needed(node: torch.fx.Node, value: Any, values: Values) -> bool:
+    return isinstance(value, torch.Tensor) and not values.keys() >= node.users.keys()
+
+
+def _fold(gm: torch.fx.GraphModule, node: torch.fx.Node, value: torch.Tensor) -> None:
+    number = sum(name.startswith("_folded_constant") for name, _ in gm.named_buffers())
+    name = f"_folded_constant_{number}"
+    gm.register_buffer(name, value, persistent=False)
+    with gm.graph.inserting_before(node):
+        constant = gm.graph.get_attr(name)
+    node.replace_all_uses_with(constant)
+    gm.graph.erase_node(node)

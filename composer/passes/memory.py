@@ -1,0 +1,144 @@
+"""What a graph before autograd does to memory, and in which regions its operations stand.
+
+At the stage ``aten`` a program writes in place, makes views, and switches grad mode and autocast.
+A rewrite is exact there if what it merges or drops is not told apart by any of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.fx
+
+from composer import _torch
+
+
+class Memory:
+    """Which nodes may share memory; of what they share, what is written and what gets out.
+
+    Two nodes share memory if a schema says so, or if their fake values do. What anybody writes to
+    anywhere in the graph counts as written, before and after alike. Code that is no operator (a
+    submodule, a branch of ``torch.cond``) counts as writing to all that it is given.
+    """
+
+    def __init__(self, gm: torch.fx.GraphModule) -> None:
+        self._parent: dict[torch.fx.Node, torch.fx.Node] = {}
+        self._first: dict[int, torch.fx.Node] = {}
+        written: list[torch.fx.Node] = []
+        returned: list[torch.fx.Node] = []
+        for node in gm.graph.nodes:
+            self._share(node)
+            written += _written(node)
+            returned += node.all_input_nodes if node.op == "output" else []
+        self._written = {self.root(node) for node in written}
+        self._returned = {self.root(node) for node in returned}
+        sources = (node for node in gm.graph.nodes if node.op in ("placeholder", "get_attr"))
+        self._given = {self.root(node) for node in sources}
+
+    def root(self, node: torch.fx.Node) -> torch.fx.Node:
+        """The same node for all that share memory."""
+        while (parent := self._parent.get(node, node)) is not node:
+            node = parent
+        return node
+
+    def is_written(self, *nodes: torch.fx.Node) -> bool:
+        """Whether anything in the graph writes to the memory of any of them."""
+        return any(self.root(node) in self._written for node in nodes)
+
+    def is_returned(self, *nodes: torch.fx.Node) -> bool:
+        """Whether the graph returns the memory of any of them."""
+        return any(self.root(node) in self._returned for node in nodes)
+
+    def is_given(self, *nodes: torch.fx.Node) -> bool:
+        """Whether the memory of any of them belongs to an input or an attribute."""
+        return any(self.root(node) in self._given for node in nodes)
+
+    def is_own(self, *nodes: torch.fx.Node) -> bool:
+        """Whether nobody can tell the memory of these apart from other memory of equal content."""
+        return not (self.is_written(*nodes) or self.is_returned(*nodes) or self.is_given(*nodes))
+
+    def _share(self, node: torch.fx.Node) -> None:
+        if node.op == "output" or _torch.changes_state(node.target):
+            return
+        operator = node.target if isinstance(node.target, _torch.OpOverload) else None
+        is_source = node.op in ("placeholder", "get_attr")
+        if not is_source and (operator is None or _torch.shares_memory(operator)):
+            for source in filter(_holds_memory, node.all_input_nodes):
+                self._join(node, source)
+        for tensor in _tensors(node.meta.get("val")):
+            self._join(node, self._first.setdefault(_torch.storage_id(tensor), node))
+
+    def _join(self, node: torch.fx.Node, other: torch.fx.Node) -> None:
+        self._parent[self.root(node)] = self.root(other)
+
+
+def _written(node: torch.fx.Node) -> list[torch.fx.Node]:
+    if node.op in ("placeholder", "get_attr", "output") or _torch.changes_state(node.target):
+        return []
+    if not isinstance(node.target, _torch.OpOverload):
+        return [] if getattr(node.target, "__module__", "") == "_operator" else node.all_input_nodes
+    if _torch.operator_name(node.target) in ("aten::batch_norm", "aten::instance_norm"):
+        statistics = (_torch.argument(node, name) for name in ("running_mean", "running_var"))
+        trains = _torch.argument(node, "training") or _torch.argument(node, "use_input_stats")
+        return [each for each in statistics if trains and isinstance(each, torch.fx.Node)]
+    return _torch.written_by(node)
+
+
+def _holds_memory(node: torch.fx.Node) -> bool:
+    """Whether a node's result is more than a number."""
+    numbers = int | float | bool | torch.SymInt | torch.SymFloat | torch.SymBool
+    return not isinstance(node.meta.get("val"), numbers)
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    for each in value if isinstance(value, list | tuple) else [value]:
+        if isinstance(each, torch.Tensor) and each.layout is torch.strided:
+            yield each
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """The state that the graph itself has put torch in.
+
+    ``grad`` is grad mode, ``None`` as long as the graph has not switched it; ``autocast`` are the
+    arguments of the regions of autocast that are open, the outermost first.
+    """
+
+    grad: bool | None = None
+    autocast: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Regions:
+    """The region of every node. Nodes in equal regions are computed under the same state."""
+
+    of: dict[torch.fx.Node, Region] = field(default_factory=dict)
+
+    @staticmethod
+    def in_graph(graph: torch.fx.Graph) -> Regions:
+        """Follow the switches from the first node to the last."""
+        grad: bool | None = None
+        open_now: dict[torch.fx.Node, Any] = {}
+        found = Regions()
+        for node in graph.nodes:
+            if _torch.enters_autocast(node.target):
+                open_now[node] = node.args
+            elif _torch.changes_state(node.target):
+                if node.args and node.args[0] in open_now:
+                    del open_now[node.args[0]]
+                else:
+                    grad = bool(node.args[0])
+            found.of[node] = Region(grad, tuple(open_now.values()))
+        return found
+
+    def keeps_grad(self, node: torch.fx.Node) -> bool:
+        """Whether the node's result needs a gradient if, and only if, its input does.
+
+        Under a grad mode that the graph never switches it does: with grad off nothing in it has
+        one. A view or a copy made in a region without grad cuts the gradient off.
+        """
+        grad = self.of[node].grad
+        return bool(grad) or all(region.grad is None for region in self.of.values())

@@ -1,0 +1,146 @@
+"""One product for several that share an operand."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any, ClassVar, cast
+
+import torch
+import torch.fx
+
+from composer.passes.base import GraphPass
+from composer.passes.memory import Memory, Regions
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """How products that share an operand are merged.
+
+    ``target`` is the operator, ``shared`` the position of the operand they share; the other one
+    is laid side by side along ``joined``, and the result is cut along ``cut``.
+    """
+
+    target: Any
+    shared: int
+    joined: int
+    cut: int
+
+
+_KINDS = (
+    Kind(aten.linear.default, 0, 0, -1),
+    Kind(aten.mm.default, 0, 1, 1),
+    Kind(aten.mm.default, 1, 0, 0),
+    Kind(aten.matmul.default, 0, 1, 1),
+    Kind(aten.matmul.default, 1, 0, 0),
+)
+
+
+@dataclass(frozen=True)
+class MergeParallelLinears(GraphPass):
+    """Make one product of linear layers, or matrix products, that share an operand.
+
+    The queries, keys and values of attention, the two halves of a gated layer, a list of products
+    with one matrix. The other operands are laid side by side in the graph, which costs a copy a
+    call unless the engine binds weights. Refused where an operand is computed after the first of
+    the products (it may depend on it), where dtypes, regions or the presence of a bias differ,
+    where the graph writes to any of them, and where a result, or a view of it, is returned:
+    its strides would be others.
+
+    Kin: Inductor's ``split_cat`` and ``group_batch_fusion`` passes.
+
+    Args:
+        min_products: The fewest products that are worth merging.
+    """
+
+    depends_on: ClassVar[tuple[str, ...]] = (__name__, "composer.passes.memory")
+
+    min_products: int = 2
+
+    def __post_init__(self) -> None:
+        if self.min_products < 2:
+            raise ValueError(f"min_products is at least 2, not {self.min_products}")
+
+    def run(self, gm: torch.fx.GraphModule) -> int:
+        """Merge each group of products."""
+        count = 0
+        for kind in _KINDS:
+            found = [g for g in _groups(gm, kind) if len(g) >= self.min_products]
+            for group in self.chosen(found):
+                _merge(gm, kind, group)
+                count += 1
+        return count
+
+
+def _groups(gm: torch.fx.GraphModule, kind: Kind) -> list[list[torch.fx.Node]]:
+    memory, regions = Memory(gm), Regions.in_graph(gm.graph)
+    groups: dict[Any, list[torch.fx.Node]] = {}
+    for node in gm.graph.find_nodes(op="call_function", target=kind.target):
+        if not _may_merge(node, kind, memory):
+            continue
+        has_bias = len(node.all_input_nodes) == 3
+        key = node.args[kind.shared], regions.of[node], has_bias, _dtype(node)
+        group = groups.setdefault(key, [])
+        if not group or _is_ready(node, group[0]):
+            group.append(node)
+    return list(groups.values())
+
+
+def _may_merge(node: torch.fx.Node, kind: Kind, memory: Memory) -> bool:
+    operands = node.all_input_nodes
+    if len(operands) < 2 or node.kwargs or not all("val" in each.meta for each in operands):
+        return False
+    ranks = [each.meta["val"].dim() for each in operands]
+    if ranks[1] != 2 or (node.target is not aten.linear.default and ranks[0] != 2):
+        return False
+    fits = _width(node, kind) is not None and len({_dtype(each) for each in operands}) == 1
+    return fits and not (memory.is_written(node, *operands) or memory.is_returned(node))
+
+
+def _dtype(node: torch.fx.Node) -> torch.dtype:
+    return cast(torch.dtype, node.meta["val"].dtype)
+
+
+def _is_ready(node: torch.fx.Node, first: torch.fx.Node) -> bool:
+    """Whether all that the node reads is there when the first of its group runs."""
+    sources = ("placeholder", "get_attr")
+    return all(each.op in sources or each < first for each in node.all_input_nodes)
+
+
+def _width(node: torch.fx.Node, kind: Kind) -> int | None:
+    """How much of the joint result is this product's; none if that is decided by the call."""
+    size = _other(node, kind).meta["val"].shape[kind.joined]
+    return size if type(size) is int else None
+
+
+def _other(node: torch.fx.Node, kind: Kind) -> torch.fx.Node:
+    return cast(torch.fx.Node, node.args[1 - kind.shared])
+
+
+def _merge(gm: torch.fx.GraphModule, kind: Kind, group: list[torch.fx.Node]) -> None:
+    call = gm.graph.call_function
+    memory = Memory(gm)
+    with gm.graph.inserting_before(group[0]):
+        side_by_side = call(aten.cat.default, ([_other(n, kind) for n in group], kind.joined))
+        operands = [group[0].args[kind.shared], side_by_side]
+        biases = [node.args[2] for node in group if len(node.args) > 2]
+        if biases and biases[0] is not None:
+            operands.append(call(aten.cat.default, (biases,)))
+        product = call(kind.target, tuple(operands if kind.shared == 0 else operands[::-1]))
+        # Slices: ONNX Runtime has no ``SplitToSequence``, which a split becomes, for bfloat16.
+        ends = list(itertools.accumulate(cast(int, _width(node, kind)) for node in group))
+        bounds = itertools.pairwise([0, *ends])
+        pieces = [call(aten.slice.Tensor, (product, kind.cut, *each)) for each in bounds]
+    for node, piece in zip(group, pieces, strict=True):
+        _let_views_copy(gm.graph, node, memory)
+        node.replace_all_uses_with(piece)
+        gm.graph.erase_node(node)
+
+
+def _let_views_copy(graph: torch.fx.Graph, node: torch.fx.Node, memory: Memory) -> None:
+    """A piece of a larger tensor has gaps: ``view`` refuses some shapes that ``reshape`` takes."""
+    for view in graph.find_nodes(op="call_function", target=aten.view.default):
+        if memory.root(view) is memory.root(node):
+            view.target = aten.reshape.default
