@@ -97,7 +97,7 @@ def captured_engine(module: torch.nn.Module, args: list[torch.Tensor]) -> tuple[
 
 def bound_beforehand(engine: Any, given: list[Any]) -> Callable[[], None]:
     """The session's own run: nothing to allocate, bind or check."""
-    session = engine._bound.session
+    session = engine.bounds[0].session
     binding = session.io_binding()
     results = engine(*given)
     for value, position in zip(session.get_inputs(), fed_positions(engine), strict=True):
@@ -112,8 +112,9 @@ def bound_beforehand(engine: Any, given: list[Any]) -> Callable[[], None]:
 
 def fed_positions(engine: Any) -> list[int]:
     """Positions among the arguments of what the session asks for, in the session's order."""
-    position = dict(zip(engine._bound.names, (p for p, _ in engine._bound.feeds), strict=True))
-    return [position[value.name] for value in engine._bound.session.get_inputs()]
+    (bound,) = engine.bounds
+    position = dict(zip(bound.names, (p for p, _ in bound.feeds), strict=True))
+    return [position[value.name] for value in bound.session.get_inputs()]
 
 
 def spinning_costs(rounds: int) -> dict[str, dict[str, Any]]:

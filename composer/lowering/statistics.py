@@ -7,6 +7,10 @@ Statistics without one stay inputs.
 
 from __future__ import annotations
 
+import gc
+from collections import defaultdict
+from collections.abc import Mapping
+
 import torch
 import torch.fx
 
@@ -35,3 +39,19 @@ def witness_of(owner: object) -> torch.Tensor | None:
     """``num_batches_tracked`` of the module that owns statistics, if there is one to watch."""
     witness = owner.num_batches_tracked if isinstance(owner, _torch._BatchNorm) else None
     return witness if isinstance(witness, torch.Tensor) else None
+
+
+def find_witnesses(statistics: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+    """A witness for each tensor, where one batch norm in memory owns it and has one.
+
+    A graph made for one module and called by another tells nothing of the other's batch norms.
+    """
+    if not statistics:
+        return {}
+    found: defaultdict[int, dict[int, torch.Tensor]] = defaultdict(dict)
+    for norm in (each for each in gc.get_objects() if issubclass(type(each), _torch._BatchNorm)):
+        buffers = vars(norm).get("_buffers", {})
+        for name in ("running_mean", "running_var"):
+            found[id(buffers.get(name))][id(norm)] = buffers.get("num_batches_tracked")
+    owners = {i: [*found[id(each)].values()] for i, each in statistics.items()}
+    return {i: of[0] for i, of in owners.items() if len(of) == 1 and of[0] is not None}

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import operator
-from collections.abc import Callable, Mapping, Sequence
+import struct
+import weakref
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,79 +32,118 @@ def can_bind(value: Any) -> bool:
     )
 
 
-class BoundWeights:
-    """Tensors an engine took by address, at fixed positions among its arguments.
+class WeightSet:
+    """The weights of one module among those that call an engine; keeps none of them alive.
 
-    A weight is the same while its identity, ``data_ptr`` and ``_version`` are: an in-place update
-    raises the version, ``load_state_dict`` too, ``p.data = new`` keeps it and moves the address, a
-    replaced parameter is another object. ``p.data.mul_()`` and writes through numpy keep all
-    three and cannot be seen.
+    ``witnesses`` map an index among the weights to another tensor that is written to whenever the
+    weight is, for those that torch writes to without raising their version. ``changes`` count by
+    index how often a weight was not what had been bound, ``calls`` those before it was bound.
 
     Args:
-        tensors: Position among the arguments to the tensor bound there.
-        witnesses: Position to another tensor that is written to whenever the one there is, for
-            weights that torch writes to without raising their version.
+        tensors: The weights.
+        witnesses: As above.
+        forget: What to do when the first weight dies; called with a dead reference.
     """
 
     def __init__(
-        self, tensors: Mapping[int, torch.Tensor], witnesses: Mapping[int, torch.Tensor]
+        self,
+        tensors: Sequence[torch.Tensor],
+        witnesses: Mapping[int, torch.Tensor],
+        forget: Callable[[Any], None],
     ) -> None:
-        self.positions = tuple(tensors)
-        self._tensors = tuple(tensors.values())
-        self._versions = list(map(_versions, self._tensors))
-        self._addresses = list(map(torch.Tensor.data_ptr, self._tensors))
-        self._witnesses = {i: witnesses[i] for i in self.positions if i in witnesses}
-        self._witnessed = list(map(_versions, self._witnesses.values()))
-        self._pick = _picker(self.positions)
-        self._single = tuple(item for item in tensors.items() if item[1].numel() == 1)
-        if self.positions:
+        self.witnesses = witnesses
+        self.changes: Counter[int] = Counter()
+        self.calls = 0
+        self._watch = tuple(weakref.ref(each, forget) for each in tensors)
+
+
+class BoundWeights:
+    """The state of the tensors that an engine took by address, of those of one set.
+
+    A weight is the same while its identity, ``data_ptr`` and ``_version`` are: an in-place update
+    raises the version, ``load_state_dict`` too, ``p.data = new`` keeps it and moves the address, a
+    replaced parameter is another object and makes another set (:func:`identities`).
+    ``p.data.mul_()`` and writes through numpy keep all three and cannot be seen.
+
+    Args:
+        tensors: Index among the weights of the set to the tensor bound there.
+        witnesses: Those of the set.
+        size: How many weights the set has.
+    """
+
+    def __init__(
+        self,
+        tensors: Mapping[int, torch.Tensor],
+        witnesses: Mapping[int, torch.Tensor],
+        size: int,
+    ) -> None:
+        self._indices = tuple(tensors)
+        self._pick = picker(self._indices) if len(tensors) < size else None
+        self._versions = list(map(_versions, tensors.values()))
+        self._addresses = list(map(torch.Tensor.data_ptr, tensors.values()))
+        self._witnesses = {i: witnesses[i] for i in tensors if i in witnesses}
+        self._distinct = tuple({id(each): each for each in self._witnesses.values()}.values())
+        self._witnessed = list(map(_versions, self._distinct))
+        if tensors:
             count_fused_steps()
 
-    def unchanged(self, args: Sequence[Any]) -> bool:
-        """Whether every bound tensor is in its place, at its address, in its version."""
-        if not self.positions:
-            return True
-        given = self._pick(args)
+    def unchanged(self, given: tuple[torch.Tensor, ...]) -> bool:
+        """Whether every bound tensor of the set is at its address, in its version."""
+        if self._pick is not None:
+            given = self._pick(given)
         return (
-            _are_identical(given, self._tensors)
-            and all(args[i] is tensor for i, tensor in self._single)
-            and list(map(_versions, given)) == self._versions
+            list(map(_versions, given)) == self._versions
             and list(map(torch.Tensor.data_ptr, given)) == self._addresses
-            and list(map(_versions, self._witnesses.values())) == self._witnessed
+            and (not self._distinct or list(map(_versions, self._distinct)) == self._witnessed)
         )
 
-    def changed(self, args: Sequence[Any]) -> frozenset[int]:
-        """Positions of the weights that are not what was bound."""
-        moved = {
-            position
-            for position, tensor, version, address in zip(
-                self.positions, self._tensors, self._versions, self._addresses, strict=True
-            )
-            if args[position] is not tensor
-            or tensor._version != version
-            or tensor.data_ptr() != address
-        }
-        seen = zip(self._witnesses.items(), self._witnessed, strict=True)
-        return frozenset(moved | {i for (i, each), version in seen if each._version != version})
+    def changed(self, given: Sequence[torch.Tensor]) -> frozenset[int]:
+        """Indices of the weights that are not what was bound."""
+        bound = zip(self._indices, self._versions, self._addresses, strict=True)
+        moved = {i for i, v, a in bound if (given[i]._version, given[i].data_ptr()) != (v, a)}
+        seen = zip(self._distinct, self._witnessed, strict=True)
+        written = {id(each) for each, version in seen if each._version != version}
+        return frozenset(moved | {i for i, w in self._witnesses.items() if id(w) in written})
 
 
-def _are_identical(given: tuple[Any, ...], bound: tuple[Any, ...]) -> bool:
-    """Whether each is the same object; a tensor of one element may be another of equal value.
-
-    Comparing tuples looks at identity first, at a third of the cost of ``is`` for each. Only where
-    that fails are tensors compared by value, which has no one truth for more than one element.
-    """
-    try:
-        return given == bound
-    except RuntimeError:
-        return False
-
-
-def _picker(positions: tuple[int, ...]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-    """``itemgetter`` that gives a tuple for any number of positions."""
+def picker(positions: tuple[int, ...]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """``itemgetter`` that gives a new tuple for any number of positions."""
     if len(positions) > 1:
         return operator.itemgetter(*positions)
-    return lambda args: tuple(args[position] for position in positions)
+    if positions:
+        (position,) = positions
+        return lambda args: (args[position],)
+    return lambda args: ()
+
+
+def identities(given: tuple[Any, ...]) -> Hashable:
+    """The identities of the items of a tuple; good for as long as the items live.
+
+    CPython's tuples hold addresses in a row, which costs a twentieth of 200 calls of ``id`` to
+    read. Comparing with a tuple of the same items costs as little, but would keep them alive.
+    """
+    if len(given) > _FEW and _ITEMS_LIE_IN_A_ROW:
+        return _row(len(given))(id(given) + tuple.__basicsize__).raw
+    return tuple(map(id, given))
+
+
+_FEW = 5
+"""So many calls of ``id`` cost as much as reading memory."""
+
+
+@functools.cache
+def _row(count: int) -> Callable[[int], ctypes.Array[ctypes.c_char]]:
+    """What reads so many addresses from memory, at a third of ``ctypes.string_at``'s cost."""
+    return (ctypes.c_char * (count * ctypes.sizeof(ctypes.c_void_p))).from_address
+
+
+def _items_lie_in_a_row() -> bool:
+    items = (object(), None, "")
+    read = _row(len(items))(id(items) + tuple.__basicsize__).raw
+    return read == struct.pack("3P", *map(id, items))
+
+
+_ITEMS_LIE_IN_A_ROW = _items_lie_in_a_row()
 
 
 @functools.cache
