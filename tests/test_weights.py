@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import struct
-
 import pytest
 import torch
 from conftest import compiled, last
@@ -101,14 +99,6 @@ def test_another_object_of_equal_value_has_another_identity() -> None:
         assert weights.identities((None, bound)) == known
         assert weights.identities((None, torch.ones(shape))) != known
         assert weights.identities((None, torch.zeros(5))) != known
-
-
-def test_identities_are_read_from_memory() -> None:
-    """From CPython's tuple; when this fails, a call with 200 weights costs some 10 us more."""
-    items = tuple(object() for _ in range(40))
-    assert isinstance(weights.identities(items), bytes)
-    assert weights.identities(items) == struct.pack("40P", *map(id, items))
-    assert weights.identities(items[:2]) == (id(items[0]), id(items[1]))
 
 
 def test_a_witness_of_several_weights_is_looked_at_once() -> None:

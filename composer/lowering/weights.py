@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import operator
-import struct
 import weakref
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -117,33 +115,11 @@ def picker(positions: tuple[int, ...]) -> Callable[[Sequence[Any]], tuple[Any, .
 
 
 def identities(given: tuple[Any, ...]) -> Hashable:
-    """The identities of the items of a tuple; good for as long as the items live.
+    """The identities of some tensors, good for as long as they live.
 
-    CPython's tuples hold addresses in a row, which costs a twentieth of 200 calls of ``id`` to
-    read. Comparing with a tuple of the same items costs as little, but would keep them alive.
+    Comparing with a tuple of the tensors themselves is faster, but would keep them alive.
     """
-    if len(given) > _FEW and _ITEMS_LIE_IN_A_ROW:
-        return _row(len(given))(id(given) + tuple.__basicsize__).raw
     return tuple(map(id, given))
-
-
-_FEW = 5
-"""So many calls of ``id`` cost as much as reading memory."""
-
-
-@functools.cache
-def _row(count: int) -> Callable[[int], ctypes.Array[ctypes.c_char]]:
-    """What reads so many addresses from memory, at a third of ``ctypes.string_at``'s cost."""
-    return (ctypes.c_char * (count * ctypes.sizeof(ctypes.c_void_p))).from_address
-
-
-def _items_lie_in_a_row() -> bool:
-    items = (object(), None, "")
-    read = _row(len(items))(id(items) + tuple.__basicsize__).raw
-    return read == struct.pack("3P", *map(id, items))
-
-
-_ITEMS_LIE_IN_A_ROW = _items_lie_in_a_row()
 
 
 @functools.cache
