@@ -37,7 +37,7 @@ from composer.passes.resolve import PASSES
 
 log = logging.getLogger("bench.passes")
 
-ENGINES = ("onnxrt", "inductor")
+ENGINES = ("eager", "onnxrt", "inductor")
 NONE, ALL = "", "all"
 
 
@@ -84,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     record: dict[str, Any] = {"machine": machine(), "settings": settings, "results": []}
     rows: list[Row] = []
     with cold_compiles(), torch.no_grad():
-        bench("vit", ENGINES[0], options.passes, tiny=True, rounds=1, warmup=0)
+        bench("vit", "onnxrt", options.passes, tiny=True, rounds=1, warmup=0)
         for engine in options.engines:
             for model in options.models:
                 forget()

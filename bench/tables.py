@@ -130,6 +130,26 @@ def passes(record: Record) -> str:
     return f"{described(record)}\n\n{table(headings, rows)}"
 
 
+def pass_costs(record: Record) -> str:
+    """Seconds of the pipeline as a share of Inductor's, and of the ``aten`` stage by node."""
+    whole, inductor = record["thousand"], record["inductor_s"]
+    kinds = {"none": "nothing", "tenth": "a tenth each", "half": "half each"}
+    shares = [
+        (said, f"{whole[f'passes_{name}_s']:.3f}", f"{whole[f'passes_{name}_s'] / inductor:.1%}")
+        for name, said in kinds.items()
+    ]
+    graphs = {f"{record['operations']:,} operations": whole, **record["models"]}
+    stages = [
+        (name, str(row["nodes"]), f"{row['aten_s']:.2f}", f"{row['aten_ms_a_node']:.2f}")
+        for name, row in graphs.items()
+    ]
+    tables = (
+        table(("five passes rewrite", "s", f"of Inductor's {inductor:.1f} s"), shares),
+        table(("graph", "nodes", "canonical ATen, s", "ms a node"), stages),
+    )
+    return "\n\n".join((described(record), *tables))
+
+
 def pass_row(row: Record) -> tuple[str, ...]:
     """One pass on one model under one engine; a failed one says why."""
     names = (f"`{row['passes']}`", row["model"], row["engine"], str(row["matches"]))
@@ -205,6 +225,7 @@ def main() -> int:
         (HERE / "README.md", "models", models),
         (HERE / "README.md", "onnxrt", onnxrt),
         (HERE / "README.md", "passes", passes),
+        (HERE / "README.md", "pass_costs", pass_costs),
         (HERE.parent / "docs" / "engines.md", "ops", operators),
     )
     for page, name, render in parts:

@@ -223,6 +223,16 @@ def copy_storage(storage: torch.UntypedStorage) -> torch.UntypedStorage:
     return cast(torch.UntypedStorage, cast(Any, storage).clone())
 
 
+def lazy_graph_module(root: Any, graph: torch.fx.Graph, name: str) -> torch.fx.GraphModule:
+    """A graph module that generates its code when it is first called, as Dynamo's do.
+
+    ``recompile`` then costs a graph that is only edited nothing.
+    """
+    from torch.fx._lazy_graph_module import _LazyGraphModule
+
+    return _LazyGraphModule(root, graph, name)
+
+
 def settled_forward(gm: torch.fx.GraphModule) -> Callable[..., Any]:
     """``gm.forward``, generated now: a lazy graph module would look it up anew at every call."""
     if hasattr(gm, "real_recompile"):
@@ -340,6 +350,7 @@ def capture_aten(run: Callable[..., Any], example_inputs: Sequence[Any]) -> torc
         example_inputs: Real tensors and symbols, in the order of the placeholders.
     """
     from torch.fx import traceback
+    from torch.fx._lazy_graph_module import _use_lazy_graph_module
     from torch.fx.experimental.proxy_tensor import make_fx
 
     context = TracingContext.try_get()
@@ -357,7 +368,7 @@ def capture_aten(run: Callable[..., Any], example_inputs: Sequence[Any]) -> torc
         )
 
     fakes = [fake(value) for value in example_inputs]
-    with mode, traceback.preserve_node_meta():
+    with mode, traceback.preserve_node_meta(), _use_lazy_graph_module(True):
         return make_fx(run, pre_dispatch=True)(*fakes)
 
 

@@ -26,7 +26,6 @@ from composer.policy import (
     merge,
     read_policy,
 )
-from composer.records import GraphRequest
 
 CONFIG_FILE = "composer.toml"
 
@@ -114,7 +113,8 @@ def _validated(table: Mapping[str, Any], where: str) -> PolicyBook:
     try:
         return PolicyBook.model_validate(dict(table))
     except ValidationError as error:
-        mistakes = (explain(each, PolicyBook) for each in error.errors())
+        tables: dict[str, type[BaseModel]] = {"defaults": Policy, "models": Rule, "match": Match}
+        mistakes = (explain(each, PolicyBook, tables) for each in error.errors())
         raise OptionError("; ".join(f"{where}{each}" for each in mistakes)) from None
 
 
@@ -192,7 +192,7 @@ def using(source: Source = None, **fields: Any) -> Iterator[None]:
 
 
 def resolve(
-    request: GraphRequest,
+    graph: Facts,
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
     configured: Source = None,
@@ -200,7 +200,7 @@ def resolve(
     """The policy in force for one graph.
 
     Args:
-        request: The graph, which policies match by its model, device, dtype and kind.
+        graph: What policies match by; its name is found here.
         mode: ``torch.compile``'s mode.
         options: ``torch.compile``'s options: fields of :class:`composer.Policy`.
         configured: What ``composer.configure`` was given.
@@ -216,7 +216,7 @@ def resolve(
     )
     inner = _using.get()
     names = (own.model, *(book.defaults.model for book in reversed(inner)))
-    graph = Facts.of(request, next(filter(None, names), None))
+    graph = dataclasses.replace(graph, name=next(filter(None, names), ""))
     layers = [
         *book.layers(graph),
         *(dataclasses.replace(each, name="using") for b in inner for each in b.layers(graph)),

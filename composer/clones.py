@@ -13,12 +13,18 @@ from composer import _torch
 from composer.records import GraphRequest
 
 
-def clone_graph(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
+def clone_graph(
+    gm: torch.fx.GraphModule, make: Callable[..., torch.fx.GraphModule] = torch.fx.GraphModule
+) -> torch.fx.GraphModule:
     """A graph module of its own that shares only tensors and leaf modules with ``gm``.
 
     Graphs nested in it (the branches of ``torch.cond``, say) are cloned as well.
+
+    Args:
+        gm: What to clone.
+        make: The kind of graph module to make of it.
     """
-    twin = torch.fx.GraphModule(gm, copy.deepcopy(gm.graph), gm.__class__.__name__)
+    twin = make(gm, copy.deepcopy(gm.graph), gm.__class__.__name__)
     twin.meta.update(gm.meta)
     for name, child in list(twin.named_children()):
         if isinstance(child, torch.fx.GraphModule):

@@ -12,7 +12,7 @@ import torch.fx
 from composer import book, capture, chain, clones, guard, session
 from composer.lowering import once
 from composer.passes import early, resolve
-from composer.policy import Rules
+from composer.policy import Facts, Rules
 from composer.records import Attempt, CompileReport, GraphRequest, PassRecord
 from composer.telemetry import notices
 
@@ -46,7 +46,7 @@ def compose(
     started = time.perf_counter()
     gm, restore = clones.flat_outputs(gm)
     request = capture.read_request(gm, example_inputs, mode=mode)
-    rules = book.resolve(request, mode, options, session.current().configured)
+    rules = book.resolve(Facts.of(request), mode, options, session.current().configured)
     policy = rules.policy
     candidates = chain.resolve(policy)
     shared = resolve.resolve(policy.passes, policy.on_pass_error)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -71,7 +72,7 @@ class Facts:
     name: str = ""
 
     @staticmethod
-    def of(request: GraphRequest, name: str | None = None) -> Facts:
+    def of(request: GraphRequest) -> Facts:
         """Those of a captured graph."""
         return Facts(
             model=request.model,
@@ -79,7 +80,6 @@ class Facts:
             dtype=request.dtype,
             training=request.training,
             dynamic=request.dynamic,
-            name=name or "",
         )
 
 
@@ -241,13 +241,22 @@ def _with_options(candidate: Candidate, engines: Mapping[str, Mapping[str, Any]]
     return candidate.model_copy(update={"options": options})
 
 
-def explain(error: Any, root: type[BaseModel]) -> str:
-    """One of pydantic's errors in the user's terms: where, what, and what would be accepted."""
+def explain(
+    error: Any, root: type[BaseModel], tables: Mapping[str, type[BaseModel]] = MappingProxyType({})
+) -> str:
+    """One of pydantic's errors in the user's terms: where, what, and what would be accepted.
+
+    Args:
+        error: One of ``ValidationError.errors()``.
+        root: What was validated.
+        tables: What stands in its tables, by the key that holds them.
+    """
     *parents, key = error["loc"] or ("",)
     where = _path(error["loc"])
     if error["type"] == "extra_forbidden":
-        table = next((str(p) for p in reversed(parents) if p in _TABLES), "")
-        known = tuple(_TABLES.get(table, root).model_fields)
+        kinds: dict[str | int, type[BaseModel]] = {**_TABLES, **tables}
+        held = next((kinds[p] for p in reversed(parents) if p in kinds), root)
+        known = tuple(held.model_fields)
         guess = did_you_mean(str(key), known)
         hint = "" if parents or guess else _engine_option_hint(str(key))
         return f"unknown option {where!r}{guess} (accepted: {', '.join(known)}){hint}"
@@ -258,8 +267,6 @@ def explain(error: Any, root: type[BaseModel]) -> str:
 _TABLES: dict[str | int, type[BaseModel]] = {
     "chain": Candidate,
     "when": Match,
-    "match": Match,
-    "defaults": Policy,
 }
 """What stands in the tables of a policy, by the key that holds them."""
 

@@ -104,3 +104,62 @@ def test_passes_show_names_the_nearest() -> None:
     result = runner.invoke(app, ["passes", "show", "scal"])
     assert result.exit_code == 1
     assert "unknown pass 'scal'; did you mean 'scale'?" in result.output
+
+
+POLICY = """
+[defaults]
+chain = ["onnxrt", { backend = "inductor", options = { freezing = true } }]
+[[models]]
+match = { model = "*.Bert*", training = false }
+strict = true
+passes = ["scale"]
+[backends.onnxrt]
+threads = 2
+"""
+
+
+def test_policy_check_passes_what_is_right(passes, tmp_path) -> None:
+    """And says how many rules there are."""
+    file = tmp_path / "composer.toml"
+    file.write_text(POLICY)
+    result = runner.invoke(app, ["policy", "check", str(file)])
+    assert (result.exit_code, "1 rules, nothing wrong" in result.output) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[defaults]\nchain = ["onxrt"]\npasses = ["scael"]\n', ["'onnxrt'", "'scale'"]),
+        ("[defaults]\nstrikt = 1\n[[models]]\nmach = 1\n", ["'strict'", "'match'"]),
+        ("[backends.onnxrt]\nthread = 2\n", ["did you mean 'threads'?"]),
+    ],
+)
+def test_policy_check_names_every_mistake(passes, tmp_path, text: str, said: list[str]) -> None:
+    """Keys, names of engines and passes, options of engines; the exit status is 1."""
+    file = tmp_path / "composer.toml"
+    file.write_text(text)
+    result = runner.invoke(app, ["policy", "check", str(file)])
+    assert result.exit_code == 1
+    assert all(each in result.output for each in said)
+
+
+def test_policy_show_says_where_each_field_comes_from(passes, tmp_path) -> None:
+    """For a model, a device and a kind of graph."""
+    file = tmp_path / "composer.toml"
+    file.write_text(POLICY)
+    asked = ["policy", "show", "--file", str(file), "--model", "a.BertModel", "--json"]
+    rows = {row["field"]: row for row in json.loads(runner.invoke(app, asked).output)}
+    assert (rows["strict"]["value"], rows["strict"]["from"]) == (True, "models[0]")
+    assert rows["chain"]["value"][0] == {"backend": "onnxrt", "options": {"threads": 2}}
+    assert rows["min_coverage"]["from"] == "composer"
+    rows = json.loads(runner.invoke(app, [*asked, "--training"]).output)
+    assert [row["field"] for row in rows if row["from"] == "models[0]"] == []
+
+
+def test_policy_schema_takes_what_a_file_may_hold() -> None:
+    """Names as well as tables in a chain; no callables."""
+    schema = json.loads(runner.invoke(app, ["policy", "schema"]).output)
+    assert set(schema["properties"]) == {"version", "defaults", "models", "backends"}
+    items = schema["$defs"]["Policy"]["properties"]["chain"]["items"]
+    assert items["anyOf"][0] == {"type": "string"}
+    assert schema["$defs"]["Candidate"]["properties"]["backend"]["type"] == "string"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import warnings
+from importlib.metadata import EntryPoint
 
 import pytest
 import torch
@@ -10,8 +12,10 @@ from conftest import compiled, last
 from rewrites import MISTAKES, CosineToSine, Raises, Scale, at, aten, cosines
 
 import composer
+from composer import registry
 from composer.errors import FallbackWarning, OptionError, PassError, UnknownNameError
-from composer.passes import FunctionPass, GraphPass, Stage
+from composer.passes import FunctionPass, GraphPass, Stage, resolve
+from composer.registry import Registry
 
 ENGINES = ("inductor", "onnxrt", "aot_eager", "eager")
 STAGES = ("torch", "aten", "joint", "post_grad")
@@ -320,3 +324,55 @@ def test_the_stage_is_traced_within_regions_of_autocast() -> None:
     assert seen == [torch.bfloat16, torch.bfloat16, torch.float32]
     assert [each.dtype for each in got] == [torch.bfloat16, torch.float32]
     assert not torch.is_autocast_enabled("cpu")
+
+
+def test_a_uuid_covers_the_file_that_the_class_stands_in(tmp_path, monkeypatch) -> None:
+    """A function beside the class decides what it does; a missing module is the author's slip."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    code = "from composer.passes import GraphPass\nclass P(GraphPass):\n    def run(self, gm):\n"
+    uuids = []
+    for name, helper in (("one_pass", "1"), ("other_pass", "2")):
+        text = f"{code}        return help()\ndef help(): return {helper}\n"
+        (tmp_path / f"{name}.py").write_text(text)
+        uuids.append(importlib.import_module(name).P().uuid())
+    assert uuids[0] != uuids[1]
+    lost = type("Lost", (CosineToSine,), {"depends_on": ("no.such",)})
+    with pytest.raises(OptionError, match=r"depends_on names 'no\.such'"):
+        lost().uuid()
+
+
+@pytest.mark.parametrize(("stage", "breaks"), [("aten", True), ("post_grad", False)])
+def test_nodes_are_not_sorted_across_a_write(stage: str, breaks: bool) -> None:
+    """Before autograd it makes a difference; functional graphs write nothing."""
+
+    class Behind(GraphPass):
+        def run(self, gm):
+            node = cosines(gm)[0]
+            (output,) = gm.graph.find_nodes(op="output")
+            with gm.graph.inserting_before(output):
+                late = gm.graph.call_function(aten.sin.default, node.args)
+            node.replace_all_uses_with(late)
+
+    def writes(x):
+        y = torch.cos(x) * 2
+        x.add_(1)
+        return y
+
+    result = compiled(writes, "aot_eager", passes=[at(stage, Behind)])(torch.zeros(2))
+    assert ("moves across a write" in last().passes[0].error) is breaks
+    torch.testing.assert_close(result, 2 * (torch.cos if breaks else torch.sin)(torch.zeros(2)))
+
+
+def test_a_pass_of_another_package_is_found_by_its_entry_point(monkeypatch) -> None:
+    """One whose module is broken is named, rather than its error raised bare."""
+    found = [
+        EntryPoint("theirs", "rewrites:CosineToSine", "composer.passes"),
+        EntryPoint("broken", "no_such_module:Pass", "composer.passes"),
+    ]
+    monkeypatch.setattr(registry, "entry_points", lambda group: found)
+    monkeypatch.setattr(resolve, "PASSES", Registry("pass", {}, group="composer.passes"))
+    args = inputs()
+    result = compiled(program, "aot_eager", passes=["theirs"])(*args)
+    torch.testing.assert_close(result, rewritten(*args))
+    with pytest.raises(Exception, match="pass 'broken' cannot be imported"):
+        compiled(program, "aot_eager", passes=["broken"])(*args)

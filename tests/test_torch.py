@@ -353,3 +353,17 @@ def test_sources_are_named_for_new_buffers_only() -> None:
     _torch.name_sources(gm)
     assert gm._param_name_to_source["a"] == "theirs"
     assert gm._param_name_to_source["b"].name == "b"
+
+
+def test_a_lazy_graph_module_generates_its_code_when_called() -> None:
+    """Editing and recompiling it costs nothing; it answers as any other."""
+    graph = torch.fx.Graph()
+    node = graph.call_function(torch.sin, (graph.placeholder("x"),))
+    graph.output(node)
+    gm = _torch.lazy_graph_module({}, graph, "Named")
+    assert type(gm)._needs_recompile()
+    node.target = torch.cos
+    gm.recompile()
+    assert type(gm)._needs_recompile()
+    assert torch.equal(gm(torch.ones(2)), torch.cos(torch.ones(2)))
+    assert not type(gm)._needs_recompile()

@@ -1,4 +1,4 @@
-"""The command ``composer``: what engines and what passes this machine has."""
+"""The command ``composer``: what engines and passes are here, and what a policy says."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.table import Table
 
 from composer import capture
 from composer.backends import BACKENDS, find_backend
-from composer.cli import passes
+from composer.cli import passes, policy
 from composer.errors import Refusal
 
 app = typer.Typer(
@@ -24,6 +24,7 @@ app = typer.Typer(
 )
 
 app.add_typer(passes.app, name="passes")
+app.add_typer(policy.app, name="policy")
 
 _PACKAGES = {"tensorrt": "torch-tensorrt", "onnxrt": "onnxruntime"}
 """The distribution whose version says most about an engine; torch itself for the others."""

@@ -8,8 +8,8 @@ file to a package.
 from __future__ import annotations
 
 from composer.passes.base import GraphPass, PassResult, Stage
-from composer.passes.bisect import Culprit, bisect
-from composer.passes.check import PassCheck, check
+from composer.passes.debug.bisect import Culprit, bisect
+from composer.passes.debug.check import PassCheck, check
 from composer.passes.function import FunctionPass
 from composer.passes.interpreter import InterpreterPass, Value
 from composer.passes.matching import NearMiss

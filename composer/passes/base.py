@@ -82,7 +82,7 @@ class GraphPass(ABC):
     writes to its inputs, draws random numbers or changes torch's state always stays."""
 
     depends_on: ClassVar[tuple[str, ...]] = ()
-    """Modules, by name, whose source decides what the pass does; part of :meth:`uuid`."""
+    """Other modules than its own, by name, whose source decides what the pass does."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -100,7 +100,7 @@ class GraphPass(ABC):
         """
 
     def uuid(self) -> str | None:
-        """SHA-256 over the class's source, the modules it names, and its parameters.
+        """SHA-256 over the class's file, the modules it names, and its parameters.
 
         Part of composer's ``graph_key`` and of the key of Inductor's caches. ``None`` where a
         parameter has no text that is equal in every process: Inductor's caches are then bypassed.

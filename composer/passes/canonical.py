@@ -113,7 +113,7 @@ def _assembled(traced: torch.fx.GraphModule, gm: torch.fx.GraphModule) -> torch.
     names = {str(node.target) for node in traced.graph.find_nodes(op="get_attr")}
     found = ((name, attribute_at(gm, name)) for name in names)
     root = {name: attribute_at(traced, name) if v is None else v for name, v in found}
-    made = torch.fx.GraphModule(root, traced.graph, type(gm).__name__)
+    made = _torch.lazy_graph_module(root, traced.graph, type(gm).__name__)
     made.meta.update(gm.meta)
     made.train(gm.training)
     _torch.carry_attributes(gm, made)

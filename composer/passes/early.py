@@ -40,7 +40,7 @@ def _run_stage(
         if stage == Stage.ATEN:
             gm = to_aten(request.gm, request.example_inputs)
         else:
-            gm = clones.clone_graph(request.gm)
+            gm = clones.clone_graph(request.gm, _torch.lazy_graph_module)
             metadata.fill(gm, request.example_inputs, metadata.key_at(stage))
     except Exception as error:  # noqa: BLE001  # recorded, or raised where the policy says so
         pipeline.fail(passes, "stage", error)

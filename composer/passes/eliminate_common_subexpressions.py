@@ -26,7 +26,6 @@ class EliminateCommonSubexpressions(GraphPass):
     """
 
     depends_on: ClassVar[tuple[str, ...]] = (
-        __name__,
         "composer.passes.memory",
         "composer.passes.purity",
     )

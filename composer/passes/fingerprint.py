@@ -12,6 +12,7 @@ import functools
 import hashlib
 import importlib.util
 import inspect
+import sys
 import types
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import Any
 import torch
 
 from composer import _torch
+from composer.errors import OptionError
 
 
 class Unstable(Exception):
@@ -37,9 +39,23 @@ def digest(*parts: Any) -> str:
 
 @functools.cache
 def source_of_class(cls: type, root: type) -> str:
-    """The source of a class and of its bases up to ``root``; its bytecode where there is none."""
+    """The source of a class and of its bases up to ``root``; its bytecode where there is none.
+
+    With it goes the file that each stands in, since a pass calls functions beside it.
+    """
     own = [each for each in cls.__mro__ if issubclass(each, root) and each is not root]
-    return "\n".join(_source(each) for each in own)
+    return "\n".join(_source(each) + _file_of(each) for each in own)
+
+
+def _file_of(cls: type) -> str:
+    """SHA-256 of the file that a class stands in; nothing where it was typed into a shell."""
+    path = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    return _hash_of_file(path) if path and Path(path).is_file() else ""
+
+
+@functools.cache
+def _hash_of_file(path: str) -> str:
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
 @functools.cache
@@ -47,12 +63,15 @@ def source_of_module(name: str) -> str:
     """SHA-256 of a module's file, without importing the module itself.
 
     Raises:
-        ModuleNotFoundError: there is no such module, or it has no file.
+        OptionError: there is no such module, or it has no file.
     """
-    found = importlib.util.find_spec(name)
+    try:
+        found = importlib.util.find_spec(name)
+    except ImportError:  # of the package that it should be in
+        found = None
     if found is None or found.origin is None or not Path(found.origin).is_file():
-        raise ModuleNotFoundError(f"depends_on names {name!r}, which has no source file")
-    return hashlib.sha256(Path(found.origin).read_bytes()).hexdigest()
+        raise OptionError(f"depends_on names {name!r}, which has no source file")
+    return _hash_of_file(found.origin)
 
 
 def _source(thing: Any) -> str:

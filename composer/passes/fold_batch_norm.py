@@ -36,7 +36,7 @@ class FoldBatchNorm(GraphPass):
     Kin: ``torch.nn.utils.fusion.fuse_conv_bn_weights``, on modules.
     """
 
-    depends_on: ClassVar[tuple[str, ...]] = (__name__, "composer.passes.memory")
+    depends_on: ClassVar[tuple[str, ...]] = ("composer.passes.memory",)
 
     def run(self, gm: torch.fx.GraphModule) -> int:
         """Replace each pair by one convolution with computed weights."""

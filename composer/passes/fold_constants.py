@@ -37,7 +37,6 @@ class FoldConstants(GraphPass):
     """
 
     depends_on: ClassVar[tuple[str, ...]] = (
-        __name__,
         "composer.passes.memory",
         "composer.passes.metadata",
         "composer.passes.purity",

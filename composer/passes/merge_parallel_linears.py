@@ -55,7 +55,7 @@ class MergeParallelLinears(GraphPass):
         min_products: The fewest products that are worth merging.
     """
 
-    depends_on: ClassVar[tuple[str, ...]] = (__name__, "composer.passes.memory")
+    depends_on: ClassVar[tuple[str, ...]] = ("composer.passes.memory",)
 
     min_products: int = 2
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Sequence
 
 import torch.fx
 
@@ -32,6 +33,28 @@ def sort(graph: torch.fx.Graph) -> None:
     next(iter(graph.nodes)).prepend(order[0])
     for before, after in itertools.pairwise(order):
         before.append(after)
+
+
+def moved_across(
+    before: Sequence[torch.fx.Node],
+    after: Sequence[torch.fx.Node],
+    is_barrier: Callable[[torch.fx.Node], bool],
+) -> torch.fx.Node | None:
+    """The first node that has more, or fewer, barriers in front of it than before."""
+    if before == after:
+        return None
+    barriers = {node for node in after if is_barrier(node)}
+    passed = _counted(before, barriers)
+    now = _counted(after, barriers)
+    return next((node for node in after if now[node] != passed[node]), None)
+
+
+def _counted(
+    nodes: Sequence[torch.fx.Node], barriers: set[torch.fx.Node]
+) -> dict[torch.fx.Node, int]:
+    """How many barriers stand in front of each node."""
+    found = itertools.accumulate((node in barriers for node in nodes), initial=0)
+    return dict(zip(nodes, found, strict=False))
 
 
 def is_sorted(graph: torch.fx.Graph) -> bool:

@@ -10,8 +10,8 @@ from typing import Literal
 import torch.fx
 
 from composer.errors import PassError
-from composer.passes import dump
 from composer.passes.base import GraphPass, PassResult
+from composer.passes.debug import dump
 from composer.passes.purity import eliminate_dead_code
 from composer.passes.rules import Broken, Interface, enforce
 from composer.passes.snapshot import Snapshot

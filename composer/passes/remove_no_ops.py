@@ -43,7 +43,6 @@ class RemoveNoOps(GraphPass):
     """
 
     depends_on: ClassVar[tuple[str, ...]] = (
-        __name__,
         "composer.passes.memory",
         "composer.passes.metadata",
     )

@@ -125,10 +125,8 @@ def look_up(entry: Any) -> Any:
     """
     if not isinstance(entry, str):
         return entry
-    if ":" not in entry:
-        return PASSES.get(entry)
     try:
-        return pkgutil.resolve_name(entry)
+        return pkgutil.resolve_name(entry) if ":" in entry else PASSES.get(entry)
     except (ImportError, AttributeError, ValueError) as error:
         raise UnknownNameError(f"pass {entry!r} cannot be imported: {error}") from error
 

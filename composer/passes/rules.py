@@ -4,7 +4,8 @@
 - ``inputs``: the placeholders are the same, in the same order, with the same fake values.
 - ``outputs``: as many outputs, each with its shape, dtype and device; before autograd (stages
   ``torch`` and ``aten``), where the user's code sees them, with its strides as well.
-- ``order``: no operation needs its own result.
+- ``order``: no operation needs its own result, nor, to be put behind what it reads, has to move
+  across one that writes to memory.
 - ``lint``: every argument is a node of this graph, every attribute exists (``Graph.lint``).
 - ``metadata``: every operation can be run on the fake values of its inputs.
 - ``stage``: the graph of the pass's stage could be made at all.
@@ -19,6 +20,7 @@ import torch.fx
 
 from composer.passes import metadata, order
 from composer.passes.base import Stage
+from composer.passes.purity import is_pure, keeps_to_itself
 from composer.passes.snapshot import Snapshot, lines_of
 
 
@@ -72,10 +74,7 @@ def enforce(
     _check_inputs(gm, promised)
     _check_number_of_outputs(gm, promised)
     _check_arguments(gm)
-    try:
-        order.sort(gm.graph)
-    except order.Cycle as cycle:
-        raise Broken("order", cycle.node.name, str(cycle)) from cycle
+    _sort(gm.graph, functional=stage not in (Stage.TORCH, Stage.ATEN))
     try:
         gm.graph.lint()
     except Exception as error:
@@ -86,6 +85,26 @@ def enforce(
     except metadata.Unknown as unknown:
         raise Broken("metadata", unknown.node.name, str(unknown)) from unknown
     _check_values(gm, stage, promised)
+
+
+def _sort(graph: torch.fx.Graph, *, functional: bool) -> None:
+    written = list(graph.nodes)
+    try:
+        order.sort(graph)
+    except order.Cycle as cycle:
+        raise Broken("order", cycle.node.name, str(cycle)) from cycle
+    moved = None if functional else order.moved_across(written, list(graph.nodes), _is_barrier)
+    if moved is not None:
+        what = (
+            "to stand behind what it reads it moves across a write to memory or a change of state"
+        )
+        raise Broken("order", moved.name, f"{what}; insert it where it is to run")
+
+
+def _is_barrier(node: torch.fx.Node) -> bool:
+    """Whether it makes a difference on which side of the node another one runs."""
+    is_call = node.op in ("call_function", "call_method", "call_module")
+    return is_call and not (is_pure(node) or keeps_to_itself(node))
 
 
 def _check_inputs(gm: torch.fx.GraphModule, promised: Interface) -> None:

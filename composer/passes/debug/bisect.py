@@ -12,7 +12,7 @@ import torch
 from composer import _torch
 from composer.errors import BisectError
 from composer.passes.base import GraphPass, Stage, limited
-from composer.passes.compare import Difference, Program, Values, difference
+from composer.passes.debug.compare import Difference, Program, Values, difference
 from composer.passes.function import qualified_name
 from composer.passes.resolve import resolve
 

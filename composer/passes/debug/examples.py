@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from composer.passes.compare import Program
+from composer.passes.debug.compare import Program
 
 
 class Attention(torch.nn.Module):

@@ -15,12 +15,12 @@ import torch.fx
 from composer import _torch
 from composer.errors import PassCheckError, PassError
 from composer.passes.base import GraphPass
-from composer.passes.compare import Program, difference
-from composer.passes.declaration import examine
-from composer.passes.examples import programs
+from composer.passes.debug.compare import Program, difference
+from composer.passes.debug.declaration import examine
+from composer.passes.debug.examples import programs
+from composer.passes.debug.watch import Again, Notes, Watched
 from composer.passes.function import FunctionPass
 from composer.passes.resolve import resolve
-from composer.passes.watch import Again, Notes, Watched
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ import torch
 
 from composer.errors import PassError
 from composer.passes.base import GraphPass, Stage
+from composer.passes.debug.watch import Notes
 from composer.passes.function import FunctionPass
 from composer.passes.resolve import annotated
-from composer.passes.watch import Notes
 
 
 def examine(each: GraphPass, notes: Notes) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from composer import _torch
 from composer.passes.base import GraphPass
-from composer.passes.render import as_python, as_table
+from composer.passes.debug.render import as_python, as_table
 from composer.passes.snapshot import Snapshot
 
 log = logging.getLogger("composer")

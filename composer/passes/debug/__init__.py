@@ -1,0 +1,1 @@
+"""To see what passes do, and to find what one does wrong."""
