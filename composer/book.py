@@ -113,7 +113,11 @@ def _validated(table: Mapping[str, Any], where: str) -> PolicyBook:
     try:
         return PolicyBook.model_validate(dict(table))
     except ValidationError as error:
-        tables: dict[str, type[BaseModel]] = {"defaults": Policy, "models": Rule, "match": Match}
+        tables: dict[str | int, type[BaseModel]] = {
+            "defaults": Policy,
+            "models": Rule,
+            "match": Match,
+        }
         mistakes = (explain(each, PolicyBook, tables) for each in error.errors())
         raise OptionError("; ".join(f"{where}{each}" for each in mistakes)) from None
 

@@ -242,7 +242,9 @@ def _with_options(candidate: Candidate, engines: Mapping[str, Mapping[str, Any]]
 
 
 def explain(
-    error: Any, root: type[BaseModel], tables: Mapping[str, type[BaseModel]] = MappingProxyType({})
+    error: Any,
+    root: type[BaseModel],
+    tables: Mapping[str | int, type[BaseModel]] = MappingProxyType({}),
 ) -> str:
     """One of pydantic's errors in the user's terms: where, what, and what would be accepted.
 
@@ -254,7 +256,7 @@ def explain(
     *parents, key = error["loc"] or ("",)
     where = _path(error["loc"])
     if error["type"] == "extra_forbidden":
-        kinds: dict[str | int, type[BaseModel]] = {**_TABLES, **tables}
+        kinds = _TABLES | dict(tables)
         held = next((kinds[p] for p in reversed(parents) if p in kinds), root)
         known = tuple(held.model_fields)
         guess = did_you_mean(str(key), known)
