@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import time
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from composer.errors import (
     PassError,
     Refusal,
     UnknownNameError,
+    causes,
     refuse,
 )
 from composer.lowering.each import compile_each
@@ -216,7 +217,7 @@ def _part(
 
 def _raise_pass_error(error: Exception) -> None:
     """A pass that the policy wants to raise is no engine's fault."""
-    for cause in _causes(error):
+    for cause in causes(error):
         if isinstance(cause, PassError):
             raise cause
 
@@ -262,19 +263,9 @@ def classify(error: Exception) -> tuple[Status, Reason]:
     """The status and the reason code of an exception that ended an attempt."""
     if isinstance(error, Refusal):
         return error.status, error.reason
-    causes = tuple(_causes(error))
-    if any(isinstance(each, torch.OutOfMemoryError | MemoryError) for each in causes):
+    chained = tuple(causes(error))
+    if any(isinstance(each, torch.OutOfMemoryError | MemoryError) for each in chained):
         return Status.FAILED, Reason.OUT_OF_MEMORY
-    if any(isinstance(each, ImportError) for each in causes):
+    if any(isinstance(each, ImportError) for each in chained):
         return Status.UNAVAILABLE, Reason.NOT_INSTALLED
     return Status.FAILED, Reason.BUILD_FAILED
-
-
-def _causes(error: BaseException) -> Iterable[BaseException]:
-    """The error and what led to it, through torch's and Python's own chains."""
-    seen: set[int] = set()
-    current: BaseException | None = error
-    while current is not None and id(current) not in seen:
-        seen.add(id(current))
-        yield current
-        current = getattr(current, "inner_exception", None) or current.__cause__

@@ -22,7 +22,7 @@ are never a reason to fall back. Dynamo wraps what a backend raises in
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
@@ -140,3 +140,12 @@ def refuse(status: Status, reason: Reason, message: str) -> NoReturn:
         Refusal: always.
     """
     raise Refusal(status, reason, message)
+
+
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error and what led to it, through torch's and Python's own chains."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = getattr(error, "inner_exception", None) or error.__cause__

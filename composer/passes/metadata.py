@@ -62,6 +62,7 @@ def propagate(gm: torch.fx.GraphModule, key: str, keep: Container[torch.fx.Node]
         Unknown: an operation fails on the fake values of its inputs.
     """
     moved: set[torch.fx.Node] = set()
+    computed: dict[str, str] = {}
     mode = mode_of(gm, key)
     with evaluating(mode), autocast_regions() as regions:
         for node in gm.graph.nodes:
@@ -71,9 +72,22 @@ def propagate(gm: torch.fx.GraphModule, key: str, keep: Container[torch.fx.Node]
                 follow(node, regions)
                 continue
             reads_new = not moved.isdisjoint(node.all_input_nodes)
-            is_known = key in node.meta and node in keep and not reads_new
-            if not is_known and recompute(gm, node, key, mode):
+            if key in node.meta and node in keep and not reads_new:
+                continue
+            call = _described(node, key, regions)
+            if key in node.meta and computed.get(call) == description(node.meta[key]):
+                continue  # the same operation on the same kind of inputs gave that already
+            if recompute(gm, node, key, mode):
                 moved.add(node)
+            computed[call] = description(node.meta[key])
+
+
+def _described(node: torch.fx.Node, key: str, regions: Regions) -> str:
+    """A call with its inputs' fake values in place of its inputs."""
+    given = torch.fx.map_arg(
+        (node.args, node.kwargs), lambda each: f"<{description(each.meta.get(key))}>"
+    )
+    return f"{node.op} {node.target} {given} {[region.name for region in regions]}"
 
 
 def mode_of(gm: torch.fx.GraphModule, key: str) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 import torch.fx
 
 from composer import _torch
-from composer.errors import PassCheckError, PassError
+from composer.errors import PassCheckError, PassError, causes
 from composer.passes.base import GraphPass
 from composer.passes.debug.compare import Program, difference
 from composer.passes.debug.declaration import examine
@@ -163,7 +163,7 @@ class _Trial:
 
     def _broke(self, error: Exception, where: str, alone: Callable[[], Any]) -> None:
         """Note the rule; an error that comes without the pass as well is the program's own."""
-        found = next((each for each in _causes(error) if isinstance(each, PassError)), None)
+        found = next((each for each in causes(error) if isinstance(each, PassError)), None)
         if found is None:
             alone()
             found = PassError(self.each.name, "compiles", f"{error}, {where}")
@@ -196,9 +196,3 @@ def _training(program: Program) -> Program:
     leaves, restore = _torch.flatten((tuple(program.args), dict(program.kwargs)))
     args, kwargs = restore([wanting(each) for each in leaves])
     return dataclasses.replace(program, args=args, kwargs=kwargs)
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = getattr(error, "inner_exception", None) or error.__cause__
