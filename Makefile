@@ -13,7 +13,7 @@ demo: $(STAMP)
 	$(BIN)/python examples/embeddings.py
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n auto
 
 check-style: $(STAMP)
 	$(BIN)/ruff check .
@@ -21,7 +21,7 @@ check-style: $(STAMP)
 	$(BIN)/mypy
 
 check: check-style
-	$(BIN)/python -m pytest -q -m "not slow"
+	$(BIN)/python -m pytest -q -n auto -m "not slow"
 
 bench: $(STAMP)
 	$(BIN)/python bench/overhead.py --json bench/results/overhead.json
