@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from composer import _torch, clones, prove
+from composer import _torch, clones, prove, session
 from composer.backends import find_backend
 from composer.backends.base import Backend, Notes, taking_notes
 from composer.errors import (
@@ -99,7 +99,9 @@ def walk(
     attempts: list[Attempt] = []
     errors: list[Exception] = []
     for contender in contenders:
-        with late.running(late.LatePasses(shared, contender.candidate.name)) as passes:
+        name = contender.candidate.name
+        step = session.current().progress.step(request, name)
+        with step, late.running(late.LatePasses(shared, name)) as passes:
             attempt, compiled, error = try_candidate(request, contender)
         attempts.append(attempt)
         if compiled is not None:

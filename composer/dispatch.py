@@ -51,7 +51,8 @@ def compose(
     candidates = chain.resolve(policy)
     shared = resolve.resolve(policy.passes, policy.on_pass_error)
     request = capture.known_by(request, policy.model, f"{mode} {policy.key} {shared.key}")
-    request, rewritten = early.rewrite(request, shared)
+    with session.current().progress.step(request, "shared passes"):
+        request, rewritten = early.rewrite(request, shared)
     with once.sharing():
         outcome = chain.walk(request, candidates, shared, strict=policy.strict)
     passes = (*rewritten, *outcome.passes)
@@ -60,7 +61,7 @@ def compose(
     seconds = time.perf_counter() - started
     report = _report(request, rules, passes, outcome.attempts, chosen, seconds)
     session.current().keep(report)
-    notices.log_attempts(report)
+    session.current().sinks.emit(report)
     if objection:
         raise objection
     warned = session.current().warned

@@ -8,12 +8,14 @@
     │   ├── UnknownNameError(LookupError)  a backend's name that nobody knows, close to a known one
     │   ├── PassError                      ``on_pass_error="raise"``: a pass broke its contract
     │   ├── PassCheckError(ExceptionGroup) ``passes.check``: every rule that a pass breaks
+    │   ├── RecordError(ValueError)        a record in a file is not one of a compile
     │   ├── BisectError                    ``passes.bisect``: there is nothing to compare with
     │   ├── Refusal                        an engine says no, with a status and a reason code
     │   ├── CandidateError                 ``strict``: a candidate was not accepted
     │   └── ChainExhausted(ExceptionGroup) ``on_exhausted="raise"``: no candidate was accepted
     └── UserWarning
-        └── FallbackWarning                a candidate or a pass the user counts on does not run
+        ├── FallbackWarning                a candidate or a pass the user counts on does not run
+        └── TelemetryWarning               a sink failed; what is compiled is not touched by it
 
 ``OptionError`` and ``UnknownNameError`` are the user's own mistakes: they are raised at once and
 are never a reason to fall back. Dynamo wraps what a backend raises in
@@ -88,6 +90,10 @@ class PassCheckError(ComposerError, ExceptionGroup[PassError], AssertionError):
         return PassCheckError(self.message, excs)
 
 
+class RecordError(ComposerError, ValueError):
+    """What was read is not the record of a compile, or one of another schema version."""
+
+
 class BisectError(ComposerError):
     """:func:`composer.passes.bisect` has nothing to compare with.
 
@@ -131,6 +137,10 @@ class ChainExhausted(ComposerError, ExceptionGroup[Exception]):
 
 class FallbackWarning(UserWarning):
     """A candidate was not accepted, or a pass rolled back; once per name and reason."""
+
+
+class TelemetryWarning(UserWarning):
+    """A sink failed; once for each sink. It is no error, even where warnings are."""
 
 
 def refuse(status: Status, reason: Reason, message: str) -> NoReturn:

@@ -1,7 +1,8 @@
 """The records that flow through a compile: what came in, what was tried, what is kept.
 
-All are frozen; only :class:`Runtime` is live, because it counts calls after the compile. Field by
-field this is version 1 of the record's schema.
+All are frozen; only :class:`Runtime` is live, because it counts calls after the compile. What
+stands under the fields of a :class:`CompileReport` and its parts is their documentation, and
+becomes the committed schema (``telemetry/record.schema.json``).
 """
 
 from __future__ import annotations
@@ -10,14 +11,23 @@ import dataclasses
 import itertools
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, ClassVar, cast
 
 import torch
+from pydantic import ConfigDict, GetCoreSchemaHandler, TypeAdapter, ValidationError
+from pydantic_core import CoreSchema
+from pydantic_core.core_schema import no_info_after_validator_function
+
+from composer.errors import RecordError
 
 SCHEMA_VERSION = 1
+
+_DOCUMENTED = ConfigDict(
+    use_attribute_docstrings=True, json_schema_serialization_defaults_required=True
+)
 
 
 class Status(StrEnum):
@@ -66,18 +76,20 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GraphInput:
-    """One input of a graph that is not a weight.
+    """One input of a graph that is not a weight."""
 
-    ``kind`` is ``tensor``, ``symbol`` (a dynamic size that Dynamo passes as an integer) or
-    ``scalar``. ``shape`` holds integers and the names of symbols; it and ``dtype`` and ``device``
-    are empty for what is not a tensor.
-    """
+    __pydantic_config__: ClassVar[ConfigDict] = _DOCUMENTED
 
     name: str
+    """The placeholder's name."""
     kind: str
+    """``tensor``, ``symbol`` (a dynamic size that Dynamo passes as an integer) or ``scalar``."""
     shape: tuple[int | str, ...] = ()
+    """Sizes, and the names of symbols; empty for what is not a tensor, as the two below."""
     dtype: str = ""
+    """Such as ``float32``."""
     device: str = ""
+    """Such as ``cpu`` or ``cuda:0``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,42 +117,52 @@ class GraphRequest:
 
 @dataclass(frozen=True, slots=True)
 class PassRecord:
-    """One shared pass run over one graph.
+    """One shared pass run over one graph."""
 
-    ``stage`` is the name of the stage. ``matches`` counts the places that were rewritten, ``None``
-    where the pass does not say. Nodes are those of the graph, placeholders and output included.
-    ``error`` names the rule that the pass broke, and where; the pass was then rolled back.
-    """
+    __pydantic_config__: ClassVar[ConfigDict] = _DOCUMENTED
 
     name: str
+    """The pass's own name; the qualified name of a foreign one."""
     stage: str
+    """Which form of the graph it saw: ``torch``, ``aten``, ``joint``, ``post_grad``, ..."""
     changed: bool = False
+    """Whether it changed the graph."""
     matches: int | None = None
+    """Places that were rewritten; null where the pass does not count them."""
     nodes_before: int = 0
+    """Nodes of the graph before it, placeholders and output included."""
     nodes_after: int = 0
+    """Nodes of the graph behind it."""
     seconds: float = 0.0
+    """Wall-clock time of the pass and of the checks around it."""
     error: str = ""
+    """The rule that the pass broke, and where; it was then rolled back."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One candidate tried on one graph.
+    """One candidate tried on one graph."""
 
-    ``seconds`` is the wall-clock time from the probe to the verdict. ``coverage`` is the share of
-    the graph's compute nodes that the engine took (0.0 to 1.0), ``None`` where it does not say.
-    ``engine`` is what the engine says of itself. ``error_type`` and ``traceback`` are those of the
-    exception that ended the attempt, empty where there was none.
-    """
+    __pydantic_config__: ClassVar[ConfigDict] = _DOCUMENTED
 
     backend: str
+    """As the chain spelled it; a callable's ``__name__``."""
     status: Status
+    """What became of it."""
     reason: Reason | None
+    """Why it was not accepted; null if it was."""
     message: str
+    """What the engine said, for a person."""
     seconds: float
+    """Wall-clock time from the probe to the verdict."""
     coverage: float | None = None
+    """Share of the graph's compute nodes that the engine took, 0.0 to 1.0; null if unsaid."""
     engine: dict[str, Any] = field(default_factory=dict)
+    """What the engine says of itself: versions, providers, threads."""
     error_type: str = ""
+    """Class of the exception that ended the attempt; empty for a plain no."""
     traceback: str = ""
+    """Its traceback; empty for a plain no."""
 
     @property
     def accepted(self) -> bool:
@@ -155,25 +177,52 @@ class Attempt:
         return f"{self.backend} {self.status}{why}{what}"
 
 
-class Runtime:
-    """What happened since the compile; every value is live.
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """What happened since the compile, as it stood when it was read."""
 
-    ``calls`` counts the calls of the compiled graph, ``fallbacks`` those that the floor answered
-    for the engine, ``verified`` those that were compared with eager; ``last_error`` is the last
-    error at run time. Counting one call takes about 30 ns and loses none between threads: the C
-    iterator ``itertools.count`` steps atomically, and a read takes back the step it costs.
+    __pydantic_config__: ClassVar[ConfigDict] = _DOCUMENTED
+
+    calls: int = 0
+    """Calls of the compiled graph, from all threads."""
+    fallbacks: int = 0
+    """Calls that the floor answered for the engine."""
+    verified: int = 0
+    """Calls that were compared with eager."""
+    last_error: str = ""
+    """The last error at run time."""
+    seconds: float = 0.0
+    """Host time within those calls, estimated: the first 16 are timed, then one in 16."""
+
+
+class Runtime:
+    """The :class:`Counters` of one graph, live.
+
+    Counting a call takes about 30 ns and loses none between threads: the C iterator
+    ``itertools.count`` steps atomically, and a read takes back the step it costs. On a GPU the
+    seconds are those of the launches. A backward runs outside of the call and is not in them.
     """
 
-    __slots__ = ("_lock", "_reads", "_ticks", "fallbacks", "last_error", "tick", "verified")
+    __slots__ = (
+        "_lock",
+        "_reads",
+        "_ticks",
+        "fallbacks",
+        "last_error",
+        "seconds",
+        "tick",
+        "verified",
+    )
 
-    def __init__(self) -> None:
+    def __init__(self, start: Counters = Counters()) -> None:  # it is frozen
         self._lock = threading.Lock()
-        self._ticks = itertools.count()
+        self._ticks = itertools.count(start.calls)
         self._reads = 0
         self.tick: Callable[[], int] = self._ticks.__next__
-        self.fallbacks = 0
-        self.verified = 0
-        self.last_error = ""
+        self.fallbacks = start.fallbacks
+        self.verified = start.verified
+        self.last_error = start.last_error
+        self.seconds = start.seconds
 
     @property
     def calls(self) -> int:
@@ -182,14 +231,19 @@ class Runtime:
             self._reads += 1
             return self.tick() - self._reads + 1
 
-    def to_dict(self) -> dict[str, Any]:
+    def spent(self, seconds: float) -> None:
+        """Add the time of one timed call, and of those that it stands for."""
+        with self._lock:
+            self.seconds += seconds
+
+    def read(self) -> Counters:
         """The counters as they stand now."""
-        return {
-            "calls": self.calls,
-            "fallbacks": self.fallbacks,
-            "verified": self.verified,
-            "last_error": self.last_error,
-        }
+        return Counters(self.calls, self.fallbacks, self.verified, self.last_error, self.seconds)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, _: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """In a record its runtime is a table of counters."""
+        return no_info_after_validator_function(cls, handler(Counters))
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,51 +264,77 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileReport:
-    """The record of one compiled graph; ``to_dict`` is its JSON form.
+    """The record of one compiled graph; :meth:`to_dict` is its JSON form."""
 
-    ``time`` is UTC in ISO 8601. ``graph_id`` is Dynamo's compile id (``"0/0"``), ``"direct"``
-    where a backend was called without Dynamo. ``graph_key`` is a SHA-256 that is equal in every
-    process for the same graph, shapes, dtypes and options. ``nodes`` counts the operations of the
-    captured graph. ``policy`` lists the layers of the policy that spoke. ``passes`` are the
-    shared passes in the order they ran: those of the stages ``torch`` and ``aten``, then those
-    that ran within the candidate that serves the graph. ``chosen`` is the backend's name as the
-    chain spelled it, ``"eager"`` for the floor, and empty where the policy asked for an error
-    instead. ``seconds`` is the whole time that composer took.
-    """
+    __pydantic_config__: ClassVar[ConfigDict] = _DOCUMENTED
 
     schema: int = SCHEMA_VERSION
+    """Version of this record's schema."""
     time: str
+    """When the compile ended: UTC, ISO 8601, milliseconds."""
     graph_id: str
+    """Dynamo's compile id, such as ``0/0``; ``direct`` where a backend was called without it."""
     graph_key: str
+    """SHA-256, equal in every process for the same graph, shapes, dtypes, passes and options."""
     model: str
+    """Class or function whose frame is compiled, or the name the policy gives it."""
     device: str
+    """The most common device of inputs and weights."""
     dtype: str
+    """Their most common floating dtype; of all dtypes if none is floating; empty without any."""
     training: bool
+    """Grad mode was on and an input or a weight requires grad."""
     dynamic: bool
+    """Some size is a symbol."""
     nodes: int
+    """Operations of the captured graph."""
     inputs: tuple[GraphInput, ...]
+    """What is passed in at every call, weights left out."""
     policy: tuple[str, ...]
+    """The layers of the policy that spoke, in order."""
     passes: tuple[PassRecord, ...] = ()
+    """The shared passes in the order they ran: those that composer ran before every candidate
+    (stages ``torch`` and ``aten``), then those within the candidate that serves the graph."""
     attempts: tuple[Attempt, ...]
+    """The candidates in the order they were tried."""
     chosen: str
+    """Who serves the graph, as the chain spelled it; ``eager`` for the floor; empty where the
+    policy asked for an error instead."""
     seconds: float
+    """The whole time that composer took to compile."""
     runtime: Runtime = field(default_factory=Runtime, compare=False)
+    """What happened since; live in the process, and as it stood in a record that was written."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists, dicts, strings and numbers; the counters as they stand now."""
-        record: dict[str, Any] = {}
-        for each in dataclasses.fields(self):
-            value = getattr(self, each.name)
-            record[each.name] = value.to_dict() if isinstance(value, Runtime) else plain(value)
-        return record
+        return cast(dict[str, Any], plain(self))
 
     def to_json(self, indent: int | None = None) -> str:
         """:meth:`to_dict` as JSON text."""
         return json.dumps(self.to_dict(), indent=indent)
 
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> CompileReport:
+        """The record that :meth:`to_dict` made; fields that are not known here are left out.
+
+        Raises:
+            RecordError: it has another schema version, or fields are missing or malformed.
+        """
+        if record.get("schema") != SCHEMA_VERSION:
+            raise RecordError(
+                f"a record of schema {record.get('schema')!r}; this composer reads {SCHEMA_VERSION}"
+            )
+        try:
+            return TypeAdapter(cls).validate_python(dict(record))
+        except ValidationError as error:
+            faults = (f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+            raise RecordError(f"a record that cannot be read: {'; '.join(faults)}") from None
+
 
 def plain(value: Any) -> Any:
     """Turn records, tuples and enums into what JSON knows; anything else into its ``str``."""
+    if isinstance(value, Runtime):
+        value = value.read()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {each.name: plain(getattr(value, each.name)) for each in dataclasses.fields(value)}
     if isinstance(value, dict):

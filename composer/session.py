@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
 from collections import deque
 from pathlib import Path
+from typing import Any
 
 from composer.book import Source
 from composer.records import CompileReport
+from composer.telemetry.progress import Progress
+from composer.telemetry.sinks import Sinks
 
 KEPT_REPORTS = 1000
 
@@ -16,11 +20,13 @@ class Session:
     """The last 1,000 reports, oldest first, and which fallbacks were warned of already.
 
     ``warned`` holds pairs of backend and reason, ``configured`` what ``composer.configure`` was
-    given.
+    given, ``sinks`` take every record, and ``progress`` is what is being compiled now.
     """
 
-    def __init__(self, configured: Source = None) -> None:
+    def __init__(self, configured: Source = None, sinks: Sinks | None = None) -> None:
         self.configured = configured
+        self.sinks = sinks or Sinks()
+        self.progress = Progress()
         self._lock = threading.Lock()
         self._reports: deque[CompileReport] = deque(maxlen=KEPT_REPORTS)
         self.warned: set[tuple[str, str]] = set()
@@ -45,9 +51,9 @@ def current() -> Session:
 
 
 def reset() -> None:
-    """Forget reports and warnings. Compiled functions, and the policy, stay what they are."""
+    """Forget reports and warnings. Compiled functions, policy and sinks stay what they are."""
     global _current
-    _current = Session(_current.configured)
+    _current = Session(_current.configured, _current.sinks)
 
 
 def configure(source: Source) -> None:
@@ -62,3 +68,28 @@ def configure(source: Source) -> None:
     if isinstance(source, str | Path):
         source = Path(source).absolute()  # the working directory may change before it is read
     _current.configured = source
+
+
+def add_sink(sink: Any) -> None:
+    """Give the record of every graph compiled from now on to a sink as well.
+
+    Args:
+        sink: Anything with ``emit(record: dict)``; see :class:`composer.telemetry.base.Sink`.
+
+    Raises:
+        TypeError: it has no such method.
+    """
+    if not callable(getattr(sink, "emit", None)):
+        raise TypeError(f"a sink has a method emit(record), and {sink!r} has none")
+    _current.sinks.add(sink)
+
+
+def remove_sink(sink: Any) -> None:
+    """Give a sink added by :func:`add_sink` no more records."""
+    _current.sinks.remove(sink)
+
+
+@atexit.register
+def _close_sinks() -> None:
+    """Let sinks write the counters as they stand when the process ends."""
+    _current.sinks.close()

@@ -1,9 +1,8 @@
-"""Log lines and warnings, once per distinct reason.
+"""Warnings, once per distinct reason, that what was asked for does not run.
 
-Every attempt is an ``INFO`` line of the logger ``composer``. A candidate that was not accepted is
-a ``FallbackWarning`` and a ``WARNING`` line, the first time for each backend and reason, and so is
-a pass that was rolled back. Engines of the default chain that cannot be on this machine are no
-news: nobody asked for them by name.
+A candidate that was not accepted is a ``FallbackWarning`` and a ``WARNING`` line, the first time
+for each backend and reason, and so is a pass that was rolled back. Engines of the default chain
+that cannot be on this machine are no news: nobody asked for them by name.
 """
 
 from __future__ import annotations
@@ -17,12 +16,6 @@ from composer.records import CompileReport, Status
 
 log = logging.getLogger("composer")
 log.addHandler(logging.NullHandler())
-
-
-def log_attempts(report: CompileReport) -> None:
-    """An INFO line for every attempt."""
-    for attempt in report.attempts:
-        log.info("graph %s: %s (%.3f s)", report.graph_id, attempt.sentence(), attempt.seconds)
 
 
 def warn_of_fallbacks(

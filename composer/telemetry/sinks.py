@@ -1,0 +1,138 @@
+"""The sinks of a process: which are on, and that none of them is ever the user's problem."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+from composer.errors import OptionError, TelemetryWarning
+from composer.records import CompileReport
+from composer.registry import Registry, did_you_mean
+
+log = logging.getLogger("composer")
+
+OWN = {
+    "logging": "composer.telemetry.log:LoggingSink",
+}
+"""composer's own, each of which says by ``wanted`` when it is on. Those of other packages are on
+when they are installed."""
+
+SINKS: Registry[Any] = Registry("sink", OWN, group="composer.sinks")
+
+
+class Sinks:
+    """The sinks that are on: those the environment asks for, and those added by hand."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._asked: tuple[str, ...] | None = None
+        self._found: dict[str, Any] = {}
+        self._added: list[Any] = []
+        self._reported: set[str] = set()
+
+    def add(self, sink: Any) -> None:
+        """Give every record from now on to ``sink`` as well; one that is on already stays on."""
+        with self._lock:
+            if not any(sink is each for each in self._added):
+                self._added.append(sink)
+
+    def remove(self, sink: Any) -> None:
+        """Give ``sink`` no more records. It is not closed: whoever made it has that to do."""
+        with self._lock:
+            self._added = [each for each in self._added if each is not sink]
+
+    def emit(self, report: CompileReport, *, first: bool = True) -> None:
+        """Give a report to every sink.
+
+        Args:
+            report: Of the compile just done.
+            first: Whether it is the first of its graph, rather than one that changed.
+
+        Raises:
+            OptionError: ``COMPOSER_SINKS`` names a sink that there is not.
+        """
+        with self._lock:
+            self._look_around()
+            sinks = self._on()
+        for name, sink in sinks:
+            follow = getattr(sink, "follow", None)
+            if first and follow is not None:
+                self._guarded(name, functools.partial(follow, report))
+            self._guarded(name, functools.partial(_emit, sink, report))
+
+    def close(self) -> None:
+        """Have every sink write what it still has to."""
+        with self._lock:
+            for name, sink in self._on():
+                self._close(name, sink)
+            self._found, self._asked = {}, None
+
+    def _on(self) -> list[tuple[str, Any]]:
+        added = ((type(sink).__qualname__, sink) for sink in self._added)
+        return [*self._found.items(), *added]
+
+    def _look_around(self) -> None:
+        """Make the sinks that the environment asks for, whenever what it says has changed."""
+        asked = tuple(os.environ.get(name, "") for name in ("COMPOSER_SINKS", "COMPOSER_TELEMETRY"))
+        if asked == self._asked:
+            return
+        named = _named(asked[0])
+        self._asked = asked
+        kept, self._found = self._found, {}
+        for name in SINKS.names():
+            self._guarded(name, functools.partial(self._make, name, named, kept))
+        for name, sink in kept.items():
+            self._close(name, sink)
+
+    def _make(self, name: str, named: frozenset[str], kept: dict[str, Any]) -> None:
+        kind = SINKS.get(name)
+        wanted = getattr(kind, "wanted", None)
+        if wanted is None or wanted(name, named):
+            self._found[name] = kept.pop(name) if name in kept else kind()
+
+    def _close(self, name: str, sink: Any) -> None:
+        close = getattr(sink, "close", None)
+        if close is not None:
+            self._guarded(name, close)
+
+    def _guarded(self, name: str, step: Callable[[], object]) -> None:
+        """Run a step of a sink; what it raises is warned of once."""
+        try:
+            step()
+        except Exception as error:  # noqa: BLE001  # whatever a sink raises becomes a warning
+            if name not in self._reported:
+                self._reported.add(name)
+                _warn(f"the sink {name!r} failed: {type(error).__name__}: {error}", error)
+
+
+def _emit(sink: Any, report: CompileReport) -> None:
+    sink.emit(report.to_dict())
+
+
+def _named(text: str) -> frozenset[str]:
+    """The names in ``COMPOSER_SINKS``, all of which must be known."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    mistakes = list(_mistakes(names))
+    if mistakes:
+        raise OptionError(f"COMPOSER_SINKS: {'; '.join(mistakes)}")
+    return frozenset(names)
+
+
+def _mistakes(names: list[str]) -> Iterator[str]:
+    for name in names:
+        if name not in SINKS:
+            close = did_you_mean(name, SINKS.names())
+            yield f"unknown sink {name!r} (known: {', '.join(SINKS.names())}){close}"
+
+
+def _warn(text: str, error: Exception) -> None:
+    """Even where warnings are errors, a sink is not the user's problem."""
+    log.warning("%s", text, exc_info=error)
+    with suppress(TelemetryWarning):
+        warnings.warn(text, TelemetryWarning, stacklevel=2)
