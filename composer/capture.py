@@ -69,7 +69,7 @@ def known_by(request: GraphRequest, name: str | None, settings: str) -> GraphReq
         name: By default the class of the module, or the function, whose frame is compiled.
         settings: Text of everything else that the key depends on.
     """
-    key = graph_key(request.gm, settings)
+    key = graph_key(request.gm, settings, request.example_inputs)
     return dataclasses.replace(request, model=name or request.model, graph_key=key)
 
 
@@ -150,26 +150,36 @@ def _most_common(names: Iterable[str]) -> str:
     return ranked[0][0] if ranked else ""
 
 
-def graph_key(gm: torch.fx.GraphModule, settings: str = "") -> str:
+def graph_key(
+    gm: torch.fx.GraphModule, settings: str = "", example_inputs: Sequence[Any] = ()
+) -> str:
     """SHA-256 over every operation, argument, shape, dtype, stride and device of the graph.
 
     Names of nodes and symbols are replaced by their position, so that the key is equal in
     every process that captures the same graph.
+
+    Args:
+        gm: The graph.
+        settings: Text of everything else that the key depends on.
+        example_inputs: What stands for placeholders that do not say what they hold: those of a
+            graph that did not come from Dynamo.
     """
-    text = _without_address("\n".join((*_lines(gm), settings)))
+    text = _without_address("\n".join((*_lines(gm, example_inputs), settings)))
     symbols: dict[str, str] = {}
     text = re.sub(r"\b[su]\d+\b", lambda m: symbols.setdefault(m[0], f"sym{len(symbols)}"), text)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _lines(gm: torch.fx.GraphModule) -> Iterator[str]:
+def _lines(gm: torch.fx.GraphModule, example_inputs: Sequence[Any] = ()) -> Iterator[str]:
     devices = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
     autocast = [(device, torch.get_autocast_dtype(device)) for device in devices]
     yield f"grad={torch.is_grad_enabled()} autocast={autocast} {torch.get_default_dtype()}"
     position = {node: f"%{i}" for i, node in enumerate(gm.graph.nodes)}
+    given = dict(zip(gm.graph.find_nodes(op="placeholder"), example_inputs, strict=False))
     for node in gm.graph.nodes:
         args = _argument(node.args, position), _argument(dict(node.kwargs), position)
-        yield f"{position[node]} {node.op} {_target(gm, node)} {args} {_metadata(node)}"
+        held = _held(node, given.get(node)) if node.op == "placeholder" else ""
+        yield f"{position[node]} {node.op} {_target(gm, node)} {args} {held}"
 
 
 def _target(gm: torch.fx.GraphModule, node: torch.fx.Node) -> str:
@@ -183,10 +193,9 @@ def _target(gm: torch.fx.GraphModule, node: torch.fx.Node) -> str:
     return str(node.target) if node.op == "call_method" else ""
 
 
-def _metadata(node: torch.fx.Node) -> str:
-    if node.op != "placeholder":
-        return ""
-    value = node.meta.get("example_value", node.meta.get("val"))
+def _held(node: torch.fx.Node, given: Any) -> str:
+    """What a placeholder stands for; ``given`` is used where the graph does not say."""
+    value = node.meta.get("example_value", node.meta.get("val", given))
     return _tensor(value) if isinstance(value, torch.Tensor) else type(value).__name__
 
 

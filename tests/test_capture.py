@@ -232,6 +232,20 @@ def test_key_changes_with_the_policy_but_not_with_the_name() -> None:
     assert key(lambda x: x + 1, X, model="other name") == plain
 
 
+@pytest.mark.parametrize("other", [torch.ones(4, 3), torch.ones(2, 3, dtype=torch.float64)])
+def test_key_of_a_graph_without_dynamo_changes_with_its_inputs(other) -> None:
+    """Nothing but the inputs says what such a graph is compiled for."""
+    backend = torch._dynamo.lookup_backend("composer")
+
+    def direct_key(x: torch.Tensor) -> str:
+        gm = torch.fx.symbolic_trace(torch.nn.Sequential(torch.nn.Softmax(1)))
+        backend(gm, [x], options={"chain": ["eager"]})
+        return last().graph_key
+
+    assert direct_key(X) == direct_key(torch.zeros(2, 3))
+    assert direct_key(X) != direct_key(other)
+
+
 def test_key_is_equal_in_another_process(run_python) -> None:
     """Whatever the hash seed."""
     code = (
