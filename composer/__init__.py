@@ -7,7 +7,7 @@ checks that the engine it accepts did the work, and runs the captured graph itse
 
 from __future__ import annotations
 
-from composer import errors, passes
+from composer import errors, passes, testing
 from composer.book import PolicyBook, using
 from composer.policy import Candidate, Policy
 from composer.records import Attempt, CompileReport, Reason, Status
@@ -29,6 +29,7 @@ __all__ = [
     "report",
     "reports",
     "reset",
+    "testing",
     "using",
 ]
 

@@ -26,6 +26,7 @@ LAYERS = [
     {"prove"},
     {"chain", "guard"},
     {"dispatch"},
+    {"testing"},
     {"__init__", "cli"},
 ]
 FILES = sorted(PACKAGE.rglob("*.py"))

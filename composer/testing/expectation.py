@@ -1,0 +1,111 @@
+"""Counts of what composer did, and what a test expected of them.
+
+A counter that a test states its expectation of is vLLM's idea (``compilation/counter.py``).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from composer import session
+from composer.records import CompileReport, Status
+
+
+class _Follower:
+    """A sink that remembers live reports."""
+
+    def __init__(self) -> None:
+        self.reports: list[CompileReport] = []
+
+    def follow(self, report: CompileReport) -> None:
+        self.reports.append(report)
+
+    def emit(self, record: dict[str, Any]) -> None:
+        """What was followed is live."""
+
+
+@contextmanager
+def expect(
+    *,
+    graphs: int | None = None,
+    served_by: str | Mapping[str, int] | None = None,
+    reasons: Mapping[str, int] | None = None,
+    calls: int | None = None,
+    fallbacks: int | None = None,
+    verified: int | None = None,
+    **statuses: int,
+) -> Iterator[list[CompileReport]]:
+    """Count what composer does within the context, and compare at its end.
+
+    Args:
+        graphs: Graphs that are compiled.
+        served_by: The backend that serves all of them, or how many each one serves.
+        reasons: How many attempts end with each reason; those not named do not count.
+        calls: Calls of graphs compiled within.
+        fallbacks: Calls that the floor answered for an engine.
+        verified: Calls that were compared with eager.
+        statuses: How many attempts end with each status: ``succeeded=1, failed=2``.
+
+    Yields:
+        The reports, as they come in.
+
+    Raises:
+        AssertionError: something else happened; it says what was expected and what was seen.
+        TypeError: a keyword is no status.
+    """
+    unknown = sorted(set(statuses) - set(Status))
+    if unknown:
+        raise TypeError(f"expect() knows no {', '.join(unknown)}; statuses: {', '.join(Status)}")
+    follower = _Follower()
+    session.add_sink(follower)
+    try:
+        yield follower.reports
+    finally:
+        session.remove_sink(follower)
+    seen = _Seen(follower.reports)
+    wanted: dict[str, Any] = {
+        "graphs": graphs,
+        "calls": calls,
+        "fallbacks": fallbacks,
+        "verified": verified,
+        "served_by": {served_by: len(seen.reports)} if isinstance(served_by, str) else served_by,
+        **statuses,
+    }
+    slips = [seen.slip(what, number) for what, number in wanted.items() if number is not None]
+    slips += [seen.slip(f"reason {code}", number) for code, number in (reasons or {}).items()]
+    found = [slip for slip in slips if slip]
+    if found:
+        raise AssertionError("; ".join((*found, *seen.sentences())))
+
+
+class _Seen:
+    """What happened, by the words that :func:`expect` takes."""
+
+    def __init__(self, reports: Sequence[CompileReport]) -> None:
+        self.reports = reports
+        attempts = [attempt for report in reports for attempt in report.attempts]
+        counters = [report.runtime.read() for report in reports]
+        self._counts: dict[str, Any] = {
+            "graphs": len(reports),
+            "calls": sum(each.calls for each in counters),
+            "fallbacks": sum(each.fallbacks for each in counters),
+            "verified": sum(each.verified for each in counters),
+            "served_by": dict(Counter(report.chosen for report in reports)),
+            **Counter(str(attempt.status) for attempt in attempts),
+            **Counter(f"reason {attempt.reason}" for attempt in attempts),
+        }
+
+    def slip(self, what: str, wanted: Any) -> str:
+        """``"expected 2 graphs, saw 1"``; empty where it is as expected."""
+        seen = self._counts.get(what, 0)
+        return "" if seen == wanted else f"{what}: expected {wanted}, saw {seen}"
+
+    def sentences(self) -> Iterator[str]:
+        """What became of each attempt that was not accepted."""
+        for report in self.reports:
+            for attempt in report.attempts:
+                if not attempt.accepted:
+                    yield f"graph {report.graph_id}: {attempt.sentence()}"

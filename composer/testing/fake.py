@@ -1,0 +1,72 @@
+"""A fake engine: honest work, but for one fault."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import torch.fx
+
+from composer import _torch
+from composer.testing.faults import AT_CALLS, GO_ON, WHILE_COMPILING, Fault
+
+
+class FakeBackend:
+    """A Dynamo backend that does honest work through AOTAutograd, but for one fault.
+
+    ``compiles`` and ``calls`` count what was asked of it.
+
+    Args:
+        fault: The fault; ``None`` is an engine without one.
+        at: From which call on the fault strikes, the first being 1. By default while it compiles,
+            where the fault can strike then, else at every call.
+        seconds: How long ``slow`` takes.
+        name: What reports call it; by default ``fake_`` and the fault.
+
+    Raises:
+        ValueError: there is no such fault, or no such call.
+    """
+
+    def __init__(
+        self,
+        fault: Fault | str | None = None,
+        at: int | None = None,
+        *,
+        seconds: float = 0.1,
+        name: str | None = None,
+    ) -> None:
+        if at is not None and at < 1:
+            raise ValueError(f"at is the number of a call, the first being 1, not {at}")
+        self.fault = None if fault is None else Fault(fault)
+        self.at = at
+        self.seconds = seconds
+        self.__name__ = name or f"fake_{self.fault or 'honest'}"
+        self.compiles = 0
+        self.calls = 0
+        self._strike_compile: Callable[..., Any] | None = None
+        self._strike_call: Callable[..., Any] | None = None
+        if self.fault is not None and self.fault in WHILE_COMPILING and at is None:
+            self._strike_compile = WHILE_COMPILING[self.fault]
+        elif self.fault is not None:
+            self._strike_call = AT_CALLS.get(self.fault)
+            if self._strike_call is None:
+                raise ValueError(f"{self.fault} strikes while compiling, not at a call")
+
+    def __call__(self, gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+        """Compile, as the fault has it."""
+        self.compiles += 1
+        if self._strike_compile is not None:
+            instead = self._strike_compile(self, gm, example_inputs)
+            if instead is not GO_ON:
+                return instead
+        honest = _torch.lookup_backend("aot_eager")(gm, example_inputs)
+        numbers = itertools.count(1)
+
+        def run(*args: Any) -> Any:
+            self.calls += 1
+            if self._strike_call is None or next(numbers) < (self.at or 1):
+                return honest(*args)
+            return self._strike_call(self, honest, args)
+
+        return run
