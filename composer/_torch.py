@@ -74,15 +74,13 @@ def compile_id() -> str | None:
 def structured_trace_is_on() -> bool:
     """Whether torch writes what ``tlparse`` reads (``TORCH_TRACE=folder``).
 
-    Torch decides by the handlers of its logger. One without a folder stands for off: it takes
-    itself away at the first event.
+    Torch writes it by a handler of its own. One without a folder stands for off: it takes itself
+    away at the first event.
     """
     from torch._logging._internal import LazyTraceHandler, trace_log
 
-    return any(
-        not isinstance(handler, LazyTraceHandler) or handler.root_dir is not None
-        for handler in trace_log.handlers
-    )
+    own = (each for each in trace_log.handlers if isinstance(each, LazyTraceHandler))
+    return any(handler.root_dir for handler in own)
 
 
 def trace_artifact(name: str, encoding: str, payload: str, graph_id: str) -> None:
