@@ -109,13 +109,17 @@ lookup_backend("composer")(gm, [torch.ones(2, 3)], options={"chain": ["aot_eager
 
 
 def test_torch_trace_is_off_without_a_trace(run_python: Any) -> None:
-    """Nothing is made or written, for a direct call before Dynamo's first event neither."""
+    """No sink is made, nor by a direct call that comes before Dynamo's first event."""
     code = """
-import sys, torch
+import torch
 from torch._dynamo import lookup_backend
+from composer.telemetry.torch_trace import TorchTraceSink
+def made(self):
+    print("made")
+TorchTraceSink.__init__ = made
 gm = torch.fx.symbolic_trace(torch.nn.Linear(3, 3))
 lookup_backend("composer")(gm, [torch.ones(2, 3)], options={"chain": ["aot_eager"]})
-from composer import session
-print(*session.current().sinks._found)
+print("compiled")
 """
-    assert run_python(code).stdout.split() == ["logging"]
+    assert run_python(code).stdout.split() == ["compiled"]
+    assert run_python(code, env={"COMPOSER_SINKS": "torch_trace"}).stdout.split()[0] == "made"
