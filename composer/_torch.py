@@ -71,6 +71,37 @@ def compile_id() -> str | None:
     return None if current is None else str(current)
 
 
+def structured_trace_is_on() -> bool:
+    """Whether torch writes what ``tlparse`` reads (``TORCH_TRACE=folder``).
+
+    Torch writes it by a handler of its own. One without a folder stands for off: it takes itself
+    away at the first event.
+    """
+    from torch._logging._internal import LazyTraceHandler, trace_log
+
+    own = (each for each in trace_log.handlers if isinstance(each, LazyTraceHandler))
+    return any(handler.root_dir for handler in own)
+
+
+def trace_artifact(name: str, encoding: str, payload: str, graph_id: str) -> None:
+    """Write a file into torch's structured trace; ``tlparse`` shows it with that compile.
+
+    Args:
+        name: What ``tlparse`` calls it.
+        encoding: ``"json"`` or ``"string"``.
+        payload: The file's text.
+        graph_id: Dynamo's compile id, for when none is under way; ignored if it is no such id.
+    """
+    from torch._guards import CompileId
+    from torch._logging._internal import trace_structured_artifact
+
+    try:
+        known = CompileId.from_string(graph_id)
+    except ValueError:
+        known = None
+    trace_structured_artifact(name, encoding, lambda: payload, compile_id=known)
+
+
 def traced_frame() -> tuple[types.CodeType, dict[str, Any], str] | None:
     """The frame that Dynamo is tracing: its original code, its locals, its module's name.
 

@@ -18,6 +18,8 @@ from torch._dynamo.exc import BackendCompilerFailed
 import composer
 from composer import session
 from composer.errors import OptionError, TelemetryWarning
+from composer.telemetry.base import Sink
+from composer.telemetry.sinks import OWN, SINKS
 
 
 class Remembers:
@@ -173,6 +175,24 @@ def test_sink_that_cannot_be_imported_is_warned_of(tmp_path: Path, run_python: A
     assert done.stdout.strip() == "0.0", done.stderr
     assert "TelemetryWarning: the sink 'elsewhere' failed" in done.stderr
     assert "no_such_sdk" in done.stderr
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_own_sink_is_documented_and_off_until_asked_for(name: str) -> None:
+    """Its name alone turns it on; the log is always on, for whoever looks at it."""
+    kind = SINKS.get(name)
+    assert issubclass(kind, Sink)
+    assert kind.__doc__ != Sink.__doc__
+    assert kind.wanted(name, frozenset()) is (name == "logging")
+    assert kind.wanted(name, frozenset({name})) is True
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_own_sinks_module_imports_no_optional_package(name: str, run_python: Any) -> None:
+    """They are imported when the sink is made, so that others may look at its class."""
+    optional = {"opentelemetry", "prometheus_client", "jinja2", "filelock"}
+    code = f"import {OWN[name].partition(':')[0]}, sys; print({optional} & set(sys.modules))"
+    assert run_python(code).stdout.strip() == "set()"
 
 
 def test_progress_shows_what_is_being_compiled() -> None:

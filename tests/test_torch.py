@@ -45,6 +45,33 @@ def test_compile_id_is_dynamos_and_none_outside() -> None:
     assert capture(torch.sin, torch.ones(2), backend=lambda *_: _torch.compile_id()) == ["0/0"]
 
 
+TRACE = """
+import os, pathlib, sys
+import torch
+from composer import _torch
+print(_torch.structured_trace_is_on())
+_torch.trace_artifact("found_it", "string", "a text", "3/1")
+_torch.trace_artifact("and_this", "json", "[1]", "direct")
+folder = pathlib.Path(os.environ.get("TORCH_TRACE", "nowhere"))
+print("".join(log.read_text() for log in folder.glob("*.log")))
+"""
+
+
+def test_structured_trace_takes_artifacts(tmp_path, run_python) -> None:
+    """A line with the name and the compile id, then the text; without an id where there is none."""
+    is_on, log = run_python(TRACE, env={"TORCH_TRACE": str(tmp_path)}).stdout.split("\n", 1)
+    assert is_on == "True"
+    assert '{"artifact": {"name": "found_it", "encoding": "string"}, "frame_id": 3, ' in log
+    assert '"frame_compile_id": 1' in log
+    assert "\ta text\n" in log
+    assert '"name": "and_this", "encoding": "json"}, "stack"' in log
+
+
+def test_structured_trace_is_off_by_default(run_python) -> None:
+    """Even before torch has taken its handler away."""
+    assert run_python(TRACE).stdout.split() == ["False"]
+
+
 def test_traced_frame_is_none_outside_of_a_compile() -> None:
     """A direct call of a backend has no frame."""
     assert _torch.traced_frame() is None

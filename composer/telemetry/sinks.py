@@ -19,6 +19,9 @@ log = logging.getLogger("composer")
 
 OWN = {
     "logging": "composer.telemetry.log:LoggingSink",
+    "opentelemetry": "composer.telemetry.otel:OpenTelemetrySink",
+    "prometheus": "composer.telemetry.prometheus:PrometheusSink",
+    "torch_trace": "composer.telemetry.torch_trace:TorchTraceSink",
 }
 """composer's own, each of which says by ``wanted`` when it is on. Those of other packages are on
 when they are installed."""

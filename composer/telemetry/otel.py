@@ -1,0 +1,224 @@
+"""The sink ``opentelemetry``: spans and metrics by OpenTelemetry's API, exported as the user says.
+
+Only the API is used: with no SDK set up, nothing happens. Attributes are named ``composer.*`` after
+the fields of the record; all else follows OpenTelemetry's semantic conventions: ``error.type``,
+``exception`` events, metric names without ``total``, units in UCUM.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from composer.records import CompileReport, Status, first_line
+from composer.telemetry.base import Sink
+from composer.telemetry.totals import COMPILE_SECONDS, Total, Totals
+
+if TYPE_CHECKING:
+    from opentelemetry.metrics import CallbackOptions, Meter, MeterProvider, Observation
+    from opentelemetry.trace import Span, TracerProvider
+
+_OF_GRAPH = (
+    *("graph_id", "graph_key", "model", "device", "dtype", "training", "dynamic", "nodes"),
+    *("policy", "chosen"),
+)
+_OF_PASS = ("name", "stage", "changed", "matches", "nodes_before", "nodes_after", "seconds")
+_BEFORE_CANDIDATES = frozenset({"torch", "aten"})
+_ERRORS = frozenset({Status.FAILED, Status.REJECTED, Status.CRASHED, Status.TIMED_OUT})
+
+
+class OpenTelemetrySink(Sink):
+    """A span for a compile, in the trace of the call that made it happen, and metrics.
+
+    A provider counts run-time calls for one sink only; a second one's are ignored by the SDK.
+
+    Args:
+        tracer_provider: Makes the spans; the global one if none is given.
+        meter_provider: Makes the metrics; the global one if none is given.
+
+    Raises:
+        ImportError: opentelemetry-api is not installed.
+    """
+
+    def __init__(
+        self,
+        tracer_provider: TracerProvider | None = None,
+        meter_provider: MeterProvider | None = None,
+    ) -> None:
+        try:
+            from opentelemetry import metrics, trace
+        except ImportError as error:
+            raise ImportError(
+                "the sink 'opentelemetry' needs opentelemetry-api: "
+                "pip install 'torch-composer[opentelemetry]'"
+            ) from error
+        self._totals = Totals()
+        self._tracer = trace.get_tracer("composer", tracer_provider=tracer_provider)
+        meter = metrics.get_meter("composer", meter_provider=meter_provider)
+        self._attempts = meter.create_counter(
+            "composer.attempts", "{attempt}", "Candidates tried for a graph."
+        )
+        # Neither graph nor model is an attribute: series would grow with every model served. An
+        # exemplar leads from a slow compile to its span, which names both.
+        self._duration = meter.create_histogram(
+            "composer.compile.duration",
+            "s",
+            "Time that composer took to compile a graph.",
+            explicit_bucket_boundaries_advisory=COMPILE_SECONDS,
+        )
+        _observe(meter, self._totals.read)
+
+    def follow(self, report: CompileReport) -> None:
+        """Count the calls of this graph."""
+        self._totals.follow(report)
+
+    def emit(self, record: dict[str, Any]) -> None:
+        """Make the spans of a compile; of a later record of the graph, only what it adds."""
+        from opentelemetry import trace
+
+        known = self._totals.take(record)
+        for attempt in record["attempts"][known:]:
+            self._attempts.add(1, _present(attempt, ("backend", "status", "reason")))
+        span = self._recompile(record, known) if known else self._compile(record)
+        if not known:
+            chosen = {"composer.chosen": record["chosen"]}
+            self._duration.record(record["seconds"], chosen, trace.set_span_in_context(span))
+
+    def close(self) -> None:
+        """Leave the metrics as they are, for the export that the SDK makes at the process's end."""
+        self._totals.close()
+
+    def _compile(self, record: Mapping[str, Any]) -> Span:
+        end = round(datetime.fromisoformat(record["time"]).timestamp() * 1e3) * 1_000_000
+        start = end - _nanoseconds(record["seconds"])
+        # The context is the caller's: a compile happens within the request that needs it.
+        span = self._tracer.start_span(
+            "composer.compile", attributes=_present(record, _OF_GRAPH), start_time=start
+        )
+        if span.is_recording():
+            first = self._candidates(span, record["attempts"], end, no_sooner=start)
+            _add_passes(span, record["passes"], first, end)
+            if not record["chosen"]:
+                _set_error(span, "no candidate was accepted")
+        span.end(end)
+        return span
+
+    def _recompile(self, record: Mapping[str, Any], known: int) -> Span:
+        """The span of the candidates tried, just now, because an engine failed at run time."""
+        attempts, end = record["attempts"][known:], time.time_ns()
+        start = end - sum(_nanoseconds(attempt["seconds"]) for attempt in attempts)
+        span = self._tracer.start_span(
+            "composer.recompile", attributes=_present(record, _OF_GRAPH), start_time=start
+        )
+        for earlier in record["attempts"][:known]:
+            if earlier["reason"] == "raised_at_runtime":
+                _add_exception(span, earlier, start)
+        self._candidates(span, attempts, end, no_sooner=start)
+        span.end(end)
+        return span
+
+    def _candidates(
+        self, parent: Span, attempts: Sequence[Mapping[str, Any]], end: int, *, no_sooner: int
+    ) -> int:
+        """Make a span for each candidate; returns when the first began.
+
+        A record has durations, not starts. Candidates run one after the other, and hardly anything
+        happens behind the last, so they are laid out backwards from the end of the compile.
+        """
+        from opentelemetry import trace
+
+        context = trace.set_span_in_context(parent)
+        start = end - sum(_nanoseconds(attempt["seconds"]) for attempt in attempts)
+        first = start = max(start, no_sooner)
+        for attempt in attempts:
+            finish = min(start + _nanoseconds(attempt["seconds"]), end)
+            span = self._tracer.start_span("composer.attempt", context, start_time=start)
+            span.set_attributes(_of_attempt(attempt))
+            if attempt["status"] in _ERRORS:
+                _add_exception(span, attempt, finish)
+                _set_error(span, first_line(attempt["message"]) or attempt["reason"])
+            span.end(finish)
+            start = finish
+        return first
+
+
+def _observe(meter: Meter, read: Callable[[], Mapping[str, Total]]) -> None:
+    """Have the SDK read the run-time totals whenever it exports."""
+    from opentelemetry.metrics import Observation
+
+    def reader(field: str) -> Callable[[CallbackOptions], Iterable[Observation]]:
+        def observe(_: CallbackOptions) -> Iterable[Observation]:
+            return [
+                Observation(getattr(total, field), {"composer.backend": backend})
+                for backend, total in read().items()
+            ]
+
+        return observe
+
+    for name, field, unit, description in (
+        ("composer.runtime.calls", "calls", "{call}", "Calls of compiled graphs."),
+        (
+            *("composer.runtime.fallbacks", "fallbacks", "{call}"),
+            "Calls that the floor answered for the engine.",
+        ),
+        ("composer.runtime.time", "seconds", "s", "Host time within the calls, estimated."),
+    ):
+        meter.create_observable_counter(name, [reader(field)], unit, description)
+
+
+def _of_attempt(attempt: Mapping[str, Any]) -> dict[str, Any]:
+    attributes = _present(attempt, ("backend", "status", "reason", "coverage"))
+    if attempt["message"]:
+        attributes["composer.message"] = attempt["message"]
+    if attempt["engine"]:
+        attributes["composer.engine"] = json.dumps(attempt["engine"])
+    if attempt["status"] in _ERRORS:
+        attributes["error.type"] = attempt["error_type"] or attempt["reason"]
+    return attributes
+
+
+def _add_passes(span: Span, passes: Sequence[Mapping[str, Any]], first: int, end: int) -> None:
+    """Add an event for each pass, at the time when it ended.
+
+    Events, not spans: a pass takes milliseconds, and a record does not say when within the accepted
+    candidate the later ones ran; those stand at the compile's end.
+    """
+    early = [each for each in passes if each["stage"] in _BEFORE_CANDIDATES]
+    at = first - sum(_nanoseconds(each["seconds"]) for each in early)
+    for each in passes:
+        at = at + _nanoseconds(each["seconds"]) if each in early else end
+        attributes = _present(each, _OF_PASS, prefix="composer.pass.")
+        if each["error"]:
+            attributes["composer.pass.error"] = each["error"]
+        span.add_event("composer.pass", attributes, timestamp=at)
+
+
+def _add_exception(span: Span, attempt: Mapping[str, Any], at: int) -> None:
+    """Add the event that OpenTelemetry has for exceptions; a plain "no" has none."""
+    if attempt["error_type"]:
+        attributes = {
+            "exception.type": attempt["error_type"],
+            "exception.message": attempt["message"],
+            "exception.stacktrace": attempt["traceback"],
+        }
+        span.add_event("exception", attributes, timestamp=at)
+
+
+def _set_error(span: Span, description: str) -> None:
+    from opentelemetry.trace import StatusCode
+
+    span.set_status(StatusCode.ERROR, description)
+
+
+def _present(
+    record: Mapping[str, Any], fields: Iterable[str], prefix: str = "composer."
+) -> dict[str, Any]:
+    """Attributes of those fields that are not null."""
+    return {f"{prefix}{field}": record[field] for field in fields if record[field] is not None}
+
+
+def _nanoseconds(seconds: float) -> int:
+    return round(seconds * 1e9)
