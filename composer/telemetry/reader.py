@@ -102,10 +102,11 @@ class _Found:
 
 def _parsed(text: bytes) -> tuple[Process, str, CompileReport]:
     """Who wrote a line, which of its graphs it is (empty if it does not say), and the record."""
-    if not text.strip():
+    text = text.strip()
+    if not text:
         raise RecordError("a blank line")
     try:
-        line = json.loads(text)
+        line = json.loads(text, parse_constant=str)  # NaN, which is no JSON, becomes "NaN"
     except (ValueError, RecursionError) as error:
         raise RecordError(f"torn, or no JSON: {error}") from None
     if not isinstance(line, Mapping):
