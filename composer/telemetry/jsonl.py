@@ -63,16 +63,16 @@ class JsonLinesSink(Sink):
 
     def __init__(self) -> None:
         self._asked = os.environ.get(PATH, "")
-        self._file = LineFile(Path(self._asked).resolve())
         self._limit = DEFAULT_LIMIT
         self._patience = PATIENCE
-        self._start()
+        self._start(Path(self._asked).resolve())
         if hasattr(os, "register_at_fork"):
             restart = functools.partial(_restart, weakref.ref(self))
             os.register_at_fork(after_in_child=restart)
 
-    def _start(self) -> None:
-        """A forked child begins anew: its parent's graphs are its parent's to write."""
+    def _start(self, path: Path) -> None:
+        """A forked child does this anew: its parent's graphs are its parent's to write."""
+        self._file = LineFile(path)  # filelock refuses a lock that was made before a fork
         self._process = dataclasses.asdict(Process.here())
         self._lock = threading.Lock()
         self._graphs: deque[_Graph] = deque(maxlen=_FOLLOWED)
@@ -142,7 +142,7 @@ class JsonLinesSink(Sink):
 def _restart(sink: weakref.ref[JsonLinesSink]) -> None:
     alive = sink()
     if alive is not None:
-        alive._start()
+        alive._start(alive._file.path)
 
 
 def _limit(text: str) -> int:
