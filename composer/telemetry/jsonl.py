@@ -99,7 +99,8 @@ class JsonLinesSink(Sink):
         self._write(graph)
 
     def close(self) -> None:
-        """Append a further record of each graph whose counters moved since."""
+        """Append a further record of each graph whose counters moved, and what failed before."""
+        self._patience = PATIENCE
         for graph in tuple(self._graphs):
             now = plain(graph.runtime)
             if graph.record and graph.written != now:
