@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import threading
@@ -387,6 +388,18 @@ def test_counters_are_written_at_exit(path: Path, run_python: RunPython) -> None
     (graph,) = recording.report.graphs
     assert graph.runtime.calls == 20
     assert graph.runtime.seconds > 0
+
+
+def test_folder_that_was_removed_is_not_made_again_at_the_end(path: Path) -> None:
+    """Nobody is warned either: that the file went was somebody's wish."""
+    f = compiled(torch.sin, honest)
+    f(torch.ones(2))
+    shutil.rmtree(path.parent)
+    f(torch.ones(2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        session.current().sinks.close()
+    assert not path.parent.exists()
 
 
 FORKED_PROGRAM = f"""{PROGRAM}

@@ -102,8 +102,10 @@ class JsonLinesSink(Sink):
         """Append a further record of each graph whose counters moved, and what failed before."""
         self._patience = PATIENCE
         for graph in tuple(self._graphs):
-            now = plain(graph.runtime)
-            if graph.record and graph.written != now:
+            now, gone = plain(graph.runtime), not graph.file.path.parent.exists()
+            if not graph.record or (graph.written and gone):
+                continue  # who removed the folder wants no new one with the last counters alone
+            if graph.written != now:
                 graph.record = {**graph.record, "runtime": now}
                 self._write(graph)
 
