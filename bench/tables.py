@@ -54,6 +54,23 @@ def overhead(record: Record) -> str:
     return f"{described(record)}\n\n{table(headings, rows)}"
 
 
+def telemetry(record: Record) -> str:
+    """What the sink ``jsonl`` takes of a compile."""
+    headings = ("a compile", "unit", "without", "with", "ratio (quartiles)", "the sink's own time")
+    headings += ("its share (quartiles)",)
+    rows = []
+    for name, row in record["compiles"].items():
+        times = (row["plain"]["median_ms"], row["composer"]["median_ms"])
+        median, p25, p75 = (f"{row['share'][part]:.2%}" for part in ("median", "p25", "p75"))
+        rows.append(
+            (
+                *(name, "ms", *(f"{time:.1f}" for time in times), ratio(row["ratio"])),
+                *(f"{row['sink_ms']:.2f}", f"{median} ({p25}-{p75})"),
+            )
+        )
+    return f"{described(record)}\n\n{table(headings, rows)}"
+
+
 def models(record: Record) -> str:
     """Milliseconds a call of the public models, and what compiling them took."""
     headings = ("model", "variant", "median ms", "min ms", "eager / variant (quartiles)")
@@ -222,6 +239,7 @@ def main() -> int:
     """Rewrite the tables in place."""
     parts: tuple[tuple[Path, str, Callable[[Record], str]], ...] = (
         (HERE / "README.md", "overhead", overhead),
+        (HERE / "README.md", "telemetry", telemetry),
         (HERE / "README.md", "models", models),
         (HERE / "README.md", "onnxrt", onnxrt),
         (HERE / "README.md", "passes", passes),

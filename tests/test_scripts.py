@@ -54,6 +54,17 @@ def test_the_overhead_bench_writes_what_it_measured(tmp_path: Path) -> None:
     assert record["compiles"]["failing"]["status"] == "failed"
 
 
+def test_the_telemetry_bench_writes_what_it_measured(tmp_path: Path) -> None:
+    """The sink's share of a short compile and of a long one."""
+    figures = tmp_path / "telemetry.json"
+    run("bench/telemetry.py", "--rounds", "3", "--cold-rounds", "1", "--json", str(figures))
+    record = json.loads(figures.read_text())
+    assert len(record["compiles"]) == 2
+    for row in record["compiles"].values():
+        assert 0 < row["sink_ms"] < row["plain"]["median_ms"]
+        assert row["share"]["median"] < 0.5
+
+
 def test_the_engine_bench_writes_what_it_measured(tmp_path: Path) -> None:
     """Calls, and the growth of a fresh process by as much as its weights, not twice as much."""
     figures = tmp_path / "onnxrt.json"

@@ -1,4 +1,4 @@
-"""The command ``composer``: what engines and passes are here, and what a policy says."""
+"""The command ``composer``: which engines and passes are here, what policies and records say."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from rich.table import Table
 from composer import capture
 from composer.backends import BACKENDS, find_backend
 from composer.cli import passes, policy
+from composer.cli.report import report
 from composer.errors import Refusal
 
 app = typer.Typer(
@@ -25,6 +26,7 @@ app = typer.Typer(
 
 app.add_typer(passes.app, name="passes")
 app.add_typer(policy.app, name="policy")
+app.command()(report)
 
 _PACKAGES = {"tensorrt": "torch-tensorrt", "onnxrt": "onnxruntime"}
 """The distribution whose version says most about an engine; torch itself for the others."""

@@ -18,6 +18,7 @@ from composer.registry import Registry, did_you_mean
 log = logging.getLogger("composer")
 
 OWN = {
+    "jsonl": "composer.telemetry.jsonl:JsonLinesSink",
     "logging": "composer.telemetry.log:LoggingSink",
     "opentelemetry": "composer.telemetry.otel:OpenTelemetrySink",
     "prometheus": "composer.telemetry.prometheus:PrometheusSink",
@@ -58,7 +59,8 @@ class Sinks:
             first: Whether it is the first of its graph, rather than one that changed.
 
         Raises:
-            OptionError: ``COMPOSER_SINKS`` names a sink that there is not.
+            OptionError: ``COMPOSER_SINKS`` names a sink that there is not, or a sink cannot take
+                what the environment says.
         """
         with self._lock:
             self._look_around()
@@ -86,18 +88,19 @@ class Sinks:
         if asked == self._asked:
             return
         named = _named(asked[0])
-        self._asked = asked
-        kept, self._found = self._found, {}
         for name in SINKS.names():
-            self._guarded(name, functools.partial(self._make, name, named, kept))
-        for name, sink in kept.items():
-            self._close(name, sink)
+            self._guarded(name, functools.partial(self._look_for, name, named))
+        self._asked = asked  # not before: a mistake is an error at every compile
 
-    def _make(self, name: str, named: frozenset[str], kept: dict[str, Any]) -> None:
+    def _look_for(self, name: str, named: frozenset[str]) -> None:
+        """Have the sink if it is wanted, and the same one as long as it is."""
         kind = SINKS.get(name)
         wanted = getattr(kind, "wanted", None)
         if wanted is None or wanted(name, named):
-            self._found[name] = kept.pop(name) if name in kept else kind()
+            if name not in self._found:
+                self._found[name] = kind()
+        elif name in self._found:
+            self._close(name, self._found.pop(name))
 
     def _close(self, name: str, sink: Any) -> None:
         close = getattr(sink, "close", None)
@@ -105,9 +108,11 @@ class Sinks:
             self._guarded(name, close)
 
     def _guarded(self, name: str, step: Callable[[], object]) -> None:
-        """Run a step of a sink; what it raises is warned of once."""
+        """Run a step of a sink; what it raises is warned of once, but for the user's mistakes."""
         try:
             step()
+        except OptionError:
+            raise
         except Exception as error:  # noqa: BLE001  # whatever a sink raises becomes a warning
             if name not in self._reported:
                 self._reported.add(name)

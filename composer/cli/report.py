@@ -1,0 +1,82 @@
+"""``composer report``: what files of records say, process by process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from composer.telemetry import reader
+from composer.telemetry.reader import Readout
+from composer.telemetry.recording import Process, Recording
+from composer.telemetry.report import Report
+
+
+def report(
+    files: Annotated[list[Path], typer.Argument(help="What COMPOSER_TELEMETRY named.")],
+    last: Annotated[
+        int | None, typer.Option(min=1, help="Only so many of each process's newest graphs.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For a program to read.")] = False,
+) -> None:
+    """Say which engine ran each graph of a run, from the files that its processes wrote."""
+    found = _read(files)
+    recordings = [_newest(each, last) for each in found.recordings]
+    if as_json:
+        typer.echo(json.dumps(_plain(recordings, found), indent=2))
+    else:
+        typer.echo("\n".join(_lines(recordings, found)))
+
+
+def _read(files: list[Path]) -> Readout:
+    try:
+        found = reader.read(files)
+    except OSError as error:
+        _fail(f"{str(error.filename)!r} cannot be read: {error.strerror}")
+    if not found.recordings:
+        _fail(f"no record in {', '.join(map(str, files))}; {_left_out(found)}")
+    return found
+
+
+def _fail(message: str) -> NoReturn:
+    typer.echo(f"composer: {message}", err=True)
+    raise typer.Exit(1)
+
+
+def _newest(recording: Recording, last: int | None) -> Recording:
+    graphs = recording.report.graphs
+    return recording if last is None else replace(recording, report=Report(graphs[-last:]))
+
+
+def _plain(recordings: list[Recording], found: Readout) -> dict[str, object]:
+    processes = [{"process": asdict(r.process), **r.report.to_dict()} for r in recordings]
+    faults = [asdict(fault) for fault in found.faults]
+    return {"processes": processes, "left_out": found.left_out, "faults": faults}
+
+
+def _lines(recordings: list[Recording], found: Readout) -> Iterator[str]:
+    for each in recordings:
+        if len(recordings) > 1:
+            yield _heading(each.process)
+        yield f"{each.report}\n"
+    if found.left_out:
+        yield _left_out(found)
+
+
+def _heading(process: Process) -> str:
+    if process == reader.UNKNOWN:
+        return "== a process that its lines do not name"
+    rank = "" if process.rank is None else f", rank {process.rank}"
+    return f"== process {process.pid} on {process.host}{rank}, started {process.started}"
+
+
+def _left_out(found: Readout) -> str:
+    if not found.left_out:
+        return "no line at all"
+    first = found.faults[0]
+    lines = "1 line" if found.left_out == 1 else f"{found.left_out} lines"
+    return f"{lines} left out, the first: {first.file}:{first.line}: {first.why}"

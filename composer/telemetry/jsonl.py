@@ -1,0 +1,174 @@
+"""The sink ``jsonl``: each record is a line of JSON in the file that COMPOSER_TELEMETRY names."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+import os
+import re
+import threading
+import weakref
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from composer.errors import OptionError
+from composer.records import CompileReport, Counters, Runtime, plain
+from composer.telemetry.base import Sink
+from composer.telemetry.linefile import LineFile
+from composer.telemetry.recording import Process
+
+PATH = "COMPOSER_TELEMETRY"
+LIMIT = "COMPOSER_TELEMETRY_MAX_BYTES"
+DEFAULT_LIMIT = 64 * 2**20
+PATIENCE = 10.0
+"""Seconds to wait for another process's line; not again after it was in vain."""
+_FOLLOWED = 1000
+
+
+@dataclass(slots=True)
+class _Graph:
+    """A graph whose counters are written once more at the end."""
+
+    serial: int
+    name: tuple[str, str, str]
+    runtime: Runtime
+    file: LineFile
+    record: dict[str, Any] = field(default_factory=dict)
+    """Its last record, on its way to ``file``; empty until there is one."""
+    written: object = None
+    """The counters that are in the file."""
+
+
+class JsonLinesSink(Sink):
+    """Appends to the file; the counters of the newest 1,000 graphs once more at the end.
+
+    A line is the record and two keys more: ``process`` says who wrote it, ``serial`` which graph of
+    that process it is. A further record of a graph has its serial again.
+    """
+
+    @classmethod
+    def wanted(cls, name: str, named: frozenset[str]) -> bool:
+        """Whether there is a file to write.
+
+        Raises:
+            OptionError: the sink is asked for by name, and no file is.
+        """
+        if name in named and not os.environ.get(PATH):
+            raise OptionError(f"COMPOSER_SINKS names {name!r}, and {PATH} no file for it")
+        return bool(os.environ.get(PATH))
+
+    def __init__(self) -> None:
+        self._asked = os.environ.get(PATH, "")
+        self._limit = DEFAULT_LIMIT
+        self._patience = PATIENCE
+        self._start(Path(self._asked).resolve())
+        if hasattr(os, "register_at_fork"):
+            restart = functools.partial(_restart, weakref.ref(self))
+            os.register_at_fork(after_in_child=restart)
+
+    def _start(self, path: Path) -> None:
+        """A forked child does this anew: its parent's graphs are its parent's to write."""
+        self._file = LineFile(path)  # filelock refuses a lock that was made before a fork
+        self._process = dataclasses.asdict(Process.here())
+        self._lock = threading.Lock()
+        self._graphs: deque[_Graph] = deque(maxlen=_FOLLOWED)
+        self._serial = 0
+
+    def follow(self, report: CompileReport) -> None:
+        """Remember whose counters to write at the end."""
+        name = report.graph_id, report.time, report.graph_key
+        with self._lock:
+            self._add(name, report.runtime)
+
+    def emit(self, record: dict[str, Any]) -> None:
+        """Append the record.
+
+        Raises:
+            OptionError: the environment's limit is no number of bytes.
+            TimeoutError: another process does not let go of the file's lock.
+            OSError: the file cannot be written.
+        """
+        with self._lock:
+            self._look_around()
+            graph = self._graph(record)
+            graph.file, graph.record = self._file, record
+        self._write(graph)
+
+    def close(self) -> None:
+        """Append a further record of each graph whose counters moved, and what failed before."""
+        self._patience = PATIENCE
+        for graph in tuple(self._graphs):
+            now, gone = plain(graph.runtime), not graph.file.path.parent.exists()
+            if not graph.record or (graph.written and gone):
+                continue  # who removed the folder wants no new one with the last counters alone
+            if graph.written != now:
+                graph.record = {**graph.record, "runtime": now}
+                self._write(graph)
+
+    def _look_around(self) -> None:
+        """What the environment says now; a relative path is where it was when first met."""
+        self._limit = _limit(os.environ.get(LIMIT, ""))
+        asked = os.environ.get(PATH, "")
+        if asked and asked != self._asked:
+            self._asked, self._file = asked, LineFile(Path(asked).resolve())
+
+    def _graph(self, record: dict[str, Any]) -> _Graph:
+        """Whose record it is: the first that waits for one, or the one that had it before."""
+        name = record["graph_id"], record["time"], record["graph_key"]
+        same = [graph for graph in self._graphs if graph.name == name]
+        if not same:
+            return self._add(name, Runtime(Counters(**record["runtime"])))
+        return next((graph for graph in same if not graph.record), same[-1])
+
+    def _add(self, name: tuple[str, str, str], runtime: Runtime) -> _Graph:
+        graph = _Graph(self._serial, name, runtime, self._file)
+        self._serial += 1
+        self._graphs.append(graph)
+        return graph
+
+    def _write(self, graph: _Graph) -> None:
+        record = graph.record
+        line = _line({**record, "process": self._process, "serial": graph.serial})
+        try:
+            graph.file.append(line, self._limit, self._patience)
+        except TimeoutError:
+            self._patience = 0.0
+            raise
+        self._patience = PATIENCE
+        graph.written = record["runtime"]
+
+
+def _restart(sink: weakref.ref[JsonLinesSink]) -> None:
+    alive = sink()
+    if alive is not None:
+        alive._start(alive._file.path)
+
+
+def _limit(text: str) -> int:
+    if not text:
+        return DEFAULT_LIMIT
+    if not re.fullmatch("[1-9][0-9]{0,17}", text):
+        raise OptionError(f"{LIMIT} is {text!r} (a positive whole number of bytes)")
+    return int(text)
+
+
+def _line(record: dict[str, Any]) -> bytes:
+    """JSON that every reader takes: numbers are finite, text is UTF-8."""
+    try:
+        text = json.dumps(record, allow_nan=False, ensure_ascii=False)
+    except ValueError:
+        text = json.dumps(_finite(record), allow_nan=False, ensure_ascii=False)
+    return text.encode("utf-8", "replace") + b"\n"
+
+
+def _finite(value: Any) -> Any:
+    """What an engine says of itself may hold ``nan`` or ``inf``: as strings they stay readable."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return value if not isinstance(value, float) or math.isfinite(value) else str(value)
