@@ -23,9 +23,7 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 
-def render(
-    recordings: Sequence[Recording], means: Callable[[Reason], str] | None = None
-) -> str:
+def render(recordings: Sequence[Recording], means: Callable[[Reason], str] | None = None) -> str:
     """Lay out recordings as a page for a browser, in one file without scripts from elsewhere.
 
     Args:
@@ -100,7 +98,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    names = ("counted", "duration", "head", "moment", "said", "sane", "short", "tail")
+    names = ("clock", "counted", "duration", "head", "moment", "said", "sane", "short", "tail")
     environment.filters |= {name: getattr(words, name) for name in names}
     environment.filters["fact"] = shares.fact
     return environment

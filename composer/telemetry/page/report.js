@@ -136,20 +136,35 @@ function setUpFilters() {
   });
 }
 
+// Where the axis is wider than the window, go to the side where the rows in view have their bars.
+function followRows(timeline) {
+  const axis = timeline.querySelector(".axis").getBoundingClientRect();
+  const label = timeline.querySelector(".axis .label").getBoundingClientRect();
+  const rows = [...timeline.querySelectorAll(".row")];
+  const row = rows.find((each) => each.getBoundingClientRect().top >= axis.bottom) || rows.at(-1);
+  const bar = row.querySelector(".bar").getBoundingClientRect();
+  const right = timeline.getBoundingClientRect().right;
+  if (bar.right < label.right || bar.left > right) {
+    timeline.scrollLeft += bar.left - label.right - (right - label.right) / 8;
+  }
+}
+
 function setUpTimeline() {
   const timeline = document.querySelector(".timeline"), zoom = byId("zoom");
+  let top = 0;
   zoom.addEventListener("input", () => {
-    const label = timeline.querySelector(".axis .label").offsetWidth;
-    const before = timeline.querySelector(".axis .track").offsetWidth;
-    const middle = (timeline.scrollLeft + (timeline.clientWidth - label) / 2) / before;
     const times = 2 ** Number(zoom.value);
     zoom.setAttribute("aria-valuetext", times.toFixed(1) + " times");
     timeline.style.setProperty("--zoom", times);
-    const after = timeline.querySelector(".axis .track").offsetWidth;
-    timeline.scrollLeft = middle * after - (timeline.clientWidth - label) / 2;
+    timeline.dataset.level = Math.min(2, Math.floor(Number(zoom.value) / 2));
+    followRows(timeline);
   });
-  byId("aligned").addEventListener("input", (event) => {
-    timeline.classList.toggle("aligned", event.target.checked);
+  timeline.addEventListener("scroll", () => {
+    if (timeline.scrollTop !== top && Number(zoom.value)) followRows(timeline);
+    top = timeline.scrollTop;
+  });
+  byId("longest").addEventListener("input", (event) => {
+    timeline.classList.toggle("longest", event.target.checked);
   });
 }
 

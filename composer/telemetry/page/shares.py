@@ -51,7 +51,9 @@ def shares(graphs: Iterable[CompileReport]) -> tuple[Share, ...]:
     kept = [name for name in order if any(totals[name])]
     columns = [percentages([totals[name][i] for name in kept]) for i in (1, 2, 3)]
     return tuple(
-        Share(name, int(totals[name][0]), totals[name][1], int(totals[name][2]), totals[name][3], *p)
+        Share(
+            name, int(totals[name][0]), totals[name][1], int(totals[name][2]), totals[name][3], *p
+        )
         for name, *p in zip(kept, *columns, strict=True)
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,9 +12,13 @@ from composer.records import CompileReport
 from composer.telemetry.page.spent import Piece, pieces
 from composer.telemetry.page.words import sane
 
-_STEPS = (1, 2, 5)
+_STEPS = (
+    *(step * 10.0**power for power in range(-6, 1) for step in (1, 2, 5)),
+    *(10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0, 3600.0, 7200.0, 18000.0),
+)
 _CUT = 0.04  # at most this share of the time compiled is what a wait takes on the axis,
 _CUTS = 0.25  # and this is what all of them take
+_APART = (12.0, 3.0, 0.75)  # per cent of the axis from one tick to the next, the closer looked at
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +58,14 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """``bars`` in the order of the graphs given; ``began`` and ``ended`` are POSIX times."""
+    """``bars`` in the order of the graphs given; ``began`` and ``ended`` are POSIX times.
+
+    ``ticks`` are there for the whole axis in view, for a quarter and for a sixteenth of it.
+    """
 
     bars: tuple[Bar, ...]
     waits: tuple[Wait, ...]
-    ticks: tuple[Tick, ...]
+    ticks: tuple[tuple[Tick, ...], ...]
     began: float
     ended: float
 
@@ -75,7 +83,8 @@ def timeline(graphs: Sequence[CompileReport]) -> Timeline:
         for each, length, start, end in zip(found, seconds, starts, ends, strict=True)
     )
     began, ended = min(starts, default=0.0), max(ends, default=0.0)
-    return Timeline(tuple(bars), axis.waits(), tuple(axis.ticks()), began, ended)
+    ticks = tuple(tuple(axis.ticks(apart)) for apart in _APART)
+    return Timeline(tuple(bars), axis.waits(), ticks, began, ended)
 
 
 def _ends(graphs: Sequence[CompileReport]) -> Iterator[float]:
@@ -125,17 +134,17 @@ class Axis:
             for end, start, left, right in found
         )
 
-    def ticks(self) -> Iterator[Tick]:
-        """Round numbers of seconds since the first start, at most eight, none near another."""
+    def ticks(self, apart: float) -> Iterator[Tick]:
+        """Round numbers of seconds since the first start, so many per cent of the axis apart."""
         if not self._length:
             return
-        step, last = _round_step(self._length / 6), -100.0
+        step, last = _round_step(self._length * apart / 75), -100.0
         for start, end in self._busy:
             first = self._busy[0][0]
-            number = -((first - start) // step)
+            number = math.ceil((start - first) / step)
             while first + number * step <= end:
                 left = self.at(first + number * step)
-                if left - last >= 12 and left <= 93:
+                if left - last >= apart and left <= 100 - apart / 2:
                     yield Tick(left, number * step)
                     last = left
                 number += 1
@@ -156,10 +165,5 @@ def _length(stretch: tuple[float, float]) -> float:
 
 
 def _round_step(least: float) -> float:
-    """1, 2 or 5 times a power of ten, at least ``least``."""
-    power = 1e-6
-    while True:
-        for step in _STEPS:
-            if step * power >= least:
-                return step * power
-        power *= 10
+    """A round number of seconds, at least ``least``; beyond a few hours, whole days."""
+    return next((step for step in _STEPS if step >= least), 86400.0 * math.ceil(least / 86400))

@@ -22,11 +22,21 @@ def duration(seconds: float) -> str:
         milliseconds = seconds * 1000
         return f"{milliseconds:.0f} ms" if milliseconds >= 9.95 else f"{milliseconds:.2g} ms"
     if seconds < 99.95:
-        return f"{seconds:.3g} s"
+        return f"{seconds:.2f} s" if seconds < 9.995 else f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:
         return f"{minutes} min {rest:02} s"
     return f"{minutes // 60} h {minutes % 60:02} min"
+
+
+def clock(seconds: float) -> str:
+    """A round number of seconds in full: ``"0.05 s"``, ``"2 s"``, ``"3 min"``, ``"1 h 20 min"``."""
+    if seconds < 60:
+        return f"{seconds:.6g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    parts = (hours, "h"), (minutes, "min"), (rest, "s")
+    return " ".join(f"{number} {unit}" for number, unit in parts if number)
 
 
 def counted(number: int, noun: str) -> str:
