@@ -98,7 +98,18 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    names = ("clock", "counted", "duration", "head", "moment", "said", "sane", "short", "tail")
+    names = (
+        "clock",
+        "counted",
+        "cut",
+        "duration",
+        "head",
+        "moment",
+        "said",
+        "sane",
+        "short",
+        "tail",
+    )
     environment.filters |= {name: getattr(words, name) for name in names}
     environment.filters["fact"] = shares.fact
     return environment

@@ -12,8 +12,11 @@ from composer.telemetry.page.words import sane
 
 @dataclass(frozen=True, slots=True)
 class Fallback:
-    """One reason. ``backends`` has the number of attempts of each, ``said`` their commonest
-    message and ``others`` how many different ones there are besides."""
+    """One reason why candidates were not accepted.
+
+    ``backends`` has the number of attempts of each, ``said`` their commonest message, and
+    ``others`` is how many different ones there are besides.
+    """
 
     reason: Reason | None
     attempts: int

@@ -23,7 +23,7 @@ function showTrace(link) {
 function openTarget() {
   const target = document.getElementById(location.hash.slice(1));
   if (!target) return;
-  if (target.matches("tbody")) {
+  if (target.matches(".graphs > tbody")) {
     if (target.hidden) clearFilters();
     openGraph(target, true);
     target.scrollIntoView();
@@ -35,7 +35,7 @@ function openTarget() {
 }
 
 const byId = (id) => document.getElementById(id);
-const bodies = () => [...document.querySelectorAll(".graphs tbody")];
+const bodies = () => [...document.querySelectorAll(".graphs > tbody")];
 const texts = new WeakMap();
 
 function textOf(body) {

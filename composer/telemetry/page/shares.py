@@ -42,19 +42,18 @@ def shares(graphs: Iterable[CompileReport]) -> tuple[Share, ...]:
     Time within calls is not known in parts: all of it is the engine's. Graphs that nobody serves
     do not count.
     """
-    graphs = [graph for graph in graphs if graph.chosen]
-    engines = dict.fromkeys(graph.chosen for graph in graphs)
+    served = [graph for graph in graphs if graph.chosen]
+    engines = dict.fromkeys(graph.chosen for graph in served)
     totals = {engine: [0.0] * 4 for engine in (*engines, FLOOR)}
-    for graph in graphs:
+    for graph in served:
         _add(totals, graph)
     order = sorted(totals, key=lambda name: (name == FLOOR, -totals[name][1], name))
     kept = [name for name in order if any(totals[name])]
     columns = [percentages([totals[name][i] for name in kept]) for i in (1, 2, 3)]
     return tuple(
-        Share(
-            name, int(totals[name][0]), totals[name][1], int(totals[name][2]), totals[name][3], *p
-        )
-        for name, *p in zip(kept, *columns, strict=True)
+        Share(name, int(count), nodes, int(calls), seconds, *percents)
+        for name, *percents in zip(kept, *columns, strict=True)
+        for count, nodes, calls, seconds in [totals[name]]
     )
 
 

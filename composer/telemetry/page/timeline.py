@@ -88,7 +88,7 @@ def timeline(graphs: Sequence[CompileReport]) -> Timeline:
 
 
 def _ends(graphs: Sequence[CompileReport]) -> Iterator[float]:
-    """POSIX times at which the compiles ended; one that cannot be read follows on the one before."""
+    """POSIX times at which compiles ended; one that cannot be read follows on the one before."""
     end = 0.0
     for graph in graphs:
         try:

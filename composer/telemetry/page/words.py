@@ -16,7 +16,8 @@ def sane(seconds: float) -> float:
 
 def duration(seconds: float) -> str:
     """Three digits at most, in the unit that fits: ``"412 ms"``, ``"12.3 s"``, ``"2 min 05 s"``."""
-    if seconds <= 0:
+    seconds = sane(seconds)
+    if not seconds:
         return "0 s"
     if seconds < 0.9995:
         milliseconds = seconds * 1000
@@ -59,6 +60,11 @@ def percentages(parts: Sequence[float]) -> list[float]:
     for i in by_rest[: 1000 - sum(tenths)]:
         tenths[i] += 1
     return [each / 10 for each in tenths]
+
+
+def cut(name: str, limit: int) -> str:
+    """A name, or its beginning and an ellipsis."""
+    return name if len(name) <= limit else f"{name[: limit - 1]}…"
 
 
 def head(text: str, limit: int) -> str:
