@@ -106,7 +106,6 @@ def _environment() -> Environment:
         "head",
         "moment",
         "said",
-        "sane",
         "short",
         "tail",
     )
