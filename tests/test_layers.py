@@ -26,7 +26,9 @@ LAYERS = [
     {"prove"},
     {"chain", "guard"},
     {"dispatch"},
+    {"explain"},
     {"__init__", "cli"},
+    {"__main__"},
 ]
 FILES = sorted(PACKAGE.rglob("*.py"))
 
