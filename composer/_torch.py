@@ -23,7 +23,8 @@ import torch
 import torch.fx
 
 # Dynamo's registry of backends is what the mission names; it has no public spelling.
-from torch._dynamo import external_utils
+from torch._C._dynamo.eval_frame import reset_code
+from torch._dynamo import convert_frame, eval_frame, external_utils
 from torch._dynamo.backends.registry import list_backends as _list_backends
 from torch._dynamo.backends.registry import lookup_backend as lookup_backend
 from torch._dynamo.convert_frame import ConvertFrameAssert
@@ -165,16 +166,20 @@ def compiled_as(function: Callable[..., Any]) -> Compiled | None:
     """
     if isinstance(function, OptimizedModule):
         context: Any = function.dynamo_ctx
+        original = function._orig_mod
     else:
         in_place = getattr(function, "_compiled_call_impl", None)
         function = function if in_place is None else in_place
         if not hasattr(function, "_torchdynamo_wrapper_id"):
             return None
         context = inspect.getclosurevars(function).nonlocals["self"]
+        original = cast(Any, function)._torchdynamo_orig_callable
+    if not context.callback:  # torch.compiler.disable
+        return None
     wrapper: Any = innermost_backend(context.callback)
     given = getattr(wrapper, "kwargs", {})
     return Compiled(
-        original=cast(Any, function)._torchdynamo_orig_callable,
+        original=original,
         backend=getattr(wrapper, "compiler_fn", wrapper),
         name=str(getattr(wrapper, "compiler_name", getattr(wrapper, "__name__", wrapper))),
         mode=given.get("mode"),
@@ -184,9 +189,23 @@ def compiled_as(function: Callable[..., Any]) -> Compiled | None:
     )
 
 
+def forget_given_up() -> None:
+    """Have Dynamo try again what it gave up and marked to be left alone, for any backend.
+
+    Code that has cache entries keeps them: only code without any is reset.
+    """
+    count = getattr(eval_frame, "_get_total_cache_entry_count", None)  # torch >= 2.13
+    count = count or (lambda code: len(eval_frame._debug_get_cache_entry_list(code)))
+    with convert_frame.compile_lock:
+        for seen in tuple(convert_frame.input_codes.seen):
+            code = seen()
+            if code is not None and not count(code):
+                reset_code(code)
+
+
 OnBreak = Callable[[str, Sequence[traceback.FrameSummary], bool], None]
 """Is told of a graph break: torch's message, the traced frames with the innermost last, and
-whether the whole function was given up."""
+whether the whole function was given up; of such a one it may have been told as of any other."""
 
 _listeners: list[OnBreak] = []
 _listening = threading.Lock()
@@ -204,8 +223,8 @@ def graph_breaks_to(listener: OnBreak) -> Iterator[None]:
     """
     with _listening:
         _listeners.append(listener)
-        InstructionTranslatorBase.log_graph_break = _telling_log  # type: ignore[method-assign]
-        ConvertFrameAssert.__call__ = _telling_convert  # type: ignore[method-assign]
+        InstructionTranslatorBase.log_graph_break = _telling_log  # type: ignore[method-assign,assignment]
+        ConvertFrameAssert.__call__ = _telling_convert  # type: ignore[method-assign,assignment]
     try:
         yield
     finally:

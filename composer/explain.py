@@ -19,7 +19,7 @@ from composer.dispatch import compose
 from composer.records import Attempt, CompileReport, PassRecord, first_line, plain
 from composer.telemetry.report import counted, headline, tables_of
 
-_MACHINERY = ("<frozen", *(str(Path(file).parent) for file in (torch.__file__, __file__)))
+_MACHINERY = ("<frozen", *(str(Path(file).parent) for file in (inspect.getfile(torch), __file__)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,11 +144,9 @@ class Collector:
 
 def _users_frame(stack: Sequence[traceback.FrameSummary]) -> traceback.FrameSummary:
     """The innermost frame that is neither torch's nor composer's; of the caller's if none is."""
-    running = traceback.StackSummary.extract(traceback.walk_stack(None))
-    for frame in (*reversed(stack), *running):
-        if not frame.filename.startswith(_MACHINERY):
-            return frame
-    return stack[-1]
+    running = reversed(traceback.extract_stack())
+    users = (f for f in (*reversed(stack), *running) if not f.filename.startswith(_MACHINERY))
+    return next(users, stack[-1])
 
 
 @contextmanager
@@ -186,6 +184,7 @@ def explain(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
         Exception: whatever ``fn`` or its compile raises, with a note of what was compiled.
     """
     compiled = _compiled_anew(fn)
+    _torch.forget_given_up()
     with collecting(threading.get_ident()) as found:
         try:
             compiled(*args, **kwargs)

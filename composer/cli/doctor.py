@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import torch
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from composer import capture
@@ -30,11 +31,13 @@ def doctor(
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
-    table = Table("backend", "here", "version", "device", "what is missing", "what brings it")
+    table = Table("backend", "here", "version", "device", "what is missing")
+    table.add_column("what brings it", overflow="fold")
     for row in rows:
         here = "yes" if row["available"] else "no"
         devices = ", ".join(row["devices"])
-        table.add_row(row["backend"], here, row["version"], devices, row["message"], row["install"])
+        lacks = escape(row["message"]), escape(row["install"])
+        table.add_row(row["backend"], here, row["version"], devices, *lacks)
     Console().print(table)
 
 

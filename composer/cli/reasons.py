@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.markdown import Markdown
+from rich.markup import escape
 from rich.table import Table
 
 from composer.records import Reason
@@ -22,7 +23,8 @@ def reasons(
 ) -> None:
     """Say what the reason codes of attempts mean, how to see more, and what to do."""
     if code and code not in list(Reason):
-        typer.echo(f"composer: unknown reason {code!r}{did_you_mean(code, Reason)}", err=True)
+        close = did_you_mean(code, map(str, Reason))
+        typer.echo(f"composer: unknown reason {code!r}{close}", err=True)
         raise typer.Exit(1)
     found = {reason: explained(reason) for reason in ([Reason(code)] if code else Reason)}
     if as_json:
@@ -36,5 +38,5 @@ def reasons(
         return
     table = Table("code", "what it means")
     for reason, each in found.items():
-        table.add_row(reason.value, each.summary)
+        table.add_row(reason.value, escape(each.summary))
     Console().print(table)

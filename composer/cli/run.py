@@ -10,8 +10,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-import composer
-from composer import _torch, book
+from composer import _torch, book, session
 from composer.cli.progress import shown
 from composer.cli.script import run_script
 from composer.errors import ComposerError
@@ -39,7 +38,7 @@ def run(
 ) -> None:
     """Run a script and print composer's report; the exit code is the script's."""
     _prepare(script, module, policy, telemetry)
-    _run(script, args or [], module, as_json, composer.report)
+    _run(script, args or [], module, as_json, lambda: Report(session.current().reports()))
 
 
 def explain(

@@ -14,6 +14,7 @@ from importlib.resources import files
 from composer.records import Reason
 
 _SECTION = re.compile(r"^## `(\w+)`$", re.MULTILINE)
+_LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 _PART = re.compile(r"^\*\*(Means|See more|Do)\.\*\* ", re.MULTILINE)
 
 
@@ -29,6 +30,7 @@ class Explained:
     def summary(self) -> str:
         """The first sentence of what it means, behind the statuses that it comes with; plain."""
         text = re.sub(r"\s+", " ", self.means.partition("\n\n")[0])
+        text = _LINK.sub(r"\1", text)
         sentences = re.split(r"(?<=[.:]) ", text)
         first = next((each for each in sentences if not each.startswith("`")), text)
         return first.replace("`", "").rstrip(":")
