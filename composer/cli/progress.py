@@ -62,8 +62,8 @@ def _show(terminal: int, over: threading.Event) -> None:
         while not over.wait(_INTERVAL):
             line = _line(session.current().progress.now())
             if line:
-                width = os.get_terminal_size(terminal).columns - 1
-                _write(terminal, f"{_CLEAR}{_BELOW}{line[:width]}{_BACK}")
+                width = os.get_terminal_size(terminal).columns or 80  # 0: it does not say
+                _write(terminal, f"{_CLEAR}{_BELOW}{line[: width - 1]}{_BACK}")
             elif drawn:
                 _write(terminal, _CLEAR)
             drawn = bool(line)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import builtins
 import os
+import pkgutil
 import runpy
 import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
+from types import ModuleType, TracebackType
 
 
 def run_script(script: str, args: Sequence[str], *, as_module: bool) -> int:
@@ -29,8 +31,10 @@ def run_script(script: str, args: Sequence[str], *, as_module: bool) -> int:
     try:
         if as_module:
             runpy.run_module(script, run_name="__main__", alter_sys=True)
-        else:
+        elif pkgutil.get_importer(script) is not None:  # a folder or an archive, with __main__.py
             runpy.run_path(script, run_name="__main__")
+        else:
+            _run_file(Path(script).absolute())
     except SystemExit as ending:
         return _exit_code(ending)
     except BaseException as error:  # noqa: BLE001  # as the interpreter itself would
@@ -38,6 +42,17 @@ def run_script(script: str, args: Sequence[str], *, as_module: bool) -> int:
         sys.excepthook(type(error), error.with_traceback(tail), tail)
         return 130 if isinstance(error, KeyboardInterrupt) else 1
     return 0
+
+
+def _run_file(file: Path) -> None:
+    """Run a file as ``__main__``, which stays: threads and exit handlers may still need it.
+
+    (``runpy`` takes it away again, and gives a script run by a relative path no absolute one.)
+    """
+    main = ModuleType("__main__")
+    vars(main).update(__file__=str(file), __builtins__=builtins, __cached__=None)
+    sys.modules["__main__"] = main
+    exec(compile(file.read_bytes(), file, "exec", dont_inherit=True), vars(main))
 
 
 def _exit_code(ending: SystemExit) -> int:
