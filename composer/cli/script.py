@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import os
 import pkgutil
 import runpy
 import sys
@@ -70,4 +69,4 @@ def _within_the_script(tail: TracebackType | None) -> TracebackType | None:
 
 
 def _is_around(file: str) -> bool:
-    return file == __file__ or os.path.basename(file) in ("<frozen runpy>", "runpy.py")  # noqa: PTH119  # no path
+    return file in (__file__, "<frozen runpy>", runpy.__file__)
