@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from composer import errors, passes, testing
 from composer.book import PolicyBook, using
+from composer.explain import explain
 from composer.policy import Candidate, Policy
 from composer.records import Attempt, CompileReport, Reason, Status
 from composer.session import configure, reset
@@ -25,6 +26,7 @@ __all__ = [
     "Status",
     "configure",
     "errors",
+    "explain",
     "passes",
     "report",
     "reports",

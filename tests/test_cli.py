@@ -34,6 +34,8 @@ def test_doctor_speaks_json() -> None:
     by_name = {row["backend"]: row for row in rows}
     assert by_name["inductor"]["available"]
     assert by_name["onnxrt"]["version"] == version("onnxruntime")
+    assert "cpu" in by_name["inductor"]["devices"]
+    assert by_name["inductor"]["install"] == ""
 
 
 def test_doctor_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,6 +49,8 @@ def test_doctor_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     row = next(row for row in rows if row["backend"] == "onnxrt")
     assert (row["available"], row["reason"]) == (False, "not_installed")
     assert "pip install 'torch-composer[onnxrt]'" in row["message"]
+    assert (row["devices"], row["install"]) == ([], "pip install 'torch-composer[onnxrt]'")
+    assert "[onnxrt]" in runner.invoke(app, ["doctor"], env={"COLUMNS": "200"}).output
 
 
 def test_version() -> None:

@@ -26,8 +26,9 @@ LAYERS = [
     {"prove"},
     {"chain", "guard"},
     {"dispatch"},
-    {"testing"},
+    {"testing", "explain"},
     {"__init__", "cli"},
+    {"__main__"},
 ]
 FILES = sorted(PACKAGE.rglob("*.py"))
 

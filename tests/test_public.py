@@ -21,7 +21,8 @@ def test_exports_are_exactly_the_contract_so_far() -> None:
     assert public - {"annotations"} == set(composer.__all__) - {"errors", "passes", "testing"}
     assert set(composer.__all__) == {
         *("Attempt", "Candidate", "CompileReport", "Policy", "PolicyBook", "Reason", "Status"),
-        *("configure", "errors", "passes", "report", "reports", "reset", "testing", "using"),
+        *("configure", "errors", "explain", "passes", "report", "reports", "reset"),
+        *("testing", "using"),
     }
 
 

@@ -394,3 +394,106 @@ def test_a_lazy_graph_module_generates_its_code_when_called() -> None:
     assert type(gm)._needs_recompile()
     assert torch.equal(gm(torch.ones(2)), torch.cos(torch.ones(2)))
     assert not type(gm)._needs_recompile()
+
+
+def double(x):
+    return x * 2
+
+
+class Doubles(torch.nn.Module):
+    def forward(self, x):
+        return x * 2
+
+
+def test_compiled_as_reads_what_torch_compile_was_given() -> None:
+    """From a function, a module, and a module compiled in place; None from anything else."""
+    given = {"backend": "composer", "options": {"chain": ["eager"]}}
+    function = _torch.compiled_as(torch.compile(double, dynamic=True, fullgraph=True, **given))
+    assert (function.original, function.name) == (double, "composer")
+    assert function.backend is _torch.lookup_backend("composer")
+    assert function.options == {"chain": ["eager"]}
+    assert (function.mode, function.dynamic, function.fullgraph) == (None, True, True)
+    model = Doubles()
+    assert _torch.compiled_as(torch.compile(model, **given)).original is model
+    model.compile(**given)
+    assert _torch.compiled_as(model).original.__self__ is model
+    assert _torch.compiled_as(torch.compile(double)).name == "inductor"
+    tuned = torch.compile(double, backend="composer", mode="max-autotune")
+    assert _torch.compiled_as(tuned).mode == "max-autotune"
+    assert _torch.compiled_as(torch.compile(double, backend=honest)).backend is honest
+    for other in (double, Doubles(), torch.compiler.disable(double), torch.sin, len):
+        assert _torch.compiled_as(other) is None
+
+
+def test_graph_breaks_are_told_until_the_block_ends() -> None:
+    """Message, the traced frames with the innermost last, and whether the function was given up."""
+
+    def broken(x):
+        torch._dynamo.graph_break()
+        return x.sin()
+
+    def looped(x):
+        for _ in range(2):
+            x = x.sin()
+            torch._dynamo.graph_break()
+        return x
+
+    def generates(x):
+        yield x.sin()
+
+    told, twice = [], []
+    with _torch.graph_breaks_to(lambda *args: told.append(args)):
+        with _torch.graph_breaks_to(lambda *args: twice.append(args)):
+            torch.compile(broken, backend="eager")(torch.ones(2))
+        torch.compile(looped, backend="eager")(torch.ones(2))
+        torch.compile(generates, backend="eager")(torch.ones(2))
+    torch.compiler.reset()
+    torch.compile(broken, backend="eager")(torch.ones(2))
+    assert len(twice) == 1
+    assert [(stack[-1].name, skipped) for _, stack, skipped in told] == [
+        ("broken", False),
+        ("looped", False),
+        ("looped", True),
+        ("generates", True),
+    ]
+    assert all(stack[-1].filename == __file__ for _, stack, _ in told)
+    assert told[0][0].startswith("Call to `torch._dynamo.graph_break()`\n  Explanation: ")
+    assert "\n\n  Developer debug context" in told[0][0]
+
+
+def test_what_was_given_up_is_tried_again_and_what_was_compiled_stays() -> None:
+    """Dynamo leaves code alone, for every backend, once it has given it up."""
+
+    def looped(x):
+        for _ in range(2):
+            x = x.sin()
+            torch._dynamo.graph_break()
+        return x
+
+    compiles = []
+
+    def backend(gm, example_inputs):
+        compiles.append(gm)
+        return gm.forward
+
+    kept = torch.compile(double, backend=backend)
+    kept(torch.ones(2))
+    given_up = []
+    with _torch.graph_breaks_to(lambda *args: given_up.append(args[2])):
+        for _ in range(2):
+            torch.compile(looped, backend="eager")(torch.ones(2))
+        once = sum(given_up)
+        _torch.forget_given_up()
+        torch.compile(looped, backend="eager")(torch.ones(2))
+    assert (once, sum(given_up)) == (1, 2)
+    kept(torch.ones(2))
+    assert len(compiles) == 1
+
+
+def test_captured_graphs_are_those_of_every_backend() -> None:
+    """Counted since the process started; a reset changes nothing."""
+    before = _torch.captured_graphs()
+    torch.compile(double, backend="eager")(torch.ones(2))
+    torch.compiler.reset()
+    torch.compile(double, backend="composer", options={"chain": ["eager"]})(torch.ones(2))
+    assert _torch.captured_graphs() == before + 2

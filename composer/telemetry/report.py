@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,8 @@ class Report:
 
     def __str__(self) -> str:
         """Lines for every graph: what it is, who serves it, then each attempt."""
-        return "\n".join((self._headline(), *self._tables())).rstrip()
+        tables = (line for graph in self.graphs for line in ("", *tables_of(graph)))
+        return "\n".join((headline(self.graphs), *tables)).rstrip()
 
     __repr__ = __str__
 
@@ -37,35 +38,37 @@ class Report:
         """:meth:`to_dict` as JSON text."""
         return json.dumps(self.to_dict(), indent=indent)
 
-    def _headline(self) -> str:
-        if not self.graphs:
-            return "composer: nothing was compiled yet"
-        chosen = Counter(graph.chosen or "nobody" for graph in self.graphs)
-        engines = ", ".join(f"{name} {count}" for name, count in chosen.most_common())
-        seconds = sum(graph.seconds for graph in self.graphs)
-        count = _counted(len(self.graphs), "graph")
-        return f"composer: {count} in {seconds:.2f} s, served by: {engines}"
 
-    def _tables(self) -> Iterator[str]:
-        for graph in self.graphs:
-            yield ""
-            yield _title(graph)
-            if graph.passes:
-                yield _passes_table(graph.passes)
-            yield _attempts_table(graph.attempts)
+def headline(graphs: Sequence[CompileReport]) -> str:
+    """How many graphs, in what time, and who serves them."""
+    if not graphs:
+        return "composer: nothing was compiled yet"
+    chosen = Counter(graph.chosen or "nobody" for graph in graphs)
+    engines = ", ".join(f"{name} {count}" for name, count in chosen.most_common())
+    seconds = sum(graph.seconds for graph in graphs)
+    return f"composer: {counted(len(graphs), 'graph')} in {seconds:.2f} s, served by: {engines}"
+
+
+def tables_of(graph: CompileReport) -> Iterator[str]:
+    """What a graph is, the passes that ran over it, and who was tried."""
+    yield _title(graph)
+    if graph.passes:
+        yield _passes_table(graph.passes)
+    yield _attempts_table(graph.attempts)
 
 
 def _title(graph: CompileReport) -> str:
     traits = [f"{graph.nodes} ops", f"{graph.dtype or 'no tensors'} on {graph.device}"]
     traits += ["training"] * graph.training + ["dynamic shapes"] * graph.dynamic
-    calls = _counted(graph.runtime.calls, "call")
+    calls = counted(graph.runtime.calls, "call")
     return (
         f"graph {graph.graph_id}  {graph.model}  ({', '.join(traits)})\n"
         f"  {f'runs on {graph.chosen}, {calls}' if graph.chosen else 'raised an error'}"
     )
 
 
-def _counted(number: int, noun: str) -> str:
+def counted(number: int, noun: str) -> str:
+    """``"1 graph"``, ``"2 graphs"``."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 

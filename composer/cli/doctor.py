@@ -1,0 +1,92 @@
+"""``composer doctor``: which engines can run graphs here, and what the others lack."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, metadata, version
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from composer import capture
+from composer.backends import BACKENDS, find_backend
+from composer.errors import Refusal
+from composer.records import GraphRequest, Reason
+
+_PACKAGES = {"tensorrt": "torch-tensorrt", "onnxrt": "onnxruntime"}
+"""The distribution whose version says most about an engine; torch itself for the others."""
+
+
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="For a program to read.")] = False,
+) -> None:
+    """Say which engines can run graphs here, on which device, and what the others lack."""
+    requests = [_request(device) for device in _devices()]
+    rows = [_row(name, requests) for name in BACKENDS.names()]
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    table = Table("backend", "here", "version", "device", "what is missing")
+    table.add_column("what brings it", overflow="fold")
+    for row in rows:
+        here = "yes" if row["available"] else "no"
+        devices = ", ".join(row["devices"])
+        lacks = escape(row["message"]), escape(row["install"])
+        table.add_row(row["backend"], here, row["version"], devices, *lacks)
+    Console().print(table)
+
+
+def _devices() -> Iterator[str]:
+    if torch.cuda.is_available():
+        yield "cuda"
+    yield "cpu"
+
+
+def _request(device: str) -> GraphRequest:
+    """A graph of one operation, to ask engines about."""
+    graph = torch.fx.Graph()
+    graph.output((graph.call_function(torch.relu, (graph.placeholder("x"),)),))
+    gm = torch.fx.GraphModule(torch.nn.Module(), graph)
+    return capture.read_request(gm, [torch.ones(1, device=device)])
+
+
+def _row(name: str, requests: list[GraphRequest]) -> dict[str, Any]:
+    """An engine is here if it takes a graph on one of the devices; else the first says why not."""
+    devices, refusals = [], []
+    for request in requests:
+        try:
+            find_backend(name).probe(request)
+        except Refusal as refusal:
+            refusals.append(refusal)
+        else:
+            devices.append(request.device)
+    first = refusals[0] if refusals and not devices else None
+    found = _version(name)
+    missing = first is not None and (first.reason is Reason.NOT_INSTALLED or not found)
+    return {
+        "backend": name,
+        "version": found,
+        "available": bool(devices),
+        "devices": devices,
+        "reason": first.reason if first else "",
+        "message": str(first) if first else "",
+        "install": _install(name) if missing else "",
+    }
+
+
+def _install(name: str) -> str:
+    """The command that brings an engine's packages, where composer has an extra for them."""
+    extras = metadata("torch-composer").get_all("Provides-Extra") or []
+    return f"pip install 'torch-composer[{name}]'" if name in extras else ""
+
+
+def _version(backend: str) -> str:
+    try:
+        return version(_PACKAGES.get(backend, "torch"))
+    except PackageNotFoundError:
+        return ""

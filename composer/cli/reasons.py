@@ -1,0 +1,42 @@
+"""``composer reasons``: what a reason code means, and what to do."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markdown import Markdown
+from rich.markup import escape
+from rich.table import Table
+
+from composer.records import Reason
+from composer.registry import did_you_mean
+from composer.telemetry.reasons import explained
+
+
+def reasons(
+    code: Annotated[str, typer.Argument(help="Such as low_coverage; all of them without.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="For a program to read.")] = False,
+) -> None:
+    """Say what the reason codes of attempts mean, how to see more, and what to do."""
+    if code and code not in list(Reason):
+        close = did_you_mean(code, map(str, Reason))
+        typer.echo(f"composer: unknown reason {code!r}{close}", err=True)
+        raise typer.Exit(1)
+    found = {reason: explained(reason) for reason in ([Reason(code)] if code else Reason)}
+    if as_json:
+        rows = [{"code": reason.value, **asdict(each)} for reason, each in found.items()]
+        typer.echo(json.dumps(rows[0] if code else rows, indent=2))
+        return
+    if code:
+        (each,) = found.values()
+        text = f"**Means.** {each.means}\n\n**See more.** {each.see_more}\n\n**Do.** {each.do}"
+        Console().print(Markdown(f"# {code}\n\n{text}"))
+        return
+    table = Table("code", "what it means")
+    for reason, each in found.items():
+        table.add_row(reason.value, escape(each.summary))
+    Console().print(table)

@@ -1,0 +1,95 @@
+"""``composer run`` and ``composer explain``: a user's script, then what composer did for it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from composer import _torch, book, session
+from composer.cli.progress import shown
+from composer.cli.script import run_script
+from composer.errors import ComposerError
+from composer.explain import Explanation, collecting
+from composer.telemetry.report import Report
+
+ARGUMENTS = {"allow_interspersed_args": False}
+"""Whatever stands behind the script is the script's own."""
+
+Script = Annotated[str, typer.Argument(help="A script's path; with -m a module's name.")]
+Arguments = Annotated[list[str] | None, typer.Argument(help="For the script.")]
+AsModule = Annotated[bool, typer.Option("-m", help="Run a module, as python -m does.")]
+PolicyFile = Annotated[Path | None, typer.Option("--policy", help="Sets COMPOSER_CONFIG.")]
+RecordFile = Annotated[Path | None, typer.Option("--telemetry", help="Sets COMPOSER_TELEMETRY.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON at the end.")]
+
+
+def run(
+    script: Script,
+    args: Arguments = None,
+    module: AsModule = False,
+    policy: PolicyFile = None,
+    telemetry: RecordFile = None,
+    as_json: Json = False,
+) -> None:
+    """Run a script and print composer's report; the exit code is the script's."""
+    _prepare(script, module, policy, telemetry)
+    _run(script, args or [], module, as_json, lambda: Report(session.current().reports()))
+
+
+def explain(
+    script: Script,
+    args: Arguments = None,
+    module: AsModule = False,
+    policy: PolicyFile = None,
+    telemetry: RecordFile = None,
+    as_json: Json = False,
+) -> None:
+    """Run a script and print its graphs, graph breaks, and what was left to torch."""
+    _prepare(script, module, policy, telemetry)
+    with collecting() as found:
+        _run(script, args or [], module, as_json, lambda: found.explanation)
+
+
+def _prepare(script: str, module: bool, policy: Path | None, telemetry: Path | None) -> None:
+    """Find mistakes before anything runs, and set what child processes are to inherit."""
+    if not module and not Path(script).exists():
+        _refuse(f"there is no script {script!r}")
+    if policy is not None:
+        try:
+            book.read(policy)
+        except ComposerError as error:
+            _refuse(str(error))
+        os.environ["COMPOSER_CONFIG"] = str(policy.absolute())
+    if telemetry is not None:
+        os.environ["COMPOSER_TELEMETRY"] = str(telemetry.absolute())
+
+
+def _refuse(what: str) -> NoReturn:
+    typer.echo(f"composer: {what}", err=True)
+    raise typer.Exit(2)
+
+
+def _run(
+    script: str,
+    args: list[str],
+    module: bool,
+    as_json: bool,
+    result: Callable[[], Report | Explanation],
+) -> None:
+    """Run the script, print what came of it where stdout led before, and exit as it did."""
+    stdout = sys.stdout
+    with shown():
+        code = run_script(script, args, as_module=module)
+    if sys.stdout is not stdout and not sys.stdout.closed:
+        sys.stdout.flush()
+    found = result()
+    print(found.to_json() if as_json else found, file=stdout)
+    if not as_json and not found.graphs and _torch.captured_graphs():
+        hint = 'torch.compile was used, and not with backend="composer"'
+        print(hint, file=stdout)
+    raise typer.Exit(code)

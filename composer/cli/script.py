@@ -1,0 +1,72 @@
+"""Running a user's script within this process, as ``python script.py`` would run it."""
+
+from __future__ import annotations
+
+import builtins
+import pkgutil
+import runpy
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType, TracebackType
+
+
+def run_script(script: str, args: Sequence[str], *, as_module: bool) -> int:
+    """Run a script, or a module, as ``__main__`` and return the exit code it ends with.
+
+    What it leaves behind stays: ``sys.argv``, ``sys.path``, modules, environment. An exception
+    that nobody caught goes to ``sys.excepthook``, without the frames that stand around the script.
+
+    Args:
+        script: A path; the name of a module with ``as_module``.
+        args: What the script finds behind ``sys.argv[0]``.
+        as_module: As ``python -m`` would.
+    """
+    sys.excepthook = sys.__excepthook__  # typer has set one of its own
+    sys.argv = [script, *args]
+    if not sys.flags.safe_path:
+        sys.path[0] = str(Path.cwd() if as_module else Path(script).resolve().parent)
+    try:
+        if as_module:
+            runpy.run_module(script, run_name="__main__", alter_sys=True)
+        elif pkgutil.get_importer(script) is not None:  # a folder or an archive, with __main__.py
+            runpy.run_path(script, run_name="__main__")
+        else:
+            _run_file(Path(script).absolute())
+    except SystemExit as ending:
+        return _exit_code(ending)
+    except BaseException as error:  # noqa: BLE001  # as the interpreter itself would
+        tail = _within_the_script(error.__traceback__)
+        sys.excepthook(type(error), error.with_traceback(tail), tail)
+        return 130 if isinstance(error, KeyboardInterrupt) else 1
+    return 0
+
+
+def _run_file(file: Path) -> None:
+    """Run a file as ``__main__``, which stays: threads and exit handlers may still need it.
+
+    (``runpy`` takes it away again, and gives a script run by a relative path no absolute one.)
+    """
+    main = ModuleType("__main__")
+    vars(main).update(__file__=str(file), __builtins__=builtins, __cached__=None)
+    sys.modules["__main__"] = main
+    exec(compile(file.read_bytes(), file, "exec", dont_inherit=True), vars(main))
+
+
+def _exit_code(ending: SystemExit) -> int:
+    """As the interpreter has it: ``None`` is 0, a number is itself, anything else is said."""
+    if ending.code is None or isinstance(ending.code, int):
+        return ending.code or 0
+    sys.stderr.write(f"{ending.code}\n")
+    return 1
+
+
+def _within_the_script(tail: TracebackType | None) -> TracebackType | None:
+    while tail is not None and _is_around(traceback.extract_tb(tail, limit=1)[0].filename):
+        tail = tail.tb_next
+    return tail
+
+
+def _is_around(file: str) -> bool:
+    return file in (__file__, "<frozen runpy>", runpy.__file__)

@@ -1,0 +1,217 @@
+"""Why a model runs as it does: its graphs, who serves them, and where Dynamo could not follow."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from composer import _torch, session
+from composer.dispatch import compose
+from composer.records import Attempt, CompileReport, PassRecord, first_line, plain
+from composer.telemetry.report import counted, headline, tables_of
+
+_MACHINERY = ("<frozen", *(str(Path(file).parent) for file in (inspect.getfile(torch), __file__)))
+
+
+@dataclass(frozen=True, slots=True)
+class GraphBreak:
+    """A place where Dynamo ended a graph, or gave a function up."""
+
+    reason: str
+    """What Dynamo calls it, such as ``Data-dependent branching``."""
+    file: str
+    """Where, in the user's code."""
+    line: int
+    """From 1."""
+    code: str
+    """That line's text; empty where it cannot be read."""
+    message: str
+    """All that Dynamo says of it: explanation, hints, a link."""
+    frame_skipped: bool
+    """The whole function was given up and runs as plain Python, rather than in graphs before and
+    after the line; with ``fullgraph=True`` the compile ended in an error."""
+
+    def __str__(self) -> str:
+        """The place, its text, and what Dynamo says, without its debugging lines."""
+        skipped = "  (the whole function was given up)" if self.frame_skipped else ""
+        said = self.message.partition("\n\n  Developer debug context")[0].splitlines()
+        lines = [f"{self.file}:{self.line}{skipped}", *([f"  {self.code}"] if self.code else [])]
+        return "\n".join((*lines, *(f"    {line}" for line in said if line.strip())))
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Explanation:
+    """What was compiled, oldest first; ``str()`` is for a person to read."""
+
+    graphs: tuple[CompileReport, ...]
+    graph_breaks: tuple[GraphBreak, ...]
+
+    @property
+    def attempts(self) -> tuple[Attempt, ...]:
+        """Every candidate tried on every graph."""
+        return tuple(attempt for graph in self.graphs for attempt in graph.attempts)
+
+    @property
+    def passes(self) -> tuple[PassRecord, ...]:
+        """Every shared pass run over every graph."""
+        return tuple(each for graph in self.graphs for each in graph.passes)
+
+    def __str__(self) -> str:
+        """Each graph with its tables and what was left to torch, then the graph breaks."""
+        return "\n".join(self._lines()).rstrip()
+
+    __repr__ = __str__
+
+    def to_dict(self) -> dict[str, Any]:
+        """``{"graphs": [...], "graph_breaks": [...]}``, each graph's record in schema version 1."""
+        graphs = [graph.to_dict() for graph in self.graphs]
+        return {"graphs": graphs, "graph_breaks": plain(self.graph_breaks)}
+
+    def to_json(self, indent: int | None = None) -> str:
+        """:meth:`to_dict` as JSON text."""
+        return json.dumps(self.to_dict(), indent=indent)
+
+    def _lines(self) -> Iterator[str]:
+        first = headline(self.graphs) if self.graphs else "composer: nothing was compiled"
+        yield f"{first}; {counted(len(self.graph_breaks), 'graph break')}"
+        for graph in self.graphs:
+            yield ""
+            yield from tables_of(graph)
+            yield from _left_to_torch(graph)
+        for each in self.graph_breaks:
+            yield f"\ngraph break  {each}"
+
+
+def _left_to_torch(graph: CompileReport) -> Iterator[str]:
+    for attempt in graph.attempts:
+        left = attempt.engine.get("left_to_torch", ())
+        if left:
+            yield f"   {attempt.backend} leaves to torch:"
+            yield from (f"     {line}" for line in left)
+
+
+class Collector:
+    """A sink that keeps the live report of every graph, and the graph breaks.
+
+    Args:
+        thread: Keep only those of this thread.
+    """
+
+    def __init__(self, thread: int | None = None) -> None:
+        self._thread = thread
+        self._graphs: list[CompileReport] = []
+        self._breaks: dict[tuple[str, int, str], GraphBreak] = {}
+
+    @property
+    def explanation(self) -> Explanation:
+        """What was collected so far."""
+        return Explanation(tuple(self._graphs), tuple(self._breaks.values()))
+
+    def emit(self, record: dict[str, Any]) -> None:
+        """Nothing: the report itself is kept."""
+
+    def follow(self, report: CompileReport) -> None:
+        """Keep a graph's report."""
+        if self._thread in (None, threading.get_ident()):
+            self._graphs.append(report)
+
+    def met(
+        self, message: str, stack: Sequence[traceback.FrameSummary], frame_skipped: bool
+    ) -> None:
+        """Keep a graph break; of one that is met again, what was said last."""
+        if self._thread not in (None, threading.get_ident()):
+            return
+        place = _users_frame(stack)
+        line = place.lineno or 0
+        self._breaks[place.filename, line, message] = GraphBreak(
+            reason=first_line(message),
+            file=place.filename,
+            line=line,
+            code=place.line or "",
+            message=message,
+            frame_skipped=frame_skipped,
+        )
+
+
+def _users_frame(stack: Sequence[traceback.FrameSummary]) -> traceback.FrameSummary:
+    """The innermost frame that is neither torch's nor composer's; of the caller's if none is."""
+    running = reversed(traceback.extract_stack())
+    users = (f for f in (*reversed(stack), *running) if not f.filename.startswith(_MACHINERY))
+    return next(users, stack[-1])
+
+
+@contextmanager
+def collecting(thread: int | None = None) -> Iterator[Collector]:
+    """Collect all that is compiled through composer, and every graph break, until the block ends.
+
+    Args:
+        thread: Only what this thread compiles; by default all threads.
+    """
+    found = Collector(thread)
+    session.add_sink(found)
+    try:
+        with _torch.graph_breaks_to(found.met):
+            yield found
+    finally:
+        session.remove_sink(found)
+
+
+def explain(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
+    """Compile a function or a module through composer, call it once, and say what happened.
+
+    The call is a real one: what ``fn`` writes to is written to. What was compiled before stays,
+    and is not used: ``fn`` is compiled anew, with a backend of its own, under the policy in force.
+    The graphs also join :func:`composer.reports`.
+
+    Args:
+        fn: A function, a module, or one that ``torch.compile`` gave back for
+            ``backend="composer"``; the latter keeps its ``mode``, ``options``, ``dynamic`` and
+            ``fullgraph``.
+        args: For ``fn``.
+        kwargs: For ``fn``.
+
+    Raises:
+        ValueError: ``fn`` is compiled with another backend.
+        Exception: whatever ``fn`` or its compile raises, with a note of what was compiled.
+    """
+    compiled = _compiled_anew(fn)
+    _torch.forget_given_up()
+    with collecting(threading.get_ident()) as found:
+        try:
+            compiled(*args, **kwargs)
+        except Exception as error:
+            error.add_note(f"composer.explain had seen so far:\n{found.explanation}")
+            raise
+    return found.explanation
+
+
+def _compiled_anew(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Compiled with a backend that no cache knows."""
+
+    def backend(gm: torch.fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Any:
+        return compose(gm, inputs, **kwargs)
+
+    given: dict[str, Any] = {"backend": backend}
+    if "isolate_recompiles" in inspect.signature(torch.compile).parameters:
+        given["isolate_recompiles"] = True  # else (torch < 2.13) it counts towards fn's limit
+    before = _torch.compiled_as(fn)
+    if before is None:
+        return torch.compile(fn, **given)
+    if before.backend is not compose:
+        raise ValueError(
+            f"{fn!r} is compiled with backend={before.name!r}, of which composer knows nothing; "
+            'explain the function itself, or one compiled with backend="composer"'
+        )
+    given |= {"mode": before.mode, "options": before.options}
+    return torch.compile(
+        before.original, dynamic=before.dynamic, fullgraph=before.fullgraph, **given
+    )

@@ -1,0 +1,263 @@
+"""``composer run`` and ``composer explain``: a script runs as Python runs it, then the report."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from composer.cli import app
+
+COMPILES = """
+import torch
+
+def honest(gm, example_inputs):
+    return torch._dynamo.lookup_backend("aot_eager")(gm, example_inputs)
+
+@torch.compile(backend="composer", options={"chain": [honest]})
+def f(x):
+    return torch.sin(x)
+
+f(torch.ones(3))
+"""
+
+
+def python(*args: Any, **kwargs: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *map(str, args)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        **kwargs,
+    )
+
+
+def composer(*args: Any, **kwargs: Any) -> subprocess.CompletedProcess[str]:
+    return python("-m", "composer", *args, **kwargs)
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Any:
+    """Writes a script, in a folder of its own."""
+
+    def write(code: str, name: str = "script.py") -> Path:
+        folder = tmp_path / "scripts"
+        folder.mkdir(exist_ok=True)
+        file = folder / name
+        file.write_text(textwrap.dedent(code))
+        return file
+
+    return write
+
+
+def test_report_follows_what_the_script_prints(script: Any) -> None:
+    """On stdout; options behind the script are the script's own."""
+    file = script(COMPILES + "import sys\nprint('done', *sys.argv[1:])\n")
+    done = composer("run", file, "--json", "--help", "-m", "--", "x")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == "done --json --help -m -- x"
+    assert lines[1].startswith("composer: 1 graph in")
+    assert "graph 0/0  __main__.f  (1 ops, float32 on cpu)" in lines
+
+
+PEER = """
+import multiprocessing, pickle, sys
+import beside
+
+class Mine:
+    pass
+
+def square(x):
+    return x * x
+
+if __name__ == "__main__":
+    print(sys.argv, sys.path[:2], __name__, __file__, __package__, __spec__ and __spec__.name)
+    print(pickle.loads(pickle.dumps(Mine())).__class__ is Mine)
+    print(sys.excepthook is sys.__excepthook__)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        print(pool.map(square, [3]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("as_module", [False, True], ids=["script", "module"])
+def test_script_finds_what_python_gives_it(script: Any, as_module: bool) -> None:
+    """Arguments, path, names, pickles and child processes of objects in ``__main__``."""
+    script("", "beside.py")
+    file = script(PEER)
+    how = (*(("-m", "script") if as_module else ("scripts/script.py",)), "a", "--b")
+    folder = file.parent if as_module else file.parent.parent
+    env = {k: v for k, v in os.environ.items() if k != "PYTHONSAFEPATH"}
+    plain, ours = python(*how, cwd=folder, env=env), composer("run", *how, cwd=folder, env=env)
+    assert plain.returncode == ours.returncode == 0, ours.stderr
+    assert "[9]" in plain.stdout
+    assert ours.stdout == plain.stdout + "composer: nothing was compiled yet\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "ending",
+    [
+        "sys.exit(3)",
+        "sys.exit('no luck')",
+        "1 / 0",
+        "raise KeyboardInterrupt",
+        "sys.excepthook = lambda *error: print('hook', error[0]); raise ValueError",
+    ],
+)
+def test_script_ends_as_in_python(script: Any, ending: str) -> None:
+    """Exit code and stderr, with the traceback from the script on; the report comes, too."""
+    file = script(f"import sys\ndef last():\n    {ending}\nlast()\n")
+    plain, ours = python(file), composer("run", file)
+    assert ours.stderr == plain.stderr
+    assert ours.returncode == (130 if "Keyboard" in ending else plain.returncode)
+    assert ours.stdout == plain.stdout + "composer: nothing was compiled yet\n"
+
+
+@pytest.mark.slow
+def test_syntax_error_is_shown_as_python_shows_it(script: Any) -> None:
+    """Nothing of composer's stands around it."""
+    file = script("x = = 1\n")
+    assert composer("run", file).stderr == python(file).stderr
+
+
+def test_error_in_the_script_does_not_lose_the_report(script: Any) -> None:
+    """What was compiled until then."""
+    done = composer("run", script(COMPILES + "raise ValueError('mine')\n"))
+    assert done.returncode == 1
+    assert done.stderr.endswith("ValueError: mine\n")
+    assert "served by: honest 1" in done.stdout
+
+
+def test_policy_and_telemetry_are_set_for_the_script_and_its_children(
+    script: Any, tmp_path: Path
+) -> None:
+    """As absolute paths, since a script may change its folder; the report is the last line."""
+    (tmp_path / "p.toml").write_text('[defaults]\nchain = ["aot_eager"]\n')
+    file = script("""
+        import os, torch
+        os.chdir("/")
+        print(os.environ["COMPOSER_TELEMETRY"])
+        torch.compile(torch.sin, backend="composer")(torch.ones(2))
+    """)
+    asked = ("run", "--policy", "p.toml", "--telemetry", "t.jsonl", "--json", file)
+    done = composer(*asked, cwd=tmp_path)
+    first, last = done.stdout.splitlines()
+    assert first == str(tmp_path / "t.jsonl")
+    (graph,) = json.loads(last)["graphs"]
+    assert (graph["chosen"], graph["policy"]) == ("aot_eager", ["defaults"])
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (["--policy", "wrong.toml", "script.py"], "'chain'"),
+        (["--policy", "missing.toml", "script.py"], "missing.toml"),
+        (["nowhere.py"], "there is no script 'nowhere.py'"),
+    ],
+)
+def test_mistakes_are_found_before_the_script_runs(
+    script: Any, asked: list[str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exit code 2, as for any wrong use of the command."""
+    folder = script("print('ran')").parent
+    (folder / "wrong.toml").write_text("[defaults]\nchian = []\n")
+    monkeypatch.chdir(folder)
+    done = CliRunner().invoke(app, ["run", *asked])
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr.startswith("composer: ")
+    assert said in done.stderr
+
+
+@pytest.mark.slow
+def test_other_backends_are_named_as_the_cause_of_an_empty_report(script: Any) -> None:
+    """Somebody who expects a report has most often not said backend="composer"."""
+    file = script("import torch\ntorch.compile(torch.sin, backend='eager')(torch.ones(2))\n")
+    done = composer("run", file)
+    assert done.stdout == (
+        "composer: nothing was compiled yet\n"
+        'torch.compile was used, and not with backend="composer"\n'
+    )
+
+
+def test_explain_shows_graphs_and_breaks_of_a_script(script: Any) -> None:
+    """With file, line and source; as JSON, too."""
+    code = COMPILES.replace("    return torch.sin(x)", "    print('hi')\n    return torch.sin(x)")
+    file = script(code)
+    done = composer("explain", file)
+    assert done.returncode == 0, done.stderr
+    assert "served by: honest 1; 1 graph break" in done.stdout
+    line = code.splitlines().index("    print('hi')") + 1
+    assert f"graph break  {file}:{line}\n  print('hi')\n" in done.stdout
+    read = json.loads(composer("explain", "--json", file).stdout.splitlines()[-1])
+    assert (len(read["graphs"]), read["graph_breaks"][0]["line"]) == (1, line)
+
+
+SLOW = """
+import sys, time, torch
+
+class Net(torch.nn.Module):
+    def forward(self, x):
+        return torch.sin(x)
+
+def slow(gm, example_inputs):
+    print("unfinished", end="", flush=True)
+    time.sleep(2.5)
+    print(" line")
+    return torch._dynamo.lookup_backend("aot_eager")(gm, example_inputs)
+
+print(type(sys.stdout).__name__, sys.stdout is sys.__stdout__)
+torch.compile(Net(), backend="composer", options={"chain": [slow]})(torch.ones(3))
+print("end")
+"""
+
+
+def in_a_terminal(*args: Any) -> str:
+    """What a command writes to a terminal, and all of it: stdout and stderr."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "composer", *map(str, args)]
+    env = {**os.environ, "TERM": "xterm"}
+    with subprocess.Popen(command, stdout=theirs, stderr=theirs, stdin=theirs, env=env) as process:
+        os.close(theirs)
+        seen = b""
+        while select.select([ours], [], [], 120)[0]:
+            try:
+                seen += os.read(ours, 65536)
+            except OSError:  # the other side is closed
+                break
+        assert process.wait(timeout=60) == 0, seen.decode()
+    os.close(ours)
+    return seen.decode().replace("\r\n", "\n")
+
+
+LINE = re.compile("compiling graph 0/0 of Net \\(1 ops\\): slow, ([0-9]+) s")
+
+
+def test_terminal_shows_what_takes_long(script: Any) -> None:
+    """From the second second on; the script's own output stays whole, and nothing is left over."""
+    seen = in_a_terminal("run", script(SLOW))
+    assert sorted(set(LINE.findall(seen))) in (["1", "2"], ["1", "2", "3"])
+    drawn = re.compile("\x1b\\[J\x1bD\x1bD\x1b\\[2A\x1b7\x1b\\[2B\r" + LINE.pattern + "\x1b8")
+    printed = drawn.sub("", seen).replace("\x1b[J", "")
+    assert printed.startswith("TextIOWrapper True\nunfinished line\nend\ncomposer: 1 graph in")
+    assert "\x1b" not in printed
+
+
+@pytest.mark.slow
+def test_no_progress_where_stderr_is_no_terminal(script: Any) -> None:
+    """Nothing at all is written to it."""
+    done = composer("run", script(SLOW))
+    assert done.stdout.startswith("TextIOWrapper True\nunfinished line\nend\n")
+    assert done.stderr == ""
