@@ -370,6 +370,17 @@ def captured_with(fakes: Sequence[Any], inputs: Sequence[Any]) -> Iterator[None]
         yield
 
 
+@contextlib.contextmanager
+def recaptured(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Iterator[None]:
+    """Compile a captured graph again, after Dynamo's compile is over, with its own symbols."""
+    fakes = [node.meta.get("example_value") for node in gm.graph.find_nodes(op="placeholder")]
+    if not any(isinstance(fake, FakeTensor) for fake in fakes):
+        yield
+        return
+    with captured_with(fakes, inputs):
+        yield
+
+
 def storage_id(tensor: torch.Tensor) -> int:
     """Equal for tensors that share memory; works for fake tensors, which have no address."""
     return int(tensor.untyped_storage()._cdata)

@@ -15,6 +15,7 @@ import torch.fx
 from composer import _torch, clones, prove, session
 from composer.backends import find_backend
 from composer.backends.base import Backend, Notes, taking_notes
+from composer.comparison import Bounds
 from composer.errors import (
     CandidateError,
     ChainExhausted,
@@ -30,20 +31,26 @@ from composer.passes import late
 from composer.passes.resolve import SharedPasses
 from composer.policy import Candidate, Facts, Policy
 from composer.records import Attempt, GraphRequest, Outcome, Reason, Status
+from composer.verify import verify
 
 FLOOR = "eager"
 
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A candidate, the engine it stands for, and the share of the graph it has to take."""
+    """A candidate, the engine it stands for, and what is asked of it.
+
+    ``min_coverage`` is the share of the graph that it has to take, ``bounds`` how far its numbers
+    may be off eager's; ``None`` where they are not compared.
+    """
 
     candidate: Candidate
     backend: Backend
     min_coverage: float
+    bounds: Bounds | None = None
 
     def skip(self, request: GraphRequest) -> None:
-        """Refuse a graph for which the policy does not want the candidate.
+        """Refuse a graph for which the policy does not want the candidate, or not any more.
 
         Raises:
             Refusal: ``skipped``.
@@ -52,6 +59,9 @@ class Contender:
         if when is not None and not when.holds(Facts.of(request)):
             what = f"the policy wants it only when {when}"
             refuse(Status.SKIPPED, Reason.POLICY, what)
+        if session.current().is_quarantined(request.graph_key, self.candidate.name):
+            what = "it raised at run time for this graph, earlier in this process"
+            refuse(Status.SKIPPED, Reason.QUARANTINED, what)
 
 
 def resolve(rules: Policy) -> tuple[Contender, ...]:
@@ -62,6 +72,7 @@ def resolve(rules: Policy) -> tuple[Contender, ...]:
         OptionError: naming every option that its engine does not know.
     """
     contenders: list[Contender] = []
+    bounds = Bounds(rules.tolerance.rtol, rules.tolerance.atol) if rules.verify != "off" else None
     mistakes: list[UnknownNameError | OptionError] = []
     for candidate in rules.chain:
         least = rules.min_coverage if candidate.min_coverage is None else candidate.min_coverage
@@ -71,7 +82,7 @@ def resolve(rules: Policy) -> tuple[Contender, ...]:
         except (UnknownNameError, OptionError) as mistake:
             mistakes.append(mistake)
         else:
-            contenders.append(Contender(candidate, backend, least))
+            contenders.append(Contender(candidate, backend, least, bounds))
     if mistakes:
         raise type(mistakes[0])("; ".join(str(mistake) for mistake in mistakes))
     return tuple(contenders)
@@ -113,8 +124,14 @@ def walk(
         if strict and attempt.status is not Status.SKIPPED:
             break
     with late.running(late.LatePasses(shared, FLOOR)) as passes:
-        floor = _floor(request, passes)
-    return Outcome(tuple(attempts), tuple(errors), FLOOR, floor, passes.records)
+        compiled = _floor(request, passes)
+    return Outcome(tuple(attempts), tuple(errors), FLOOR, compiled, passes.records)
+
+
+def floor(request: GraphRequest, shared: SharedPasses) -> Callable[..., Any]:
+    """What runs where no engine does: the graph, and the shared passes of the later stages."""
+    with late.running(late.LatePasses(shared, FLOOR)) as passes:
+        return _floor(request, passes)
 
 
 def _forward_of(functional: torch.fx.GraphModule, _: list[Any]) -> Callable[..., Any]:
@@ -169,6 +186,7 @@ def try_candidate(
         try:
             compiled = _build(request, contender)
             _decline_low_coverage(notes, contender.min_coverage)
+            _verify(compiled, request, contender)
         except _torch.DYNAMO_CONTROL_FLOW:
             raise
         except Exception as error:  # noqa: BLE001  # whatever an engine raises becomes a record
@@ -204,6 +222,13 @@ def _build(request: GraphRequest, contender: Contender) -> Callable[..., Any]:
         what = "the backend wrote to the model's weights or buffers while compiling"
         refuse(Status.REJECTED, Reason.MUTATED_INPUTS, what)
     return prove.proven(compiled, None if backend.may_return_original else request.gm)
+
+
+def _verify(compiled: Callable[..., Any], request: GraphRequest, contender: Contender) -> None:
+    """Compare with what the floor computes, where the policy asks for it."""
+    if contender.bounds is None or contender.backend.may_return_original:
+        return
+    verify(compiled, request, floor(request, late.in_force().shared), contender.bounds)
 
 
 def _part(

@@ -104,7 +104,7 @@ class Buffers:
 
     def restore(self) -> bool:
         """Put the buffers back to what they were; whether any had changed."""
-        changed = [(b, copy) for b, copy in self._copies if not _same_values(b, copy)]
+        changed = [(b, copy) for b, copy in self._copies if not same_values(b, copy)]
         with torch.no_grad():
             for buffer, copy in changed:
                 buffer.copy_(copy)
@@ -115,7 +115,8 @@ def _is_real(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and not isinstance(value, _torch.FakeTensor)
 
 
-def _same_values(a: torch.Tensor, b: torch.Tensor) -> bool:
+def same_values(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether all elements are equal, NaN to NaN."""
     return bool(
         torch.isclose(a, b, rtol=0, atol=0, equal_nan=a.is_floating_point() or a.is_complex()).all()
     )

@@ -14,6 +14,7 @@ from composer.lowering import once
 from composer.passes import early, resolve
 from composer.policy import Facts, Rules
 from composer.records import Attempt, CompileReport, GraphRequest, PassRecord
+from composer.succession import Succession
 from composer.telemetry import notices
 
 
@@ -67,7 +68,11 @@ def compose(
     warned = session.current().warned
     notices.warn_of_fallbacks(report, warned, asked_by_name=rules.names_chain)
     notices.warn_of_passes(report, warned)
-    return guard.watch(outcome.compiled, report.runtime, restore)
+    rest = candidates[len(outcome.attempts) :]
+    successors = Succession(
+        request, rest, shared, policy, rewritten, report, asked_by_name=rules.names_chain
+    )
+    return guard.watch(outcome.compiled, report.runtime, restore, successors.rescue())
 
 
 def _report(

@@ -1,48 +1,199 @@
-"""Around the compiled callable, at every call: as little as can be."""
+"""Around the compiled callable, at every call: as little as can be while all is well.
+
+An engine that raises costs its user nothing but time: what its inputs were is still there, so the
+captured graph answers that call, and the next engine is compiled for those that follow.
+"""
 
 from __future__ import annotations
 
+import gc
+import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
+import torch
+
 from composer import _torch
-from composer.records import Runtime
+from composer.records import GraphRequest, Runtime
 
 _TIMED = 16
 """The first so many calls are timed, then one in so many, which stands for the others."""
 
+Compiled = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Rescue:
+    """What there is to do when the engine of a graph raises.
+
+    Attributes:
+        floor: Answers the call in its place; what it raises is the program's own error.
+        blame: Told of the error, after which the engine is not called again for this graph. May
+            raise in its turn, where the policy asks for that.
+        successor: Compiles the next candidate for these inputs, or returns ``floor``.
+        tracked: Positions of the inputs that are looked at for writes.
+        blind: Whether there are others that the graph may write to and that have no version.
+    """
+
+    floor: Compiled
+    blame: Callable[[Exception], None]
+    successor: Callable[[Sequence[Any]], Compiled]
+    tracked: tuple[int, ...]
+    blind: bool
+
 
 def watch(
-    compiled: Callable[..., Any],
+    compiled: Compiled,
     runtime: Runtime,
     restore: Callable[[Sequence[Any]], Any] | None = None,
-) -> Callable[..., Any]:
-    """Count the calls of ``compiled`` and time some; costs about 0.1 us each (bench/overhead.py).
+    rescue: Rescue | None = None,
+) -> Compiled:
+    """Count the calls of ``compiled``, time some, and answer for it; costs about 0.2 us a call.
 
     Engines hand over callables that Dynamo must not trace. One such wrapper is enough, and Dynamo
-    puts its own where it finds ours, so theirs is taken off: each costs about 0.4 us a call.
+    puts its own where it finds ours, so theirs is taken off: each costs about 0.4 us a call. Costs
+    are measured by bench/overhead.py.
 
     Args:
         compiled: What serves the graph.
         runtime: Where calls are counted.
         restore: Makes the caller's structure of the flat outputs; for graphs of direct calls.
+        rescue: What to do when it raises; ``None`` lets the error through.
     """
-    tick, run = runtime.tick, _torch.undisabled(compiled)
+    tick = runtime.tick
+    served = _Served(_torch.undisabled(compiled), runtime, rescue)
 
     def call(*args: Any) -> Any:
         number = tick()
-        if number >= _TIMED and number % _TIMED:
-            return run(*args)
-        return timed(_TIMED if number >= _TIMED else 1, args)
-
-    def timed(weight: int, args: tuple[Any, ...]) -> Any:
-        started = time.perf_counter()
-        outputs = run(*args)
-        runtime.spent(weight * (time.perf_counter() - started))
-        return outputs
+        run, before = served.run, served.versions(args)
+        try:
+            if number >= _TIMED and number % _TIMED:
+                return run(*args)
+            started = time.perf_counter()
+            outputs = run(*args)
+            taken = time.perf_counter() - started
+            runtime.spent(taken if number < _TIMED else taken * _TIMED)
+            return outputs
+        except Exception as error:  # noqa: BLE001  # answered for, or raised again
+            return served.answer(error, run, args, before)
 
     def call_and_restore(*args: Any) -> Any:
         return cast(Callable[..., Any], restore)(call(*args))
 
     return _torch.disabled(call if restore is None else call_and_restore)
+
+
+class _Served:
+    """Who runs a graph now. ``run`` is replaced whole, between calls."""
+
+    __slots__ = ("_lock", "_rescue", "_resuming", "_runtime", "run", "versions")
+
+    def __init__(self, run: Compiled, runtime: Runtime, rescue: Rescue | None) -> None:
+        self.run = run
+        self.versions = _reader(rescue.tracked if rescue else ())
+        self._rescue = rescue
+        self._resuming = self._resume
+        self._runtime = runtime
+        self._lock = threading.RLock()
+
+    def answer(self, error: Exception, run: Compiled, args: tuple[Any, ...], before: object) -> Any:
+        """Answer a call for the engine ``run``, which raised ``error``.
+
+        Raises:
+            Exception: the error itself, if the engine wrote to its inputs before or nobody is
+                there to answer; whatever the captured graph raises for these inputs.
+        """
+        rescue = self._rescue
+        run = self.run if run is self._resuming else run
+        if rescue is None or run is rescue.floor or run is self._resuming:
+            self._runtime.failed(error)
+            raise error
+        if rescue.blind or before is None or self.versions(args) != before:
+            error.add_note("composer: the engine had written to its inputs, so nobody can answer")
+            self._runtime.failed(error)
+            self._hand_over(error, run)
+            raise error
+        if isinstance(error, torch.OutOfMemoryError | MemoryError):
+            return self._with_more_memory(error, run, rescue, args)
+        outputs = rescue.floor(*args)
+        self._runtime.failed(error, answered=True)
+        self._hand_over(error, run)
+        return outputs
+
+    def _with_more_memory(
+        self, error: Exception, run: Compiled, rescue: Rescue, args: tuple[Any, ...]
+    ) -> Any:
+        """Once more with caches emptied, then by the floor; the engine is not to blame for it."""
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        before = self.versions(args)
+        try:
+            return run(*args)
+        except Exception:
+            if self.versions(args) != before:
+                raise
+        self._runtime.failed(error, answered=True)
+        return rescue.floor(*args)
+
+    def _hand_over(self, error: Exception, run: Compiled) -> None:
+        """Never call ``run`` again; a failure in another thread may have seen to that already."""
+        with self._lock:
+            if self.run is not run:
+                return
+            self.run = self._resuming
+        cast(Rescue, self._rescue).blame(error)
+
+    def _resume(self, *args: Any) -> Any:
+        """The first call after a failure: have the next candidate compiled, and call it."""
+        with self._lock:
+            if self.run is self._resuming:
+                self.run = _torch.undisabled(cast(Rescue, self._rescue).successor(args))
+        return self.run(*args)
+
+
+def _reader(tracked: tuple[int, ...]) -> Callable[[Sequence[Any]], object]:
+    """What reads the versions of the inputs at these positions; about 40 ns each."""
+    if not tracked:
+        return lambda args: ()
+
+    def read(args: Sequence[Any]) -> object:
+        try:
+            return [args[i]._version for i in tracked]
+        except (RuntimeError, AttributeError):  # an inference tensor, which has no version
+            return None
+
+    return read
+
+
+def tracked_inputs(request: GraphRequest) -> tuple[tuple[int, ...], bool]:
+    """Which inputs to look at for writes, and whether any of them cannot be looked at.
+
+    Weights are left out, and buffers too unless the graph itself writes to something.
+    """
+    writes = any(_may_write(node) for node in request.gm.graph.nodes)
+    values = enumerate(request.example_inputs)
+    open_to_writes = [
+        (i, value)
+        for i, value in values
+        if isinstance(value, torch.Tensor)
+        and (i not in request.weights or (writes and type(value) is not torch.nn.Parameter))
+    ]
+    tracked = tuple(i for i, value in open_to_writes if not value.is_inference())
+    return tracked, writes and len(tracked) < len(open_to_writes)
+
+
+_WRITES = frozenset({"setitem", "iadd", "isub", "imul", "itruediv", "ifloordiv", "ipow", "imod"})
+
+
+def _may_write(node: torch.fx.Node) -> bool:
+    """By the names that torch gives in-place operations; a batch norm in training moves its own."""
+    if not node.op.startswith("call_"):
+        return False
+    name = getattr(node.target, "__name__", str(node.target)).partition(".")[0]
+    if name == "batch_norm":
+        given = node.kwargs.get("training", node.args[5] if len(node.args) > 5 else False)
+        return bool(given)
+    return name in _WRITES or (name.endswith("_") and not name.endswith("__"))

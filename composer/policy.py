@@ -112,6 +112,18 @@ class Candidate(BaseModel):
         return getattr(self.backend, "__name__", None) or type(self.backend).__name__
 
 
+class Tolerance(BaseModel):
+    """How far a number may be off: ``atol + rtol * max(|eager's|, rms of eager's)``.
+
+    By default both are those of the dtype (:data:`composer.comparison.TOLERANCES`).
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    rtol: Annotated[float, Field(ge=0.0)] | None = None
+    atol: Annotated[float, Field(ge=0.0)] | None = None
+
+
 class Policy(BaseModel):
     """How one model is compiled; ``torch.compile(options=...)`` takes every field.
 
@@ -127,6 +139,12 @@ class Policy(BaseModel):
             :class:`~composer.errors.PassError`.
         min_coverage: Share of a graph's compute nodes that an engine must really take, for engines
             that say how much they took; the rest runs as eager ATen.
+        verify: ``"compile"`` compares a candidate with eager on the first real inputs before it is
+            accepted: outputs, inputs and buffers afterwards and, in training, gradients.
+            ``"off"`` does not.
+        tolerance: How far its numbers may be off.
+        on_runtime_error: ``"fallback"`` lets the captured graph answer a call in which the engine
+            raises, and the next candidate those that follow; ``"raise"`` lets the error through.
         model: The model's name in reports; by default the class, or the function, compiled.
     """
 
@@ -138,6 +156,9 @@ class Policy(BaseModel):
     passes: tuple[Any, ...] = ()
     on_pass_error: Literal["skip", "raise"] = "skip"
     min_coverage: Share = 0.5
+    verify: Literal["off", "compile"] = "off"
+    tolerance: Tolerance = Tolerance()
+    on_runtime_error: Literal["fallback", "raise"] = "fallback"
     model: str | None = None
 
     @field_validator("chain", mode="before")
@@ -163,7 +184,8 @@ class Policy(BaseModel):
     def key(self) -> str:
         """Text of all that decides how a graph is compiled; equal in every process."""
         chain = [(c.name, sorted(c.options.items()), c.min_coverage, c.when) for c in self.chain]
-        return f"{chain} {self.strict} {self.on_exhausted} {self.min_coverage}"
+        checks = f"{self.verify} {self.tolerance}" if self.verify != "off" else ""
+        return f"{chain} {self.strict} {self.on_exhausted} {self.min_coverage} {checks}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,6 +291,7 @@ def explain(
 _TABLES: dict[str | int, type[BaseModel]] = {
     "chain": Candidate,
     "when": Match,
+    "tolerance": Tolerance,
 }
 """What stands in the tables of a policy, by the key that holds them."""
 

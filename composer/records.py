@@ -237,6 +237,12 @@ class Runtime:
         with self._lock:
             self.seconds += seconds
 
+    def failed(self, error: BaseException, *, answered: bool = False) -> None:
+        """Keep the error of a call, and count it if the floor answered in the engine's place."""
+        with self._lock:
+            self.fallbacks += answered
+            self.last_error = f"{type(error).__name__}: {first_line(str(error))}"
+
     def read(self) -> Counters:
         """The counters as they stand now."""
         return Counters(self.calls, self.fallbacks, self.verified, self.last_error, self.seconds)

@@ -20,7 +20,8 @@ class Session:
     """The last 1,000 reports, oldest first, and which fallbacks were warned of already.
 
     ``warned`` holds pairs of backend and reason, ``configured`` what ``composer.configure`` was
-    given, ``sinks`` take every record, and ``progress`` is what is being compiled now.
+    given, ``sinks`` take every record, and ``progress`` is what is being compiled now. Engines
+    in quarantine are those that raised at run time, each for one graph.
     """
 
     def __init__(self, configured: Source = None, sinks: Sinks | None = None) -> None:
@@ -29,12 +30,27 @@ class Session:
         self.progress = Progress()
         self._lock = threading.Lock()
         self._reports: deque[CompileReport] = deque(maxlen=KEPT_REPORTS)
+        self._quarantined: set[tuple[str, str]] = set()
         self.warned: set[tuple[str, str]] = set()
 
     def keep(self, report: CompileReport) -> None:
         """Remember a report; beyond 1,000 the oldest goes."""
         with self._lock:
             self._reports.append(report)
+
+    def replace(self, old: CompileReport, new: CompileReport) -> None:
+        """Put a graph's changed report in the place of its old one, if that is still kept."""
+        with self._lock:
+            kept = [new if each is old else each for each in self._reports]
+            self._reports = deque(kept, maxlen=KEPT_REPORTS)
+
+    def quarantine(self, graph_key: str, backend: str) -> None:
+        """Do not try this backend on this graph again."""
+        self._quarantined.add((graph_key, backend))
+
+    def is_quarantined(self, graph_key: str, backend: str) -> bool:
+        """Whether this backend raised at run time for this graph."""
+        return (graph_key, backend) in self._quarantined
 
     def reports(self) -> tuple[CompileReport, ...]:
         """The reports kept, oldest first."""

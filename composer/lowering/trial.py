@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from composer import _torch
+from composer.comparison import devices
 from composer.errors import Refusal, refuse
 from composer.lowering.aot import FunctionalGraph, Kind
 from composer.records import Reason, Status
@@ -25,7 +26,7 @@ def try_once(compiled: Callable[..., Any], graph: FunctionalGraph) -> None:
     if args is None:
         return
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=_devices(args)):
+        with torch.no_grad(), torch.random.fork_rng(devices=devices(args)):
             results = compiled(*args)
     except Exception as error:
         what = f"the engine fails on the first inputs: {error}"
@@ -47,8 +48,3 @@ def _made_up(value: Any) -> Any:
     sizes, strides = map(_torch.hint, value.shape), map(_torch.hint, value.stride())
     made = torch.empty_strided(tuple(sizes), tuple(strides), dtype=value.dtype, device=value.device)
     return made.fill_(1 if value.dtype.is_floating_point else 0)
-
-
-def _devices(args: tuple[Any, ...]) -> list[torch.device]:
-    tensors = (each for each in args if isinstance(each, torch.Tensor))
-    return sorted({each.device for each in tensors if each.device.type == "cuda"}, key=str)

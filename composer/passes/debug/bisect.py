@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from composer import _torch
+from composer.comparison import Values
 from composer.errors import BisectError
 from composer.passes.base import GraphPass, Stage, limited
-from composer.passes.debug.compare import Difference, Program, Values, difference
+from composer.passes.debug.compare import Difference, Program, difference
 from composer.passes.function import qualified_name
 from composer.passes.resolve import resolve
 

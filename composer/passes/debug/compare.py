@@ -16,11 +16,8 @@ import torch
 
 from composer import _torch
 from composer.clones import copy_inputs
+from composer.comparison import Values, devices, gradients, settled
 from composer.records import first_line
-
-Values = dict[str, Any]
-"""Name of a value, such as ``"output 0"``, to the value."""
-
 
 Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -55,11 +52,10 @@ class Program:
     def run(self, compiled: Wrap | None = None) -> Values:
         """Run it, or what ``compiled`` makes of it, and put all but the result back as it was."""
         leaves, restore = _torch.flatten((tuple(self.args), dict(self.kwargs)))
-        tensors = [each for each in leaves if isinstance(each, torch.Tensor)]
         inputs = copy_inputs([_leaf(each) for each in leaves], keep=frozenset())
         args, kwargs = restore(inputs)
         state = _state_of(self.fn)
-        with torch.random.fork_rng(devices=_devices(tensors)), _restored(state):
+        with torch.random.fork_rng(devices=devices(leaves)), _restored(state):
             run = compiled(self.fn) if compiled else self.fn
             returned = run(*args, **kwargs)
             given = {f"input {i}": each for i, each in enumerate(inputs)}
@@ -68,33 +64,9 @@ class Program:
 
 def _values(returned: Any, inputs: Values, state: Values) -> Values:
     outputs = {f"output {i}": each for i, each in enumerate(_torch.flatten(returned)[0])}
-    gradients = _gradients(outputs, inputs | state)
+    wanted = gradients(outputs, inputs | state)
     after = {f"{name} afterwards": each for name, each in (inputs | state).items()}
-    return {name: _settled(each) for name, each in (outputs | after | gradients).items()}
-
-
-def _gradients(outputs: Values, sources: Values) -> Values:
-    roots = [each for each in outputs.values() if _requires_grad(each)]
-    wanted = {n: each for n, each in sources.items() if _requires_grad(each) and each.is_leaf}
-    if not roots or not wanted:
-        return {}
-    weights = [_pattern(root) for root in roots]
-    found = torch.autograd.grad(roots, list(wanted.values()), weights, allow_unused=True)
-    return {f"gradient of {name}": each for name, each in zip(wanted, found, strict=True)}
-
-
-def _pattern(root: torch.Tensor) -> torch.Tensor:
-    """Weights of the outputs' elements, no two neighbours alike, so that errors do not cancel."""
-    numbers = torch.arange(root.numel(), device=root.device).remainder(7) + 1
-    return numbers.view(root.shape).to(root)
-
-
-def _requires_grad(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.requires_grad
-
-
-def _settled(value: Any) -> Any:
-    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+    return {name: settled(each) for name, each in (outputs | after | wanted).items()}
 
 
 def _leaf(value: Any) -> Any:
@@ -120,10 +92,6 @@ def _restored(state: Values) -> Iterator[None]:
         with torch.no_grad():
             for name, value in state.items():
                 value.copy_(kept[name])
-
-
-def _devices(tensors: Sequence[torch.Tensor]) -> list[torch.device]:
-    return sorted({each.device for each in tensors if each.device.type == "cuda"}, key=str)
 
 
 def difference(

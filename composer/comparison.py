@@ -1,0 +1,195 @@
+"""What a run of a graph gives, by name, and whether one value is what another run has for it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import torch
+
+Values = dict[str, Any]
+"""Name of a value, such as ``"output 0"``, to the value."""
+
+
+def gradients(outputs: Values, sources: Values) -> Values:
+    """Gradients of the outputs with respect to the leaves among ``sources`` that require one."""
+    roots = [each for each in outputs.values() if _requires_grad(each)]
+    wanted = {n: each for n, each in sources.items() if _requires_grad(each) and each.is_leaf}
+    if not roots or not wanted:
+        return {}
+    weights = [_pattern(root) for root in roots]
+    found = torch.autograd.grad(roots, list(wanted.values()), weights, allow_unused=True)
+    return {f"gradient of {name}": each for name, each in zip(wanted, found, strict=True)}
+
+
+def _pattern(root: torch.Tensor) -> torch.Tensor:
+    """Weights of the outputs' elements, no two neighbours alike, so that errors do not cancel."""
+    numbers = torch.arange(root.numel(), device=root.device).remainder(7) + 1
+    return numbers.view(root.shape).to(root)
+
+
+def _requires_grad(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+def settled(value: Any) -> Any:
+    """A copy that nothing writes to any more."""
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+
+
+def devices(values: Iterable[Any]) -> list[torch.device]:
+    """The CUDA devices on which any tensor among ``values`` lies."""
+    tensors = (each for each in values if isinstance(each, torch.Tensor))
+    return sorted({each.device for each in tensors if each.device.type == "cuda"}, key=str)
+
+
+class Fault(Enum):
+    """In which way a value is not what it should be, the gravest first."""
+
+    STRUCTURE = "structure"
+    NON_FINITE = "non-finite"
+    NUMBERS = "numbers"
+
+
+TOLERANCES = {
+    torch.float64: (1e-7, 1e-15),
+    torch.float32: (1e-3, 1e-7),
+    torch.float16: (4e-3, 1e-5),
+    torch.bfloat16: (2e-2, 1e-5),
+}
+"""``rtol`` and ``atol`` of each dtype, for :class:`Bounds` that do not say.
+
+Engines that are right stay below 3e-5 in float32 on ten public models (bench/models.py); computing
+in TF32 or bfloat16 in secret gives 1e-3 and 1e-2.
+"""
+
+_OF_EAGERS_OWN = 3.0
+"""How much further from float64 than eager an engine may be; torch's benchmarks say 2 or 3."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How far a value may be off: ``atol + rtol * max(|expected|, rms(expected))``, elementwise.
+
+    The root mean square stands in for small elements of a value, whose rounding is that of the
+    sums they came from. Integers and truth values have to be equal. By default both are those of
+    the dtype, see ``TOLERANCES``.
+    """
+
+    rtol: float | None = None
+    atol: float | None = None
+
+    def allowed(self, expected: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """The allowed error of every element.
+
+        Args:
+            expected: In float64 or complex128.
+            dtype: Of the values that are compared.
+        """
+        narrow = torch.empty(0, dtype=dtype).real.dtype if dtype.is_complex else dtype
+        usual = TOLERANCES.get(narrow, (1e-1, 1e-5))
+        rtol = usual[0] if self.rtol is None else self.rtol
+        atol = usual[1] if self.atol is None else self.atol
+        size = expected.abs().nan_to_num(posinf=0.0)
+        scale = size.square().mean().sqrt() if size.numel() else 0.0
+        return atol + rtol * size.clamp(min=scale)
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """How far a value is off.
+
+    The largest absolute error, that error over the root mean square of what is expected, and the
+    cosine of the two as vectors.
+    """
+
+    absolute: float = 0.0
+    relative: float = 0.0
+    cosine: float = 1.0
+
+
+def fault_of(
+    got: Any, expected: Any, exact: torch.Tensor | None, bounds: Bounds
+) -> tuple[Fault, str] | None:
+    """In which way ``got`` is not ``expected``, and a sentence about it; ``None`` if it is.
+
+    Args:
+        got: What was computed.
+        expected: What eager computed.
+        exact: What eager computed in float64; numbers are judged by it where there is one.
+        bounds: How far numbers may be off.
+    """
+    if not isinstance(expected, torch.Tensor) or not isinstance(got, torch.Tensor):
+        same = type(got) is type(expected) and bool(got == expected)
+        return None if same else (Fault.STRUCTURE, f"is {got!r}, eager's is {expected!r}")
+    mine, eagers = _structure(got), _structure(expected)
+    if mine != eagers:
+        return Fault.STRUCTURE, f"is {mine}, eager's is {eagers}"
+    if not expected.is_floating_point() and not expected.is_complex():
+        count = int((got != expected).sum())
+        what = f"has {count} of {expected.numel()} elements that are not eager's"
+        return (Fault.NUMBERS, what) if count else None
+    return _fault_of_numbers(_wide(got), _wide(expected), exact, bounds, got.dtype)
+
+
+def _structure(value: torch.Tensor) -> str:
+    return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)} on {value.device}"
+
+
+def _wide(value: torch.Tensor) -> torch.Tensor:
+    dense = value.to_dense() if value.layout is not torch.strided else value
+    return dense.to(torch.complex128 if value.is_complex() else torch.float64)
+
+
+def _fault_of_numbers(
+    got: torch.Tensor,
+    expected: torch.Tensor,
+    exact: torch.Tensor | None,
+    bounds: Bounds,
+    dtype: torch.dtype,
+) -> tuple[Fault, str] | None:
+    finite = expected.isfinite()
+    strange = int((finite & ~got.isfinite()).sum())
+    if strange:
+        what = f"has {strange} elements that are NaN or infinite where eager's are numbers"
+        return Fault.NON_FINITE, what
+    slack = torch.zeros((), dtype=torch.float64, device=got.device)
+    if exact is not None and exact.shape == got.shape and exact.isfinite().all():
+        slack = _OF_EAGERS_OWN * (expected - exact).abs()[finite].max() if finite.any() else slack
+        expected, finite = exact, finite & exact.isfinite()
+    elif not _equal_strange(got, expected):
+        return Fault.NUMBERS, "has numbers where eager's has NaN or infinity"
+    off = torch.where(finite, (got - expected).abs(), 0.0)
+    over = off > bounds.allowed(expected, dtype) + slack
+    if not over.any():
+        return None
+    errors = errors_of(got, expected)
+    return Fault.NUMBERS, (
+        f"is off by {errors.absolute:.3g} ({errors.relative:.3g} of its root mean square, cosine "
+        f"{errors.cosine:.4g}) in {int(over.sum())} of {over.numel()} elements"
+    )
+
+
+def _equal_strange(got: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Whether both are NaN, or the same infinity, at the same places."""
+    at = ~expected.isfinite()
+    return bool(torch.isclose(got[at], expected[at], equal_nan=True).all())
+
+
+def errors_of(got: Any, expected: Any) -> Errors:
+    """How far two values of one shape are apart, as far as both are finite."""
+    if not isinstance(expected, torch.Tensor) or not isinstance(got, torch.Tensor):
+        return Errors()
+    a, b = _wide(got).flatten(), _wide(expected).flatten()
+    both = a.isfinite() & b.isfinite()
+    a, b = a[both], b[both]
+    if not a.numel():
+        return Errors()
+    absolute = float((a - b).abs().max())
+    scale = float(b.abs().square().mean().sqrt())
+    norms = float(a.abs().square().sum().sqrt() * b.abs().square().sum().sqrt())
+    cosine = float((a * b.conj()).sum().abs()) / norms if norms else 1.0
+    return Errors(absolute, absolute / scale if scale else (math.inf if absolute else 0.0), cosine)

@@ -1,0 +1,323 @@
+"""Run time: an engine that fails costs its user time, and nothing else."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import pickle
+import threading
+from typing import Any
+
+import pytest
+import torch
+from conftest import compiled, last
+from torch.nn import functional
+
+import composer
+from composer import guard, session
+from composer.capture import read_request
+from composer.errors import FallbackWarning
+from composer.testing import FakeBackend, expect
+
+pytestmark = pytest.mark.filterwarnings("ignore::composer.errors.FallbackWarning")
+
+
+def test_engine_that_raises_is_answered_for_and_followed() -> None:
+    """The floor answers that call; the next candidate serves those that follow."""
+    first, second = FakeBackend("raises", at=3), FakeBackend(name="second")
+    f = compiled(torch.sin, first, second)
+    with expect(graphs=1, calls=6, fallbacks=1, failed=1, succeeded=1, served_by="second"):
+        for _ in range(6):
+            x = torch.randn(3)
+            assert torch.equal(f(x), x.sin())
+    assert (first.calls, second.compiles, second.calls) == (3, 1, 3)
+
+
+def test_failure_is_in_the_record() -> None:
+    """The engine's attempt has failed, the new one is appended, and both are told."""
+    f = compiled(torch.sin, FakeBackend("raises", at=1), FakeBackend(name="second"))
+    with pytest.warns(FallbackWarning, match=r"fake_raises failed \(raised_at_runtime\)"):
+        f(torch.ones(2))
+    assert last().chosen == "eager"
+    f(torch.ones(2))
+    report = last()
+    assert [(a.backend, a.status, a.reason) for a in report.attempts] == [
+        ("fake_raises", "failed", "raised_at_runtime"),
+        ("second", "succeeded", None),
+    ]
+    assert report.chosen == "second"
+    assert "made to raise" in report.attempts[0].traceback
+    assert report.attempts[0].message == "raised at call 1: fake_raises was made to raise"
+    assert report.runtime.last_error == "RuntimeError: fake_raises was made to raise"
+    assert len(composer.reports()) == 1
+
+
+def test_failure_gives_sinks_a_further_record() -> None:
+    """Of the same graph and time; it is not followed a second time."""
+
+    class Remembers:
+        def __init__(self) -> None:
+            self.records: list[dict[str, Any]] = []
+            self.followed = 0
+
+        def follow(self, report: composer.CompileReport) -> None:
+            self.followed += 1
+
+        def emit(self, record: dict[str, Any]) -> None:
+            self.records.append(record)
+
+    sink = Remembers()
+    session.add_sink(sink)
+    try:
+        f = compiled(torch.sin, FakeBackend("raises", at=1), FakeBackend(name="second"))
+        f(torch.ones(2))
+        f(torch.ones(2))
+    finally:
+        session.remove_sink(sink)
+    assert [record["chosen"] for record in sink.records] == ["fake_raises", "eager", "second"]
+    assert len({(record["graph_id"], record["time"]) for record in sink.records}) == 1
+    assert sink.followed == 1
+
+
+def test_engines_that_all_fail_leave_the_floor() -> None:
+    """One after the other, each answered for."""
+    chain = [FakeBackend("raises", at=1, name=f"engine{i}") for i in range(3)]
+    f = compiled(torch.sin, *chain)
+    with expect(graphs=1, calls=6, fallbacks=3, failed=3, served_by="eager"):
+        for _ in range(6):
+            x = torch.randn(3)
+            assert torch.equal(f(x), x.sin())
+
+
+def test_engine_that_wrote_to_its_inputs_before_it_raised_is_not_answered_for() -> None:
+    """Nobody knows what they were; the error says so, and the next call has another engine."""
+    f = compiled(torch.sin, FakeBackend("mutates_inputs_and_raises", at=2), FakeBackend(name="two"))
+    x = torch.randn(3)
+    f(x)
+    with pytest.raises(RuntimeError, match="made to raise") as caught:
+        f(x.clone())
+    assert "had written to its inputs" in "".join(caught.value.__notes__)
+    assert torch.equal(f(x), x.sin())
+    assert last().chosen == "two"
+    assert last().runtime.fallbacks == 0
+
+
+def test_error_that_eager_raises_too_is_the_programs_own() -> None:
+    """An index out of range: the engine is not to blame, and stays."""
+
+    def f(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        return x[i]
+
+    run = compiled(f, "aot_eager")
+    x = torch.arange(4.0)
+    run(x, torch.tensor([1]))
+    with pytest.raises(IndexError, match="out of bounds"):
+        run(x, torch.tensor([9]))
+    assert torch.equal(run(x, torch.tensor([2])), x[2:3])
+    assert last().chosen == "aot_eager"
+    assert last().runtime.fallbacks == 0
+
+
+def test_out_of_memory_is_answered_for_and_the_engine_stays() -> None:
+    """Memory may be free again at the next call."""
+
+    class Once(FakeBackend):
+        """Has no memory at its second and third call: one call, tried twice."""
+
+        def __call__(self, gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+            honest = super().__call__(gm, example_inputs)
+
+            def run(*args: Any) -> Any:
+                outputs = honest(*args)
+                if self.calls in (2, 3):
+                    raise torch.OutOfMemoryError("tried to allocate 80 GiB")
+                return outputs
+
+            return run
+
+    engine = Once(name="once")
+    f = compiled(torch.sin, engine)
+    with expect(graphs=1, calls=4, fallbacks=1, served_by="once"):
+        for _ in range(4):
+            x = torch.randn(3)
+            assert torch.equal(f(x), x.sin())
+    assert engine.calls == 5
+
+
+def test_policy_may_want_the_error() -> None:
+    """``on_runtime_error = "raise"``, and ``strict``; it is kept in the counters."""
+    for wish in ({"on_runtime_error": "raise"}, {"strict": True}):
+        torch.compiler.reset()
+        f = compiled(torch.sin, FakeBackend("raises", at=1), **wish)
+        with pytest.raises(RuntimeError, match="made to raise"):
+            f(torch.ones(2))
+        assert last().runtime.last_error.startswith("RuntimeError")
+        assert last().runtime.fallbacks == 0
+
+
+def test_engine_that_failed_is_in_quarantine_for_that_graph() -> None:
+    """It is skipped when the same graph is compiled again, until ``composer.reset()``."""
+    engine = FakeBackend("raises", at=1)
+    compiled(torch.sin, engine)(torch.ones(2))
+    torch.compiler.reset()
+    compiled(torch.sin, engine)(torch.ones(2))
+    assert last().attempts[0].reason == "quarantined"
+    assert last().attempts[0].status == "skipped"
+    torch.compiler.reset()
+    compiled(torch.sin, engine)(torch.ones(3))
+    assert last().attempts[0].reason == "raised_at_runtime"
+    composer.reset()
+    torch.compiler.reset()
+    compiled(torch.sin, engine)(torch.ones(2))
+    assert last().attempts[0].reason == "raised_at_runtime"
+
+
+def test_dynamic_shapes_outlive_a_failure() -> None:
+    """The next engine is compiled with the graph's own symbols: one compile for all sizes."""
+    second = FakeBackend(name="second")
+    f = compiled(
+        lambda x: x.reshape(-1) * x.shape[0], FakeBackend("raises", at=2), second, dynamic=True
+    )
+    for size in (2, 3, 4, 5, 6):
+        x = torch.randn(size, 3)
+        assert torch.equal(f(x), x.reshape(-1) * size)
+    assert len(composer.reports()) == 1
+    assert (second.compiles, last().chosen) == (1, "second")
+
+
+def test_training_outlives_a_failure() -> None:
+    """Gradients are eager's before, at, and after the call that fails."""
+    net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+    twin = copy.deepcopy(net)
+    run = compiled(net, FakeBackend("raises", at=2), FakeBackend(name="second"))
+    for _ in range(4):
+        x = torch.randn(3, 4)
+        for model, module in ((run, net), (twin, twin)):
+            module.zero_grad()
+            model(x).square().sum().backward()
+        for mine, theirs in zip(net.parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(mine.grad, theirs.grad)
+    assert last().chosen == "second"
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_inference_outlives_a_failure(mode: Any) -> None:
+    """Inference tensors have no version: a graph that writes to nothing is answered for."""
+    f = compiled(torch.sin, FakeBackend("raises", at=2), FakeBackend(name="second"))
+    with mode():
+        for _ in range(4):
+            x = torch.randn(3)
+            assert torch.equal(f(x), x.sin())
+    assert last().chosen == "second"
+
+
+def test_in_place_graph_outlives_a_failure() -> None:
+    """Each input is written to exactly once."""
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return x * 2
+
+    f = compiled(step, FakeBackend("raises", at=2), FakeBackend(name="second"))
+    for _ in range(4):
+        x = torch.zeros(3)
+        assert torch.equal(f(x), torch.full((3,), 2.0))
+        assert torch.equal(x, torch.ones(3))
+    assert last().chosen == "second"
+
+
+def test_passes_hold_after_a_failure() -> None:
+    """They are part of the program: the floor and the next engine run them as well."""
+    from rewrites import Scale, at
+
+    for stage in ("torch", "aten", "joint", "post_grad"):
+        torch.compiler.reset()
+        composer.reset()
+        chain = [FakeBackend("raises", at=2), FakeBackend(name="second")]
+        f = compiled(torch.cos, *chain, passes=[at(stage, Scale)])
+        x = torch.randn(3)
+        answers = [f(x) for _ in range(4)]
+        assert not torch.equal(answers[0], x.cos())
+        for answer in answers[1:]:
+            torch.testing.assert_close(answer, answers[0])
+        assert last().chosen == "second"
+
+
+def test_threads_are_all_answered() -> None:
+    """Eight of them call an engine that fails from its 20th call on."""
+    second = FakeBackend(name="second")
+    f = compiled(torch.sin, FakeBackend("raises", at=20), second)
+    f(torch.ones(3))
+    wrong: list[str] = []
+
+    def work(seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        for _ in range(50):
+            x = torch.randn(3, generator=generator)
+            if not torch.equal(f(x), x.sin()):
+                wrong.append("value")
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert last().chosen == "second"
+    assert second.compiles == 1
+    assert last().runtime.calls == 401
+    assert 1 <= last().runtime.fallbacks <= 8
+
+
+def test_guard_keeps_no_tensor_alive() -> None:
+    """Only the graph is kept for the next engine."""
+    import gc
+    import weakref
+
+    f = compiled(torch.sin, FakeBackend())
+    x = torch.randn(3)
+    gone = weakref.ref(x)
+    f(x)
+    del x
+    gc.collect()
+    assert gone() is None
+
+
+def test_compiled_model_can_be_copied_and_pickling_says_no() -> None:
+    """As for ``torch.compile`` with any backend."""
+    net = torch.nn.Linear(3, 3)
+    run = compiled(net, FakeBackend("raises", at=2), FakeBackend(name="second"))
+    x = torch.randn(2, 3)
+    run(x)
+    twin = copy.deepcopy(run)
+    torch.testing.assert_close(twin(x), net(x))
+    with pytest.raises((TypeError, AttributeError, pickle.PicklingError)):
+        pickle.dumps(guard.watch(torch.sin, last().runtime))
+
+
+@pytest.mark.parametrize(
+    ("function", "watched"),
+    [
+        (lambda x, w, b: x + w + b, (0,)),
+        (lambda x, w, b: x + w + b.add_(1), (0, 2)),
+        (lambda x, w, b: functional.batch_norm(x, b, b, training=True), (0, 2)),
+        (lambda x, w, b: functional.batch_norm(x, b, b, training=False), (0,)),
+    ],
+)
+def test_buffers_are_watched_where_the_graph_may_write_to_them(
+    function: Any, watched: tuple[int, ...]
+) -> None:
+    """An input, a parameter, a buffer: parameters never, to save 40 ns each a call."""
+    gm = torch.fx.symbolic_trace(function)
+    inputs = [torch.ones(2, 2), torch.nn.Parameter(torch.ones(2)), torch.ones(2)]
+    request = dataclasses.replace(read_request(gm, inputs), weights=frozenset({1, 2}))
+    assert guard.tracked_inputs(request) == (watched, False)
+
+
+def test_inference_tensors_that_a_graph_may_write_to_cannot_be_watched() -> None:
+    """They have no version."""
+    with torch.inference_mode():
+        x = torch.ones(2)
+    for function, blind in ((lambda x: x.add_(1), True), (lambda x: x.sin(), False)):
+        gm = torch.fx.symbolic_trace(function)
+        assert guard.tracked_inputs(read_request(gm, [x])) == ((), blind)

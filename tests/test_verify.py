@@ -1,0 +1,313 @@
+"""``verify="compile"``: a candidate that computes something else than eager does not serve."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from conftest import compiled, last
+from torch.nn import functional
+
+from composer.comparison import Bounds, Fault, errors_of, fault_of
+from composer.testing import FakeBackend, expect
+
+pytestmark = pytest.mark.filterwarnings("ignore::composer.errors.FallbackWarning")
+
+
+class Net(torch.nn.Module):
+    """A linear layer, a batch norm whose statistics move in training, and a residual."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = torch.nn.Linear(6, 6)
+        self.norm = torch.nn.BatchNorm1d(6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.norm(self.up(x))
+
+
+WRONG = {
+    "nan": "non_finite",
+    "wrong_value": "numeric_mismatch",
+    "wrong_shape": "output_mismatch",
+    "wrong_dtype": "output_mismatch",
+    "wrong_stride": "output_mismatch",
+}
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("fault", WRONG)
+def test_wrong_answer_is_rejected_with_its_reason(fault: str, training: bool) -> None:
+    """Whoever comes next serves, and the user sees eager's numbers."""
+    net = Net().train(training)
+    twin = copy.deepcopy(net)
+    x = torch.randn(4, 6)
+    with torch.set_grad_enabled(training), expect(rejected=1, reasons={WRONG[fault]: 1}):
+        answer = compiled(net, FakeBackend(fault), FakeBackend(), verify="compile")(x)
+        torch.testing.assert_close(answer, twin(x))
+    assert last().chosen == "fake_honest"
+
+
+def test_without_verify_the_wrong_answer_would_be_given() -> None:
+    """It is off by default: a comparison costs two runs of eager."""
+    x = torch.randn(3)
+    assert not torch.equal(compiled(torch.sin, FakeBackend("wrong_value"))(x), x.sin())
+
+
+def test_engine_that_writes_to_its_inputs_is_rejected() -> None:
+    """It ran on copies: the user's own tensor is as it was."""
+    x = torch.randn(4)
+    kept = x.clone()
+    compiled(torch.sin, FakeBackend("mutates_inputs", at=1), verify="compile")(x)
+    assert last().attempts[0].reason == "mutated_inputs"
+    assert "input 0 afterwards" in last().attempts[0].message
+    assert torch.equal(x, kept)
+
+
+@pytest.mark.parametrize("fault", ["raises", "mutates_inputs_and_raises"])
+def test_engine_that_raises_at_its_first_call_is_found_out(fault: str) -> None:
+    """Before it serves."""
+    x = torch.randn(4)
+    f = compiled(torch.sin, FakeBackend(fault, at=1), verify="compile")
+    assert torch.equal(f(x), x.sin())
+    assert (last().attempts[0].status, last().attempts[0].reason) == ("failed", "raised_at_runtime")
+    assert last().runtime.fallbacks == 0
+
+
+def test_backward_that_fails_is_found_out() -> None:
+    """In training gradients are compared as well."""
+    net = torch.nn.Linear(3, 3)
+    compiled(net, FakeBackend("fails_in_backward"), verify="compile")(torch.ones(2, 3))
+    assert last().attempts[0].reason == "raised_at_runtime"
+    assert "the backward was made to raise" in last().attempts[0].message
+
+
+def test_wrong_gradient_is_rejected() -> None:
+    """The forward is right, the gradient of a weight is twice what it should be."""
+
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
+            return value.view_as(value)
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            return 2 * gradient
+
+    def doubles(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        honest = FakeBackend()(gm, inputs)
+        return lambda *args: [Doubled.apply(each) for each in honest(*args)]
+
+    net = torch.nn.Linear(3, 3)
+    x = torch.randn(2, 3)
+    compiled(net, doubles, verify="compile")(x).sum().backward()
+    assert last().attempts[0].reason == "numeric_mismatch"
+    assert "gradient of input" in last().attempts[0].message
+    assert torch.equal(net.bias.grad, torch.full((3,), 2.0))
+
+
+def test_verified_engine_is_accepted_and_says_how_far_it_is_off() -> None:
+    """In the attempt's ``engine``."""
+    compiled(Net(), "aot_eager", verify="compile")(torch.randn(4, 6))
+    (attempt,) = last().attempts
+    assert attempt.accepted
+    found = attempt.engine["verified"]
+    assert found["against"] == "eager"
+    assert found["max_absolute_error"] < 1e-5
+    assert found["min_cosine"] > 0.9999
+    assert found["values"] > 5
+
+
+def test_verifying_leaves_everything_as_it_was() -> None:
+    """Inputs, statistics, gradients, the random state: one call is one call."""
+    net = torch.nn.Sequential(Net(), torch.nn.Dropout(0.5))
+    twin = copy.deepcopy(net)
+    x = torch.randn(4, 6, requires_grad=True)
+    torch.manual_seed(3)
+    expected = twin(x)
+    torch.manual_seed(3)
+    answer = compiled(net, "aot_eager", verify="compile")(x)
+    torch.testing.assert_close(answer, expected)
+    for name, buffer in net.named_buffers():
+        torch.testing.assert_close(buffer, twin.get_buffer(name))
+    assert x.grad is None
+    assert all(each.grad is None for each in net.parameters())
+
+
+def test_honest_engine_that_draws_eagers_random_numbers_is_held_to_them() -> None:
+    """A wrong value behind a dropout is found."""
+    net = torch.nn.Dropout(0.5)
+    compiled(net, FakeBackend("wrong_value"), FakeBackend(), verify="compile")(torch.ones(64))
+    assert [a.reason for a in last().attempts] == ["numeric_mismatch", None]
+    assert last().attempts[1].engine["verified"]["against"] == "eager"
+
+
+def test_engine_with_random_numbers_of_its_own_is_held_to_structure() -> None:
+    """Inductor draws others than eager; nobody can say which are right."""
+
+    def draws_its_own(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        def run(*args: Any) -> Any:
+            torch.rand(5)
+            return FakeBackend()(gm, inputs)(*args)
+
+        return run
+
+    compiled(torch.nn.Dropout(0.5), draws_its_own, verify="compile")(torch.ones(64))
+    assert "structure only" in last().attempts[0].engine["verified"]["against"]
+
+
+def test_low_precision_is_judged_by_float64() -> None:
+    """An engine closer to the truth than eager is not blamed for eager's rounding."""
+
+    def wide_sum(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        return lambda x: [(x.double() * x.double()).sum().to(x.dtype)]
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        total = torch.zeros((), dtype=x.dtype)
+        for each in (x * x).unbind():
+            total = total + each
+        return total
+
+    x = torch.rand(600).to(torch.bfloat16)
+    compiled(f, wide_sum, verify="compile")(x)
+    (attempt,) = last().attempts
+    assert attempt.accepted, attempt.message
+    assert attempt.engine["verified"]["against"] == "float64"
+
+
+def test_rounding_away_a_zero_is_no_fault() -> None:
+    """A gradient that is exactly zero is rounding in eager and in any engine."""
+    net = torch.nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return net(x, x, x, need_weights=True)[0]
+
+    compiled(f, "onnxrt", verify="compile")(torch.randn(2, 5, 8))
+    assert last().attempts[0].accepted, last().attempts[0].message
+
+
+def test_tolerance_is_the_policys() -> None:
+    """Loose enough, a wrong value passes; the default of float32 rejects it."""
+    x = torch.randn(8)
+    loose = {"rtol": 0.5, "atol": 1.0}
+    compiled(torch.sin, FakeBackend("wrong_value"), verify="compile", tolerance=loose)(x)
+    assert last().attempts[0].accepted
+
+
+def test_error_that_eager_raises_is_not_the_engines() -> None:
+    """The graph cannot be verified; the user meets eager's own error at the call."""
+
+    def f(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        return x[i]
+
+    run = compiled(f, "aot_eager", verify="compile")
+    with pytest.raises(IndexError, match="out of bounds"):
+        run(torch.ones(3), torch.tensor([7]))
+    assert "eager itself raises IndexError" in last().attempts[0].engine["verified"]
+
+
+def test_dynamic_shapes_and_shared_inputs_are_verified() -> None:
+    """Symbols have the first call's values; inputs that share memory share it in the copies."""
+
+    def f(x: torch.Tensor, y: torch.Tensor) -> Any:
+        x.add_(1)
+        return x * 2, y.reshape(-1) * x.shape[0]
+
+    run = compiled(f, "aot_eager", verify="compile", dynamic=True)
+    base = torch.randn(4, 6)
+    mine, other = base.clone(), base.clone()
+    got, expected = run(mine[:3], mine[1:]), f(other[:3], other[1:])
+    assert last().attempts[0].engine["verified"]["against"] == "eager"
+    for a, b in zip((*got, mine), (*expected, other), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_inference_is_verified(mode: Any) -> None:
+    """With inference tensors too."""
+    with mode():
+        x = torch.randn(3)
+        f = compiled(torch.sin, FakeBackend("wrong_value"), "aot_eager", verify="compile")
+        assert torch.equal(f(x), x.sin())
+    assert [a.reason for a in last().attempts] == ["numeric_mismatch", None]
+
+
+def test_passes_are_part_of_what_is_compared() -> None:
+    """Eager, too, runs the graph that they left."""
+    from rewrites import Scale, at
+
+    for stage in ("torch", "aten", "joint", "post_grad"):
+        torch.compiler.reset()
+        x = torch.randn(3)
+        compiled(torch.cos, "aot_eager", verify="compile", passes=[at(stage, Scale)])(x)
+        assert last().attempts[0].accepted, (stage, last().attempts[0].message)
+        assert "verified" in last().attempts[0].engine
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["inductor", "onnxrt"])
+@pytest.mark.parametrize("training", [False, True])
+def test_real_engines_are_not_rejected(engine: str, training: bool) -> None:
+    """Convolutions, norms, attention, softmax; forward and gradients."""
+
+    class Mixed(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = torch.nn.Conv2d(3, 8, 3, padding=1)
+            self.norm = torch.nn.BatchNorm2d(8)
+            self.qkv = torch.nn.Linear(8, 24)
+            self.out = torch.nn.LayerNorm(8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = functional.gelu(self.norm(self.conv(x))).flatten(2).transpose(1, 2)
+            q, k, v = self.qkv(x).unsqueeze(1).chunk(3, -1)
+            return self.out(functional.scaled_dot_product_attention(q, k, v) + x.unsqueeze(1))
+
+    with torch.set_grad_enabled(training):
+        compiled(Mixed().train(training), engine, verify="compile")(torch.randn(2, 3, 8, 8))
+    (attempt,) = last().attempts
+    assert attempt.accepted, attempt.message
+    assert attempt.engine["verified"]["values"] > 1
+
+
+T = torch.tensor
+
+
+@pytest.mark.parametrize(
+    ("got", "expected", "fault"),
+    [
+        (T([1.0, 2.0]), T([1.0, 2.0]), None),
+        (T([1.0, 2.0005]), T([1.0, 2.0]), None),
+        (T([1.0, 2.1]), T([1.0, 2.0]), Fault.NUMBERS),
+        (T([0.0, 1e-4, 1.0]), T([0.0, 0.0, 1.0]), None),
+        (T([1.0, float("nan")]), T([1.0, 2.0]), Fault.NON_FINITE),
+        (T([1.0, float("inf")]), T([1.0, 2.0]), Fault.NON_FINITE),
+        (T([1.0, float("nan")]), T([1.0, float("nan")]), None),
+        (T([float("inf")]), T([-float("inf")]), Fault.NUMBERS),
+        (T([1.0]), T([float("nan")]), Fault.NUMBERS),
+        (T([1, 2]), T([1, 3]), Fault.NUMBERS),
+        (T([True]), T([False]), Fault.NUMBERS),
+        (T([1.0]), T([[1.0]]), Fault.STRUCTURE),
+        (T([1.0]).double(), T([1.0]), Fault.STRUCTURE),
+        (3, 3, None),
+        (3, 4, Fault.STRUCTURE),
+        (None, T([1.0]), Fault.STRUCTURE),
+        (T([]), T([]), None),
+        (T([1 + 1j]), T([1 + 1j]), None),
+        (T([1 + 2j]), T([1 + 1j]), Fault.NUMBERS),
+    ],
+)
+def test_fault_of_a_value(got: Any, expected: Any, fault: Fault | None) -> None:
+    """Structure, then NaN and infinity, then numbers."""
+    found = fault_of(got, expected, None, Bounds())
+    assert (found[0] if found else None) is fault
+
+
+def test_errors_are_absolute_relative_and_an_angle() -> None:
+    """Against the root mean square of what is expected."""
+    errors = errors_of(T([3.0, 4.5]), T([3.0, 4.0]))
+    assert errors.absolute == pytest.approx(0.5)
+    assert errors.relative == pytest.approx(0.5 / (12.5**0.5))
+    assert 0.99 < errors.cosine < 1
