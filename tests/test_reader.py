@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import engines
 import pytest
 import torch
 from conftest import compiled, last
@@ -15,8 +17,9 @@ from engines import honest
 from typer.testing import CliRunner
 
 from composer.cli import app
-from composer.records import CompileReport
+from composer.records import CompileReport, Reason
 from composer.telemetry import reader
+from composer.telemetry.reasons import explained
 from composer.telemetry.recording import Process
 from composer.telemetry.report import Report
 
@@ -218,3 +221,16 @@ def test_report_of_a_folder_says_so(tmp_path: Path) -> None:
     result = runner.invoke(app, ["report", str(tmp_path)])
     assert result.exit_code == 1
     assert "cannot be read: Is a directory" in result.stderr
+
+
+def test_report_command_writes_a_page(tmp_path: Path) -> None:
+    """``--html``: with what each reason means, and a clear word where it cannot be written."""
+    compiled(torch.sin, engines.raises, honest)(torch.ones(2))
+    file, page = write(tmp_path / "run.jsonl", last().to_dict()), tmp_path / "report.html"
+    done = runner.invoke(app, ["report", str(file), "--html", str(page)])
+    assert done.exit_code == 0, done.output
+    assert "no such kernel" in page.read_text()
+    assert explained(Reason.BUILD_FAILED).summary in html.unescape(page.read_text())
+    done = runner.invoke(app, ["report", str(file), "--html", str(tmp_path)])
+    assert done.exit_code == 1
+    assert "cannot be written: Is a directory" in done.output

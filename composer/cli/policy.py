@@ -16,7 +16,7 @@ from rich.table import Table
 from composer import book, chain
 from composer.errors import ComposerError
 from composer.passes import resolve
-from composer.policy import Candidate, Facts, Policy
+from composer.policy import Candidate, Facts, Policy, Tolerance
 from composer.records import plain
 
 app = typer.Typer(help="Policies of models, in a file.", no_args_is_help=True)
@@ -89,7 +89,9 @@ def _text(value: Any) -> Any:
     """As the file would say it; what code alone can give by its name."""
     if isinstance(value, tuple):
         return [_text(each) for each in value]
-    if not hasattr(value, "model_dump"):
+    if isinstance(value, Tolerance):
+        return value.model_dump(exclude_none=True)
+    if not isinstance(value, Candidate):
         return plain(value)
     table = {"backend": value.name, "options": plain(value.options)}
     table |= value.model_dump(include={"min_coverage", "when"}, exclude_none=True)

@@ -10,8 +10,9 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from composer.telemetry import reader
+from composer.telemetry import html, reader
 from composer.telemetry.reader import Readout
+from composer.telemetry.reasons import explained
 from composer.telemetry.recording import Process, Recording
 from composer.telemetry.report import Report
 
@@ -21,12 +22,17 @@ def report(
     last: Annotated[
         int | None, typer.Option(min=1, help="Only so many of each process's newest graphs.")
     ] = None,
+    page: Annotated[
+        Path | None, typer.Option("--html", help="Write all of it as one page for a browser.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For a program to read.")] = False,
 ) -> None:
     """Say which engine ran each graph of a run, from the files that its processes wrote."""
     found = _read(files)
     recordings = [_newest(each, last) for each in found.recordings]
-    if as_json:
+    if page is not None:
+        _write(page, html.render(recordings, means=lambda reason: explained(reason).summary))
+    elif as_json:
         typer.echo(json.dumps(_plain(recordings, found), indent=2))
     else:
         typer.echo("\n".join(_lines(recordings, found)))
@@ -40,6 +46,14 @@ def _read(files: list[Path]) -> Readout:
     if not found.recordings:
         _fail(f"no record in {', '.join(map(str, files))}; {_left_out(found)}")
     return found
+
+
+def _write(page: Path, text: str) -> None:
+    try:
+        page.write_text(text, encoding="utf-8")
+    except OSError as error:
+        _fail(f"{str(page)!r} cannot be written: {error.strerror}")
+    typer.echo(f"composer: wrote {page}", err=True)
 
 
 def _fail(message: str) -> NoReturn:

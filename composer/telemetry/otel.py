@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from composer.records import CompileReport, Status, first_line
+from composer.records import CompileReport, Reason, Status, first_line
 from composer.telemetry.base import Sink
 from composer.telemetry.totals import COMPILE_SECONDS, Total, Totals
 
@@ -114,7 +114,7 @@ class OpenTelemetrySink(Sink):
             "composer.recompile", attributes=_present(record, _OF_GRAPH), start_time=start
         )
         for earlier in record["attempts"][:known]:
-            if earlier["reason"] == "raised_at_runtime":
+            if earlier["reason"] == Reason.RAISED_AT_RUNTIME:
                 _add_exception(span, earlier, start)
         self._candidates(span, attempts, end, no_sooner=start)
         span.end(end)
