@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 import torch
 from conftest import compiled, last
+from prometheus_client import CollectorRegistry
 from torch.nn import functional
 
 import composer
 from composer import guard, session
 from composer.capture import read_request
 from composer.errors import FallbackWarning
+from composer.telemetry.prometheus import PrometheusSink
 from composer.testing import FakeBackend, expect
 
 pytestmark = pytest.mark.filterwarnings("ignore::composer.errors.FallbackWarning")
@@ -321,3 +323,23 @@ def test_inference_tensors_that_a_graph_may_write_to_cannot_be_watched() -> None
     for function, blind in ((lambda x: x.add_(1), True), (lambda x: x.sin(), False)):
         gm = torch.fx.symbolic_trace(function)
         assert guard.tracked_inputs(read_request(gm, [x])) == ((), blind)
+
+
+def test_failure_is_seen_by_prometheus_with_the_calls_of_each_engine() -> None:
+    """A fallback is the failing engine's; the call that compiles the next one still eager's."""
+    registry = CollectorRegistry()
+    sink = PrometheusSink(registry)
+    session.add_sink(sink)
+    try:
+        f = compiled(torch.sin, FakeBackend("raises", at=3), FakeBackend(name="second"))
+        for _ in range(5):
+            f(torch.ones(2))
+    finally:
+        session.remove_sink(sink)
+
+    def value(series: str, backend: str) -> float | None:
+        return registry.get_sample_value(f"composer_runtime_{series}_total", {"backend": backend})
+
+    assert value("fallbacks", "fake_raises") == 1
+    calls = [value("calls", backend) for backend in ("fake_raises", "eager", "second")]
+    assert calls == [3, 1, 1]

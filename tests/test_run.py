@@ -261,3 +261,15 @@ def test_no_progress_where_stderr_is_no_terminal(script: Any) -> None:
     done = composer("run", script(SLOW))
     assert done.stdout.startswith("TextIOWrapper True\nunfinished line\nend\n")
     assert done.stderr == ""
+
+
+@pytest.mark.slow
+def test_run_says_which_engines_the_default_chain_did_not_come_to(script: Any) -> None:
+    """And the command that tries one of them alone; not where the user wrote the chain."""
+    file = script('import torch\ntorch.compile(torch.sin, backend="composer")(torch.ones(3))\n')
+    done = composer("run", file)
+    asked = f"COMPOSER_CHAIN=onnxrt composer explain {file}"
+    assert f"not tried, as another was accepted before: onnxrt (try: {asked})" in done.stdout
+    done = composer("explain", file, env={**os.environ, "COMPOSER_CHAIN": "onnxrt"})
+    assert "served by: onnxrt 1" in done.stdout
+    assert "not tried" not in done.stdout

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -15,6 +15,7 @@ from composer.cli.progress import shown
 from composer.cli.script import run_script
 from composer.errors import ComposerError
 from composer.explain import Explanation, collecting
+from composer.policy import DEFAULT_CHAIN
 from composer.telemetry.report import Report
 
 ARGUMENTS = {"allow_interspersed_args": False}
@@ -89,7 +90,17 @@ def _run(
         sys.stdout.flush()
     found = result()
     print(found.to_json() if as_json else found, file=stdout)
-    if not as_json and not found.graphs and _torch.captured_graphs():
-        hint = 'torch.compile was used, and not with backend="composer"'
-        print(hint, file=stdout)
+    if not as_json:
+        print(*_hints(found, script), sep="\n", end="", file=stdout)
     raise typer.Exit(code)
+
+
+def _hints(found: Report | Explanation, script: str) -> Iterator[str]:
+    """What somebody who reads the report for the first time would ask next."""
+    if not found.graphs and _torch.captured_graphs():
+        yield 'torch.compile was used, and not with backend="composer"\n'
+    tried = {attempt.backend for graph in found.graphs for attempt in graph.attempts}
+    behind = [name for name in DEFAULT_CHAIN if name not in tried]
+    if behind and any(not graph.policy for graph in found.graphs):
+        ask = f"COMPOSER_CHAIN={behind[0]} composer explain {script}"
+        yield f"not tried, as another was accepted before: {', '.join(behind)} (try: {ask})\n"
