@@ -80,6 +80,12 @@ def test_passes_list_names_every_pass() -> None:
         assert expected in table.output
 
 
+def test_passes_list_shows_brackets_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a pass says of itself is no markup."""
+    monkeypatch.setattr(PASSES.get("remove_no_ops"), "__doc__", "Drops [red]everything[/red].")
+    assert "[red]" in runner.invoke(app, ["passes", "list"]).output
+
+
 @pytest.mark.usefixtures("passes")
 def test_passes_list_shows_what_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another package's broken module has a row that says so."""

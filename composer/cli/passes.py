@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from composer.errors import ComposerError
@@ -31,7 +32,7 @@ def list_passes(as_json: Json = False) -> None:
         return
     table = Table("name", "stage", "what it does", "package")
     for row in rows:
-        table.add_row(*row.values())
+        table.add_row(*map(escape, row.values()))
     Console().print(table)
 
 
