@@ -74,8 +74,15 @@ def counted(number: int, noun: str) -> str:
 
 def _facts(engine: dict[str, Any]) -> str:
     """``"onnxruntime 1.31.1, providers CPUExecutionProvider"``."""
-    texts = {k: " ".join(map(str, v)) if isinstance(v, list) else v for k, v in engine.items()}
-    return ", ".join(f"{name} {text}" for name, text in texts.items())
+    return ", ".join(f"{name} {_fact(value)}" for name, value in engine.items())
+
+
+def _fact(value: Any) -> str:
+    if isinstance(value, list):
+        return " ".join(map(_fact, value))
+    if isinstance(value, dict):
+        return " ".join(f"{name} {_fact(each)}" for name, each in value.items())
+    return f"{value:.2g}" if isinstance(value, float) else str(value)
 
 
 def _passes_table(passes: Iterable[PassRecord]) -> str:
