@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -42,7 +43,30 @@ SAME = {
 }
 
 
-@pytest.mark.parametrize("case", SAME.values(), ids=SAME)
+CLASSES = torch.tensor([0, 5, 2, 3])
+LOSSES = {
+    f"{kind} by {reduction}, {what}": (functools.partial(loss, reduction=reduction, **given), x, y)
+    for kind, loss, x, y in (
+        ("cross entropy", F.cross_entropy, r(4, 6), CLASSES),
+        (
+            "cross entropy of images",
+            F.cross_entropy,
+            r(2, 6, 3, 3),
+            torch.arange(18).view(2, 3, 3) % 6,
+        ),
+        ("likelihood", F.nll_loss, r(4, 6), CLASSES),
+    )
+    for reduction in ("mean", "sum", "none")
+    for what, given in (
+        ("plain", {}),
+        ("weights", {"weight": r(6).abs()}),
+        ("left out", {"ignore_index": 3}),
+    )
+}
+"""A mean of losses divides by the targets' weights, which the forward hands to the backward."""
+
+
+@pytest.mark.parametrize("case", (SAME | LOSSES).values(), ids=SAME | LOSSES)
 def test_gradients_are_eagers(case) -> None:
     """The backward, too, runs on ONNX Runtime."""
     function, *args = case

@@ -30,6 +30,9 @@ _TRAINING_NORMS = (
 )
 """Torchlib drops their training flag: the exported numbers would be eval's."""
 
+# Torchlib gives the loss's own size for ``aten.nll_loss_forward``'s total weight (onnxscript 0.7),
+# by which the backward divides: gradients of a mean came out as many times too large as the batch.
+
 _ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
 
 _KEPT = (aten.lift_fresh.default, aten.lift.default)
@@ -50,7 +53,8 @@ def decompositions(dialect: Table, training: bool) -> dict[Any, Callable[..., An
     for operator in _KEPT:
         table.pop(operator, None)
     unpool = table[aten.max_unpool2d.default]
-    table |= {operator: _torch.decomposition_of(operator) for operator in _TRAINING_NORMS}
+    written_out = (*_TRAINING_NORMS, aten.nll_loss_forward.default)
+    table |= {operator: _torch.decomposition_of(operator) for operator in written_out}
     table |= elementwise() | reductions()
     for operator, function in (edges() | selections() | pool_gradients()).items():
         table[operator] = _first_of(function, table.get(operator))
