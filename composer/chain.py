@@ -12,13 +12,14 @@ from typing import Any
 import torch
 import torch.fx
 
-from composer import _torch, clones, prove, session
+from composer import _torch, clones, isolate, prove, session
 from composer.backends import find_backend
 from composer.backends.base import Backend, Notes, taking_notes
 from composer.comparison import Bounds
 from composer.errors import (
     CandidateError,
     ChainExhausted,
+    ChildRefusal,
     OptionError,
     PassError,
     Refusal,
@@ -41,13 +42,14 @@ class Contender:
     """A candidate, the engine it stands for, and what is asked of it.
 
     ``min_coverage`` is the share of the graph that it has to take, ``bounds`` how far its numbers
-    may be off eager's; ``None`` where they are not compared.
+    may be off eager's; ``None`` where they are not compared. ``limits`` are those of its build.
     """
 
     candidate: Candidate
     backend: Backend
     min_coverage: float
     bounds: Bounds | None = None
+    limits: isolate.Limits = isolate.NONE
 
     def skip(self, request: GraphRequest) -> None:
         """Refuse a graph for which the policy does not want the candidate, or not any more.
@@ -82,10 +84,20 @@ def resolve(rules: Policy) -> tuple[Contender, ...]:
         except (UnknownNameError, OptionError) as mistake:
             mistakes.append(mistake)
         else:
-            contenders.append(Contender(candidate, backend, least, bounds))
+            limits = _limits(candidate, rules)
+            contenders.append(Contender(candidate, backend, least, bounds, limits))
     if mistakes:
         raise type(mistakes[0])("; ".join(str(mistake) for mistake in mistakes))
     return tuple(contenders)
+
+
+def _limits(candidate: Candidate, rules: Policy) -> isolate.Limits:
+    """The candidate's own, and the policy's where it has none."""
+    return isolate.Limits(
+        rules.isolate if candidate.isolate is None else candidate.isolate,
+        rules.timeout if candidate.timeout is None else candidate.timeout,
+        rules.memory_limit if candidate.memory_limit is None else candidate.memory_limit,
+    )
 
 
 def walk(
@@ -201,6 +213,9 @@ def _build(request: GraphRequest, contender: Contender) -> Callable[..., Any]:
     backend, options = contender.backend, contender.candidate.options
     contender.skip(request)
     backend.probe(request)
+    if contender.limits.isolate and not backend.may_return_original:
+        isolate.probe(request, contender.candidate, contender.limits, contender.min_coverage)
+    started = time.perf_counter()
     gm = clones.clone_graph(request.gm)
     inputs = list(request.example_inputs)
     if backend.reads_example_inputs:
@@ -218,9 +233,11 @@ def _build(request: GraphRequest, contender: Contender) -> Callable[..., Any]:
                 compiled = build(gm, inputs)
     finally:
         moved = buffers is not None and buffers.restore()
+    seconds = time.perf_counter() - started
     if moved or _weight_versions(request) != versions:
         what = "the backend wrote to the model's weights or buffers while compiling"
         refuse(Status.REJECTED, Reason.MUTATED_INPUTS, what)
+    contender.limits.check_time(seconds)
     return prove.proven(compiled, None if backend.may_return_original else request.gm)
 
 
@@ -273,6 +290,10 @@ def _failed(name: str, error: Exception, notes: Notes, seconds: float) -> Attemp
     status, reason = classify(error)
     # A plain "no" carries no traceback worth reading; one that wraps an error shows that error.
     fault = error.__cause__ if isinstance(error, Refusal) else error
+    said = "".join(traceback.format_exception(fault)) if fault else ""
+    kind = type(fault).__name__ if fault else ""
+    if isinstance(error, ChildRefusal):
+        kind, said = error.error_type, error.traceback
     return Attempt(
         backend=name,
         status=status,
@@ -281,8 +302,8 @@ def _failed(name: str, error: Exception, notes: Notes, seconds: float) -> Attemp
         seconds=seconds,
         coverage=notes.coverage,
         engine=notes.engine,
-        error_type=type(fault).__name__ if fault else "",
-        traceback="".join(traceback.format_exception(fault)) if fault else "",
+        error_type=kind,
+        traceback=said,
     )
 
 
