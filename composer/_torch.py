@@ -381,6 +381,19 @@ def recaptured(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Iterator[None
         yield
 
 
+@contextlib.contextmanager
+def as_if_captured(inputs: Sequence[Any]) -> Iterator[None]:
+    """Compile as within Dynamo's compile, of inputs with fixed sizes.
+
+    Without its fake mode Inductor fails on a graph that holds graphs (``torch.cond``).
+    """
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    with captured_with([as_fake(mode, value) for value in inputs], inputs):
+        yield
+
+
 def storage_id(tensor: torch.Tensor) -> int:
     """Equal for tensors that share memory; works for fake tensors, which have no address."""
     return int(tensor.untyped_storage()._cdata)

@@ -14,7 +14,7 @@ import torch.fx
 
 from composer import _torch, clones, isolate, prove, session
 from composer.backends import find_backend
-from composer.backends.base import Backend, Notes, taking_notes
+from composer.backends.base import Backend, Notes, taking_notes, within_time
 from composer.comparison import Bounds
 from composer.errors import (
     CandidateError,
@@ -196,7 +196,7 @@ def try_candidate(
     started = time.perf_counter()
     with taking_notes() as notes:
         try:
-            compiled = _build(request, contender)
+            compiled = _probe_and_build(request, contender)
             _decline_low_coverage(notes, contender.min_coverage)
             _verify(compiled, request, contender)
         except _torch.DYNAMO_CONTROL_FLOW:
@@ -209,13 +209,18 @@ def try_candidate(
     return done, compiled, None
 
 
+def _probe_and_build(request: GraphRequest, contender: Contender) -> Callable[..., Any]:
+    limits = contender.limits
+    contender.skip(request)
+    contender.backend.probe(request)
+    if limits.isolate and not contender.backend.may_return_original:
+        isolate.probe(request, contender.candidate, limits, contender.min_coverage)
+    with within_time(limits.timeout):
+        return _build(request, contender)
+
+
 def _build(request: GraphRequest, contender: Contender) -> Callable[..., Any]:
     backend, options = contender.backend, contender.candidate.options
-    contender.skip(request)
-    backend.probe(request)
-    if contender.limits.isolate and not backend.may_return_original:
-        isolate.probe(request, contender.candidate, contender.limits, contender.min_coverage)
-    started = time.perf_counter()
     gm = clones.clone_graph(request.gm)
     inputs = list(request.example_inputs)
     if backend.reads_example_inputs:
@@ -233,11 +238,9 @@ def _build(request: GraphRequest, contender: Contender) -> Callable[..., Any]:
                 compiled = build(gm, inputs)
     finally:
         moved = buffers is not None and buffers.restore()
-    seconds = time.perf_counter() - started
     if moved or _weight_versions(request) != versions:
         what = "the backend wrote to the model's weights or buffers while compiling"
         refuse(Status.REJECTED, Reason.MUTATED_INPUTS, what)
-    contender.limits.check_time(seconds)
     return prove.proven(compiled, None if backend.may_return_original else request.gm)
 
 

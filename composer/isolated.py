@@ -70,7 +70,8 @@ def _attempt(payload: bytes, ready: Callable[[], None]) -> Attempt:
     with parcel.within(around["torch"]), late.running(late.LatePasses(shared, "")):
         inputs = parcel.opened(sent)
         request = capture.read_request(gm, inputs, mode=around["mode"])
-        attempt, compiled, _ = chain.try_candidate(request, contender)
+        with _torch.as_if_captured(inputs):
+            attempt, compiled, _ = chain.try_candidate(request, contender)
         return attempt if compiled is None else _run(compiled, request, attempt)
 
 
