@@ -24,7 +24,7 @@ from typing import IO, Any, NoReturn
 
 from composer import parcel
 from composer.backends.base import note
-from composer.errors import ChildRefusal
+from composer.errors import ChildRefusal, refuse
 from composer.passes import late
 from composer.passes.resolve import SharedPasses
 from composer.policy import Candidate
@@ -65,6 +65,9 @@ def probe(request: GraphRequest, candidate: Candidate, limits: Limits, min_cover
         Refusal: ``crashed``, ``timed_out``, ``failed`` with ``out_of_memory``, ``declined`` with
             ``not_isolatable``; or what the child's own attempt came to.
     """
+    if os.name != "posix" or not sys.executable:
+        what = "there is no way to start, and to end, an interpreter here"
+        refuse(Status.DECLINED, Reason.NOT_ISOLATABLE, what)
     started = time.perf_counter()
     shared = late.in_force().shared
     contents = {

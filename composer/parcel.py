@@ -24,7 +24,7 @@ import torch.fx
 from torch.fx.node import map_aggregate
 
 from composer import _torch, clones
-from composer.errors import refuse
+from composer.errors import Refusal, refuse
 from composer.records import Reason, Status
 
 _FILLING = 0.01
@@ -62,6 +62,8 @@ def pack(contents: Mapping[str, Any]) -> bytes:
     for name, value in contents.items():
         try:
             packed[name] = _dumps(value)
+        except Refusal:
+            raise
         except Exception as error:  # noqa: BLE001  # pickle raises whatever an object's class does
             what = f"{name} cannot be sent to another process: {error}"
             refuse(Status.DECLINED, Reason.NOT_ISOLATABLE, what)
@@ -85,8 +87,13 @@ def unpack(parcel: bytes) -> dict[str, Any]:
 
 
 def inputs_to_send(example_inputs: Sequence[Any]) -> list[Any]:
-    """Symbols as numbers, tensors without what Python code hung on them."""
-    return [_input(value) for value in example_inputs]
+    """Symbols as numbers, tensors without what Python code hung on them.
+
+    Raises:
+        Refusal: ``declined`` with ``not_isolatable``: only data decide what a symbol is.
+    """
+    with _torch.unset_fake_temporarily():
+        return [_input(value) for value in example_inputs]
 
 
 def opened(sent: Sequence[Any]) -> list[Any]:
@@ -203,11 +210,7 @@ def _parts(gm: torch.fx.GraphModule) -> tuple[list[tuple[Any, ...]], dict[str, A
 
 
 def _number(node: torch.fx.Node) -> int | float | None:
-    """What a size, or a number made of sizes, was in the first call; ``None`` for what is none.
-
-    Raises:
-        TypeError: only data decide it.
-    """
+    """What a size, or a number made of sizes, was in the first call; ``None`` for what is none."""
     value = node.meta.get("example_value", node.meta.get("val"))
     if node.op == "placeholder" or not isinstance(value, torch.SymInt | torch.SymFloat):
         return None
@@ -216,10 +219,11 @@ def _number(node: torch.fx.Node) -> int | float | None:
 
 
 def _first(value: Any) -> Any:
-    """A symbol's number in the first call; anything else as it is."""
+    """A symbol's number in the first call, which not all have; anything else as it is."""
     number = _torch.hint(value)
     if isinstance(value, torch.SymInt | torch.SymFloat) and not isinstance(number, int | float):
-        raise TypeError(f"the number {value} is decided by data only")
+        what = f"the graph cannot be sent to another process: only data decide its size {value}"
+        refuse(Status.DECLINED, Reason.NOT_ISOLATABLE, what)
     return number
 
 

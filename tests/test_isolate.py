@@ -15,6 +15,7 @@ import engines
 import pytest
 import torch
 from conftest import compiled, last
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import composer
 from composer import isolate, parcel
@@ -222,6 +223,14 @@ def test_parameters_are_sent_without_their_values() -> None:
     assert [each.requires_grad for each in inputs].count(True) == 4
     assert any(torch.equal(each, torch.full((2, 1000), x)) for each in inputs)
     assert gm(*inputs)[0].isfinite().all()
+
+
+def test_sizes_that_data_decide_are_not_sent() -> None:
+    """The child could not choose one that the data bear out."""
+    size = ShapeEnv().create_unbacked_symint()
+    with pytest.raises(Refusal, match="only data decide its size") as caught:
+        parcel.inputs_to_send([size])
+    assert caught.value.reason == "not_isolatable"
 
 
 def test_what_cannot_be_received_is_named() -> None:
