@@ -36,7 +36,7 @@ _KEPT_OUTPUT = 4096
 _MIB = 1 << 20
 
 # What would go to the caller's own records is not the child's to write.
-_NOT_INHERITED = ("COMPOSER_TELEMETRY", "TORCH_TRACE", "TORCH_COMPILE_DEBUG")
+_NOT_INHERITED = ("COMPOSER_DUMP", "COMPOSER_TELEMETRY", "TORCH_TRACE", "TORCH_COMPILE_DEBUG")
 
 
 @dataclass(frozen=True, slots=True)

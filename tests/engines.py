@@ -81,6 +81,13 @@ def only_here(gm: torch.fx.GraphModule, example_inputs: list[Any], options: Any)
     return honest(gm, example_inputs)
 
 
+def multiplies(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+    """Refuse graphs in which nothing is multiplied."""
+    if not any("mul" in str(node.target) for node in gm.graph.nodes):
+        raise RuntimeError("nothing is multiplied")
+    return honest(gm, example_inputs)
+
+
 def cosine_to_sine(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
     """Change the graph and return its forward: real, if wrong, work."""
     for node in gm.graph.nodes:

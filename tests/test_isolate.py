@@ -13,6 +13,7 @@ from typing import Any
 
 import engines
 import pytest
+import rewrites
 import torch
 from conftest import compiled, last
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -247,6 +248,24 @@ class _Explodes:
 
 def _explode() -> None:
     raise OSError("no such device")
+
+
+@SLOW
+def test_shared_passes_within_the_candidate_run_in_the_child_too() -> None:
+    """They decide what the engine is given."""
+    f = compiled(torch.cos, engines.multiplies, isolate=True, passes=[rewrites.Scale(3.0)])
+    x = torch.randn(3)
+    with torch.no_grad():
+        torch.testing.assert_close(f(x), 3 * x.cos())
+    assert last().chosen == "multiplies", last().attempts
+
+
+def test_passes_that_cannot_be_sent_are_named() -> None:
+    """A class made within a function has no name to import it by."""
+    f = compiled(torch.cos, engines.honest, isolate=True, passes=[rewrites.at("joint")])
+    f(torch.ones(2))
+    assert last().attempts[0].reason == "not_isolatable"
+    assert last().attempts[0].message.startswith("the shared passes cannot be sent")
 
 
 @SLOW
