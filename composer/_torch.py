@@ -43,7 +43,7 @@ from torch._inductor.custom_graph_pass import (
 )
 from torch._inductor.custom_graph_pass import CustomPartitionerFn as CustomPartitionerFn
 from torch._inductor.custom_graph_pass import CustomPassBase as CustomPassBase
-from torch._ops import HigherOrderOperator
+from torch._ops import HigherOrderOperator, OpOverloadPacket
 from torch._ops import OpOverload as OpOverload
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
@@ -381,6 +381,19 @@ def recaptured(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Iterator[None
         yield
 
 
+@contextlib.contextmanager
+def as_if_captured(inputs: Sequence[Any]) -> Iterator[None]:
+    """Compile as within Dynamo's compile, of inputs with fixed sizes.
+
+    Without its fake mode Inductor fails on a graph that holds graphs (``torch.cond``).
+    """
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    with captured_with([as_fake(mode, value) for value in inputs], inputs):
+        yield
+
+
 def storage_id(tensor: torch.Tensor) -> int:
     """Equal for tensors that share memory; works for fake tensors, which have no address."""
     return int(tensor.untyped_storage()._cdata)
@@ -647,6 +660,46 @@ def empty(
 
     strides = torch.empty(shape, device="meta").stride()
     return functools.partial(_empty_strided_cpu, shape, strides, dtype)
+
+
+# --- a graph in another process -----------------------------------------------------------------
+
+
+def operator_path(target: object) -> tuple[str, ...] | None:
+    """Where under ``torch.ops`` an operator is found; ``None`` for what is none.
+
+    Operators cannot be pickled, and torch's own way around it (``torch.fx._graph_pickler``) sends
+    their graphs' metadata along, which cannot always be sent. A Triton kernel of the user's is
+    named by a number that means something in this process only.
+
+    Raises:
+        TypeError: the operator runs such a kernel.
+    """
+    if isinstance(target, OpOverload):
+        return (*target._schema.name.split("::"), target._overloadname)
+    if isinstance(target, OpOverloadPacket):
+        return tuple(target._qualified_op_name.split("::"))
+    if isinstance(target, HigherOrderOperator):
+        if "triton_kernel" in target.__name__:
+            raise TypeError("it runs a Triton kernel that only this process knows")
+        return ("higher_order", target.__name__)
+    return None
+
+
+def operator_at(*path: str) -> object:
+    """The operator that :func:`operator_path` names.
+
+    Raises:
+        AttributeError: no module that was imported here registers it.
+    """
+    return functools.reduce(getattr, path, cast(object, torch.ops))
+
+
+def lasting_metadata(node: torch.fx.Node) -> dict[str, Any]:
+    """Of a node's metadata what means the same in another process: its line, and Dynamo's mark."""
+    kept = {"stack_trace": node.meta["stack_trace"]} if node.meta.get("stack_trace") else {}
+    mark = node.meta.get("tensor_dict", {}).get("_dynamo_static_input_type")
+    return kept | ({"tensor_dict": {"_dynamo_static_input_type": mark}} if mark else {})
 
 
 # --- AOTAutograd and the ONNX exporter ----------------------------------------------------------

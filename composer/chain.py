@@ -12,13 +12,14 @@ from typing import Any
 import torch
 import torch.fx
 
-from composer import _torch, clones, prove, session
+from composer import _torch, clones, isolate, prove, session
 from composer.backends import find_backend
-from composer.backends.base import Backend, Notes, taking_notes
+from composer.backends.base import Backend, Notes, taking_notes, within_time
 from composer.comparison import Bounds
 from composer.errors import (
     CandidateError,
     ChainExhausted,
+    ChildRefusal,
     OptionError,
     PassError,
     Refusal,
@@ -41,13 +42,14 @@ class Contender:
     """A candidate, the engine it stands for, and what is asked of it.
 
     ``min_coverage`` is the share of the graph that it has to take, ``bounds`` how far its numbers
-    may be off eager's; ``None`` where they are not compared.
+    may be off eager's; ``None`` where they are not compared. ``limits`` are those of its build.
     """
 
     candidate: Candidate
     backend: Backend
     min_coverage: float
     bounds: Bounds | None = None
+    limits: isolate.Limits = isolate.NONE
 
     def skip(self, request: GraphRequest) -> None:
         """Refuse a graph for which the policy does not want the candidate, or not any more.
@@ -82,10 +84,20 @@ def resolve(rules: Policy) -> tuple[Contender, ...]:
         except (UnknownNameError, OptionError) as mistake:
             mistakes.append(mistake)
         else:
-            contenders.append(Contender(candidate, backend, least, bounds))
+            limits = _limits(candidate, rules)
+            contenders.append(Contender(candidate, backend, least, bounds, limits))
     if mistakes:
         raise type(mistakes[0])("; ".join(str(mistake) for mistake in mistakes))
     return tuple(contenders)
+
+
+def _limits(candidate: Candidate, rules: Policy) -> isolate.Limits:
+    """The candidate's own, and the policy's where it has none."""
+    return isolate.Limits(
+        rules.isolate if candidate.isolate is None else candidate.isolate,
+        rules.timeout if candidate.timeout is None else candidate.timeout,
+        rules.memory_limit if candidate.memory_limit is None else candidate.memory_limit,
+    )
 
 
 def walk(
@@ -184,7 +196,7 @@ def try_candidate(
     started = time.perf_counter()
     with taking_notes() as notes:
         try:
-            compiled = _build(request, contender)
+            compiled = _probe_and_build(request, contender)
             _decline_low_coverage(notes, contender.min_coverage)
             _verify(compiled, request, contender)
         except _torch.DYNAMO_CONTROL_FLOW:
@@ -197,10 +209,18 @@ def try_candidate(
     return done, compiled, None
 
 
+def _probe_and_build(request: GraphRequest, contender: Contender) -> Callable[..., Any]:
+    limits = contender.limits
+    contender.skip(request)
+    contender.backend.probe(request)
+    if limits.isolate and not contender.backend.may_return_original:
+        isolate.probe(request, contender.candidate, limits, contender.min_coverage)
+    with within_time(limits.timeout):
+        return _build(request, contender)
+
+
 def _build(request: GraphRequest, contender: Contender) -> Callable[..., Any]:
     backend, options = contender.backend, contender.candidate.options
-    contender.skip(request)
-    backend.probe(request)
     gm = clones.clone_graph(request.gm)
     inputs = list(request.example_inputs)
     if backend.reads_example_inputs:
@@ -273,6 +293,10 @@ def _failed(name: str, error: Exception, notes: Notes, seconds: float) -> Attemp
     status, reason = classify(error)
     # A plain "no" carries no traceback worth reading; one that wraps an error shows that error.
     fault = error.__cause__ if isinstance(error, Refusal) else error
+    said = "".join(traceback.format_exception(fault)) if fault else ""
+    kind = type(fault).__name__ if fault else ""
+    if isinstance(error, ChildRefusal):
+        kind, said = error.error_type, error.traceback
     return Attempt(
         backend=name,
         status=status,
@@ -281,8 +305,8 @@ def _failed(name: str, error: Exception, notes: Notes, seconds: float) -> Attemp
         seconds=seconds,
         coverage=notes.coverage,
         engine=notes.engine,
-        error_type=type(fault).__name__ if fault else "",
-        traceback="".join(traceback.format_exception(fault)) if fault else "",
+        error_type=kind,
+        traceback=said,
     )
 
 

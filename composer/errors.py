@@ -11,6 +11,7 @@
     │   ├── RecordError(ValueError)        a record in a file is not one of a compile
     │   ├── BisectError                    ``passes.bisect``: there is nothing to compare with
     │   ├── Refusal                        an engine says no, with a status and a reason code
+    │   │   └── ChildRefusal               ``isolate``: what a child process came to
     │   ├── CandidateError                 ``strict``: a candidate was not accepted
     │   └── ChainExhausted(ExceptionGroup) ``on_exhausted="raise"``: no candidate was accepted
     └── UserWarning
@@ -56,6 +57,33 @@ class Refusal(ComposerError):
         super().__init__(message)
         self.status = status
         self.reason = reason
+
+
+class ChildRefusal(Refusal):
+    """What became of a build in a child process, where that is not what was hoped for.
+
+    Args:
+        status: What became of it.
+        reason: The stable code.
+        message: One sentence.
+        error_type: Class of the exception that was raised there; empty where none was.
+        traceback: Its traceback, as text.
+        output: The last that the child printed, where it ended without an exception.
+    """
+
+    def __init__(
+        self,
+        status: Status,
+        reason: Reason,
+        message: str,
+        error_type: str = "",
+        traceback: str = "",
+        *,
+        output: str = "",
+    ) -> None:
+        super().__init__(status, reason, message)
+        self.error_type = error_type
+        self.traceback = traceback or output
 
 
 class PassError(ComposerError):

@@ -25,6 +25,8 @@ Mode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cu
 
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
+Seconds = Annotated[float, Field(gt=0.0)]
+MiB = Annotated[int, Field(gt=0)]
 
 
 class Match(BaseModel):
@@ -93,8 +95,8 @@ class Candidate(BaseModel):
     ``backend`` is a name that ``torch._dynamo.lookup_backend`` knows, one of composer's own,
     ``"module:function"``, or a callable ``(gm, example_inputs) -> callable``. ``options`` go to
     the engine; a callable receives them as the keyword ``options=``. ``min_coverage`` is the
-    policy's own where it is not given. ``when`` has the keys of :class:`Match`: for other graphs
-    the candidate is skipped.
+    policy's own where it is not given, and so are ``isolate``, ``timeout`` and ``memory_limit``.
+    ``when`` has the keys of :class:`Match`: for other graphs the candidate is skipped.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -102,6 +104,9 @@ class Candidate(BaseModel):
     backend: str | Callable[..., Any]
     options: dict[str, Any] = Field(default_factory=dict)
     min_coverage: Share | None = None
+    isolate: bool | None = None
+    timeout: Seconds | None = None
+    memory_limit: MiB | None = None
     when: Match | None = None
 
     @property
@@ -145,6 +150,11 @@ class Policy(BaseModel):
         tolerance: How far its numbers may be off.
         on_runtime_error: ``"fallback"`` lets the captured graph answer a call in which the engine
             raises, and the next candidate those that follow; ``"raise"`` lets the error through.
+        isolate: Build each candidate in a child process first, and run it once there: one that
+            crashes, exits or hangs is not built here.
+        timeout: Seconds that a candidate may spend compiling, in the child and here.
+        memory_limit: MiB of physical memory that the child may take, the 300 of an interpreter
+            with torch included; without ``isolate`` it means nothing.
         model: The model's name in reports; by default the class, or the function, compiled.
     """
 
@@ -159,6 +169,9 @@ class Policy(BaseModel):
     verify: Literal["off", "compile"] = "off"
     tolerance: Tolerance = Tolerance()
     on_runtime_error: Literal["fallback", "raise"] = "fallback"
+    isolate: bool = False
+    timeout: Seconds | None = None
+    memory_limit: MiB | None = None
     model: str | None = None
 
     @field_validator("chain", mode="before")
@@ -185,7 +198,14 @@ class Policy(BaseModel):
         """Text of all that decides how a graph is compiled; equal in every process."""
         chain = [(c.name, sorted(c.options.items()), c.min_coverage, c.when) for c in self.chain]
         checks = f"{self.verify} {self.tolerance}" if self.verify != "off" else ""
-        return f"{chain} {self.strict} {self.on_exhausted} {self.min_coverage} {checks}"
+        limits = f" {self._limits}" if any(map(any, self._limits)) else ""
+        return f"{chain} {self.strict} {self.on_exhausted} {self.min_coverage} {checks}{limits}"
+
+    @property
+    def _limits(self) -> list[tuple[float | None, ...]]:
+        """Of the policy, then of each candidate: ``isolate``, ``timeout``, ``memory_limit``."""
+        limited: tuple[Policy | Candidate, ...] = (self, *self.chain)
+        return [(each.isolate, each.timeout, each.memory_limit) for each in limited]
 
 
 @dataclass(frozen=True, slots=True)

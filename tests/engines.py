@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -56,6 +59,32 @@ def ruins_the_inputs(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any
 def ruins_a_weight(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
     with torch.no_grad():
         next(v for v in example_inputs if isinstance(v, torch.nn.Parameter)).add_(0)
+    return honest(gm, example_inputs)
+
+
+def aborts_after_a_word(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+    os.write(1, b"loading the vendor's library\n")
+    os.abort()
+
+
+def hangs_and_says_who(gm: torch.fx.GraphModule, example_inputs: list[Any], options: Any) -> Any:
+    """Write its process id to ``options["file"]``, then sleep for ever."""
+    Path(options["file"]).write_text(str(os.getpid()))
+    while True:
+        time.sleep(1)
+
+
+def only_here(gm: torch.fx.GraphModule, example_inputs: list[Any], options: Any) -> Any:
+    """Raise in any process but the one that ``options["pid"]`` names."""
+    if os.getpid() != options["pid"]:
+        raise RuntimeError("not in this process")
+    return honest(gm, example_inputs)
+
+
+def multiplies(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+    """Refuse graphs in which nothing is multiplied."""
+    if not any("mul" in str(node.target) for node in gm.graph.nodes):
+        raise RuntimeError("nothing is multiplied")
     return honest(gm, example_inputs)
 
 

@@ -497,3 +497,51 @@ def test_captured_graphs_are_those_of_every_backend() -> None:
     torch.compiler.reset()
     torch.compile(double, backend="composer", options={"chain": ["eager"]})(torch.ones(2))
     assert _torch.captured_graphs() == before + 2
+
+
+@pytest.mark.parametrize(
+    "operator",
+    [torch.ops.aten.add.Tensor, torch.ops.aten.sin.default, torch.ops.aten.add, "cond"],
+)
+def test_operators_are_found_by_their_path(operator) -> None:
+    """Overloads, packets, and those that take functions; a plain function is none."""
+    operator = torch.ops.higher_order.cond if operator == "cond" else operator
+    path = _torch.operator_path(operator)
+    assert path is not None
+    assert _torch.operator_at(*path) is operator
+    assert _torch.operator_path(torch.sin) is None
+
+
+def test_operator_of_a_triton_kernel_has_no_path() -> None:
+    """Its kernel is a number in a table of this process."""
+    from torch._higher_order_ops.triton_kernel_wrap import triton_kernel_wrapper_mutation
+
+    with pytest.raises(TypeError, match="only this process knows"):
+        _torch.operator_path(triton_kernel_wrapper_mutation)
+
+
+def test_lasting_metadata_has_the_line_and_the_mark_of_weights() -> None:
+    """By which a copy of the graph knows its weights."""
+    net = torch.nn.Linear(2, 2)
+
+    def backend(gm, example_inputs):
+        kept = [_torch.lasting_metadata(node) for node in gm.graph.nodes]
+        copy = torch.fx.Graph().placeholder("x")
+        copy.meta.update(next(each for each in kept if "tensor_dict" in each))
+        return _torch.is_static_input(copy), any("stack_trace" in each for each in kept)
+
+    assert capture(lambda x: net(x).sin(), torch.ones(1, 2), backend=backend) == [(True, True)]
+
+
+def test_inductor_compiles_a_branch_as_if_captured() -> None:
+    """Outside of a compile it fails on such a graph without the context; with it, it need not."""
+    found = []
+    torch.compile(branch, backend=lambda gm, inputs: found.append(gm) or gm.forward)(torch.ones(2))
+    inputs = [torch.ones(2)]
+    with _torch.as_if_captured(inputs):
+        compiled = _torch.lookup_backend("inductor")(found[0], inputs)
+    assert torch.equal(compiled(*inputs)[0], torch.ones(2).sin())
+
+
+def branch(x):
+    return torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))

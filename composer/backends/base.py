@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -132,6 +133,50 @@ def covers(taken: int, total: int, left: Sequence[str] = ()) -> None:
     notes.left += [line for line in left if line not in notes.left]
     if notes.left:
         notes.engine["left_to_torch"] = notes.left
+
+
+@dataclass(frozen=True, slots=True)
+class _Time:
+    """When a build began, and the seconds it may take."""
+
+    began: float
+    seconds: float
+
+
+_time: ContextVar[_Time | None] = ContextVar("composer_time", default=None)
+
+
+@contextmanager
+def within_time(seconds: float | None) -> Iterator[None]:
+    """Let a build take so long; one that ends later is refused as well."""
+    token = _time.set(None if seconds is None else _Time(time.perf_counter(), seconds))
+    try:
+        yield
+        _refuse_late("finished")
+    finally:
+        _time.reset(token)
+
+
+def check_time() -> None:
+    """End the attempt under way if its ``timeout`` is over; engines ask between their steps.
+
+    Nothing else interrupts a build: an exception from outside could strike within code of torch's
+    that must not be interrupted.
+
+    Raises:
+        Refusal: ``timed_out``.
+    """
+    _refuse_late("was stopped")
+
+
+def _refuse_late(what: str) -> None:
+    limit = _time.get()
+    taken = 0.0 if limit is None else time.perf_counter() - limit.began
+    if limit is not None and taken > limit.seconds:
+        what = f"{what} after {taken:.3g} s, and timeout is {limit.seconds:g} s"
+        if what.startswith("finished"):
+            what += "; this engine cannot be interrupted, but in a child process (isolate = true)"
+        refuse(Status.TIMED_OUT, Reason.TIMEOUT, what)
 
 
 def is_installed(module: str) -> bool:

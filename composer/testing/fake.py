@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -52,6 +53,11 @@ class FakeBackend:
             self._strike_call = AT_CALLS.get(self.fault)
             if self._strike_call is None:
                 raise ValueError(f"{self.fault} strikes while compiling, not at a call")
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[()]]:
+        """Sent to another process it is made anew, for ``isolate``; its counts stay here."""
+        again = functools.partial(FakeBackend, seconds=self.seconds, name=self.__name__)
+        return functools.partial(again, self.fault, self.at), ()
 
     def __call__(self, gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
         """Compile, as the fault has it."""

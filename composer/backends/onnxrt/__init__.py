@@ -16,7 +16,7 @@ import torch
 import torch.fx
 
 from composer import _torch
-from composer.backends.base import Backend, covers, note, require_installed
+from composer.backends.base import Backend, check_time, covers, note, require_installed
 from composer.backends.onnxrt.engine import make_engine
 from composer.backends.onnxrt.fusions import fusions
 from composer.backends.onnxrt.kernels import why_not_here
@@ -87,10 +87,10 @@ def onnxrt(
         covers(parts.taken, parts.total, parts.left)
         if graph.kind is not Kind.BACKWARD:  # which may hold no more than a view
             parts.decline_if_empty()
-        engines = {
-            name: make_engine(to_onnx(region), region, settings, device)
-            for name, region in parts.regions.items()
-        }
+        engines = {}
+        for name, region in parts.regions.items():
+            check_time()
+            engines[name] = make_engine(to_onnx(region), region, settings, device)
         for engine in engines.values():
             nodes.update(engine.nodes)
             note(providers=engine.providers, nodes=dict(nodes))

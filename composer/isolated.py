@@ -1,0 +1,102 @@
+"""The child process of :mod:`composer.isolate`: receive a parcel, make one attempt, answer, end."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import json
+import os
+import signal
+import struct
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from composer import _torch, capture, chain, parcel, verify
+from composer.errors import ComposerError, Refusal
+from composer.passes import late
+from composer.policy import Candidate, Policy
+from composer.records import Attempt, GraphRequest, Reason, Status, first_line, plain
+
+_PR_SET_PDEATHSIG = 1
+
+
+def serve() -> None:
+    """Do what the parent sent. Whatever an engine prints goes to stderr: stdout is for answers."""
+    _die_with_parent(int(sys.argv[1]))
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    (size,) = struct.unpack("<Q", sys.stdin.buffer.read(8))
+    payload = sys.stdin.buffer.read(size)
+    threading.Thread(target=_end_with_stdin, daemon=True).start()
+
+    def ready() -> None:
+        print(json.dumps({"ready": True}), file=answers, flush=True)
+
+    attempt = _attempt(payload, ready)
+    print(json.dumps(plain(attempt)), file=answers, flush=True)
+
+
+def _die_with_parent(parent: int) -> None:
+    """Linux kills this process with the thread that started it, also while the engine is stuck."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it was gone before
+        os._exit(1)
+
+
+def _end_with_stdin() -> None:
+    """Elsewhere the end of its pipe tells that the parent is gone."""
+    os.read(0, 1)  # a buffered read would hold a lock that a process that exits wants
+    os._exit(1)
+
+
+def _attempt(payload: bytes, ready: Callable[[], None]) -> Attempt:
+    try:
+        contents = parcel.unpack(payload)
+    except Refusal as error:
+        return Attempt("", error.status, error.reason, str(error), 0.0)
+    backend, options, shared, (gm, sent), around = contents.values()
+    ready()
+    least = around["min_coverage"]
+    candidate = Candidate(backend=backend, options=options, min_coverage=least)
+    try:
+        (contender,) = chain.resolve(Policy(chain=(candidate,)))
+    except ComposerError as error:
+        what = f"in a child process: {error}"
+        return Attempt("", Status.DECLINED, Reason.NOT_ISOLATABLE, what, 0.0)
+    with parcel.within(around["torch"]), late.running(late.LatePasses(shared, "")):
+        inputs = parcel.opened(sent)
+        request = capture.read_request(gm, inputs, mode=around["mode"])
+        with _torch.as_if_captured(inputs):
+            attempt, compiled, _ = chain.try_candidate(request, contender)
+        return attempt if compiled is None else _run(compiled, request, attempt)
+
+
+def _run(compiled: Callable[..., Any], request: GraphRequest, attempt: Attempt) -> Attempt:
+    """Run once, with a backward in training. Weights are made up, so eager may raise as well."""
+    try:
+        verify.run(compiled, request.example_inputs, request)
+    except Exception as error:  # noqa: BLE001  # becomes a record in the caller
+        if _eager_raises(request):
+            return attempt
+        what = f"raised when it was run on the first inputs: {first_line(str(error))}"
+        return dataclasses.replace(
+            attempt,
+            status=Status.FAILED,
+            reason=Reason.RAISED_AT_RUNTIME,
+            message=what,
+            error_type=type(error).__name__,
+            traceback="".join(traceback.format_exception(error)),
+        )
+    return attempt
+
+
+def _eager_raises(request: GraphRequest) -> bool:
+    try:
+        verify.run(_torch.settled_forward(request.gm), request.example_inputs, request)
+    except Exception:  # noqa: BLE001  # that it raises is the answer
+        return True
+    return False

@@ -1,0 +1,332 @@
+"""Isolation: engines that crash, exit, hang or eat memory do so in a child process."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import engines
+import pytest
+import rewrites
+import torch
+from conftest import compiled, last
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+import composer
+from composer import isolate, parcel
+from composer.errors import ChildRefusal, OptionError, Refusal
+from composer.policy import Policy, read_policy
+from composer.testing import FakeBackend
+
+pytestmark = pytest.mark.filterwarnings("ignore::composer.errors.FallbackWarning")
+
+SLOW = pytest.mark.slow
+"""A child takes about five seconds to start."""
+
+
+class Net(torch.nn.Module):
+    """Parameters, buffers, a dtype region, and a branch that the data decide."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+        self.norm = torch.nn.BatchNorm1d(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            y = self.linear(x)
+        y = self.norm(y.float())
+        return torch.cond(y.sum() > 0, torch.sin, torch.cos, (y,)) * x.shape[0]
+
+
+def attempt(*chain: Any, function: Any = torch.sin, **options: Any) -> composer.Attempt:
+    """The first attempt on a graph compiled under isolation, whose answer is eager's."""
+    x = torch.randn(3, 4)
+    got = compiled(function, *chain, isolate=True, **options)(x)
+    torch.testing.assert_close(got, function(x))
+    return last().attempts[0]
+
+
+def verdict(made: composer.Attempt) -> tuple[str, str | None, str]:
+    return made.status, made.reason, made.message
+
+
+def test_engine_that_crashes_does_not_take_its_caller_along() -> None:
+    """The next candidate serves."""
+    crashed = attempt(FakeBackend("segfaults"), "eager")
+    assert verdict(crashed) == ("crashed", "crashed", "a child process was killed by SIGSEGV")
+    assert last().chosen == "eager"
+
+
+@SLOW
+@pytest.mark.parametrize("fault", ["exits", "os_exits"])
+def test_exit_is_a_crash_with_its_status(fault: str) -> None:
+    """Of Python or of the C library."""
+    said = "a child process exited with status 3"
+    assert verdict(attempt(FakeBackend(fault))) == ("crashed", "crashed", said)
+
+
+@SLOW
+def test_crash_at_the_first_call_is_seen_as_well() -> None:
+    """The child runs what it built once."""
+    assert attempt(FakeBackend("segfaults", at=1)).status == "crashed"
+
+
+@SLOW
+def test_last_output_is_kept() -> None:
+    """What the engine printed, and where Python was when it ended."""
+    crashed = attempt(engines.aborts_after_a_word)
+    assert crashed.message == "a child process was killed by SIGABRT"
+    assert "loading the vendor's library" in crashed.traceback
+    assert "in aborts_after_a_word" in crashed.traceback
+
+
+@SLOW
+def test_hang_is_stopped_at_its_timeout() -> None:
+    """Which begins when the child has started; the candidate's own beats the policy's."""
+    candidate = {"backend": FakeBackend("hangs"), "timeout": 1.5}
+    stopped = attempt(candidate, timeout=1000)
+    said = "stopped after 1.5 s in a child process"
+    assert verdict(stopped) == ("timed_out", "timeout", said)
+    assert stopped.seconds < isolate.START_SECONDS
+
+
+@SLOW
+def test_memory_beyond_the_limit_is_out_of_memory() -> None:
+    """The child is killed long before it has its 8 GiB."""
+    hungry = attempt(FakeBackend("eats_memory"), memory_limit=1000)
+    assert (hungry.status, hungry.reason) == ("failed", "out_of_memory")
+    assert "memory_limit is 1000 MiB" in hungry.message
+
+
+@SLOW
+def test_exception_in_the_child_is_the_attempts() -> None:
+    """Type, text and traceback; the caller does not build."""
+    backend = FakeBackend("raises")
+    failed = attempt(backend)
+    assert verdict(failed) == ("failed", "build_failed", "fake_raises was made to raise")
+    assert failed.error_type == "RuntimeError"
+    assert "in _raise" in failed.traceback
+    assert backend.compiles == 0
+
+
+@SLOW
+def test_exception_at_the_first_call_is_the_attempts() -> None:
+    """As under ``verify``."""
+    failed = attempt(FakeBackend("raises", at=1))
+    assert (failed.status, failed.reason) == ("failed", "raised_at_runtime")
+
+
+@SLOW
+def test_refusal_in_the_child_is_the_attempts() -> None:
+    """Status and reason cross the pipe."""
+    refused = attempt(FakeBackend("returns_none"))
+    assert (refused.status, refused.reason) == ("rejected", "returned_original")
+    assert refused.error_type == ""
+
+
+@SLOW
+def test_error_of_the_child_is_raised_where_errors_are_wanted() -> None:
+    """``strict`` has it as the cause."""
+    with pytest.raises(Exception, match="made to raise") as caught:
+        attempt(FakeBackend("raises"), strict=True)
+    assert isinstance(caught.value.inner_exception.__cause__, ChildRefusal)
+
+
+@SLOW
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("name", ["onnxrt", "inductor"])
+def test_real_engine_is_built_again_by_the_caller(name: str, dynamic: bool | None) -> None:
+    """Branches, autocast, buffers and dynamic sizes go to the child."""
+    net, x = Net().eval(), torch.randn(3, 4)
+    f = compiled(net, name, isolate=True, dynamic=dynamic, min_coverage=0.0)
+    with torch.no_grad():
+        torch.testing.assert_close(f(x), net(x), rtol=1e-2, atol=1e-2)
+    assert last().chosen == name, last().attempts[0]
+    assert last().attempts[0].engine["isolated"]["seconds"] > 0
+
+
+@SLOW
+def test_training_graph_runs_forward_and_backward_in_the_child() -> None:
+    """A backward that raises is found before the caller builds; nothing of the user's changes."""
+    net, x = Net(), torch.randn(3, 4)
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    chain = [FakeBackend("fails_in_backward"), "aot_eager"]
+    f = compiled(net, *chain, isolate=True)
+    random = torch.get_rng_state()
+    result = f(x)
+    broken, honest = last().attempts
+    assert (broken.status, broken.reason) == ("failed", "raised_at_runtime")
+    assert "isolated" in honest.engine
+    assert torch.equal(random, torch.get_rng_state())
+    unchanged = [name for name in before if "norm.running" not in name and "num_b" not in name]
+    assert all(torch.equal(before[name], net.state_dict()[name]) for name in unchanged)
+    assert net.norm.num_batches_tracked == 1
+    result.sum().backward()
+    assert net.linear.weight.grad is not None
+
+
+@SLOW
+def test_engine_that_fails_only_in_a_child_is_not_used() -> None:
+    """The child's word counts: nobody knows what the caller's build would do."""
+    here = {"backend": engines.only_here, "options": {"pid": os.getpid()}}
+    assert attempt(here).message == "not in this process"
+
+
+@SLOW
+def test_name_that_only_this_process_knows_is_not_isolatable() -> None:
+    """A backend registered by a module that the child does not import."""
+    torch._dynamo.register_backend(engines.honest, name="known_here_only")
+    declined = attempt("known_here_only")
+    assert (declined.status, declined.reason) == ("declined", "not_isolatable")
+    assert "'known_here_only'" in declined.message
+
+
+def test_what_cannot_be_sent_is_not_isolatable() -> None:
+    """The sentence names it."""
+    declined = attempt(lambda gm, inputs: gm.forward)
+    assert (declined.status, declined.reason) == ("declined", "not_isolatable")
+    assert "the backend '<lambda>' cannot be sent to another process" in declined.message
+
+
+def test_options_that_cannot_be_sent_are_named() -> None:
+    """Not the backend."""
+    declined = attempt({"backend": engines.only_here, "options": {"hook": lambda: None}})
+    assert declined.message.startswith("its options cannot be sent")
+
+
+def test_eager_needs_no_child() -> None:
+    """It compiles nothing."""
+    chosen = attempt("eager")
+    assert chosen.accepted
+    assert "isolated" not in chosen.engine
+
+
+def test_parameters_are_sent_without_their_values() -> None:
+    """A parcel of a large model is small; buffers and inputs keep their values."""
+    parcels: list[bytes] = []
+
+    def backend(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        parcels.append(parcel.pack({"the graph": (gm, parcel.inputs_to_send(inputs))}))
+        return gm.forward
+
+    net, x = torch.nn.Sequential(torch.nn.Linear(1000, 1000), torch.nn.BatchNorm1d(1000)), 7.0
+    torch.compile(net.eval(), backend=backend)(torch.full((2, 1000), x))
+    assert len(parcels[0]) < 100_000
+    gm, sent = parcel.unpack(parcels[0])["the graph"]
+    inputs = parcel.opened(sent)
+    assert [each.requires_grad for each in inputs].count(True) == 4
+    assert any(torch.equal(each, torch.full((2, 1000), x)) for each in inputs)
+    assert gm(*inputs)[0].isfinite().all()
+
+
+def test_sizes_that_data_decide_are_not_sent() -> None:
+    """The child could not choose one that the data bear out."""
+    size = ShapeEnv().create_unbacked_symint()
+    with pytest.raises(Refusal, match="only data decide its size") as caught:
+        parcel.inputs_to_send([size])
+    assert caught.value.reason == "not_isolatable"
+
+
+def test_what_cannot_be_received_is_named() -> None:
+    """An object whose making raises."""
+    packed = parcel.pack({"the backend 'x'": _Explodes()})
+    with pytest.raises(Refusal, match=r"the backend 'x' cannot be received .* no such device"):
+        parcel.unpack(packed)
+
+
+class _Explodes:
+    def __reduce__(self) -> Any:
+        return functools.partial(_explode), ()
+
+
+def _explode() -> None:
+    raise OSError("no such device")
+
+
+@SLOW
+def test_shared_passes_within_the_candidate_run_in_the_child_too() -> None:
+    """They decide what the engine is given."""
+    f = compiled(torch.cos, engines.multiplies, isolate=True, passes=[rewrites.Scale(3.0)])
+    x = torch.randn(3)
+    with torch.no_grad():
+        torch.testing.assert_close(f(x), 3 * x.cos())
+    assert last().chosen == "multiplies", last().attempts
+
+
+def test_passes_that_cannot_be_sent_are_named() -> None:
+    """A class made within a function has no name to import it by."""
+    f = compiled(torch.cos, engines.honest, isolate=True, passes=[rewrites.at("joint")])
+    f(torch.ones(2))
+    assert last().attempts[0].reason == "not_isolatable"
+    assert last().attempts[0].message.startswith("the shared passes cannot be sent")
+
+
+@SLOW
+@pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
+def test_child_dies_with_its_parent(tmp_path: Path) -> None:
+    """A parent that is killed can tell nobody."""
+    file = tmp_path / "pid"
+    chain = [{"backend": "engines:hangs_and_says_who", "options": {"file": str(file)}}]
+    options = {"chain": chain, "isolate": True}
+    code = f"import torch\ntorch.compile(torch.sin, backend='composer', options={options})"
+    path = os.pathsep.join(map(str, sys.path))
+    parent = subprocess.Popen(
+        [sys.executable, "-c", f"{code}(torch.ones(2))"], env={**os.environ, "PYTHONPATH": path}
+    )
+    try:
+        _wait_until(lambda: file.exists() and file.read_text())
+        child = Path("/proc") / file.read_text()
+        assert child.exists()
+    finally:
+        parent.send_signal(signal.SIGKILL)
+        parent.wait()
+    _wait_until(lambda: not child.exists())
+
+
+def _wait_until(holds: Any) -> None:
+    deadline = time.monotonic() + 120
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_build_that_ends_after_its_timeout_is_not_used() -> None:
+    """Without isolation; the message says what would stop it."""
+    late = FakeBackend("slow", seconds=0.3)
+    f = compiled(torch.sin, {"backend": late, "timeout": 0.2}, "aot_eager", timeout=100)
+    f(torch.ones(2))
+    assert last().chosen == "aot_eager"
+    made = last().attempts[0]
+    assert (made.status, made.reason) == ("timed_out", "timeout")
+    assert "cannot be interrupted" in made.message
+    assert "isolate = true" in made.message
+
+
+def test_engine_that_asks_for_the_time_is_stopped() -> None:
+    """``onnxrt`` does, before each region."""
+    f = compiled(torch.sin, "onnxrt", timeout=1e-6)
+    with torch.no_grad():
+        f(torch.ones(2))
+    assert last().attempts[0].message.startswith("was stopped after")
+
+
+def test_limits_are_part_of_what_a_graph_is_known_by() -> None:
+    """They decide what is chosen; without any the key is what it was."""
+    keys = {Policy().key, Policy(isolate=True).key, Policy(timeout=1).key}
+    keys.add(Policy(chain=[{"backend": "inductor", "timeout": 1}]).key)
+    assert len(keys) == 4
+    assert Policy(isolate=False).key == Policy().key
+
+
+@pytest.mark.parametrize("field", ["timeout", "memory_limit"])
+def test_limits_are_more_than_nothing(field: str) -> None:
+    """Zero would refuse every engine."""
+    with pytest.raises(OptionError, match=f"option '{field}' is 0"):
+        read_policy({field: 0})
