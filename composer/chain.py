@@ -25,6 +25,7 @@ from composer.errors import (
     UnknownNameError,
     causes,
     refuse,
+    text_of,
 )
 from composer.lowering.each import compile_each
 from composer.passes import late
@@ -277,7 +278,7 @@ def _failed(name: str, error: Exception, notes: Notes, seconds: float) -> Attemp
         backend=name,
         status=status,
         reason=reason,
-        message=str(error),
+        message=text_of(error),
         seconds=seconds,
         coverage=notes.coverage,
         engine=notes.engine,

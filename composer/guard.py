@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import torch
 
-from composer import _torch
+from composer import _torch, writes
 from composer.records import GraphRequest, Runtime
 
 _TIMED = 16
@@ -35,6 +35,7 @@ class Rescue:
             raise in its turn, where the policy asks for that.
         successor: Compiles the next candidate for these inputs, or returns ``floor``.
         tracked: Positions of the inputs that are looked at for writes.
+        held: Tensors of the graph's own that it writes to, and that are looked at as well.
         blind: Whether there are others that the graph may write to and that have no version.
     """
 
@@ -42,6 +43,7 @@ class Rescue:
     blame: Callable[[Exception], None]
     successor: Callable[[Sequence[Any]], Compiled]
     tracked: tuple[int, ...]
+    held: tuple[torch.Tensor, ...]
     blind: bool
 
 
@@ -63,7 +65,7 @@ def watch(
         restore: Makes the caller's structure of the flat outputs; for graphs of direct calls.
         rescue: What to do when it raises; ``None`` lets the error through.
     """
-    tick, versions = runtime.tick, _reader(rescue.tracked if rescue else ())
+    tick, versions = runtime.tick, _reader(rescue)
     served = _Served(_torch.undisabled(compiled), runtime, rescue, versions)
 
     def call(*args: Any) -> Any:
@@ -108,8 +110,9 @@ class _Served:
                 there to answer; whatever the captured graph raises for these inputs.
         """
         rescue = self._rescue
-        run = self.run if run is self._resuming else run
-        if rescue is None or run is rescue.floor or run is self._resuming:
+        if run is self._resuming:  # it has answered for its engine, or it has none to call
+            raise error
+        if rescue is None or run is rescue.floor:
             self._runtime.failed(error)
             raise error
         if rescue.blind or before is None or self._versions(args) != before:
@@ -134,39 +137,55 @@ class _Served:
         before = self._versions(args)
         try:
             return run(*args)
-        except Exception:
+        except Exception as again:
             if self._versions(args) != before:
+                self._runtime.failed(again)
                 raise
         self._runtime.failed(error, answered=True)
         return rescue.floor(*args)
 
     def _hand_over(self, error: Exception, run: Compiled) -> None:
-        """Never call ``run`` again; a failure in another thread may have seen to that already."""
+        """Never call ``run`` again; a failure in another thread may have seen to that already.
+
+        It is recorded before any other thread can have the next candidate compiled.
+        """
         with self._lock:
-            if self.run is not run:
-                return
-            self.run = self._resuming
-        cast(Rescue, self._rescue).blame(error)
+            if self.run is run:
+                self.run = self._resuming
+                cast(Rescue, self._rescue).blame(error)
 
     def _resume(self, *args: Any) -> Any:
         """The first call after a failure: have the next candidate compiled, and call it."""
         with self._lock:
             if self.run is self._resuming:
-                self.run = _torch.undisabled(cast(Rescue, self._rescue).successor(args))
-        return self.run(*args)
+                self.run = self._next(args)
+            run = self.run
+        before = self._versions(args)
+        try:
+            return run(*args)
+        except Exception as error:  # noqa: BLE001  # answered for, or raised again
+            return self.answer(error, run, args, before)
+
+    def _next(self, args: tuple[Any, ...]) -> Compiled:
+        try:
+            return _torch.undisabled(cast(Rescue, self._rescue).successor(args))
+        except Exception as error:
+            self._runtime.failed(error)
+            raise
 
 
-def _reader(tracked: tuple[int, ...]) -> Reader:
-    """What reads the versions of the inputs at these positions, about 40 ns each.
+def _reader(rescue: Rescue | None) -> Reader:
+    """What reads the versions of the tensors that are looked at, about 40 ns each.
 
     It gives ``None`` where one of them is an inference tensor, which has no version.
     """
-    if not tracked:
+    tracked, held = (rescue.tracked, rescue.held) if rescue else ((), ())
+    if not tracked and not held:
         return _no_versions
 
     def read(args: Sequence[Any]) -> object:
         try:
-            return [args[i]._version for i in tracked]
+            return [args[i]._version for i in tracked] + [each._version for each in held]
         except (RuntimeError, AttributeError):
             return None
 
@@ -176,8 +195,10 @@ def _reader(tracked: tuple[int, ...]) -> Reader:
         except (RuntimeError, AttributeError):
             return None
 
+    if len(tracked) != 1 or held:
+        return read
     first = tracked[0]
-    return read_one if len(tracked) == 1 else read
+    return read_one
 
 
 def _no_versions(args: Sequence[Any]) -> object:
@@ -187,29 +208,20 @@ def _no_versions(args: Sequence[Any]) -> object:
 def tracked_inputs(request: GraphRequest) -> tuple[tuple[int, ...], bool]:
     """Which inputs to look at for writes, and whether any of them cannot be looked at.
 
-    Weights are left out, and buffers too unless the graph itself writes to something.
+    Parameters are left out unless the graph itself writes to them, and buffers too unless it
+    writes to something.
     """
-    writes = any(_may_write(node) for node in request.gm.graph.nodes)
-    values = enumerate(request.example_inputs)
+    writing = writes.may_write(request.gm)
+    written = writes.written_parameters(request)
     open_to_writes = [
         (i, value)
-        for i, value in values
+        for i, value in enumerate(request.example_inputs)
         if isinstance(value, torch.Tensor)
-        and (i not in request.weights or (writes and type(value) is not torch.nn.Parameter))
+        and (
+            i not in request.weights
+            or i in written
+            or (writing and type(value) is not torch.nn.Parameter)
+        )
     ]
     tracked = tuple(i for i, value in open_to_writes if not value.is_inference())
-    return tracked, writes and len(tracked) < len(open_to_writes)
-
-
-_WRITES = frozenset({"setitem", "iadd", "isub", "imul", "itruediv", "ifloordiv", "ipow", "imod"})
-
-
-def _may_write(node: torch.fx.Node) -> bool:
-    """By the names that torch gives in-place operations; a batch norm in training moves its own."""
-    if not node.op.startswith("call_"):
-        return False
-    name = getattr(node.target, "__name__", str(node.target)).partition(".")[0]
-    if name == "batch_norm":
-        given = node.kwargs.get("training", node.args[5] if len(node.args) > 5 else False)
-        return bool(given)
-    return name in _WRITES or (name.endswith("_") and not name.endswith("__"))
+    return tracked, writing and len(tracked) < len(open_to_writes)

@@ -22,7 +22,7 @@ from pydantic import ConfigDict, GetCoreSchemaHandler, TypeAdapter, ValidationEr
 from pydantic_core import CoreSchema
 from pydantic_core.core_schema import no_info_after_validator_function
 
-from composer.errors import RecordError
+from composer.errors import RecordError, text_of
 
 SCHEMA_VERSION = 1
 
@@ -241,7 +241,7 @@ class Runtime:
         """Keep the error of a call, and count it if the floor answered in the engine's place."""
         with self._lock:
             self.fallbacks += answered
-            self.last_error = f"{type(error).__name__}: {first_line(str(error))}"
+            self.last_error = f"{type(error).__name__}: {first_line(text_of(error))}"
 
     def read(self) -> Counters:
         """The counters as they stand now."""
@@ -362,5 +362,5 @@ def plain(value: Any) -> Any:
 
 
 def first_line(text: str) -> str:
-    """The first line of ``text`` that says something."""
-    return next((line.strip() for line in text.splitlines() if line.strip()), "")
+    """The first line of ``text`` that says something, up to 1,000 characters."""
+    return next((line.strip() for line in text.splitlines() if line.strip()), "")[:1000]

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from composer import _torch, chain, guard, session
+from composer import _torch, chain, guard, session, writes
+from composer.errors import text_of
 from composer.passes.resolve import SharedPasses
 from composer.policy import Policy
 from composer.records import (
@@ -68,7 +69,9 @@ class Succession:
         raises = self.policy.on_runtime_error == "raise" or self.policy.strict
         if raises or self.report.chosen == chain.FLOOR:
             return None
-        return guard.Rescue(self.floor, self.blame, self.successor, *self._tracked)
+        tracked, blind = self._tracked
+        held = tuple(writes.written_attributes(self.request.gm))
+        return guard.Rescue(self.floor, self.blame, self.successor, tracked, held, blind)
 
     def _answer(self, *args: Any) -> Any:
         """The floor where passes run within AOTAutograd's step: made when it is first needed."""
@@ -84,7 +87,7 @@ class Succession:
             engine,
             status=Status.FAILED,
             reason=Reason.RAISED_AT_RUNTIME,
-            message=f"raised at call {self.report.runtime.calls}: {first_line(str(error))}",
+            message=f"raised at call {self.report.runtime.calls}: {first_line(text_of(error))}",
             error_type=type(error).__name__,
             traceback="".join(traceback.format_exception(error)),
         )
