@@ -18,7 +18,7 @@ _ASSIGNS = frozenset(
 _NORMS = {"batch_norm": (5, False), "instance_norm": (5, True)}
 """Where the argument stands that says whether their statistics move, and its default."""
 _MAX_NORM = 3
-"""Where the argument stands that has an embedding shorten its rows in place."""
+"""Where the argument stands that has an embedding write to its weight."""
 
 Writes = Callable[[torch.fx.Node], bool]
 
@@ -93,6 +93,7 @@ def _assigns(node: torch.fx.Node) -> bool:
     if node.kwargs.get("out") is not None or node.kwargs.get("inplace") is True:
         return True
     name = _name(node)
-    if name == "embedding" and len(node.args) > _MAX_NORM:
-        return node.args[_MAX_NORM] is not None
+    if name == "embedding":  # shortens rows in place
+        given = node.args[_MAX_NORM] if len(node.args) > _MAX_NORM else None
+        return node.kwargs.get("max_norm", given) is not None
     return name in _ASSIGNS or (name.endswith("_") and not name.endswith("__"))

@@ -97,6 +97,7 @@ T, P = torch.ones(2, 2), torch.nn.Parameter(torch.ones(2, 2))
         (lambda x, w: x.add_(w), True),
         (lambda x, w: x.__ior__(w), False),
         (lambda x, w: torch.add(x, w, out=x), True),
+        (lambda x, w: functional.relu(x + w, inplace=True), True),
         (lambda x, w: torch.ops.aten.copy_.default(x, w), True),
         (lambda x, w: torch.ops.aten.add.Tensor(x, w), False),
         (lambda x, w: functional.embedding(x, w, None, 1.0), True),
