@@ -61,7 +61,7 @@ class Contender:
             what = f"the policy wants it only when {when}"
             refuse(Status.SKIPPED, Reason.POLICY, what)
         if session.current().is_quarantined(request.graph_key, self.candidate.name):
-            what = "it raised at run time for this graph, earlier in this process"
+            what = "it failed at run time for this graph, earlier in this process"
             refuse(Status.SKIPPED, Reason.QUARANTINED, what)
 
 
@@ -73,7 +73,7 @@ def resolve(rules: Policy) -> tuple[Contender, ...]:
         OptionError: naming every option that its engine does not know.
     """
     contenders: list[Contender] = []
-    bounds = Bounds(rules.tolerance.rtol, rules.tolerance.atol) if rules.verify != "off" else None
+    bounds = bounds_of(rules) if rules.verify != "off" else None
     mistakes: list[UnknownNameError | OptionError] = []
     for candidate in rules.chain:
         least = rules.min_coverage if candidate.min_coverage is None else candidate.min_coverage
@@ -87,6 +87,11 @@ def resolve(rules: Policy) -> tuple[Contender, ...]:
     if mistakes:
         raise type(mistakes[0])("; ".join(str(mistake) for mistake in mistakes))
     return tuple(contenders)
+
+
+def bounds_of(rules: Policy) -> Bounds:
+    """How far the policy lets numbers be off."""
+    return Bounds(rules.tolerance.rtol, rules.tolerance.atol)
 
 
 def walk(

@@ -109,11 +109,17 @@ class Buffers:
 
     def restore(self) -> bool:
         """Put the buffers back to what they were; whether any had changed."""
-        changed = [(b, copy) for b, copy in self._copies if not same_values(b, copy)]
-        with torch.no_grad():
-            for buffer, copy in changed:
-                buffer.copy_(copy)
-        return bool(changed)
+        changed = [put_back(buffer, copy) for buffer, copy in self._copies]
+        return any(changed)
+
+
+def put_back(tensor: torch.Tensor, copy: torch.Tensor) -> bool:
+    """Give a tensor its copy's values; whether it had others."""
+    if same_values(tensor, copy):
+        return False
+    with torch.no_grad():
+        tensor.copy_(copy)
+    return True
 
 
 def _is_real(value: Any) -> bool:

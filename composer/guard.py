@@ -6,7 +6,9 @@ captured graph answers that call, and the next engine is compiled for those that
 
 from __future__ import annotations
 
+import functools
 import gc
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -17,6 +19,7 @@ import torch
 
 from composer import _torch, writes
 from composer.records import GraphRequest, Runtime
+from composer.sampling import Sampler
 
 _TIMED = 16
 """The first so many calls are timed, then one in so many, which stands for the others."""
@@ -52,6 +55,7 @@ def watch(
     runtime: Runtime,
     restore: Callable[[Sequence[Any]], Any] | None = None,
     rescue: Rescue | None = None,
+    sampler: Sampler | None = None,
 ) -> Compiled:
     """Count the calls of ``compiled``, time some, and answer for it; costs about 0.3 us a call.
 
@@ -63,18 +67,20 @@ def watch(
         compiled: What serves the graph.
         runtime: Where calls are counted.
         restore: Makes the caller's structure of the flat outputs; for graphs of direct calls.
-        rescue: What to do when it raises; ``None`` lets the error through.
+        rescue: What to do when it raises, or is wrong; ``None`` lets the error through.
+        sampler: What compares a call every so often; ``None`` where nobody asked for that.
     """
     tick, versions = runtime.tick, _reader(rescue)
-    served = _Served(_torch.undisabled(compiled), runtime, rescue, versions)
+    served = _Served(_torch.undisabled(compiled), runtime, rescue, sampler, versions)
 
     def call(*args: Any) -> Any:
         number, run, before = tick(), served.run, versions(args)
         try:
+            serve = run if number < served.due else served.sampled(number, run)
             if number >= _TIMED and number % _TIMED:
-                return run(*args)
+                return serve(*args)
             started = time.perf_counter()
-            outputs = run(*args)
+            outputs = serve(*args)
             taken = time.perf_counter() - started
             runtime.spent(taken if number < _TIMED else taken * _TIMED)
             return outputs
@@ -88,14 +94,24 @@ def watch(
 
 
 class _Served:
-    """Who runs a graph now. ``run`` is replaced whole, between calls."""
+    """Who runs a graph now. ``run`` is replaced whole, between calls.
 
-    __slots__ = ("_lock", "_rescue", "_resuming", "_runtime", "_versions", "run")
+    ``due`` is the number of the next call that is compared with the floor.
+    """
+
+    __slots__ = ("_lock", "_rescue", "_resuming", "_runtime", "_sampler", "_versions", "due", "run")
 
     def __init__(
-        self, run: Compiled, runtime: Runtime, rescue: Rescue | None, versions: Reader
+        self,
+        run: Compiled,
+        runtime: Runtime,
+        rescue: Rescue | None,
+        sampler: Sampler | None,
+        versions: Reader,
     ) -> None:
         self.run = run
+        self.due = sampler.every - 1 if sampler else sys.maxsize
+        self._sampler = sampler
         self._versions = versions
         self._rescue = rescue
         self._resuming = self._resume
@@ -125,6 +141,31 @@ class _Served:
         outputs = rescue.floor(*args)
         self._runtime.failed(error, answered=True)
         self._hand_over(error, run)
+        return outputs
+
+    def sampled(self, number: int, run: Compiled) -> Compiled:
+        """What answers this call: ``run`` with a comparison, if no other thread is quicker."""
+        sampler = cast(Sampler, self._sampler)
+        with self._lock:
+            if number < self.due or run is self._resuming:
+                return run
+            self.due = number + sampler.every - (number + 1) % sampler.every
+        return run if run is sampler.floor else functools.partial(self._compare, sampler, run)
+
+    def _compare(self, sampler: Sampler, run: Compiled, *args: Any) -> Any:
+        """Answer a call by ``run``, or by the floor where ``run`` computes something else.
+
+        Raises:
+            Refusal: it does, and the policy wants errors.
+        """
+        outputs, refusal = sampler.compare(run, args)
+        if refusal is None:
+            return outputs
+        if self._rescue is None:
+            raise refusal
+        self._runtime.failed(refusal, answered=True)
+        outputs = self._rescue.floor(*args)
+        self._hand_over(refusal, run)
         return outputs
 
     def _with_more_memory(

@@ -243,6 +243,11 @@ class Runtime:
             self.fallbacks += answered
             self.last_error = f"{type(error).__name__}: {first_line(text_of(error))}"
 
+    def compared(self) -> None:
+        """Count a call that was compared with eager."""
+        with self._lock:
+            self.verified += 1
+
     def read(self) -> Counters:
         """The counters as they stand now."""
         return Counters(self.calls, self.fallbacks, self.verified, self.last_error, self.seconds)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 import torch.fx
@@ -25,8 +25,18 @@ Writes = Callable[[torch.fx.Node], bool]
 
 def may_write(gm: torch.fx.GraphModule) -> bool:
     """Whether any operation of the graph, or of one nested in it, writes to an operand."""
-    graphs = (each for each in gm.modules() if isinstance(each, torch.fx.GraphModule))
-    return any(_moves(node) or _assigns(node) for each in graphs for node in each.graph.nodes)
+    return may_assign(gm) or any(map(_moves, _all_nodes(gm)))
+
+
+def may_assign(gm: torch.fx.GraphModule) -> bool:
+    """The same, norms left out, which only move their statistics."""
+    return any(map(_assigns, _all_nodes(gm)))
+
+
+def _all_nodes(gm: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
+    for each in gm.modules():
+        if isinstance(each, torch.fx.GraphModule):
+            yield from each.graph.nodes
 
 
 def written_parameters(request: GraphRequest) -> frozenset[int]:

@@ -27,6 +27,7 @@ LAYERS = [
     {"prove"},
     {"double"},
     {"verify"},
+    {"sampling"},
     {"chain", "guard"},
     {"succession"},
     {"dispatch"},
