@@ -96,10 +96,21 @@ def watch(
 class _Served:
     """Who runs a graph now. ``run`` is replaced whole, between calls.
 
-    ``due`` is the number of the next call that is compared with the floor.
+    ``due`` is the tick from which on a call may be the next to be compared with the floor, and
+    ``_sample_at`` the number of that call.
     """
 
-    __slots__ = ("_lock", "_rescue", "_resuming", "_runtime", "_sampler", "_versions", "due", "run")
+    __slots__ = (
+        "_lock",
+        "_rescue",
+        "_resuming",
+        "_runtime",
+        "_sample_at",
+        "_sampler",
+        "_versions",
+        "due",
+        "run",
+    )
 
     def __init__(
         self,
@@ -110,7 +121,7 @@ class _Served:
         versions: Reader,
     ) -> None:
         self.run = run
-        self.due = sampler.every - 1 if sampler else sys.maxsize
+        self.due = self._sample_at = sampler.every - 1 if sampler else sys.maxsize
         self._sampler = sampler
         self._versions = versions
         self._rescue = rescue
@@ -147,9 +158,14 @@ class _Served:
         """What answers this call: ``run`` with a comparison, if no other thread is quicker."""
         sampler = cast(Sampler, self._sampler)
         with self._lock:
-            if number < self.due or run is self._resuming:
-                return run
-            self.due = number + sampler.every - (number + 1) % sampler.every
+            reads = self._runtime.reads
+            before = number - reads
+            mine = before >= self._sample_at and run is not self._resuming
+            if mine:
+                self._sample_at = before + sampler.every - (before + 1) % sampler.every
+            self.due = self._sample_at + reads
+        if not mine:
+            return run
         return run if run is sampler.floor else functools.partial(self._compare, sampler, run)
 
     def _compare(self, sampler: Sampler, run: Compiled, *args: Any) -> Any:

@@ -5,13 +5,14 @@ on the inputs themselves: it is the answer the user would get that is judged. No
 compared. Copies are made for these calls only.
 
 A wrong answer is taken back by writing the copies over what the engine wrote to. That cannot undo
-what autograd has recorded for an input, so where a training graph writes in place, or a graph
-writes to parameters, the engine too is judged on copies, and answers only then.
+what autograd has recorded for an input. So where a training graph writes to inputs in place, the
+engine runs on copies, and the floor gives the answer.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 
 from composer import clones, verify, writes
-from composer.comparison import Bounds, devices, settled
+from composer.comparison import Bounds, Values, devices, settled
 from composer.errors import Refusal
 from composer.records import GraphRequest, Runtime
 
@@ -35,7 +36,7 @@ class Sampler:
         floor: Runs the graph as eager does.
         request: The graph, with the inputs of a call.
         bounds: How far the engine may be off.
-        apart: Whether the engine is judged on copies as well.
+        apart: Whether it is the engine that runs on copies.
         runtime: Where comparisons are counted.
     """
 
@@ -52,7 +53,7 @@ class Sampler:
         Where the floor itself raises, or there is no memory for copies, nothing is compared.
 
         Returns:
-            The engine's answer and ``None``; or, where it is wrong, why, after inputs, buffers and
+            The answer and ``None``; or, where the engine's is wrong, why, after inputs, buffers and
             the random state were put back to what they were before the call.
 
         Raises:
@@ -66,20 +67,20 @@ class Sampler:
             return run(*args), None
         if call is None:
             got = verify.run(run, args, request)
-            refusal = self._verdict(got, eager, args, request)
-            return (None if refusal else run(*args)), refusal
+            refusal = self._verdict(got, eager, functools.partial(verify.exact, args, request))
+            return (None if refusal else self.floor(*args)), refusal
         outputs = run(*args)
-        refusal = self._verdict(call.seen(outputs), eager, call.copies, request)
+        refusal = self._verdict(call.seen(outputs), eager, call.exact)
         if refusal:
             call.undo()
         return outputs, refusal
 
     def _verdict(
-        self, got: verify.Run, eager: verify.Run, inputs: Sequence[Any], request: GraphRequest
+        self, got: verify.Run, eager: verify.Run, exact: Callable[[], Values]
     ) -> Refusal | None:
         self.runtime.compared()
         try:
-            verify.judge(got, eager, lambda: verify.exact(inputs, request), self.bounds)
+            verify.judge(got, eager, exact, self.bounds)
         except Refusal as refusal:
             return refusal
         return None
@@ -90,7 +91,7 @@ class _Undoable:
 
     def __init__(self, args: Sequence[Any], request: GraphRequest) -> None:
         parameters = {i for i in request.weights if type(args[i]) is torch.nn.Parameter}
-        self.copies = clones.copy_inputs(args, keep=frozenset(parameters))
+        self._copies = clones.copy_inputs(args, keep=frozenset(parameters))
         self._args = args
         self._request = request
         self._buffers = clones.Buffers(request)
@@ -109,17 +110,34 @@ class _Undoable:
 
     def undo(self) -> None:
         """Put back what the call wrote to."""
-        for value, copy in zip(self._args, self.copies, strict=True):
+        for value, copy in zip(self._args, self._copies, strict=True):
             if copy is not value and isinstance(value, torch.Tensor):
                 clones.put_back(value, copy)
         self._buffers.restore()
+        self._rewind()
+
+    def exact(self) -> Values:
+        """The same call in float64; nothing where the engine has moved what it starts from."""
+        gm, moved = self._request.gm, writes.written_parameters(self._request)
+        if moved or writes.written_attributes(gm):
+            return {}
+        with torch.random.fork_rng(devices=devices(self._args)):
+            self._rewind()
+            return verify.exact(self._copies, self._request)
+
+    def _rewind(self) -> None:
+        """Have torch draw the random numbers of this call again."""
         torch.set_rng_state(self._cpu)
         for device, state in self._cuda:
             torch.cuda.set_rng_state(state, device)
 
 
-def judged_apart(request: GraphRequest) -> bool:
-    """Whether what a call of the graph writes cannot be undone, see above."""
-    in_place = request.training and writes.may_assign(request.gm)
-    held = writes.written_attributes(request.gm) or writes.written_parameters(request)
-    return in_place or bool(held)
+def cannot_undo(request: GraphRequest) -> bool:
+    """Whether autograd may record what a call of the graph writes to one of its inputs."""
+    values = request.example_inputs
+    written = (values[i] for i in writes.assigned_inputs(request.gm))
+    return request.training and any(
+        each.is_floating_point() or each.is_complex()
+        for each in written
+        if isinstance(each, torch.Tensor)
+    )

@@ -27,7 +27,7 @@ from composer.records import (
     Status,
     first_line,
 )
-from composer.sampling import Sampler, judged_apart
+from composer.sampling import Sampler, cannot_undo
 from composer.telemetry import notices
 
 
@@ -57,7 +57,7 @@ class Succession:
     def __post_init__(self) -> None:
         """Let go of the tensors."""
         self._tracked = guard.tracked_inputs(self.request)
-        self._apart = judged_apart(self.request)
+        self._apart = cannot_undo(self.request)
         late = bool(self.shared.late)
         self.floor = self._answer if late else _torch.settled_forward(self.request.gm)
         symbols = tuple(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 import torch
 import torch.fx
@@ -25,26 +25,23 @@ Writes = Callable[[torch.fx.Node], bool]
 
 def may_write(gm: torch.fx.GraphModule) -> bool:
     """Whether any operation of the graph, or of one nested in it, writes to an operand."""
-    return may_assign(gm) or any(map(_moves, _all_nodes(gm)))
-
-
-def may_assign(gm: torch.fx.GraphModule) -> bool:
-    """The same, norms left out, which only move their statistics."""
-    return any(map(_assigns, _all_nodes(gm)))
-
-
-def _all_nodes(gm: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
-    for each in gm.modules():
-        if isinstance(each, torch.fx.GraphModule):
-            yield from each.graph.nodes
+    graphs = (each for each in gm.modules() if isinstance(each, torch.fx.GraphModule))
+    return any(_moves(node) or _assigns(node) for each in graphs for node in each.graph.nodes)
 
 
 def written_parameters(request: GraphRequest) -> frozenset[int]:
     """Positions of the parameters passed in that the graph may write to."""
-    given = zip(request.gm.graph.find_nodes(op="placeholder"), request.example_inputs, strict=True)
-    parameters = [(i, node) for i, (node, value) in enumerate(given) if _is_parameter(value)]
-    written = _memory_written(request.gm, _assigns) if parameters else set()
-    return frozenset(i for i, node in parameters if _memory(node) in written)
+    values = request.example_inputs
+    if not any(map(_is_parameter, values)):
+        return frozenset()
+    return frozenset(i for i in assigned_inputs(request.gm) if _is_parameter(values[i]))
+
+
+def assigned_inputs(gm: torch.fx.GraphModule) -> frozenset[int]:
+    """Positions of the inputs that the graph may write to; statistics of norms do not count."""
+    written = _memory_written(gm, _assigns)
+    inputs = enumerate(gm.graph.find_nodes(op="placeholder"))
+    return frozenset(i for i, node in inputs if _memory(node) in written)
 
 
 def written_attributes(gm: torch.fx.GraphModule) -> list[torch.Tensor]:
