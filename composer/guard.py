@@ -17,8 +17,8 @@ from typing import Any, cast
 
 import torch
 
-from composer import _torch, writes
-from composer.records import GraphRequest, Runtime
+from composer import _torch
+from composer.records import Runtime
 from composer.sampling import Sampler
 
 _TIMED = 16
@@ -260,25 +260,3 @@ def _reader(rescue: Rescue | None) -> Reader:
 
 def _no_versions(args: Sequence[Any]) -> object:
     return ()
-
-
-def tracked_inputs(request: GraphRequest) -> tuple[tuple[int, ...], bool]:
-    """Which inputs to look at for writes, and whether any of them cannot be looked at.
-
-    Parameters are left out unless the graph itself writes to them, and buffers too unless it
-    writes to something.
-    """
-    writing = writes.may_write(request.gm)
-    written = writes.written_parameters(request)
-    open_to_writes = [
-        (i, value)
-        for i, value in enumerate(request.example_inputs)
-        if isinstance(value, torch.Tensor)
-        and (
-            i not in request.weights
-            or i in written
-            or (writing and type(value) is not torch.nn.Parameter)
-        )
-    ]
-    tracked = tuple(i for i, value in open_to_writes if not value.is_inference())
-    return tracked, writing and len(tracked) < len(open_to_writes)

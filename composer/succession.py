@@ -56,7 +56,7 @@ class Succession:
 
     def __post_init__(self) -> None:
         """Let go of the tensors."""
-        self._tracked = guard.tracked_inputs(self.request)
+        self._tracked = writes.tracked_inputs(self.request)
         self._apart = cannot_undo(self.request)
         late = bool(self.shared.late)
         self.floor = self._answer if late else _torch.settled_forward(self.request.gm)

@@ -29,6 +29,28 @@ def may_write(gm: torch.fx.GraphModule) -> bool:
     return any(_moves(node) or _assigns(node) for each in graphs for node in each.graph.nodes)
 
 
+def tracked_inputs(request: GraphRequest) -> tuple[tuple[int, ...], bool]:
+    """Which inputs to look at for writes, and whether any of them cannot be looked at.
+
+    Parameters are left out unless the graph itself writes to them, and buffers too unless it
+    writes to something.
+    """
+    writing = may_write(request.gm)
+    written = written_parameters(request)
+    open_to_writes = [
+        (i, value)
+        for i, value in enumerate(request.example_inputs)
+        if isinstance(value, torch.Tensor)
+        and (
+            i not in request.weights
+            or i in written
+            or (writing and type(value) is not torch.nn.Parameter)
+        )
+    ]
+    tracked = tuple(i for i, value in open_to_writes if not value.is_inference())
+    return tracked, writing and len(tracked) < len(open_to_writes)
+
+
 def written_parameters(request: GraphRequest) -> frozenset[int]:
     """Positions of the parameters passed in that the graph may write to."""
     values = request.example_inputs
