@@ -497,3 +497,25 @@ def test_captured_graphs_are_those_of_every_backend() -> None:
     torch.compiler.reset()
     torch.compile(double, backend="composer", options={"chain": ["eager"]})(torch.ones(2))
     assert _torch.captured_graphs() == before + 2
+
+
+def test_graph_that_is_compiled_again_counts_as_a_compile() -> None:
+    """Other threads may call compiled functions while FX traces in it."""
+    import threading
+
+    called = torch.compile(double, backend="eager")
+    called(torch.ones(2))
+    answers: list[torch.Tensor] = []
+
+    def traced(x: torch.Tensor) -> torch.Tensor:
+        thread = threading.Thread(target=lambda: answers.append(called(torch.ones(2))))
+        thread.start()
+        thread.join()
+        return x
+
+    gm = torch.fx.symbolic_trace(double)
+    with _torch.recaptured(gm, [torch.ones(2)]):
+        assert torch.compiler.is_compiling()
+        torch.fx.symbolic_trace(traced)
+    assert not torch.compiler.is_compiling()
+    assert torch.equal(answers[0], double(torch.ones(2)))
