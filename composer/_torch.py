@@ -50,6 +50,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch._subclasses.fake_tensor import unset_fake_temporarily as unset_fake_temporarily
 from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 
+# What marks a compile under way, to FX among others; torch.compiler only tells of it.
+from torch.compiler import _compile_session_context
+
 # The base of all batch norms, which torch documents but does not export.
 from torch.nn.modules.batchnorm import _BatchNorm as _BatchNorm
 
@@ -372,12 +375,17 @@ def captured_with(fakes: Sequence[Any], inputs: Sequence[Any]) -> Iterator[None]
 
 @contextlib.contextmanager
 def recaptured(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Iterator[None]:
-    """Compile a captured graph again, after Dynamo's compile is over, with its own symbols."""
+    """Compile a captured graph again, after Dynamo's compile is over, with its own symbols.
+
+    It counts as a compile, as Dynamo's does: else FX, which traces in it, has every compiled
+    function raise that another thread calls meanwhile.
+    """
     fakes = [node.meta.get("example_value") for node in gm.graph.find_nodes(op="placeholder")]
-    if not any(isinstance(fake, FakeTensor) for fake in fakes):
-        yield
-        return
-    with captured_with(fakes, inputs):
+    captured = any(isinstance(fake, FakeTensor) for fake in fakes)
+    with (
+        _compile_session_context(),
+        captured_with(fakes, inputs) if captured else contextlib.nullcontext(),
+    ):
         yield
 
 

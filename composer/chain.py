@@ -26,6 +26,7 @@ from composer.errors import (
     UnknownNameError,
     causes,
     refuse,
+    text_of,
 )
 from composer.lowering.each import compile_each
 from composer.passes import late
@@ -62,7 +63,7 @@ class Contender:
             what = f"the policy wants it only when {when}"
             refuse(Status.SKIPPED, Reason.POLICY, what)
         if session.current().is_quarantined(request.graph_key, self.candidate.name):
-            what = "it raised at run time for this graph, earlier in this process"
+            what = "it failed at run time for this graph, earlier in this process"
             refuse(Status.SKIPPED, Reason.QUARANTINED, what)
 
 
@@ -74,7 +75,7 @@ def resolve(rules: Policy) -> tuple[Contender, ...]:
         OptionError: naming every option that its engine does not know.
     """
     contenders: list[Contender] = []
-    bounds = Bounds(rules.tolerance.rtol, rules.tolerance.atol) if rules.verify != "off" else None
+    bounds = bounds_of(rules) if rules.verify != "off" else None
     mistakes: list[UnknownNameError | OptionError] = []
     for candidate in rules.chain:
         least = rules.min_coverage if candidate.min_coverage is None else candidate.min_coverage
@@ -98,6 +99,11 @@ def _limits(candidate: Candidate, rules: Policy) -> isolate.Limits:
         rules.timeout if candidate.timeout is None else candidate.timeout,
         rules.memory_limit if candidate.memory_limit is None else candidate.memory_limit,
     )
+
+
+def bounds_of(rules: Policy) -> Bounds:
+    """How far the policy lets numbers be off."""
+    return Bounds(rules.tolerance.rtol, rules.tolerance.atol)
 
 
 def walk(
@@ -301,7 +307,7 @@ def _failed(name: str, error: Exception, notes: Notes, seconds: float) -> Attemp
         backend=name,
         status=status,
         reason=reason,
-        message=str(error),
+        message=text_of(error),
         seconds=seconds,
         coverage=notes.coverage,
         engine=notes.engine,

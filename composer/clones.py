@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from composer import _torch
+from composer import _torch, writes
 from composer.records import GraphRequest
 
 
@@ -90,25 +90,36 @@ def copy_inputs(example_inputs: Sequence[Any], keep: frozenset[int]) -> list[Any
 
 
 class Buffers:
-    """Copies of a model's buffers, to put back what a backend wrote while it compiled.
+    """Copies of what a run may change of a model, to put it back afterwards.
 
-    A warm-up run moves the statistics of a batch norm, and their versions do not tell.
+    These are its buffers, and the parameters that the graph writes to, as an optimizer's step
+    does. A warm-up run moves the statistics of a batch norm, and their versions do not tell.
     """
 
     def __init__(self, request: GraphRequest) -> None:
         passed = (request.example_inputs[i] for i in sorted(request.weights))
         held = (*passed, *request.gm.buffers())
         buffers = [b for b in held if type(b) is not torch.nn.Parameter and _is_real(b)]
+        parameters = [request.example_inputs[i] for i in sorted(writes.written_parameters(request))]
+        attributes = writes.written_attributes(request.gm)
+        more = [each for each in (*parameters, *attributes) if _is_real(each)]
+        buffers = list({id(each): each for each in (*buffers, *more)}.values())
         with torch.no_grad():
             self._copies = [(buffer, buffer.detach().clone()) for buffer in buffers]
 
     def restore(self) -> bool:
         """Put the buffers back to what they were; whether any had changed."""
-        changed = [(b, copy) for b, copy in self._copies if not same_values(b, copy)]
-        with torch.no_grad():
-            for buffer, copy in changed:
-                buffer.copy_(copy)
-        return bool(changed)
+        changed = [put_back(buffer, copy) for buffer, copy in self._copies]
+        return any(changed)
+
+
+def put_back(tensor: torch.Tensor, copy: torch.Tensor) -> bool:
+    """Give a tensor its copy's values; whether it had others."""
+    if same_values(tensor, copy):
+        return False
+    with torch.no_grad():
+        tensor.copy_(copy)
+    return True
 
 
 def _is_real(value: Any) -> bool:

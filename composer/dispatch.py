@@ -72,7 +72,9 @@ def compose(
     successors = Succession(
         request, rest, shared, policy, rewritten, report, asked_by_name=rules.names_chain
     )
-    return guard.watch(outcome.compiled, report.runtime, restore, successors.rescue())
+    return guard.watch(
+        outcome.compiled, report.runtime, restore, successors.rescue(), successors.sampler()
+    )
 
 
 def _report(

@@ -180,6 +180,14 @@ def refuse(status: Status, reason: Reason, message: str) -> NoReturn:
     raise Refusal(status, reason, message)
 
 
+def text_of(error: BaseException) -> str:
+    """What the error says; some cannot even say that."""
+    try:
+        return str(error)
+    except Exception as another:  # noqa: BLE001  # a slip in somebody's __str__
+        return f"its text cannot be read: {type(another).__name__}"
+
+
 def causes(error: BaseException | None) -> Iterator[BaseException]:
     """The error and what led to it, through torch's and Python's own chains."""
     seen: set[int] = set()

@@ -6,7 +6,9 @@ captured graph answers that call, and the next engine is compiled for those that
 
 from __future__ import annotations
 
+import functools
 import gc
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -16,7 +18,8 @@ from typing import Any, cast
 import torch
 
 from composer import _torch
-from composer.records import GraphRequest, Runtime
+from composer.records import Runtime
+from composer.sampling import Sampler
 
 _TIMED = 16
 """The first so many calls are timed, then one in so many, which stands for the others."""
@@ -35,6 +38,7 @@ class Rescue:
             raise in its turn, where the policy asks for that.
         successor: Compiles the next candidate for these inputs, or returns ``floor``.
         tracked: Positions of the inputs that are looked at for writes.
+        held: Tensors of the graph's own that it writes to, and that are looked at as well.
         blind: Whether there are others that the graph may write to and that have no version.
     """
 
@@ -42,6 +46,7 @@ class Rescue:
     blame: Callable[[Exception], None]
     successor: Callable[[Sequence[Any]], Compiled]
     tracked: tuple[int, ...]
+    held: tuple[torch.Tensor, ...]
     blind: bool
 
 
@@ -50,6 +55,7 @@ def watch(
     runtime: Runtime,
     restore: Callable[[Sequence[Any]], Any] | None = None,
     rescue: Rescue | None = None,
+    sampler: Sampler | None = None,
 ) -> Compiled:
     """Count the calls of ``compiled``, time some, and answer for it; costs about 0.3 us a call.
 
@@ -61,18 +67,20 @@ def watch(
         compiled: What serves the graph.
         runtime: Where calls are counted.
         restore: Makes the caller's structure of the flat outputs; for graphs of direct calls.
-        rescue: What to do when it raises; ``None`` lets the error through.
+        rescue: What to do when it raises, or is wrong; ``None`` lets the error through.
+        sampler: What compares a call every so often; ``None`` where nobody asked for that.
     """
-    tick, versions = runtime.tick, _reader(rescue.tracked if rescue else ())
-    served = _Served(_torch.undisabled(compiled), runtime, rescue, versions)
+    tick, versions = runtime.tick, _reader(rescue)
+    served = _Served(_torch.undisabled(compiled), runtime, rescue, sampler, versions)
 
     def call(*args: Any) -> Any:
         number, run, before = tick(), served.run, versions(args)
         try:
+            serve = run if number < served.due else served.sampled(number, run)
             if number >= _TIMED and number % _TIMED:
-                return run(*args)
+                return serve(*args)
             started = time.perf_counter()
-            outputs = run(*args)
+            outputs = serve(*args)
             taken = time.perf_counter() - started
             runtime.spent(taken if number < _TIMED else taken * _TIMED)
             return outputs
@@ -86,14 +94,35 @@ def watch(
 
 
 class _Served:
-    """Who runs a graph now. ``run`` is replaced whole, between calls."""
+    """Who runs a graph now. ``run`` is replaced whole, between calls.
 
-    __slots__ = ("_lock", "_rescue", "_resuming", "_runtime", "_versions", "run")
+    ``due`` is the tick from which on a call may be the next to be compared with the floor, and
+    ``_sample_at`` the number of that call.
+    """
+
+    __slots__ = (
+        "_lock",
+        "_rescue",
+        "_resuming",
+        "_runtime",
+        "_sample_at",
+        "_sampler",
+        "_versions",
+        "due",
+        "run",
+    )
 
     def __init__(
-        self, run: Compiled, runtime: Runtime, rescue: Rescue | None, versions: Reader
+        self,
+        run: Compiled,
+        runtime: Runtime,
+        rescue: Rescue | None,
+        sampler: Sampler | None,
+        versions: Reader,
     ) -> None:
         self.run = run
+        self.due = self._sample_at = sampler.every - 1 if sampler else sys.maxsize
+        self._sampler = sampler
         self._versions = versions
         self._rescue = rescue
         self._resuming = self._resume
@@ -108,8 +137,9 @@ class _Served:
                 there to answer; whatever the captured graph raises for these inputs.
         """
         rescue = self._rescue
-        run = self.run if run is self._resuming else run
-        if rescue is None or run is rescue.floor or run is self._resuming:
+        if run is self._resuming:  # it has answered for its engine, or it has none to call
+            raise error
+        if rescue is None or run is rescue.floor:
             self._runtime.failed(error)
             raise error
         if rescue.blind or before is None or self._versions(args) != before:
@@ -124,6 +154,36 @@ class _Served:
         self._hand_over(error, run)
         return outputs
 
+    def sampled(self, number: int, run: Compiled) -> Compiled:
+        """What answers this call: ``run`` with a comparison, if no other thread is quicker."""
+        sampler = cast(Sampler, self._sampler)
+        with self._lock:
+            reads = self._runtime.reads
+            before = number - reads
+            mine = before >= self._sample_at and run is not self._resuming
+            if mine:
+                self._sample_at = before + sampler.every - (before + 1) % sampler.every
+            self.due = self._sample_at + reads
+        if not mine:
+            return run
+        return run if run is sampler.floor else functools.partial(self._compare, sampler, run)
+
+    def _compare(self, sampler: Sampler, run: Compiled, *args: Any) -> Any:
+        """Answer a call by ``run``, or by the floor where ``run`` computes something else.
+
+        Raises:
+            Refusal: it does, and the policy wants errors.
+        """
+        outputs, refusal = sampler.compare(run, args)
+        if refusal is None:
+            return outputs
+        if self._rescue is None:
+            raise refusal
+        self._runtime.failed(refusal, answered=True)
+        outputs = self._rescue.floor(*args)
+        self._hand_over(refusal, run)
+        return outputs
+
     def _with_more_memory(
         self, error: Exception, run: Compiled, rescue: Rescue, args: tuple[Any, ...]
     ) -> Any:
@@ -134,39 +194,55 @@ class _Served:
         before = self._versions(args)
         try:
             return run(*args)
-        except Exception:
+        except Exception as again:
             if self._versions(args) != before:
+                self._runtime.failed(again)
                 raise
         self._runtime.failed(error, answered=True)
         return rescue.floor(*args)
 
     def _hand_over(self, error: Exception, run: Compiled) -> None:
-        """Never call ``run`` again; a failure in another thread may have seen to that already."""
+        """Never call ``run`` again; a failure in another thread may have seen to that already.
+
+        It is recorded before any other thread can have the next candidate compiled.
+        """
         with self._lock:
-            if self.run is not run:
-                return
-            self.run = self._resuming
-        cast(Rescue, self._rescue).blame(error)
+            if self.run is run:
+                self.run = self._resuming
+                cast(Rescue, self._rescue).blame(error)
 
     def _resume(self, *args: Any) -> Any:
         """The first call after a failure: have the next candidate compiled, and call it."""
         with self._lock:
             if self.run is self._resuming:
-                self.run = _torch.undisabled(cast(Rescue, self._rescue).successor(args))
-        return self.run(*args)
+                self.run = self._next(args)
+            run = self.run
+        before = self._versions(args)
+        try:
+            return run(*args)
+        except Exception as error:  # noqa: BLE001  # answered for, or raised again
+            return self.answer(error, run, args, before)
+
+    def _next(self, args: tuple[Any, ...]) -> Compiled:
+        try:
+            return _torch.undisabled(cast(Rescue, self._rescue).successor(args))
+        except Exception as error:
+            self._runtime.failed(error)
+            raise
 
 
-def _reader(tracked: tuple[int, ...]) -> Reader:
-    """What reads the versions of the inputs at these positions, about 40 ns each.
+def _reader(rescue: Rescue | None) -> Reader:
+    """What reads the versions of the tensors that are looked at, about 40 ns each.
 
     It gives ``None`` where one of them is an inference tensor, which has no version.
     """
-    if not tracked:
+    tracked, held = (rescue.tracked, rescue.held) if rescue else ((), ())
+    if not tracked and not held:
         return _no_versions
 
     def read(args: Sequence[Any]) -> object:
         try:
-            return [args[i]._version for i in tracked]
+            return [args[i]._version for i in tracked] + [each._version for each in held]
         except (RuntimeError, AttributeError):
             return None
 
@@ -176,40 +252,11 @@ def _reader(tracked: tuple[int, ...]) -> Reader:
         except (RuntimeError, AttributeError):
             return None
 
+    if len(tracked) != 1 or held:
+        return read
     first = tracked[0]
-    return read_one if len(tracked) == 1 else read
+    return read_one
 
 
 def _no_versions(args: Sequence[Any]) -> object:
     return ()
-
-
-def tracked_inputs(request: GraphRequest) -> tuple[tuple[int, ...], bool]:
-    """Which inputs to look at for writes, and whether any of them cannot be looked at.
-
-    Weights are left out, and buffers too unless the graph itself writes to something.
-    """
-    writes = any(_may_write(node) for node in request.gm.graph.nodes)
-    values = enumerate(request.example_inputs)
-    open_to_writes = [
-        (i, value)
-        for i, value in values
-        if isinstance(value, torch.Tensor)
-        and (i not in request.weights or (writes and type(value) is not torch.nn.Parameter))
-    ]
-    tracked = tuple(i for i, value in open_to_writes if not value.is_inference())
-    return tracked, writes and len(tracked) < len(open_to_writes)
-
-
-_WRITES = frozenset({"setitem", "iadd", "isub", "imul", "itruediv", "ifloordiv", "ipow", "imod"})
-
-
-def _may_write(node: torch.fx.Node) -> bool:
-    """By the names that torch gives in-place operations; a batch norm in training moves its own."""
-    if not node.op.startswith("call_"):
-        return False
-    name = getattr(node.target, "__name__", str(node.target)).partition(".")[0]
-    if name == "batch_norm":
-        given = node.kwargs.get("training", node.args[5] if len(node.args) > 5 else False)
-        return bool(given)
-    return name in _WRITES or (name.endswith("_") and not name.endswith("__"))

@@ -146,7 +146,9 @@ class Policy(BaseModel):
             that say how much they took; the rest runs as eager ATen.
         verify: ``"compile"`` compares a candidate with eager on the first real inputs before it is
             accepted: outputs, inputs and buffers afterwards and, in training, gradients.
+            ``"sample"`` compares every ``sample_every``-th call as well, but for gradients.
             ``"off"`` does not.
+        sample_every: A call in how many that is.
         tolerance: How far its numbers may be off.
         on_runtime_error: ``"fallback"`` lets the captured graph answer a call in which the engine
             raises, and the next candidate those that follow; ``"raise"`` lets the error through.
@@ -166,7 +168,8 @@ class Policy(BaseModel):
     passes: tuple[Any, ...] = ()
     on_pass_error: Literal["skip", "raise"] = "skip"
     min_coverage: Share = 0.5
-    verify: Literal["off", "compile"] = "off"
+    verify: Literal["off", "compile", "sample"] = "off"
+    sample_every: Annotated[int, Field(ge=1)] = 100
     tolerance: Tolerance = Tolerance()
     on_runtime_error: Literal["fallback", "raise"] = "fallback"
     isolate: bool = False

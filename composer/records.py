@@ -22,7 +22,7 @@ from pydantic import ConfigDict, GetCoreSchemaHandler, TypeAdapter, ValidationEr
 from pydantic_core import CoreSchema
 from pydantic_core.core_schema import no_info_after_validator_function
 
-from composer.errors import RecordError
+from composer.errors import RecordError, text_of
 
 SCHEMA_VERSION = 1
 
@@ -201,15 +201,16 @@ class Runtime:
 
     Counting a call takes about 30 ns and loses none between threads: the C iterator
     ``itertools.count`` steps atomically, and a read takes back the step it costs. On a GPU the
-    seconds are those of the launches. A backward runs outside of the call and is not in them.
+    seconds are those of the launches. A backward runs outside of the call
+    and is not in them. ``reads`` is how many ticks were no calls.
     """
 
     __slots__ = (
         "_lock",
-        "_reads",
         "_ticks",
         "fallbacks",
         "last_error",
+        "reads",
         "seconds",
         "tick",
         "verified",
@@ -218,7 +219,7 @@ class Runtime:
     def __init__(self, start: Counters = Counters()) -> None:  # it is frozen
         self._lock = threading.Lock()
         self._ticks = itertools.count(start.calls)
-        self._reads = 0
+        self.reads = 0
         self.tick: Callable[[], int] = self._ticks.__next__
         self.fallbacks = start.fallbacks
         self.verified = start.verified
@@ -229,8 +230,8 @@ class Runtime:
     def calls(self) -> int:
         """Calls of the compiled graph so far."""
         with self._lock:
-            self._reads += 1
-            return self.tick() - self._reads + 1
+            self.reads += 1
+            return self.tick() - self.reads + 1
 
     def spent(self, seconds: float) -> None:
         """Add the time of one timed call, and of those that it stands for."""
@@ -241,7 +242,12 @@ class Runtime:
         """Keep the error of a call, and count it if the floor answered in the engine's place."""
         with self._lock:
             self.fallbacks += answered
-            self.last_error = f"{type(error).__name__}: {first_line(str(error))}"
+            self.last_error = f"{type(error).__name__}: {first_line(text_of(error))}"
+
+    def compared(self) -> None:
+        """Count a call that was compared with eager."""
+        with self._lock:
+            self.verified += 1
 
     def read(self) -> Counters:
         """The counters as they stand now."""
@@ -362,5 +368,5 @@ def plain(value: Any) -> Any:
 
 
 def first_line(text: str) -> str:
-    """The first line of ``text`` that says something."""
-    return next((line.strip() for line in text.splitlines() if line.strip()), "")
+    """The first line of ``text`` that says something, up to 1,000 characters."""
+    return next((line.strip() for line in text.splitlines() if line.strip()), "")[:1000]

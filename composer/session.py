@@ -21,7 +21,7 @@ class Session:
 
     ``warned`` holds pairs of backend and reason, ``configured`` what ``composer.configure`` was
     given, ``sinks`` take every record, and ``progress`` is what is being compiled now. Engines
-    in quarantine are those that raised at run time, each for one graph.
+    in quarantine are those that failed at run time, each for one graph.
     """
 
     def __init__(self, configured: Source = None, sinks: Sinks | None = None) -> None:
@@ -49,7 +49,7 @@ class Session:
         self._quarantined.add((graph_key, backend))
 
     def is_quarantined(self, graph_key: str, backend: str) -> bool:
-        """Whether this backend raised at run time for this graph."""
+        """Whether this backend raised, or was wrong, at run time for this graph."""
         return (graph_key, backend) in self._quarantined
 
     def reports(self) -> tuple[CompileReport, ...]:

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from composer import _torch, chain, guard, session
+from composer import _torch, chain, guard, session, writes
+from composer.errors import Refusal, text_of
 from composer.passes.resolve import SharedPasses
 from composer.policy import Policy
 from composer.records import (
@@ -26,6 +27,7 @@ from composer.records import (
     Status,
     first_line,
 )
+from composer.sampling import Sampler, cannot_undo
 from composer.telemetry import notices
 
 
@@ -54,7 +56,8 @@ class Succession:
 
     def __post_init__(self) -> None:
         """Let go of the tensors."""
-        self._tracked = guard.tracked_inputs(self.request)
+        self._tracked = writes.tracked_inputs(self.request)
+        self._apart = cannot_undo(self.request)
         late = bool(self.shared.late)
         self.floor = self._answer if late else _torch.settled_forward(self.request.gm)
         symbols = tuple(
@@ -68,7 +71,22 @@ class Succession:
         raises = self.policy.on_runtime_error == "raise" or self.policy.strict
         if raises or self.report.chosen == chain.FLOOR:
             return None
-        return guard.Rescue(self.floor, self.blame, self.successor, *self._tracked)
+        tracked, blind = self._tracked
+        held = tuple(writes.written_attributes(self.request.gm))
+        return guard.Rescue(self.floor, self.blame, self.successor, tracked, held, blind)
+
+    def sampler(self) -> Sampler | None:
+        """What compares every N-th call, where the policy asks for that."""
+        if self.policy.verify != "sample" or self.report.chosen == chain.FLOOR:
+            return None
+        return Sampler(
+            self.policy.sample_every,
+            self.floor,
+            self._request_for,
+            chain.bounds_of(self.policy),
+            self._apart,
+            self.report.runtime,
+        )
 
     def _answer(self, *args: Any) -> Any:
         """The floor where passes run within AOTAutograd's step: made when it is first needed."""
@@ -80,14 +98,20 @@ class Succession:
     def blame(self, error: Exception) -> None:
         """Record that the engine failed, and let this graph have it no more in this process."""
         *earlier, engine = self.report.attempts
-        failed = dataclasses.replace(
-            engine,
-            status=Status.FAILED,
-            reason=Reason.RAISED_AT_RUNTIME,
-            message=f"raised at call {self.report.runtime.calls}: {first_line(str(error))}",
-            error_type=type(error).__name__,
-            traceback="".join(traceback.format_exception(error)),
-        )
+        at = f"at call {self.report.runtime.calls}: {first_line(text_of(error))}"
+        if isinstance(error, Refusal):  # it answered, and was found to be wrong
+            failed = dataclasses.replace(
+                engine, status=error.status, reason=error.reason, message=at
+            )
+        else:
+            failed = dataclasses.replace(
+                engine,
+                status=Status.FAILED,
+                reason=Reason.RAISED_AT_RUNTIME,
+                message=f"raised {at}",
+                error_type=type(error).__name__,
+                traceback="".join(traceback.format_exception(error)),
+            )
         session.current().quarantine(self.request.graph_key, failed.backend)
         self._record((*earlier, failed), chain.FLOOR)
 

@@ -1,5 +1,7 @@
 """Does a candidate compute what eager computes? Asked on the first real inputs, before it serves.
 
+:mod:`composer.sampling` asks it again later.
+
 The candidate and eager run on copies of the inputs, from the same random state; outputs, inputs
 and buffers afterwards and, in training, gradients are compared: shape, dtype, strides, numbers.
 Numbers that are off are judged against a run in float64, as torch's own benchmarks do
@@ -15,7 +17,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from composer import _torch, clones
+from composer import _torch, clones, writes
 from composer.backends.base import note
 from composer.clones import same_values
 from composer.comparison import (
@@ -30,7 +32,7 @@ from composer.comparison import (
     settled,
 )
 from composer.double import in_double
-from composer.errors import Refusal, refuse
+from composer.errors import Refusal, refuse, text_of
 from composer.records import GraphRequest, Reason, Status, first_line
 
 _REASONS = {
@@ -83,14 +85,16 @@ def verify(
     try:
         eager = run(reference, inputs, request)
     except Exception as error:  # noqa: BLE001  # eager's own error is the user's to see at the call
-        note(verified=f"no: eager itself raises {type(error).__name__}: {first_line(str(error))}")
+        note(
+            verified=f"no: eager itself raises {type(error).__name__}: {first_line(text_of(error))}"
+        )
         return
     try:
         got = run(compiled, inputs, request)
     except Exception as error:
-        what = f"raised when it was run on the first inputs: {first_line(str(error))}"
+        what = f"raised when it was run on the first inputs: {first_line(text_of(error))}"
         raise Refusal(Status.FAILED, Reason.RAISED_AT_RUNTIME, what) from error
-    _judge(got, eager, lambda: _exact(inputs, request), bounds)
+    judge(got, eager, lambda: exact(inputs, request), bounds)
 
 
 def run(function: Callable[..., Any], inputs: Sequence[Any], request: GraphRequest) -> Run:
@@ -105,23 +109,43 @@ def run(function: Callable[..., Any], inputs: Sequence[Any], request: GraphReque
     leaves = {f"input {i}": each for i, each in enumerate(copies)}
     given = [_as_deep(copy, value) for copy, value in zip(copies, inputs, strict=True)]
     held = {f"weight {name}": each for name, each in request.gm.named_parameters()}
-    passed = {f"input {i} afterwards": each for i, each in enumerate(given) if _may_change(each)}
+    passed = changeable(given, request)
     buffers = clones.Buffers(request)
     with _torch.unset_fake_temporarily(), torch.random.fork_rng(devices=devices(inputs)):
-        before = _generator(inputs)
+        before = generator_state(inputs)
         try:
             returned = function(*given)
-            outputs = {f"output {i}": each for i, each in enumerate(_torch.flatten(returned)[0])}
+            outputs = named_outputs(returned)
             wanted = gradients(outputs, leaves | held) if request.training else {}
             values = {n: settled(each) for n, each in (outputs | wanted | passed).items()}
         finally:
             buffers.restore()
-        generator = _generator(inputs)
-    before_run = {f"input {i} afterwards": each for i, each in enumerate(inputs)}
+        generator = generator_state(inputs)
+    before_run = changeable(inputs, request)
     kept = frozenset(n for n in passed if same_values(values[n], before_run[n]))
+    return Run(values, strides_of(outputs), kept, generator, not torch.equal(before, generator))
+
+
+def named_outputs(returned: Any) -> Values:
+    """What a graph returned, by name."""
+    return {f"output {i}": each for i, each in enumerate(_torch.flatten(returned)[0])}
+
+
+def changeable(given: Sequence[Any], request: GraphRequest) -> Values:
+    """What a run of the graph on these inputs may write to: inputs, and what the graph holds."""
+    written = writes.written_parameters(request)
+    held = writes.written_attributes(request.gm)
+    passed = ((i, each) for i, each in enumerate(given) if i in written or _may_change(each))
+    return {
+        **{f"input {i} afterwards": each for i, each in passed},
+        **{f"held tensor {i} afterwards": each for i, each in enumerate(held)},
+    }
+
+
+def strides_of(outputs: Values) -> dict[str, tuple[int, ...]]:
+    """Strides of the outputs that have some."""
     tensors = {n: each for n, each in outputs.items() if isinstance(each, torch.Tensor)}
-    strides = {n: each.stride() for n, each in tensors.items() if each.layout is torch.strided}
-    return Run(values, strides, kept, generator, not torch.equal(before, generator))
+    return {n: each.stride() for n, each in tensors.items() if each.layout is torch.strided}
 
 
 def _as_deep(copy: Any, value: Any) -> Any:
@@ -135,13 +159,13 @@ def _may_change(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and type(value) is not torch.nn.Parameter
 
 
-def _generator(inputs: Sequence[Any]) -> torch.Tensor:
+def generator_state(inputs: Sequence[Any]) -> torch.Tensor:
     """The state of the CPU's generator and of those of the devices in play."""
     states = [torch.cuda.get_rng_state(device) for device in devices(inputs)]
     return torch.cat([torch.get_rng_state(), *states])
 
 
-def _exact(inputs: Sequence[Any], request: GraphRequest) -> Values:
+def exact(inputs: Sequence[Any], request: GraphRequest) -> Values:
     """The same in float64; nothing where the graph cannot be run so."""
     try:
         gm, wide, twin = in_double(request, inputs)
@@ -150,7 +174,7 @@ def _exact(inputs: Sequence[Any], request: GraphRequest) -> Values:
         return {}
 
 
-def _judge(got: Run, eager: Run, exact: Callable[[], Values], bounds: Bounds) -> None:
+def judge(got: Run, eager: Run, exact: Callable[[], Values], bounds: Bounds) -> None:
     """Refuse the candidate, or note how far it is off.
 
     Where the graph draws random numbers the candidate need not draw eager's. One that leaves

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from torch.nn import functional
 
 import composer
-from composer import guard, session
+from composer import guard, session, writes
 from composer.capture import read_request
 from composer.errors import FallbackWarning
 from composer.telemetry.prometheus import PrometheusSink
@@ -313,7 +313,7 @@ def test_buffers_are_watched_where_the_graph_may_write_to_them(
     gm = torch.fx.symbolic_trace(function)
     inputs = [torch.ones(2, 2), torch.nn.Parameter(torch.ones(2)), torch.ones(2)]
     request = dataclasses.replace(read_request(gm, inputs), weights=frozenset({1, 2}))
-    assert guard.tracked_inputs(request) == (watched, False)
+    assert writes.tracked_inputs(request) == (watched, False)
 
 
 def test_inference_tensors_that_a_graph_may_write_to_cannot_be_watched() -> None:
@@ -322,7 +322,7 @@ def test_inference_tensors_that_a_graph_may_write_to_cannot_be_watched() -> None
         x = torch.ones(2)
     for function, blind in ((lambda x: x.add_(1), True), (lambda x: x.sin(), False)):
         gm = torch.fx.symbolic_trace(function)
-        assert guard.tracked_inputs(read_request(gm, [x])) == ((), blind)
+        assert writes.tracked_inputs(read_request(gm, [x])) == ((), blind)
 
 
 def test_failure_is_seen_by_prometheus_with_the_calls_of_each_engine() -> None:

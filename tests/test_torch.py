@@ -545,3 +545,25 @@ def test_inductor_compiles_a_branch_as_if_captured() -> None:
 
 def branch(x):
     return torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))
+
+
+def test_graph_that_is_compiled_again_counts_as_a_compile() -> None:
+    """Other threads may call compiled functions while FX traces in it."""
+    import threading
+
+    called = torch.compile(double, backend="eager")
+    called(torch.ones(2))
+    answers: list[torch.Tensor] = []
+
+    def traced(x: torch.Tensor) -> torch.Tensor:
+        thread = threading.Thread(target=lambda: answers.append(called(torch.ones(2))))
+        thread.start()
+        thread.join()
+        return x
+
+    gm = torch.fx.symbolic_trace(double)
+    with _torch.recaptured(gm, [torch.ones(2)]):
+        assert torch.compiler.is_compiling()
+        torch.fx.symbolic_trace(traced)
+    assert not torch.compiler.is_compiling()
+    assert torch.equal(answers[0], double(torch.ones(2)))

@@ -1,0 +1,128 @@
+"""What a graph may write to: by the names and marks that torch gives operations in place."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable
+
+import torch
+import torch.fx
+
+from composer import _torch
+from composer.records import GraphRequest
+
+_ASSIGNS = frozenset(
+    {"setitem", "iadd", "isub", "imul", "itruediv", "ifloordiv", "ipow", "imod", "imatmul"}
+    | {"iand", "ior", "ixor", "ilshift", "irshift"}
+)
+_NORMS = {"batch_norm": (5, False), "instance_norm": (5, True)}
+"""Where the argument stands that says whether their statistics move, and its default."""
+_MAX_NORM = 3
+"""Where the argument stands that has an embedding write to its weight."""
+
+Writes = Callable[[torch.fx.Node], bool]
+
+
+def may_write(gm: torch.fx.GraphModule) -> bool:
+    """Whether any operation of the graph, or of one nested in it, writes to an operand."""
+    graphs = (each for each in gm.modules() if isinstance(each, torch.fx.GraphModule))
+    return any(_moves(node) or _assigns(node) for each in graphs for node in each.graph.nodes)
+
+
+def tracked_inputs(request: GraphRequest) -> tuple[tuple[int, ...], bool]:
+    """Which inputs to look at for writes, and whether any of them cannot be looked at.
+
+    Parameters are left out unless the graph itself writes to them, and buffers too unless it
+    writes to something.
+    """
+    writing = may_write(request.gm)
+    written = written_parameters(request)
+    open_to_writes = [
+        (i, value)
+        for i, value in enumerate(request.example_inputs)
+        if isinstance(value, torch.Tensor)
+        and (
+            i not in request.weights
+            or i in written
+            or (writing and type(value) is not torch.nn.Parameter)
+        )
+    ]
+    tracked = tuple(i for i, value in open_to_writes if not value.is_inference())
+    return tracked, writing and len(tracked) < len(open_to_writes)
+
+
+def written_parameters(request: GraphRequest) -> frozenset[int]:
+    """Positions of the parameters passed in that the graph may write to."""
+    values = request.example_inputs
+    if not any(map(_is_parameter, values)):
+        return frozenset()
+    return frozenset(i for i in assigned_inputs(request.gm) if _is_parameter(values[i]))
+
+
+def assigned_inputs(gm: torch.fx.GraphModule) -> frozenset[int]:
+    """Positions of the inputs that the graph may write to; statistics of norms do not count."""
+    written = _memory_written(gm, _assigns)
+    inputs = enumerate(gm.graph.find_nodes(op="placeholder"))
+    return frozenset(i for i, node in inputs if _memory(node) in written)
+
+
+def written_attributes(gm: torch.fx.GraphModule) -> list[torch.Tensor]:
+    """Tensors that the graph module holds itself and may write to, as an optimizer's step does."""
+    held = {node: operator.attrgetter(str(node.target))(gm) for node in _attributes(gm)}
+    tensors = {node: each for node, each in held.items() if isinstance(each, torch.Tensor)}
+    if not tensors:
+        return []
+    assigned, moved = (_memory_written(gm, kind) for kind in (_assigns, _moves))
+    return [
+        each
+        for node, each in tensors.items()
+        if _memory(node) in assigned or (_memory(node) in moved and not _is_parameter(each))
+    ]
+
+
+def _attributes(gm: torch.fx.GraphModule) -> Iterable[torch.fx.Node]:
+    return gm.graph.find_nodes(op="get_attr")
+
+
+def _is_parameter(value: object) -> bool:
+    return type(value) is torch.nn.Parameter
+
+
+def _memory_written(gm: torch.fx.GraphModule, writes: Writes) -> set[object]:
+    nodes = [node for node in gm.graph.nodes if writes(node)]
+    return {_memory(operand) for node in nodes for operand in node.all_input_nodes}
+
+
+def _memory(node: torch.fx.Node) -> object:
+    """Equal for the views of one tensor, as far as the graph knows what its nodes give."""
+    fake = node.meta.get("example_value", node.meta.get("val"))
+    if isinstance(fake, torch.Tensor) and fake.layout is torch.strided:
+        return _torch.storage_id(fake)
+    return node
+
+
+def _name(node: torch.fx.Node) -> str:
+    if not node.op.startswith("call_"):
+        return ""
+    return str(getattr(node.target, "__name__", node.target)).partition(".")[0]
+
+
+def _moves(node: torch.fx.Node) -> bool:
+    """Whether this is a norm that moves its statistics."""
+    if _name(node) not in _NORMS:
+        return False
+    at, default = _NORMS[_name(node)]
+    given = node.args[at] if len(node.args) > at else default
+    return bool(node.kwargs.get("training", node.kwargs.get("use_input_stats", given)))
+
+
+def _assigns(node: torch.fx.Node) -> bool:
+    if isinstance(node.target, _torch.OpOverload) and _torch.written_by(node):
+        return True
+    if node.kwargs.get("out") is not None or node.kwargs.get("inplace") is True:
+        return True
+    name = _name(node)
+    if name == "embedding":  # shortens rows in place
+        given = node.args[_MAX_NORM] if len(node.args) > _MAX_NORM else None
+        return node.kwargs.get("max_norm", given) is not None
+    return name in _ASSIGNS or (name.endswith("_") and not name.endswith("__"))

@@ -1,0 +1,165 @@
+"""What a graph writes to is known, and outlives engines and comparisons that run it."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from conftest import compiled, last
+from torch.nn import functional
+
+from composer import writes
+from composer.capture import read_request
+from composer.testing import FakeBackend
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::composer.errors.FallbackWarning"),
+    pytest.mark.filterwarnings("ignore:Profiler record function"),
+]
+
+
+def late_at(number: int) -> Callable[..., Any]:
+    """An engine that does all its work and then raises, at one of its calls."""
+
+    def late(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+        calls = iter(range(1, 100))
+
+        def run(*args: Any) -> Any:
+            outputs = gm.forward(*args)
+            if next(calls) == number:
+                raise RuntimeError("too late")
+            return outputs
+
+        return run
+
+    return late
+
+
+def stepper() -> tuple[torch.nn.Parameter, torch.optim.Optimizer]:
+    weight = torch.nn.Parameter(torch.ones(4))
+    weight.grad = torch.ones(4)
+    return weight, torch.optim.SGD([weight], lr=0.1)
+
+
+def test_verifying_an_optimizers_step_is_one_step() -> None:
+    """The parameters that it writes to are put back, and compared."""
+    weight, optimizer = stepper()
+    compiled(optimizer.step, "aot_eager", verify="compile")()
+    torch.testing.assert_close(weight.data, torch.full((4,), 0.9))
+    assert last().attempts[0].engine["verified"]["values"] == 2
+
+
+def test_wrong_step_of_an_optimizer_is_rejected() -> None:
+    """What a graph writes to tensors that it holds is its answer."""
+
+    def steps_twice(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+        return lambda *args: (gm.forward(*args), gm.forward(*args))[1]
+
+    weight, optimizer = stepper()
+    compiled(optimizer.step, steps_twice, verify="compile")()
+    assert last().attempts[0].reason == "numeric_mismatch"
+    torch.testing.assert_close(weight.data, torch.full((4,), 0.9))
+
+
+def test_optimizers_step_is_not_taken_twice_when_an_engine_fails_behind_it() -> None:
+    """The parameters have been written to, so nobody answers."""
+    weight, optimizer = stepper()
+    step = compiled(optimizer.step, late_at(2), FakeBackend())
+    step()
+    with pytest.raises(RuntimeError, match="too late"):
+        step()
+    torch.testing.assert_close(weight.data, torch.full((4,), 0.8))
+    step()
+    torch.testing.assert_close(weight.data, torch.full((4,), 0.7))
+    assert last().chosen == "fake_honest"
+
+
+def test_optimizers_step_is_answered_for_when_nothing_was_written() -> None:
+    """One step a call."""
+    weight, optimizer = stepper()
+    step = compiled(optimizer.step, FakeBackend("raises", at=2), FakeBackend())
+    for _ in range(4):
+        step()
+    torch.testing.assert_close(weight.data, torch.full((4,), 0.6))
+
+
+T, P = torch.ones(2, 2), torch.nn.Parameter(torch.ones(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("function", "writing"),
+    [
+        (lambda x, w: x + w, False),
+        (lambda x, w: x.add_(w), True),
+        (lambda x, w: x.__ior__(w), False),
+        (lambda x, w: torch.add(x, w, out=x), True),
+        (lambda x, w: functional.relu(x + w, inplace=True), True),
+        (lambda x, w: torch.ops.aten.copy_.default(x, w), True),
+        (lambda x, w: torch.ops.aten.add.Tensor(x, w), False),
+        (lambda x, w: functional.embedding(x, w, None, 1.0), True),
+        (lambda x, w: functional.embedding(x, w), False),
+        (lambda x, w: functional.instance_norm(x, w, w), True),
+        (lambda x, w: functional.instance_norm(x, w, w, use_input_stats=False), False),
+    ],
+)
+def test_writes_are_known_by_name_mark_and_schema(function: Any, writing: bool) -> None:
+    """In-place names, ``out=``, ``inplace=True``, mutable schemas, norms that move."""
+    assert writes.may_write(torch.fx.symbolic_trace(function)) is writing
+
+
+def test_only_the_parameters_that_are_written_to_count() -> None:
+    """One that is only read does not."""
+    gm = torch.fx.symbolic_trace(lambda w, v, x: (w.add_(x), v + x))
+    request = read_request(gm, [P, P, T])
+    request = dataclasses.replace(request, weights=frozenset({0, 1}))
+    assert writes.written_parameters(request) == {0}
+
+
+def test_threads_whose_engines_fail_in_turn_are_all_answered() -> None:
+    """A failure while another thread compiles or calls the successor costs nobody an answer."""
+    chain = [FakeBackend("raises", at=1 + i, name=f"engine{i}") for i in range(6)]
+    f = compiled(torch.sin, *chain)
+    f(torch.ones(3))
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            for _ in range(30):
+                assert torch.equal(f(torch.ones(3)), torch.ones(3).sin())
+        except Exception as error:  # noqa: BLE001  # handed to the thread that waits
+            errors.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert errors == []
+    assert last().chosen == "eager"
+    assert [a.status for a in last().attempts] == ["failed"] * 6
+
+
+@pytest.mark.parametrize("at", [None, 1])
+def test_error_that_cannot_be_printed_is_a_failure_like_any_other(at: int | None) -> None:
+    """Its own ``__str__`` raises."""
+
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise ValueError("no words")
+
+    def mute(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+        if at is None:
+            raise Mute
+
+        def run(*args: Any) -> Any:
+            raise Mute
+
+        return run
+
+    x = torch.ones(3)
+    assert torch.equal(compiled(torch.sin, mute, FakeBackend())(x), x.sin())
+    assert "cannot be read" in last().attempts[0].message
