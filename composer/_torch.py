@@ -371,14 +371,35 @@ def captured_with(fakes: Sequence[Any], inputs: Sequence[Any]) -> Iterator[None]
 
 
 @contextlib.contextmanager
+def compiling() -> Iterator[None]:
+    """Compile as Dynamo does: one compile at a time in the process, which says that it compiles.
+
+    FX has one flag for all threads that says it traces. Two compiles at once leave it set for good,
+    and every compiled function refuses to run from then on; while one compiles, those of other
+    threads run only if ``torch.compiler.is_compiling()``.
+    """
+    from torch._dynamo.convert_frame import compile_lock
+
+    compiler = cast(Any, torch.compiler)
+    with compile_lock:
+        before = compiler._is_compiling_flag
+        compiler._is_compiling_flag = True
+        try:
+            yield
+        finally:
+            compiler._is_compiling_flag = before
+
+
+@contextlib.contextmanager
 def recaptured(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Iterator[None]:
     """Compile a captured graph again, after Dynamo's compile is over, with its own symbols."""
     fakes = [node.meta.get("example_value") for node in gm.graph.find_nodes(op="placeholder")]
-    if not any(isinstance(fake, FakeTensor) for fake in fakes):
-        yield
-        return
-    with captured_with(fakes, inputs):
-        yield
+    with compiling():
+        if not any(isinstance(fake, FakeTensor) for fake in fakes):
+            yield
+            return
+        with captured_with(fakes, inputs):
+            yield
 
 
 def storage_id(tensor: torch.Tensor) -> int:

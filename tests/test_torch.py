@@ -497,3 +497,13 @@ def test_captured_graphs_are_those_of_every_backend() -> None:
     torch.compiler.reset()
     torch.compile(double, backend="composer", options={"chain": ["eager"]})(torch.ones(2))
     assert _torch.captured_graphs() == before + 2
+
+
+def test_compiling_holds_dynamos_lock_and_says_that_it_compiles() -> None:
+    """As Dynamo does around a compile of its own, whose flags are those of the process."""
+    from torch._dynamo.convert_frame import compile_lock
+
+    with _torch.compiling():
+        assert torch.compiler.is_compiling()
+        assert compile_lock._is_owned()
+    assert not torch.compiler.is_compiling()
