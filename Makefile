@@ -26,6 +26,8 @@ check: check-style
 bench: $(STAMP)
 	$(BIN)/python bench/overhead.py --json bench/results/overhead.json
 	$(BIN)/python bench/telemetry.py --json bench/results/telemetry.json
+	$(BIN)/python bench/faults.py --json bench/results/faults.json
+	$(BIN)/python bench/soak.py --json bench/results/soak.json
 	$(BIN)/python bench/models.py --json bench/results/models.json
 	$(BIN)/python bench/onnxrt.py --json bench/results/onnxrt.json
 	$(BIN)/python bench/passes.py --json bench/results/passes.json

@@ -188,6 +188,45 @@ def median(series: Record | None) -> str:
     return f"{series['median_ms']:.2f} ({series['p25_ms']:.2f}-{series['p75_ms']:.2f})"
 
 
+def faults(record: Record) -> str:
+    """What became of the calls of a model whose first engine fails, by fault and by way."""
+    ways = list(dict.fromkeys(row["way"] for row in record["cells"]))
+    tables = []
+    for training in (False, True):
+        rows: dict[tuple[str, str], list[str]] = {}
+        for cell in record["cells"]:
+            if cell["training"] is training:
+                key = (f"`{cell['fault']}`" if cell["fault"] else "none", cell["strikes"])
+                rows.setdefault(key, []).append(fault_cell(cell))
+        mode = "training" if training else "inference"
+        tables.append(
+            table((f"fault, {mode}", "strikes", *ways), [(*k, *v) for k, v in rows.items()])
+        )
+    return "\n\n".join((described(record), *tables))
+
+
+def soak(record: Record) -> str:
+    """What many calls from several threads came to, while engines failed."""
+    names = ("graphs", "calls", "engines_that_raised", "recorded_as_raised", "recorded_fallbacks")
+    rows = [(name.replace("_", " "), "", f"{record[name]:,}") for name in names]
+    rows += [("not as eager", "calls", str(sum(record["not_as_eager"].values())))]
+    rows += [
+        ("growth", "MB", f"{record['growth_mb']:.1f}"),
+        ("took", "s", f"{record['seconds']:.0f}"),
+    ]
+    return f"{described(record)}\n\n{table(('what', 'unit', 'figure'), rows)}"
+
+
+def fault_cell(cell: Record) -> str:
+    """``aot_eager, right, +0.4 s``: who answers in the end, the calls, the time lost."""
+    calls, total = dict(cell["calls"]), sum(cell["calls"].values())
+    if set(calls) & {"hung", "process lost"}:
+        return f"**{next(iter(calls))}**"
+    wrong = [f"**{what}** in {n} of {total}" for what, n in calls.items() if what != "right"]
+    lost = f", +{cell['lost_s']:.1f} s" if cell["lost_s"] >= 0.15 else ""
+    return ", ".join((cell["served_by"] or "nobody", *(wrong or ["right"]))) + lost
+
+
 def operators(record: Record) -> str:
     """What torch's operator samples came to, and the operators not taken, by cause."""
     counts = record["summary"]["forward"]
@@ -239,6 +278,8 @@ def main() -> int:
     """Rewrite the tables in place."""
     parts: tuple[tuple[Path, str, Callable[[Record], str]], ...] = (
         (HERE / "README.md", "overhead", overhead),
+        (HERE / "README.md", "faults", faults),
+        (HERE / "README.md", "soak", soak),
         (HERE / "README.md", "telemetry", telemetry),
         (HERE / "README.md", "models", models),
         (HERE / "README.md", "onnxrt", onnxrt),

@@ -27,7 +27,7 @@ from torch._C._dynamo.eval_frame import reset_code
 from torch._dynamo import convert_frame, eval_frame, external_utils
 from torch._dynamo.backends.registry import list_backends as _list_backends
 from torch._dynamo.backends.registry import lookup_backend as lookup_backend
-from torch._dynamo.convert_frame import ConvertFrameAssert
+from torch._dynamo.convert_frame import ConvertFrameAssert, compile_lock
 from torch._dynamo.eval_frame import OptimizedModule, innermost_backend
 from torch._dynamo.exc import InvalidBackend as InvalidBackend
 from torch._dynamo.exc import RestartAnalysis, SkipFrame, Unsupported, UserError
@@ -374,18 +374,23 @@ def captured_with(fakes: Sequence[Any], inputs: Sequence[Any]) -> Iterator[None]
 
 
 @contextlib.contextmanager
-def recaptured(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Iterator[None]:
-    """Compile a captured graph again, after Dynamo's compile is over, with its own symbols.
+def compiling() -> Iterator[None]:
+    """Compile as Dynamo does: one compile at a time in the process, which says that it compiles.
 
-    It counts as a compile, as Dynamo's does: else FX, which traces in it, has every compiled
-    function raise that another thread calls meanwhile.
+    FX has one flag for all threads that says it traces. Two compiles at once leave it set for good,
+    and every compiled function refuses to run from then on; while one compiles, those of other
+    threads run only if ``torch.compiler.is_compiling()``.
     """
+    with compile_lock, _compile_session_context():
+        yield
+
+
+@contextlib.contextmanager
+def recaptured(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Iterator[None]:
+    """Compile a captured graph again, after Dynamo's compile is over, with its own symbols."""
     fakes = [node.meta.get("example_value") for node in gm.graph.find_nodes(op="placeholder")]
     captured = any(isinstance(fake, FakeTensor) for fake in fakes)
-    with (
-        _compile_session_context(),
-        captured_with(fakes, inputs) if captured else contextlib.nullcontext(),
-    ):
+    with compiling(), captured_with(fakes, inputs) if captured else contextlib.nullcontext():
         yield
 
 

@@ -271,6 +271,38 @@ def test_threads_are_all_answered() -> None:
     assert 1 <= last().runtime.fallbacks <= 8
 
 
+def test_engines_that_fail_in_several_threads_at_once_leave_torch_as_it_was() -> None:
+    """Their successors are compiled one at a time; FX's flag for tracing is the process's."""
+    graphs = [
+        compiled(
+            lambda x, n=n: (x * n).tanh().sin().cos() + n,
+            FakeBackend("raises", at=2, name=f"first{n}"),
+            FakeBackend("raises", at=1, name=f"second{n}"),
+            "aot_eager",
+        )
+        for n in range(4)
+    ]
+    x = torch.randn(3)
+    for f in graphs:
+        f(x)
+    errors: list[Exception] = []
+
+    def work(first: int) -> None:
+        for call in range(20):
+            try:
+                graphs[(first + call) % 4](x)
+            except RuntimeError as error:
+                errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(first,)) for first in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert [f(x).shape for f in graphs] == [x.shape] * 4
+
+
 def test_guard_keeps_no_tensor_alive() -> None:
     """Only the graph is kept for the next engine."""
     import gc

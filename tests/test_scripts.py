@@ -102,3 +102,14 @@ def test_the_pass_bench_writes_what_it_measured(tmp_path: Path) -> None:
     assert rows["fold_batch_norm"]["matches"] == 15
     assert rows["fold_batch_norm"]["speedup"]["median"] > 0
     assert (rows["remove_no_ops"]["matches"], rows["remove_no_ops"]["speedup"]) == (0, None)
+
+
+def test_the_faults_bench_says_what_became_of_every_call(tmp_path: Path) -> None:
+    """A wrong value gets past try and except, and not past a chain that verifies."""
+    figures = tmp_path / "faults.json"
+    run("bench/faults.py", "--faults", "os_exits,wrong_value", "--json", str(figures))
+    cells = json.loads(figures.read_text())["cells"]
+    became = {(c["fault"], c["strikes"], c["training"], c["way"]): c["calls"] for c in cells}
+    assert became["wrong_value", "calls", True, "try/except"] == {"wrong output": 6}
+    assert became["wrong_value", "calls", True, "composer, verified"] == {"right": 6}
+    assert became["os_exits", "compile", False, "composer"] == {"process lost": 6}

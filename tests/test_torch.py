@@ -567,3 +567,13 @@ def test_graph_that_is_compiled_again_counts_as_a_compile() -> None:
         torch.fx.symbolic_trace(traced)
     assert not torch.compiler.is_compiling()
     assert torch.equal(answers[0], double(torch.ones(2)))
+
+
+def test_compiling_holds_dynamos_lock_and_says_that_it_compiles() -> None:
+    """As Dynamo does around a compile of its own, whose flags are those of the process."""
+    from torch._dynamo.convert_frame import compile_lock
+
+    with _torch.compiling():
+        assert torch.compiler.is_compiling()
+        assert compile_lock._is_owned()
+    assert not torch.compiler.is_compiling()
