@@ -24,6 +24,9 @@ from composer.sampling import Sampler
 _TIMED = 16
 """The first so many calls are timed, then one in so many, which stands for the others."""
 
+_STARVED = 3
+"""Calls for which an engine may lack the memory before the next one is compiled."""
+
 Compiled = Callable[..., Any]
 Reader = Callable[[Sequence[Any]], object]
 
@@ -78,11 +81,14 @@ def watch(
         try:
             serve = run if number < served.due else served.sampled(number, run)
             if number >= _TIMED and number % _TIMED:
-                return serve(*args)
-            started = time.perf_counter()
-            outputs = serve(*args)
-            taken = time.perf_counter() - started
-            runtime.spent(taken if number < _TIMED else taken * _TIMED)
+                outputs = serve(*args)
+            else:
+                started = time.perf_counter()
+                outputs = serve(*args)
+                taken = time.perf_counter() - started
+                runtime.spent(taken if number < _TIMED else taken * _TIMED)
+            if outputs is None:
+                raise TypeError("the engine returned None")
             return outputs
         except Exception as error:  # noqa: BLE001  # answered for, or raised again
             return served.answer(error, run, args, before)
@@ -107,6 +113,7 @@ class _Served:
         "_runtime",
         "_sample_at",
         "_sampler",
+        "_starved",
         "_versions",
         "due",
         "run",
@@ -123,6 +130,7 @@ class _Served:
         self.run = run
         self.due = self._sample_at = sampler.every - 1 if sampler else sys.maxsize
         self._sampler = sampler
+        self._starved = 0
         self._versions = versions
         self._rescue = rescue
         self._resuming = self._resume
@@ -187,7 +195,10 @@ class _Served:
     def _with_more_memory(
         self, error: Exception, run: Compiled, rescue: Rescue, args: tuple[Any, ...]
     ) -> Any:
-        """Once more with caches emptied, then by the floor; the engine is not to blame for it."""
+        """Once more with caches emptied, then by the floor; the engine may have it next time.
+
+        One that never has enough is given up: emptying caches takes its time at every call.
+        """
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
@@ -198,8 +209,12 @@ class _Served:
             if self._versions(args) != before:
                 self._runtime.failed(again)
                 raise
+        outputs = rescue.floor(*args)
         self._runtime.failed(error, answered=True)
-        return rescue.floor(*args)
+        self._starved += 1
+        if self._starved >= _STARVED:
+            self._hand_over(error, run)
+        return outputs
 
     def _hand_over(self, error: Exception, run: Compiled) -> None:
         """Never call ``run`` again; a failure in another thread may have seen to that already.
@@ -213,7 +228,8 @@ class _Served:
 
     def _resume(self, *args: Any) -> Any:
         """The first call after a failure: have the next candidate compiled, and call it."""
-        with self._lock:
+        # Dynamo's lock first: a compile in another thread may call this very graph.
+        with _torch.compiling(), self._lock:
             if self.run is self._resuming:
                 self.run = self._next(args)
             run = self.run

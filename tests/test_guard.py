@@ -146,6 +146,26 @@ def test_out_of_memory_is_answered_for_and_the_engine_stays() -> None:
     assert engine.calls == 5
 
 
+def test_engine_that_never_has_the_memory_is_given_up() -> None:
+    """After three calls: emptying caches takes its time at each."""
+    f = compiled(torch.sin, FakeBackend("out_of_memory", at=1), FakeBackend(name="second"))
+    with expect(graphs=1, calls=6, fallbacks=3, failed=1, served_by="second"):
+        for _ in range(6):
+            x = torch.randn(3)
+            assert torch.equal(f(x), x.sin())
+    assert last().runtime.last_error == "OutOfMemoryError: tried to allocate 80 GiB"
+
+
+def test_engine_that_returns_nothing_at_a_call_is_answered_for() -> None:
+    """Dynamo's own code would raise on it."""
+    f = compiled(torch.sin, FakeBackend("returns_none", at=2), FakeBackend(name="second"))
+    with expect(graphs=1, calls=4, fallbacks=1, served_by="second"):
+        for _ in range(4):
+            x = torch.randn(3)
+            assert torch.equal(f(x), x.sin())
+    assert "the engine returned None" in last().attempts[0].message
+
+
 def test_policy_may_want_the_error() -> None:
     """``on_runtime_error = "raise"``, and ``strict``; it is kept in the counters."""
     for wish in ({"on_runtime_error": "raise"}, {"strict": True}):
