@@ -10,6 +10,7 @@ from __future__ import annotations
 from composer import errors, passes, testing
 from composer.book import PolicyBook, using
 from composer.explain import explain
+from composer.lowering.weights import refresh
 from composer.policy import Candidate, Policy
 from composer.records import Attempt, CompileReport, Reason, Status
 from composer.session import configure, reset
@@ -28,6 +29,7 @@ __all__ = [
     "errors",
     "explain",
     "passes",
+    "refresh",
     "report",
     "reports",
     "reset",

@@ -21,7 +21,7 @@ def test_exports_are_exactly_the_contract_so_far() -> None:
     assert public - {"annotations"} == set(composer.__all__) - {"errors", "passes", "testing"}
     assert set(composer.__all__) == {
         *("Attempt", "Candidate", "CompileReport", "Policy", "PolicyBook", "Reason", "Status"),
-        *("configure", "errors", "explain", "passes", "report", "reports", "reset"),
+        *("configure", "errors", "explain", "passes", "refresh", "report", "reports", "reset"),
         *("testing", "using"),
     }
 

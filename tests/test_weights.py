@@ -6,6 +6,7 @@ import pytest
 import torch
 from conftest import compiled, last
 
+import composer
 from composer.lowering import weights
 
 
@@ -110,3 +111,25 @@ def test_a_witness_of_several_weights_is_looked_at_once() -> None:
     assert not bound.unchanged((*tensors.values(),))
     assert bound.changed((*tensors.values(),)) == {0, 1}
     assert len(bound._distinct) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["data", "numpy"])
+def test_a_write_that_no_version_tells_of_is_seen_after_refresh(how) -> None:
+    """However often: it is no reason to take the weight for one that changes all the time."""
+    model, x = torch.nn.Linear(64, 64), torch.randn(3, 64)
+    f = compiled(model, "onnxrt")
+    with torch.no_grad():
+        f(x)
+        for _ in range(6):
+            version = model.weight._version
+            if how == "data":
+                model.weight.data.mul_(1.5)
+            else:
+                model.weight.detach().numpy()[:] *= 1.5
+            assert model.weight._version == version
+            composer.refresh()
+            torch.testing.assert_close(f(x), model(x))
+    assert last().chosen == "onnxrt"
+    (alive,) = (each for each in weights._bound if not each.expired)
+    assert alive.unchanged((model.weight, model.bias))

@@ -61,7 +61,8 @@ class BoundWeights:
     A weight is the same while its identity, ``data_ptr`` and ``_version`` are: an in-place update
     raises the version, ``load_state_dict`` too, ``p.data = new`` keeps it and moves the address, a
     replaced parameter is another object and makes another set (:func:`identities`).
-    ``p.data.mul_()`` and writes through numpy keep all three and cannot be seen.
+    ``p.data.mul_()`` and writes through numpy keep all three and cannot be seen: :func:`refresh`
+    is for them.
 
     Args:
         tensors: Index among the weights of the set to the tensor bound there.
@@ -78,19 +79,30 @@ class BoundWeights:
         self._indices = tuple(tensors)
         self._pick = picker(self._indices) if len(tensors) < size else None
         self._versions = list(map(_versions, tensors.values()))
+        self._expected: list[int] | None = self._versions
         self._addresses = list(map(torch.Tensor.data_ptr, tensors.values()))
         self._witnesses = {i: witnesses[i] for i in tensors if i in witnesses}
         self._distinct = tuple({id(each): each for each in self._witnesses.values()}.values())
         self._witnessed = list(map(_versions, self._distinct))
         if tensors:
             count_fused_steps()
+            _bound.add(self)
+
+    @property
+    def expired(self) -> bool:
+        """Whether somebody said that the weights are not what was bound."""
+        return self._expected is None
+
+    def expire(self) -> None:
+        """Be taken for changed at the next look."""
+        self._expected = None
 
     def unchanged(self, given: tuple[torch.Tensor, ...]) -> bool:
         """Whether every bound tensor of the set is at its address, in its version."""
         if self._pick is not None:
             given = self._pick(given)
         return (
-            list(map(_versions, given)) == self._versions
+            list(map(_versions, given)) == self._expected
             and list(map(torch.Tensor.data_ptr, given)) == self._addresses
             and (not self._distinct or list(map(_versions, self._distinct)) == self._witnessed)
         )
@@ -102,6 +114,21 @@ class BoundWeights:
         seen = zip(self._distinct, self._witnessed, strict=True)
         written = {id(each) for each, version in seen if each._version != version}
         return frozenset(moved | {i for i, w in self._witnesses.items() if id(w) in written})
+
+
+_bound: weakref.WeakSet[BoundWeights] = weakref.WeakSet()
+"""All that is bound in this process, for as long as its engines live."""
+
+
+def refresh() -> None:
+    """Have every engine read its weights again at its next call.
+
+    For weights that were changed behind torch's back, where no version tells: by ``p.data.mul_()``,
+    or through numpy or DLPack. All other changes are seen without it. What an engine of torch's own
+    has baked in (Inductor's ``freezing``) stays.
+    """
+    for each in tuple(_bound):
+        each.expire()
 
 
 def picker(positions: tuple[int, ...]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:

@@ -138,7 +138,7 @@ class OnnxRuntimeEngine:
         if bound is None:
             return self._met(key, given)
         changed = bound.weights.changed(given)
-        if changed:
+        if changed or bound.weights.expired:
             bound.members.changes.update(changed)
             bound = self._sets[key] = self._bind(given, bound.members)
         return bound
