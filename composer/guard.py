@@ -60,11 +60,11 @@ def watch(
     rescue: Rescue | None = None,
     sampler: Sampler | None = None,
 ) -> Compiled:
-    """Count the calls of ``compiled``, time some, and answer for it; costs about 0.3 us a call.
+    """Count the calls of ``compiled``, time some, and answer for it.
 
     Engines hand over callables that Dynamo must not trace. One such wrapper is enough, and Dynamo
-    puts its own where it finds ours, so theirs is taken off: each costs about 0.4 us a call. Costs
-    are measured by bench/overhead.py.
+    puts its own where it finds ours, so theirs is taken off: each costs about 0.4 us a call. What
+    all of this costs is measured by bench/overhead.py.
 
     Args:
         compiled: What serves the graph.
