@@ -16,6 +16,7 @@
     │   └── ChainExhausted(ExceptionGroup) ``on_exhausted="raise"``: no candidate was accepted
     └── UserWarning
         ├── FallbackWarning                a candidate or a pass the user counts on does not run
+        ├── CacheWarning                   what is kept on disk cannot be read or written
         └── TelemetryWarning               a sink failed; what is compiled is not touched by it
 
 ``OptionError`` and ``UnknownNameError`` are the user's own mistakes: they are raised at once and
@@ -165,6 +166,10 @@ class ChainExhausted(ComposerError, ExceptionGroup[Exception]):
 
 class FallbackWarning(UserWarning):
     """A candidate was not accepted, or a pass rolled back; once per name and reason."""
+
+
+class CacheWarning(UserWarning):
+    """What is kept on disk cannot be used; never an error, even where warnings are."""
 
 
 class TelemetryWarning(UserWarning):

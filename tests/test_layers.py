@@ -15,7 +15,7 @@ LAYERS = [
     {"errors"},
     {"records"},
     {"_torch"},
-    {"registry", "writes"},
+    {"registry", "writes", "disk"},
     {"clones", "comparison"},
     {"capture"},
     {"passes"},
