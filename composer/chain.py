@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from composer import _torch, clones, isolate, prove, session
+from composer import _torch, clones, failures, isolate, prove, session
 from composer.backends import find_backend
 from composer.backends.base import Backend, Notes, taking_notes, within_time
 from composer.comparison import Bounds
@@ -43,7 +43,8 @@ class Contender:
     """A candidate, the engine it stands for, and what is asked of it.
 
     ``min_coverage`` is the share of the graph that it has to take, ``bounds`` how far its numbers
-    may be off eager's; ``None`` where they are not compared. ``limits`` are those of its build.
+    may be off eager's; ``None`` where they are not compared. ``limits`` are those of its build, and
+    ``remembered`` the days for which its failures are.
     """
 
     candidate: Candidate
@@ -51,6 +52,7 @@ class Contender:
     min_coverage: float
     bounds: Bounds | None = None
     limits: isolate.Limits = isolate.NONE
+    remembered: float = 0.0
 
     def skip(self, request: GraphRequest) -> None:
         """Refuse a graph for which the policy does not want the candidate, or not any more.
@@ -65,6 +67,23 @@ class Contender:
         if session.current().is_quarantined(request.graph_key, self.candidate.name):
             what = "it failed at run time for this graph, earlier in this process"
             refuse(Status.SKIPPED, Reason.QUARANTINED, what)
+
+    def remember(self, request: GraphRequest, attempt: Attempt, error: Exception) -> None:
+        """Keep what is not to be paid for again, where the policy wants that."""
+        if self.remembered and failures.is_dear(attempt, error):
+            failures.remember(self._failure_key(request), request, attempt)
+
+    def recall(self, request: GraphRequest) -> None:
+        """Refuse what is known to fail.
+
+        Raises:
+            Refusal: ``skipped`` with ``known_failure``.
+        """
+        if self.remembered and not self.backend.may_return_original:
+            failures.refuse_known(self._failure_key(request), self.remembered)
+
+    def _failure_key(self, request: GraphRequest) -> str | None:
+        return failures.key_of(request, self.candidate, self.backend, self.limits)
 
 
 def resolve(rules: Policy) -> tuple[Contender, ...]:
@@ -86,7 +105,8 @@ def resolve(rules: Policy) -> tuple[Contender, ...]:
             mistakes.append(mistake)
         else:
             limits = _limits(candidate, rules)
-            contenders.append(Contender(candidate, backend, least, bounds, limits))
+            days = 0.0 if rules.strict else rules.remember_failures
+            contenders.append(Contender(candidate, backend, least, bounds, limits, days))
     if mistakes:
         raise type(mistakes[0])("; ".join(str(mistake) for mistake in mistakes))
     return tuple(contenders)
@@ -133,6 +153,8 @@ def walk(
         with step, late.running(late.LatePasses(shared, name)) as passes:
             attempt, compiled, error = try_candidate(request, contender)
         attempts.append(attempt)
+        if error is not None:
+            contender.remember(request, attempt, error)
         if compiled is not None:
             return Outcome(
                 tuple(attempts), tuple(errors), attempt.backend, compiled, passes.records
@@ -219,6 +241,7 @@ def _probe_and_build(request: GraphRequest, contender: Contender) -> Callable[..
     limits = contender.limits
     contender.skip(request)
     contender.backend.probe(request)
+    contender.recall(request)
     if limits.isolate and not contender.backend.may_return_original:
         isolate.probe(request, contender.candidate, limits, contender.min_coverage)
     with within_time(limits.timeout):

@@ -157,6 +157,9 @@ class Policy(BaseModel):
         timeout: Seconds that a candidate may spend compiling, in the child and here.
         memory_limit: MiB of physical memory that the child may take, the 300 of an interpreter
             with torch included; without ``isolate`` it means nothing.
+        remember_failures: Days for which a candidate that crashed, took too long or failed to build
+            is not tried again on the same graph by any process; 0 remembers none, and looks for
+            none. Under ``strict`` everything is tried.
         model: The model's name in reports; by default the class, or the function, compiled.
     """
 
@@ -175,6 +178,7 @@ class Policy(BaseModel):
     isolate: bool = False
     timeout: Seconds | None = None
     memory_limit: MiB | None = None
+    remember_failures: Annotated[float, Field(ge=0.0)] = 7.0
     model: str | None = None
 
     @field_validator("chain", mode="before")

@@ -21,7 +21,8 @@ class Session:
 
     ``warned`` holds pairs of backend and reason, ``configured`` what ``composer.configure`` was
     given, ``sinks`` take every record, and ``progress`` is what is being compiled now. Engines
-    in quarantine are those that failed at run time, each for one graph.
+    in quarantine are those that failed at run time, each for one graph; ``failures`` are the keys
+    of those that were remembered for other processes.
     """
 
     def __init__(self, configured: Source = None, sinks: Sinks | None = None) -> None:
@@ -32,6 +33,7 @@ class Session:
         self._reports: deque[CompileReport] = deque(maxlen=KEPT_REPORTS)
         self._quarantined: set[tuple[str, str]] = set()
         self.warned: set[tuple[str, str]] = set()
+        self.failures: set[str] = set()
 
     def keep(self, report: CompileReport) -> None:
         """Remember a report; beyond 1,000 the oldest goes."""

@@ -27,7 +27,7 @@ LAYERS = [
     {"prove"},
     {"double"},
     {"parcel", "verify"},
-    {"isolate", "sampling"},
+    {"isolate", "sampling", "failures"},
     {"chain", "guard"},
     {"isolated", "succession"},
     {"dispatch"},

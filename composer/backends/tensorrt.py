@@ -36,6 +36,8 @@ class TensorRTBackend(Backend):
     bare ``Exception``.
     """
 
+    packages = ("torch-tensorrt", "tensorrt")
+
     def probe(self, request: GraphRequest) -> None:
         """Device, driver, package, in this order; nothing is imported."""
         if not torch.cuda.is_available():
