@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from composer import _torch, clones, failures, isolate, prove, session
+from composer import _torch, child, clones, failures, isolate, prove, session
 from composer.backends import find_backend
 from composer.backends.base import Backend, Notes, taking_notes, within_time
 from composer.comparison import Bounds
@@ -51,7 +51,7 @@ class Contender:
     backend: Backend
     min_coverage: float
     bounds: Bounds | None = None
-    limits: isolate.Limits = isolate.NONE
+    limits: child.Limits = child.NONE
     remembered: float = 0.0
 
     def skip(self, request: GraphRequest) -> None:
@@ -112,9 +112,9 @@ def resolve(rules: Policy) -> tuple[Contender, ...]:
     return tuple(contenders)
 
 
-def _limits(candidate: Candidate, rules: Policy) -> isolate.Limits:
+def _limits(candidate: Candidate, rules: Policy) -> child.Limits:
     """The candidate's own, and the policy's where it has none."""
-    return isolate.Limits(
+    return child.Limits(
         rules.isolate if candidate.isolate is None else candidate.isolate,
         rules.timeout if candidate.timeout is None else candidate.timeout,
         rules.memory_limit if candidate.memory_limit is None else candidate.memory_limit,

@@ -15,7 +15,7 @@ LAYERS = [
     {"errors"},
     {"records"},
     {"_torch"},
-    {"registry", "writes", "disk"},
+    {"registry", "writes", "disk", "child"},
     {"clones", "comparison"},
     {"capture"},
     {"passes"},
