@@ -112,4 +112,7 @@ def test_the_faults_bench_says_what_became_of_every_call(tmp_path: Path) -> None
     became = {(c["fault"], c["strikes"], c["training"], c["way"]): c["calls"] for c in cells}
     assert became["wrong_value", "calls", True, "try/except"] == {"wrong output": 6}
     assert became["wrong_value", "calls", True, "composer, verified"] == {"right": 6}
+    assert became["wrong_value", "later", True, "composer, verified"] != {"right": 6}
+    assert became["wrong_value", "later", True, "composer, every check"] == {"right": 6}
     assert became["os_exits", "compile", False, "composer"] == {"process lost": 6}
+    assert became["os_exits", "compile", False, "composer, every check"] == {"right": 6}
