@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-from composer import parcel
+from composer import collectives, parcel
 from composer.backends.base import note
 from composer.errors import ChildRefusal, refuse
 from composer.passes import late
@@ -67,6 +67,9 @@ def probe(request: GraphRequest, candidate: Candidate, limits: Limits, min_cover
     """
     if os.name != "posix" or not sys.executable:
         what = "there is no way to start, and to end, an interpreter here"
+        refuse(Status.DECLINED, Reason.NOT_ISOLATABLE, what)
+    if collectives.meets_other_ranks(request.gm):
+        what = "the graph has collectives, and a child process is no rank"
         refuse(Status.DECLINED, Reason.NOT_ISOLATABLE, what)
     started = time.perf_counter()
     shared = late.in_force().shared

@@ -157,6 +157,8 @@ class Policy(BaseModel):
         timeout: Seconds that a candidate may spend compiling, in the child and here.
         memory_limit: MiB of physical memory that the child may take, the 300 of an interpreter
             with torch included; without ``isolate`` it means nothing.
+        agree_within: Seconds that a rank of ``torch.distributed`` waits for the others, so that all
+            take the same engine for the same graph; 0 does not ask them.
         model: The model's name in reports; by default the class, or the function, compiled.
     """
 
@@ -175,6 +177,7 @@ class Policy(BaseModel):
     isolate: bool = False
     timeout: Seconds | None = None
     memory_limit: MiB | None = None
+    agree_within: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 60.0
     model: str | None = None
 
     @field_validator("chain", mode="before")
