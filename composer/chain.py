@@ -218,8 +218,7 @@ def try_candidate(
     started = time.perf_counter()
     with taking_notes() as notes:
         try:
-            ballot.open()
-            compiled = _probe_and_build(request, contender)
+            compiled = _probe_and_build(request, contender, ballot)
             _decline_low_coverage(notes, contender.min_coverage)
             _verify(compiled, request, contender)
             ballot.accept()
@@ -234,10 +233,13 @@ def try_candidate(
     return done, compiled, None
 
 
-def _probe_and_build(request: GraphRequest, contender: Contender) -> Callable[..., Any]:
+def _probe_and_build(
+    request: GraphRequest, contender: Contender, ballot: agreement.Ballot
+) -> Callable[..., Any]:
     limits = contender.limits
     contender.skip(request)
     contender.backend.probe(request)
+    ballot.open()
     if limits.isolate and not contender.backend.may_return_original:
         isolate.probe(request, contender.candidate, limits, contender.min_coverage)
     with within_time(limits.timeout):

@@ -64,7 +64,7 @@ def together(*works: Callable[[], Any]) -> list[Any]:
         return [each.result(60) for each in [pool.submit(work) for work in works]]
 
 
-@pytest.mark.parametrize("able", itertools.product([True, False], repeat=4))
+@pytest.mark.parametrize("able", list(itertools.product([True, False], repeat=4)))
 def test_first_candidate_that_all_can_take_is_taken_by_all(able: tuple[bool, ...]) -> None:
     """Whoever cannot take one, and whenever the others come to it."""
     zero, one = ranks(2)
