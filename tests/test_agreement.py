@@ -7,10 +7,11 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.distributed import HashStore
+from torch.distributed import FileStore, HashStore, TCPStore
 
 from composer import _torch, agreement
 from composer.backends.base import taking_notes
@@ -53,8 +54,8 @@ class Rank:
         return -1
 
 
-def ranks(count: int) -> list[Rank]:
-    store = HashStore()
+def ranks(count: int, store: Any = None) -> list[Rank]:
+    store = HashStore() if store is None else store
     return [Rank(store, number, count) for number in range(count)]
 
 
@@ -71,6 +72,26 @@ def test_first_candidate_that_all_can_take_is_taken_by_all(able: tuple[bool, ...
     wanted = next((i for i in (0, 1) if able[i] and able[i + 2]), -1)
     places = together(lambda: zero.walk(able[:2]), lambda: one.walk(able[2:], build=0.01))
     assert places == [wanted, wanted]
+
+
+@pytest.mark.parametrize("kind", ["file", "tcp"])
+def test_every_store_that_a_group_may_have_serves(kind: str, tmp_path: Path) -> None:
+    """``init_process_group`` makes either, as it is told."""
+    store = (
+        FileStore(str(tmp_path / "store"), 2)
+        if kind == "file"
+        else TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    )
+    zero, one = ranks(2, store)
+    for graph, able in (("a", [False, True]), ("b", [True, True]), ("a", [True, True])):
+        places = together(
+            lambda g=graph, a=able: zero.walk(a, graph=g),
+            lambda g=graph: one.walk([True, True], graph=g),
+        )
+        assert places == [int(graph == "a")] * 2
+    alone = Rank(store, 0, 2)
+    alone.walk([True], graph="c", within=0.2)
+    assert alone.facts["without"] == [1]
 
 
 def test_refusal_of_another_rank_is_told_with_its_reason() -> None:
