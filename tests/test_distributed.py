@@ -13,7 +13,13 @@ from conftest import compiled, last
 from ranks import Pair, pair
 from torch import distributed
 from torch.distributed import _functional_collectives as collective
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 from torch.nn.parallel import DistributedDataParallel
 
 import composer
@@ -250,6 +256,29 @@ def test_group_of_a_rank_is_no_part_of_what_ranks_know_a_graph_by(both: Pair) ->
     """Groups of tensor parallelism do the same work under other names."""
     zero, one = both.run(in_own_group)
     assert zero[0] == one[0]
+
+
+def tensor_parallel(rank: int) -> Any:
+    mesh = init_device_mesh("cpu", (2,))
+    plain = Net()
+    plan = {
+        f"blocks.{i}.linear": ColwiseParallel() if i % 2 == 0 else RowwiseParallel()
+        for i in range(4)
+    }
+    model = parallelize_module(Net(), mesh, plan)
+    run = compiled(model, *chain_with("raises", None, faulty=rank == 1), verify="compile")
+    wanted, got = train(plain, plain, 0), train(run, model, 0)
+    for mine, theirs in zip(got, wanted, strict=True):
+        torch.testing.assert_close(mine, theirs)
+    return seen(), [r.attempts[-1].engine.get("verified") for r in composer.reports()]
+
+
+def test_tensor_parallel_ranks_run_on_the_same_engine(both: Pair) -> None:
+    """Collectives appear behind Dynamo, where operations on a ``DTensor`` are taken apart."""
+    (zero, checked), (one, _) = both.run(tensor_parallel)
+    assert [chosen for chosen, _ in zero + one] == ["second"] * (len(zero) + len(one))
+    assert len(zero) == len(one) >= 1
+    assert all(each.startswith("no: other ranks") for each in checked)
 
 
 def isolated(rank: int) -> Any:
