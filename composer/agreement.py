@@ -128,6 +128,7 @@ class _Talk:
 
     def __init__(self, seat: _torch.Seat, graph: str, within: float) -> None:
         self.alone = ""
+        self._broken = False
         self._seat = seat
         self._rank, self._world = seat.rank, seat.world
         self._others = [each for each in range(seat.world) if each != seat.rank]
@@ -147,7 +148,7 @@ class _Talk:
 
     def end(self) -> None:
         """Say that this rank is done with the graph."""
-        if not self.alone:
+        if not self._broken:
             self._move("out")
 
     def fate(self, place: int) -> _Fate | None:
@@ -196,6 +197,7 @@ class _Talk:
             raise
         except Exception as error:  # noqa: BLE001  # recorded; agreement is never the user's problem
             what = f"{type(error).__name__}: {first_line(text_of(error))}"
+            self._broken = True
             self.alone = f"the store of the default group failed: {what}"
 
     def _take(self, place: int, missing: list[int], *, late: bool) -> _Fate:

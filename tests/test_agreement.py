@@ -145,6 +145,16 @@ def test_rank_that_comes_late_and_cannot_goes_on_alone() -> None:
     assert one.facts == "no: the other ranks had taken a candidate that this one cannot take"
 
 
+def test_rank_that_went_on_alone_is_not_taken_to_be_still_busy() -> None:
+    """A third one waits for it at the next graph as for any other."""
+    zero, one, two = ranks(3)
+    zero.walk([True], within=0.1)
+    one.walk([False, True])
+    two.walk([True], graph="another", within=1.6)  # a quarter of it: there was a wait in vain
+    assert two.waited >= 0.4
+    assert two.facts["because"] == "ranks 0, 1 did not come within 0.4 s"
+
+
 def test_each_wait_in_vain_makes_the_next_shorter_on_every_rank() -> None:
     """A program whose ranks compile each for itself does not pay the limit for every graph."""
     zero, one = ranks(2)

@@ -216,6 +216,38 @@ def test_graph_that_waits_for_other_ranks_runs_on_the_same_engine(both: Pair, ve
     assert verify == "off" or checked[-1].startswith("no: other ranks")
 
 
+def two_sums(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    world = distributed.group.WORLD
+    return collective.all_reduce(x, "sum", world) + 1, collective.all_reduce(y, "sum", world) * 2
+
+
+def in_one_collective(rank: int) -> Any:
+    def bucketing(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        if rank == 1:
+            raise RuntimeError("no such kernel")
+
+        def run(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+            both = torch.cat([x, y])
+            distributed.all_reduce(both)
+            return [both[:3] + 1, both[3:] * 2]
+
+        return run
+
+    run = compiled(two_sums, bucketing, "aot_eager")
+    ones = torch.ones(3)
+    for answer, wanted in zip(run(ones, ones * rank), (3.0, 2.0), strict=True):
+        torch.testing.assert_close(answer, torch.full((3,), wanted))
+    return seen()
+
+
+def test_engine_with_other_collectives_runs_on_no_rank_where_one_cannot_take_it(
+    both: Pair,
+) -> None:
+    """It makes one of two: the rank without it would wait for the second for ever."""
+    zero, one = both.run(in_one_collective)
+    assert [chosen for chosen, _ in zero + one] == ["aot_eager", "aot_eager"]
+
+
 def broken_collective(rank: int) -> Any:
     run = compiled(reduced, *chain_with("raises", 2, faulty=rank == 1))
     x = torch.full((3,), float(rank))
