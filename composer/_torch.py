@@ -295,6 +295,55 @@ def captured_graphs() -> int:
     return counters["stats"]["unique_graphs"]
 
 
+# --- other ranks --------------------------------------------------------------------------------
+
+
+def world_size() -> int:
+    """How many ranks the default group of ``torch.distributed`` has; 1 without one."""
+    distributed = torch.distributed
+    if not distributed.is_available() or not distributed.is_initialized():
+        return 1
+    return distributed.get_world_size()
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """A rank's place among all: its number, how many there are, and the store they met by."""
+
+    rank: int
+    world: int
+    store: Any
+
+    def store_below(self, prefix: str) -> Any:
+        """The store, for keys that nobody else's are mixed up with."""
+        from torch.distributed.distributed_c10d import PrefixStore
+
+        return PrefixStore(prefix, self.store)
+
+
+def seat() -> Seat | None:
+    """This process's seat in the default group; ``None`` where it is alone.
+
+    The key-value store is there already, whatever the ranks were started by (there is none under
+    MPI), and no public function gives it.
+    """
+    world = world_size()
+    if world == 1:
+        return None
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    return Seat(torch.distributed.get_rank(), world, _get_default_store())
+
+
+def operator_namespace(target: Any) -> str:
+    """``"aten"`` for an operator of that namespace, overload or not; empty for what is none."""
+    if isinstance(target, OpOverload):
+        return target.namespace
+    if isinstance(target, OpOverloadPacket):
+        return target._qualified_op_name.partition("::")[0]
+    return ""
+
+
 # --- copies of the graph and its inputs ---------------------------------------------------------
 
 

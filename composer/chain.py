@@ -12,9 +12,19 @@ from typing import Any
 import torch
 import torch.fx
 
-from composer import _torch, child, clones, failures, isolate, prove, session
+from composer import (
+    _torch,
+    agreement,
+    child,
+    clones,
+    collectives,
+    failures,
+    isolate,
+    prove,
+    session,
+)
 from composer.backends import find_backend
-from composer.backends.base import Backend, Notes, taking_notes, within_time
+from composer.backends.base import Backend, Notes, note, taking_notes, within_time
 from composer.comparison import Bounds
 from composer.errors import (
     CandidateError,
@@ -132,6 +142,7 @@ def walk(
     shared: SharedPasses | None = None,
     *,
     strict: bool,
+    agree_within: float = 0.0,
 ) -> Outcome:
     """Try one candidate after the other; the first that is accepted serves the graph.
 
@@ -140,18 +151,31 @@ def walk(
         contenders: The chain.
         shared: The passes of the later stages, which every candidate and the floor run.
         strict: End the walk at the first candidate that is not accepted.
+        agree_within: Seconds to wait for other ranks of ``torch.distributed``; 0 asks none.
 
     Raises:
         PassError: a pass failed, and the policy says ``on_pass_error = "raise"``.
     """
     shared = shared or SharedPasses()
+    with agreement.among_ranks(request.key_among_ranks, agree_within) as ballot:
+        return _walk(request, contenders, shared, ballot, strict=strict)
+
+
+def _walk(
+    request: GraphRequest,
+    contenders: Sequence[Contender],
+    shared: SharedPasses,
+    ballot: agreement.Ballots,
+    *,
+    strict: bool,
+) -> Outcome:
     attempts: list[Attempt] = []
     errors: list[Exception] = []
-    for contender in contenders:
+    for place, contender in enumerate(contenders):
         name = contender.candidate.name
         step = session.current().progress.step(request, name)
         with step, late.running(late.LatePasses(shared, name)) as passes:
-            attempt, compiled, error = try_candidate(request, contender)
+            attempt, compiled, error = try_candidate(request, contender, ballot(place))
         attempts.append(attempt)
         if error is not None:
             contender.remember(request, attempt, error)
@@ -214,22 +238,26 @@ def objection(outcome: Outcome, *, strict: bool, on_exhausted: str) -> Exception
 
 
 def try_candidate(
-    request: GraphRequest, contender: Contender
+    request: GraphRequest, contender: Contender, ballot: agreement.Ballot = agreement.NOBODY
 ) -> tuple[Attempt, Callable[..., Any] | None, Exception | None]:
     """One attempt: its record, and either the compiled callable or the error that ended it.
 
-    Dynamo's control flow, ``KeyboardInterrupt`` and ``SystemExit`` pass through.
+    Other ranks are asked by ``ballot``, but for eager, which all can take. Dynamo's control flow,
+    ``KeyboardInterrupt`` and ``SystemExit`` pass through.
     """
     name = contender.candidate.name
+    ballot = agreement.NOBODY if contender.backend.may_return_original else ballot
     started = time.perf_counter()
     with taking_notes() as notes:
         try:
-            compiled = _probe_and_build(request, contender)
+            compiled = _probe_and_build(request, contender, ballot)
             _decline_low_coverage(notes, contender.min_coverage)
             _verify(compiled, request, contender)
+            ballot.accept()
         except _torch.DYNAMO_CONTROL_FLOW:
             raise
         except Exception as error:  # noqa: BLE001  # whatever an engine raises becomes a record
+            ballot.refuse(_failed(name, error, notes, 0.0).sentence())
             _raise_pass_error(error)
             return _failed(name, error, notes, time.perf_counter() - started), None, error
     seconds = time.perf_counter() - started
@@ -237,11 +265,14 @@ def try_candidate(
     return done, compiled, None
 
 
-def _probe_and_build(request: GraphRequest, contender: Contender) -> Callable[..., Any]:
+def _probe_and_build(
+    request: GraphRequest, contender: Contender, ballot: agreement.Ballot
+) -> Callable[..., Any]:
     limits = contender.limits
     contender.skip(request)
     contender.backend.probe(request)
     contender.recall(request)
+    ballot.open()
     if limits.isolate and not contender.backend.may_return_original:
         isolate.probe(request, contender.candidate, limits, contender.min_coverage)
     with within_time(limits.timeout):
@@ -276,6 +307,9 @@ def _build(request: GraphRequest, contender: Contender) -> Callable[..., Any]:
 def _verify(compiled: Callable[..., Any], request: GraphRequest, contender: Contender) -> None:
     """Compare with what the floor computes, where the policy asks for it."""
     if contender.bounds is None or contender.backend.may_return_original:
+        return
+    if collectives.meets_other_ranks(request.gm):
+        note(verified="no: other ranks would have to run the graph's collectives as well")
         return
     verify(compiled, request, floor(request, late.in_force().shared), contender.bounds)
 

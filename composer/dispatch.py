@@ -55,7 +55,9 @@ def compose(
     with session.current().progress.step(request, "shared passes"):
         request, rewritten = early.rewrite(request, shared)
     with once.sharing():
-        outcome = chain.walk(request, candidates, shared, strict=policy.strict)
+        outcome = chain.walk(
+            request, candidates, shared, strict=policy.strict, agree_within=policy.agree_within
+        )
     passes = (*rewritten, *outcome.passes)
     objection = chain.objection(outcome, strict=policy.strict, on_exhausted=policy.on_exhausted)
     chosen = "" if objection else outcome.chosen

@@ -43,6 +43,7 @@ class Rescue:
         tracked: Positions of the inputs that are looked at for writes.
         held: Tensors of the graph's own that it writes to, and that are looked at as well.
         blind: Whether there are others that the graph may write to and that have no version.
+        collective: Whether the graph waits for other ranks, which would not do so a second time.
     """
 
     floor: Compiled
@@ -51,6 +52,17 @@ class Rescue:
     tracked: tuple[int, ...]
     held: tuple[torch.Tensor, ...]
     blind: bool
+    collective: bool = False
+
+    @property
+    def once_only(self) -> str:
+        """Why no call can be answered once an engine has begun it; empty where one can."""
+        if self.collective:
+            return "the engine may have begun what other ranks wait for"
+        return _WRITTEN if self.blind else ""
+
+
+_WRITTEN = "the engine had written to its inputs"
 
 
 def watch(
@@ -141,8 +153,9 @@ class _Served:
         """Answer a call for the engine ``run``, which raised ``error``.
 
         Raises:
-            Exception: the error itself, if the engine wrote to its inputs before or nobody is
-                there to answer; whatever the captured graph raises for these inputs.
+            Exception: the error itself, if the engine wrote to its inputs before, other ranks may
+                take part in the call, or nobody is there to answer; whatever the captured graph
+                raises for these inputs.
         """
         rescue = self._rescue
         if run is self._resuming:  # it has answered for its engine, or it has none to call
@@ -150,8 +163,9 @@ class _Served:
         if rescue is None or run is rescue.floor:
             self._runtime.failed(error)
             raise error
-        if rescue.blind or before is None or self._versions(args) != before:
-            error.add_note("composer: the engine had written to its inputs, so nobody can answer")
+        written = before is None or self._versions(args) != before
+        if why := rescue.once_only or (_WRITTEN if written else ""):
+            error.add_note(f"composer: {why}, so nobody can answer")
             self._runtime.failed(error)
             self._hand_over(error, run)
             raise error

@@ -9,9 +9,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from composer import child, parcel
+from composer import child, collectives, parcel
 from composer.backends.base import note
-from composer.errors import ChildRefusal
+from composer.errors import ChildRefusal, refuse
 from composer.passes import late
 from composer.passes.resolve import SharedPasses
 from composer.policy import Candidate
@@ -33,6 +33,9 @@ def probe(
         Refusal: ``crashed``, ``timed_out``, ``failed`` with ``out_of_memory``, ``declined`` with
             ``not_isolatable``; or what the child's own attempt came to.
     """
+    if collectives.meets_other_ranks(request.gm):
+        what = "the graph has collectives, and a child process is no rank"
+        refuse(Status.DECLINED, Reason.NOT_ISOLATABLE, what)
     started = time.perf_counter()
     shared = late.in_force().shared
     contents = {

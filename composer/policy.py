@@ -160,6 +160,8 @@ class Policy(BaseModel):
         remember_failures: Days for which a candidate that crashed, took too long or failed to build
             is not tried again on the same graph by any process; 0 remembers none, and looks for
             none. Under ``strict`` everything is tried.
+        agree_within: Seconds that a rank of ``torch.distributed`` waits for the others, so that all
+            take the same engine for the same graph; 0 does not ask them.
         model: The model's name in reports; by default the class, or the function, compiled.
     """
 
@@ -179,6 +181,7 @@ class Policy(BaseModel):
     timeout: Seconds | None = None
     memory_limit: MiB | None = None
     remember_failures: Annotated[float, Field(ge=0.0)] = 7.0
+    agree_within: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 60.0
     model: str | None = None
 
     @field_validator("chain", mode="before")

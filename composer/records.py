@@ -99,6 +99,8 @@ class GraphRequest:
 
     ``weights`` are the positions in ``example_inputs`` that hold parameters and buffers. A
     ``GraphModule`` that did not come from Dynamo may hold its weights as attributes instead.
+    ``key_among_ranks`` is ``graph_key`` without what tells one rank of ``torch.distributed`` from
+    another; empty where there is one only.
     """
 
     gm: torch.fx.GraphModule
@@ -114,6 +116,7 @@ class GraphRequest:
     nodes: int
     inputs: tuple[GraphInput, ...]
     mode: str | None = None
+    key_among_ranks: str = ""
 
 
 @dataclass(frozen=True, slots=True)

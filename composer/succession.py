@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from composer import _torch, chain, guard, session, writes
+from composer import _torch, chain, collectives, guard, session, writes
 from composer.errors import Refusal, text_of
 from composer.passes.resolve import SharedPasses
 from composer.policy import Policy
@@ -58,6 +58,7 @@ class Succession:
         """Let go of the tensors."""
         self._tracked = writes.tracked_inputs(self.request)
         self._apart = cannot_undo(self.request)
+        self._collective = collectives.meets_other_ranks(self.request.gm)
         late = bool(self.shared.late)
         self.floor = self._answer if late else _torch.settled_forward(self.request.gm)
         symbols = tuple(
@@ -73,11 +74,15 @@ class Succession:
             return None
         tracked, blind = self._tracked
         held = tuple(writes.written_attributes(self.request.gm))
-        return guard.Rescue(self.floor, self.blame, self.successor, tracked, held, blind)
+        return guard.Rescue(
+            self.floor, self.blame, self.successor, tracked, held, blind, self._collective
+        )
 
     def sampler(self) -> Sampler | None:
         """What compares every N-th call, where the policy asks for that."""
         if self.policy.verify != "sample" or self.report.chosen == chain.FLOOR:
+            return None
+        if self._collective:
             return None
         return Sampler(
             self.policy.sample_every,

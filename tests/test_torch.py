@@ -577,3 +577,39 @@ def test_compiling_holds_dynamos_lock_and_says_that_it_compiles() -> None:
         assert torch.compiler.is_compiling()
         assert compile_lock._is_owned()
     assert not torch.compiler.is_compiling()
+
+
+def test_seat_is_none_for_a_process_alone() -> None:
+    """As it is for most."""
+    assert _torch.world_size() == 1
+    assert _torch.seat() is None
+
+
+def test_seat_has_the_store_of_the_default_group() -> None:
+    """Keys of ours stand below a prefix of ours, next to torch's own."""
+    from torch import distributed
+    from torch.testing._internal.distributed import fake_pg  # noqa: F401  # registers the backend
+
+    store = distributed.HashStore()
+    distributed.init_process_group("fake", store=store, rank=1, world_size=3)
+    try:
+        seat = _torch.seat()
+        assert seat is not None
+        assert (seat.rank, seat.world, _torch.world_size()) == (1, 3, 3)
+        below = seat.store_below("composer/3")
+        assert below.compare_set("key", "", "first") == b"first"
+        assert below.compare_set("key", "", "second") == b"first"
+        assert (below.check(["key"]), below.check(["other"])) == (True, False)
+        assert (below.add("count", 0), below.add("count", 1)) == (0, 1)
+        assert any(key.endswith("composer/3/key") for key in store.list_keys())
+    finally:
+        distributed.destroy_process_group()
+
+
+def test_operator_namespace_tells_collectives() -> None:
+    """Dynamo's graphs hold packets, AOTAutograd's overloads."""
+    packet = torch.ops._c10d_functional.all_reduce
+    assert _torch.operator_namespace(packet) == "_c10d_functional"
+    assert _torch.operator_namespace(packet.default) == "_c10d_functional"
+    assert _torch.operator_namespace(torch.ops.aten.add) == "aten"
+    assert _torch.operator_namespace(torch.sin) == ""
