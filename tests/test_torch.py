@@ -577,3 +577,15 @@ def test_compiling_holds_dynamos_lock_and_says_that_it_compiles() -> None:
         assert torch.compiler.is_compiling()
         assert compile_lock._is_owned()
     assert not torch.compiler.is_compiling()
+
+
+def test_kinds_of_inductors_passes_are_known_with_and_without_their_base() -> None:
+    """From torch 2.13 on they have one, and a kind that is told of inference."""
+    from torch._inductor import custom_graph_pass
+
+    base = getattr(custom_graph_pass, "CustomPassBase", object)
+    assert all(issubclass(kind, base) for kind in _torch.CUSTOM_PASSES)
+    assert issubclass(_torch.CustomInferenceAwareGraphPass, _torch.CustomGraphPass)
+    if hasattr(custom_graph_pass, "CustomInferenceAwareGraphPass"):
+        own = custom_graph_pass.CustomInferenceAwareGraphPass
+        assert _torch.CustomInferenceAwareGraphPass is own
