@@ -21,6 +21,7 @@ import argparse
 import contextlib
 import faulthandler
 import functools
+import importlib.util
 import logging
 import sys
 import time
@@ -386,11 +387,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def default_models() -> list[str]:
     """The public models; where transformers is not here, those of torch alone come first."""
-    try:
-        import transformers  # noqa: F401
-    except ImportError:
-        return [*serving.PLAIN, *serving.SIZES]
-    return [*serving.SIZES]
+    here = importlib.util.find_spec("transformers") is not None
+    return [*serving.SIZES] if here else [*serving.PLAIN, *serving.SIZES]
 
 
 def show(rows: Sequence[Row]) -> None:
