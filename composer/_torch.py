@@ -37,21 +37,16 @@ from torch._dynamo.utils import counters
 from torch._guards import CompileContext, TracingContext, tracing
 
 # The kinds of custom pass that Inductor documents; the module is private with all of Inductor.
+from torch._inductor import custom_graph_pass
+from torch._inductor.custom_graph_pass import CustomGraphModulePass
 from torch._inductor.custom_graph_pass import CustomGraphPass as CustomGraphPass
-from torch._inductor.custom_graph_pass import (
-    CustomInferenceAwareGraphPass as CustomInferenceAwareGraphPass,
-)
 from torch._inductor.custom_graph_pass import CustomPartitionerFn as CustomPartitionerFn
-from torch._inductor.custom_graph_pass import CustomPassBase as CustomPassBase
 from torch._ops import HigherOrderOperator, OpOverloadPacket
 from torch._ops import OpOverload as OpOverload
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch._subclasses.fake_tensor import unset_fake_temporarily as unset_fake_temporarily
 from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
-
-# What marks a compile under way, to FX among others; torch.compiler only tells of it.
-from torch.compiler import _compile_session_context
 
 # The base of all batch norms, which torch documents but does not export.
 from torch.nn.modules.batchnorm import _BatchNorm as _BatchNorm
@@ -63,6 +58,19 @@ T = TypeVar("T")
 
 DYNAMO_CONTROL_FLOW: tuple[type[Exception], ...] = (RestartAnalysis, SkipFrame)
 """Exceptions by which Dynamo steers itself through a backend; they are never an engine's fault."""
+
+CUSTOM_PASSES = (CustomGraphPass, CustomGraphModulePass, CustomPartitionerFn)
+"""Inductor's kinds of pass; they have one base class from torch 2.13 on."""
+
+if TYPE_CHECKING or hasattr(custom_graph_pass, "CustomInferenceAwareGraphPass"):
+    from torch._inductor.custom_graph_pass import (
+        CustomInferenceAwareGraphPass as CustomInferenceAwareGraphPass,
+    )
+else:
+
+    class CustomInferenceAwareGraphPass(CustomGraphPass):
+        """A pass that is told whether the graph is for inference: nobody tells in torch 2.11."""
+
 
 GraphCompiler = Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
@@ -430,8 +438,14 @@ def compiling() -> Iterator[None]:
     and every compiled function refuses to run from then on; while one compiles, those of other
     threads run only if ``torch.compiler.is_compiling()``.
     """
-    with compile_lock, _compile_session_context():
-        yield
+    with compile_lock:
+        # torch.compiler tells of its flag, and has no public way to set it.
+        before = torch.compiler._is_compiling_flag
+        torch.compiler._is_compiling_flag = True
+        try:
+            yield
+        finally:
+            torch.compiler._is_compiling_flag = before
 
 
 @contextlib.contextmanager

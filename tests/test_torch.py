@@ -613,3 +613,15 @@ def test_operator_namespace_tells_collectives() -> None:
     assert _torch.operator_namespace(packet.default) == "_c10d_functional"
     assert _torch.operator_namespace(torch.ops.aten.add) == "aten"
     assert _torch.operator_namespace(torch.sin) == ""
+
+
+def test_kinds_of_inductors_passes_are_known_with_and_without_their_base() -> None:
+    """From torch 2.13 on they have one, and a kind that is told of inference."""
+    from torch._inductor import custom_graph_pass
+
+    base = getattr(custom_graph_pass, "CustomPassBase", object)
+    assert all(issubclass(kind, base) for kind in _torch.CUSTOM_PASSES)
+    assert issubclass(_torch.CustomInferenceAwareGraphPass, _torch.CustomGraphPass)
+    if hasattr(custom_graph_pass, "CustomInferenceAwareGraphPass"):
+        own = custom_graph_pass.CustomInferenceAwareGraphPass
+        assert _torch.CustomInferenceAwareGraphPass is own
