@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import operator
 import sys
 import threading
 import time
@@ -28,7 +29,11 @@ _STARVED = 3
 """Calls for which an engine may lack the memory before the next one is compiled."""
 
 Compiled = Callable[..., Any]
-Reader = Callable[[Sequence[Any]], object]
+Pick = Callable[[Sequence[Any]], tuple[Any, ...]]
+
+_version = operator.attrgetter("_version")
+_NO_VERSION = (RuntimeError, AttributeError)
+"""What reading the version of an inference tensor raises."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +68,9 @@ def watch(
     """Count the calls of ``compiled``, time some, and answer for it.
 
     Engines hand over callables that Dynamo must not trace. One such wrapper is enough, and Dynamo
-    puts its own where it finds ours, so theirs is taken off: each costs about 0.4 us a call. What
-    all of this costs is measured by bench/overhead.py.
+    puts its own where it finds ours, so theirs is taken off: each costs about 0.4 us a call. For
+    the same reason versions are read here and by C alone, without a Python frame for it. What all
+    of this costs is measured by bench/overhead.py.
 
     Args:
         compiled: What serves the graph.
@@ -73,12 +79,19 @@ def watch(
         rescue: What to do when it raises, or is wrong; ``None`` lets the error through.
         sampler: What compares a call every so often; ``None`` where nobody asked for that.
     """
-    tick, versions = runtime.tick, _reader(rescue)
-    served = _Served(_torch.undisabled(compiled), runtime, rescue, sampler, versions)
+    tick, pick, version = runtime.tick, _picker(rescue), _version
+    held = rescue.held if rescue else ()
+    served = _Served(_torch.undisabled(compiled), runtime, rescue, sampler)
 
     def call(*args: Any) -> Any:
-        number, run, before = tick(), served.run, versions(args)
+        number, run = tick(), served.run
+        before: list[int] | None = None
         try:
+            if pick is not None:
+                try:
+                    before = [*map(version, pick(args) + held)]
+                except _NO_VERSION:  # nobody can tell then what was written
+                    before = None
             serve = run if number < served.due else served.sampled(number, run)
             if number >= _TIMED and number % _TIMED:
                 outputs = serve(*args)
@@ -108,13 +121,13 @@ class _Served:
 
     __slots__ = (
         "_lock",
+        "_pick",
         "_rescue",
         "_resuming",
         "_runtime",
         "_sample_at",
         "_sampler",
         "_starved",
-        "_versions",
         "due",
         "run",
     )
@@ -125,13 +138,12 @@ class _Served:
         runtime: Runtime,
         rescue: Rescue | None,
         sampler: Sampler | None,
-        versions: Reader,
     ) -> None:
         self.run = run
         self.due = self._sample_at = sampler.every - 1 if sampler else sys.maxsize
         self._sampler = sampler
         self._starved = 0
-        self._versions = versions
+        self._pick = _picker(rescue)
         self._rescue = rescue
         self._resuming = self._resume
         self._runtime = runtime
@@ -150,7 +162,7 @@ class _Served:
         if rescue is None or run is rescue.floor:
             self._runtime.failed(error)
             raise error
-        if rescue.blind or before is None or self._versions(args) != before:
+        if before is None or self._versions(args) != before:
             error.add_note("composer: the engine had written to its inputs, so nobody can answer")
             self._runtime.failed(error)
             self._hand_over(error, run)
@@ -239,6 +251,15 @@ class _Served:
         except Exception as error:  # noqa: BLE001  # answered for, or raised again
             return self.answer(error, run, args, before)
 
+    def _versions(self, args: Sequence[Any]) -> list[int] | None:
+        """Those of the tensors that are looked at; ``None`` where one of them has none."""
+        if self._pick is None:
+            return None
+        try:
+            return [*map(_version, self._pick(args) + cast(Rescue, self._rescue).held)]
+        except _NO_VERSION:
+            return None
+
     def _next(self, args: tuple[Any, ...]) -> Compiled:
         try:
             return _torch.undisabled(cast(Rescue, self._rescue).successor(args))
@@ -247,32 +268,12 @@ class _Served:
             raise
 
 
-def _reader(rescue: Rescue | None) -> Reader:
-    """What reads the versions of the tensors that are looked at, about 40 ns each.
-
-    It gives ``None`` where one of them is an inference tensor, which has no version.
-    """
-    tracked, held = (rescue.tracked, rescue.held) if rescue else ((), ())
-    if not tracked and not held:
-        return _no_versions
-
-    def read(args: Sequence[Any]) -> object:
-        try:
-            return [args[i]._version for i in tracked] + [each._version for each in held]
-        except (RuntimeError, AttributeError):
-            return None
-
-    def read_one(args: Sequence[Any]) -> object:
-        try:
-            return args[first]._version
-        except (RuntimeError, AttributeError):
-            return None
-
-    if len(tracked) != 1 or held:
-        return read
-    first = tracked[0]
-    return read_one
-
-
-def _no_versions(args: Sequence[Any]) -> object:
-    return ()
+def _picker(rescue: Rescue | None) -> Pick | None:
+    """What picks the inputs to look at for writes, as a tuple; ``None`` where nobody asks."""
+    if rescue is None or rescue.blind:
+        return None
+    tracked = rescue.tracked
+    if len(tracked) > 1:
+        return operator.itemgetter(*tracked)
+    # one index alone would give the input itself
+    return operator.itemgetter(slice(tracked[0], tracked[0] + 1) if tracked else slice(0))
