@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 import traceback
@@ -112,6 +113,7 @@ def walk(
     shared: SharedPasses | None = None,
     *,
     strict: bool,
+    at_run_time: bool = False,
 ) -> Outcome:
     """Try one candidate after the other; the first that is accepted serves the graph.
 
@@ -120,6 +122,7 @@ def walk(
         contenders: The chain.
         shared: The passes of the later stages, which every candidate and the floor run.
         strict: End the walk at the first candidate that is not accepted.
+        at_run_time: Dynamo's compile is over: its control flow fails a candidate, as other errors.
 
     Raises:
         PassError: a pass failed, and the policy says ``on_pass_error = "raise"``.
@@ -131,7 +134,7 @@ def walk(
         name = contender.candidate.name
         step = session.current().progress.step(request, name)
         with step, late.running(late.LatePasses(shared, name)) as passes:
-            attempt, compiled, error = try_candidate(request, contender)
+            attempt, compiled, error = try_candidate(request, contender, at_run_time=at_run_time)
         attempts.append(attempt)
         if compiled is not None:
             return Outcome(
@@ -192,11 +195,12 @@ def objection(outcome: Outcome, *, strict: bool, on_exhausted: str) -> Exception
 
 
 def try_candidate(
-    request: GraphRequest, contender: Contender
+    request: GraphRequest, contender: Contender, *, at_run_time: bool = False
 ) -> tuple[Attempt, Callable[..., Any] | None, Exception | None]:
     """One attempt: its record, and either the compiled callable or the error that ended it.
 
-    Dynamo's control flow, ``KeyboardInterrupt`` and ``SystemExit`` pass through.
+    ``KeyboardInterrupt`` and ``SystemExit`` pass through, and so does Dynamo's control flow while
+    Dynamo is there to be steered.
     """
     name = contender.candidate.name
     started = time.perf_counter()
@@ -205,9 +209,9 @@ def try_candidate(
             compiled = _probe_and_build(request, contender)
             _decline_low_coverage(notes, contender.min_coverage)
             _verify(compiled, request, contender)
-        except _torch.DYNAMO_CONTROL_FLOW:
-            raise
-        except Exception as error:  # noqa: BLE001  # whatever an engine raises becomes a record
+        except Exception as error:
+            if isinstance(error, _torch.DYNAMO_CONTROL_FLOW) and not at_run_time:
+                raise
             _raise_pass_error(error)
             return _failed(name, error, notes, time.perf_counter() - started), None, error
     seconds = time.perf_counter() - started
@@ -234,8 +238,9 @@ def _build(request: GraphRequest, contender: Contender) -> Callable[..., Any]:
     versions = _weight_versions(request)
     buffers = clones.Buffers(request) if backend.reads_example_inputs else None
     build = functools.partial(backend.build, mode=request.mode, options=options)
+    own = contextlib.nullcontext() if backend.runs_shared_passes else _torch.donating_nothing()
     try:
-        with _torch.eager_backward_lowering():
+        with _torch.eager_backward_lowering(), own:
             if late.in_force().shared.late and not backend.runs_shared_passes:
                 compiled: object = compile_each(
                     gm, inputs, functools.partial(_part, build, backend)

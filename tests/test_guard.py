@@ -346,7 +346,7 @@ def test_compiled_model_can_be_copied_and_pickling_says_no() -> None:
     twin = copy.deepcopy(run)
     torch.testing.assert_close(twin(x), net(x))
     with pytest.raises((TypeError, AttributeError, pickle.PicklingError)):
-        pickle.dumps(guard.watch(torch.sin, last().runtime))
+        pickle.dumps(guard.watch(guard.Engine(torch.sin), last().runtime))
 
 
 @pytest.mark.parametrize(

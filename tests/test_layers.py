@@ -12,7 +12,7 @@ import composer
 
 PACKAGE = Path(composer.__file__).parent
 LAYERS = [
-    {"errors"},
+    {"errors", "memory"},
     {"records"},
     {"_torch"},
     {"registry", "writes"},
@@ -28,7 +28,8 @@ LAYERS = [
     {"double"},
     {"parcel", "verify"},
     {"isolate", "sampling"},
-    {"chain", "guard"},
+    {"chain", "backward"},
+    {"guard"},
     {"isolated", "succession"},
     {"dispatch"},
     {"testing", "explain"},

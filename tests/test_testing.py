@@ -87,7 +87,7 @@ def test_wrong_stride_has_the_right_values() -> None:
 def test_backward_that_fails_lets_the_forward_be() -> None:
     """The first call's answer is eager's."""
     x = torch.randn(3, requires_grad=True)
-    answer = compiled(torch.sin, FakeBackend("fails_in_backward"))(x)
+    answer = torch.compile(torch.sin, backend=FakeBackend("fails_in_backward"))(x)
     assert torch.equal(answer, x.sin())
     with pytest.raises(RuntimeError, match="made to raise"):
         answer.sum().backward()

@@ -577,3 +577,65 @@ def test_compiling_holds_dynamos_lock_and_says_that_it_compiles() -> None:
         assert torch.compiler.is_compiling()
         assert compile_lock._is_owned()
     assert not torch.compiler.is_compiling()
+
+
+def test_backwards_are_guarded_where_they_meet_autograd() -> None:
+    """With the functional graph that each was compiled from; only within, and on this thread."""
+    seen: list[_torch.BuiltBackward] = []
+
+    def guard(built: _torch.BuiltBackward):
+        seen.append(built)
+        return _torch.takes_a_list(lambda args: [2 * each for each in built.compiled(args)])
+
+    x = torch.randn(3, requires_grad=True)
+    with _torch.backwards_by(guard), _torch.eager_backward_lowering(), _torch.donating_nothing():
+        inside = torch.compile(torch.sin, backend="aot_eager")
+        inside(x).sum().backward()
+    torch.testing.assert_close(x.grad, 2 * x.cos())
+    (built,) = seen
+    graph = built.graph()
+    assert graph is not None
+    assert [str(node.target) for node in graph.graph.find_nodes(op="call_function")] == [
+        "aten.cos.default",
+        "aten.mul.Tensor",
+    ]
+    assert (built.exact, built.donated()) == (False, False)
+    outside = torch.compile(torch.cos, backend="aot_eager")
+    outside(x).sum().backward()
+    assert len(seen) == 1
+
+
+def test_a_backwards_own_graph_is_found_on_what_was_compiled() -> None:
+    """AOTAutograd's wrappers carry the mark on."""
+    seen: list[_torch.BuiltBackward] = []
+
+    def guard(built: _torch.BuiltBackward):
+        seen.append(built)
+        return built.compiled
+
+    def plain(functional, _):
+        return _torch.boxed(functional.forward)
+
+    def marked(functional, _):
+        return _torch.compiled_from(functional, plain(functional, _))
+
+    def backend(gm, example_inputs):
+        return _torch.aot_compile(
+            gm,
+            example_inputs,
+            forward=plain,
+            backward=marked,
+            inference=plain,
+            partition=_torch.min_cut,
+            decompositions={},
+        )
+
+    with _torch.backwards_by(guard):
+        torch.compile(torch.sin, backend=backend)(torch.ones(2, requires_grad=True))
+    assert seen[0].exact
+
+
+def test_draws_is_true_of_random_operators() -> None:
+    """Their results are not the same when they run again."""
+    assert _torch.draws(torch.ops.aten.bernoulli.p)
+    assert not _torch.draws(torch.ops.aten.sin.default)
