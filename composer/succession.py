@@ -132,7 +132,7 @@ class Succession:
                 error_type=type(error).__name__,
                 traceback="".join(traceback.format_exception(error)),
             )
-        self._wait(self._serving)
+        self._wait(self._serving, self.report.runtime.calls)
         self._record(tuple(attempts), chain.FLOOR)
 
     def successor(self, args: Sequence[Any]) -> guard.Engine:
@@ -160,7 +160,7 @@ class Succession:
                 self._serving = place
                 self._record(attempts, outcome.chosen, outcome)
                 return engine
-            self._wait(place)
+            self._wait(place, calls - 1)  # this one is made by another
             self._record(attempts, self.report.chosen)
         return None
 
@@ -179,20 +179,20 @@ class Succession:
         self._serving = last if accepted else len(self.contenders)
         for place, attempt in enumerate(outcome.attempts, first):
             if attempt.reason is Reason.QUARANTINED and place not in self._quarantined:
-                self._wait(place)
+                self._wait(place, self.report.runtime.calls)
 
     def _preferred(self) -> dict[int, _Quarantine]:
         """Those in quarantine that stand before the one that serves, in the chain's order."""
         return {p: each for p, each in sorted(self._quarantined.items()) if p < self._serving}
 
-    def _wait(self, place: int) -> None:
-        """Have an engine wait in quarantine: twice as long as the last time."""
+    def _wait(self, place: int, since: int) -> None:
+        """Have an engine wait from this call on, twice as long as the last time."""
         session.current().quarantine(self.request.graph_key, self.contenders[place].candidate.name)
         if self.policy.retry_after is None:
             return
         before = self._quarantined.get(place)
         calls = 2 * before.calls if before else self.policy.retry_after
-        self._quarantined[place] = _Quarantine(calls, self.report.runtime.calls + calls)
+        self._quarantined[place] = _Quarantine(calls, since + calls)
 
     def _request_for(self, args: Sequence[Any]) -> GraphRequest:
         inputs = zip(self.request.example_inputs, args, strict=True)
