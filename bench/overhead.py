@@ -100,7 +100,7 @@ def guard_cost(rounds: int, calls: int) -> dict[str, dict[str, Any]]:
             own = own_code(sums, f"s{count}_{wish}")
             calls_of[wish] = torch.compile(own, backend="composer", options=options)
         bound = {name: functools.partial(call, *inputs) for name, call in calls_of.items()}
-        taken = measure(bound, rounds, calls=calls, settle=20)
+        taken = measure(bound, rounds, calls=calls, settle=5)
         rows[str(count)] = {
             **compared({"plain": taken["raise"], "composer": taken["fallback"]}),
             "engine_alone": taken["engine"].to_dict(),
@@ -181,7 +181,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rounds", type=int, default=41, help="paired rounds (default 41)")
     parser.add_argument("--calls", type=int, default=2000, help="calls that make one time")
-    parser.add_argument("--guard-rounds", type=int, default=600, help="for the guard's own cost")
+    parser.add_argument("--guard-rounds", type=int, default=4000, help="for the guard's own cost")
     parser.add_argument(
         "--only-guard", action="store_true", help="measure only that, write nothing"
     )
@@ -189,7 +189,7 @@ def main() -> int:
     asked = parser.parse_args()
     described = machine()
     with torch.no_grad():
-        guard = guard_cost(asked.guard_rounds, min(asked.calls, 200))
+        guard = guard_cost(asked.guard_rounds, min(asked.calls, 25))
         show_guard(guard)
         if asked.only_guard:
             return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
+import os
 import pickle
 import threading
 from typing import Any
@@ -347,8 +348,54 @@ def test_compiled_model_can_be_copied_and_pickling_says_no() -> None:
     run(x)
     twin = copy.deepcopy(run)
     torch.testing.assert_close(twin(x), net(x))
-    with pytest.raises((TypeError, AttributeError, pickle.PicklingError)):
+    sent = pickle.loads(pickle.dumps(run))  # torch sends the module, and compiles it there
+    torch.testing.assert_close(sent(x), net(x))
+    with pytest.raises((AttributeError, pickle.PicklingError), match=r"[Cc]an't pickle .*watch"):
         pickle.dumps(guard.watch(guard.Engine(torch.sin), last().runtime))
+
+
+def test_report_can_be_copied_and_pickled() -> None:
+    """Its counters stay what they were."""
+    f = compiled(torch.sin, FakeBackend("raises", at=1))
+    f(torch.ones(2))
+    for twin in (copy.deepcopy(last()), pickle.loads(pickle.dumps(last()))):
+        assert twin == last()
+        assert (twin.runtime.calls, twin.runtime.fallbacks) == (1, 1)
+    f(torch.ones(2))
+    assert (twin.runtime.calls, last().runtime.calls) == (1, 2)
+
+
+FORK = """
+import os, torch, composer
+from composer.testing import FakeBackend
+chain = [FakeBackend("raises", at=3), FakeBackend(name="second")]
+f = torch.compile(torch.sin, backend="composer", options={"chain": chain})
+x = torch.ones(2)
+f(x)
+child = os.fork()
+if child == 0:
+    right = all(torch.equal(f(x), x.sin()) for _ in range(5))
+    os._exit(0 if right and composer.reports()[-1].chosen == "second" else 1)
+code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+print(code, composer.reports()[-1].chosen, torch.equal(f(x), x.sin()))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_forked_child_is_answered_for(run_python: Any) -> None:
+    """An engine that fails there is followed there; the parent goes on with it."""
+    done = run_python(FORK, env={"OMP_NUM_THREADS": "1"})
+    assert done.stdout.split() == ["0", "fake_raises", "True"], done.stderr
+
+
+def test_reduce_overhead_outlives_a_failure() -> None:
+    """Torch's mode for CUDA graphs: the answer is the floor's, then the next engine's."""
+    f = torch.compile(torch.sin, backend="composer", mode="reduce-overhead")
+    with composer.using(chain=[FakeBackend("raises", at=2), "aot_eager"]):
+        for _ in range(4):
+            x = torch.randn(3)
+            assert torch.equal(f(x), x.sin())
+    assert last().chosen == "aot_eager"
 
 
 @pytest.mark.parametrize(
