@@ -7,7 +7,6 @@ captured graph answers that call, and the next engine is compiled for those that
 from __future__ import annotations
 
 import functools
-import operator
 import sys
 import threading
 import time
@@ -32,9 +31,8 @@ _STARVED = 3
 T = TypeVar("T")
 
 Compiled = Callable[..., Any]
-Pick = Callable[[Sequence[Any]], tuple[Any, ...]]
+Reader = Callable[[Sequence[Any]], object]
 
-_version = operator.attrgetter("_version")
 _NO_VERSION = (RuntimeError, AttributeError)
 """What reading the version of an inference tensor raises."""
 
@@ -84,9 +82,8 @@ def watch(
     """Count the calls of ``engine``, time some, and answer for it.
 
     Engines hand over callables that Dynamo must not trace. One such wrapper is enough, and Dynamo
-    puts its own where it finds ours, so theirs is taken off: each costs about 0.4 us a call. For
-    the same reason versions are read here and by C alone, without a Python frame for it. What all
-    of this costs is measured by bench/overhead.py.
+    puts its own where it finds ours, so theirs is taken off: each costs about 0.4 us a call. What
+    all of this costs is measured by bench/overhead.py.
 
     Args:
         engine: What serves the graph.
@@ -95,17 +92,16 @@ def watch(
         rescue: What to do when it raises, or is wrong; ``None`` lets the error through.
         sampler: What compares a call every so often; ``None`` where nobody asked for that.
     """
-    tick, pick, version = runtime.tick, _picker(rescue), _version
-    held = rescue.held if rescue else ()
+    tick, versions = runtime.tick, _reader(rescue)
     served = _Served(engine, runtime, rescue, sampler)
 
     def call(*args: Any) -> Any:
         number, run = tick(), served.run
-        before: list[int] | None = None
+        before: object = None
         try:
-            if pick is not None:
+            if versions is not None:
                 try:
-                    before = [*map(version, pick(args) + held)]
+                    before = versions(args)
                 except _NO_VERSION:  # nobody can tell then what was written
                     before = None
             serve = run if number < served.due else served.special(number, run)
@@ -138,7 +134,6 @@ class _Served:
 
     __slots__ = (
         "_lock",
-        "_pick",
         "_rescue",
         "_resuming",
         "_retry_at",
@@ -146,6 +141,7 @@ class _Served:
         "_sample_at",
         "_sampler",
         "_starved",
+        "_versions",
         "due",
         "run",
     )
@@ -156,7 +152,7 @@ class _Served:
         self._sampler = sampler
         self._sample_at = sampler.every - 1 if sampler else sys.maxsize
         self._starved = 0
-        self._pick = _picker(rescue)
+        self._versions = _reader(rescue)
         self._rescue = rescue
         self._resuming = self._resume
         self._runtime = runtime
@@ -195,7 +191,7 @@ class _Served:
         if rescue is None or run is rescue.floor:
             self._runtime.failed(error)
             raise error
-        if before is None or self._versions(args) != before:
+        if before is None or self._read(args) != before:
             error.add_note("composer: the engine had written to its inputs, so nobody can answer")
             self._runtime.failed(error)
             self._hand_over(error, run)
@@ -252,11 +248,11 @@ class _Served:
         One that never has enough is given up: emptying caches takes its time at every call.
         """
         free_memory()
-        before = self._versions(args)
+        before = self._read(args)
         try:
             return run(*args)
         except Exception as again:
-            if self._versions(args) != before:
+            if self._read(args) != before:
                 self._runtime.failed(again)
                 raise
         outputs = rescue.floor(*args)
@@ -321,7 +317,7 @@ class _Served:
             raise
 
     def _guarded(self, run: Compiled, args: tuple[Any, ...]) -> Any:
-        before = self._versions(args)
+        before = self._read(args)
         try:
             outputs = run(*args)
             if outputs is None:
@@ -330,22 +326,23 @@ class _Served:
         except Exception as error:  # noqa: BLE001  # answered for, or raised again
             return self.answer(error, run, args, before)
 
-    def _versions(self, args: Sequence[Any]) -> list[int] | None:
-        """Those of the tensors that are looked at; ``None`` where one of them has none."""
-        if self._pick is None:
-            return None
+    def _read(self, args: Sequence[Any]) -> object:
+        """Versions of the tensors that are looked at; ``None`` where one of them has none."""
         try:
-            return [*map(_version, self._pick(args) + cast(Rescue, self._rescue).held)]
+            return self._versions(args) if self._versions else None
         except _NO_VERSION:
             return None
 
 
-def _picker(rescue: Rescue | None) -> Pick | None:
-    """What picks the inputs to look at for writes, as a tuple; ``None`` where nobody asks."""
+def _reader(rescue: Rescue | None) -> Reader | None:
+    """What reads the versions of the tensors that are looked at; ``None`` where nobody asks.
+
+    Written out as an expression that names each: a loop over them takes two to four times as long,
+    and this stands in the way of every call.
+    """
     if rescue is None or rescue.blind:
         return None
-    tracked = rescue.tracked
-    if len(tracked) > 1:
-        return operator.itemgetter(*tracked)
-    # one index alone would give the input itself
-    return operator.itemgetter(slice(tracked[0], tracked[0] + 1) if tracked else slice(0))
+    reads = [f"args[{i}]._version" for i in rescue.tracked]
+    reads += [f"held[{i}]._version" for i in range(len(rescue.held))]
+    source = f"lambda args: ({''.join(f'{each}, ' for each in reads)})"
+    return cast(Reader, eval(source, {"held": rescue.held}))
