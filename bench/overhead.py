@@ -5,10 +5,12 @@
 - a call of a graph of three operations through composer with the same engine through
   ``torch.compile`` alone. Each variant has a code object of its own, since Dynamo looks through
   the cache entries of one code object in turn;
-- a call that composer answers for when the engine raises (``on_runtime_error = "fallback"``) with
-  the same call without (``"raise"``): what the guard itself costs, for 1, 4 and 16 inputs. The
-  engine does next to nothing, and rounds are short and many, so that some are undisturbed;
 - a compile of that graph whose first candidate is unavailable, or fails, with one without it.
+
+``python bench/overhead.py --guard`` compares a call that composer answers for when the engine
+raises (``on_runtime_error = "fallback"``) with the same call without (``"raise"``): what the guard
+itself costs, for 1, 4 and 16 inputs. The engine does next to nothing, and rounds are short and
+many, so that some are undisturbed.
 """
 
 from __future__ import annotations
@@ -182,25 +184,23 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=41, help="paired rounds (default 41)")
     parser.add_argument("--calls", type=int, default=2000, help="calls that make one time")
     parser.add_argument("--guard-rounds", type=int, default=4000, help="for the guard's own cost")
-    parser.add_argument(
-        "--only-guard", action="store_true", help="measure only that, write nothing"
-    )
+    parser.add_argument("--guard", action="store_true", help="measure only the guard's own cost")
     parser.add_argument("--json", type=Path, help="where to write the figures")
     asked = parser.parse_args()
     described = machine()
     with torch.no_grad():
-        guard = guard_cost(asked.guard_rounds, min(asked.calls, 25))
-        show_guard(guard)
-        if asked.only_guard:
+        if asked.guard:
+            guard = guard_cost(asked.guard_rounds, min(asked.calls, 25))
+            show_guard(guard)
+            if asked.json:
+                write_json(asked.json, {"machine": described, "guard": guard})
             return 0
         calls = call_overhead(asked.rounds, asked.calls)
         compiles = compile_overhead(asked.rounds)
     show("a call of three operations through composer", calls, "us", 1e3)
     show("a compile whose first candidate does not serve", compiles, "ms", 1.0)
     if asked.json:
-        write_json(
-            asked.json, {"machine": described, "guard": guard, "calls": calls, "compiles": compiles}
-        )
+        write_json(asked.json, {"machine": described, "calls": calls, "compiles": compiles})
     return 0
 
 
