@@ -96,7 +96,8 @@ def watch(
     served = _Served(engine, runtime, rescue, sampler)
 
     def call(*args: Any) -> Any:
-        number, run = tick(), served.run
+        number = tick()
+        run = serve = served.run
         before: object = None
         try:
             if versions is not None:
@@ -104,7 +105,8 @@ def watch(
                     before = versions(args)
                 except _NO_VERSION:  # nobody can tell then what was written
                     before = None
-            serve = run if number < served.due else served.special(number, run)
+            if number >= served.due:
+                run, serve = served.special(number, run)
             if number >= _TIMED and number % _TIMED:
                 outputs = serve(*args)
             else:
@@ -137,6 +139,7 @@ class _Served:
         "_rescue",
         "_resuming",
         "_retry_at",
+        "_retrying",
         "_runtime",
         "_sample_at",
         "_sampler",
@@ -154,7 +157,7 @@ class _Served:
         self._starved = 0
         self._versions = _reader(rescue)
         self._rescue = rescue
-        self._resuming = self._resume
+        self._resuming, self._retrying = self._resume, self._retry
         self._runtime = runtime
         self._lock = threading.RLock()
         self.run = self._installed(engine)
@@ -186,7 +189,9 @@ class _Served:
                 there to answer; whatever the captured graph raises for these inputs.
         """
         rescue = self._rescue
-        if run is self._resuming:  # it has answered for its engine, or it has none to call
+        if (
+            run is self._resuming or run is self._retrying
+        ):  # it has answered for its engine, or it has none to call
             raise error
         if rescue is None or run is rescue.floor:
             self._runtime.failed(error)
@@ -203,8 +208,8 @@ class _Served:
         self._hand_over(error, run)
         return outputs
 
-    def special(self, number: int, run: Compiled) -> Compiled:
-        """What makes this call: ``run``, by itself or compared, or an engine out of quarantine.
+    def special(self, number: int, run: Compiled) -> tuple[Compiled, Compiled]:
+        """Who makes this call, ``run`` or an engine out of quarantine, and in which way.
 
         Of several threads the quickest has the comparison, or the compile.
         """
@@ -219,10 +224,10 @@ class _Served:
                 self._sample_at = call + sampler.every - (call + 1) % sampler.every
             self.due = min(self._sample_at, self._retry_at) + self._runtime.reads
         if retries:
-            return self._retry
+            return self._retrying, self._retrying
         if not compares or sampler is None or run is sampler.floor:
-            return run
-        return functools.partial(self._compare, sampler, run)
+            return run, run
+        return run, functools.partial(self._compare, sampler, run)
 
     def _compare(self, sampler: Sampler, run: Compiled, *args: Any) -> Any:
         """Answer a call by ``run``, or by the floor where ``run`` computes something else.

@@ -507,6 +507,24 @@ def test_engine_that_is_wrong_when_tried_again_stays_out() -> None:
     assert [a.reason for a in last().attempts] == ["raised_at_runtime", None, "numeric_mismatch"]
 
 
+def test_engine_tried_again_that_writes_and_raises_is_told_of_once() -> None:
+    """Its error has one note, and the next call another engine."""
+    faults = itertools.chain(["raises"], itertools.repeat("mutates_inputs_and_raises"))
+
+    def engine(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+        return FakeBackend(next(faults), at=1)(gm, example_inputs)
+
+    f = compiled(torch.sin, engine, FakeBackend(name="second"), retry_after=2)
+    x = torch.randn(3)
+    for _ in range(3):
+        f(x)
+    with pytest.raises(RuntimeError, match="made to raise") as caught:
+        f(x.clone())
+    assert len(caught.value.__notes__) == 1
+    assert torch.equal(f(x), x.sin())
+    assert last().chosen == "second"
+
+
 def test_graph_compiled_anew_waits_for_its_engine_too() -> None:
     """The quarantine is the process's; the calls are counted from the compile."""
     engine = FakeBackend("raises", at=2, name="engine")
