@@ -54,6 +54,18 @@ def overhead(record: Record) -> str:
     return f"{described(record)}\n\n{table(headings, rows)}"
 
 
+def guard(record: Record) -> str:
+    """Microseconds that the guard adds to a call."""
+    headings = ("inputs", "without, us a call", "with", "added, of the minima")
+    headings += ("added, median of the rounds",)
+    rows = []
+    for count, row in record["guard"].items():
+        plain, ours = (row[side]["minimum_ms"] * 1e3 for side in ("plain", "composer"))
+        median = row["added_ms"]["median_ms"] * 1e3
+        rows.append((count, *(f"{each:.2f}" for each in (plain, ours, ours - plain, median))))
+    return f"{described(record)}\n\n{table(headings, rows)}"
+
+
 def telemetry(record: Record) -> str:
     """What the sink ``jsonl`` takes of a compile."""
     headings = ("a compile", "unit", "without", "with", "ratio (quartiles)", "the sink's own time")
@@ -312,6 +324,7 @@ def main() -> int:
     """Rewrite the tables in place."""
     parts: tuple[tuple[Path, str, Callable[[Record], str]], ...] = (
         (HERE / "README.md", "overhead", overhead),
+        (HERE / "README.md", "guard", guard),
         (HERE / "README.md", "faults", faults),
         (HERE / "README.md", "soak", soak),
         (HERE / "README.md", "telemetry", telemetry),

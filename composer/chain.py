@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 import traceback
@@ -143,6 +144,7 @@ def walk(
     *,
     strict: bool,
     agree_within: float = 0.0,
+    at_run_time: bool = False,
 ) -> Outcome:
     """Try one candidate after the other; the first that is accepted serves the graph.
 
@@ -152,13 +154,14 @@ def walk(
         shared: The passes of the later stages, which every candidate and the floor run.
         strict: End the walk at the first candidate that is not accepted.
         agree_within: Seconds to wait for other ranks of ``torch.distributed``; 0 asks none.
+        at_run_time: Dynamo's compile is over: its control flow fails a candidate, as other errors.
 
     Raises:
         PassError: a pass failed, and the policy says ``on_pass_error = "raise"``.
     """
     shared = shared or SharedPasses()
     with agreement.among_ranks(request.key_among_ranks, agree_within) as ballot:
-        return _walk(request, contenders, shared, ballot, strict=strict)
+        return _walk(request, contenders, shared, ballot, strict=strict, at_run_time=at_run_time)
 
 
 def _walk(
@@ -168,6 +171,7 @@ def _walk(
     ballot: agreement.Ballots,
     *,
     strict: bool,
+    at_run_time: bool,
 ) -> Outcome:
     attempts: list[Attempt] = []
     errors: list[Exception] = []
@@ -175,16 +179,17 @@ def _walk(
         name = contender.candidate.name
         step = session.current().progress.step(request, name)
         with step, late.running(late.LatePasses(shared, name)) as passes:
-            attempt, compiled, error = try_candidate(request, contender, ballot(place))
+            attempt, compiled, error = try_candidate(
+                request, contender, ballot(place), at_run_time=at_run_time
+            )
         attempts.append(attempt)
-        if error is not None:
-            contender.remember(request, attempt, error)
         if compiled is not None:
             return Outcome(
                 tuple(attempts), tuple(errors), attempt.backend, compiled, passes.records
             )
         if error is not None:
             errors.append(error)
+            contender.remember(request, attempt, error)
         if strict and attempt.status is not Status.SKIPPED:
             break
     with late.running(late.LatePasses(shared, FLOOR)) as passes:
@@ -238,12 +243,17 @@ def objection(outcome: Outcome, *, strict: bool, on_exhausted: str) -> Exception
 
 
 def try_candidate(
-    request: GraphRequest, contender: Contender, ballot: agreement.Ballot = agreement.NOBODY
+    request: GraphRequest,
+    contender: Contender,
+    ballot: agreement.Ballot = agreement.NOBODY,
+    *,
+    at_run_time: bool = False,
 ) -> tuple[Attempt, Callable[..., Any] | None, Exception | None]:
     """One attempt: its record, and either the compiled callable or the error that ended it.
 
-    Other ranks are asked by ``ballot``, but for eager, which all can take. Dynamo's control flow,
-    ``KeyboardInterrupt`` and ``SystemExit`` pass through.
+    Other ranks are asked by ``ballot``, but for eager, which all can take. ``KeyboardInterrupt``
+    and ``SystemExit`` pass through, and so does Dynamo's control flow while Dynamo is there to be
+    steered.
     """
     name = contender.candidate.name
     ballot = agreement.NOBODY if contender.backend.may_return_original else ballot
@@ -254,9 +264,9 @@ def try_candidate(
             _decline_low_coverage(notes, contender.min_coverage)
             _verify(compiled, request, contender)
             ballot.accept()
-        except _torch.DYNAMO_CONTROL_FLOW:
-            raise
-        except Exception as error:  # noqa: BLE001  # whatever an engine raises becomes a record
+        except Exception as error:
+            if isinstance(error, _torch.DYNAMO_CONTROL_FLOW) and not at_run_time:
+                raise
             ballot.refuse(_failed(name, error, notes, 0.0).sentence())
             _raise_pass_error(error)
             return _failed(name, error, notes, time.perf_counter() - started), None, error
@@ -288,8 +298,9 @@ def _build(request: GraphRequest, contender: Contender) -> Callable[..., Any]:
     versions = _weight_versions(request)
     buffers = clones.Buffers(request) if backend.reads_example_inputs else None
     build = functools.partial(backend.build, mode=request.mode, options=options)
+    own = contextlib.nullcontext() if backend.runs_shared_passes else _torch.donating_nothing()
     try:
-        with _torch.eager_backward_lowering():
+        with _torch.eager_backward_lowering(), own:
             if late.in_force().shared.late and not backend.runs_shared_passes:
                 compiled: object = compile_each(
                     gm, inputs, functools.partial(_part, build, backend)

@@ -152,6 +152,8 @@ class Policy(BaseModel):
         tolerance: How far its numbers may be off.
         on_runtime_error: ``"fallback"`` lets the captured graph answer a call in which the engine
             raises, and the next candidate those that follow; ``"raise"`` lets the error through.
+        retry_after: Calls of a graph after which an engine that failed at run time is compiled for
+            it again, twice as many after each further failure; ``None`` leaves it in quarantine.
         isolate: Build each candidate in a child process first, and run it once there: one that
             crashes, exits or hangs is not built here.
         timeout: Seconds that a candidate may spend compiling, in the child and here.
@@ -177,6 +179,7 @@ class Policy(BaseModel):
     sample_every: Annotated[int, Field(ge=1)] = 100
     tolerance: Tolerance = Tolerance()
     on_runtime_error: Literal["fallback", "raise"] = "fallback"
+    retry_after: Annotated[int, Field(ge=1)] | None = None
     isolate: bool = False
     timeout: Seconds | None = None
     memory_limit: MiB | None = None

@@ -190,7 +190,7 @@ class Counters:
     calls: int = 0
     """Calls of the compiled graph, from all threads."""
     fallbacks: int = 0
-    """Calls that the floor answered for the engine."""
+    """Calls, and backwards, that the floor answered for the engine."""
     verified: int = 0
     """Calls that were compared with eager."""
     last_error: str = ""
@@ -228,6 +228,10 @@ class Runtime:
         self.verified = start.verified
         self.last_error = start.last_error
         self.seconds = start.seconds
+
+    def __reduce__(self) -> tuple[Callable[[Counters], Runtime], tuple[Counters]]:
+        """A copy starts from the counters as they stand."""
+        return Runtime, (self.read(),)
 
     @property
     def calls(self) -> int:

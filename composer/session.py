@@ -47,8 +47,12 @@ class Session:
             self._reports = deque(kept, maxlen=KEPT_REPORTS)
 
     def quarantine(self, graph_key: str, backend: str) -> None:
-        """Do not try this backend on this graph again."""
+        """Do not try this backend on this graph again, until it is released."""
         self._quarantined.add((graph_key, backend))
+
+    def release(self, graph_key: str, backend: str) -> None:
+        """Let this backend be tried on this graph again."""
+        self._quarantined.discard((graph_key, backend))
 
     def is_quarantined(self, graph_key: str, backend: str) -> bool:
         """Whether this backend raised, or was wrong, at run time for this graph."""

@@ -12,7 +12,7 @@ import composer
 
 PACKAGE = Path(composer.__file__).parent
 LAYERS = [
-    {"errors"},
+    {"errors", "memory"},
     {"records"},
     {"_torch"},
     {"registry", "writes", "disk", "child", "collectives"},
@@ -29,7 +29,8 @@ LAYERS = [
     {"double"},
     {"parcel", "verify"},
     {"isolate", "sampling", "failures"},
-    {"chain", "guard"},
+    {"chain", "backward"},
+    {"guard"},
     {"isolated", "succession"},
     {"dispatch"},
     {"testing", "explain"},

@@ -625,3 +625,63 @@ def test_kinds_of_inductors_passes_are_known_with_and_without_their_base() -> No
     if hasattr(custom_graph_pass, "CustomInferenceAwareGraphPass"):
         own = custom_graph_pass.CustomInferenceAwareGraphPass
         assert _torch.CustomInferenceAwareGraphPass is own
+
+
+def test_backwards_are_guarded_where_they_meet_autograd() -> None:
+    """With the functional graph that each was compiled from; only within, and on this thread."""
+    seen: list[_torch.BuiltBackward] = []
+
+    def guard(built: _torch.BuiltBackward):
+        seen.append(built)
+        return _torch.takes_a_list(lambda args: [2 * each for each in built.compiled(args)])
+
+    x = torch.randn(3, requires_grad=True)
+    with _torch.backwards_by(guard), _torch.eager_backward_lowering(), _torch.donating_nothing():
+        inside = torch.compile(torch.sin, backend="aot_eager")
+        inside(x).sum().backward()
+    torch.testing.assert_close(x.grad, 2 * x.cos())
+    (built,) = seen
+    graph = built.graph()
+    assert graph is not None
+    operators = [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
+    assert operators == ["aten.cos.default", "aten.mul.Tensor"]
+    assert (built.exact, built.donated()) == (False, False)
+    outside = torch.compile(torch.cos, backend="aot_eager")
+    outside(x).sum().backward()
+    assert len(seen) == 1
+
+
+def test_a_backwards_own_graph_is_found_on_what_was_compiled() -> None:
+    """AOTAutograd's wrappers carry the mark on."""
+    seen: list[_torch.BuiltBackward] = []
+
+    def guard(built: _torch.BuiltBackward):
+        seen.append(built)
+        return built.compiled
+
+    def plain(functional, _):
+        return _torch.boxed(functional.forward)
+
+    def marked(functional, _):
+        return _torch.compiled_from(functional, plain(functional, _))
+
+    def backend(gm, example_inputs):
+        return _torch.aot_compile(
+            gm,
+            example_inputs,
+            forward=plain,
+            backward=marked,
+            inference=plain,
+            partition=_torch.min_cut,
+            decompositions={},
+        )
+
+    with _torch.backwards_by(guard):
+        torch.compile(torch.sin, backend=backend)(torch.ones(2, requires_grad=True))
+    assert seen[0].exact
+
+
+def test_draws_is_true_of_random_operators() -> None:
+    """Their results are not the same when they run again."""
+    assert _torch.draws(torch.ops.aten.bernoulli.p)
+    assert not _torch.draws(torch.ops.aten.sin.default)
