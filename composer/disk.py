@@ -4,10 +4,10 @@ Any number of processes may read and write; any of them may be killed at any mom
 full, read-only or hold what something else wrote. None of that is an error of the user's: what
 cannot be read is not there, what cannot be written is not kept, and a warning says so once.
 
-An entry is ``<key>.json`` and, beside it, ``<key>.bin``. Both are written to a file of another name
-first and renamed; the record holds the digest of the blob and its own. Nothing is ever unpickled.
-The user's folder is found by ``platformdirs``, which knows each system's place for caches, and the
-lock is ``filelock``'s, which the kernel lets go of when its holder dies.
+An entry is ``<key>.json`` and, beside it, ``<key>.bin``. Both are written under another name first,
+and renamed when both are whole; the record holds the digest of the blob and its own. Nothing is
+ever unpickled. The user's folder is found by ``platformdirs``, which knows each system's place for
+caches, and the lock is ``filelock``'s, which the kernel lets go of when its holder dies.
 """
 
 from __future__ import annotations
@@ -124,11 +124,7 @@ class Shelf:
             with self._locked():
                 self._remove_leftovers()
                 self._make_room(size, _checked(key))
-                if blob is None:
-                    self._blob(key).unlink(missing_ok=True)
-                else:
-                    _write(self._blob(key), blob)
-                _write(self._record(key), record)
+                self._replace(key, record, blob)
         except OSError as error:
             self._report(f"cannot be written: {error}")
             return False
@@ -211,6 +207,19 @@ class Shelf:
             if hashlib.sha256(blob).hexdigest() != sealed["blob_sha256"]:
                 raise _Broken("its blob has another digest")
         return Entry(key, sealed["facts"], blob, sealed["written"], len(text) + size)
+
+    def _replace(self, key: str, record: bytes, blob: bytes | None) -> None:
+        """Whole or not there: no old record may ever stand beside a new blob."""
+        try:
+            unfinished = _written(self._record(key), record)
+            unfinished_blob = None if blob is None else _written(self._blob(key), blob)
+        except OSError:
+            self._remove_leftovers()  # half a file on a disk that is full
+            raise
+        self._remove(key)
+        if unfinished_blob is not None:
+            unfinished_blob.replace(self._blob(key))
+        unfinished.replace(self._record(key))
 
     def _remove(self, key: str) -> None:
         self._record(key).unlink(missing_ok=True)  # first: a blob alone is not an entry
@@ -318,17 +327,12 @@ def _digest(entry: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(entry, sort_keys=True).encode()).hexdigest()
 
 
-def _write(path: Path, content: bytes) -> None:
-    """Write under another name, then rename: a reader finds all of it or none."""
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with io.FileIO(descriptor, "wb") as file:
-            rest = memoryview(content)
-            while rest:  # a write may be short
-                rest = rest[file.write(rest) :]
-        unfinished.replace(path)
-    except BaseException:
-        with suppress(OSError):
-            unfinished.unlink(missing_ok=True)
-        raise
+def _written(path: Path, content: bytes) -> Path:
+    """A file beside ``path`` with this content, to be renamed; the next writer removes a rest."""
+    unfinished = path.with_name(f"{path.name}.tmp")
+    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with io.FileIO(descriptor, "wb") as file:
+        rest = memoryview(content)
+        while rest:  # a write may be short
+            rest = rest[file.write(rest) :]
+    return unfinished
