@@ -90,6 +90,13 @@ class BindingEngine(ABC, Generic[T]):
                 held = self._renewed(given)
         return held.made
 
+    def _drop_all(self, made: T) -> None:
+        """Make everything anew at the next calls, unless ``made`` was dropped already."""
+        held = [*self._sets.values(), self._unbound, self._weightless]
+        if any(each is not None and each.made is made for each in held):
+            self._sets.clear()
+            self._unbound = self._weightless = None
+
     def _renewed(self, given: tuple[torch.Tensor, ...]) -> Held[T]:
         """One with the weights as they are now. The model is not exported again."""
         key = identities(given)

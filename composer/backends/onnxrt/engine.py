@@ -22,6 +22,7 @@ from composer.lowering.bindings import BindingEngine
 from composer.lowering.onnx import OnnxGraph
 from composer.lowering.regions import Region
 
+
 @dataclass(frozen=True, slots=True)
 class Bound:
     """A session with the weights it took in.
