@@ -1,4 +1,4 @@
-"""The name ``tensorrt``: torch_tensorrt's backend when it can be here, a reason when it cannot.
+"""The name ``tensorrt``: what it means, and the reasons for which it cannot be here.
 
 No GPU is needed: ``torch_tensorrt`` is a stand-in that registers its backends on import, as the
 real one does. What only a GPU shows is not tested here.
@@ -17,6 +17,8 @@ from engines import honest
 from torch._dynamo.backends import registry
 
 from composer.backends import tensorrt
+from composer.backends.tensorrt import probe
+from composer.errors import Refusal
 
 STAND_IN = """
 import torch
@@ -67,8 +69,8 @@ def test_without_gpu_it_is_unavailable_for_want_of_a_device() -> None:
 def test_the_true_reason_is_named(monkeypatch, cuda, card, driver, reason) -> None:
     """A torch without CUDA, no card, a card without driver, a card that torch cannot use."""
     monkeypatch.setattr(torch.version, "cuda", cuda)
-    monkeypatch.setattr(tensorrt, "_has_nvidia_card", lambda: card)
-    monkeypatch.setattr(tensorrt, "_has_driver", lambda: driver)
+    monkeypatch.setattr(probe, "_has_nvidia_card", lambda: card)
+    monkeypatch.setattr(probe, "_has_driver", lambda: driver)
     compiled(torch.sin, "tensorrt", "eager")(torch.ones(2))
     assert last().attempts[0].reason == reason
 
@@ -76,7 +78,7 @@ def test_the_true_reason_is_named(monkeypatch, cuda, card, driver, reason) -> No
 def test_with_a_gpu_a_graph_on_the_cpu_has_no_device(monkeypatch) -> None:
     """TensorRT runs graphs on CUDA devices."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    with pytest.raises(tensorrt.Refusal, match="the graph is on cpu") as caught:
+    with pytest.raises(Refusal, match="the graph is on cpu") as caught:
         tensorrt.TensorRTBackend().probe(types.SimpleNamespace(device="cpu"))
     assert caught.value.reason == "no_device"
 
@@ -85,7 +87,7 @@ def test_with_a_gpu_and_no_package_it_is_not_installed(monkeypatch) -> None:
     """Found out without importing anything."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(tensorrt.Refusal) as caught:
+    with pytest.raises(Refusal) as caught:
         tensorrt.TensorRTBackend().probe(types.SimpleNamespace(device="cuda:0"))
     assert caught.value.reason == "not_installed"
 
