@@ -1,9 +1,11 @@
 """Does TensorRT take the public models whole, and how long does a plan take?
 
-``python bench/tensorrt_plans.py`` brings each model of ``zoo.py`` through composer's lowering into the
-parser and the builder of TensorRT for RTX, which run on a CPU, and builds a plan for one GPU
+``python bench/tensorrt_plans.py`` brings each model of ``zoo.py`` through composer's lowering into
+the parser and the builder of TensorRT for RTX, which run on a CPU, and builds a plan for one GPU
 without having it. Nothing is executed. Figures: the share of the graph and the number of regions,
 seconds to translate it (ONNX, folding, and asking the parser), to parse and to build, and MiB.
+
+The file is not called ``tensorrt.py``: run from this folder, that would be ``import tensorrt``.
 """
 
 from __future__ import annotations

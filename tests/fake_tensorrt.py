@@ -207,7 +207,8 @@ class FakeContext:
     def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
         assert self.profile is not None
         ranges = self.engine.profiles[self.profile].get(name)
-        fits = ranges is None or all(a <= n <= c for a, n, c in zip(ranges[0], shape, ranges[2]))
+        least, _, greatest = ranges or (shape, shape, shape)
+        fits = all(a <= n <= c for a, n, c in zip(least, shape, greatest, strict=True))
         if fits:
             self.shapes[name] = shape
         return fits

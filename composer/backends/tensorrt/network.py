@@ -61,7 +61,7 @@ def parse(
     if loaded and parser.parse_model_proto():
         return Parsed(builder, parser, network, {}, None)
     refused = dict(_errors(parser))
-    if refused and sum(weights[name].nbytes for name in used) < _INLINE:
+    if sum(weights[name].nbytes for name in used) < _INLINE:
         refused |= _unsupported(library, _inlined(model, weights), lines)
     error = lines.refusal("TensorRT's parser fails", Reason.EXPORT_FAILED)
     return Parsed(builder, parser, None, refused, None if refused else error)
@@ -85,7 +85,11 @@ def _creation_flags(trt: Any) -> int:
 
 
 def _unsupported(library: Library, model: bytes, lines: Lines) -> dict[int, str]:
-    """All that the parser would refuse, not only what it met first."""
+    """All that the parser would refuse, not only what it met first.
+
+    Its subgraphs are coarse: one node may have it refuse all of them. They count only where it
+    names none.
+    """
     _, _, parser = _fresh(library, lines)
     if parser.supports_model_v2(model, None):
         return {}
@@ -96,7 +100,8 @@ def _unsupported(library: Library, model: bytes, lines: Lines) -> dict[int, str]
         if not parser.is_subgraph_supported(index)
         for node in parser.get_subgraph_nodes(index)
     )
-    return {node: told.get(node, "TensorRT's parser refuses it") for node in nodes}
+    why = f": {lines.first_error}" if lines.first_error else ""
+    return told or dict.fromkeys(nodes, f"TensorRT's parser refuses its subgraph{why}")
 
 
 def _errors(parser: Any) -> Iterator[tuple[int, str]]:
