@@ -132,8 +132,8 @@ def require_no_host_inputs(network: Any) -> None:
     Raises:
         Refusal: ``declined`` with ``dynamic_shape``.
     """
-    inputs = (network.get_input(index) for index in range(network.num_inputs))
-    names = [each.name for each in inputs if each.is_shape_tensor]
+    terminals = (network.get_input(index) for index in range(network.num_inputs))
+    names = [terminal.name for terminal in terminals if terminal.is_shape_tensor]
     if names:
         what = f"{', '.join(names)} gives a size that no input tensor has"
         raise Refusal(Status.DECLINED, Reason.DYNAMIC_SHAPE, what)

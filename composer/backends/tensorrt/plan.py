@@ -117,8 +117,9 @@ def _check_types(network: Any, dtypes: Mapping[str, torch.dtype]) -> None:
     require_no_host_inputs(network)
     inputs = [network.get_input(i) for i in range(network.num_inputs)]
     outputs = [network.get_output(i) for i in range(network.num_outputs)]
-    for what, tensors in (("input", inputs), ("output", outputs)):
-        require_dtypes(what, ((each.name, each.dtype, dtypes[each.name]) for each in tensors))
+    for what, terminals in (("input", inputs), ("output", outputs)):
+        named = ((terminal.name, terminal.dtype) for terminal in terminals)
+        require_dtypes(what, ((name, dtype, dtypes[name]) for name, dtype in named))
 
 
 def _configure(library: Library, builder: Any, recipe: Recipe) -> Any:
