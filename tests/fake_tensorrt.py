@@ -56,12 +56,14 @@ class FakePlace:
 class Fake:
     """A library and what it did. ``faults`` are looked at whenever one could strike.
 
-    ``hidden`` are outputs whose shapes the engine says only after it ran.
+    ``hidden`` are outputs whose shapes the engine says only after it ran, ``on_host`` those that it
+    leaves in the host's memory.
     """
 
     def __init__(self, real: Library) -> None:
         self.faults: set[str] = set()
         self.hidden: set[str] = set()
+        self.on_host: set[str] = set()
         self.contexts: list[FakeContext] = []
         self.loaded = 0
         self.built = 0
@@ -176,7 +178,8 @@ class FakeEngine:
         return self.trt.DataType.__members__[names[self.tensors[name].type.tensor_type.elem_type]]
 
     def get_tensor_location(self, name: str) -> Any:
-        return self.trt.TensorLocation.DEVICE
+        places = self.trt.TensorLocation
+        return places.HOST if name in self.fake.on_host else places.DEVICE
 
     def create_execution_context(self) -> FakeContext | None:
         if self.fake.strikes("context"):

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from composer.backends import base
-from composer.backends.tensorrt import cache, library
+from composer.backends.tensorrt import cache, library, plan
 from composer.backends.tensorrt.cut import Cut, cut
 from composer.backends.tensorrt.dtypes import require_dtypes
 from composer.backends.tensorrt.engine import dtypes_of, in_host_memory
@@ -285,23 +285,57 @@ def test_a_plan_goes_to_disk_and_comes_back(trt, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("COMPOSER_CACHE_DIR", str(tmp_path))
     made = recipe(pieces(trt, torch.sin, torch.randn(6, 4)))
     facts = made.facts(trt)
-    plan = build_plan(trt, made)
-    assert cache.plans().put(key_of(facts), facts, plan)
+    built = build_plan(trt, made)
+    assert cache.plans().put(key_of(facts), facts, built)
     entry = cache.plans().get(key_of(recipe(pieces(trt, torch.sin, torch.randn(6, 4))).facts(trt)))
     assert entry is not None
-    assert entry.blob == plan
+    assert entry.blob == built
     assert json.loads(json.dumps(facts)) == entry.facts
 
 
-@pytest.mark.parametrize("plan", [b"", b"garbage", None])
-def test_without_a_driver_no_plan_loads_and_the_process_lives(trt, plan) -> None:
+class Timings:
+    """A builder's configuration, as far as times of kernels are concerned."""
+
+    def __init__(self) -> None:
+        self.given = b"nothing"
+
+    def create_timing_cache(self, saved: bytes) -> bytes:
+        return saved
+
+    def set_timing_cache(self, times: bytes, ignore_mismatch: bool) -> bool:
+        self.given = times
+        return not ignore_mismatch
+
+    def get_timing_cache(self) -> Timings:
+        return self
+
+    def serialize(self) -> bytes:
+        return b"measured"
+
+
+def test_times_of_kernels_are_kept_for_the_next_build(trt, tmp_path, monkeypatch) -> None:
+    """Per library and device, by full TensorRT; RTX measures none."""
+    monkeypatch.setenv("COMPOSER_CACHE_DIR", str(tmp_path))
+    full = library.Library(trt.module, "tensorrt", "11.0", trt.log)
+    made = recipe(pieces(trt, torch.sin, torch.randn(6, 4)))
+    given = []
+    for each in (full, full, trt, library.Library(trt.module, "tensorrt", "11.1", trt.log)):
+        config = Timings()
+        plan._recall_timings(each, config, made)
+        plan._keep_timings(each, config, made)
+        given.append(config.given)
+    assert given == [b"", b"measured", b"nothing", b""]
+
+
+@pytest.mark.parametrize("data", [b"", b"garbage", None])
+def test_without_a_driver_no_plan_loads_and_the_process_lives(trt, data) -> None:
     """Garbage is told as such; a good plan wants a driver."""
     from composer.backends.tensorrt.execution import _load
 
     if torch.cuda.is_available():
         pytest.skip("this machine has a driver")
-    good = plan is None
-    data = build_plan(trt, recipe(pieces(trt, torch.sin, torch.randn(2)))) if good else plan
+    if data is None:
+        data = build_plan(trt, recipe(pieces(trt, torch.sin, torch.randn(2))))
     with trt.log.recording() as lines, pytest.raises(Refusal, match="cannot load the plan") as no:
         _load(trt, data, lines)
     assert no.value.reason in ("driver_missing", "build_failed")

@@ -179,6 +179,13 @@ def test_what_only_the_engine_knows_the_size_of_is_given_memory(fake: Fake) -> N
     same(lambda x: torch.relu(x), torch.randn(3, 4))
 
 
+def test_a_result_in_the_hosts_memory_is_waited_for(fake: Fake, place) -> None:
+    """As TensorRT leaves sizes that it computed."""
+    fake.on_host = {"relu"}
+    same(lambda x: torch.relu(x), torch.randn(3, 4))
+    assert place.waited == 2
+
+
 def test_an_operator_without_onnx_is_left_to_torch(fake: Fake) -> None:
     """Two regions around it."""
 

@@ -12,7 +12,8 @@ TensorRT's::
     LD_LIBRARY_PATH=. python listing.py tensorrt_bindings > tensorrt-11.4.0.106.txt
 
 (``.so.10`` for releases 10.x.) A line is a member of an enumeration or a class: with its
-signatures if it is a method, with ``= property`` if it is none. ``tests/test_tensorrt_api.py`` reads the lists.
+signatures if it is a method, with ``= property`` if it is none. ``tests/test_tensorrt_api.py``
+reads the lists.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -238,7 +239,7 @@ def _make_allocator(trt: Any, device: torch.device) -> Any:
 
         def tensor(self, dtype: torch.dtype) -> torch.Tensor:
             """What was computed."""
-            count = torch.Size(self._shape).numel() * dtype.itemsize
+            count = math.prod(self._shape) * dtype.itemsize
             return self._memory[:count].view(dtype).view(self._shape)
 
     return Allocator()
