@@ -581,9 +581,9 @@ def test_compiling_holds_dynamos_lock_and_says_that_it_compiles() -> None:
 
 def test_sizes_tell_their_symbols_bounds_and_values() -> None:
     """Without a guard: a number, a symbol, an expression of one."""
-    seen: list[Any] = []
+    seen: list[torch.SymInt] = []
 
-    def backend(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+    def backend(gm: torch.fx.GraphModule, example_inputs):
         (x,) = (node for node in gm.graph.find_nodes(op="placeholder") if "x" in node.name)
         seen.extend(x.meta["example_value"].shape)
         return gm.forward
@@ -603,7 +603,7 @@ def test_a_backend_can_be_registered_by_name() -> None:
     """And is then found by it."""
     from torch._dynamo.backends import registry
 
-    def nothing(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+    def nothing(gm: torch.fx.GraphModule, example_inputs):
         return gm.forward
 
     try:
