@@ -40,6 +40,7 @@ class FakePlace:
         self.target = Target("pretended", capability, "0")
         self.launched: list[int] = []
         self.waited = 0
+        self.recorded = 0
 
     def stream(self) -> int:
         return threading.get_ident()
@@ -48,6 +49,12 @@ class FakePlace:
     def launching(self):
         self.launched.append(self.stream())
         yield
+
+    def record(self, launch: Any) -> Any:
+        launch(self.stream())
+        self.recorded += 1
+        stream = self.stream()
+        return lambda: launch(stream)
 
     def wait(self) -> None:
         self.waited += 1

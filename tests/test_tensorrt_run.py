@@ -17,6 +17,7 @@ import torch
 from conftest import compiled, last
 from torch._dynamo.backends import registry
 
+import composer
 from composer.backends import tensorrt
 from composer.backends.tensorrt import library, probe
 
@@ -125,6 +126,27 @@ def test_calls_in_turn_share_one_context(fake: Fake) -> None:
         run(x)
     (context,) = fake.contexts
     assert context.profiles_set == [0]
+
+
+def test_reduce_overhead_records_a_graph_and_replays_it(fake: Fake, place) -> None:
+    """On memory of its own: neither later inputs nor earlier results are touched."""
+    model, xs = Net(), [torch.randn(2, 4) for _ in range(4)]
+    run = torch.compile(model, backend="composer", mode="reduce-overhead", options=None)
+    with composer.using(chain=["tensorrt"]):
+        results = [run(x) for x in xs]
+    torch.testing.assert_close(results, [model(x) for x in xs])
+    assert (place.recorded, place.launched) == (1, [])
+    assert last().attempts[0].engine["cuda_graphs"] == 1
+
+
+def test_dynamic_sizes_are_not_recorded(fake: Fake, place) -> None:
+    """A graph would have to be recorded for each."""
+    with composer.using(chain=["tensorrt"]):
+        torch.compile(Net(), backend="composer", mode="reduce-overhead", dynamic=True)(
+            torch.randn(6, 4)
+        )
+    assert place.recorded == 0
+    assert last().attempts[0].engine["cuda_graphs"] == 0
 
 
 def test_sizes_within_the_profile_run_without_a_build(fake: Fake) -> None:

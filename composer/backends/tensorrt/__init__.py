@@ -80,7 +80,8 @@ def tensorrt(
     Args:
         gm: The captured graph.
         example_inputs: Tensors and symbols, in the order of the placeholders.
-        mode: ``torch.compile``'s mode.
+        mode: ``torch.compile``'s mode; ``"reduce-overhead"`` runs plans by CUDA graphs where all
+            shapes are fixed.
         options: The fields of :class:`~composer.backends.tensorrt.settings.Settings`.
 
     Raises:
@@ -92,7 +93,7 @@ def tensorrt(
     from composer.backends.tensorrt.engine import TensorRTEngine
 
     asked = settings.read_settings(options or {})
-    place = _place_of(example_inputs)
+    place, record = _place_of(example_inputs), mode == "reduce-overhead"
     trt = library.load_library()
     note(library=trt.name, version=trt.version, gpu=place.target.gpu, precision=asked.precision)
 
@@ -106,9 +107,11 @@ def tensorrt(
         engines = {}
         for name, region in pieces.parts.regions.items():
             check_time()
-            engines[name] = TensorRTEngine(trt, pieces.models[name], region, asked, place)
+            model = pieces.models[name]
+            engines[name] = TensorRTEngine(trt, model, region, asked, place, record=record)
         note(
             regions=len(engines),
+            cuda_graphs=sum(each.is_recorded for each in engines.values()),
             ranges=[each.ranges for each in engines.values()],
             found_on_disk=sum(each.found_on_disk for each in engines.values()),
         )

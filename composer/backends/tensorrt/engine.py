@@ -29,23 +29,33 @@ class TensorRTEngine(BindingEngine[LoadedPlan]):
         region: What it was made from: the weights to take in, and their witnesses.
         settings: How to build plans.
         place: Where they run.
+        record: Whether to run them by CUDA graphs where all shapes are fixed.
     """
 
     def __init__(
-        self, library: Library, plain: PlainOnnx, region: Region, settings: Settings, place: Place
+        self,
+        library: Library,
+        plain: PlainOnnx,
+        region: Region,
+        settings: Settings,
+        place: Place,
+        *,
+        record: bool = False,
     ) -> None:
         super().__init__(region)
         self._library = library
         self._graph = plain.graph
         self._settings = settings
         self._place = place
+        self._record = record
         self._dtypes = dtypes_of(plain, region)
         self._shapes = shapes_with_symbols(plain.graph, region.gm)
         self.ranges: tuple[Ranges, ...] = ranges_of(self._shapes, settings.profiles)
         """The ranges of the dynamic sizes, one set for each profile."""
         self.found_on_disk = 0
         """How many plans were loaded and not built."""
-        self.bind_first(region)
+        self.is_recorded = self.bind_first(region).is_recorded
+        """Whether calls replay a CUDA graph."""
 
     def __call__(self, *args: Any) -> list[Any]:
         """Run the plan for the weights among the arguments; build a wider one where none fits."""
@@ -89,7 +99,7 @@ class TensorRTEngine(BindingEngine[LoadedPlan]):
         return plan
 
     def _loaded(self, plan: bytes, signature: Signature) -> LoadedPlan:
-        return LoadedPlan(self._library, plan, signature, self._place)
+        return LoadedPlan(self._library, plan, signature, self._place, record=self._record)
 
     def _recipe(self, values: Mapping[int, torch.Tensor]) -> Recipe:
         return Recipe(

@@ -49,12 +49,25 @@ class OutOfProfile(Exception):
         self.shapes = shapes
 
 
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A CUDA graph, and the memory that it reads and writes at every replay."""
+
+    inputs: Mapping[str, torch.Tensor]
+    outputs: Sequence[torch.Tensor]
+    replay: Callable[[], None]
+
+
 @dataclass(slots=True)
 class Lane:
-    """An execution context and the profile that is set in it; used by one call at a time."""
+    """An execution context, the profile that is set in it, and the CUDA graph of its work.
+
+    Used by one call at a time.
+    """
 
     context: Any
     profile: int = -1
+    recorded: Recorded | None = None
 
 
 class LoadedPlan:
@@ -68,12 +81,21 @@ class LoadedPlan:
         plan: The plan.
         signature: What goes in and comes out.
         place: Where it runs.
+        record: Whether to run it by CUDA graphs, if its shapes are all fixed.
 
     Raises:
         Refusal: the plan cannot be loaded here, is for another model, or there is no memory.
     """
 
-    def __init__(self, library: Library, plan: bytes, signature: Signature, place: Place) -> None:
+    def __init__(
+        self,
+        library: Library,
+        plan: bytes,
+        signature: Signature,
+        place: Place,
+        *,
+        record: bool = False,
+    ) -> None:
         self._library = library
         self._signature = signature
         self._place = place
@@ -83,7 +105,8 @@ class LoadedPlan:
         with library.busy, library.log.recording() as lines:
             self._runtime, self._engine = _load(library, plan, lines)
             _require_same(self._engine, signature)
-            self._pool[place.stream()].append(Lane(self._context(lines)))
+            first = Lane(self._context(lines))
+        self._pool[place.stream()].append(first)
         trt = library.module
         self._on_host = {
             name
@@ -91,6 +114,9 @@ class LoadedPlan:
             if self._engine.get_tensor_location(name) == trt.TensorLocation.HOST
         }
         self._receivers = [_receiver(output) for _, output in signature.outputs]
+        fixed = all(output.shape is not None and output.dtype for _, output in signature.outputs)
+        self.is_recorded = record and fixed and not signature.profiles and not self._on_host
+        """Whether calls replay a CUDA graph."""
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
         """Run the plan on the arguments of the region.
@@ -104,18 +130,53 @@ class LoadedPlan:
         stream = self._place.stream()
         lane = self._take(stream)
         with self._library.log.recording() as lines:
-            self._set_inputs(lane, profile, inputs, stream, lines)
-            outputs = [self._place_output(lane, *each, lines) for each in self._signature.outputs]
-            with self._place.launching():
-                done = lane.context.execute_async_v3(stream)
-            if not done:
-                _fail(lines, "the engine fails")
-        results = [fetch() for fetch in outputs]
-        if self._on_host:
-            self._place.wait()
+            if self.is_recorded:
+                results = self._replayed(lane, inputs, stream, lines)
+            else:
+                results = self._launched(lane, profile, inputs, stream, lines)
         with self._lock:
             self._pool[stream].append(lane)
         return [receive(each) for receive, each in zip(self._receivers, results, strict=True)]
+
+    def _launched(
+        self,
+        lane: Lane,
+        profile: int,
+        inputs: Mapping[str, torch.Tensor],
+        stream: int,
+        lines: Lines,
+    ) -> list[torch.Tensor]:
+        self._set_inputs(lane, profile, inputs, stream, lines)
+        outputs = [self._place_output(lane, *each, lines) for each in self._signature.outputs]
+        with self._place.launching():
+            _execute(lane.context, stream, lines)
+        if self._on_host:
+            self._place.wait()
+        return [fetch() for fetch in outputs]
+
+    def _replayed(
+        self, lane: Lane, inputs: Mapping[str, torch.Tensor], stream: int, lines: Lines
+    ) -> list[torch.Tensor]:
+        """Run by the lane's CUDA graph, whose memory belongs to it: values are copied in and out.
+
+        All of it happens on the caller's stream, to which the lane belongs.
+        """
+        recorded = lane.recorded
+        if recorded is None:
+            recorded = lane.recorded = self._record(lane, inputs, stream, lines)
+        for name, memory in recorded.inputs.items():
+            memory.copy_(inputs[name])
+        recorded.replay()
+        return [each.clone() for each in recorded.outputs]
+
+    def _record(
+        self, lane: Lane, inputs: Mapping[str, torch.Tensor], stream: int, lines: Lines
+    ) -> Recorded:
+        held = {name: each.clone() for name, each in inputs.items()}
+        self._set_inputs(lane, 0, held, stream, lines)
+        outputs = [self._place_output(lane, *each, lines)() for each in self._signature.outputs]
+        replay = self._place.record(lambda handle: _execute(lane.context, handle, lines))
+        return Recorded(held, outputs, replay)
 
     def _given(self, name: str, value: Any) -> torch.Tensor:
         """An argument as TensorRT wants it: in order, aligned, on the device."""
@@ -212,6 +273,11 @@ def _require_same(engine: Any, signature: Signature) -> None:
     for what, group in (("input", signature.inputs), ("output", signature.outputs)):
         pairs = ((n, engine.get_tensor_dtype(n), signature.dtypes[n]) for n, _ in group)
         require_dtypes(what, pairs)
+
+
+def _execute(context: Any, stream: int, lines: Lines) -> None:
+    if not context.execute_async_v3(stream):
+        _fail(lines, "the engine fails")
 
 
 def _make_allocator(trt: Any, device: torch.device) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -31,6 +31,9 @@ class Place(Protocol):
 
     def launching(self) -> AbstractLaunch:
         """While it is entered, the device is current and its stream waits for the caller's."""
+
+    def record(self, launch: Callable[[int], None]) -> Callable[[], None]:
+        """Record what ``launch`` puts on a stream, after one run of it; returns what replays it."""
 
     def wait(self) -> None:
         """Wait until the work on the calling thread's stream is done."""
@@ -81,6 +84,17 @@ class CudaPlace:
             yield
             if chosen != current:
                 current.wait_stream(chosen)
+
+    def record(self, launch: Callable[[int], None]) -> Callable[[], None]:
+        """Record a CUDA graph. The run before it makes what TensorRT makes at the first run."""
+        graph, stream = torch.cuda.CUDAGraph(), self._side
+        with torch.cuda.device(self.device):
+            stream.wait_stream(torch.cuda.current_stream(self.device))
+            launch(stream.cuda_stream)
+            with torch.cuda.graph(graph, stream=stream):
+                launch(stream.cuda_stream)
+            torch.cuda.current_stream(self.device).wait_stream(stream)
+        return graph.replay
 
     def wait(self) -> None:
         """Wait for the current stream."""
