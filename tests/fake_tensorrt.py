@@ -74,11 +74,13 @@ class Fake:
         self.contexts: list[FakeContext] = []
         self.loaded = 0
         self.built = 0
+        self.refitted = 0
         self._log = real.log
         module = types.ModuleType(real.name)
         module.__dict__.update(vars(real.module))
         module.Builder = functools.partial(FakeBuilder, self, real.module)
         module.OnnxParser = functools.partial(FakeParser, self, real.module)
+        module.Refitter = module.OnnxParserRefitter = FakeRefitter
         module.Runtime = functools.partial(FakeRuntime, self, module)
         self.parsed: dict[int, tuple[onnx.ModelProto, dict[str, bytes]]] = {}
         self.library = Library(module, real.name, real.version, real.log)
@@ -98,6 +100,7 @@ class FakeBuilder:
         if fake.strikes("builder"):
             raise TypeError("pybind11::init(): factory function returned nullptr")
         self.fake, self.real = fake, real.Builder(log)
+        self.flags = real.BuilderFlag
         self.profiles: list[Any] = []
 
     def __getattr__(self, name: str) -> Any:
@@ -109,15 +112,12 @@ class FakeBuilder:
 
     def build_serialized_network(self, network: Any, config: Any) -> bytes | None:
         self.fake.built += 1
+        config.clear_flag(self.flags.REFIT)  # the real builder asks a GPU for that
         plan = self.real.build_serialized_network(network, config)
         if self.fake.strikes("plan") or plan is None:
             return None
         model, weights = self.fake.parsed[id(network)]
-        for each in model.graph.initializer:
-            if each.name in weights:
-                each.ClearField("external_data")
-                each.data_location = onnx.TensorProto.DEFAULT
-                each.raw_data = weights[each.name]
+        _fill(model, weights)
         ranges = [_ranges(profile, model) for profile in self.profiles]
         return MAGIC + json.dumps(ranges).encode() + b"\n" + model.SerializeToString()
 
@@ -125,6 +125,41 @@ class FakeBuilder:
 def _ranges(profile: Any, model: onnx.ModelProto) -> dict[str, list[list[int]]]:
     dynamic = (each.name for each in model.graph.input if any(map(_dynamic, _dims(each))))
     return {name: [list(shape) for shape in profile.get_shape(name)] for name in dynamic}
+
+
+def _fill(model: onnx.ModelProto, weights: dict[str, bytes]) -> None:
+    for each in model.graph.initializer:
+        if each.name in weights:
+            each.ClearField("external_data")
+            each.data_location = onnx.TensorProto.DEFAULT
+            each.raw_data = weights[each.name]
+
+
+class FakeRefitter:
+    """Takes weights for an engine; as an ``OnnxParserRefitter`` reads them, too."""
+
+    def __init__(self, engine: Any, log: Any) -> None:
+        self.engine = engine.engine if isinstance(engine, FakeRefitter) else engine
+        self.refitter = engine
+        self.weights: dict[str, bytes] = {}
+
+    def load_model_proto(self, data: bytes, path: str | None) -> bool:
+        self.model = onnx.ModelProto.FromString(data)
+        return True
+
+    def load_initializer(self, name: str, address: int, size: int) -> bool:
+        self.weights[name] = ctypes.string_at(address, size)
+        return True
+
+    def refit_model_proto(self) -> bool:
+        _fill(self.model, self.weights)
+        self.refitter.model = self.model
+        return not self.engine.fake.strikes("refit")
+
+    def refit_cuda_engine(self) -> bool:
+        self.engine.fake.refitted += 1
+        self.engine.open(self.model)
+        return True
 
 
 class FakeParser:
@@ -170,12 +205,30 @@ class FakeEngine:
         self.runtime = weakref.ref(runtime)
         self.fake, self.trt = runtime.fake, runtime.module
         self.profiles = json.loads(ranges) or [{}]
-        graph = onnx.ModelProto.FromString(model).graph
+        self.ranges, self.model = ranges, onnx.ModelProto.FromString(model)
+        graph = self.model.graph
         self.inputs = {each.name: each for each in graph.input}
         self.outputs = {each.name: each for each in graph.output}
         self.tensors = self.inputs | self.outputs
-        self.session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
         self.num_io_tensors = len(self.tensors)
+        self.open(self.model)
+
+    def open(self, model: onnx.ModelProto) -> None:
+        providers = ["CPUExecutionProvider"]
+        self.session = onnxruntime.InferenceSession(model.SerializeToString(), providers=providers)
+
+    def create_serialization_config(self) -> Any:
+        return self
+
+    def set_flag(self, flag: Any) -> bool:
+        return flag == self.trt.SerializationFlag.EXCLUDE_WEIGHTS
+
+    def serialize_with_config(self, config: Any) -> bytes:
+        model = onnx.ModelProto()
+        model.CopyFrom(self.model)
+        for each in model.graph.initializer:
+            each.raw_data = bytes(len(each.raw_data))
+        return MAGIC + self.ranges + b"\n" + model.SerializeToString()
 
     def get_tensor_name(self, index: int) -> str:
         return [*self.tensors][index]

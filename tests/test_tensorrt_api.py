@@ -19,7 +19,7 @@ import composer
 HERE = Path(__file__).parent / "tensorrt_api"
 ENGINE = Path(composer.__file__).parent / "backends" / "tensorrt"
 RELEASES = sorted(path.stem for path in HERE.glob("*.txt"))
-FILES = ("log.py", "network.py", "plan.py", "execution.py")
+FILES = ("log.py", "network.py", "plan.py", "execution.py", "refit.py")
 
 CLASSES = {
     "builder": "Builder",
@@ -33,6 +33,9 @@ CLASSES = {
     "_engine": "ICudaEngine",
     "engine": "ICudaEngine",
     "context": "IExecutionContext",
+    "refitter": "Refitter",
+    "reader": "OnnxParserRefitter",
+    "serialization": "ISerializationConfig",
 }
 """What a variable or an attribute of this name holds, in the files above."""
 

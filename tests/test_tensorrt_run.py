@@ -230,6 +230,33 @@ def test_changed_weights_are_seen(fake: Fake) -> None:
     assert fake.built == 3
 
 
+def test_a_refittable_plan_takes_new_weights_without_a_build(fake: Fake, tmp_path) -> None:
+    """However often they change; another module of its kind finds it on disk."""
+    chain = {"backend": "tensorrt", "options": {"refittable": True}}
+    x = torch.randn(2, 4)
+    for _ in range(2):
+        torch.compiler.reset()
+        model = Net()
+        run = compiled(model, chain)
+        for _ in range(4):
+            torch.testing.assert_close(run(x), model(x))
+            model.first.weight.mul_(1.5)
+    assert (fake.built, fake.refitted) == (1, 7)
+    assert len([*(tmp_path / "cache" / "plans").glob("*.bin")]) == 1
+
+
+def test_a_plan_that_does_not_take_the_weights_is_built_anew(fake: Fake) -> None:
+    """As one that does not load."""
+    chain = {"backend": "tensorrt", "options": {"refittable": True}}
+    model, x = Net(), torch.randn(2, 4)
+    run = compiled(model, chain)
+    run(x)
+    fake.faults.add("refit")
+    model.first.weight.mul_(1.5)
+    torch.testing.assert_close(run(x), model(x))
+    assert (fake.built, fake.refitted) == (2, 0)
+
+
 @pytest.mark.parametrize(
     ("fault", "reason", "words"),
     [

@@ -58,6 +58,7 @@ class BindingEngine(ABC, Generic[T]):
         self._sets: dict[Hashable, Held[T]] = {}
         self._waiting: dict[Hashable, WeightSet] = {}
         self._died = 0
+        self._changes_allowed: float = _RESTLESS
         self._unbound: Held[T] | None = None
         self._weightless: Held[T] | None = None
 
@@ -152,7 +153,7 @@ class BindingEngine(ABC, Generic[T]):
         weights = {
             i: each
             for i, each in enumerate(given)
-            if members.changes[i] < _RESTLESS
+            if members.changes[i] < self._changes_allowed
             and can_bind(each)
             and (i in witnessed or i not in self._witnessed)
         }

@@ -28,11 +28,11 @@ CLASSES = (
     *("Builder", "IBuilderConfig", "INetworkDefinition", "ITensor", "IOptimizationProfile"),
     *("OnnxParser", "ParserError", "OnnxParserRefitter", "Refitter", "IHostMemory"),
     *("ITimingCache", "Runtime", "ICudaEngine", "IExecutionContext", "ILogger"),
-    *("IProgressMonitor", "IOutputAllocator", "Weights"),
+    *("IProgressMonitor", "IOutputAllocator", "ISerializationConfig"),
 )
 ENUMERATIONS = (
     *("BuilderFlag", "ComputeCapability", "DataType", "MemoryPoolType"),
-    *("NetworkDefinitionCreationFlag", "TensorIOMode", "TensorLocation"),
+    *("NetworkDefinitionCreationFlag", "SerializationFlag", "TensorIOMode", "TensorLocation"),
 )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -10,9 +11,11 @@ import torch
 from composer.backends.tensorrt import cache
 from composer.backends.tensorrt.execution import LoadedPlan, OutOfProfile, Signature
 from composer.backends.tensorrt.library import Library
+from composer.backends.tensorrt.log import Lines
 from composer.backends.tensorrt.place import Place
 from composer.backends.tensorrt.plan import Recipe, build_plan, key_of
 from composer.backends.tensorrt.profiles import Ranges, met, profile_of, ranges_of, wider
+from composer.backends.tensorrt.refit import refit
 from composer.backends.tensorrt.settings import Settings
 from composer.errors import Refusal
 from composer.lowering.bindings import BindingEngine
@@ -48,6 +51,8 @@ class TensorRTEngine(BindingEngine[LoadedPlan]):
         self._settings = settings
         self._place = place
         self._record = record
+        if settings.refittable and settings.plan_cache:
+            self._changes_allowed = math.inf  # a change costs no build
         self._dtypes = dtypes_of(plain, region)
         self._shapes = shapes_with_symbols(plain.graph, region.gm)
         self.ranges: tuple[Ranges, ...] = ranges_of(self._shapes, settings.profiles)
@@ -87,7 +92,7 @@ class TensorRTEngine(BindingEngine[LoadedPlan]):
         entry = shelf.get(key)
         if entry is not None and entry.blob:
             try:
-                plan = self._loaded(entry.blob, signature)
+                plan = self._loaded(entry.blob, signature, self._filler(recipe))
             except Refusal:  # of another release after all, or damaged: as if it were not there
                 shelf.remove(key)
             else:
@@ -95,11 +100,22 @@ class TensorRTEngine(BindingEngine[LoadedPlan]):
                 return plan
         built = build_plan(self._library, recipe)
         plan = self._loaded(built, signature)
-        shelf.put(key, facts, built)
+        shelf.put(key, facts, plan.without_weights() if self._settings.refittable else built)
         return plan
 
-    def _loaded(self, plan: bytes, signature: Signature) -> LoadedPlan:
-        return LoadedPlan(self._library, plan, signature, self._place, record=self._record)
+    def _filler(self, recipe: Recipe) -> Callable[[Any, Lines], None] | None:
+        """What gives a plan on disk its weights, where it has none."""
+        if not self._settings.refittable:
+            return None
+        return lambda engine, lines: refit(
+            self._library, engine, recipe.graph, recipe.weights, lines
+        )
+
+    def _loaded(
+        self, plan: bytes, signature: Signature, fill: Callable[[Any, Lines], None] | None = None
+    ) -> LoadedPlan:
+        place, record = self._place, self._record
+        return LoadedPlan(self._library, plan, signature, place, record=record, fill=fill)
 
     def _recipe(self, values: Mapping[int, torch.Tensor]) -> Recipe:
         return Recipe(

@@ -16,6 +16,7 @@ from composer.backends.tensorrt.library import Library
 from composer.backends.tensorrt.log import Lines
 from composer.backends.tensorrt.place import Place
 from composer.backends.tensorrt.profiles import Profile, Shape, holds
+from composer.backends.tensorrt.refit import without_weights
 from composer.errors import Refusal
 from composer.lowering.onnx import Output
 from composer.records import Reason, Status
@@ -82,6 +83,7 @@ class LoadedPlan:
         signature: What goes in and comes out.
         place: Where it runs.
         record: Whether to run it by CUDA graphs, if its shapes are all fixed.
+        fill: Gives the engine its weights, where the plan has none.
 
     Raises:
         Refusal: the plan cannot be loaded here, is for another model, or there is no memory.
@@ -95,6 +97,7 @@ class LoadedPlan:
         place: Place,
         *,
         record: bool = False,
+        fill: Callable[[Any, Lines], None] | None = None,
     ) -> None:
         self._library = library
         self._signature = signature
@@ -105,6 +108,8 @@ class LoadedPlan:
         with library.busy, library.log.recording() as lines:
             self._runtime, self._engine = _load(library, plan, lines)
             _require_same(self._engine, signature)
+            if fill is not None:
+                fill(self._engine, lines)
             first = Lane(self._context(lines))
         self._pool[place.stream()].append(first)
         trt = library.module
@@ -137,6 +142,15 @@ class LoadedPlan:
         with self._lock:
             self._pool[stream].append(lane)
         return [receive(each) for receive, each in zip(self._receivers, results, strict=True)]
+
+    def without_weights(self) -> bytes:
+        """The plan for any weights, of one that was built to be refitted.
+
+        Raises:
+            Refusal: TensorRT does not write it.
+        """
+        with self._library.busy, self._library.log.recording() as lines:
+            return without_weights(self._library, self._engine, lines)
 
     def _launched(
         self,

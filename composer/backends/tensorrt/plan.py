@@ -62,7 +62,10 @@ class Recipe:
     target: Target
 
     def facts(self, library: Library) -> dict[str, Any]:
-        """All of it as JSON, the model and the weights by their digests."""
+        """All of it as JSON, the model and the weights by their digests.
+
+        Of floating-point weights that can be given later only the kind counts.
+        """
         model = self.graph.with_weights(self.weights)
         used = self.weights.keys() & {each.name for each in model.graph.initializer}
         settings = self.settings
@@ -71,13 +74,18 @@ class Recipe:
             "library": [library.name, library.version],
             "target": asdict(self.target),
             "model": hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest(),
-            "weights": {name: _digest(self.weights[name]) for name in sorted(used)},
+            "weights": {name: self._weight(self.weights[name]) for name in sorted(used)},
             "profiles": [{k: each[k] for k in sorted(each)} for each in self.profiles],
             "tf32": self.tf32,
             "workspace_mib": settings.workspace_mib,
             "optimization_level": settings.optimization_level,
             "max_aux_streams": settings.max_aux_streams,
+            "refittable": settings.refittable,
         }
+
+    def _weight(self, tensor: torch.Tensor) -> str:
+        given_later = self.settings.refittable and tensor.is_floating_point()
+        return _kind(tensor) if given_later else _digest(tensor)
 
 
 def key_of(facts: Mapping[str, Any]) -> str:
@@ -129,6 +137,8 @@ def _configure(library: Library, builder: Any, recipe: Recipe) -> Any:
         config.set_flag(trt.BuilderFlag.TF32)
     else:
         config.clear_flag(trt.BuilderFlag.TF32)
+    if settings.refittable:
+        config.set_flag(trt.BuilderFlag.REFIT)
     if settings.workspace_mib is not None:
         config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, settings.workspace_mib << 20)
     if settings.optimization_level is not None:
@@ -215,7 +225,11 @@ def _measured_on(library: Library, target: Target) -> dict[str, Any]:
     return {"library": [library.name, library.version], "target": asdict(target)}
 
 
+def _kind(tensor: torch.Tensor) -> str:
+    return f"{tensor.dtype} {tuple(tensor.shape)}"
+
+
 def _digest(tensor: torch.Tensor) -> str:
     values = tensor.reshape(-1).view(torch.uint8).numpy()
-    facts = f"{tensor.dtype} {tuple(tensor.shape)}".encode()
+    facts = _kind(tensor).encode()
     return hashlib.sha256(facts + hashlib.sha256(values.data).digest()).hexdigest()

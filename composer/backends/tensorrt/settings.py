@@ -32,6 +32,7 @@ class Settings(BaseModel):
         max_aux_streams: How many further streams an engine may use.
         timing_cache: Whether the times of kernels are kept on disk for later builds.
         plan_cache: Whether plans are kept on disk, for later processes.
+        refittable: Whether plans take other weights without being built anew; they are slower.
         profiles: Ranges of the dynamic sizes, each table one profile: name of a symbol, or ``*``,
             to least, usual and greatest value. By default one profile around the first call.
     """
@@ -44,6 +45,7 @@ class Settings(BaseModel):
     max_aux_streams: _Count | None = None
     timing_cache: Annotated[bool, Strict()] = True
     plan_cache: Annotated[bool, Strict()] = True
+    refittable: Annotated[bool, Strict()] = False
     profiles: tuple[dict[str, Sizes], ...] = ()
 
     @field_validator("profiles")
