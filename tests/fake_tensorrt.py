@@ -213,6 +213,15 @@ class FakeEngine:
         self.num_io_tensors = len(self.tensors)
         self.open(self.model)
 
+    @property
+    def weight_streaming_budget_v2(self) -> int:
+        return self.budget
+
+    @weight_streaming_budget_v2.setter
+    def weight_streaming_budget_v2(self, size: int) -> None:
+        assert not self.fake.contexts, "there is a context already"
+        self.budget = -1 if self.fake.strikes("budget") else size
+
     def open(self, model: onnx.ModelProto) -> None:
         providers = ["CPUExecutionProvider"]
         self.session = onnxruntime.InferenceSession(model.SerializeToString(), providers=providers)

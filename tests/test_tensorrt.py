@@ -148,6 +148,27 @@ def test_an_import_that_raises_anything_is_contained(installed, capsys, source) 
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.parametrize("kind", ["TorchTensorRTModule", "Sequential"])
+def test_a_graph_must_have_an_engine_inside(installed, kind) -> None:
+    """Below its smallest block torch_tensorrt returns a graph of its own making, and no engine."""
+    installed(
+        "import torch\nfrom torch._dynamo import register_backend\n"
+        "class TorchTensorRTModule(torch.nn.Sequential): pass\n"
+        "Sequential = torch.nn.Sequential\n"
+        '@register_backend(name="tensorrt")\n'
+        "def tensorrt(gm, example_inputs, *, options=None):\n"
+        "    graph = torch.fx.Graph()\n"
+        "    x = graph.placeholder('x')\n"
+        "    graph.output((graph.call_module('block', (graph.call_function(torch.sin, (x,)),)),))\n"
+        f"    return torch.fx.GraphModule({{'block': {kind}()}}, graph)\n"
+    )
+    x = torch.ones(2)
+    torch.testing.assert_close(compiled(torch.sin, "tensorrt", "eager")(x), torch.sin(x))
+    assert last().chosen == ("eager" if kind == "Sequential" else "tensorrt")
+    if kind == "Sequential":
+        assert last().attempts[0].reason == "returned_original"
+
+
 def test_a_package_that_registers_nothing_is_not_registered(installed) -> None:
     """Imported, and still no backend of that name."""
     installed("__version__ = '0'")

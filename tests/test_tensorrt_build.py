@@ -247,11 +247,12 @@ def test_the_settings_reach_the_builder(trt) -> None:
     found = pieces(trt, torch.sin, torch.randn(6, 4))
     plain = recipe(found)
     options = {"workspace_mib": 64, "optimization_level": 0, "max_aux_streams": 1}
+    options["weight_streaming_mib"] = 1
     assert build_plan(trt, recipe(found, **options))
     keys = {key_of(recipe(found, **{name: value}).facts(trt)) for name, value in options.items()}
     keys |= {key_of(plain.facts(trt)), key_of(recipe(found, Target("b", (8, 9), "0")).facts(trt))}
     keys |= {key_of(recipe(found, Target("an Ada", (8, 9), "1")).facts(trt))}
-    assert len(keys) == 6
+    assert len(keys) == 7
 
 
 def test_a_device_that_rtx_does_not_name_gets_a_portable_plan(trt) -> None:

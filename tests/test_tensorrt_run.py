@@ -245,6 +245,18 @@ def test_a_refittable_plan_takes_new_weights_without_a_build(fake: Fake, tmp_pat
     assert len([*(tmp_path / "cache" / "plans").glob("*.bin")]) == 1
 
 
+@pytest.mark.parametrize("fault", [None, "budget"])
+def test_weights_are_streamed_within_a_budget(fake: Fake, fault) -> None:
+    """Or the engine says that it does not."""
+    fake.faults |= {fault} - {None}
+    streamed = {"backend": "tensorrt", "options": {"weight_streaming_mib": 1}}
+    model, x = Net(), torch.randn(2, 4)
+    torch.testing.assert_close(compiled(model, streamed, "eager")(x), model(x))
+    assert last().chosen == ("eager" if fault else "tensorrt")
+    if fault:
+        assert "does not keep 1048576 bytes of weights" in last().attempts[0].message
+
+
 def test_a_plan_that_does_not_take_the_weights_is_built_anew(fake: Fake) -> None:
     """As one that does not load."""
     chain = {"backend": "tensorrt", "options": {"refittable": True}}

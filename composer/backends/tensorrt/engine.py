@@ -133,11 +133,13 @@ class TensorRTEngine(BindingEngine[LoadedPlan]):
         model = self._graph.model.graph
         given = [each.name for each in model.input if each.name not in recipe.weights]
         outputs = zip((each.name for each in model.output), self._graph.outputs, strict=True)
+        kept = self._settings.weight_streaming_mib
         return Signature(
             inputs=tuple((name, position[name]) for name in given),
             outputs=tuple(outputs),
             dtypes=self._dtypes,
             profiles=recipe.profiles,
+            weights_on_device=None if kept is None else kept << 20,
         )
 
 

@@ -34,19 +34,21 @@ class Signature:
         outputs: Name and what becomes of it, in the region's order.
         dtypes: What each is in torch, by name.
         profiles: The plan's profiles, in its order.
+        weights_on_device: Bytes of weights that stay on the device; ``None`` for all.
     """
 
     inputs: tuple[tuple[str, int], ...]
     outputs: tuple[tuple[str, Output], ...]
     dtypes: Mapping[str, torch.dtype]
     profiles: tuple[Profile, ...]
+    weights_on_device: int | None = None
 
 
 class OutOfProfile(Exception):
-    """No profile of the plan holds the shapes of a call. Never leaves the engine."""
+    """No profile of the plan holds the shapes of a call, so that a wider one has to be built."""
 
     def __init__(self, shapes: Mapping[str, Shape]) -> None:
-        super().__init__(str(dict(shapes)))
+        super().__init__(f"no profile of the plan holds the shapes {dict(shapes)}")
         self.shapes = shapes
 
 
@@ -108,6 +110,7 @@ class LoadedPlan:
         with library.busy, library.log.recording() as lines:
             self._runtime, self._engine = _load(library, plan, lines)
             _require_same(self._engine, signature)
+            _stream_weights(self._engine, signature.weights_on_device, lines)
             if fill is not None:
                 fill(self._engine, lines)
             first = Lane(self._context(lines))
@@ -287,6 +290,15 @@ def _require_same(engine: Any, signature: Signature) -> None:
     for what, group in (("input", signature.inputs), ("output", signature.outputs)):
         pairs = ((n, engine.get_tensor_dtype(n), signature.dtypes[n]) for n, _ in group)
         require_dtypes(what, pairs)
+
+
+def _stream_weights(engine: Any, budget: int | None, lines: Lines) -> None:
+    """Say how much of the weights stays on the device, before there is a context."""
+    if budget is None:
+        return
+    engine.weight_streaming_budget_v2 = budget
+    if engine.weight_streaming_budget_v2 != budget:
+        raise lines.refusal(f"TensorRT does not keep {budget} bytes of weights on the device")
 
 
 def _execute(context: Any, stream: int, lines: Lines) -> None:

@@ -81,6 +81,7 @@ class Recipe:
             "optimization_level": settings.optimization_level,
             "max_aux_streams": settings.max_aux_streams,
             "refittable": settings.refittable,
+            "weight_streaming": settings.weight_streaming_mib is not None,
         }
 
     def _weight(self, tensor: torch.Tensor) -> str:
@@ -139,6 +140,8 @@ def _configure(library: Library, builder: Any, recipe: Recipe) -> Any:
         config.clear_flag(trt.BuilderFlag.TF32)
     if settings.refittable:
         config.set_flag(trt.BuilderFlag.REFIT)
+    if settings.weight_streaming_mib is not None:
+        config.set_flag(trt.BuilderFlag.WEIGHT_STREAMING)
     if settings.workspace_mib is not None:
         config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, settings.workspace_mib << 20)
     if settings.optimization_level is not None:

@@ -33,6 +33,8 @@ class Settings(BaseModel):
         timing_cache: Whether the times of kernels are kept on disk for later builds.
         plan_cache: Whether plans are kept on disk, for later processes.
         refittable: Whether plans take other weights without being built anew; they are slower.
+        weight_streaming_mib: How much of the weights stays on the device, in MiB, the rest being
+            brought there at each call; by default all stays.
         profiles: Ranges of the dynamic sizes, each table one profile: name of a symbol, or ``*``,
             to least, usual and greatest value. By default one profile around the first call.
     """
@@ -46,6 +48,7 @@ class Settings(BaseModel):
     timing_cache: Annotated[bool, Strict()] = True
     plan_cache: Annotated[bool, Strict()] = True
     refittable: Annotated[bool, Strict()] = False
+    weight_streaming_mib: _Count | None = None
     profiles: tuple[dict[str, Sizes], ...] = ()
 
     @field_validator("profiles")
