@@ -29,6 +29,7 @@ from torch._C._dynamo.eval_frame import reset_code
 from torch._dynamo import convert_frame, eval_frame, external_utils
 from torch._dynamo.backends.registry import list_backends as _list_backends
 from torch._dynamo.backends.registry import lookup_backend as lookup_backend
+from torch._dynamo.backends.registry import register_backend as register_backend
 from torch._dynamo.convert_frame import ConvertFrameAssert, compile_lock
 from torch._dynamo.eval_frame import OptimizedModule, innermost_backend
 from torch._dynamo.exc import InvalidBackend as InvalidBackend
@@ -824,6 +825,38 @@ def written_by(node: torch.fx.Node) -> list[torch.fx.Node]:
 def hint(size: Any) -> Any:
     """The value a symbolic number had in the first call; adds no guard. Anything else as it is."""
     return size.node.hint if isinstance(size, torch.SymInt | torch.SymFloat) else size
+
+
+def symbols(size: Any) -> frozenset[str]:
+    """Names of the symbols in a size; none for a number. Asking adds no guard."""
+    if not isinstance(size, torch.SymInt):
+        return frozenset()
+    return frozenset(map(str, size.node.expr.free_symbols))
+
+
+def size_with(size: Any, values: Mapping[str, int]) -> int:
+    """What a size is where its symbols have these values."""
+    if not isinstance(size, torch.SymInt):
+        return int(size)
+    given = {each: values[str(each)] for each in size.node.expr.free_symbols}
+    return int(size.node.expr.subs(given))
+
+
+def symbol_facts(size: torch.SymInt) -> dict[str, tuple[int | None, int, int | None]]:
+    """For each symbol in a size: its value in the first call, and its bounds.
+
+    The value is ``None`` for a size that only the data tells, the upper bound where there is none.
+    """
+    env = size.node.shape_env
+    hints = env.backed_var_to_val if hasattr(env, "backed_var_to_val") else env.var_to_val
+    facts: dict[str, tuple[int | None, int, int | None]] = {}
+    for symbol in size.node.expr.free_symbols:
+        known = env.var_to_range.get(symbol)
+        low, high = (known.lower, known.upper) if known else (0, None)
+        value = hints.get(symbol)
+        top = int(high) if high is not None and high.is_Integer else None
+        facts[str(symbol)] = (None if value is None else int(value), int(low), top)
+    return facts
 
 
 PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor)

@@ -1,4 +1,4 @@
-"""The name ``tensorrt``: torch_tensorrt's backend when it can be here, a reason when it cannot.
+"""The name ``tensorrt``: what it means, and the reasons for which it cannot be here.
 
 No GPU is needed: ``torch_tensorrt`` is a stand-in that registers its backends on import, as the
 real one does. What only a GPU shows is not tested here.
@@ -17,6 +17,8 @@ from engines import honest
 from torch._dynamo.backends import registry
 
 from composer.backends import tensorrt
+from composer.backends.tensorrt import probe
+from composer.errors import Refusal
 
 STAND_IN = """
 import torch
@@ -67,8 +69,8 @@ def test_without_gpu_it_is_unavailable_for_want_of_a_device() -> None:
 def test_the_true_reason_is_named(monkeypatch, cuda, card, driver, reason) -> None:
     """A torch without CUDA, no card, a card without driver, a card that torch cannot use."""
     monkeypatch.setattr(torch.version, "cuda", cuda)
-    monkeypatch.setattr(tensorrt, "_has_nvidia_card", lambda: card)
-    monkeypatch.setattr(tensorrt, "_has_driver", lambda: driver)
+    monkeypatch.setattr(probe, "_has_nvidia_card", lambda: card)
+    monkeypatch.setattr(probe, "_has_driver", lambda: driver)
     compiled(torch.sin, "tensorrt", "eager")(torch.ones(2))
     assert last().attempts[0].reason == reason
 
@@ -76,7 +78,7 @@ def test_the_true_reason_is_named(monkeypatch, cuda, card, driver, reason) -> No
 def test_with_a_gpu_a_graph_on_the_cpu_has_no_device(monkeypatch) -> None:
     """TensorRT runs graphs on CUDA devices."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    with pytest.raises(tensorrt.Refusal, match="the graph is on cpu") as caught:
+    with pytest.raises(Refusal, match="the graph is on cpu") as caught:
         tensorrt.TensorRTBackend().probe(types.SimpleNamespace(device="cpu"))
     assert caught.value.reason == "no_device"
 
@@ -85,7 +87,7 @@ def test_with_a_gpu_and_no_package_it_is_not_installed(monkeypatch) -> None:
     """Found out without importing anything."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(tensorrt.Refusal) as caught:
+    with pytest.raises(Refusal) as caught:
         tensorrt.TensorRTBackend().probe(types.SimpleNamespace(device="cuda:0"))
     assert caught.value.reason == "not_installed"
 
@@ -144,6 +146,27 @@ def test_an_import_that_raises_anything_is_contained(installed, capsys, source) 
     assert (attempt.status, attempt.reason) == ("unavailable", "not_installed")
     assert attempt.error_type in ("Exception", "AssertionError", "ZeroDivisionError")
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("kind", ["TorchTensorRTModule", "Sequential"])
+def test_a_graph_must_have_an_engine_inside(installed, kind) -> None:
+    """Below its smallest block torch_tensorrt returns a graph of its own making, and no engine."""
+    installed(
+        "import torch\nfrom torch._dynamo import register_backend\n"
+        "class TorchTensorRTModule(torch.nn.Sequential): pass\n"
+        "Sequential = torch.nn.Sequential\n"
+        '@register_backend(name="tensorrt")\n'
+        "def tensorrt(gm, example_inputs, *, options=None):\n"
+        "    graph = torch.fx.Graph()\n"
+        "    x = graph.placeholder('x')\n"
+        "    graph.output((graph.call_module('block', (graph.call_function(torch.sin, (x,)),)),))\n"
+        f"    return torch.fx.GraphModule({{'block': {kind}()}}, graph)\n"
+    )
+    x = torch.ones(2)
+    torch.testing.assert_close(compiled(torch.sin, "tensorrt", "eager")(x), torch.sin(x))
+    assert last().chosen == ("eager" if kind == "Sequential" else "tensorrt")
+    if kind == "Sequential":
+        assert last().attempts[0].reason == "returned_original"
 
 
 def test_a_package_that_registers_nothing_is_not_registered(installed) -> None:

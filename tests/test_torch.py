@@ -685,3 +685,39 @@ def test_draws_is_true_of_random_operators() -> None:
     """Their results are not the same when they run again."""
     assert _torch.draws(torch.ops.aten.bernoulli.p)
     assert not _torch.draws(torch.ops.aten.sin.default)
+
+
+def test_sizes_tell_their_symbols_bounds_and_values() -> None:
+    """Without a guard: a number, a symbol, an expression of one."""
+    seen: list[torch.SymInt] = []
+
+    def backend(gm: torch.fx.GraphModule, example_inputs):
+        (x,) = (node for node in gm.graph.find_nodes(op="placeholder") if "x" in node.name)
+        seen.extend(x.meta["example_value"].shape)
+        return gm.forward
+
+    x = torch.ones(6, 3)
+    torch._dynamo.mark_dynamic(x, 0, min=4, max=40)
+    torch.compile(lambda x: x * 2, backend=backend)(x)
+    rows, columns = seen
+    (name,) = _torch.symbols(rows)
+    assert _torch.symbols(columns) == frozenset()
+    assert _torch.symbol_facts(rows) == {name: (6, 4, 40)}
+    assert _torch.size_with(rows * 2 + 1, {name: 10}) == 21
+    assert _torch.size_with(columns, {}) == 3
+
+
+def test_a_backend_can_be_registered_by_name() -> None:
+    """And is then found by it."""
+    from torch._dynamo.backends import registry
+
+    def nothing(gm: torch.fx.GraphModule, example_inputs):
+        return gm.forward
+
+    try:
+        _torch.register_backend(nothing, name="composer_test")
+        assert _torch.lookup_backend("composer_test") is nothing
+        assert "composer_test" in _torch.list_backends()
+    finally:
+        for table in (registry._BACKENDS, registry._COMPILER_FNS):
+            table.pop("composer_test", None)

@@ -13,6 +13,7 @@ from conftest import compiled
 
 from composer.backends import onnxrt
 from composer.backends.onnxrt import engine as engines
+from composer.lowering import bindings
 from composer.lowering.statistics import find_witnesses
 
 pytestmark = pytest.mark.slow
@@ -165,7 +166,7 @@ def test_weights_replaced_at_every_call_become_inputs(made, monkeypatch) -> None
 
 def test_sets_beyond_the_bound_are_inputs(made, monkeypatch) -> None:
     """Those that are bound stay so, and room comes with the death of one."""
-    monkeypatch.setattr(engines, "_SETS", 1)
+    monkeypatch.setattr(bindings, "_SETS", 1)
     models, functions, x = two()
     (engine,) = made
     (first,) = engine.bounds

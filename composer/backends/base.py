@@ -42,6 +42,10 @@ class Backend(ABC):
     (:func:`composer.passes.late.in_force`). For any other backend composer makes the AOT step, and
     gives it each functional graph as if captured; without such passes it is given the graph."""
 
+    hands_over: ClassVar[bool] = False
+    """Whether the native artefact that the build makes is kept on disk under a key equal in every
+    process, so that a child process can make it for this one."""
+
     packages: ClassVar[tuple[str, ...]] = ()
     """The distributions that the engine is made of, besides torch."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, metadata, version
 from typing import Annotated, Any
 
@@ -18,8 +19,12 @@ from composer.backends import BACKENDS, find_backend
 from composer.errors import Refusal
 from composer.records import GraphRequest, Reason
 
-_PACKAGES = {"tensorrt": "torch-tensorrt", "onnxrt": "onnxruntime"}
-"""The distribution whose version says most about an engine; torch itself for the others."""
+_PACKAGES = {
+    "tensorrt": ("torch-tensorrt", "tensorrt", "tensorrt-rtx"),
+    "onnxrt": ("onnxruntime",),
+}
+"""The distributions whose version says most about an engine, that is the first of them that is
+here; torch itself for the others."""
 
 
 def doctor(
@@ -86,7 +91,7 @@ def _install(name: str) -> str:
 
 
 def _version(backend: str) -> str:
-    try:
-        return version(_PACKAGES.get(backend, "torch"))
-    except PackageNotFoundError:
-        return ""
+    for package in _PACKAGES.get(backend, ("torch",)):
+        with suppress(PackageNotFoundError):
+            return version(package)
+    return ""

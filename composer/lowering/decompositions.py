@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from composer import _torch
+from composer.lowering.attention import attentions
 from composer.lowering.convolution import convolution_backward
 from composer.lowering.elementwise import edges, elementwise
 from composer.lowering.pool_gradients import pool_gradients
@@ -32,8 +33,6 @@ _TRAINING_NORMS = (
 
 # Torchlib gives the loss's own size for ``aten.nll_loss_forward``'s total weight (onnxscript 0.7),
 # by which the backward divides: gradients of a mean came out as many times too large as the batch.
-
-_ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
 
 _KEPT = (aten.lift_fresh.default, aten.lift.default)
 """Their decomposition calls an operator on the literal itself, which fake mode refuses."""
@@ -55,13 +54,11 @@ def decompositions(dialect: Table, training: bool) -> dict[Any, Callable[..., An
     unpool = table[aten.max_unpool2d.default]
     written_out = (*_TRAINING_NORMS, aten.nll_loss_forward.default)
     table |= {operator: _torch.decomposition_of(operator) for operator in written_out}
-    table |= elementwise() | reductions()
+    table |= elementwise() | reductions() | attentions(training)
     for operator, function in (edges() | selections() | pool_gradients()).items():
         table[operator] = _first_of(function, table.get(operator))
     table |= {
         aten.max_unpool2d.default: functools.partial(max_unpool2d, unpool),
-        _ATTENTION: attention if training else masked_attention,
-        aten._scaled_dot_product_flash_attention_for_cpu_backward.default: attention_backward,
         aten.convolution_backward.default: convolution_backward,
         aten.maximum.default: maximum,
         aten.minimum.default: minimum,
@@ -91,122 +88,6 @@ def max_unpool2d(written_out: Callable[..., Any], x: torch.Tensor, *args: Any) -
     """Torch's own, which loses the memory format that eager takes from the input."""
     usual = x.is_contiguous() and not x.is_contiguous(memory_format=torch.channels_last)
     return written_out(x, *args) if usual or x.dim() < 4 else NotImplemented
-
-
-def masked_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    attn_mask: torch.Tensor | None = None,
-    scale: float | None = None,
-) -> Any:
-    """Attention under a mask, where a row that is masked everywhere gives zeros, as in eager.
-
-    The translation gives NaN there. Such rows are the padding on the left of a batch that is
-    generated together.
-    """
-    if attn_mask is None or is_causal:
-        return NotImplemented
-    return attention(query, key, value, dropout_p, attn_mask=attn_mask, scale=scale)
-
-
-def attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    attn_mask: torch.Tensor | None = None,
-    scale: float | None = None,
-) -> Any:
-    """Attention and the logarithm of the sum of each row's exponentials.
-
-    Shapes are (batch, heads, length, size), float32; the result is laid out as the query is. A row
-    that is masked everywhere gives zeros, and zero as its logarithm.
-    """
-    if dropout_p or not _are_alike(query, key):
-        return NotImplemented
-    if attn_mask is None:
-        scores = _scores(query, key, is_causal, None, scale)
-        rows = torch.matmul(torch.softmax(scores, -1), value)
-        return laid_out_as(rows, query), torch.logsumexp(scores, -1)
-    # On the mask, which is often the same in every layer, and on weights that are not negative: a
-    # choice on the result is slow (Where), a factor there would make negative zeros.
-    empty = attn_mask.amax(-1, keepdim=True) == -math.inf
-    scores = _scores(query, key, is_causal, torch.where(empty, 0.0, attn_mask), scale)
-    seen = torch.logical_not(empty).to(query.dtype)
-    rows = torch.matmul(torch.softmax(scores, -1) * seen, value)
-    return laid_out_as(rows, query), torch.logsumexp(scores, -1) * seen.squeeze(-1)
-
-
-def attention_backward(
-    grad: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    out: torch.Tensor,
-    logsumexp: torch.Tensor,
-    dropout_p: float,
-    is_causal: bool,
-    *,
-    attn_mask: torch.Tensor | None = None,
-    scale: float | None = None,
-) -> Any:
-    """Gradients of query, key and value; the weights are computed again from the logarithms.
-
-    As in FlashAttention-2 (arXiv:2307.08691, algorithm 2), without its blocks.
-    """
-    if dropout_p or not _are_alike(query, key):
-        return NotImplemented
-    scores = _scores(query, key, is_causal, attn_mask, scale)
-    weights = torch.exp(scores - logsumexp.unsqueeze(-1))
-    grad_weights = torch.matmul(grad, value.transpose(-2, -1))
-    grad_scores = weights * (grad_weights - (grad * out).sum(-1, keepdim=True))
-    grad_scores = grad_scores * _scale_of(query, scale)
-    grads = (
-        torch.matmul(grad_scores, key),
-        torch.matmul(grad_scores.transpose(-2, -1), query),
-        torch.matmul(weights.transpose(-2, -1), grad),
-    )
-    return tuple(map(_heads_inside, grads))
-
-
-def laid_out_as(rows: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
-    """The result of attention in the layout that torch's kernel gives it: that of the query."""
-    inside = _torch.hint(query.stride(1)) < _torch.hint(query.stride(2))
-    return _heads_inside(rows) if inside else rows.contiguous()
-
-
-def _heads_inside(x: torch.Tensor) -> torch.Tensor:
-    """(batch, heads, length, size), with the heads of a position side by side in memory."""
-    return x.transpose(1, 2).clone(memory_format=torch.contiguous_format).transpose(1, 2)
-
-
-def _scores(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    is_causal: bool,
-    attn_mask: torch.Tensor | None,
-    scale: float | None,
-) -> torch.Tensor:
-    scores = torch.matmul(query * _scale_of(query, scale), key.transpose(-2, -1))
-    if is_causal:
-        shape = (query.shape[-2], key.shape[-2])
-        future = torch.ones(shape, dtype=torch.bool, device=query.device).triu(1)
-        scores = torch.where(future, -math.inf, scores)
-    return scores if attn_mask is None else scores + attn_mask
-
-
-def _scale_of(query: torch.Tensor, scale: float | None) -> float:
-    return 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-
-
-def _are_alike(query: torch.Tensor, key: torch.Tensor) -> bool:
-    return query.shape[1] == key.shape[1] and query.dtype is torch.float32
 
 
 def constant_pad(x: torch.Tensor, pad: Sequence[int], value: Any = 0) -> Any:

@@ -30,7 +30,9 @@ def try_once(compiled: Callable[..., Any], graph: FunctionalGraph) -> None:
             results = compiled(*args)
     except Exception as error:
         what = f"the engine fails on the first inputs: {error}"
-        raise Refusal(Status.FAILED, Reason.BUILD_FAILED, what) from error
+        lacks_memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
+        reason = Reason.OUT_OF_MEMORY if lacks_memory else Reason.BUILD_FAILED
+        raise Refusal(Status.FAILED, reason, what) from error
     for index, (got, expected) in enumerate(zip(results, graph.expected, strict=True)):
         if expected is not None and (tuple(got.shape), got.dtype) != expected:
             what = f"output {index} is {got.dtype} {tuple(got.shape)}, not {expected}"

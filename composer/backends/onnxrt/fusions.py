@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from composer.lowering.decompositions import laid_out_as
+from composer.lowering.attention import laid_out_as
 
 aten = torch.ops.aten
 

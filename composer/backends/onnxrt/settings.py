@@ -11,12 +11,11 @@ from pydantic import (
     ConfigDict,
     Field,
     Strict,
-    ValidationError,
     field_validator,
     model_validator,
 )
 
-from composer.errors import OptionError
+from composer.backends.options import read_options
 from composer.registry import did_you_mean, nearest
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
@@ -99,23 +98,7 @@ def read_settings(options: Mapping[str, Any]) -> Settings:
     Raises:
         OptionError: naming every option that is unknown or malformed.
     """
-    try:
-        return Settings.model_validate(dict(options))
-    except ValidationError as error:
-        mistakes = "; ".join(map(_explain, error.errors()))
-        raise OptionError(f"backend 'onnxrt': {mistakes}") from error
-
-
-def _explain(error: Any) -> str:
-    """One of pydantic's errors, as the other backends would say it."""
-    where = ".".join(str(part) for part in error["loc"])
-    if error["type"] == "extra_forbidden":
-        known = tuple(Settings.model_fields)
-        return (
-            f"unknown option {where!r}{did_you_mean(where, known)} (accepted: {', '.join(known)})"
-        )
-    message = error["msg"].removeprefix("Value error, ")
-    return f"{where} is {error['input']!r}: {message}" if where else message
+    return read_options(Settings, options, "onnxrt")
 
 
 def _known_providers() -> tuple[str, ...]:

@@ -1,0 +1,138 @@
+"""TensorRT: ``torch_tensorrt``'s backend where that is installed, else composer's own engine.
+
+The name ``tensorrt`` is never registered before it is needed, and never by composer where
+``torch_tensorrt`` is installed: Dynamo's registry refuses duplicates, and a later
+``import torch_tensorrt`` would break in the user's hands (the placeholder in torch itself is
+commented out). After composer's own engine was asked for, ``torch.compile(backend="tensorrt")``
+works as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.fx
+
+from composer import _torch
+from composer.backends.base import Backend, check_time, covers, is_installed, note
+from composer.backends.tensorrt import probe
+from composer.backends.tensorrt.foreign import build_with_torch_tensorrt
+from composer.errors import refuse
+from composer.lowering.aot import FunctionalGraph, Kind, compile_functional
+from composer.lowering.trial import try_once
+from composer.records import GraphRequest, Reason, Status
+
+NAME = "tensorrt"
+
+
+class TensorRTBackend(Backend):
+    """Inference on CUDA devices, after a probe that touches nothing of TensorRT.
+
+    Its options are the fields of :class:`~composer.backends.tensorrt.settings.Settings`, or those
+    of ``torch_tensorrt`` where that is installed.
+    """
+
+    packages = ("torch-tensorrt", "tensorrt", "tensorrt-rtx")
+
+    def __init__(self) -> None:
+        self._is_own = not is_installed(probe.FOREIGN)
+        self.hands_over = self._is_own  # type: ignore[misc]  # by what is installed
+        self.reads_example_inputs = not self._is_own  # type: ignore[misc]  # as above
+        self.runs_shared_passes = self._is_own  # type: ignore[misc]  # as above
+
+    def check_options(self, options: Mapping[str, Any]) -> None:
+        """Names and values; what is meant for ``torch_tensorrt`` is left to it."""
+        if self._is_own:
+            from composer.backends.tensorrt.settings import read_settings
+
+            read_settings(options)
+
+    def probe(self, request: GraphRequest) -> None:
+        """Device, driver, package, in this order; nothing is imported."""
+        probe.require_device(request.device)
+        probe.require_package()
+
+    def build(
+        self,
+        gm: torch.fx.GraphModule,
+        example_inputs: list[Any],
+        *,
+        mode: str | None,
+        options: Mapping[str, Any],
+    ) -> object:
+        """Look ``tensorrt`` up, as any other Dynamo backend, once it is there."""
+        if not self._is_own:
+            return build_with_torch_tensorrt(gm, example_inputs, options)
+        if NAME not in _torch.list_backends():
+            _torch.register_backend(tensorrt, name=NAME)
+        return _torch.lookup_backend(NAME)(gm, example_inputs, mode=mode, options=options)  # type: ignore[call-arg]  # Dynamo's protocol names two arguments; tensorrt takes more
+
+
+def tensorrt(
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """The Dynamo backend ``tensorrt``: compile a graph for TensorRT or say why not.
+
+    Args:
+        gm: The captured graph.
+        example_inputs: Tensors and symbols, in the order of the placeholders.
+        mode: ``torch.compile``'s mode; ``"reduce-overhead"`` runs plans by CUDA graphs where all
+            shapes are fixed.
+        options: The fields of :class:`~composer.backends.tensorrt.settings.Settings`.
+
+    Raises:
+        OptionError: an option is unknown or malformed.
+        Refusal: the graph holds nothing that TensorRT can run, or it cannot be here.
+    """
+    from composer.backends.tensorrt import library, settings
+    from composer.backends.tensorrt.cut import cut
+    from composer.backends.tensorrt.engine import TensorRTEngine
+
+    asked = settings.read_settings(options or {})
+    place, record = _place_of(example_inputs), mode == "reduce-overhead"
+    trt = library.load_library()
+    note(library=trt.name, version=trt.version, gpu=place.target.gpu, precision=asked.precision)
+
+    def build(graph: FunctionalGraph) -> Callable[..., Any]:
+        if graph.kind is not Kind.INFERENCE:
+            what = "TensorRT has no backward; under torch.no_grad() the graph is inference"
+            refuse(Status.DECLINED, Reason.TRAINING_GRAPH, what)
+        pieces = cut(graph, trt, asked)
+        covers(pieces.parts.taken, pieces.parts.total, pieces.parts.left)
+        pieces.parts.decline_if_empty()
+        engines = {}
+        for name, region in pieces.parts.regions.items():
+            check_time()
+            model = pieces.models[name]
+            engines[name] = TensorRTEngine(trt, model, region, asked, place, record=record)
+        note(
+            regions=len(engines),
+            cuda_graphs=sum(each.is_recorded for each in engines.values()),
+            ranges=[each.ranges for each in engines.values()],
+            found_on_disk=sum(each.found_on_disk for each in engines.values()),
+        )
+        compiled = pieces.parts.assemble(engines)
+        try_once(compiled, graph)
+        return compiled
+
+    return compile_functional(gm, example_inputs, build)
+
+
+def _place_of(example_inputs: Sequence[Any]) -> Any:
+    """The one device of the graph's tensors, with nothing of TensorRT touched before."""
+    from composer.backends.tensorrt.place import CudaPlace
+
+    tensors = (each for each in example_inputs if isinstance(each, torch.Tensor))
+    devices = [*dict.fromkeys(each.device for each in tensors if each.dim())]
+    for each in devices or [torch.device("cpu")]:
+        probe.require_device(str(each))
+    if len(devices) > 1:
+        what = f"the graph is on {', '.join(map(str, devices))}; TensorRT runs it on one GPU"
+        refuse(Status.UNAVAILABLE, Reason.NO_DEVICE, what)
+    return CudaPlace(devices[0])

@@ -1,0 +1,162 @@
+"""One region of a graph, run by plans: one for each set of weights, built or found on disk."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from composer.backends.tensorrt import cache
+from composer.backends.tensorrt.execution import LoadedPlan, OutOfProfile, Signature
+from composer.backends.tensorrt.library import Library
+from composer.backends.tensorrt.log import Lines
+from composer.backends.tensorrt.place import Place
+from composer.backends.tensorrt.plan import Recipe, build_plan, key_of
+from composer.backends.tensorrt.profiles import Ranges, met, profile_of, ranges_of, wider
+from composer.backends.tensorrt.refit import refit
+from composer.backends.tensorrt.settings import Settings
+from composer.errors import Refusal
+from composer.lowering.bindings import BindingEngine
+from composer.lowering.plain import PlainOnnx, shapes_with_symbols
+from composer.lowering.regions import Region
+
+
+class TensorRTEngine(BindingEngine[LoadedPlan]):
+    """Calls plans with a region's inputs; may be called from several threads.
+
+    Args:
+        library: The TensorRT to use.
+        plain: The model.
+        region: What it was made from: the weights to take in, and their witnesses.
+        settings: How to build plans.
+        place: Where they run.
+        record: Whether to run them by CUDA graphs where all shapes are fixed.
+    """
+
+    def __init__(
+        self,
+        library: Library,
+        plain: PlainOnnx,
+        region: Region,
+        settings: Settings,
+        place: Place,
+        *,
+        record: bool = False,
+    ) -> None:
+        super().__init__(region)
+        self._library = library
+        self._graph = plain.graph
+        self._settings = settings
+        self._place = place
+        self._record = record
+        if settings.refittable and settings.plan_cache:
+            self._changes_allowed = math.inf  # a change costs no build
+        self._dtypes = dtypes_of(plain, region)
+        self._shapes = shapes_with_symbols(plain.graph, region.gm)
+        self.ranges: tuple[Ranges, ...] = ranges_of(self._shapes, settings.profiles)
+        """The ranges of the dynamic sizes, one set for each profile."""
+        self.found_on_disk = 0
+        """How many plans were loaded and not built."""
+        self.is_recorded = self.bind_first(region).is_recorded
+        """Whether calls replay a CUDA graph."""
+
+    def __call__(self, *args: Any) -> list[Any]:
+        """Run the plan for the weights among the arguments; build a wider one where none fits."""
+        plan = self._made_for(args)
+        try:
+            return plan(args)
+        except OutOfProfile as call:
+            self._widen(plan, call)
+        return self._made_for(args)(args)
+
+    def _widen(self, plan: LoadedPlan, call: OutOfProfile) -> None:
+        """Widen the last profile to hold the shapes of a call; all plans are built anew.
+
+        Another thread may have been faster, with these shapes or with others.
+        """
+        with self._lock:
+            values = met(self._shapes, call.shapes)
+            self.ranges = (*self.ranges[:-1], wider(self.ranges[-1], values))
+            self._drop_all(plan)
+
+    def _make(self, values: Mapping[int, torch.Tensor]) -> LoadedPlan:
+        recipe = self._recipe(values)
+        signature = self._signature(recipe)
+        shelf = cache.plans() if self._settings.plan_cache else None
+        if shelf is None:
+            return self._loaded(build_plan(self._library, recipe), signature)
+        facts = recipe.facts(self._library)
+        key = key_of(facts)
+        entry = shelf.get(key)
+        if entry is not None and entry.blob:
+            try:
+                plan = self._loaded(entry.blob, signature, self._filler(recipe))
+            except Refusal:  # of another release after all, or damaged: as if it were not there
+                shelf.remove(key)
+            else:
+                self.found_on_disk += 1
+                return plan
+        built = build_plan(self._library, recipe)
+        plan = self._loaded(built, signature)
+        shelf.put(key, facts, plan.without_weights() if self._settings.refittable else built)
+        return plan
+
+    def _filler(self, recipe: Recipe) -> Callable[[Any, Lines], None] | None:
+        """What gives a plan on disk its weights, where it has none."""
+        if not self._settings.refittable:
+            return None
+        return lambda engine, lines: refit(
+            self._library, engine, recipe.graph, recipe.weights, lines
+        )
+
+    def _loaded(
+        self, plan: bytes, signature: Signature, fill: Callable[[Any, Lines], None] | None = None
+    ) -> LoadedPlan:
+        place, record = self._place, self._record
+        return LoadedPlan(self._library, plan, signature, place, record=record, fill=fill)
+
+    def _recipe(self, values: Mapping[int, torch.Tensor]) -> Recipe:
+        return Recipe(
+            graph=self._graph,
+            weights=in_host_memory(self._graph.inputs, values),
+            dtypes=self._dtypes,
+            profiles=tuple(profile_of(self._shapes, ranges) for ranges in self.ranges),
+            settings=self._settings,
+            tf32=torch.get_float32_matmul_precision() != "highest",
+            target=self._place.target,
+        )
+
+    def _signature(self, recipe: Recipe) -> Signature:
+        position = {name: i for i, name in enumerate(self._graph.inputs)}
+        model = self._graph.model.graph
+        given = [each.name for each in model.input if each.name not in recipe.weights]
+        outputs = zip((each.name for each in model.output), self._graph.outputs, strict=True)
+        kept = self._settings.weight_streaming_mib
+        return Signature(
+            inputs=tuple((name, position[name]) for name in given),
+            outputs=tuple(outputs),
+            dtypes=self._dtypes,
+            profiles=recipe.profiles,
+            weights_on_device=None if kept is None else kept << 20,
+        )
+
+
+def dtypes_of(plain: PlainOnnx, region: Region) -> dict[str, torch.dtype]:
+    """What the model's inputs and outputs are in torch; a number is an int64."""
+    values = (node.meta["val"] for node in region.gm.graph.find_nodes(op="placeholder"))
+    inputs = {
+        name: value.dtype if isinstance(value, torch.Tensor) else torch.int64
+        for name, value in zip(plain.graph.inputs, values, strict=True)
+    }
+    names = (each.name for each in plain.graph.model.graph.output)
+    outputs = zip(names, plain.graph.outputs, strict=True)
+    return inputs | {name: output.dtype or torch.int64 for name, output in outputs}
+
+
+def in_host_memory(
+    names: tuple[str, ...], values: Mapping[int, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Weights by name, where TensorRT's parser can read them."""
+    return {names[i]: each.detach().cpu().contiguous() for i, each in values.items()}

@@ -1,0 +1,357 @@
+"""A plan that is loaded, called on torch's memory and torch's stream."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+
+from composer.backends.tensorrt.dtypes import require_dtypes
+from composer.backends.tensorrt.library import Library
+from composer.backends.tensorrt.log import Lines
+from composer.backends.tensorrt.place import Place
+from composer.backends.tensorrt.profiles import Profile, Shape, holds
+from composer.backends.tensorrt.refit import without_weights
+from composer.errors import Refusal
+from composer.lowering.onnx import Output
+from composer.records import Reason, Status
+
+_ALIGNMENT = 256
+"""Bytes at which an input must begin: kernels read many numbers at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What goes into a model and comes out.
+
+    Attributes:
+        inputs: Name and position among the arguments.
+        outputs: Name and what becomes of it, in the region's order.
+        dtypes: What each is in torch, by name.
+        profiles: The plan's profiles, in its order.
+        weights_on_device: Bytes of weights that stay on the device; ``None`` for all.
+    """
+
+    inputs: tuple[tuple[str, int], ...]
+    outputs: tuple[tuple[str, Output], ...]
+    dtypes: Mapping[str, torch.dtype]
+    profiles: tuple[Profile, ...]
+    weights_on_device: int | None = None
+
+
+class OutOfProfile(Exception):
+    """No profile of the plan holds the shapes of a call, so that a wider one has to be built."""
+
+    def __init__(self, shapes: Mapping[str, Shape]) -> None:
+        super().__init__(f"no profile of the plan holds the shapes {dict(shapes)}")
+        self.shapes = shapes
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A CUDA graph, and the memory that it reads and writes at every replay."""
+
+    inputs: Mapping[str, torch.Tensor]
+    outputs: Sequence[torch.Tensor]
+    replay: Callable[[], None]
+
+
+@dataclass(slots=True)
+class Lane:
+    """An execution context, the profile that is set in it, and the CUDA graph of its work.
+
+    Used by one call at a time.
+    """
+
+    context: Any
+    profile: int = -1
+    recorded: Recorded | None = None
+
+
+class LoadedPlan:
+    """A plan that runs. May be called from several threads, each on a stream of its own or not.
+
+    A context belongs to one stream, since its scratch memory is reused without waiting; contexts
+    that no call uses wait in a pool for that stream.
+
+    Args:
+        library: The TensorRT that made the plan.
+        plan: The plan.
+        signature: What goes in and comes out.
+        place: Where it runs.
+        record: Whether to run it by CUDA graphs, if its shapes are all fixed.
+        fill: Gives the engine its weights, where the plan has none.
+
+    Raises:
+        Refusal: the plan cannot be loaded here, is for another model, or there is no memory.
+    """
+
+    def __init__(
+        self,
+        library: Library,
+        plan: bytes,
+        signature: Signature,
+        place: Place,
+        *,
+        record: bool = False,
+        fill: Callable[[Any, Lines], None] | None = None,
+    ) -> None:
+        self._library = library
+        self._signature = signature
+        self._place = place
+        self._pool: defaultdict[int, list[Lane]] = defaultdict(list)
+        self._lock = threading.Lock()
+        self._somewhere = torch.empty(1, dtype=torch.uint8, device=place.device)
+        with library.busy, library.log.recording() as lines:
+            self._runtime, self._engine = _load(library, plan, lines)
+            _require_same(self._engine, signature)
+            _stream_weights(self._engine, signature.weights_on_device, lines)
+            if fill is not None:
+                fill(self._engine, lines)
+            first = Lane(self._context(lines))
+        self._pool[place.stream()].append(first)
+        trt = library.module
+        self._on_host = {
+            name
+            for name, _ in signature.outputs
+            if self._engine.get_tensor_location(name) == trt.TensorLocation.HOST
+        }
+        self._receivers = [_receiver(output) for _, output in signature.outputs]
+        fixed = all(output.shape is not None and output.dtype for _, output in signature.outputs)
+        self.is_recorded = record and fixed and not signature.profiles and not self._on_host
+        """Whether calls replay a CUDA graph."""
+
+    def __call__(self, args: Sequence[Any]) -> list[Any]:
+        """Run the plan on the arguments of the region.
+
+        Raises:
+            OutOfProfile: the shapes lie in none of the plan's ranges.
+            Refusal: the engine failed.
+        """
+        inputs = {name: self._given(name, args[at]) for name, at in self._signature.inputs}
+        profile = self._profile({name: tuple(each.shape) for name, each in inputs.items()})
+        stream = self._place.stream()
+        lane = self._take(stream)
+        with self._library.log.recording() as lines:
+            if self.is_recorded:
+                results = self._replayed(lane, inputs, stream, lines)
+            else:
+                results = self._launched(lane, profile, inputs, stream, lines)
+        with self._lock:
+            self._pool[stream].append(lane)
+        return [receive(each) for receive, each in zip(self._receivers, results, strict=True)]
+
+    def without_weights(self) -> bytes:
+        """The plan for any weights, of one that was built to be refitted.
+
+        Raises:
+            Refusal: TensorRT does not write it.
+        """
+        with self._library.busy, self._library.log.recording() as lines:
+            return without_weights(self._library, self._engine, lines)
+
+    def _launched(
+        self,
+        lane: Lane,
+        profile: int,
+        inputs: Mapping[str, torch.Tensor],
+        stream: int,
+        lines: Lines,
+    ) -> list[torch.Tensor]:
+        self._set_inputs(lane, profile, inputs, stream, lines)
+        outputs = [self._place_output(lane, *each, lines) for each in self._signature.outputs]
+        with self._place.launching():
+            _execute(lane.context, stream, lines)
+        if self._on_host:
+            self._place.wait()
+        return [fetch() for fetch in outputs]
+
+    def _replayed(
+        self, lane: Lane, inputs: Mapping[str, torch.Tensor], stream: int, lines: Lines
+    ) -> list[torch.Tensor]:
+        """Run by the lane's CUDA graph, whose memory belongs to it: values are copied in and out.
+
+        All of it happens on the caller's stream, to which the lane belongs.
+        """
+        recorded = lane.recorded
+        if recorded is None:
+            recorded = lane.recorded = self._record(lane, inputs, stream, lines)
+        for name, memory in recorded.inputs.items():
+            memory.copy_(inputs[name])
+        recorded.replay()
+        return [each.clone() for each in recorded.outputs]
+
+    def _record(
+        self, lane: Lane, inputs: Mapping[str, torch.Tensor], stream: int, lines: Lines
+    ) -> Recorded:
+        held = {name: each.clone() for name, each in inputs.items()}
+        self._set_inputs(lane, 0, held, stream, lines)
+        outputs = [self._place_output(lane, *each, lines)() for each in self._signature.outputs]
+        replay = self._place.record(lambda handle: _execute(lane.context, handle, lines))
+        return Recorded(held, outputs, replay)
+
+    def _given(self, name: str, value: Any) -> torch.Tensor:
+        """An argument as TensorRT wants it: in order, aligned, on the device."""
+        device, dtype = self._place.device, self._signature.dtypes[name]
+        if not isinstance(value, torch.Tensor):
+            return torch.tensor(value, dtype=dtype, device=device)
+        tensor = value.to(device).contiguous()
+        return tensor.clone() if tensor.data_ptr() % _ALIGNMENT else tensor
+
+    def _profile(self, shapes: Mapping[str, Shape]) -> int:
+        for index, profile in enumerate(self._signature.profiles):
+            if holds(profile, shapes):
+                return index
+        if self._signature.profiles:
+            raise OutOfProfile(shapes)
+        return 0
+
+    def _take(self, stream: int) -> Lane:
+        with self._lock:
+            if self._pool[stream]:
+                return self._pool[stream].pop()
+        with self._library.busy, self._library.log.recording() as lines:
+            return Lane(self._context(lines))
+
+    def _context(self, lines: Lines) -> Any:
+        context = self._engine.create_execution_context()
+        if context is None:
+            raise lines.refusal("TensorRT makes no execution context", Reason.OUT_OF_MEMORY)
+        return context
+
+    def _set_inputs(
+        self,
+        lane: Lane,
+        profile: int,
+        inputs: Mapping[str, torch.Tensor],
+        stream: int,
+        lines: Lines,
+    ) -> None:
+        context = lane.context
+        if lane.profile != profile:
+            if not context.set_optimization_profile_async(profile, stream):
+                _fail(lines, f"profile {profile} cannot be set")
+            lane.profile = profile
+        for name, tensor in inputs.items():
+            shape = tuple(tensor.shape)
+            if self._signature.profiles and not context.set_input_shape(name, shape):
+                _fail(lines, f"input {name} cannot have the shape {shape}")
+            self._set_address(context, name, tensor, lines)
+        missing = context.infer_shapes()
+        if missing:
+            _fail(lines, f"shapes depend on {', '.join(missing)}, which nothing sets")
+
+    def _place_output(
+        self, lane: Lane, name: str, output: Output, lines: Lines
+    ) -> Callable[[], torch.Tensor]:
+        """Give an output memory; returns what fetches it once the work is under way."""
+        dtype = self._signature.dtypes[name]
+        shape = tuple(lane.context.get_tensor_shape(name))
+        device = torch.device("cpu") if name in self._on_host else self._place.device
+        if -1 in shape:
+            allocator = _make_allocator(self._library.module, device)
+            if not lane.context.set_output_allocator(name, allocator):
+                _fail(lines, f"output {name} takes no allocator")
+            return lambda: allocator.tensor(dtype)
+        tensor = torch.empty(shape, dtype=dtype, device=device)
+        self._set_address(lane.context, name, tensor, lines)
+        return lambda: tensor
+
+    def _set_address(self, context: Any, name: str, tensor: torch.Tensor, lines: Lines) -> None:
+        """Say where a tensor is; one without elements is nowhere, and that is not accepted."""
+        address = tensor.data_ptr() or self._somewhere.data_ptr()
+        if not context.set_tensor_address(name, address):
+            _fail(lines, f"TensorRT takes no address for {name}")
+
+
+def _load(library: Library, plan: bytes, lines: Lines) -> tuple[Any, Any]:
+    try:
+        runtime = library.module.Runtime(library.log)
+    except TypeError as error:  # a factory returned null: the bindings say no more than that
+        raise lines.refusal("TensorRT makes no runtime") from error
+    engine = runtime.deserialize_cuda_engine(plan)
+    if engine is None:
+        raise lines.refusal("TensorRT cannot load the plan")
+    return runtime, engine
+
+
+def _require_same(engine: Any, signature: Signature) -> None:
+    """Refuse a plan with other tensors than the model's: it is not the model's."""
+    names = {engine.get_tensor_name(index) for index in range(engine.num_io_tensors)}
+    expected = {name for name, _ in (*signature.inputs, *signature.outputs)}
+    if names != expected:
+        what = f"the plan has the tensors {sorted(names)}, the model {sorted(expected)}"
+        raise Refusal(Status.FAILED, Reason.BUILD_FAILED, what)
+    for what, group in (("input", signature.inputs), ("output", signature.outputs)):
+        pairs = ((n, engine.get_tensor_dtype(n), signature.dtypes[n]) for n, _ in group)
+        require_dtypes(what, pairs)
+
+
+def _stream_weights(engine: Any, budget: int | None, lines: Lines) -> None:
+    """Say how much of the weights stays on the device, before there is a context."""
+    if budget is None:
+        return
+    engine.weight_streaming_budget_v2 = budget
+    if engine.weight_streaming_budget_v2 != budget:
+        raise lines.refusal(f"TensorRT does not keep {budget} bytes of weights on the device")
+
+
+def _execute(context: Any, stream: int, lines: Lines) -> None:
+    if not context.execute_async_v3(stream):
+        _fail(lines, "the engine fails")
+
+
+def _make_allocator(trt: Any, device: torch.device) -> Any:
+    """What gives memory to an output whose size only the data tells."""
+
+    class Allocator(trt.IOutputAllocator):  # type: ignore[misc]  # only known at run time
+        """Torch's memory, as much as TensorRT asks for; then the shape."""
+
+        def __init__(self) -> None:
+            trt.IOutputAllocator.__init__(self)
+            self._memory = torch.empty(0, dtype=torch.uint8, device=device)
+            self._shape: Shape = ()
+
+        def reallocate_output_async(
+            self, tensor_name: str, memory: int, size: int, alignment: int, stream: int
+        ) -> int:
+            """The address of at least ``size`` bytes."""
+            if self._memory.nbytes < max(size, 1):
+                self._memory = torch.empty(max(size, 1), dtype=torch.uint8, device=device)
+            return self._memory.data_ptr()
+
+        def notify_shape(self, tensor_name: str, shape: Sequence[int]) -> None:
+            """The shape that the output has."""
+            self._shape = tuple(shape)
+
+        def tensor(self, dtype: torch.dtype) -> torch.Tensor:
+            """What was computed."""
+            count = math.prod(self._shape) * dtype.itemsize
+            return self._memory[:count].view(dtype).view(self._shape)
+
+    return Allocator()
+
+
+def _receiver(output: Output) -> Callable[[torch.Tensor], Any]:
+    """What makes the region's output of the tensor that was computed."""
+    if output.dtype is None:
+        return torch.Tensor.item
+    order = output.order
+    return _same if order is None else lambda tensor: tensor.permute(order)
+
+
+def _same(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def _fail(lines: Lines, what: str) -> NoReturn:
+    """Leave a call, with what the library says of it."""
+    told = lines.refusal(what, Reason.RAISED_AT_RUNTIME)
+    if told.reason is Reason.OUT_OF_MEMORY:
+        raise torch.OutOfMemoryError(str(told))
+    raise told

@@ -1,0 +1,64 @@
+"""The backend that ``torch_tensorrt`` registers, where that package is installed.
+
+``torch_tensorrt`` has no entry points: its backends exist once it is imported. It is imported only
+when a graph on a CUDA device asks for it, since its import raises anything from ``AssertionError``
+to a bare ``Exception``, and prints.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+from collections.abc import Mapping
+from typing import Any
+
+import torch.fx
+
+from composer.backends.base import note
+from composer.backends.dynamo import NamedBackend
+from composer.backends.tensorrt.probe import FOREIGN
+from composer.errors import Refusal
+from composer.records import Reason, Status
+
+
+def build_with_torch_tensorrt(
+    gm: torch.fx.GraphModule, example_inputs: list[Any], options: Mapping[str, Any]
+) -> object:
+    """Compile with ``torch_tensorrt``, asked to raise rather than hand the graph back."""
+    _import_torch_tensorrt()
+    asked = {"pass_through_build_failures": True, **options}
+    compiled = NamedBackend("tensorrt").build(gm, example_inputs, mode=None, options=asked)
+    _require_an_engine(compiled)
+    return compiled
+
+
+def _import_torch_tensorrt() -> None:
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            module = importlib.import_module(FOREIGN)
+    except Exception as error:
+        raise Refusal(
+            Status.UNAVAILABLE,
+            Reason.NOT_INSTALLED,
+            f"torch_tensorrt is installed but cannot be imported: {type(error).__name__}: {error}",
+        ) from error
+    note(torch_tensorrt=getattr(module, "__version__", "unknown"))
+
+
+def _require_an_engine(compiled: object) -> None:
+    """Refuse a graph in which nothing is TensorRT's: below its smallest block it leaves all.
+
+    ``torch_tensorrt`` returns a graph module whose engines are modules of its own package
+    (``PythonTorchTensorRTModule``, ``TorchTensorRTModule``). Of anything else nothing is known.
+    """
+    if not isinstance(compiled, torch.fx.GraphModule):
+        return
+    if not any(_is_foreign(each) for each in compiled.modules()):
+        what = "torch_tensorrt returned a graph with no engine inside"
+        raise Refusal(Status.REJECTED, Reason.RETURNED_ORIGINAL, what)
+
+
+def _is_foreign(module: torch.nn.Module) -> bool:
+    kind = type(module)
+    return kind.__module__.split(".")[0] == FOREIGN or "TensorRT" in kind.__name__

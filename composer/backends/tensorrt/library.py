@@ -1,0 +1,62 @@
+"""The library: ``tensorrt``, else ``tensorrt_rtx``. Nothing else in this package imports either."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+from composer.backends.base import is_installed
+from composer.backends.tensorrt.log import make_log
+from composer.backends.tensorrt.probe import LIBRARIES
+from composer.errors import Refusal
+from composer.records import Reason, Status
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """One TensorRT, and its log.
+
+    ``busy`` is held while something is built or loaded, so that the lines of two builds do not mix.
+    """
+
+    module: Any
+    name: str
+    version: str
+    log: Any
+    busy: threading.RLock = field(default_factory=threading.RLock, compare=False)
+
+    @property
+    def is_rtx(self) -> bool:
+        """Whether it is TensorRT for RTX, which compiles for named devices without having them."""
+        return self.name == "tensorrt_rtx"
+
+
+def library_of(module: Any, name: str) -> Library:
+    """A module as a library; for anything that has TensorRT's names."""
+    return Library(module, name, str(module.__version__), make_log(module))
+
+
+def load_library() -> Library:
+    """Import the first library that can be imported. Call it only after the probe has passed.
+
+    Raises:
+        Refusal: ``unavailable`` with ``not_installed``, naming what each import raised.
+    """
+    failures: list[str] = []
+    cause: Exception | None = None
+    for name in filter(is_installed, LIBRARIES):
+        try:
+            return _load(name)
+        except Exception as error:  # noqa: BLE001  # a package without its libraries raises anything
+            failures.append(f"{name} cannot be imported: {type(error).__name__}: {error}")
+            cause = error
+    what = "; ".join(failures) or "neither tensorrt nor tensorrt_rtx is installed"
+    raise Refusal(Status.UNAVAILABLE, Reason.NOT_INSTALLED, what) from cause
+
+
+@functools.cache
+def _load(name: str) -> Library:
+    return library_of(importlib.import_module(name), name)

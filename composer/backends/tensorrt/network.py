@@ -1,0 +1,139 @@
+"""From an ONNX model to TensorRT's network, or to the nodes that its parser refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from composer.backends.tensorrt.library import Library
+from composer.backends.tensorrt.log import Lines
+from composer.errors import Refusal
+from composer.lowering.onnx import OnnxGraph
+from composer.records import Reason, Status
+
+if TYPE_CHECKING:
+    import onnx
+
+_INLINE = 1 << 30
+"""Bytes of weights up to which they are copied into a model to ask what of it is supported; the
+limit of a protobuf is twice that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """A network and what must live as long as it; or why there is none.
+
+    ``refused`` says by index of the model's nodes why the parser does not take them. Where there
+    are none and no network either, ``error`` says what is wrong with the whole.
+    """
+
+    builder: Any
+    parser: Any
+    network: Any
+    refused: dict[int, str]
+    error: Refusal | None
+
+
+def parse(
+    library: Library, graph: OnnxGraph, weights: Mapping[str, torch.Tensor], lines: Lines
+) -> Parsed:
+    """Parse a model whose weights lie in the host's memory; they are given by address.
+
+    Args:
+        library: The TensorRT to use.
+        graph: The model.
+        weights: Contiguous tensors by name, to be kept alive until a plan is built.
+        lines: What the library says meanwhile.
+
+    Raises:
+        Refusal: TensorRT makes no builder.
+    """
+    builder, network, parser = _fresh(library, lines)
+    model = graph.with_weights(weights)
+    used = weights.keys() & {each.name for each in model.graph.initializer}
+    loaded = parser.load_model_proto(model.SerializeToString(), None)
+    for name in used:
+        tensor = weights[name]
+        loaded = loaded and parser.load_initializer(name, tensor.data_ptr(), tensor.nbytes)
+    if loaded and parser.parse_model_proto():
+        return Parsed(builder, parser, network, {}, None)
+    refused = dict(_errors(parser))
+    if sum(weights[name].nbytes for name in used) < _INLINE:
+        refused |= _unsupported(library, _inlined(model, weights), lines)
+    error = lines.refusal("TensorRT's parser fails", Reason.EXPORT_FAILED)
+    return Parsed(builder, parser, None, refused, None if refused else error)
+
+
+def _fresh(library: Library, lines: Lines) -> tuple[Any, Any, Any]:
+    trt = library.module
+    try:
+        builder = trt.Builder(library.log)
+        network = builder.create_network(_creation_flags(trt))
+        return builder, network, trt.OnnxParser(network, library.log)
+    except TypeError as error:  # a factory returned null: the bindings say no more than that
+        raise lines.refusal("TensorRT makes no builder") from error
+
+
+def _creation_flags(trt: Any) -> int:
+    """Types are what the model says. From version 11 on, and in RTX, they always are."""
+    if "FP16" not in trt.BuilderFlag.__members__:
+        return 0
+    return 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
+
+
+def _unsupported(library: Library, model: bytes, lines: Lines) -> dict[int, str]:
+    """All that the parser would refuse, not only what it met first.
+
+    Its subgraphs are coarse: one node may have it refuse all of them. They count only where it
+    names none.
+    """
+    _, _, parser = _fresh(library, lines)
+    if parser.supports_model_v2(model, None):
+        return {}
+    told = dict(_errors(parser))
+    nodes = (
+        node
+        for index in range(parser.num_subgraphs)
+        if not parser.is_subgraph_supported(index)
+        for node in parser.get_subgraph_nodes(index)
+    )
+    why = f": {lines.first_error}" if lines.first_error else ""
+    return told or dict.fromkeys(nodes, f"TensorRT's parser refuses its subgraph{why}")
+
+
+def _errors(parser: Any) -> Iterator[tuple[int, str]]:
+    for error in (parser.get_error(index) for index in range(parser.num_errors)):
+        if error.node() < 0:
+            continue
+        told = " ".join(error.desc().split())
+        why = f": {told}" if told not in ("", "false") else ""
+        yield error.node(), f"TensorRT's parser refuses {error.node_operator()}{why}"
+
+
+def _inlined(model: onnx.ModelProto, weights: Mapping[str, torch.Tensor]) -> bytes:
+    """The model with the values of the weights in it."""
+    import onnx
+
+    for each in model.graph.initializer:
+        if each.name in weights:
+            each.raw_data = weights[each.name].reshape(-1).view(torch.uint8).numpy().tobytes()
+            each.ClearField("external_data")
+            each.data_location = onnx.TensorProto.DEFAULT
+    data: bytes = model.SerializeToString()
+    return data
+
+
+def require_no_host_inputs(network: Any) -> None:
+    """Refuse inputs whose values are shapes: sizes come from the shapes of tensors.
+
+    Raises:
+        Refusal: ``declined`` with ``dynamic_shape``.
+    """
+    terminals = (network.get_input(index) for index in range(network.num_inputs))
+    names = [terminal.name for terminal in terminals if terminal.is_shape_tensor]
+    if names:
+        what = f"{', '.join(names)} gives a size that no input tensor has"
+        raise Refusal(Status.DECLINED, Reason.DYNAMIC_SHAPE, what)

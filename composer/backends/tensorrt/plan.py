@@ -1,0 +1,238 @@
+"""A plan from an ONNX model: TensorRT's builder, told what the settings say.
+
+Nothing here executes anything, so a plan can be built in another process than the one that runs it,
+and with TensorRT for RTX on a machine without a GPU.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from composer.backends.base import check_time
+from composer.backends.tensorrt import cache
+from composer.backends.tensorrt.dtypes import require_dtypes
+from composer.backends.tensorrt.library import Library
+from composer.backends.tensorrt.network import parse, require_no_host_inputs
+from composer.backends.tensorrt.profiles import Profile
+from composer.backends.tensorrt.settings import Settings
+from composer.errors import Refusal
+from composer.lowering.onnx import OnnxGraph
+from composer.records import Reason, Status
+
+_SCHEMA = 1
+"""Part of every key: to be raised when the same inputs make another plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The GPU that a plan is for, and its driver."""
+
+    gpu: str
+    capability: tuple[int, int]
+    driver: str
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """All that a plan depends on besides the library.
+
+    Attributes:
+        graph: The model.
+        weights: Contiguous tensors in the host's memory, by the names of the model's inputs.
+        dtypes: What the model's inputs and outputs are in torch, by name.
+        profiles: Ranges of the inputs whose shapes are not fixed.
+        settings: The candidate's options.
+        tf32: Whether float32 products may be computed in TF32.
+        target: What it is for.
+    """
+
+    graph: OnnxGraph
+    weights: Mapping[str, torch.Tensor]
+    dtypes: Mapping[str, torch.dtype]
+    profiles: tuple[Profile, ...]
+    settings: Settings
+    tf32: bool
+    target: Target
+
+    def facts(self, library: Library) -> dict[str, Any]:
+        """All of it as JSON, the model and the weights by their digests.
+
+        Of floating-point weights that can be given later only the kind counts.
+        """
+        model = self.graph.with_weights(self.weights)
+        used = self.weights.keys() & {each.name for each in model.graph.initializer}
+        settings = self.settings
+        return {
+            "schema": _SCHEMA,
+            "library": [library.name, library.version],
+            "target": asdict(self.target),
+            "model": hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest(),
+            "weights": {name: self._weight(self.weights[name]) for name in sorted(used)},
+            "profiles": [{k: each[k] for k in sorted(each)} for each in self.profiles],
+            "tf32": self.tf32,
+            "workspace_mib": settings.workspace_mib,
+            "optimization_level": settings.optimization_level,
+            "max_aux_streams": settings.max_aux_streams,
+            "refittable": settings.refittable,
+            "weight_streaming": settings.weight_streaming_mib is not None,
+        }
+
+    def _weight(self, tensor: torch.Tensor) -> str:
+        given_later = self.settings.refittable and tensor.is_floating_point()
+        return _kind(tensor) if given_later else _digest(tensor)
+
+
+def key_of(facts: Mapping[str, Any]) -> str:
+    """The name of a plan on disk, equal in every process.
+
+    Two builds of one recipe differ in their bytes, so that the plan itself is never part of it.
+    """
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def build_plan(library: Library, recipe: Recipe) -> bytes:
+    """Have TensorRT build a plan.
+
+    Raises:
+        Refusal: ``declined`` for what the parser refuses or types that it changes; ``timed_out``;
+            ``failed`` with the first error that the library logged.
+    """
+    with library.busy, library.log.recording() as lines:
+        parsed = parse(library, recipe.graph, recipe.weights, lines)
+        if parsed.network is None:
+            why = "; ".join(dict.fromkeys(parsed.refused.values()))
+            refused = Refusal(Status.DECLINED, Reason.UNSUPPORTED_OP, why)
+            raise parsed.error or refused
+        _check_types(parsed.network, recipe.dtypes)
+        config = _configure(library, parsed.builder, recipe)
+        monitor = config.progress_monitor = _make_monitor(library.module)
+        plan = parsed.builder.build_serialized_network(parsed.network, config)
+        if monitor.stopped is not None:
+            raise monitor.stopped
+        if plan is None:
+            raise lines.refusal("TensorRT builds no plan")
+        _keep_timings(library, config, recipe)
+        return bytes(plan)
+
+
+def _check_types(network: Any, dtypes: Mapping[str, torch.dtype]) -> None:
+    require_no_host_inputs(network)
+    inputs = [network.get_input(i) for i in range(network.num_inputs)]
+    outputs = [network.get_output(i) for i in range(network.num_outputs)]
+    for what, terminals in (("input", inputs), ("output", outputs)):
+        named = ((terminal.name, terminal.dtype) for terminal in terminals)
+        require_dtypes(what, ((name, dtype, dtypes[name]) for name, dtype in named))
+
+
+def _configure(library: Library, builder: Any, recipe: Recipe) -> Any:
+    trt, settings = library.module, recipe.settings
+    config = builder.create_builder_config()
+    if recipe.tf32:
+        config.set_flag(trt.BuilderFlag.TF32)
+    else:
+        config.clear_flag(trt.BuilderFlag.TF32)
+    if settings.refittable:
+        config.set_flag(trt.BuilderFlag.REFIT)
+    if settings.weight_streaming_mib is not None:
+        config.set_flag(trt.BuilderFlag.WEIGHT_STREAMING)
+    if settings.workspace_mib is not None:
+        config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, settings.workspace_mib << 20)
+    if settings.optimization_level is not None:
+        config.builder_optimization_level = settings.optimization_level
+    if settings.max_aux_streams is not None:
+        config.max_aux_streams = settings.max_aux_streams
+    for each in recipe.profiles:
+        _add_profile(builder, config, each)
+    _name_the_device(library, config, recipe.target)
+    _recall_timings(library, config, recipe)
+    return config
+
+
+def _add_profile(builder: Any, config: Any, shapes: Profile) -> None:
+    """A profile that TensorRT does not take is told by a number, not by an exception."""
+    profile = builder.create_optimization_profile()
+    for name, (least, usual, greatest) in shapes.items():
+        profile.set_shape(name, least, usual, greatest)
+    if not profile or config.add_optimization_profile(profile) < 0:
+        what = f"TensorRT takes no profile of the ranges {shapes}"
+        raise Refusal(Status.FAILED, Reason.BUILD_FAILED, what)
+
+
+def _name_the_device(library: Library, config: Any, target: Target) -> None:
+    """RTX compiles for the device that is named, or else for every one that it supports."""
+    if not library.is_rtx:
+        return
+    name = "SM" + "".join(map(str, target.capability))
+    known = library.module.ComputeCapability.__members__
+    if name in known:
+        config.num_compute_capabilities = 1
+        config.set_compute_capability(known[name], 0)
+
+
+def _make_monitor(trt: Any) -> Any:
+    """What TensorRT asks between its steps whether to go on."""
+
+    class Monitor(trt.IProgressMonitor):  # type: ignore[misc]  # the base is only known at run time
+        """Ends the build when the attempt's time is over.
+
+        It may be asked by another thread, and nothing may be raised into TensorRT.
+        """
+
+        def __init__(self) -> None:
+            trt.IProgressMonitor.__init__(self)
+            self.stopped: Refusal | None = None
+            self._attempt = contextvars.copy_context()
+
+        def phase_start(self, phase_name: str, parent_phase: str, num_steps: int) -> None:
+            """Nothing to do."""
+
+        def step_complete(self, phase_name: str, step: int) -> bool:
+            """Whether to go on."""
+            try:
+                self._attempt.copy().run(check_time)
+            except Refusal as refusal:
+                self.stopped = refusal
+            return self.stopped is None
+
+        def phase_finish(self, phase_name: str) -> None:
+            """Nothing to do."""
+
+    return Monitor()
+
+
+def _recall_timings(library: Library, config: Any, recipe: Recipe) -> None:
+    """Give the builder the times of kernels that earlier builds measured; RTX measures none."""
+    if library.is_rtx or not recipe.settings.timing_cache:
+        return
+    entry = cache.timings().get(key_of(_measured_on(library, recipe.target)))
+    known = config.create_timing_cache((entry and entry.blob) or b"")
+    config.set_timing_cache(known, ignore_mismatch=False)
+
+
+def _keep_timings(library: Library, config: Any, recipe: Recipe) -> None:
+    if library.is_rtx or not recipe.settings.timing_cache:
+        return
+    times, facts = config.get_timing_cache(), _measured_on(library, recipe.target)
+    if times is not None:
+        cache.timings().put(key_of(facts), facts, bytes(times.serialize()))
+
+
+def _measured_on(library: Library, target: Target) -> dict[str, Any]:
+    return {"library": [library.name, library.version], "target": asdict(target)}
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    return f"{tensor.dtype} {tuple(tensor.shape)}"
+
+
+def _digest(tensor: torch.Tensor) -> str:
+    values = tensor.reshape(-1).view(torch.uint8).numpy()
+    facts = _kind(tensor).encode()
+    return hashlib.sha256(facts + hashlib.sha256(values.data).digest()).hexdigest()

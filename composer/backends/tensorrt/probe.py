@@ -1,0 +1,80 @@
+"""Whether TensorRT can be here at all: device, driver, package, asked without importing any.
+
+Without a driver TensorRT's own factories end the process with a segmentation fault, so nothing of
+it is touched before this probe has passed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+import torch
+
+from composer.backends.base import is_installed, require_installed
+from composer.errors import refuse
+from composer.records import Reason, Status
+
+FOREIGN = "torch_tensorrt"
+"""The package whose backend the name ``tensorrt`` means where it is installed."""
+
+LIBRARIES = ("tensorrt", "tensorrt_rtx")
+"""Modules that composer's own engine can work with, the preferred first."""
+
+_PCI_DEVICES = Path("/sys/bus/pci/devices")
+_NVIDIA = "0x10de"
+
+
+def require_device(device: str) -> None:
+    """Refuse without a CUDA device that torch can use, and for a graph that is elsewhere.
+
+    Raises:
+        Refusal: ``unavailable`` with ``no_device`` or ``driver_missing``.
+    """
+    if not torch.cuda.is_available():
+        _refuse_without_device()
+    if not device.startswith("cuda"):
+        what = f"the graph is on {device}; TensorRT runs graphs on CUDA devices"
+        refuse(Status.UNAVAILABLE, Reason.NO_DEVICE, what)
+
+
+def require_package() -> None:
+    """Refuse unless torch_tensorrt can be found, or what composer's own engine needs.
+
+    Raises:
+        Refusal: ``unavailable`` with ``not_installed``.
+    """
+    if is_installed(FOREIGN):
+        return
+    if not any(map(is_installed, LIBRARIES)):
+        what = (
+            "none of torch_tensorrt, tensorrt and tensorrt_rtx is installed; install the release "
+            "of torch_tensorrt made for this torch, or pip install 'torch-composer[tensorrt-rtx]'"
+        )
+        refuse(Status.UNAVAILABLE, Reason.NOT_INSTALLED, what)
+    require_installed(("onnx", "onnxscript"), "pip install 'torch-composer[tensorrt-rtx]'")
+
+
+def _refuse_without_device() -> None:
+    if torch.version.cuda is None:
+        reason, why = Reason.NO_DEVICE, "this build of torch has no CUDA support"
+    elif not _has_nvidia_card():
+        reason, why = Reason.NO_DEVICE, "this machine has no NVIDIA GPU"
+    elif not _has_driver():
+        reason, why = Reason.DRIVER_MISSING, "an NVIDIA GPU is here, but libcuda.so.1 is not"
+    else:
+        reason, why = Reason.NO_DEVICE, "torch.cuda finds no usable device"
+    refuse(Status.UNAVAILABLE, reason, why)
+
+
+def _has_nvidia_card() -> bool:
+    vendors = _PCI_DEVICES.glob("*/vendor")
+    return any(vendor.read_text().strip() == _NVIDIA for vendor in vendors)
+
+
+def _has_driver() -> bool:
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True

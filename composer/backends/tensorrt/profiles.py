@@ -1,0 +1,106 @@
+"""Optimization profiles: in which ranges a plan can run, from the graph's symbols."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from composer import _torch
+from composer.backends.tensorrt.settings import EVERY, Sizes
+from composer.errors import refuse
+from composer.records import Reason, Status
+
+Ranges = dict[str, Sizes]
+"""Name of a symbol to its least, usual and greatest value."""
+
+Shape = tuple[int, ...]
+Profile = dict[str, tuple[Shape, Shape, Shape]]
+"""Name of an input to its least, usual and greatest shape."""
+
+_ROOM = 4
+"""How many times the first call's size the greatest may be, where nobody says otherwise."""
+
+
+def ranges_of(
+    shapes: Mapping[str, Sequence[Any]], asked: Sequence[Mapping[str, Sizes]]
+) -> tuple[Ranges, ...]:
+    """One set of ranges for each profile that is asked for, or one around the first call.
+
+    Args:
+        shapes: Name of each input whose shape is not fixed, to that shape.
+        asked: What the policy says; symbols that it does not name get the usual range.
+
+    Raises:
+        Refusal: ``declined`` with ``dynamic_shape``, for a size that only the data tells.
+    """
+    usual: Ranges = {}
+    for size in (size for shape in shapes.values() for size in shape if _torch.symbols(size)):
+        for name, (first, low, top) in _torch.symbol_facts(size).items():
+            if first is None:
+                what = f"the size {name} of an input is known only once it is computed"
+                refuse(Status.DECLINED, Reason.DYNAMIC_SHAPE, what)
+            usual[name] = around(first, low, top)
+    if not usual:
+        return ()
+    return tuple(
+        {name: each.get(name, each.get(EVERY, sizes)) for name, sizes in usual.items()}
+        for each in (asked or ({},))
+    )
+
+
+def around(size: int, low: int = 1, top: int | None = None) -> Sizes:
+    """The range around a size that was met, within its bounds."""
+    greatest = size * _ROOM if top is None else min(size * _ROOM, top)
+    return (max(1, min(low, size)), max(1, size), max(1, size, greatest))
+
+
+def profile_of(shapes: Mapping[str, Sequence[Any]], ranges: Ranges) -> Profile:
+    """The shapes of every dynamic input within these ranges.
+
+    TensorRT takes a profile without a range for an input, and then computes nonsense or nothing.
+
+    Raises:
+        Refusal: ``declined`` with ``dynamic_shape``, where a size falls as a symbol grows.
+    """
+    profile: Profile = {}
+    for name, shape in shapes.items():
+        least, usual, greatest = (
+            tuple(_torch.size_with(size, {n: of[i] for n, of in ranges.items()}) for size in shape)
+            for i in range(3)
+        )
+        grows = zip(least, usual, greatest, strict=True)
+        if not all(0 <= a <= b <= c for a, b, c in grows):
+            what = f"the sizes of {name} run from {least} over {usual} to {greatest}"
+            refuse(Status.DECLINED, Reason.DYNAMIC_SHAPE, what)
+        profile[name] = (least, usual, greatest)
+    return profile
+
+
+def holds(profile: Profile, shapes: Mapping[str, Shape]) -> bool:
+    """Whether shapes lie within a profile."""
+    return all(
+        all(a <= size <= c for a, size, c in zip(least, shapes[name], greatest, strict=True))
+        for name, (least, _, greatest) in profile.items()
+    )
+
+
+def met(shapes: Mapping[str, Sequence[Any]], given: Mapping[str, Shape]) -> dict[str, int]:
+    """The values of the symbols in a call, of those that are a size by themselves."""
+    return {
+        str(size): value
+        for name, shape in shapes.items()
+        for size, value in zip(shape, given[name], strict=True)
+        if _torch.symbols(size) == {str(size)}
+    }
+
+
+def wider(ranges: Ranges, values: Mapping[str, int]) -> Ranges:
+    """Ranges that hold what they held and these values, with some room above."""
+    return {
+        name: (
+            min(least, values.get(name, least)),
+            values.get(name, usual),
+            greatest if values.get(name, 0) <= greatest else values[name] * _ROOM,
+        )
+        for name, (least, usual, greatest) in ranges.items()
+    }

@@ -1,0 +1,60 @@
+"""New weights for a plan that was built to take them, and such a plan without any."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from composer.backends.tensorrt.library import Library
+from composer.backends.tensorrt.log import Lines
+from composer.lowering.onnx import OnnxGraph
+
+
+def refit(
+    library: Library,
+    engine: Any,
+    graph: OnnxGraph,
+    weights: Mapping[str, torch.Tensor],
+    lines: Lines,
+) -> None:
+    """Give an engine the values of its weights; none of its contexts may be at work.
+
+    Args:
+        library: The TensorRT that built the plan.
+        engine: What was loaded.
+        graph: The model that the plan was built from.
+        weights: Contiguous tensors in the host's memory, by name.
+        lines: What the library says meanwhile.
+
+    Raises:
+        Refusal: ``failed`` with ``build_failed``, where TensorRT does not take them.
+    """
+    trt = library.module
+    try:
+        refitter = trt.Refitter(engine, library.log)
+        reader = trt.OnnxParserRefitter(refitter, library.log)
+    except TypeError as error:  # a factory returned null: the bindings say no more than that
+        raise lines.refusal("TensorRT makes no refitter") from error
+    model = graph.with_weights(weights)
+    taken = reader.load_model_proto(model.SerializeToString(), None)
+    for name in weights.keys() & {each.name for each in model.graph.initializer}:
+        tensor = weights[name]
+        taken = taken and reader.load_initializer(name, tensor.data_ptr(), tensor.nbytes)
+    if not (taken and reader.refit_model_proto() and refitter.refit_cuda_engine()):
+        raise lines.refusal("TensorRT does not take the weights")
+
+
+def without_weights(library: Library, engine: Any, lines: Lines) -> bytes:
+    """The plan of an engine that can be refitted, small and good for any weights.
+
+    Raises:
+        Refusal: ``failed`` with ``build_failed``, where TensorRT does not write it.
+    """
+    serialization = engine.create_serialization_config()
+    serialization.set_flag(library.module.SerializationFlag.EXCLUDE_WEIGHTS)
+    plan = engine.serialize_with_config(serialization)
+    if plan is None:
+        raise lines.refusal("TensorRT does not write the plan")
+    return bytes(plan)

@@ -1,0 +1,208 @@
+"""Attention written out, where its translation is missing, fails or gives other numbers than eager.
+
+On the CPU there is one operator for attention, on CUDA one for each kernel that torch may choose.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from composer import _torch
+
+aten = torch.ops.aten
+
+_ON_CPU = aten._scaled_dot_product_flash_attention_for_cpu
+
+
+def attentions(training: bool) -> dict[Any, Callable[..., Any]]:
+    """What to write out of attention; in ``training`` the logarithms for its backward as well.
+
+    The translation of CUDA's ``flash`` kernel is right (onnxscript 0.7), that of ``efficient``
+    breaks, ``cudnn`` has none.
+    """
+    return {
+        _ON_CPU.default: attention if training else masked_attention,
+        aten._scaled_dot_product_flash_attention_for_cpu_backward.default: attention_backward,
+        aten._scaled_dot_product_efficient_attention.default: efficient_attention,
+        aten._scaled_dot_product_cudnn_attention.default: cudnn_attention,
+    }
+
+
+def masked_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: torch.Tensor | None = None,
+    scale: float | None = None,
+) -> Any:
+    """Attention under a mask, where a row that is masked everywhere gives zeros, as in eager.
+
+    The translation gives NaN there. Such rows are the padding on the left of a batch that is
+    generated together.
+    """
+    if attn_mask is None or is_causal:
+        return NotImplemented
+    return attention(query, key, value, dropout_p, attn_mask=attn_mask, scale=scale)
+
+
+def attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: torch.Tensor | None = None,
+    scale: float | None = None,
+) -> Any:
+    """Attention and the logarithm of the sum of each row's exponentials.
+
+    Shapes are (batch, heads, length, size), float32; the result is laid out as the query is. A row
+    that is masked everywhere gives zeros, and zero as its logarithm.
+    """
+    if dropout_p or not _are_alike(query, key):
+        return NotImplemented
+    rows, scores, seen = _attend(query, key, value, is_causal, attn_mask, scale)
+    logarithms = torch.logsumexp(scores, -1)
+    if seen is not None:
+        logarithms = logarithms * seen.squeeze(-1)
+    return laid_out_as(rows, query), logarithms
+
+
+def attention_backward(
+    grad: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    out: torch.Tensor,
+    logsumexp: torch.Tensor,
+    dropout_p: float,
+    is_causal: bool,
+    *,
+    attn_mask: torch.Tensor | None = None,
+    scale: float | None = None,
+) -> Any:
+    """Gradients of query, key and value; the weights are computed again from the logarithms.
+
+    As in FlashAttention-2 (arXiv:2307.08691, algorithm 2), without its blocks.
+    """
+    if dropout_p or not _are_alike(query, key):
+        return NotImplemented
+    scores = _scores(query, key, is_causal, attn_mask, scale)
+    weights = torch.exp(scores - logsumexp.unsqueeze(-1))
+    grad_weights = torch.matmul(grad, value.transpose(-2, -1))
+    grad_scores = weights * (grad_weights - (grad * out).sum(-1, keepdim=True))
+    grad_scores = grad_scores * _scale_of(query, scale)
+    grads = (
+        torch.matmul(grad_scores, key),
+        torch.matmul(grad_scores.transpose(-2, -1), query),
+        torch.matmul(weights.transpose(-2, -1), grad),
+    )
+    return tuple(map(_heads_inside, grads))
+
+
+def efficient_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_bias: torch.Tensor | None,
+    compute_log_sumexp: bool,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+) -> Any:
+    """CUDA's memory-efficient kernel in inference; its result has the heads inside.
+
+    The other results are for a backward, and nobody reads them in inference.
+    """
+    if dropout_p or compute_log_sumexp or query.shape[1] != key.shape[1]:
+        return NotImplemented
+    rows, _, _ = _attend(query, key, value, is_causal, attn_bias, scale)
+    seed = torch.zeros((), dtype=torch.int64, device=query.device)
+    logarithms = torch.zeros((*query.shape[:2], 0), device=query.device)
+    return _heads_inside(rows), logarithms, seed, seed
+
+
+def cudnn_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_bias: torch.Tensor | None,
+    compute_log_sumexp: bool,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    *,
+    scale: float | None = None,
+) -> Any:
+    """CuDNN's kernel in inference; its result is laid out as the query is. The rest as above."""
+    if dropout_p or compute_log_sumexp or return_debug_mask or query.shape[1] != key.shape[1]:
+        return NotImplemented
+    rows, _, _ = _attend(query, key, value, is_causal, attn_bias, scale)
+    seed = torch.zeros((), dtype=torch.int64, device=query.device)
+    nothing = torch.zeros((0,), device=query.device)
+    lengths = query.shape[2], key.shape[2]
+    result = laid_out_as(rows, query)
+    return result, nothing, None, None, *lengths, seed, seed, nothing
+
+
+def _attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    is_causal: bool,
+    attn_mask: torch.Tensor | None,
+    scale: float | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """The result, the scores, and one for each row that sees something; ``None`` if all do."""
+    if attn_mask is None:
+        scores = _scores(query, key, is_causal, None, scale)
+        return torch.matmul(torch.softmax(scores, -1), value), scores, None
+    # On the mask, which is often the same in every layer, and on weights that are not negative: a
+    # choice on the result is slow (Where), a factor there would make negative zeros.
+    empty = attn_mask.amax(-1, keepdim=True) == -math.inf
+    scores = _scores(query, key, is_causal, torch.where(empty, 0.0, attn_mask), scale)
+    seen = torch.logical_not(empty).to(query.dtype)
+    return torch.matmul(torch.softmax(scores, -1) * seen, value), scores, seen
+
+
+def laid_out_as(rows: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+    """The result of attention in the layout that torch's kernel gives it: that of the query."""
+    inside = _torch.hint(query.stride(1)) < _torch.hint(query.stride(2))
+    return _heads_inside(rows) if inside else rows.contiguous()
+
+
+def _heads_inside(x: torch.Tensor) -> torch.Tensor:
+    """(batch, heads, length, size), with the heads of a position side by side in memory."""
+    return x.transpose(1, 2).clone(memory_format=torch.contiguous_format).transpose(1, 2)
+
+
+def _scores(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    is_causal: bool,
+    attn_mask: torch.Tensor | None,
+    scale: float | None,
+) -> torch.Tensor:
+    scores = torch.matmul(query * _scale_of(query, scale), key.transpose(-2, -1))
+    if is_causal:
+        shape = (query.shape[-2], key.shape[-2])
+        future = torch.ones(shape, dtype=torch.bool, device=query.device).triu(1)
+        scores = torch.where(future, -math.inf, scores)
+    return scores if attn_mask is None else scores + attn_mask
+
+
+def _scale_of(query: torch.Tensor, scale: float | None) -> float:
+    return 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+
+
+def _are_alike(query: torch.Tensor, key: torch.Tensor) -> bool:
+    return query.shape[1] == key.shape[1] and query.dtype is torch.float32

@@ -1,0 +1,69 @@
+"""The attention of CUDA's kernels, as captured on a GPU, computes what torch computes.
+
+No GPU is needed: fake tensors say what the kernels return, and ONNX Runtime runs the result.
+"""
+
+from __future__ import annotations
+
+import onnxruntime
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from composer.lowering.aot import FunctionalGraph, Kind
+from composer.lowering.decompositions import decompositions
+from composer.lowering.onnx import to_onnx, why_not
+from composer.lowering.regions import split
+
+aten = torch.ops.aten
+reference = torch.nn.functional.scaled_dot_product_attention
+
+
+def efficient(q, k, v, bias=None, causal=False):
+    return aten._scaled_dot_product_efficient_attention(q, k, v, bias, False, 0.0, causal)
+
+
+def cudnn(q, k, v, bias=None, causal=False):
+    return aten._scaled_dot_product_cudnn_attention(q, k, v, bias, False, 0.0, causal)
+
+
+def flash(q, k, v, bias=None, causal=False):
+    return aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal)
+
+
+def run(function, *args: torch.Tensor) -> torch.Tensor:
+    """Capture with fake tensors, lower, and run the ONNX model."""
+    with torch.no_grad(), FakeTensorMode():
+        fakes = [torch.empty_strided(a.shape, a.stride()) for a in args]
+        gm = make_fx(function, decompositions({}, False))(*fakes)
+    gm.graph.eliminate_dead_code()
+    graph = FunctionalGraph(gm, Kind.INFERENCE, {}, {}, None, (None,))
+    parts = split(graph, why_not)
+    assert parts.left == ()
+    (region,) = parts.regions.values()
+    model = to_onnx(region)
+    session = onnxruntime.InferenceSession(model.model.SerializeToString())
+    feeds = dict(zip(model.inputs, (a.contiguous().numpy() for a in args), strict=True))
+    result = torch.from_numpy(session.run(None, feeds)[0])
+    (output,) = model.outputs
+    return result if output.order is None else result.permute(output.order)
+
+
+@pytest.mark.parametrize("kernel", [efficient, cudnn, flash])
+@pytest.mark.parametrize("causal", [False, True])
+def test_every_kernel_computes_attention(kernel, causal) -> None:
+    """With the heads inside or outside, as models lay them out."""
+    q, k, v = (torch.randn(2, 5, 3, 8).transpose(1, 2) for _ in range(3))
+    found = run(lambda q, k, v: (kernel(q, k, v, causal=causal)[0],), q, k, v)
+    torch.testing.assert_close(found, reference(q, k, v, is_causal=causal))
+
+
+@pytest.mark.parametrize("kernel", [efficient, cudnn])
+def test_a_mask_is_added_and_what_sees_nothing_is_zero(kernel) -> None:
+    """The padding of a batch sees nothing."""
+    q, k, v = (torch.randn(2, 3, 5, 8) for _ in range(3))
+    bias = torch.randn(2, 3, 5, 5)
+    bias[0, :, 1] = -torch.inf
+    found = run(lambda q, k, v, b: (kernel(q, k, v, b)[0],), q, k, v, bias)
+    torch.testing.assert_close(found, reference(q, k, v, attn_mask=bias).nan_to_num(0.0))
