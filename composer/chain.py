@@ -25,7 +25,7 @@ from composer import (
     session,
 )
 from composer.backends import find_backend
-from composer.backends.base import Backend, Notes, note, taking_notes, within_time
+from composer.backends.base import Backend, Notes, note, taking_notes, within
 from composer.comparison import Bounds
 from composer.errors import (
     CandidateError,
@@ -115,7 +115,7 @@ def resolve(rules: Policy) -> tuple[Contender, ...]:
         except (UnknownNameError, OptionError) as mistake:
             mistakes.append(mistake)
         else:
-            limits = _limits(candidate, rules)
+            limits = _limits(candidate, rules, backend)
             days = 0.0 if rules.strict else rules.remember_failures
             contenders.append(Contender(candidate, backend, least, bounds, limits, days))
     if mistakes:
@@ -123,10 +123,11 @@ def resolve(rules: Policy) -> tuple[Contender, ...]:
     return tuple(contenders)
 
 
-def _limits(candidate: Candidate, rules: Policy) -> child.Limits:
-    """The candidate's own, and the policy's where it has none."""
+def _limits(candidate: Candidate, rules: Policy, backend: Backend) -> child.Limits:
+    """The candidate's own, the policy's where it has none, the engine's where nobody said."""
+    isolates = rules.isolate if "isolate" in rules.model_fields_set else backend.isolates_itself
     return child.Limits(
-        rules.isolate if candidate.isolate is None else candidate.isolate,
+        isolates if candidate.isolate is None else candidate.isolate,
         rules.timeout if candidate.timeout is None else candidate.timeout,
         rules.memory_limit if candidate.memory_limit is None else candidate.memory_limit,
     )
@@ -283,9 +284,10 @@ def _probe_and_build(
     contender.backend.probe(request)
     contender.recall(request)
     ballot.open()
-    if limits.isolate and not contender.backend.may_return_original:
+    backend = contender.backend
+    if limits.isolate and not (backend.may_return_original or backend.isolates_itself):
         isolate.probe(request, contender.candidate, limits, contender.min_coverage)
-    with within_time(limits.timeout):
+    with within(limits):
         return _build(request, contender)
 
 

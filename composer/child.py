@@ -51,7 +51,12 @@ NONE = Limits()
 """A build that takes what it takes, in this process."""
 
 
-def ask(work: str, payload: bytes, limits: Limits) -> dict[str, Any]:
+def ask(
+    work: str,
+    payload: bytes,
+    limits: Limits,
+    began: Callable[[float], object] = lambda seconds: None,
+) -> dict[str, Any]:
     """Have a child process do some work.
 
     Args:
@@ -59,6 +64,7 @@ def ask(work: str, payload: bytes, limits: Limits) -> dict[str, Any]:
             to begin, from when on the limit of time counts, and returns what JSON can hold.
         payload: Any bytes.
         limits: Of the work; the start of the child is not counted.
+        began: Told how many seconds that start took.
 
     Raises:
         Refusal: ``crashed``, ``timed_out``, ``failed`` with ``out_of_memory``; ``declined`` with
@@ -68,7 +74,7 @@ def ask(work: str, payload: bytes, limits: Limits) -> dict[str, Any]:
         what = "there is no way to start, and to end, an interpreter here"
         refuse(Status.DECLINED, Reason.NOT_ISOLATABLE, what)
     with _started(work, payload) as child:
-        return child.answer(limits)
+        return child.answer(limits, began)
 
 
 def serve() -> None:
@@ -120,7 +126,7 @@ class _Child:
         for thread in self._threads:
             thread.start()
 
-    def answer(self, limits: Limits) -> dict[str, Any]:
+    def answer(self, limits: Limits, began: Callable[[float], object]) -> dict[str, Any]:
         """What the work returned.
 
         Raises:
@@ -135,6 +141,7 @@ class _Child:
             if said is not None and "ready" not in said:
                 return said
             if said is not None:
+                began(time.perf_counter() - since)
                 since, seconds = time.perf_counter(), limits.timeout or math.inf
             elif ended is not None:
                 self._refuse(Status.CRASHED, Reason.CRASHED, _how_it_ended(ended))

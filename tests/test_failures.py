@@ -22,6 +22,7 @@ import composer
 from composer import failures
 from composer.backends.base import Backend
 from composer.backends.dynamo import CallableBackend
+from composer.backends.tensorrt.cache import plans
 from composer.cli import app
 from composer.testing import FakeBackend
 
@@ -244,6 +245,15 @@ def test_cache_list_and_clear() -> None:
     assert "1 entry removed" in runner.invoke(app, ["cache", "clear", "failures"]).output
     assert "0 entries" in runner.invoke(app, ["cache", "list"]).output
     assert again(fails_late).status == "failed"
+
+
+def test_cache_list_shows_plans() -> None:
+    """By the library and the device that they are for."""
+    facts = {"library": ["tensorrt_rtx", "1.6"], "target": {"gpu": "an Ada"}}
+    plans().put("a" * 64, facts, b"x" * 4096)
+    (entry,) = json.loads(CliRunner().invoke(app, ["cache", "list", "--json"]).output)["entries"]
+    assert (entry["kind"], entry["what"]) == ("plans", "tensorrt_rtx  1.6  for an Ada")
+    assert entry["bytes"] > 4096
 
 
 def test_cache_clear_names_a_slip() -> None:

@@ -20,6 +20,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import composer
 from composer import child, parcel
+from composer.backends.base import Backend, limits_left, note
 from composer.errors import ChildRefusal, OptionError, Refusal
 from composer.policy import Policy, read_policy
 from composer.testing import FakeBackend
@@ -330,3 +331,31 @@ def test_limits_are_more_than_nothing(field: str) -> None:
     """Zero would refuse every engine."""
     with pytest.raises(OptionError, match=f"option '{field}' is 0"):
         read_policy({field: 0})
+
+
+class BuildsApart(Backend):
+    """An engine that has a part of its work done by a child of its own."""
+
+    isolates_itself = True
+
+    def build(self, gm: Any, example_inputs: Any, *, mode: Any, options: Any) -> object:
+        limits = limits_left()
+        note(isolates=limits.isolate, timeout=limits.timeout)
+        return engines.honest(gm, example_inputs)
+
+
+def test_engine_that_isolates_itself_does_so_unless_told_otherwise() -> None:
+    """It is given the limits, with the time that is left, and no child is started for it."""
+
+    def facts(**options: Any) -> dict[str, Any]:
+        torch.compiler.reset()
+        candidate = {"backend": BuildsApart, "timeout": 100}
+        compiled(torch.sin, candidate, **options)(torch.ones(3))
+        return dict(last().attempts[0].engine)
+
+    default = facts()
+    assert default["isolates"]
+    assert 0 < default["timeout"] <= 100
+    assert "isolated" not in default
+    assert not facts(isolate=False)["isolates"]
+    assert facts(isolate=True)["isolates"]

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from composer.backends import base
-from composer.backends.tensorrt import cache, library, plan
+from composer.backends.tensorrt import apart, cache, library, plan
 from composer.backends.tensorrt.cut import Cut, cut
 from composer.backends.tensorrt.dtypes import require_dtypes
 from composer.backends.tensorrt.engine import dtypes_of, in_host_memory
@@ -26,6 +26,7 @@ from composer.backends.tensorrt.log import Lines
 from composer.backends.tensorrt.plan import Recipe, Target, build_plan, key_of
 from composer.backends.tensorrt.profiles import around, holds, profile_of, ranges_of, wider
 from composer.backends.tensorrt.settings import Settings, read_settings
+from composer.child import Limits
 from composer.errors import OptionError, Refusal
 from composer.lowering.aot import FunctionalGraph, compile_functional
 from composer.lowering.plain import shapes_with_symbols
@@ -236,10 +237,59 @@ def test_a_build_ends_when_the_attempts_time_is_over(trt) -> None:
     began = time.perf_counter()
     build_plan(trt, made)
     whole = time.perf_counter() - began
-    with pytest.raises(Refusal, match="was stopped") as caught, base.within_time(1e-6):
+    with pytest.raises(Refusal, match="was stopped") as caught, base.within(Limits(timeout=1e-6)):
         build_plan(trt, made)
     assert caught.value.status == "timed_out"
     assert time.perf_counter() - began < 2 * whole
+
+
+@pytest.mark.slow
+def test_a_plan_is_built_in_a_child_process(trt) -> None:
+    """Weights and all; what comes back is a plan, and what the attempt says is that it did."""
+    weights = torch.randn(64, 32), torch.randn(32)
+    made = recipe(
+        pieces(trt, lambda x: torch.relu(x @ weights[0] + weights[1]), torch.randn(6, 64))
+    )
+    with base.taking_notes() as notes, base.within(Limits(isolate=True, timeout=120)):
+        apart_plan = apart.build(trt, made)
+    assert len(apart_plan) == pytest.approx(len(build_plan(trt, made)), rel=0.05)
+    assert notes.engine["isolated"]["seconds"] > 0
+
+
+@pytest.mark.slow
+def test_a_child_that_takes_too_long_is_ended(trt) -> None:
+    """Its start is not counted, and the rest of the attempt's time is what it has."""
+    import zoo
+
+    module, inputs = zoo.build("vit", tiny=True)
+    made = recipe(pieces(trt, lambda: module(**inputs)))
+    limits = Limits(isolate=True, timeout=0.03)
+    with pytest.raises(Refusal, match="in a child process") as caught, base.within(limits):
+        apart.build(trt, made)
+    assert caught.value.status == "timed_out"
+
+
+@pytest.mark.slow
+def test_what_the_library_refuses_in_a_child_is_told_as_here(trt) -> None:
+    """An operator that the parser does not know."""
+    made = recipe(pieces(trt, torch.sin, torch.randn(6, 4)))
+    made.graph.model.graph.node[0].op_type = "NonZero"
+    with pytest.raises(Refusal) as here:
+        build_plan(trt, made)
+    with pytest.raises(Refusal) as there, base.within(Limits(isolate=True)):
+        apart.build(trt, made)
+    for caught in (here, there):
+        assert (caught.value.status, caught.value.reason) == ("declined", "unsupported_op")
+    assert str(there.value) == str(here.value)
+
+
+def test_a_build_that_nobody_isolates_stays_here(trt, monkeypatch) -> None:
+    """Outside of an attempt, and where the policy says so."""
+    monkeypatch.setattr("composer.child.ask", None)
+    made = recipe(pieces(trt, torch.sin, torch.randn(6, 4)))
+    assert apart.build(trt, made)
+    with base.within(Limits()):
+        assert apart.build(trt, made)
 
 
 def test_the_settings_reach_the_builder(trt) -> None:

@@ -37,13 +37,13 @@ def place() -> FakePlace:
 
 @pytest.fixture
 def fake(place, monkeypatch, tmp_path):
-    """A library whose plans run on the CPU, as if the graph were on a GPU."""
+    """A library whose plans run on the CPU, in the process that built them, as if on a GPU."""
     made = Fake(library._load("tensorrt_rtx"))
     monkeypatch.setenv("COMPOSER_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(probe, "require_device", lambda device: None)
     monkeypatch.setattr(library, "load_library", lambda: made.library)
     monkeypatch.setattr(tensorrt, "_place_of", lambda inputs: place)
-    with torch.no_grad():
+    with torch.no_grad(), composer.using(isolate=False):
         yield made
     for table in (registry._BACKENDS, registry._COMPILER_FNS):
         table.pop("tensorrt", None)

@@ -10,12 +10,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, ClassVar
 
 import torch.fx
 
+from composer.child import NONE, Limits
 from composer.errors import OptionError, refuse
 from composer.passes import fingerprint
 from composer.records import GraphRequest, Reason, Status
@@ -42,9 +43,10 @@ class Backend(ABC):
     (:func:`composer.passes.late.in_force`). For any other backend composer makes the AOT step, and
     gives it each functional graph as if captured; without such passes it is given the graph."""
 
-    hands_over: ClassVar[bool] = False
-    """Whether the native artefact that the build makes is kept on disk under a key equal in every
-    process, so that a child process can make it for this one."""
+    isolates_itself: ClassVar[bool] = False
+    """Whether the build has its native part done by a child process where :func:`limits_left` says
+    so, and takes the artefact over. ``isolate`` is on by default then. For any other backend the
+    child is a probe, which builds and runs the whole candidate, and nothing comes back."""
 
     packages: ClassVar[tuple[str, ...]] = ()
     """The distributions that the engine is made of, besides torch."""
@@ -156,26 +158,49 @@ def covers(taken: int, total: int, left: Sequence[str] = ()) -> None:
         notes.engine["left_to_torch"] = notes.left
 
 
-@dataclass(frozen=True, slots=True)
-class _Time:
-    """When a build began, and the seconds it may take."""
+@dataclass(slots=True)
+class _Build:
+    """What a build may take, when it began, and the seconds that do not count."""
 
+    limits: Limits
     began: float
-    seconds: float
+    excused: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """How long it has taken by now."""
+        return time.perf_counter() - self.began - self.excused
 
 
-_time: ContextVar[_Time | None] = ContextVar("composer_time", default=None)
+_build: ContextVar[_Build | None] = ContextVar("composer_build", default=None)
 
 
 @contextmanager
-def within_time(seconds: float | None) -> Iterator[None]:
-    """Let a build take so long; one that ends later is refused as well."""
-    token = _time.set(None if seconds is None else _Time(time.perf_counter(), seconds))
+def within(limits: Limits) -> Iterator[None]:
+    """Let a build take so much; one that ends later than ``timeout`` is refused as well."""
+    token = _build.set(_Build(limits, time.perf_counter()))
     try:
         yield
         _refuse_late("finished")
     finally:
-        _time.reset(token)
+        _build.reset(token)
+
+
+def limits_left() -> Limits:
+    """What the build under way may still take; for engines that do a part of it in a child."""
+    build = _build.get()
+    if build is None:
+        return NONE
+    timeout = build.limits.timeout
+    left = None if timeout is None else max(timeout - build.seconds, 1e-3)
+    return replace(build.limits, timeout=left)
+
+
+def excuse(seconds: float) -> None:
+    """Do not count so many seconds as compile time: a child process took them to start."""
+    build = _build.get()
+    if build is not None:
+        build.excused += seconds
 
 
 def check_time() -> None:
@@ -191,13 +216,14 @@ def check_time() -> None:
 
 
 def _refuse_late(what: str) -> None:
-    limit = _time.get()
-    taken = 0.0 if limit is None else time.perf_counter() - limit.began
-    if limit is not None and taken > limit.seconds:
-        what = f"{what} after {taken:.3g} s, and timeout is {limit.seconds:g} s"
-        if what.startswith("finished"):
-            what += "; this engine cannot be interrupted, but in a child process (isolate = true)"
-        refuse(Status.TIMED_OUT, Reason.TIMEOUT, what)
+    build = _build.get()
+    limit = None if build is None else build.limits.timeout
+    if build is None or limit is None or build.seconds <= limit:
+        return
+    what = f"{what} after {build.seconds:.3g} s, and timeout is {limit:g} s"
+    if what.startswith("finished") and not build.limits.isolate:
+        what += "; this engine cannot be interrupted, but in a child process (isolate = true)"
+    refuse(Status.TIMED_OUT, Reason.TIMEOUT, what)
 
 
 def is_installed(module: str) -> bool:

@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from composer import failures
+from composer.backends.tensorrt import cache as tensorrt
 from composer.disk import Entry, Shelf, cache_dir
 from composer.registry import did_you_mean
 
@@ -22,7 +23,7 @@ Json = Annotated[bool, typer.Option("--json", help="For a program to read.")]
 
 def _shelves() -> dict[str, Shelf]:
     """Every kind of thing that is kept, by its name."""
-    return {shelf.name: shelf for shelf in (failures.shelf(),)}
+    return {shelf.name: shelf for shelf in (failures.shelf(), tensorrt.plans(), tensorrt.timings())}
 
 
 @app.command("list")
@@ -81,6 +82,7 @@ def _row(kind: str, entry: Entry) -> dict[str, Any]:
 
 def _what(facts: dict[str, Any]) -> str:
     """One line for a person: the engine, the model, and what became of it."""
-    named = [facts.get(name, "") for name in ("backend", "model", "device")]
-    became = f"{facts['status']} ({facts['reason']})" if "status" in facts else ""
-    return "  ".join(each for each in (*named, became, facts.get("message", "")) if each)
+    if "library" in facts:
+        return "  ".join([*map(str, facts["library"]), f"for {facts['target']['gpu']}"])
+    named = (facts["backend"], facts["model"], facts["device"])
+    return "  ".join((*named, f"{facts['status']} ({facts['reason']})", facts["message"]))

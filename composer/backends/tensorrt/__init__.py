@@ -38,7 +38,7 @@ class TensorRTBackend(Backend):
 
     def __init__(self) -> None:
         self._is_own = not is_installed(probe.FOREIGN)
-        self.hands_over = self._is_own  # type: ignore[misc]  # by what is installed
+        self.isolates_itself = self._is_own  # type: ignore[misc]  # by what is installed
         self.reads_example_inputs = not self._is_own  # type: ignore[misc]  # as above
         self.runs_shared_passes = self._is_own  # type: ignore[misc]  # as above
 

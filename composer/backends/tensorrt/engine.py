@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from composer.backends.tensorrt import cache
+from composer.backends.tensorrt import apart, cache
 from composer.backends.tensorrt.execution import LoadedPlan, OutOfProfile, Signature
 from composer.backends.tensorrt.library import Library
 from composer.backends.tensorrt.log import Lines
 from composer.backends.tensorrt.place import Place
-from composer.backends.tensorrt.plan import Recipe, build_plan, key_of
+from composer.backends.tensorrt.plan import Recipe, key_of
 from composer.backends.tensorrt.profiles import Ranges, met, profile_of, ranges_of, wider
 from composer.backends.tensorrt.refit import refit
 from composer.backends.tensorrt.settings import Settings
@@ -86,7 +86,7 @@ class TensorRTEngine(BindingEngine[LoadedPlan]):
         signature = self._signature(recipe)
         shelf = cache.plans() if self._settings.plan_cache else None
         if shelf is None:
-            return self._loaded(build_plan(self._library, recipe), signature)
+            return self._loaded(apart.build(self._library, recipe), signature)
         facts = recipe.facts(self._library)
         key = key_of(facts)
         entry = shelf.get(key)
@@ -98,7 +98,7 @@ class TensorRTEngine(BindingEngine[LoadedPlan]):
             else:
                 self.found_on_disk += 1
                 return plan
-        built = build_plan(self._library, recipe)
+        built = apart.build(self._library, recipe)
         plan = self._loaded(built, signature)
         shelf.put(key, facts, plan.without_weights() if self._settings.refittable else built)
         return plan
