@@ -124,7 +124,7 @@ class TensorRTEngine(BindingEngine[LoadedPlan]):
             dtypes=self._dtypes,
             profiles=tuple(profile_of(self._shapes, ranges) for ranges in self.ranges),
             settings=self._settings,
-            tf32=torch.get_float32_matmul_precision() != "highest",
+            tf32=torch.backends.cuda.matmul.fp32_precision == "tf32",
             target=self._place.target,
         )
 
