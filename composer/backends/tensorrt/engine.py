@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from composer.backends.tensorrt import cache
-from composer.backends.tensorrt.execution import LoadedPlan, OutOfProfile, Signature
+from composer.backends.tensorrt.execution import LoadedPlan, OutOfProfile
 from composer.backends.tensorrt.library import Library
+from composer.backends.tensorrt.loading import Signature
 from composer.backends.tensorrt.log import Lines
 from composer.backends.tensorrt.place import Place
 from composer.backends.tensorrt.plan import Recipe, build_plan, key_of
