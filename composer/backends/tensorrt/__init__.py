@@ -34,6 +34,8 @@ class TensorRTBackend(Backend):
     of ``torch_tensorrt`` where that is installed.
     """
 
+    hands_over = True
+
     def __init__(self) -> None:
         self._is_own = not is_installed(probe.FOREIGN)
         self.hands_over = self._is_own  # type: ignore[misc]  # by what is installed
