@@ -25,6 +25,7 @@ check: check-style
 
 bench: $(STAMP)
 	$(BIN)/python bench/overhead.py --json bench/results/overhead.json
+	$(BIN)/python bench/overhead.py --guard --json bench/results/guard.json
 	$(BIN)/python bench/telemetry.py --json bench/results/telemetry.json
 	$(BIN)/python bench/faults.py --json bench/results/faults.json
 	$(BIN)/python bench/soak.py --json bench/results/soak.json

@@ -4,7 +4,8 @@
 ``aot_eager``, and calls a small fresh model with it, in inference and in training,
 
 - through the chain of try and except that torch's own documentation shows ("Custom Backends");
-- through composer, with ``verify = "off"`` and ``verify = "compile"``.
+- through composer, with ``verify = "off"``, with ``verify = "compile"``, and with every check:
+  ``verify = "sample"`` at each call and, for faults that may end or hang the process, ``isolate``.
 
 A fault strikes while the engine compiles, at all of its calls, or from a later call on, when every
 check at the start is past. Each call is held against eager. Faults that may end or hang the process
@@ -46,8 +47,10 @@ CALLS = 6
 LATER = 4
 SLOW = 0.3
 LIMIT = 10.0
+START = 120.0
+CHECKED = {"timeout": 8.0, "memory_limit": 2048}
 HEADROOM = 1 << 26
-WAYS = ("try/except", "composer", "composer, verified")
+WAYS = ("try/except", "composer", "composer, verified", "composer, every check")
 ENDING = (Fault.EXITS, Fault.OS_EXITS, Fault.SEGFAULTS, Fault.HANGS, Fault.EATS_MEMORY)
 MOMENTS = {"compile": None, "calls": 1, "later": LATER}
 
@@ -112,7 +115,7 @@ def played(cell: Cell) -> dict[str, Any]:
     fake = FakeBackend(cell.fault, at=at, seconds=SLOW, name="fake")
     net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
     twin = copy.deepcopy(net)
-    run, served_by = compiled(net, fake, cell.way)
+    run, served_by = compiled(net, fake, cell)
     seconds, became = 0.0, collections.Counter[str]()
     for x in torch.randn(CALLS, 3, 4):
         started = time.perf_counter()
@@ -129,15 +132,25 @@ def played(cell: Cell) -> dict[str, Any]:
 
 
 def compiled(
-    net: torch.nn.Module, fake: FakeBackend, way: str
+    net: torch.nn.Module, fake: FakeBackend, cell: Cell
 ) -> tuple[Callable[..., Any], Callable[[], str]]:
     """The model compiled in this way, and who answers for it when asked."""
-    if way == "try/except":
+    if cell.way == "try/except":
         chain = TryExcept((fake, aot_eager))
         return torch.compile(net, backend=chain), lambda: chain.chosen
-    options = {"chain": [fake, "aot_eager"], "verify": "compile" if "," in way else "off"}
+    options: dict[str, Any] = {"chain": [fake, "aot_eager"]}
+    if cell.way == "composer, verified":
+        options["verify"] = "compile"
+    elif is_checked(cell):
+        options |= {"verify": "sample", "sample_every": 1}
+        options |= {"isolate": True, **CHECKED} if cell.fault in ENDING else {}
     run = torch.compile(net, backend="composer", options=options)
     return run, lambda: composer.reports()[-1].chosen if composer.reports() else ""
+
+
+def is_checked(cell: Cell) -> bool:
+    """Whether composer uses all that it has."""
+    return cell.way == "composer, every check"
 
 
 def step(
@@ -172,7 +185,7 @@ def sent(cell: Cell, pipe: Connection) -> None:
     """What one process of its own does: play the cell, and send what came of it."""
     warnings.simplefilter("ignore", FallbackWarning)
     played(Cell(None, "never", cell.training, cell.way))
-    if cell.fault is Fault.EATS_MEMORY:
+    if cell.fault is Fault.EATS_MEMORY and not is_checked(cell):
         used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used + HEADROOM, used + HEADROOM))
     pipe.send("ready")
@@ -180,7 +193,10 @@ def sent(cell: Cell, pipe: Connection) -> None:
 
 
 def apart(cell: Cell) -> dict[str, Any]:
-    """Play a cell in a process of its own, for at most ``LIMIT`` seconds after an honest one."""
+    """Play a cell in a process of its own, for at most ``LIMIT`` seconds after an honest one.
+
+    A child process under ``isolate`` has ``START`` seconds more to start.
+    """
     context = multiprocessing.get_context("forkserver")
     mine, theirs = context.Pipe(duplex=False)
     process = context.Process(target=sent, args=(cell, theirs))
@@ -189,7 +205,7 @@ def apart(cell: Cell) -> dict[str, Any]:
     try:
         mine.recv()
         started = time.perf_counter()
-        if mine.poll(LIMIT):
+        if mine.poll(LIMIT + START * is_checked(cell)):
             return dict(mine.recv())
         end = "hung"
     except EOFError:

@@ -14,17 +14,12 @@ empty for every variant. The exit status is 1 if any variant of any model failed
 from __future__ import annotations
 
 import argparse
-import contextlib
-import gc
 import logging
-import os
-import re
 import sys
-import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,9 +27,10 @@ from typing import Any
 import onnxruntime
 import torch
 import zoo
+from compiles import cold_compiles, first_line, flat, forget, positive, time_together
 from rich.console import Console
 from rich.table import Table
-from timing import Ratio, Series, VariantError, machine, measure, paired_ratio, write_json
+from timing import Ratio, Series, machine, measure, paired_ratio, write_json
 from torch import Tensor, nn
 
 log = logging.getLogger("bench.models")
@@ -189,7 +185,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the exit status is 1 if anything failed, 2 if it was asked wrongly."""
     options = parse(arguments)
     logging.basicConfig()
-    log.setLevel(logging.DEBUG if options.verbose else logging.INFO)
+    logging.getLogger("bench").setLevel(logging.DEBUG if options.verbose else logging.INFO)
     settings = {name: getattr(options, name) for name in ("rounds", "warmup", "tiny")}
     record: dict[str, Any] = {"machine": machine(), "settings": settings, "results": []}
     rows: list[Row] = []
@@ -215,7 +211,7 @@ def bench_model(model: str, tiny: bool, rounds: int, warmup: int) -> list[Row]:
         return [Row(model, variant.name, error=first_line(error)) for variant in VARIANTS]
     prepared = [prepare(subject, variant) for variant in VARIANTS]
     calls = {each.row.variant: each.call for each in prepared if each.call}
-    times, failures = time_together(calls, rounds, warmup)
+    times, failures = time_together(calls, lambda left: measure(left, rounds, warmup))
     log.info("%s: %.0f s", model, time.perf_counter() - start)
     return [finish(each, times, failures) for each in prepared]
 
@@ -260,29 +256,6 @@ def prepare(subject: Subject, variant: Variant) -> Prepared:
     return Prepared(row, lambda: compiled(**subject.inputs), added_reports(before))
 
 
-def time_together(
-    calls: Mapping[str, Call], rounds: int, warmup: int
-) -> tuple[dict[str, Series], dict[str, str]]:
-    """Time all variants in the same rounds, starting anew without any that raises.
-
-    All variants of a model share Dynamo's cache, where each entry belongs to one backend with its
-    options. ``fail_on_recompile`` makes a variant raise, not compile, should it miss its entry.
-
-    Returns:
-        The times by variant, and the error's first line for each variant that raised.
-    """
-    left, failures = dict(calls), dict[str, str]()
-    with torch.compiler.set_stance("fail_on_recompile"):
-        while left:
-            try:
-                return measure(left, rounds, warmup), failures
-            except VariantError as error:
-                log.debug("timing failed", exc_info=True)
-                failures[error.variant] = "timing: " + first_line(error.__cause__ or error)
-                del left[error.variant]
-    return {}, failures
-
-
 def finish(prepared: Prepared, times: Mapping[str, Series], failures: Mapping[str, str]) -> Row:
     """The final row: with its times, and with composer's counters as they stand after them."""
     row = prepared.row
@@ -297,11 +270,6 @@ def finish(prepared: Prepared, times: Mapping[str, Series], failures: Mapping[st
         graphs=len(composer) or row.graphs,
         error=row.error or failures.get(row.variant, ""),
     )
-
-
-def flat(outputs: Tensor | Outputs) -> Outputs:
-    """What a model of the zoo returned, always as a tuple."""
-    return (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
 
 
 def deviation(reference: Outputs, outputs: Outputs) -> Deviation:
@@ -358,41 +326,6 @@ def graph_record(report: Any) -> dict[str, Any]:
     }
 
 
-def first_line(error: BaseException) -> str:
-    """The error's type and first line; of Dynamo's, what the backend raised. No folder names."""
-    cause = getattr(error, "inner_exception", error)
-    lines = (line.strip() for line in str(cause).splitlines())
-    text = re.sub(r"(?<![\w.])(?:/[\w.+-]+)+/", "", next(filter(None, lines), ""))
-    return f"{type(cause).__name__}: {text}" if text else type(cause).__name__
-
-
-@contextlib.contextmanager
-def cold_compiles() -> Iterator[None]:
-    """Let every compile start from empty caches, in a folder that is gone afterwards.
-
-    Inductor would otherwise find the kernels of the variant, or of the run, before.
-    """
-    variable = "TORCHINDUCTOR_CACHE_DIR"
-    folder_before = os.environ.get(variable)
-    disabled_before = torch.compiler.config.force_disable_caches
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        os.environ[variable] = folder
-        torch.compiler.config.force_disable_caches = True
-        try:
-            yield
-        finally:
-            torch.compiler.config.force_disable_caches = disabled_before
-            os.environ.pop(variable, None)
-            if folder_before is not None:
-                os.environ[variable] = folder_before
-
-
-def forget() -> None:
-    """Free what the last model compiled."""
-    torch.compiler.reset()
-    gc.collect()
-
-
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(
@@ -421,14 +354,6 @@ def model_names(text: str) -> list[str]:
     if unknown:
         raise argparse.ArgumentTypeError("; ".join(unknown))
     return names
-
-
-def positive(text: str) -> int:
-    """A whole number from 1."""
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is less than 1")
-    return number
 
 
 def show(rows: Sequence[Row]) -> None:

@@ -6,6 +6,11 @@
   ``torch.compile`` alone. Each variant has a code object of its own, since Dynamo looks through
   the cache entries of one code object in turn;
 - a compile of that graph whose first candidate is unavailable, or fails, with one without it.
+
+``python bench/overhead.py --guard`` compares a call that composer answers for when the engine
+raises (``on_runtime_error = "fallback"``) with the same call without (``"raise"``): what the guard
+itself costs, for 1, 4 and 16 inputs. The engine does next to nothing, and rounds are short and
+many, so that some are undisturbed.
 """
 
 from __future__ import annotations
@@ -25,6 +30,7 @@ from timing import Ratio, Series, machine, measure, paired_ratio, write_json
 
 import composer
 
+INPUTS = (1, 4, 16)
 ENGINES = ("eager", "aot_eager", "inductor", "onnxrt")
 Function = Callable[[torch.Tensor], torch.Tensor]
 
@@ -68,6 +74,42 @@ def call_overhead(rounds: int, calls: int) -> dict[str, dict[str, Any]]:
     return rows
 
 
+def sums(*tensors: torch.Tensor) -> torch.Tensor:
+    """A graph of any number of inputs, none of which is a weight."""
+    return torch.stack(tensors).sum(0)
+
+
+def gives_its_first_input(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+    """The engine whose calls are the cheapest: what is left is the way to it."""
+    return lambda *args: (args[0],)
+
+
+def guard_cost(rounds: int, calls: int) -> dict[str, dict[str, Any]]:
+    """Microseconds a call of which the guard is a part, for each number of inputs.
+
+    Args:
+        rounds: Paired rounds.
+        calls: Calls in a row that make one time.
+    """
+    rows: dict[str, dict[str, Any]] = {}
+    for count in INPUTS:
+        inputs = [torch.ones(8) for _ in range(count)]
+        calls_of = {
+            "engine": torch.compile(own_code(sums, f"s{count}"), backend=gives_its_first_input)
+        }
+        for wish in ("raise", "fallback"):
+            options = {"chain": [gives_its_first_input], "on_runtime_error": wish}
+            own = own_code(sums, f"s{count}_{wish}")
+            calls_of[wish] = torch.compile(own, backend="composer", options=options)
+        bound = {name: functools.partial(call, *inputs) for name, call in calls_of.items()}
+        taken = measure(bound, rounds, calls=calls, settle=5)
+        rows[str(count)] = {
+            **compared({"plain": taken["raise"], "composer": taken["fallback"]}),
+            "engine_alone": taken["engine"].to_dict(),
+        }
+    return rows
+
+
 def fails(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
     """A candidate that fails at once: what is measured is composer's own work around it."""
     raise RuntimeError("this engine always fails")
@@ -106,6 +148,20 @@ def compared(taken: Mapping[str, Series]) -> dict[str, Any]:
     }
 
 
+def show_guard(rows: Mapping[str, Mapping[str, Any]]) -> None:
+    """Print what the guard adds: the median of the rounds' differences, and that of the minima."""
+    table = Table("inputs", "engine alone, us", "without, us", "with, us", "added, us", "of minima")
+    table.title = "a call that is answered for if the engine raises; times are minima"
+    for count, row in rows.items():
+        sides = ("engine_alone", "plain", "composer")
+        alone, plain, ours = (row[side]["minimum_ms"] * 1e3 for side in sides)
+        added = f"{row['added_ms']['median_ms'] * 1e3:.2f}"
+        table.add_row(
+            count, *(f"{t:.2f}" for t in (alone, plain, ours)), added, f"{ours - plain:.2f}"
+        )
+    Console(width=110).print(table)
+
+
 def show(title: str, rows: Mapping[str, Mapping[str, Any]], unit: str, scale: float) -> None:
     """Print one table; ``scale`` turns milliseconds into ``unit``."""
     table = Table("what", f"without, {unit}", f"with, {unit}", "ratio (p25-p75)", f"added, {unit}")
@@ -127,10 +183,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rounds", type=int, default=41, help="paired rounds (default 41)")
     parser.add_argument("--calls", type=int, default=2000, help="calls that make one time")
+    parser.add_argument("--guard-rounds", type=int, default=4000, help="for the guard's own cost")
+    parser.add_argument("--guard", action="store_true", help="measure only the guard's own cost")
     parser.add_argument("--json", type=Path, help="where to write the figures")
     asked = parser.parse_args()
     described = machine()
     with torch.no_grad():
+        if asked.guard:
+            guard = guard_cost(asked.guard_rounds, min(asked.calls, 25))
+            show_guard(guard)
+            if asked.json:
+                write_json(asked.json, {"machine": described, "guard": guard})
+            return 0
         calls = call_overhead(asked.rounds, asked.calls)
         compiles = compile_overhead(asked.rounds)
     show("a call of three operations through composer", calls, "us", 1e3)

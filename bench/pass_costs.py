@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 
 import torch
 import zoo
-from models import cold_compiles, forget
+from compiles import cold_compiles, forget
 from rich.console import Console
 from rich.table import Table
 from timing import machine, write_json

@@ -25,7 +25,8 @@ from typing import Any
 
 import torch
 import zoo
-from models import cold_compiles, deviation, first_line, flat, forget, model_names, positive
+from compiles import cold_compiles, first_line, flat, forget, positive
+from models import deviation, model_names
 from rich.console import Console
 from rich.table import Table
 from timing import Ratio, machine, measure, paired_ratio, write_json

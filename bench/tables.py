@@ -54,6 +54,18 @@ def overhead(record: Record) -> str:
     return f"{described(record)}\n\n{table(headings, rows)}"
 
 
+def guard(record: Record) -> str:
+    """Microseconds that the guard adds to a call."""
+    headings = ("inputs", "without, us a call", "with", "added, of the minima")
+    headings += ("added, median of the rounds",)
+    rows = []
+    for count, row in record["guard"].items():
+        plain, ours = (row[side]["minimum_ms"] * 1e3 for side in ("plain", "composer"))
+        median = row["added_ms"]["median_ms"] * 1e3
+        rows.append((count, *(f"{each:.2f}" for each in (plain, ours, ours - plain, median))))
+    return f"{described(record)}\n\n{table(headings, rows)}"
+
+
 def telemetry(record: Record) -> str:
     """What the sink ``jsonl`` takes of a compile."""
     headings = ("a compile", "unit", "without", "with", "ratio (quartiles)", "the sink's own time")
@@ -77,6 +89,40 @@ def models(record: Record) -> str:
     headings += ("variant / native", "compile s", "largest relative error", "ran on")
     rows = [model_row(result) for result in record["results"]]
     return f"{described(record)}\n\n{table(headings, rows)}"
+
+
+def gpu(record: Record) -> str:
+    """Milliseconds, errors and memory on the card; engines without figures say why, once."""
+    card, rows = record["card"], record["results"]
+    headings = ("model", "variant", "dtype", "median ms", "eager / variant (quartiles)")
+    headings += ("compile s", "kernels", "error against float64", "peak MiB", "card MiB")
+    figures = [gpu_row(row) for row in rows if not row["left_out"]]
+    why = dict.fromkeys((row["variant"], row["left_out"]) for row in rows if row["left_out"])
+    packages = (record["machine"]["packages"] | card["packages"]).items()
+    said = (
+        f"Measured {record['machine']['date'][:10]} on {card['card']}, driver {card['driver']}, "
+        f"CUDA {card['cuda']}; {', '.join(f'{name} {v}' for name, v in packages if v)}."
+    )
+    parts = [said, table(headings, figures)]
+    parts += [table(("without figures", "why"), [*why])] if why else []
+    return "\n\n".join(parts)
+
+
+def gpu_row(row: Record) -> tuple[str, ...]:
+    """One variant of one model in one dtype; a compile from Inductor's cache has a ``*``."""
+    seconds, kernels = row["compile_seconds"], row["kernels"]
+    return (
+        f"{row['model']} x{row['batch']}",
+        row["variant"],
+        row["dtype"],
+        f"{row['series']['median_ms']:.3f}",
+        ratio(row["speedup"]) if row["speedup"] else "",
+        "" if seconds is None else f"{seconds:.1f}{'*' if row['cached'] else ''}",
+        "" if kernels is None else str(kernels),
+        f"{row['relative_error']:.0e}",
+        f"{row['peak_mib']:.0f}",
+        f"{row['device_mib']:.0f}",
+    )
 
 
 def model_row(result: Record) -> tuple[str, ...]:
@@ -278,17 +324,22 @@ def main() -> int:
     """Rewrite the tables in place."""
     parts: tuple[tuple[Path, str, Callable[[Record], str]], ...] = (
         (HERE / "README.md", "overhead", overhead),
+        (HERE / "README.md", "guard", guard),
         (HERE / "README.md", "faults", faults),
         (HERE / "README.md", "soak", soak),
         (HERE / "README.md", "telemetry", telemetry),
         (HERE / "README.md", "models", models),
+        (HERE / "README.md", "gpu", gpu),
         (HERE / "README.md", "onnxrt", onnxrt),
         (HERE / "README.md", "passes", passes),
         (HERE / "README.md", "pass_costs", pass_costs),
         (HERE.parent / "docs" / "engines.md", "ops", operators),
     )
     for page, name, render in parts:
-        record = json.loads((HERE / "results" / f"{name}.json").read_text(encoding="utf-8"))
+        results = HERE / "results" / f"{name}.json"
+        if not results.exists():  # no card was at hand yet
+            continue
+        record = json.loads(results.read_text(encoding="utf-8"))
         block = f"<!-- {name} -->\n{render(record)}\n<!-- /{name} -->"
         marked = rf"<!-- {name} -->.*<!-- /{name} -->"
         text = page.read_text(encoding="utf-8")

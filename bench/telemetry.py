@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 import zoo
-from models import cold_compiles
+from compiles import cold_compiles
 from overhead import compared, compile_anew
 from rich.console import Console
 from rich.table import Table

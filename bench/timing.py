@@ -27,6 +27,9 @@ from pathlib import Path
 
 import torch
 
+Clock = Callable[[Callable[[], object], int], float]
+"""Calls something so many times in a row; the milliseconds that one call took."""
+
 MEASURED_PACKAGES = ("torch", "onnxruntime", "onnx", "onnxscript", "transformers")
 
 
@@ -88,12 +91,22 @@ class VariantError(Exception):
         self.variant = variant
 
 
+def wall_clock(call: Callable[[], object], calls: int) -> float:
+    """Milliseconds that one call takes by the clock of the CPU: the mean of ``calls`` in a row."""
+    repeats = range(calls)
+    start = time.perf_counter_ns()
+    for _ in repeats:
+        call()
+    return (time.perf_counter_ns() - start) / calls / 1e6
+
+
 def measure(
     variants: Mapping[str, Callable[[], object]],
     rounds: int = 15,
     warmup: int = 3,
     calls: int = 1,
     settle: int = 2,
+    clock: Clock = wall_clock,
 ) -> dict[str, Series]:
     """Time every variant once a round, starting each round with the next variant.
 
@@ -104,6 +117,7 @@ def measure(
         calls: Calls that share one reading of the clock, which itself takes about 0.1 us: for
             calls of microseconds, take a thousand. The times stay those of one call.
         settle: Calls of a variant just before its timed ones, to quiet the variant before it.
+        clock: What times calls; by default the CPU's clock.
 
     Returns:
         One :class:`Series` for each variant, in the order of ``variants``.
@@ -119,22 +133,20 @@ def measure(
     with collector_off():
         for turn in range(-warmup, rounds):
             for name in rotated(names, turn):
-                elapsed = timed(name, variants[name], calls, settle)
+                elapsed = timed(name, variants[name], calls, settle, clock)
                 if turn >= 0:
                     times[name].append(elapsed)
     return {name: Series(tuple(taken)) for name, taken in times.items()}
 
 
-def timed(name: str, call: Callable[[], object], calls: int, settle: int) -> float:
-    """Milliseconds that one call takes: the mean of ``calls`` in a row, after ``settle`` others."""
-    repeats = range(calls)
+def timed(
+    name: str, call: Callable[[], object], calls: int, settle: int, clock: Clock = wall_clock
+) -> float:
+    """Milliseconds that one call takes by ``clock``, after ``settle`` others."""
     try:
         for _ in range(settle):
             call()
-        start = time.perf_counter_ns()
-        for _ in repeats:
-            call()
-        return (time.perf_counter_ns() - start) / calls / 1e6
+        return clock(call, calls)
     except Exception as error:
         raise VariantError(name) from error
 

@@ -8,6 +8,7 @@ moved. Heavy parts (the ONNX exporter) are imported when first used.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import inspect
 import logging
@@ -16,6 +17,7 @@ import threading
 import traceback
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -38,21 +40,16 @@ from torch._dynamo.utils import counters
 from torch._guards import CompileContext, TracingContext, tracing
 
 # The kinds of custom pass that Inductor documents; the module is private with all of Inductor.
+from torch._inductor import custom_graph_pass
+from torch._inductor.custom_graph_pass import CustomGraphModulePass
 from torch._inductor.custom_graph_pass import CustomGraphPass as CustomGraphPass
-from torch._inductor.custom_graph_pass import (
-    CustomInferenceAwareGraphPass as CustomInferenceAwareGraphPass,
-)
 from torch._inductor.custom_graph_pass import CustomPartitionerFn as CustomPartitionerFn
-from torch._inductor.custom_graph_pass import CustomPassBase as CustomPassBase
 from torch._ops import HigherOrderOperator, OpOverloadPacket
 from torch._ops import OpOverload as OpOverload
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch._subclasses.fake_tensor import unset_fake_temporarily as unset_fake_temporarily
 from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
-
-# What marks a compile under way, to FX among others; torch.compiler only tells of it.
-from torch.compiler import _compile_session_context
 
 # The base of all batch norms, which torch documents but does not export.
 from torch.nn.modules.batchnorm import _BatchNorm as _BatchNorm
@@ -64,6 +61,19 @@ T = TypeVar("T")
 
 DYNAMO_CONTROL_FLOW: tuple[type[Exception], ...] = (RestartAnalysis, SkipFrame)
 """Exceptions by which Dynamo steers itself through a backend; they are never an engine's fault."""
+
+CUSTOM_PASSES = (CustomGraphPass, CustomGraphModulePass, CustomPartitionerFn)
+"""Inductor's kinds of pass; they have one base class from torch 2.13 on."""
+
+if TYPE_CHECKING or hasattr(custom_graph_pass, "CustomInferenceAwareGraphPass"):
+    from torch._inductor.custom_graph_pass import (
+        CustomInferenceAwareGraphPass as CustomInferenceAwareGraphPass,
+    )
+else:
+
+    class CustomInferenceAwareGraphPass(CustomGraphPass):
+        """A pass that is told whether the graph is for inference: nobody tells in torch 2.11."""
+
 
 GraphCompiler = Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
@@ -296,6 +306,55 @@ def captured_graphs() -> int:
     return counters["stats"]["unique_graphs"]
 
 
+# --- other ranks --------------------------------------------------------------------------------
+
+
+def world_size() -> int:
+    """How many ranks the default group of ``torch.distributed`` has; 1 without one."""
+    distributed = torch.distributed
+    if not distributed.is_available() or not distributed.is_initialized():
+        return 1
+    return distributed.get_world_size()
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """A rank's place among all: its number, how many there are, and the store they met by."""
+
+    rank: int
+    world: int
+    store: Any
+
+    def store_below(self, prefix: str) -> Any:
+        """The store, for keys that nobody else's are mixed up with."""
+        from torch.distributed.distributed_c10d import PrefixStore
+
+        return PrefixStore(prefix, self.store)
+
+
+def seat() -> Seat | None:
+    """This process's seat in the default group; ``None`` where it is alone.
+
+    The key-value store is there already, whatever the ranks were started by (there is none under
+    MPI), and no public function gives it.
+    """
+    world = world_size()
+    if world == 1:
+        return None
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    return Seat(torch.distributed.get_rank(), world, _get_default_store())
+
+
+def operator_namespace(target: Any) -> str:
+    """``"aten"`` for an operator of that namespace, overload or not; empty for what is none."""
+    if isinstance(target, OpOverload):
+        return target.namespace
+    if isinstance(target, OpOverloadPacket):
+        return target._qualified_op_name.partition("::")[0]
+    return ""
+
+
 # --- copies of the graph and its inputs ---------------------------------------------------------
 
 
@@ -382,8 +441,14 @@ def compiling() -> Iterator[None]:
     and every compiled function refuses to run from then on; while one compiles, those of other
     threads run only if ``torch.compiler.is_compiling()``.
     """
-    with compile_lock, _compile_session_context():
-        yield
+    with compile_lock:
+        # torch.compiler tells of its flag, and has no public way to set it.
+        before = torch.compiler._is_compiling_flag
+        torch.compiler._is_compiling_flag = True
+        try:
+            yield
+        finally:
+            torch.compiler._is_compiling_flag = before
 
 
 @contextlib.contextmanager
@@ -581,6 +646,111 @@ def eager_backward_lowering() -> contextlib.AbstractContextManager[None]:
         contextlib.AbstractContextManager[None],
         functorch_config.patch(force_non_lazy_backward_lowering=True),
     )
+
+
+@contextlib.contextmanager
+def donating_nothing() -> Iterator[None]:
+    """Have AOTAutograd offer engines none of what the forward saved as memory to write to.
+
+    Only Inductor makes use of it. What no engine writes to can be used by another one.
+    """
+    import torch._functorch.config as functorch_config
+
+    with functorch_config.patch(donated_buffer=False):
+        yield
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltBackward:
+    """A backward as an engine compiled it; it takes its arguments in one list.
+
+    ``graph`` gives the functional graph that it was compiled from, ``None`` where that was not
+    kept; it is as AOTAutograd made it, or, where it is ``exact``, as :func:`compiled_from` was
+    told. ``donated`` is whether the backward may write to what the forward saved.
+    """
+
+    compiled: Callable[[list[Any]], Any]
+    graph: Callable[[], torch.fx.GraphModule | None]
+    exact: bool
+    donated: Callable[[], bool]
+
+
+GuardBackward = Callable[[BuiltBackward], Callable[[list[Any]], Any]]
+_guard_backward: ContextVar[GuardBackward | None] = ContextVar("composer_backward", default=None)
+_guarding = threading.Lock()
+_guards: list[GuardBackward] = []
+
+
+@contextlib.contextmanager
+def backwards_by(guard: GuardBackward) -> Iterator[None]:
+    """Give autograd what ``guard`` makes of each backward that is compiled within, on this thread.
+
+    AOTAutograd has one place where a compiled backward, new or from its cache, meets autograd. A
+    backend's own ``bw_compiler`` does not see those from the cache, and only composer's own
+    lowering has one to wrap.
+    """
+    from torch._functorch._aot_autograd.runtime_wrappers import AOTDispatchAutograd
+
+    with _guarding:
+        if not _guards:
+            original = AOTDispatchAutograd.post_compile
+            AOTDispatchAutograd.post_compile = staticmethod(  # type: ignore[method-assign]
+                functools.wraps(original)(functools.partial(_with_guard, original))
+            )
+        _guards.append(guard)
+    token = _guard_backward.set(guard)
+    try:
+        yield
+    finally:
+        _guard_backward.reset(token)
+        with _guarding:
+            _guards.remove(guard)
+            if not _guards:
+                ours = AOTDispatchAutograd.post_compile
+                AOTDispatchAutograd.post_compile = staticmethod(ours.__wrapped__)  # type: ignore[method-assign,attr-defined]
+
+
+def _with_guard(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """``post_compile`` with the backward replaced: a field of its one argument (torch 2.13)."""
+    guard = _guard_backward.get()
+    spec = args[0] if args else None
+    compiled = getattr(spec, "compiled_bw_func", None)
+    if guard is None or compiled is None:
+        return original(*args, **kwargs)
+    metadata, kept = cast(Any, spec).fw_metadata, cast(Any, spec).lazy_backward_info
+    if metadata.bw_donated_idxs is None:  # not asked for: ``retain_graph`` then holds as well
+        metadata.bw_donated_idxs = []
+    own = getattr(compiled, "_composer_graph", None)
+    built = BuiltBackward(
+        compiled if getattr(compiled, "_boxed_call", False) else boxed(compiled),
+        functools.partial(_kept_backward, kept) if own is None else lambda: own,
+        own is not None,
+        lambda: bool(metadata.bw_donated_idxs),
+    )
+    changed = dataclasses.replace(cast(Any, spec), compiled_bw_func=guard(built))
+    return original(changed, *args[1:], **kwargs)
+
+
+def _kept_backward(kept: Any) -> torch.fx.GraphModule | None:
+    """The graph of a backward, which AOTAutograd keeps for compiled autograd.
+
+    One from the cache is read when it is asked for.
+    """
+    graph = getattr(kept, "bw_module", None)
+    if graph is None and hasattr(kept, "bw_module_fn"):
+        graph = kept.bw_module_fn()
+    return cast(torch.fx.GraphModule | None, graph)
+
+
+def compiled_from(graph: torch.fx.GraphModule, compiled: T) -> T:
+    """Say which graph a backward was compiled from, for :func:`backwards_by`."""
+    cast(Any, compiled)._composer_graph = graph
+    return compiled
+
+
+def draws(target: object) -> bool:
+    """Whether an operator draws random numbers."""
+    return isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
 
 
 def inductor_options() -> list[str]:
@@ -813,6 +983,12 @@ def mutated_inputs() -> frozenset[int]:
         return frozenset()
     known = enumerate(context.fw_metadata.input_info)
     return frozenset(i for i, each in known if each.mutates_data or each.mutates_metadata)
+
+
+def takes_a_list(function: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+    """Mark a function that takes its arguments in one list, which it may empty."""
+    cast(Any, function)._boxed_call = True
+    return function
 
 
 class OnnxTranslator:

@@ -69,8 +69,14 @@ def known_by(request: GraphRequest, name: str | None, settings: str) -> GraphReq
         name: By default the class of the module, or the function, whose frame is compiled.
         settings: Text of everything else that the key depends on.
     """
-    key = graph_key(request.gm, settings, request.example_inputs)
-    return dataclasses.replace(request, model=name or request.model, graph_key=key)
+    text = _text(request.gm, settings, request.example_inputs)
+    among_ranks = _digest(_as_on_every_rank(text)) if _torch.world_size() > 1 else ""
+    return dataclasses.replace(
+        request,
+        model=name or request.model,
+        graph_key=_digest(text),
+        key_among_ranks=among_ranks,
+    )
 
 
 def weight_positions(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> frozenset[int]:
@@ -164,10 +170,38 @@ def graph_key(
         example_inputs: What stands for placeholders that do not say what they hold: those of a
             graph that did not come from Dynamo.
     """
+    return _digest(_text(gm, settings, example_inputs))
+
+
+def _text(gm: torch.fx.GraphModule, settings: str, example_inputs: Sequence[Any]) -> str:
     text = _without_address("\n".join((*_lines(gm, example_inputs), settings)))
     symbols: dict[str, str] = {}
-    text = re.sub(r"\b[su]\d+\b", lambda m: symbols.setdefault(m[0], f"sym{len(symbols)}"), text)
+    return re.sub(r"\b[su]\d+\b", lambda m: symbols.setdefault(m[0], f"sym{len(symbols)}"), text)
+
+
+def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+_OWN_TO_A_RANK = (
+    r"(device\(type='\w+', index=|\b(?:cuda|xpu|hpu|npu|mtia):)(\d+)",
+    r"(\b_?c10d_functional\S* \(\"\([^\"]*)'([^'\"]*)'(?=\)\")",
+)
+"""The number of a device, and the name of the group that a collective runs in, always its last
+argument: ranks that do the same work differ in both."""
+
+
+def _as_on_every_rank(text: str) -> str:
+    """A graph's text with the above replaced by their position."""
+    for pattern in _OWN_TO_A_RANK:
+        names = dict.fromkeys(found[2] for found in re.finditer(pattern, text))
+        seen = {name: position for position, name in enumerate(names)}
+        text = re.sub(pattern, functools.partial(_by_position, seen), text)
+    return text
+
+
+def _by_position(seen: Mapping[str, int], found: re.Match[str]) -> str:
+    return f"{found[1]}#{seen[found[2]]}"
 
 
 def _lines(gm: torch.fx.GraphModule, example_inputs: Sequence[Any] = ()) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 import traceback
@@ -12,9 +13,19 @@ from typing import Any
 import torch
 import torch.fx
 
-from composer import _torch, clones, isolate, prove, session
+from composer import (
+    _torch,
+    agreement,
+    child,
+    clones,
+    collectives,
+    failures,
+    isolate,
+    prove,
+    session,
+)
 from composer.backends import find_backend
-from composer.backends.base import Backend, Notes, taking_notes, within_time
+from composer.backends.base import Backend, Notes, note, taking_notes, within_time
 from composer.comparison import Bounds
 from composer.errors import (
     CandidateError,
@@ -43,14 +54,16 @@ class Contender:
     """A candidate, the engine it stands for, and what is asked of it.
 
     ``min_coverage`` is the share of the graph that it has to take, ``bounds`` how far its numbers
-    may be off eager's; ``None`` where they are not compared. ``limits`` are those of its build.
+    may be off eager's; ``None`` where they are not compared. ``limits`` are those of its build, and
+    ``remembered`` the days for which its failures are.
     """
 
     candidate: Candidate
     backend: Backend
     min_coverage: float
     bounds: Bounds | None = None
-    limits: isolate.Limits = isolate.NONE
+    limits: child.Limits = child.NONE
+    remembered: float = 0.0
 
     def skip(self, request: GraphRequest) -> None:
         """Refuse a graph for which the policy does not want the candidate, or not any more.
@@ -65,6 +78,23 @@ class Contender:
         if session.current().is_quarantined(request.graph_key, self.candidate.name):
             what = "it failed at run time for this graph, earlier in this process"
             refuse(Status.SKIPPED, Reason.QUARANTINED, what)
+
+    def remember(self, request: GraphRequest, attempt: Attempt, error: Exception) -> None:
+        """Keep what is not to be paid for again, where the policy wants that."""
+        if self.remembered and failures.is_dear(attempt, error):
+            failures.remember(self._failure_key(request), request, attempt)
+
+    def recall(self, request: GraphRequest) -> None:
+        """Refuse what is known to fail.
+
+        Raises:
+            Refusal: ``skipped`` with ``known_failure``.
+        """
+        if self.remembered and not self.backend.may_return_original:
+            failures.refuse_known(self._failure_key(request), self.remembered)
+
+    def _failure_key(self, request: GraphRequest) -> str | None:
+        return failures.key_of(request, self.candidate, self.backend, self.limits)
 
 
 def resolve(rules: Policy) -> tuple[Contender, ...]:
@@ -86,15 +116,16 @@ def resolve(rules: Policy) -> tuple[Contender, ...]:
             mistakes.append(mistake)
         else:
             limits = _limits(candidate, rules)
-            contenders.append(Contender(candidate, backend, least, bounds, limits))
+            days = 0.0 if rules.strict else rules.remember_failures
+            contenders.append(Contender(candidate, backend, least, bounds, limits, days))
     if mistakes:
         raise type(mistakes[0])("; ".join(str(mistake) for mistake in mistakes))
     return tuple(contenders)
 
 
-def _limits(candidate: Candidate, rules: Policy) -> isolate.Limits:
+def _limits(candidate: Candidate, rules: Policy) -> child.Limits:
     """The candidate's own, and the policy's where it has none."""
-    return isolate.Limits(
+    return child.Limits(
         rules.isolate if candidate.isolate is None else candidate.isolate,
         rules.timeout if candidate.timeout is None else candidate.timeout,
         rules.memory_limit if candidate.memory_limit is None else candidate.memory_limit,
@@ -112,6 +143,8 @@ def walk(
     shared: SharedPasses | None = None,
     *,
     strict: bool,
+    agree_within: float = 0.0,
+    at_run_time: bool = False,
 ) -> Outcome:
     """Try one candidate after the other; the first that is accepted serves the graph.
 
@@ -120,18 +153,35 @@ def walk(
         contenders: The chain.
         shared: The passes of the later stages, which every candidate and the floor run.
         strict: End the walk at the first candidate that is not accepted.
+        agree_within: Seconds to wait for other ranks of ``torch.distributed``; 0 asks none.
+        at_run_time: Dynamo's compile is over: its control flow fails a candidate, as other errors.
 
     Raises:
         PassError: a pass failed, and the policy says ``on_pass_error = "raise"``.
     """
     shared = shared or SharedPasses()
+    with agreement.among_ranks(request.key_among_ranks, agree_within) as ballot:
+        return _walk(request, contenders, shared, ballot, strict=strict, at_run_time=at_run_time)
+
+
+def _walk(
+    request: GraphRequest,
+    contenders: Sequence[Contender],
+    shared: SharedPasses,
+    ballot: agreement.Ballots,
+    *,
+    strict: bool,
+    at_run_time: bool,
+) -> Outcome:
     attempts: list[Attempt] = []
     errors: list[Exception] = []
-    for contender in contenders:
+    for place, contender in enumerate(contenders):
         name = contender.candidate.name
         step = session.current().progress.step(request, name)
         with step, late.running(late.LatePasses(shared, name)) as passes:
-            attempt, compiled, error = try_candidate(request, contender)
+            attempt, compiled, error = try_candidate(
+                request, contender, ballot(place), at_run_time=at_run_time
+            )
         attempts.append(attempt)
         if compiled is not None:
             return Outcome(
@@ -139,6 +189,7 @@ def walk(
             )
         if error is not None:
             errors.append(error)
+            contender.remember(request, attempt, error)
         if strict and attempt.status is not Status.SKIPPED:
             break
     with late.running(late.LatePasses(shared, FLOOR)) as passes:
@@ -192,22 +243,31 @@ def objection(outcome: Outcome, *, strict: bool, on_exhausted: str) -> Exception
 
 
 def try_candidate(
-    request: GraphRequest, contender: Contender
+    request: GraphRequest,
+    contender: Contender,
+    ballot: agreement.Ballot = agreement.NOBODY,
+    *,
+    at_run_time: bool = False,
 ) -> tuple[Attempt, Callable[..., Any] | None, Exception | None]:
     """One attempt: its record, and either the compiled callable or the error that ended it.
 
-    Dynamo's control flow, ``KeyboardInterrupt`` and ``SystemExit`` pass through.
+    Other ranks are asked by ``ballot``, but for eager, which all can take. ``KeyboardInterrupt``
+    and ``SystemExit`` pass through, and so does Dynamo's control flow while Dynamo is there to be
+    steered.
     """
     name = contender.candidate.name
+    ballot = agreement.NOBODY if contender.backend.may_return_original else ballot
     started = time.perf_counter()
     with taking_notes() as notes:
         try:
-            compiled = _probe_and_build(request, contender)
+            compiled = _probe_and_build(request, contender, ballot)
             _decline_low_coverage(notes, contender.min_coverage)
             _verify(compiled, request, contender)
-        except _torch.DYNAMO_CONTROL_FLOW:
-            raise
-        except Exception as error:  # noqa: BLE001  # whatever an engine raises becomes a record
+            ballot.accept()
+        except Exception as error:
+            if isinstance(error, _torch.DYNAMO_CONTROL_FLOW) and not at_run_time:
+                raise
+            ballot.refuse(_failed(name, error, notes, 0.0).sentence())
             _raise_pass_error(error)
             return _failed(name, error, notes, time.perf_counter() - started), None, error
     seconds = time.perf_counter() - started
@@ -215,10 +275,14 @@ def try_candidate(
     return done, compiled, None
 
 
-def _probe_and_build(request: GraphRequest, contender: Contender) -> Callable[..., Any]:
+def _probe_and_build(
+    request: GraphRequest, contender: Contender, ballot: agreement.Ballot
+) -> Callable[..., Any]:
     limits = contender.limits
     contender.skip(request)
     contender.backend.probe(request)
+    contender.recall(request)
+    ballot.open()
     if limits.isolate and not contender.backend.may_return_original:
         isolate.probe(request, contender.candidate, limits, contender.min_coverage)
     with within_time(limits.timeout):
@@ -234,8 +298,9 @@ def _build(request: GraphRequest, contender: Contender) -> Callable[..., Any]:
     versions = _weight_versions(request)
     buffers = clones.Buffers(request) if backend.reads_example_inputs else None
     build = functools.partial(backend.build, mode=request.mode, options=options)
+    own = contextlib.nullcontext() if backend.runs_shared_passes else _torch.donating_nothing()
     try:
-        with _torch.eager_backward_lowering():
+        with _torch.eager_backward_lowering(), own:
             if late.in_force().shared.late and not backend.runs_shared_passes:
                 compiled: object = compile_each(
                     gm, inputs, functools.partial(_part, build, backend)
@@ -253,6 +318,9 @@ def _build(request: GraphRequest, contender: Contender) -> Callable[..., Any]:
 def _verify(compiled: Callable[..., Any], request: GraphRequest, contender: Contender) -> None:
     """Compare with what the floor computes, where the policy asks for it."""
     if contender.bounds is None or contender.backend.may_return_original:
+        return
+    if collectives.meets_other_ranks(request.gm):
+        note(verified="no: other ranks would have to run the graph's collectives as well")
         return
     verify(compiled, request, floor(request, late.in_force().shared), contender.bounds)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch.fx
 
-from composer import book, capture, chain, clones, guard, session
+from composer import backward, book, capture, chain, clones, guard, session
 from composer.lowering import once
 from composer.passes import early, resolve
 from composer.policy import Facts, Rules
@@ -54,8 +54,10 @@ def compose(
     request = capture.known_by(request, policy.model, f"{mode} {policy.key} {shared.key}")
     with session.current().progress.step(request, "shared passes"):
         request, rewritten = early.rewrite(request, shared)
-    with once.sharing():
-        outcome = chain.walk(request, candidates, shared, strict=policy.strict)
+    with once.sharing(), backward.watched() as backwards:
+        outcome = chain.walk(
+            request, candidates, shared, strict=policy.strict, agree_within=policy.agree_within
+        )
     passes = (*rewritten, *outcome.passes)
     objection = chain.objection(outcome, strict=policy.strict, on_exhausted=policy.on_exhausted)
     chosen = "" if objection else outcome.chosen
@@ -68,12 +70,16 @@ def compose(
     warned = session.current().warned
     notices.warn_of_fallbacks(report, warned, asked_by_name=rules.names_chain)
     notices.warn_of_passes(report, warned)
-    rest = candidates[len(outcome.attempts) :]
     successors = Succession(
-        request, rest, shared, policy, rewritten, report, asked_by_name=rules.names_chain
+        *(request, candidates, shared, policy, rewritten, report, outcome),
+        asked_by_name=rules.names_chain,
     )
     return guard.watch(
-        outcome.compiled, report.runtime, restore, successors.rescue(), successors.sampler()
+        guard.Engine(outcome.compiled, backwards),
+        report.runtime,
+        restore,
+        successors.rescue(),
+        successors.sampler(),
     )
 
 

@@ -7,17 +7,18 @@ captured graph answers that call, and the next engine is compiled for those that
 from __future__ import annotations
 
 import functools
-import gc
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 
 from composer import _torch
+from composer.backward import Backwards
+from composer.memory import free_memory, lacks_memory
 from composer.records import Runtime
 from composer.sampling import Sampler
 
@@ -27,8 +28,21 @@ _TIMED = 16
 _STARVED = 3
 """Calls for which an engine may lack the memory before the next one is compiled."""
 
+T = TypeVar("T")
+
 Compiled = Callable[..., Any]
 Reader = Callable[[Sequence[Any]], object]
+
+_NO_VERSION = (RuntimeError, AttributeError)
+"""What reading the version of an inference tensor raises."""
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """What serves a graph: the compiled callable, and the backwards that belong to it."""
+
+    compiled: Compiled
+    backwards: Backwards | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,49 +51,74 @@ class Rescue:
 
     Attributes:
         floor: Answers the call in its place; what it raises is the program's own error.
-        blame: Told of the error, after which the engine is not called again for this graph. May
-            raise in its turn, where the policy asks for that.
+        blame: Told of the error, and what raised it, after which the engine is not called for this
+            graph. May raise in its turn, where the policy asks for that.
         successor: Compiles the next candidate for these inputs, or returns ``floor``.
+        retry_at: The number of the call, the first being 0, before which an engine in quarantine
+            is to be tried again; ``None`` for never.
+        retry: Tries that: compiles it for these inputs; ``None`` if it is not accepted.
         tracked: Positions of the inputs that are looked at for writes.
         held: Tensors of the graph's own that it writes to, and that are looked at as well.
         blind: Whether there are others that the graph may write to and that have no version.
+        collective: Whether the graph waits for other ranks, which would not do so a second time.
     """
 
     floor: Compiled
-    blame: Callable[[Exception], None]
-    successor: Callable[[Sequence[Any]], Compiled]
+    blame: Callable[[Exception, str], None]
+    successor: Callable[[Sequence[Any]], Engine]
+    retry_at: Callable[[], int | None]
+    retry: Callable[[Sequence[Any]], Engine | None]
     tracked: tuple[int, ...]
     held: tuple[torch.Tensor, ...]
     blind: bool
+    collective: bool = False
+
+    @property
+    def once_only(self) -> str:
+        """Why no call can be answered once an engine has begun it; empty where one can."""
+        if self.collective:
+            return "the engine may have begun what other ranks wait for"
+        return _WRITTEN if self.blind else ""
+
+
+_WRITTEN = "the engine had written to its inputs"
 
 
 def watch(
-    compiled: Compiled,
+    engine: Engine,
     runtime: Runtime,
     restore: Callable[[Sequence[Any]], Any] | None = None,
     rescue: Rescue | None = None,
     sampler: Sampler | None = None,
 ) -> Compiled:
-    """Count the calls of ``compiled``, time some, and answer for it.
+    """Count the calls of ``engine``, time some, and answer for it.
 
     Engines hand over callables that Dynamo must not trace. One such wrapper is enough, and Dynamo
     puts its own where it finds ours, so theirs is taken off: each costs about 0.4 us a call. What
     all of this costs is measured by bench/overhead.py.
 
     Args:
-        compiled: What serves the graph.
+        engine: What serves the graph.
         runtime: Where calls are counted.
         restore: Makes the caller's structure of the flat outputs; for graphs of direct calls.
         rescue: What to do when it raises, or is wrong; ``None`` lets the error through.
         sampler: What compares a call every so often; ``None`` where nobody asked for that.
     """
     tick, versions = runtime.tick, _reader(rescue)
-    served = _Served(_torch.undisabled(compiled), runtime, rescue, sampler, versions)
+    served = _Served(engine, runtime, rescue, sampler)
 
     def call(*args: Any) -> Any:
-        number, run, before = tick(), served.run, versions(args)
+        number = tick()
+        run = serve = served.run
+        before: object = None
         try:
-            serve = run if number < served.due else served.sampled(number, run)
+            if versions is not None:
+                try:
+                    before = versions(args)
+                except _NO_VERSION:  # nobody can tell then what was written
+                    before = None
+            if number >= served.due:
+                run, serve = served.special(number, run)
             if number >= _TIMED and number % _TIMED:
                 outputs = serve(*args)
             else:
@@ -102,14 +141,17 @@ def watch(
 class _Served:
     """Who runs a graph now. ``run`` is replaced whole, between calls.
 
-    ``due`` is the tick from which on a call may be the next to be compared with the floor, and
-    ``_sample_at`` the number of that call.
+    ``due`` is the tick from which on a call may be the next to be compared with the floor, or to
+    be made by an engine out of quarantine; ``_sample_at`` and ``_retry_at`` are the numbers of
+    those calls, the first being 0.
     """
 
     __slots__ = (
         "_lock",
         "_rescue",
         "_resuming",
+        "_retry_at",
+        "_retrying",
         "_runtime",
         "_sample_at",
         "_sampler",
@@ -120,61 +162,89 @@ class _Served:
     )
 
     def __init__(
-        self,
-        run: Compiled,
-        runtime: Runtime,
-        rescue: Rescue | None,
-        sampler: Sampler | None,
-        versions: Reader,
+        self, engine: Engine, runtime: Runtime, rescue: Rescue | None, sampler: Sampler | None
     ) -> None:
-        self.run = run
-        self.due = self._sample_at = sampler.every - 1 if sampler else sys.maxsize
         self._sampler = sampler
+        self._sample_at = sampler.every - 1 if sampler else sys.maxsize
         self._starved = 0
-        self._versions = versions
+        self._versions = _reader(rescue)
         self._rescue = rescue
-        self._resuming = self._resume
+        self._resuming, self._retrying = self._resume, self._retry
         self._runtime = runtime
         self._lock = threading.RLock()
+        self.run = self._installed(engine)
+        self._schedule()
+
+    def _installed(self, engine: Engine) -> Compiled:
+        """What to call; its backwards are answered for from now on."""
+        run = _torch.undisabled(engine.compiled)
+        if engine.backwards is not None:
+            told = functools.partial(self._backward_failed, run)
+            engine.backwards.serve(told, answers=self._may_answer(run))
+        return run
+
+    def _may_follow(self, run: Compiled) -> bool:
+        """Whether there is another to serve the graph if ``run`` raises."""
+        return self._rescue is not None and run is not self._rescue.floor
+
+    def _may_answer(self, run: Compiled) -> bool:
+        """Whether the graph that a backward of ``run`` was made from may be run in its place."""
+        return self._may_follow(run) and not cast(Rescue, self._rescue).collective
+
+    def _schedule(self) -> None:
+        """Note when a call is to be special; with the lock held."""
+        retry_at = self._rescue.retry_at() if self._rescue else None
+        self._retry_at = sys.maxsize if retry_at is None else retry_at
+        self.due = min(self._sample_at, self._retry_at) + self._runtime.reads
 
     def answer(self, error: Exception, run: Compiled, args: tuple[Any, ...], before: object) -> Any:
         """Answer a call for the engine ``run``, which raised ``error``.
 
         Raises:
-            Exception: the error itself, if the engine wrote to its inputs before or nobody is
-                there to answer; whatever the captured graph raises for these inputs.
+            Exception: the error itself, if the engine wrote to its inputs before, other ranks may
+                take part in the call, or nobody is there to answer; whatever the captured graph
+                raises for these inputs.
         """
         rescue = self._rescue
-        if run is self._resuming:  # it has answered for its engine, or it has none to call
+        # These have answered for their engine, or have none to call.
+        if run is self._resuming or run is self._retrying:
             raise error
         if rescue is None or run is rescue.floor:
             self._runtime.failed(error)
             raise error
-        if rescue.blind or before is None or self._versions(args) != before:
-            error.add_note("composer: the engine had written to its inputs, so nobody can answer")
+        written = before is None or self._read(args) != before
+        if why := rescue.once_only or (_WRITTEN if written else ""):
+            error.add_note(f"composer: {why}, so nobody can answer")
             self._runtime.failed(error)
             self._hand_over(error, run)
             raise error
-        if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        if lacks_memory(error):
             return self._with_more_memory(error, run, rescue, args)
         outputs = rescue.floor(*args)
         self._runtime.failed(error, answered=True)
         self._hand_over(error, run)
         return outputs
 
-    def sampled(self, number: int, run: Compiled) -> Compiled:
-        """What answers this call: ``run`` with a comparison, if no other thread is quicker."""
-        sampler = cast(Sampler, self._sampler)
+    def special(self, number: int, run: Compiled) -> tuple[Compiled, Compiled]:
+        """Who makes this call, ``run`` or an engine out of quarantine, and in which way.
+
+        Of several threads the quickest has the comparison, or the compile.
+        """
         with self._lock:
-            reads = self._runtime.reads
-            before = number - reads
-            mine = before >= self._sample_at and run is not self._resuming
-            if mine:
-                self._sample_at = before + sampler.every - (before + 1) % sampler.every
-            self.due = self._sample_at + reads
-        if not mine:
-            return run
-        return run if run is sampler.floor else functools.partial(self._compare, sampler, run)
+            call, sampler = number - self._runtime.reads, self._sampler
+            ready = run is not self._resuming
+            retries = ready and call >= self._retry_at
+            compares = ready and not retries and call >= self._sample_at
+            if retries:
+                self._retry_at = sys.maxsize
+            if compares and sampler is not None:
+                self._sample_at = call + sampler.every - (call + 1) % sampler.every
+            self.due = min(self._sample_at, self._retry_at) + self._runtime.reads
+        if retries:
+            return self._retrying, self._retrying
+        if not compares or sampler is None or run is sampler.floor:
+            return run, run
+        return run, functools.partial(self._compare, sampler, run)
 
     def _compare(self, sampler: Sampler, run: Compiled, *args: Any) -> Any:
         """Answer a call by ``run``, or by the floor where ``run`` computes something else.
@@ -199,24 +269,36 @@ class _Served:
 
         One that never has enough is given up: emptying caches takes its time at every call.
         """
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        before = self._versions(args)
+        free_memory()
+        before = self._read(args)
         try:
             return run(*args)
         except Exception as again:
-            if self._versions(args) != before:
+            if self._read(args) != before:
                 self._runtime.failed(again)
                 raise
         outputs = rescue.floor(*args)
         self._runtime.failed(error, answered=True)
-        self._starved += 1
-        if self._starved >= _STARVED:
-            self._hand_over(error, run)
+        self._lacked_memory(error, run)
         return outputs
 
-    def _hand_over(self, error: Exception, run: Compiled) -> None:
+    def _lacked_memory(self, error: Exception, run: Compiled, what: str = "raised") -> None:
+        self._starved += 1
+        if self._starved >= _STARVED:
+            self._hand_over(error, run, what)
+
+    def _backward_failed(self, run: Compiled, error: Exception, answered: bool) -> None:
+        """Hear of an error in a backward of the engine ``run``."""
+        self._runtime.failed(error, answered=answered)
+        if not self._may_follow(run):
+            return
+        what = "its backward raised"
+        if answered and lacks_memory(error):
+            self._lacked_memory(error, run, what)
+        else:
+            self._hand_over(error, run, what)
+
+    def _hand_over(self, error: Exception, run: Compiled, what: str = "raised") -> None:
         """Never call ``run`` again; a failure in another thread may have seen to that already.
 
         It is recorded before any other thread can have the next candidate compiled.
@@ -224,55 +306,65 @@ class _Served:
         with self._lock:
             if self.run is run:
                 self.run = self._resuming
-                cast(Rescue, self._rescue).blame(error)
+                cast(Rescue, self._rescue).blame(error, what)
 
     def _resume(self, *args: Any) -> Any:
         """The first call after a failure: have the next candidate compiled, and call it."""
         # Dynamo's lock first: a compile in another thread may call this very graph.
         with _torch.compiling(), self._lock:
             if self.run is self._resuming:
-                self.run = self._next(args)
+                self.run = self._installed(self._made(cast(Rescue, self._rescue).successor, args))
+                self._starved = 0
+                self._schedule()
             run = self.run
-        before = self._versions(args)
-        try:
-            return run(*args)
-        except Exception as error:  # noqa: BLE001  # answered for, or raised again
-            return self.answer(error, run, args, before)
+        return self._guarded(run, args)
 
-    def _next(self, args: tuple[Any, ...]) -> Compiled:
+    def _retry(self, *args: Any) -> Any:
+        """A call before which an engine in quarantine is tried again."""
+        with _torch.compiling(), self._lock:
+            if self.run is not self._resuming:  # no other thread has seen a failure since
+                engine = self._made(cast(Rescue, self._rescue).retry, args)
+                if engine is not None:
+                    self.run = self._installed(engine)
+                    self._starved = 0
+                self._schedule()
+            run = self.run
+        return self._guarded(run, args)
+
+    def _made(self, make: Callable[[Sequence[Any]], T], args: tuple[Any, ...]) -> T:
         try:
-            return _torch.undisabled(cast(Rescue, self._rescue).successor(args))
+            return make(args)
         except Exception as error:
             self._runtime.failed(error)
             raise
 
+    def _guarded(self, run: Compiled, args: tuple[Any, ...]) -> Any:
+        before = self._read(args)
+        try:
+            outputs = run(*args)
+            if outputs is None:
+                raise TypeError("the engine returned None")
+            return outputs
+        except Exception as error:  # noqa: BLE001  # answered for, or raised again
+            return self.answer(error, run, args, before)
 
-def _reader(rescue: Rescue | None) -> Reader:
-    """What reads the versions of the tensors that are looked at, about 40 ns each.
+    def _read(self, args: Sequence[Any]) -> object:
+        """Versions of the tensors that are looked at; ``None`` where one of them has none."""
+        try:
+            return self._versions(args) if self._versions else None
+        except _NO_VERSION:
+            return None
 
-    It gives ``None`` where one of them is an inference tensor, which has no version.
+
+def _reader(rescue: Rescue | None) -> Reader | None:
+    """What reads the versions of the tensors that are looked at; ``None`` where nobody asks.
+
+    Written out as an expression that names each: a loop over them takes two to four times as long,
+    and this stands in the way of every call.
     """
-    tracked, held = (rescue.tracked, rescue.held) if rescue else ((), ())
-    if not tracked and not held:
-        return _no_versions
-
-    def read(args: Sequence[Any]) -> object:
-        try:
-            return [args[i]._version for i in tracked] + [each._version for each in held]
-        except (RuntimeError, AttributeError):
-            return None
-
-    def read_one(args: Sequence[Any]) -> object:
-        try:
-            return args[first]._version
-        except (RuntimeError, AttributeError):
-            return None
-
-    if len(tracked) != 1 or held:
-        return read
-    first = tracked[0]
-    return read_one
-
-
-def _no_versions(args: Sequence[Any]) -> object:
-    return ()
+    if rescue is None or rescue.blind:
+        return None
+    reads = [f"args[{i}]._version" for i in rescue.tracked]
+    reads += [f"held[{i}]._version" for i in range(len(rescue.held))]
+    source = f"lambda args: ({''.join(f'{each}, ' for each in reads)})"
+    return cast(Reader, eval(source, {"held": rescue.held}))

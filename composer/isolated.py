@@ -1,15 +1,8 @@
-"""The child process of :mod:`composer.isolate`: receive a parcel, make one attempt, answer, end."""
+"""The work of a child process for :mod:`composer.isolate`: make one attempt, and run it once."""
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
-import json
-import os
-import signal
-import struct
-import sys
-import threading
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -20,37 +13,10 @@ from composer.passes import late
 from composer.policy import Candidate, Policy
 from composer.records import Attempt, GraphRequest, Reason, Status, first_line, plain
 
-_PR_SET_PDEATHSIG = 1
 
-
-def serve() -> None:
-    """Do what the parent sent. Whatever an engine prints goes to stderr: stdout is for answers."""
-    _die_with_parent(int(sys.argv[1]))
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    (size,) = struct.unpack("<Q", sys.stdin.buffer.read(8))
-    payload = sys.stdin.buffer.read(size)
-    threading.Thread(target=_end_with_stdin, daemon=True).start()
-
-    def ready() -> None:
-        print(json.dumps({"ready": True}), file=answers, flush=True)
-
-    attempt = _attempt(payload, ready)
-    print(json.dumps(plain(attempt)), file=answers, flush=True)
-
-
-def _die_with_parent(parent: int) -> None:
-    """Linux kills this process with the thread that started it, also while the engine is stuck."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it was gone before
-        os._exit(1)
-
-
-def _end_with_stdin() -> None:
-    """Elsewhere the end of its pipe tells that the parent is gone."""
-    os.read(0, 1)  # a buffered read would hold a lock that a process that exits wants
-    os._exit(1)
+def attempt(payload: bytes, ready: Callable[[], None]) -> dict[str, Any]:
+    """The record of the attempt that a parcel asks for."""
+    return dict(plain(_attempt(payload, ready)))
 
 
 def _attempt(payload: bytes, ready: Callable[[], None]) -> Attempt:
@@ -63,7 +29,7 @@ def _attempt(payload: bytes, ready: Callable[[], None]) -> Attempt:
     least = around["min_coverage"]
     candidate = Candidate(backend=backend, options=options, min_coverage=least)
     try:
-        (contender,) = chain.resolve(Policy(chain=(candidate,)))
+        (contender,) = chain.resolve(Policy(chain=(candidate,), remember_failures=0.0))
     except ComposerError as error:
         what = f"in a child process: {error}"
         return Attempt("", Status.DECLINED, Reason.NOT_ISOLATABLE, what, 0.0)

@@ -152,11 +152,18 @@ class Policy(BaseModel):
         tolerance: How far its numbers may be off.
         on_runtime_error: ``"fallback"`` lets the captured graph answer a call in which the engine
             raises, and the next candidate those that follow; ``"raise"`` lets the error through.
+        retry_after: Calls of a graph after which an engine that failed at run time is compiled for
+            it again, twice as many after each further failure; ``None`` leaves it in quarantine.
         isolate: Build each candidate in a child process first, and run it once there: one that
             crashes, exits or hangs is not built here.
         timeout: Seconds that a candidate may spend compiling, in the child and here.
         memory_limit: MiB of physical memory that the child may take, the 300 of an interpreter
             with torch included; without ``isolate`` it means nothing.
+        remember_failures: Days for which a candidate that crashed, took too long or failed to build
+            is not tried again on the same graph by any process; 0 remembers none, and looks for
+            none. Under ``strict`` everything is tried.
+        agree_within: Seconds that a rank of ``torch.distributed`` waits for the others, so that all
+            take the same engine for the same graph; 0 does not ask them.
         model: The model's name in reports; by default the class, or the function, compiled.
     """
 
@@ -172,9 +179,12 @@ class Policy(BaseModel):
     sample_every: Annotated[int, Field(ge=1)] = 100
     tolerance: Tolerance = Tolerance()
     on_runtime_error: Literal["fallback", "raise"] = "fallback"
+    retry_after: Annotated[int, Field(ge=1)] | None = None
     isolate: bool = False
     timeout: Seconds | None = None
     memory_limit: MiB | None = None
+    remember_failures: Annotated[float, Field(ge=0.0)] = 7.0
+    agree_within: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 60.0
     model: str | None = None
 
     @field_validator("chain", mode="before")

@@ -99,6 +99,8 @@ class GraphRequest:
 
     ``weights`` are the positions in ``example_inputs`` that hold parameters and buffers. A
     ``GraphModule`` that did not come from Dynamo may hold its weights as attributes instead.
+    ``key_among_ranks`` is ``graph_key`` without what tells one rank of ``torch.distributed`` from
+    another; empty where there is one only.
     """
 
     gm: torch.fx.GraphModule
@@ -114,6 +116,7 @@ class GraphRequest:
     nodes: int
     inputs: tuple[GraphInput, ...]
     mode: str | None = None
+    key_among_ranks: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +190,7 @@ class Counters:
     calls: int = 0
     """Calls of the compiled graph, from all threads."""
     fallbacks: int = 0
-    """Calls that the floor answered for the engine."""
+    """Calls, and backwards, that the floor answered for the engine."""
     verified: int = 0
     """Calls that were compared with eager."""
     last_error: str = ""
@@ -225,6 +228,10 @@ class Runtime:
         self.verified = start.verified
         self.last_error = start.last_error
         self.seconds = start.seconds
+
+    def __reduce__(self) -> tuple[Callable[[Counters], Runtime], tuple[Counters]]:
+        """A copy starts from the counters as they stand."""
+        return Runtime, (self.read(),)
 
     @property
     def calls(self) -> int:

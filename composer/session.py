@@ -21,7 +21,8 @@ class Session:
 
     ``warned`` holds pairs of backend and reason, ``configured`` what ``composer.configure`` was
     given, ``sinks`` take every record, and ``progress`` is what is being compiled now. Engines
-    in quarantine are those that failed at run time, each for one graph.
+    in quarantine are those that failed at run time, each for one graph; ``failures`` are the keys
+    of those that were remembered for other processes.
     """
 
     def __init__(self, configured: Source = None, sinks: Sinks | None = None) -> None:
@@ -32,6 +33,7 @@ class Session:
         self._reports: deque[CompileReport] = deque(maxlen=KEPT_REPORTS)
         self._quarantined: set[tuple[str, str]] = set()
         self.warned: set[tuple[str, str]] = set()
+        self.failures: set[str] = set()
 
     def keep(self, report: CompileReport) -> None:
         """Remember a report; beyond 1,000 the oldest goes."""
@@ -45,8 +47,12 @@ class Session:
             self._reports = deque(kept, maxlen=KEPT_REPORTS)
 
     def quarantine(self, graph_key: str, backend: str) -> None:
-        """Do not try this backend on this graph again."""
+        """Do not try this backend on this graph again, until it is released."""
         self._quarantined.add((graph_key, backend))
+
+    def release(self, graph_key: str, backend: str) -> None:
+        """Let this backend be tried on this graph again."""
+        self._quarantined.discard((graph_key, backend))
 
     def is_quarantined(self, graph_key: str, backend: str) -> bool:
         """Whether this backend raised, or was wrong, at run time for this graph."""

@@ -8,12 +8,12 @@ from __future__ import annotations
 import dataclasses
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from typing import Any
 
 import torch
 
-from composer import _torch, chain, guard, session, writes
+from composer import _torch, backward, chain, collectives, guard, session, writes
 from composer.errors import Refusal, text_of
 from composer.passes.resolve import SharedPasses
 from composer.policy import Policy
@@ -31,35 +31,50 @@ from composer.sampling import Sampler, cannot_undo
 from composer.telemetry import notices
 
 
+@dataclass(frozen=True, slots=True)
+class _Quarantine:
+    """How many calls an engine is left out for, and how many of them there are to be until then."""
+
+    calls: int
+    until: int
+
+
 @dataclass
 class Succession:
     """The rest of a chain, for when the engine chosen fails at run time.
 
     Attributes:
         request: The graph, as the passes of the stages ``torch`` and ``aten`` left it.
-        rest: The contenders behind the one that serves.
+        contenders: The whole chain.
         shared: The passes of the later stages.
         policy: What the user wants.
         early: Records of the passes that ran before every candidate.
         report: The record of this graph, as it stands.
+        outcome: Where the walk along the chain ended.
         asked_by_name: Whether the user wrote the chain.
     """
 
     request: GraphRequest
-    rest: Sequence[chain.Contender]
+    contenders: Sequence[chain.Contender]
     shared: SharedPasses
     policy: Policy
     early: tuple[PassRecord, ...]
     report: CompileReport
+    outcome: InitVar[Outcome]
     asked_by_name: bool
     _answering: Callable[..., Any] | None = field(default=None, init=False)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, outcome: Outcome) -> None:
         """Let go of the tensors."""
         self._tracked = writes.tracked_inputs(self.request)
         self._apart = cannot_undo(self.request)
+        self._collective = collectives.meets_other_ranks(self.request.gm)
         late = bool(self.shared.late)
         self.floor = self._answer if late else _torch.settled_forward(self.request.gm)
+        if outcome.chosen == chain.FLOOR:
+            self.floor = _torch.undisabled(outcome.compiled)
+        self._quarantined: dict[int, _Quarantine] = {}
+        self._arrive(0, outcome)
         symbols = tuple(
             value if isinstance(value, torch.SymInt | torch.SymFloat) else None
             for value in self.request.example_inputs
@@ -69,15 +84,21 @@ class Succession:
     def rescue(self) -> guard.Rescue | None:
         """What the guard does when the engine raises; ``None`` where it lets the error through."""
         raises = self.policy.on_runtime_error == "raise" or self.policy.strict
-        if raises or self.report.chosen == chain.FLOOR:
+        serves = self.report.chosen != chain.FLOOR or self._quarantined
+        if raises or not serves:
             return None
         tracked, blind = self._tracked
         held = tuple(writes.written_attributes(self.request.gm))
-        return guard.Rescue(self.floor, self.blame, self.successor, tracked, held, blind)
+        return guard.Rescue(
+            *(self.floor, self.blame, self.successor, self.retry_at, self.retry),
+            *(tracked, held, blind, self._collective),
+        )
 
     def sampler(self) -> Sampler | None:
         """What compares every N-th call, where the policy asks for that."""
         if self.policy.verify != "sample" or self.report.chosen == chain.FLOOR:
+            return None
+        if self._collective:
             return None
         return Sampler(
             self.policy.sample_every,
@@ -95,35 +116,86 @@ class Succession:
                 self._answering = chain.floor(self._request_for(args), self.shared)
         return self._answering(*args)
 
-    def blame(self, error: Exception) -> None:
-        """Record that the engine failed, and let this graph have it no more in this process."""
-        *earlier, engine = self.report.attempts
+    def blame(self, error: Exception, what: str) -> None:
+        """Record that the engine failed, and let this graph have it no more until it is retried."""
+        attempts = list(self.report.attempts)
+        place = max(i for i, attempt in enumerate(attempts) if attempt.accepted)
+        engine = attempts[place]
         at = f"at call {self.report.runtime.calls}: {first_line(text_of(error))}"
         if isinstance(error, Refusal):  # it answered, and was found to be wrong
-            failed = dataclasses.replace(
+            attempts[place] = dataclasses.replace(
                 engine, status=error.status, reason=error.reason, message=at
             )
         else:
-            failed = dataclasses.replace(
+            attempts[place] = dataclasses.replace(
                 engine,
                 status=Status.FAILED,
                 reason=Reason.RAISED_AT_RUNTIME,
-                message=f"raised {at}",
+                message=f"{what} {at}",
                 error_type=type(error).__name__,
                 traceback="".join(traceback.format_exception(error)),
             )
-        session.current().quarantine(self.request.graph_key, failed.backend)
-        self._record((*earlier, failed), chain.FLOOR)
+        self._wait(self._serving, self.report.runtime.calls)
+        self._record(tuple(attempts), chain.FLOOR)
 
-    def successor(self, args: Sequence[Any]) -> Callable[..., Any]:
+    def successor(self, args: Sequence[Any]) -> guard.Engine:
         """The next candidate that is accepted, or the floor, compiled for these inputs."""
+        first = self._serving + 1
+        outcome, engine = self._walk(args, self.contenders[first:])
+        self._arrive(first, outcome)
+        self._record((*self.report.attempts, *outcome.attempts), outcome.chosen, outcome)
+        return guard.Engine(self.floor) if outcome.chosen == chain.FLOOR else engine
+
+    def retry_at(self) -> int | None:
+        """The call before which an engine that the chain prefers is to be tried again."""
+        return min((each.until for each in self._preferred().values()), default=None)
+
+    def retry(self, args: Sequence[Any]) -> guard.Engine | None:
+        """The first whose time has come and that is accepted; the wait of the others doubles."""
+        calls = self.report.runtime.calls
+        due = [place for place, each in self._preferred().items() if each.until < calls]
+        for place in due:
+            contender = self.contenders[place]
+            session.current().release(self.request.graph_key, contender.candidate.name)
+            outcome, engine = self._walk(args, (contender,))
+            attempts = (*self.report.attempts, *outcome.attempts)
+            if outcome.attempts[0].accepted:
+                self._serving = place
+                self._record(attempts, outcome.chosen, outcome)
+                return engine
+            self._wait(place, calls - 1)  # this one is made by another
+            self._record(attempts, self.report.chosen)
+        return None
+
+    def _walk(
+        self, args: Sequence[Any], contenders: Sequence[chain.Contender]
+    ) -> tuple[Outcome, guard.Engine]:
         request = self._request_for(args)
-        with _torch.recaptured(request.gm, args):
-            outcome = chain.walk(request, self.rest, self.shared, strict=False)
-        self.rest = self.rest[len(outcome.attempts) :]
-        attempts = (*self.report.attempts, *outcome.attempts)
-        self._record(attempts, outcome.chosen, outcome)
-        return self.floor if outcome.chosen == chain.FLOOR else outcome.compiled
+        with _torch.recaptured(request.gm, args), backward.watched() as backwards:
+            outcome = chain.walk(request, contenders, self.shared, strict=False, at_run_time=True)
+        return outcome, guard.Engine(outcome.compiled, backwards)
+
+    def _arrive(self, first: int, outcome: Outcome) -> None:
+        """Note where in the chain the one stands that serves (the floor behind its end)."""
+        accepted = outcome.attempts and outcome.attempts[-1].accepted
+        last = first + len(outcome.attempts) - 1
+        self._serving = last if accepted else len(self.contenders)
+        for place, attempt in enumerate(outcome.attempts, first):
+            if attempt.reason is Reason.QUARANTINED and place not in self._quarantined:
+                self._wait(place, self.report.runtime.calls)
+
+    def _preferred(self) -> dict[int, _Quarantine]:
+        """Those in quarantine that stand before the one that serves, in the chain's order."""
+        return {p: each for p, each in sorted(self._quarantined.items()) if p < self._serving}
+
+    def _wait(self, place: int, since: int) -> None:
+        """Have an engine wait from this call on, twice as long as the last time."""
+        session.current().quarantine(self.request.graph_key, self.contenders[place].candidate.name)
+        if self.policy.retry_after is None:
+            return
+        before = self._quarantined.get(place)
+        calls = 2 * before.calls if before else self.policy.retry_after
+        self._quarantined[place] = _Quarantine(calls, since + calls)
 
     def _request_for(self, args: Sequence[Any]) -> GraphRequest:
         inputs = zip(self.request.example_inputs, args, strict=True)

@@ -1,4 +1,4 @@
-"""What every test gets: a clean Dynamo, a clean composer session, no hub."""
+"""What every test gets: a clean Dynamo, a clean composer session, nothing kept on disk, no hub."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
 @pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
+def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.setenv("COMPOSER_CACHE_DIR", str(tmp_path / "composer-cache"))
     torch.compiler.reset()
     composer.reset()
     torch.manual_seed(0)

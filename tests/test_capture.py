@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import os
 import types
+from typing import Any
 
 import pytest
 import torch
 from conftest import compiled, last
 
 import composer
-from composer import clones
+from composer import _torch, capture, clones
 
 
 class Child(torch.nn.Module):
@@ -258,3 +259,23 @@ def test_key_is_equal_in_another_process(run_python) -> None:
     assert len(keys) == 1
     assert len(keys.pop().strip()) == 64
     assert os.environ.get("PYTHONHASHSEED") != "2"
+
+
+def test_ranks_know_a_graph_by_a_key_without_the_numbers_of_their_devices(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each rank has a GPU of its own; without other ranks there is no such key."""
+
+    def keys(*devices: Any) -> Any:
+        gm = torch.fx.symbolic_trace(lambda x: tuple(x.to(each) for each in devices))
+        request = capture.known_by(capture.read_request(gm, [torch.ones(2)]), None, "")
+        return request.graph_key, request.key_among_ranks
+
+    assert keys("cuda:1")[1] == ""
+    monkeypatch.setattr(_torch, "world_size", lambda: 2)
+    for kind in (str, torch.device):
+        zero, one = (keys(kind(f"cuda:{number}")) for number in (0, 1))
+        assert zero[0] != one[0]
+        assert zero[1] == one[1]
+    assert keys("cuda:0", "cuda:0")[1] != keys("cuda:0", "cuda:1")[1]
+    assert keys("cuda:2", "cuda:3")[1] == keys("cuda:0", "cuda:1")[1]

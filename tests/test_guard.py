@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
+import os
 import pickle
 import threading
 from typing import Any
@@ -15,9 +17,10 @@ from prometheus_client import CollectorRegistry
 from torch.nn import functional
 
 import composer
-from composer import guard, session, writes
+from composer import _torch, guard, session, writes
 from composer.capture import read_request
-from composer.errors import FallbackWarning
+from composer.errors import FallbackWarning, OptionError
+from composer.policy import read_policy
 from composer.telemetry.prometheus import PrometheusSink
 from composer.testing import FakeBackend, expect
 
@@ -345,8 +348,54 @@ def test_compiled_model_can_be_copied_and_pickling_says_no() -> None:
     run(x)
     twin = copy.deepcopy(run)
     torch.testing.assert_close(twin(x), net(x))
-    with pytest.raises((TypeError, AttributeError, pickle.PicklingError)):
-        pickle.dumps(guard.watch(torch.sin, last().runtime))
+    sent = pickle.loads(pickle.dumps(run))  # torch sends the module, and compiles it there
+    torch.testing.assert_close(sent(x), net(x))
+    with pytest.raises((AttributeError, pickle.PicklingError), match=r"[Cc]an't pickle .*watch"):
+        pickle.dumps(guard.watch(guard.Engine(torch.sin), last().runtime))
+
+
+def test_report_can_be_copied_and_pickled() -> None:
+    """Its counters stay what they were."""
+    f = compiled(torch.sin, FakeBackend("raises", at=1))
+    f(torch.ones(2))
+    for twin in (copy.deepcopy(last()), pickle.loads(pickle.dumps(last()))):
+        assert twin == last()
+        assert (twin.runtime.calls, twin.runtime.fallbacks) == (1, 1)
+    f(torch.ones(2))
+    assert (twin.runtime.calls, last().runtime.calls) == (1, 2)
+
+
+FORK = """
+import os, torch, composer
+from composer.testing import FakeBackend
+chain = [FakeBackend("raises", at=3), FakeBackend(name="second")]
+f = torch.compile(torch.sin, backend="composer", options={"chain": chain})
+x = torch.ones(2)
+f(x)
+child = os.fork()
+if child == 0:
+    right = all(torch.equal(f(x), x.sin()) for _ in range(5))
+    os._exit(0 if right and composer.reports()[-1].chosen == "second" else 1)
+code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+print(code, composer.reports()[-1].chosen, torch.equal(f(x), x.sin()))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_forked_child_is_answered_for(run_python: Any) -> None:
+    """An engine that fails there is followed there; the parent goes on with it."""
+    done = run_python(FORK, env={"OMP_NUM_THREADS": "1"})
+    assert done.stdout.split() == ["0", "fake_raises", "True"], done.stderr
+
+
+def test_reduce_overhead_outlives_a_failure() -> None:
+    """Torch's mode for CUDA graphs: the answer is the floor's, then the next engine's."""
+    f = torch.compile(torch.sin, backend="composer", mode="reduce-overhead")
+    with composer.using(chain=[FakeBackend("raises", at=2), "aot_eager"]):
+        for _ in range(4):
+            x = torch.randn(3)
+            assert torch.equal(f(x), x.sin())
+    assert last().chosen == "aot_eager"
 
 
 @pytest.mark.parametrize(
@@ -395,3 +444,146 @@ def test_failure_is_seen_by_prometheus_with_the_calls_of_each_engine() -> None:
     assert value("fallbacks", "fake_raises") == 1
     calls = [value("calls", backend) for backend in ("fake_raises", "eager", "second")]
     assert calls == [3, 1, 1]
+
+
+def test_engine_in_quarantine_is_tried_again() -> None:
+    """``retry_after`` calls of this graph later, before a call; the others serve until then."""
+    first, second = FakeBackend("raises", at=2, name="first"), FakeBackend(name="second")
+    f = compiled(torch.sin, first, second, retry_after=3)
+    served = []
+    for _ in range(7):
+        x = torch.randn(3)
+        assert torch.equal(f(x), x.sin())
+        served.append(last().chosen)
+    assert served == ["first", "eager", "second", "second", "second", "first", "eager"]
+    assert first.compiles == 2
+    assert [(a.backend, a.reason) for a in last().attempts] == [
+        ("first", "raised_at_runtime"),
+        ("second", None),
+        ("first", "raised_at_runtime"),
+    ]
+    assert last().attempts[2].message.startswith("raised at call 7: ")
+
+
+def test_wait_of_an_engine_that_fails_again_doubles() -> None:
+    """Whether it raises, or is not built."""
+    builds: list[int] = []
+    calls = itertools.count(1)
+
+    def fickle(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+        builds.append(next(calls))
+        if len(builds) == 2:
+            raise RuntimeError("not built")
+        return FakeBackend("raises", at=1 if len(builds) < 4 else 99)(gm, example_inputs)
+
+    f = compiled(torch.sin, fickle, retry_after=2)
+    served = []
+    for call in range(1, 22):
+        calls = itertools.count(call)
+        x = torch.randn(3)
+        assert torch.equal(f(x), x.sin())
+        served.append(last().chosen)
+    assert builds == [1, 4, 8, 17]  # 2 calls by others, 4 from there on, then 8
+    assert served == ["eager"] * 16 + ["fickle"] * 5
+    reasons = ["raised_at_runtime", "build_failed", "raised_at_runtime", None]
+    assert [attempt.reason for attempt in last().attempts] == reasons
+
+
+def test_engine_that_is_wrong_when_tried_again_stays_out() -> None:
+    """It is verified as at first."""
+    built = itertools.count()
+
+    def wrong_later(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+        fault = "wrong_value" if next(built) else "raises"
+        return FakeBackend(fault, at=1 if fault == "wrong_value" else 2)(gm, example_inputs)
+
+    f = compiled(
+        torch.sin, wrong_later, FakeBackend(name="second"), retry_after=2, verify="compile"
+    )
+    for _ in range(6):
+        x = torch.randn(3)
+        assert torch.equal(f(x), x.sin())
+    assert last().chosen == "second"
+    assert [a.reason for a in last().attempts] == ["raised_at_runtime", None, "numeric_mismatch"]
+
+
+def test_engine_tried_again_that_writes_and_raises_is_told_of_once() -> None:
+    """Its error has one note, and the next call another engine."""
+    faults = itertools.chain(["raises"], itertools.repeat("mutates_inputs_and_raises"))
+
+    def engine(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+        return FakeBackend(next(faults), at=1)(gm, example_inputs)
+
+    f = compiled(torch.sin, engine, FakeBackend(name="second"), retry_after=2)
+    x = torch.randn(3)
+    for _ in range(3):
+        f(x)
+    with pytest.raises(RuntimeError, match="made to raise") as caught:
+        f(x.clone())
+    assert len(caught.value.__notes__) == 1
+    assert torch.equal(f(x), x.sin())
+    assert last().chosen == "second"
+
+
+def test_graph_compiled_anew_waits_for_its_engine_too() -> None:
+    """The quarantine is the process's; the calls are counted from the compile."""
+    engine = FakeBackend("raises", at=2, name="engine")
+    f = compiled(torch.sin, engine, retry_after=3)
+    f(torch.ones(2))
+    f(torch.ones(2))
+    torch.compiler.reset()
+    engine.fault, engine._strike_call = None, None
+    f = compiled(torch.sin, engine, retry_after=3)
+    served = []
+    for _ in range(5):
+        f(torch.ones(2))
+        served.append(last().chosen)
+    assert served == ["eager"] * 3 + ["engine"] * 2
+    assert [a.reason for a in last().attempts] == ["quarantined", None]
+
+
+def test_retries_in_threads_are_one() -> None:
+    """The quickest thread compiles; all are answered."""
+    engine = FakeBackend("raises", at=20, name="engine")
+    f = compiled(torch.sin, engine, FakeBackend(name="second"), retry_after=30)
+    f(torch.ones(3))
+    wrong: list[str] = []
+
+    def work(seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        for _ in range(40):
+            x = torch.randn(3, generator=generator)
+            if not torch.equal(f(x), x.sin()):
+                wrong.append("value")
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert engine.compiles >= 2
+    assert engine.compiles == sum(a.backend == "engine" for a in last().attempts)
+
+
+def test_retry_after_is_at_least_one() -> None:
+    """Or ``None``, for never."""
+    with pytest.raises(OptionError, match=r"retry_after.*greater than or equal to 1"):
+        read_policy({"retry_after": 0})
+
+
+@pytest.mark.parametrize("error", _torch.DYNAMO_CONTROL_FLOW)
+def test_control_flow_of_dynamo_fails_an_engine_at_run_time(error: type[Exception]) -> None:
+    """There is no Dynamo to be steered any more: the next candidate follows."""
+
+    def steers(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+        raise error("not this frame")
+
+    f = compiled(torch.sin, FakeBackend("raises", at=1), steers, FakeBackend(name="third"))
+    for _ in range(3):
+        x = torch.randn(3)
+        assert torch.equal(f(x), x.sin())
+    attempts = last().attempts
+    assert [a.reason for a in attempts] == ["raised_at_runtime", "build_failed", None]
+    assert attempts[1].message == "not this frame"
+    assert last().chosen == "third"

@@ -14,7 +14,6 @@ from torch._dynamo.utils import counters
 from torch._inductor.custom_graph_pass import (
     CustomGraphModulePass,
     CustomGraphPass,
-    CustomInferenceAwareGraphPass,
     CustomPartitionerFn,
 )
 from torch._inductor.pattern_matcher import (
@@ -24,6 +23,7 @@ from torch._inductor.pattern_matcher import (
     register_graph_pattern,
 )
 
+from composer._torch import CustomInferenceAwareGraphPass
 from composer.passes import FunctionPass
 
 ENGINES = ("inductor", "onnxrt", "aot_eager")

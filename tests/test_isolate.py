@@ -19,7 +19,7 @@ from conftest import compiled, last
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import composer
-from composer import isolate, parcel
+from composer import child, parcel
 from composer.errors import ChildRefusal, OptionError, Refusal
 from composer.policy import Policy, read_policy
 from composer.testing import FakeBackend
@@ -94,7 +94,7 @@ def test_hang_is_stopped_at_its_timeout() -> None:
     stopped = attempt(candidate, timeout=1000)
     said = "stopped after 1.5 s in a child process"
     assert verdict(stopped) == ("timed_out", "timeout", said)
-    assert stopped.seconds < isolate.START_SECONDS
+    assert stopped.seconds < child.START_SECONDS
 
 
 @SLOW

@@ -12,10 +12,10 @@ import composer
 
 PACKAGE = Path(composer.__file__).parent
 LAYERS = [
-    {"errors"},
+    {"errors", "memory"},
     {"records"},
     {"_torch"},
-    {"registry", "writes", "disk"},
+    {"registry", "writes", "disk", "child", "collectives"},
     {"clones", "comparison"},
     {"capture"},
     {"passes"},
@@ -24,11 +24,13 @@ LAYERS = [
     {"policy"},
     {"book"},
     {"session"},
+    {"agreement"},
     {"prove"},
     {"double"},
     {"parcel", "verify"},
-    {"isolate", "sampling"},
-    {"chain", "guard"},
+    {"isolate", "sampling", "failures"},
+    {"chain", "backward"},
+    {"guard"},
     {"isolated", "succession"},
     {"dispatch"},
     {"testing", "explain"},

@@ -38,6 +38,8 @@ def test_chain_accepts_names_tables_callables_and_candidates() -> None:
         ({"chian": ["eager"]}, "unknown option 'chian'; did you mean 'chain'"),
         ({"strict": "perhaps"}, "option 'strict' is 'perhaps'"),
         ({"on_exhausted": "explode"}, "'eager' or 'raise'"),
+        ({"agree_within": -1}, "option 'agree_within' is -1"),
+        ({"agree_within": float("inf")}, "option 'agree_within' is inf"),
         ({"chain": []}, "a chain needs a candidate"),
         ({"chain": "onnxrt"}, "a chain is a list"),
         ({"chain": [{"backend": "onnxrt", "optoins": {}}]}, r"chain\[0\].optoins'; did you mean"),

@@ -579,6 +579,114 @@ def test_compiling_holds_dynamos_lock_and_says_that_it_compiles() -> None:
     assert not torch.compiler.is_compiling()
 
 
+def test_seat_is_none_for_a_process_alone() -> None:
+    """As it is for most."""
+    assert _torch.world_size() == 1
+    assert _torch.seat() is None
+
+
+def test_seat_has_the_store_of_the_default_group() -> None:
+    """Keys of ours stand below a prefix of ours, next to torch's own."""
+    from torch import distributed
+    from torch.testing._internal.distributed import fake_pg  # noqa: F401  # registers the backend
+
+    store = distributed.HashStore()
+    distributed.init_process_group("fake", store=store, rank=1, world_size=3)
+    try:
+        seat = _torch.seat()
+        assert seat is not None
+        assert (seat.rank, seat.world, _torch.world_size()) == (1, 3, 3)
+        below = seat.store_below("composer/3")
+        assert below.compare_set("key", "", "first") == b"first"
+        assert below.compare_set("key", "", "second") == b"first"
+        assert (below.check(["key"]), below.check(["other"])) == (True, False)
+        assert (below.add("count", 0), below.add("count", 1)) == (0, 1)
+        assert any(key.endswith("composer/3/key") for key in store.list_keys())
+    finally:
+        distributed.destroy_process_group()
+
+
+def test_operator_namespace_tells_collectives() -> None:
+    """Dynamo's graphs hold packets, AOTAutograd's overloads."""
+    packet = torch.ops._c10d_functional.all_reduce
+    assert _torch.operator_namespace(packet) == "_c10d_functional"
+    assert _torch.operator_namespace(packet.default) == "_c10d_functional"
+    assert _torch.operator_namespace(torch.ops.aten.add) == "aten"
+    assert _torch.operator_namespace(torch.sin) == ""
+
+
+def test_kinds_of_inductors_passes_are_known_with_and_without_their_base() -> None:
+    """From torch 2.13 on they have one, and a kind that is told of inference."""
+    from torch._inductor import custom_graph_pass
+
+    base = getattr(custom_graph_pass, "CustomPassBase", object)
+    assert all(issubclass(kind, base) for kind in _torch.CUSTOM_PASSES)
+    assert issubclass(_torch.CustomInferenceAwareGraphPass, _torch.CustomGraphPass)
+    if hasattr(custom_graph_pass, "CustomInferenceAwareGraphPass"):
+        own = custom_graph_pass.CustomInferenceAwareGraphPass
+        assert _torch.CustomInferenceAwareGraphPass is own
+
+
+def test_backwards_are_guarded_where_they_meet_autograd() -> None:
+    """With the functional graph that each was compiled from; only within, and on this thread."""
+    seen: list[_torch.BuiltBackward] = []
+
+    def guard(built: _torch.BuiltBackward):
+        seen.append(built)
+        return _torch.takes_a_list(lambda args: [2 * each for each in built.compiled(args)])
+
+    x = torch.randn(3, requires_grad=True)
+    with _torch.backwards_by(guard), _torch.eager_backward_lowering(), _torch.donating_nothing():
+        inside = torch.compile(torch.sin, backend="aot_eager")
+        inside(x).sum().backward()
+    torch.testing.assert_close(x.grad, 2 * x.cos())
+    (built,) = seen
+    graph = built.graph()
+    assert graph is not None
+    operators = [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
+    assert operators == ["aten.cos.default", "aten.mul.Tensor"]
+    assert (built.exact, built.donated()) == (False, False)
+    outside = torch.compile(torch.cos, backend="aot_eager")
+    outside(x).sum().backward()
+    assert len(seen) == 1
+
+
+def test_a_backwards_own_graph_is_found_on_what_was_compiled() -> None:
+    """AOTAutograd's wrappers carry the mark on."""
+    seen: list[_torch.BuiltBackward] = []
+
+    def guard(built: _torch.BuiltBackward):
+        seen.append(built)
+        return built.compiled
+
+    def plain(functional, _):
+        return _torch.boxed(functional.forward)
+
+    def marked(functional, _):
+        return _torch.compiled_from(functional, plain(functional, _))
+
+    def backend(gm, example_inputs):
+        return _torch.aot_compile(
+            gm,
+            example_inputs,
+            forward=plain,
+            backward=marked,
+            inference=plain,
+            partition=_torch.min_cut,
+            decompositions={},
+        )
+
+    with _torch.backwards_by(guard):
+        torch.compile(torch.sin, backend=backend)(torch.ones(2, requires_grad=True))
+    assert seen[0].exact
+
+
+def test_draws_is_true_of_random_operators() -> None:
+    """Their results are not the same when they run again."""
+    assert _torch.draws(torch.ops.aten.bernoulli.p)
+    assert not _torch.draws(torch.ops.aten.sin.default)
+
+
 def test_sizes_tell_their_symbols_bounds_and_values() -> None:
     """Without a guard: a number, a symbol, an expression of one."""
     seen: list[torch.SymInt] = []

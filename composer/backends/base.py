@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import sys
 import time
@@ -10,11 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, ClassVar
 
 import torch.fx
 
 from composer.errors import OptionError, refuse
+from composer.passes import fingerprint
 from composer.records import GraphRequest, Reason, Status
 from composer.registry import did_you_mean
 
@@ -42,6 +45,20 @@ class Backend(ABC):
     hands_over: ClassVar[bool] = False
     """Whether the native artefact that the build makes is kept on disk under a key equal in every
     process, so that a child process can make it for this one."""
+
+    packages: ClassVar[tuple[str, ...]] = ()
+    """The distributions that the engine is made of, besides torch."""
+
+    def identity(self) -> str | None:
+        """What has to be as it was for a failure of this engine to be expected again.
+
+        By default its class, the file that stands in, and the versions of its ``packages``.
+        ``None`` where nothing says so: such failures are not remembered for other processes.
+        """
+        kind = type(self)
+        source = fingerprint.source_of_class(kind, Backend)
+        versions = [version_of(each) for each in self.packages]
+        return fingerprint.digest(f"{kind.__module__}.{kind.__qualname__}", source, versions)
 
     def check_options(self, options: Mapping[str, Any]) -> None:
         """Find the user's own mistakes before anything is tried.
@@ -188,6 +205,15 @@ def is_installed(module: str) -> bool:
     if sys.modules.get(module) is not None:
         return True
     return importlib.util.find_spec(module) is not None
+
+
+@functools.cache
+def version_of(distribution: str) -> str:
+    """The version of an installed distribution; empty where it is not installed."""
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return ""
 
 
 def require_installed(modules: Sequence[str], remedy: str) -> None:

@@ -11,6 +11,7 @@ import torch.fx
 from composer import _torch
 from composer.backends.base import Backend
 from composer.errors import OptionError, Refusal, refuse
+from composer.passes import fingerprint
 from composer.records import GraphRequest, Reason, Status
 
 
@@ -19,6 +20,15 @@ class CallableBackend(Backend):
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
+
+    def identity(self) -> str | None:
+        """Its source, with what it closes over; what an object says of itself by ``uuid()``."""
+        uuid = getattr(self.function, "uuid", None)
+        says = self.function if uuid is None else uuid()
+        try:
+            return fingerprint.digest(says, fingerprint.file_of(self.function))
+        except fingerprint.Unstable:
+            return None
 
     def check_options(self, options: Mapping[str, Any]) -> None:
         """Options need a function that takes them."""
@@ -57,6 +67,10 @@ class NamedBackend(Backend):
     def probe(self, request: GraphRequest) -> None:
         """Refuse when no package here registers the name, or its package cannot be imported."""
         self._function()
+
+    def identity(self) -> str | None:
+        """That of what the name stands for."""
+        return CallableBackend(self._function()).identity()
 
     def build(
         self,

@@ -27,6 +27,7 @@ class InductorBackend(Backend):
 
     reads_example_inputs = False
     runs_shared_passes = True
+    packages = ("triton",)
 
     def check_options(self, options: Mapping[str, Any]) -> None:
         """Let Inductor itself judge names and types."""

@@ -109,7 +109,7 @@ class PartitionHook(_torch.CustomPartitionerFn):
 
 
 def _uuid_of(each: object) -> Any:
-    return each.uuid() if isinstance(each, _torch.CustomPassBase) else None
+    return each.uuid() if isinstance(each, _torch.CUSTOM_PASSES) else None
 
 
 def _has_tangents(graph: torch.fx.Graph) -> bool:

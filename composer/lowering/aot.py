@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from composer import _torch, capture
+from composer import _torch, capture, clones
 from composer.errors import refuse
 from composer.lowering.decompositions import Table, decompositions
 from composer.lowering.statistics import statistics, witness_of
@@ -129,6 +129,9 @@ def through_aot(
         if inference:
             run_all(Stage.JOINT, functional, inference=True)
         run_all(Stage.POST_GRAD, functional, inference=inference)
+        if kind is Kind.BACKWARD and passes.rewrites(Stage.POST_GRAD):
+            rewritten = clones.clone_graph(functional)
+            return _torch.compiled_from(rewritten, compiler(kind, functional, fakes))
         return compiler(kind, functional, fakes)
 
     def partition(joint: torch.fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Any:

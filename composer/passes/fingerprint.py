@@ -44,12 +44,12 @@ def source_of_class(cls: type, root: type) -> str:
     With it goes the file that each stands in, since a pass calls functions beside it.
     """
     own = [each for each in cls.__mro__ if issubclass(each, root) and each is not root]
-    return "\n".join(_source(each) + _file_of(each) for each in own)
+    return "\n".join(_source(each) + file_of(each) for each in own)
 
 
-def _file_of(cls: type) -> str:
-    """SHA-256 of the file that a class stands in; nothing where it was typed into a shell."""
-    path = getattr(sys.modules.get(cls.__module__), "__file__", None)
+def file_of(thing: Any) -> str:
+    """SHA-256 of the file of a class or function; nothing where it was typed into a shell."""
+    path = getattr(sys.modules.get(getattr(thing, "__module__", "")), "__file__", None)
     return _hash_of_file(path) if path and Path(path).is_file() else ""
 
 

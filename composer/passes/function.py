@@ -59,7 +59,7 @@ class FunctionPass(GraphPass):
 
     def uuid(self) -> str | None:
         """The function's own ``uuid()``; a plain function has none, as under Inductor."""
-        if not isinstance(self.function, _torch.CustomPassBase):
+        if not isinstance(self.function, _torch.CUSTOM_PASSES):
             return None
         own = self.function.uuid()
         try:
@@ -69,14 +69,14 @@ class FunctionPass(GraphPass):
 
 
 def _usual_stage(function: Callable[..., Any]) -> Stage:
-    of_inductor = isinstance(function, _torch.CustomPassBase)
+    of_inductor = isinstance(function, _torch.CUSTOM_PASSES)
     return (
         Stage.POST_GRAD if of_inductor or _torch.is_pattern_matcher_pass(function) else Stage.ATEN
     )
 
 
 def _takes_graph(function: Callable[..., Any]) -> bool:
-    if isinstance(function, _torch.CustomPassBase):
+    if isinstance(function, _torch.CUSTOM_PASSES):
         return isinstance(function, _torch.CustomGraphPass)
     try:
         first = next(iter(inspect.signature(function).parameters.values()))

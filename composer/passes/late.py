@@ -38,6 +38,10 @@ class LatePasses:
         """One for each pass that ran; a forward and a backward are added up."""
         return tuple(record for group in self._records.values() for record in group)
 
+    def rewrites(self, stage: Stage) -> bool:
+        """Whether there is a pass of this stage."""
+        return bool(self.shared.at(stage))
+
     def run(
         self, stage: Stage, gm: torch.fx.GraphModule, *, inference: bool, last: bool = False
     ) -> None:

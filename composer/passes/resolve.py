@@ -134,7 +134,7 @@ def look_up(entry: Any) -> Any:
 def _make(found: Any, fields: dict[str, Any]) -> Any:
     if isinstance(found, type) and issubclass(found, GraphPass):
         return _instance(found, fields)
-    if isinstance(found, type) and issubclass(found, _torch.CustomPassBase):
+    if isinstance(found, type) and issubclass(found, _torch.CUSTOM_PASSES):
         found = found()
     if fields:
         raise OptionError(f"pass {found!r} takes no parameters, but is given {fields}")

@@ -10,7 +10,7 @@ from typing import Any
 import torch.fx
 
 from composer import _torch
-from composer.testing.faults import AT_CALLS, GO_ON, WHILE_COMPILING, Fault
+from composer.testing.faults import AT_CALLS, GO_ON, WHILE_COMPILING, Fault, failing_backward
 
 
 class FakeBackend:
@@ -21,7 +21,8 @@ class FakeBackend:
     Args:
         fault: The fault; ``None`` is an engine without one.
         at: From which call on the fault strikes, the first being 1. By default while it compiles,
-            where the fault can strike then, else at every call.
+            where the fault can strike then, else at every call. ``fails_in_backward`` counts the
+            runs of the backward.
         seconds: How long ``slow`` takes.
         name: What reports call it; by default ``fake_`` and the fault.
 
@@ -66,7 +67,10 @@ class FakeBackend:
             instead = self._strike_compile(self, gm, example_inputs)
             if instead is not GO_ON:
                 return instead
-        honest = _torch.lookup_backend("aot_eager")(gm, example_inputs)
+        if self.fault is Fault.FAILS_IN_BACKWARD:
+            honest = failing_backward(gm, example_inputs, self.at or 1)
+        else:
+            honest = _torch.lookup_backend("aot_eager")(gm, example_inputs)
         numbers = itertools.count(1)
 
         def run(*args: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import signal
 import sys
@@ -13,6 +14,8 @@ from typing import Any, Protocol
 
 import torch
 import torch.fx
+
+from composer import _torch
 
 _HOG_LIMIT = 8 << 30
 _HOG_STEP = 64 << 20
@@ -120,6 +123,10 @@ def _overwrite(_: Struck, __: Any, inputs: Sequence[Any]) -> Any:
     return GO_ON
 
 
+def _run(_: Struck, honest: Callable[..., Any], args: Sequence[Any]) -> Any:
+    return honest(*args)
+
+
 def _then_run(strike: Callable[..., Any]) -> Callable[..., Any]:
     """The fault, then the honest answer."""
 
@@ -169,14 +176,32 @@ def _of_other_strides(value: torch.Tensor) -> torch.Tensor:
     return value.transpose(0, -1).contiguous().transpose(0, -1) if value.dim() > 1 else value
 
 
-class _RaisesInBackward(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
-        return value.view_as(value)
+def failing_backward(gm: torch.fx.GraphModule, inputs: list[Any], at: int) -> Callable[..., Any]:
+    """Honest work through AOTAutograd, but for its backward: that raises from its run ``at`` on."""
+    numbers = itertools.count(1)
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        raise RuntimeError("the backward was made to raise")
+    def honest(functional: torch.fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
+        return _torch.boxed(_torch.settled_forward(functional))
+
+    def failing(functional: torch.fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
+        run = _torch.settled_forward(functional)
+
+        def backward(*args: Any) -> Any:
+            if next(numbers) >= at:
+                raise RuntimeError("the backward was made to raise")
+            return run(*args)
+
+        return _torch.boxed(backward)
+
+    return _torch.aot_compile(
+        gm,
+        inputs,
+        forward=honest,
+        backward=failing,
+        inference=honest,
+        partition=_torch.min_cut,
+        decompositions={},
+    )
 
 
 WHILE_COMPILING: Mapping[Fault, Callable[..., Any]] = {
@@ -211,5 +236,5 @@ AT_CALLS: Mapping[Fault, Callable[..., Any]] = {
     Fault.WRONG_SHAPE: _spoiled(lambda value: value.unsqueeze(0)),
     Fault.WRONG_DTYPE: _spoiled(_of_other_dtype),
     Fault.WRONG_STRIDE: _spoiled(_of_other_strides),
-    Fault.FAILS_IN_BACKWARD: _spoiled(_RaisesInBackward.apply),
+    Fault.FAILS_IN_BACKWARD: _run,
 }

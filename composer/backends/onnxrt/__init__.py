@@ -37,6 +37,7 @@ class OnnxRuntimeBackend(Backend):
 
     reads_example_inputs = False
     runs_shared_passes = True
+    packages = ("onnxruntime", "onnx", "onnxscript")
 
     def check_options(self, options: Mapping[str, Any]) -> None:
         """Names and values, those of providers and of session entries too."""

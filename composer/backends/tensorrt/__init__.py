@@ -35,6 +35,7 @@ class TensorRTBackend(Backend):
     """
 
     hands_over = True
+    packages = ("torch-tensorrt", "tensorrt", "tensorrt-rtx")
 
     def __init__(self) -> None:
         self._is_own = not is_installed(probe.FOREIGN)

@@ -1,0 +1,280 @@
+"""All ranks of ``torch.distributed`` take the same candidate for the same graph.
+
+They agree through the key-value store of the default group, never by a collective: a rank may
+compile a graph alone, or in another order than the others, and a collective would wait for them.
+
+A candidate's fate is one key of the store, written once (``compare_set``) and binding for all:
+
+- the first rank that cannot take the candidate writes that it is passed over;
+- a rank that can says so, and waits until all others have; then it writes that it is taken;
+- it also writes that after the time limit, or when the others are busy with graphs that it has
+  not met, and would wait for it there as it waits for them here.
+
+So all ranks walk the chain to the same candidate, also one that comes late: it finds what was
+decided. The floor needs no vote. Only a rank that cannot take what the others took without it goes
+on alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from composer import _torch
+from composer.backends.base import note
+from composer.errors import Refusal, refuse, text_of
+from composer.records import Reason, Status, first_line
+
+_IMPATIENCE = 4
+"""By how much less each wait may take after one that was in vain, on whatever rank."""
+
+_SHORTEST, _LONGEST = 0.005, 1.0
+"""Seconds between two looks at the store; they grow with the wait and with the ranks awaited."""
+
+log = logging.getLogger("composer")
+
+
+class Ballot:
+    """What is asked about one candidate; this is one for a rank that asks nobody."""
+
+    def open(self) -> None:
+        """Before anything is built.
+
+        Raises:
+            Refusal: ``skipped``, ``policy``: another rank could not take the candidate.
+        """
+
+    def accept(self) -> None:
+        """This rank can take the candidate: wait for the others.
+
+        Raises:
+            Refusal: as above.
+        """
+
+    def refuse(self, why: str) -> None:
+        """This rank cannot take it."""
+
+
+NOBODY = Ballot()
+"""To be asked where there is one rank only."""
+
+
+Ballots = Callable[[int], Ballot]
+"""Gives the ballot of the candidate at a place of the chain, the first being 0."""
+
+
+@contextlib.contextmanager
+def among_ranks(graph: str, within: float) -> Iterator[Ballots]:
+    """Let the ranks of the default group agree on one graph, if there are any others.
+
+    Args:
+        graph: What the graph is known by on all ranks.
+        within: Seconds to wait for others, for all of the chain; 0 does not ask them.
+    """
+    seat = _torch.seat() if within else None
+    if seat is None:
+        yield lambda _: NOBODY
+    else:
+        with between(seat, graph, within) as ballots:
+            yield ballots
+
+
+@contextlib.contextmanager
+def between(seat: _torch.Seat, graph: str, within: float) -> Iterator[Ballots]:
+    """Let this rank and the others agree on one graph."""
+    talk = _Talk(seat, graph, within)
+    with talk.unless_it_fails():
+        talk.begin()
+    try:
+        yield lambda place: _Asked(talk, place)
+    finally:
+        with talk.unless_it_fails():
+            talk.end()
+
+
+@dataclass(frozen=True, slots=True)
+class _Fate:
+    """What was decided about a candidate: ``by`` which rank, ``without`` whom, and why."""
+
+    taken: bool
+    by: int
+    why: str = ""
+    without: tuple[int, ...] = ()
+
+    def text(self) -> str:
+        """As the store keeps it."""
+        return json.dumps([self.taken, self.by, self.why, self.without])
+
+    @staticmethod
+    def of(text: bytes) -> _Fate:
+        """What :meth:`text` made."""
+        taken, by, why, without = json.loads(text)
+        return _Fate(taken, by, why, tuple(without))
+
+
+class _Talk:
+    """What this rank says about one graph, and what it hears of the others.
+
+    Keys, all below the number of ranks: ``at/RANK`` is which graph a rank is, or was last, busy
+    with, ``GRAPH/here/RANK`` that it has met a graph, ``GRAPH/PLACE`` a candidate's fate,
+    ``GRAPH/PLACE/RANK`` that a rank can take it. ``missed`` counts waits in vain, ``met`` is that
+    count when all ranks last agreed.
+    """
+
+    def __init__(self, seat: _torch.Seat, graph: str, within: float) -> None:
+        self.alone = ""
+        self._broken = False
+        self._seat = seat
+        self._rank, self._world = seat.rank, seat.world
+        self._others = [each for each in range(seat.world) if each != seat.rank]
+        self._graph = graph
+        self._left = within
+
+    def begin(self) -> None:
+        """Say that this rank has met the graph; see where the others are, and how patient to be."""
+        self._store = self._seat.store_below(f"composer/{self._world}")
+        self._store.set(f"{self._graph}/here/{self._rank}", "-")
+        if not self._has(f"{self._graph}/here/{self._rank}"):
+            raise LookupError("it keeps nothing")
+        self._before = {each: self._read(f"at/{each}") for each in self._others}
+        self._move("in")
+        missed = self._store.add("missed", 0) - int(self._read("met") or 0)
+        self._left /= _IMPATIENCE**missed
+
+    def end(self) -> None:
+        """Say that this rank is done with the graph."""
+        if not self._broken:
+            self._move("out")
+
+    def fate(self, place: int) -> _Fate | None:
+        """What was decided about a candidate, if anything was."""
+        text = self._read(f"{self._graph}/{place}")
+        return _Fate.of(text) if text else None
+
+    def decide(self, place: int, fate: _Fate) -> _Fate:
+        """Write a candidate's fate; what another rank wrote before holds."""
+        written = self._store.compare_set(f"{self._graph}/{place}", "", fate.text())
+        return _Fate.of(written)
+
+    def passed_over(self, place: int, why: str) -> _Fate:
+        """This rank cannot take the candidate."""
+        return self.decide(place, _Fate(taken=False, by=self._rank, why=why))
+
+    def taken(self, place: int) -> _Fate:
+        """This rank can take the candidate: wait until its fate is decided, or decide it."""
+        self._store.set(f"{self._graph}/{place}/{self._rank}", "-")
+        started = time.monotonic()
+        missing = list(self._others)
+        while not (fate := self.fate(place)):
+            missing = [r for r in missing if not self._has(f"{self._graph}/{place}/{r}")]
+            awaited = [r for r in missing if not self._is_elsewhere(r)]
+            waited = time.monotonic() - started
+            if not awaited or waited >= self._left:
+                fate = self._take(place, missing, late=bool(awaited))
+                break
+            pause = max(_SHORTEST * len(awaited), waited / 10)
+            time.sleep(min(pause, _LONGEST, self._left - waited))
+        self._left = max(0.0, self._left - (time.monotonic() - started))
+        return fate
+
+    def agreed(self, fate: _Fate, seconds: float) -> dict[str, Any]:
+        """What the attempt's record says."""
+        facts = {"ranks": self._world - len(fate.without), "of": self._world}
+        apart = {"without": list(fate.without), "because": fate.why} if fate.without else {}
+        return {**facts, **apart, "seconds": round(seconds, 3)}
+
+    @contextlib.contextmanager
+    def unless_it_fails(self) -> Iterator[None]:
+        """A store that fails ends the talk, and nothing else."""
+        try:
+            yield
+        except Refusal:
+            raise
+        except Exception as error:  # noqa: BLE001  # recorded; agreement is never the user's problem
+            what = f"{type(error).__name__}: {first_line(text_of(error))}"
+            self._broken = True
+            self.alone = f"the store of the default group failed: {what}"
+
+    def _take(self, place: int, missing: list[int], *, late: bool) -> _Fate:
+        if not missing:
+            fate = self.decide(place, _Fate(taken=True, by=self._rank))
+            self._store.set("met", str(self._store.add("missed", 0)))
+            return fate
+        many = len(missing) > 1
+        who = f"{'ranks' if many else 'rank'} {', '.join(map(str, missing))}"
+        busy = "compile other graphs" if many else "compiles another graph"
+        what = f"did not come within {self._left:.3g} s" if late else busy
+        mine = _Fate(taken=True, by=self._rank, why=f"{who} {what}", without=tuple(missing))
+        fate = self.decide(place, mine)
+        if late and fate == mine:
+            self._store.add("missed", 1)
+            log.warning("rank %d goes on without agreement: %s", self._rank, mine.why)
+        return fate
+
+    def _is_elsewhere(self, rank: int) -> bool:
+        """Whether a rank waits, or since this rank began has waited, where this one has not been.
+
+        There it waits for this rank, so this rank is not to wait for it here.
+        """
+        at = self._read(f"at/{rank}")
+        if not at:
+            return False
+        _, state, graph = at.decode().split()
+        busy = state == "in" or at != self._before[rank]
+        return busy and not self._has(f"{graph}/here/{self._rank}")
+
+    def _move(self, state: str) -> None:
+        number = int((self._read(f"at/{self._rank}") or b"0").split()[0]) + 1
+        self._store.set(f"at/{self._rank}", f"{number} {state} {self._graph}")
+
+    def _has(self, key: str) -> bool:
+        return bool(self._store.check([key]))
+
+    def _read(self, key: str) -> bytes:
+        """A key's value; empty without one: ``get`` alone would wait for it."""
+        return bytes(self._store.get(key)) if self._has(key) else b""
+
+
+class _Asked(Ballot):
+    """A candidate's ballot among several ranks."""
+
+    def __init__(self, talk: _Talk, place: int) -> None:
+        self._talk = talk
+        self._place = place
+
+    def open(self) -> None:
+        if self._talk.alone:
+            return
+        with self._talk.unless_it_fails():
+            fate = self._talk.fate(self._place)
+            if fate and not fate.taken:
+                _refuse_with(fate)
+
+    def accept(self) -> None:
+        started = time.monotonic()
+        if not self._talk.alone:
+            with self._talk.unless_it_fails():
+                fate = self._talk.taken(self._place)
+                if not fate.taken:
+                    _refuse_with(fate)
+                note(agreed=self._talk.agreed(fate, time.monotonic() - started))
+                return
+        note(agreed=f"no: {self._talk.alone}")
+
+    def refuse(self, why: str) -> None:
+        if self._talk.alone:
+            return
+        with self._talk.unless_it_fails():
+            fate = self._talk.passed_over(self._place, why)
+            if fate.taken:
+                self._talk.alone = "the other ranks had taken a candidate that this one cannot take"
+
+
+def _refuse_with(fate: _Fate) -> None:
+    what = f"rank {fate.by} could not take it: {fate.why}"
+    refuse(Status.SKIPPED, Reason.POLICY, what)

@@ -1,0 +1,86 @@
+"""``composer cache``: what is kept on disk between processes, and the end of it."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from composer import failures
+from composer.disk import Entry, Shelf, cache_dir
+from composer.registry import did_you_mean
+
+app = typer.Typer(help="What is kept on disk between processes.", no_args_is_help=True)
+
+Json = Annotated[bool, typer.Option("--json", help="For a program to read.")]
+
+
+def _shelves() -> dict[str, Shelf]:
+    """Every kind of thing that is kept, by its name."""
+    return {shelf.name: shelf for shelf in (failures.shelf(),)}
+
+
+@app.command("list")
+def list_entries(as_json: Json = False) -> None:
+    """Say what is kept, where, since when, and how large it is."""
+    rows = [_row(name, entry) for name, shelf in _shelves().items() for entry in shelf.entries()]
+    if as_json:
+        typer.echo(json.dumps({"path": str(cache_dir()), "entries": rows}, indent=2))
+        return
+    typer.echo(f"{cache_dir()}: {_number(len(rows))}")
+    if not rows:
+        return
+    table = Table("kind", "key", "written", "KiB")
+    table.add_column("what", overflow="fold")
+    for row in rows:
+        size = f"{row['bytes'] / 1024:.0f}"
+        table.add_row(row["kind"], row["key"][:12], row["written"], size, escape(row["what"]))
+    Console().print(table)
+
+
+@app.command()
+def clear(
+    kind: Annotated[str, typer.Argument(help="Such as failures; by default everything.")] = "",
+) -> None:
+    """Keep nothing of it any longer."""
+    shelves = _shelves()
+    if kind and kind not in shelves:
+        guess = did_you_mean(kind, shelves)
+        typer.echo(f"composer: nothing kept is called {kind!r}{guess}", err=True)
+        raise typer.Exit(1)
+    gone = 0
+    for name, shelf in shelves.items():
+        if kind in ("", name):
+            gone += shelf.clear()
+            if shelf.trouble:
+                typer.echo(f"composer: {shelf.trouble}", err=True)
+                raise typer.Exit(1)
+    typer.echo(f"{_number(gone)} removed from {cache_dir()}")
+
+
+def _number(entries: int) -> str:
+    return f"{entries} {'entry' if entries == 1 else 'entries'}"
+
+
+def _row(kind: str, entry: Entry) -> dict[str, Any]:
+    written = datetime.fromtimestamp(entry.written, UTC).isoformat(timespec="seconds")
+    return {
+        "kind": kind,
+        "key": entry.key,
+        "written": written,
+        "bytes": entry.size,
+        "what": _what(entry.facts),
+        "facts": entry.facts,
+    }
+
+
+def _what(facts: dict[str, Any]) -> str:
+    """One line for a person: the engine, the model, and what became of it."""
+    named = [facts.get(name, "") for name in ("backend", "model", "device")]
+    became = f"{facts['status']} ({facts['reason']})" if "status" in facts else ""
+    return "  ".join(each for each in (*named, became, facts.get("message", "")) if each)

@@ -1,0 +1,245 @@
+"""Run time: a compiled backward that raises costs its user time, and nothing else."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import compiled, last
+from rewrites import Scale, at
+
+from composer import _torch
+from composer.backends.onnxrt import engine
+from composer.testing import FakeBackend, expect
+
+pytestmark = pytest.mark.filterwarnings("ignore::composer.errors.FallbackWarning")
+
+
+@torch.library.custom_op("composer_test::refuses", mutates_args=())
+def _refuses(x: torch.Tensor) -> torch.Tensor:
+    raise RuntimeError("refuses them all")
+
+
+_refuses.register_fake(torch.empty_like)
+
+
+@torch.library.custom_op("composer_test::picky", mutates_args=())
+def _picky(x: torch.Tensor) -> torch.Tensor:
+    return x.sin()
+
+
+_picky.register_fake(torch.empty_like)
+_picky.register_autograd(lambda ctx, gradient: torch.ops.composer_test.refuses(gradient))
+
+
+def net() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+
+
+def steps(run: Any, module: torch.nn.Module, count: int) -> None:
+    """So many training steps, each with eager's gradients."""
+    twin = copy.deepcopy(module)
+    for _ in range(count):
+        x = torch.randn(3, 4)
+        for model, own in ((run, module), (twin, twin)):
+            own.zero_grad()
+            model(x).square().sum().backward()
+        for mine, theirs in zip(module.parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(mine.grad, theirs.grad)
+
+
+def aot(strike: Callable[[list[Any]], None], *, empties: bool = False) -> Any:
+    """An engine whose backward calls ``strike`` first; it may empty the list of its arguments."""
+
+    def build(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+        def honest(functional: torch.fx.GraphModule, _: Any) -> Any:
+            return _torch.boxed(functional.forward)
+
+        def striking(functional: torch.fx.GraphModule, _: Any) -> Any:
+            def run(args: list[Any]) -> Any:
+                given = list(args)
+                if empties:
+                    args.clear()
+                strike(given)
+                return functional.forward(*given)
+
+            return _torch.takes_a_list(run)
+
+        return _torch.aot_compile(
+            gm,
+            example_inputs,
+            forward=honest,
+            backward=striking,
+            inference=honest,
+            partition=_torch.min_cut,
+            decompositions={},
+        )
+
+    return build
+
+
+def test_backward_that_raises_is_answered_for_and_its_engine_followed() -> None:
+    """Gradients are eager's at that step; the next candidate serves those that follow."""
+    module = net()
+    run = compiled(module, FakeBackend("fails_in_backward", at=2), FakeBackend(name="second"))
+    with expect(graphs=1, calls=4, fallbacks=1, failed=1, succeeded=1, served_by="second"):
+        steps(run, module, 4)
+    attempt = last().attempts[0]
+    assert (attempt.status, attempt.reason) == ("failed", "raised_at_runtime")
+    assert attempt.message == "its backward raised at call 2: the backward was made to raise"
+    assert last().runtime.last_error == "RuntimeError: the backward was made to raise"
+
+
+@pytest.mark.parametrize("stage", ["joint", "post_grad"])
+def test_backward_under_passes_is_answered_for(stage: str) -> None:
+    """By the graph that the passes left: the engine compiles a forward and a backward."""
+    compiles = itertools.count()
+
+    def second_raises(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+        return FakeBackend("raises" if next(compiles) == 1 else None, at=2)(gm, example_inputs)
+
+    x = torch.randn(3, requires_grad=True)
+    f = compiled(torch.sin, second_raises, FakeBackend(name="second"), passes=[at(stage, Scale)])
+    with expect(graphs=1, calls=4, fallbacks=1, served_by="second"):
+        for _ in range(4):
+            (gradient,) = torch.autograd.grad(f(x).sum(), x)
+            torch.testing.assert_close(gradient, 2 * x.cos())
+
+
+def test_backward_that_has_emptied_its_arguments_raises_once() -> None:
+    """Inductor frees what the forward saved as it goes: the error says so, the next step works."""
+
+    def strike(given: list[Any]) -> None:
+        raise RuntimeError("no such kernel")
+
+    module = net()
+    run = compiled(module, aot(strike, empties=True), FakeBackend(name="second"))
+    with pytest.raises(RuntimeError, match="no such kernel") as caught:
+        run(torch.randn(3, 4)).sum().backward()
+    assert "its backward raised" not in str(caught.value)
+    assert "what it was given is gone or changed" in "".join(caught.value.__notes__)
+    with expect(graphs=0):
+        steps(run, module, 2)
+    assert (last().chosen, last().attempts[0].reason) == ("second", "raised_at_runtime")
+    assert last().runtime.fallbacks == 0
+
+
+def test_backward_that_wrote_to_its_arguments_raises_once() -> None:
+    """Nobody knows what they were."""
+
+    def strike(given: list[Any]) -> None:
+        given[0].zero_()
+        raise RuntimeError("no such kernel")
+
+    x = torch.randn(3, requires_grad=True)
+    f = compiled(lambda x: x.sin().cos(), aot(strike), FakeBackend(name="second"))
+    with pytest.raises(RuntimeError, match="no such kernel") as caught:
+        f(x).sum().backward()
+    assert "gone or changed" in "".join(caught.value.__notes__)
+
+
+def test_backward_without_memory_keeps_its_engine_for_two_steps() -> None:
+    """It may have the memory at the next; at the third it is given up."""
+
+    def strike(given: list[Any]) -> None:
+        raise torch.OutOfMemoryError("tried to allocate 80 GiB")
+
+    module = net()
+    run = compiled(module, aot(strike), FakeBackend(name="second"))
+    with expect(graphs=1, calls=5, fallbacks=3, failed=1, served_by="second"):
+        steps(run, module, 5)
+
+
+def test_policy_may_want_the_error_of_a_backward() -> None:
+    """``on_runtime_error = "raise"`` lets it through; it is in the counters."""
+    x = torch.randn(3, requires_grad=True)
+    f = compiled(torch.sin, FakeBackend("fails_in_backward"), on_runtime_error="raise")
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="made to raise"):
+            f(x).sum().backward()
+    assert last().chosen == "fake_fails_in_backward"
+    assert last().runtime.last_error == "RuntimeError: the backward was made to raise"
+
+
+def test_error_that_the_graph_of_the_backward_raises_too_is_the_programs_own() -> None:
+    """The engine is not to blame, and stays."""
+    x = torch.randn(3, requires_grad=True)
+    f = compiled(lambda x: torch.ops.composer_test.picky(x), aot(lambda given: None))
+    with pytest.raises(RuntimeError, match="refuses them all"):
+        f(x).sum().backward()
+    assert (last().chosen, last().runtime.fallbacks) == ("build", 0)
+
+
+def test_backward_of_onnxrt_is_answered_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its session raises once."""
+    module = net()
+    run = compiled(module, "onnxrt", FakeBackend(name="second"))
+    x, twin = torch.ones(3, 4), copy.deepcopy(module)
+    loss = run(x).square().sum()
+    assert last().chosen == "onnxrt"
+
+    def breaks(*_: Any) -> None:
+        raise RuntimeError("no such kernel")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.OnnxRuntimeEngine, "__call__", breaks)
+        loss.backward()
+    twin(x).square().sum().backward()
+    for mine, theirs in zip(module.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad)
+    steps(run, module, 2)
+    assert last().chosen == "second"
+    assert last().attempts[0].message == "its backward raised at call 1: no such kernel"
+
+
+INDUCTOR = """
+import torch, composer
+from composer.testing import FakeBackend
+from torch._inductor.output_code import CompiledFxGraph
+x = torch.randn(64, requires_grad=True)
+options = {"chain": ["inductor", FakeBackend(name="second")]}
+f = torch.compile(lambda x: (x.sin() * x).exp(), backend="composer", options=options)
+f(x).sum().backward()
+loss, honest = f(x).sum(), CompiledFxGraph.__call__
+
+def breaks(self, inputs):
+    inputs.clear()
+    raise RuntimeError("no such kernel")
+
+CompiledFxGraph.__call__ = breaks
+try:
+    loss.backward()
+except RuntimeError as error:
+    print(error, *error.__notes__)
+CompiledFxGraph.__call__ = honest
+x.grad = None
+f(x).sum().backward()
+twin = x.detach().requires_grad_()
+(twin.sin() * twin).exp().sum().backward()
+torch.testing.assert_close(x.grad, twin.grad)
+report = composer.reports()[-1]
+print(report.chosen, report.attempts[0].reason)
+"""
+
+
+def test_backward_of_inductor_is_watched(run_python: Any, tmp_path: Path) -> None:
+    """Compiled, or from its cache: the step after the one that failed has another engine."""
+    for _ in ("compiled", "from the cache"):
+        done = run_python(INDUCTOR, env={"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)})
+        assert done.returncode == 0, done.stderr
+        assert "no such kernel composer: an engine's backward raised" in done.stdout
+        assert "second raised_at_runtime" in done.stdout
+
+
+def test_backward_may_run_twice_with_any_engine() -> None:
+    """Engines but Inductor write to nothing that the forward saved."""
+    x = torch.randn(3, requires_grad=True)
+    loss = compiled(lambda x: x.sin().cos(), "aot_eager")(x).sum()
+    loss.backward(retain_graph=True)
+    loss.backward()
+    torch.testing.assert_close(x.grad, 2 * torch.autograd.grad(x.sin().cos().sum(), x)[0])

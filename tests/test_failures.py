@@ -1,0 +1,265 @@
+"""The memory of failures: what crashed, hung or failed dearly is not paid for again."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import compiled, last
+from torch._dynamo import lookup_backend
+from typer.testing import CliRunner
+
+import composer
+from composer import failures
+from composer.backends.base import Backend
+from composer.backends.dynamo import CallableBackend
+from composer.cli import app
+from composer.testing import FakeBackend
+
+pytestmark = pytest.mark.filterwarnings("ignore::composer.errors.FallbackWarning")
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def fails_late(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+    """An engine whose build fails when it has cost something."""
+    time.sleep(failures.WORTH_SECONDS)
+    raise RuntimeError("no kernel for this")
+
+
+def fails_at_once(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+    raise RuntimeError("no kernel for this")
+
+
+def fills_the_disk(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+    time.sleep(failures.WORTH_SECONDS)
+    raise OSError(28, "No space left on device")
+
+
+def verdicts() -> list[tuple[str, str | None]]:
+    return [(each.status, each.reason) for each in last().attempts]
+
+
+def again(*chain: Any, **options: Any) -> composer.Attempt:
+    """The first attempt when the same graph is compiled anew."""
+    torch.compiler.reset()
+    x = torch.ones(3)
+    torch.testing.assert_close(compiled(torch.sin, *chain, **options)(x), torch.sin(x))
+    return last().attempts[0]
+
+
+def as_if_of_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(failures, "_PROCESS", "another")
+
+
+def test_failed_build_is_not_paid_for_again() -> None:
+    """The second time the candidate is skipped, with what it said the first time."""
+    first = again(fails_late)
+    assert (first.status, first.reason) == ("failed", "build_failed")
+    second = again(fails_late)
+    assert (second.status, second.reason) == ("skipped", "known_failure")
+    assert "failed (build_failed) less than a minute ago: no kernel for this" in second.message
+    assert "`composer cache clear failures`" in second.message
+    assert second.seconds < first.seconds / 2
+
+
+def test_quick_failure_is_tried_again() -> None:
+    """News are worth more than a moment."""
+    assert again(fails_at_once).status == "failed"
+    assert again(fails_at_once).status == "failed"
+
+
+def test_full_disk_is_tried_again() -> None:
+    """What the engine is not to blame for may be well the next time."""
+    assert again(fills_the_disk).status == "failed"
+    assert again(fills_the_disk).status == "failed"
+
+
+def test_fake_is_tried_again() -> None:
+    """Somebody's tests have to pass the second time, too."""
+    slow = FakeBackend("slow", seconds=0.2)
+    assert again(slow, timeout=0.1).status == "timed_out"
+    assert again(slow, timeout=0.1).status == "timed_out"
+
+
+def test_reset_forgets_what_this_process_remembered() -> None:
+    """It is tried again here."""
+    again(fails_late)
+    composer.reset()
+    assert again(fails_late).status == "failed"
+
+
+def test_failure_of_another_process_outlives_reset(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That is the disk's to forget."""
+    again(fails_late)
+    as_if_of_another_process(monkeypatch)
+    composer.reset()
+    assert again(fails_late).reason == "known_failure"
+
+
+def test_timeout_is_remembered_for_that_timeout() -> None:
+    """More time is another try."""
+
+    def slow(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+        time.sleep(0.4)
+        return lookup_backend("aot_eager")(gm, example_inputs)
+
+    def attempt(seconds: float) -> composer.Attempt:
+        return again({"backend": slow, "timeout": seconds})
+
+    assert attempt(0.1).status == "timed_out"
+    assert attempt(0.1).reason == "known_failure"
+    assert attempt(0.2).status == "timed_out"
+
+
+def test_another_graph_is_another_try() -> None:
+    """A failure is one of a graph."""
+    again(fails_late)
+    torch.compiler.reset()
+    compiled(torch.cos, fails_late)(torch.ones(3))
+    assert verdicts() == [("failed", "build_failed")]
+
+
+def test_other_version_is_another_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is made anew may be better."""
+    again(fails_late)
+    monkeypatch.setattr(torch, "__version__", "2.99.0")
+    assert again(fails_late).status == "failed"
+
+
+def test_engine_is_its_packages_versions() -> None:
+    """An engine of other packages is another one."""
+
+    class One(Backend):
+        packages = ("onnxruntime",)
+
+        def build(self, *args: Any, **kwargs: Any) -> object:
+            raise NotImplementedError
+
+    one = One().identity()
+    assert one is not None
+    assert one == One().identity()
+    One.packages = ("onnx",)
+    assert One().identity() != one
+
+
+def test_edited_engine_is_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A function is its source, and the file that it stands in."""
+    monkeypatch.syspath_prepend(tmp_path)
+    identities = set()
+    for version in "12":
+        (tmp_path / f"edited{version}.py").write_text(f"HELP = {version}\ndef build(gm, x): ...\n")
+        module = importlib.import_module(f"edited{version}")
+        identities.add(CallableBackend(module.build).identity())
+    assert len(identities) == 2
+
+
+@pytest.mark.parametrize("field", [{"strict": True}, {"remember_failures": 0}])
+def test_nothing_is_remembered_where_the_policy_says_so(field: dict[str, Any]) -> None:
+    """Under ``strict`` and with ``remember_failures = 0``, neither written nor read."""
+    options = {"chain": [fails_late], **field}
+    f = torch.compile(torch.sin, backend="composer", options=options)
+    if "strict" in field:
+        with pytest.raises(Exception, match="no kernel for this"):
+            f(torch.ones(3))
+    else:
+        f(torch.ones(3))
+    assert failures.shelf().entries() == []
+
+
+def test_failure_expires(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the policy's days it is tried again."""
+    again(fails_late)
+    later = time.time() + 3 * failures.DAY
+    monkeypatch.setattr("composer.failures.time.time", lambda: later)
+    assert "3 days ago" in again(fails_late).message
+    assert again(fails_late, remember_failures=2.5).status == "failed"
+
+
+def test_cache_that_cannot_be_used_is_recorded(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Everything is tried, and the attempt says that nothing is remembered."""
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("COMPOSER_CACHE_DIR", str(tmp_path / "file"))
+    with pytest.warns(composer.errors.CacheWarning, match="cannot be (read|written)"):
+        first = again(fails_late)
+    assert first.status == "failed"
+    assert "cannot be" in first.engine["failures"]
+
+
+CRASH = """
+import ctypes, sys, torch, composer
+
+def crashes(gm, example_inputs):
+    ctypes.string_at(0)
+
+if __name__ == "__main__":
+    chain = ["crashing:crashes", "eager"]
+    f = torch.compile(torch.sin, backend="composer", options={"chain": chain, "isolate": True})
+    f(torch.ones(3))
+    attempt = composer.reports()[-1].attempts[0]
+    print(attempt.status, attempt.reason, attempt.seconds)
+"""
+
+
+@pytest.mark.slow
+def test_next_process_does_not_pay_for_a_crash(run_python: Run, tmp_path: Path) -> None:
+    """What killed a child process once is not given another."""
+    module = tmp_path / "crashing.py"
+    module.write_text(textwrap.dedent(CRASH))
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    env = {"PYTHONPATH": path, "PYTHONWARNINGS": "ignore"}
+
+    def run() -> list[str]:
+        done = run_python("import runpy; runpy.run_module('crashing', run_name='__main__')", env)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.split()
+
+    assert run()[:2] == ["crashed", "crashed"]
+    status, reason, seconds = run()
+    assert (status, reason) == ("skipped", "known_failure")
+    assert float(seconds) < 0.5
+
+
+def test_cache_list_and_clear() -> None:
+    """The command says what is remembered, and has it forgotten."""
+    again(fails_late)
+    runner = CliRunner()
+    listed = runner.invoke(app, ["cache", "list"])
+    assert "1 entry" in listed.output
+    assert "failures" in listed.output
+    (entry,) = json.loads(runner.invoke(app, ["cache", "list", "--json"]).output)["entries"]
+    assert entry["facts"]["backend"] == "fails_late"
+    assert entry["facts"]["reason"] == "build_failed"
+    assert "1 entry removed" in runner.invoke(app, ["cache", "clear", "failures"]).output
+    assert "0 entries" in runner.invoke(app, ["cache", "list"]).output
+    assert again(fails_late).status == "failed"
+
+
+def test_cache_clear_names_a_slip() -> None:
+    """An unknown kind is an error with the nearest spelling."""
+    done = CliRunner().invoke(app, ["cache", "clear", "failure"])
+    assert done.exit_code == 1
+    assert "nothing kept is called 'failure'; did you mean 'failures'?" in done.output
+
+
+def test_cache_clear_says_what_is_in_the_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A folder that is not the user's own is left alone."""
+    again(fails_late)
+    failures.shelf().path.chmod(0o777)
+    with pytest.warns(composer.errors.CacheWarning):
+        done = CliRunner().invoke(app, ["cache", "clear"])
+    assert done.exit_code == 1
+    assert "others may write to" in done.output
