@@ -54,6 +54,16 @@ def test_the_overhead_bench_writes_what_it_measured(tmp_path: Path) -> None:
     assert record["compiles"]["failing"]["status"] == "failed"
 
 
+def test_the_plan_bench_writes_what_it_measured(tmp_path: Path) -> None:
+    """The whole graph of a model in one region, and a plan for a GPU that is not here."""
+    pytest.importorskip("tensorrt_rtx", reason="its parser and builder run on a CPU")
+    figures = tmp_path / "tensorrt.json"
+    run("bench/tensorrt_plans.py", "vit", "--tiny", "--json", str(figures))
+    row = json.loads(figures.read_text())["models"]["vit"]
+    assert (row["coverage"], row["regions"], row["left"]) == (1.0, 1, [])
+    assert row["plan_mib"] > 0
+
+
 def test_the_telemetry_bench_writes_what_it_measured(tmp_path: Path) -> None:
     """The sink's share of a short compile; the long ones take too long here."""
     figures = tmp_path / "telemetry.json"

@@ -19,7 +19,10 @@ import composer
 HERE = Path(__file__).parent / "tensorrt_api"
 ENGINE = Path(composer.__file__).parent / "backends" / "tensorrt"
 RELEASES = sorted(path.stem for path in HERE.glob("*.txt"))
-FILES = ("log.py", "network.py", "plan.py", "execution.py", "refit.py")
+FILES = (
+    *("log.py", "network.py", "plan.py", "loading.py", "allocator.py", "execution.py"),
+    "refit.py",
+)
 
 CLASSES = {
     "builder": "Builder",

@@ -344,6 +344,37 @@ def test_a_plan_goes_to_disk_and_comes_back(trt, tmp_path, monkeypatch) -> None:
     assert json.loads(json.dumps(facts)) == entry.facts
 
 
+@pytest.fixture
+def broken(tmp_path, monkeypatch):
+    """Put a package on the path whose import fails, as bindings without their libraries do."""
+
+    def put(name: str) -> None:
+        code = "raise ImportError('libnvonnxparser.so.11: cannot open shared object file')"
+        (tmp_path / f"{name}.py").write_text(code)
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+    monkeypatch.setattr(library, "_load", library._load.__wrapped__)
+    return put
+
+
+def test_rtx_serves_where_tensorrt_itself_cannot_be_imported(broken) -> None:
+    """The bindings install without the libraries that they need."""
+    broken("tensorrt")
+    assert library.load_library().name == "tensorrt_rtx"
+
+
+def test_every_import_that_failed_is_named(broken) -> None:
+    """With what it raised."""
+    for name in ("tensorrt", "tensorrt_rtx"):
+        broken(name)
+    with pytest.raises(Refusal) as caught:
+        library.load_library()
+    assert (caught.value.status, caught.value.reason) == ("unavailable", "not_installed")
+    for name in ("tensorrt", "tensorrt_rtx"):
+        assert f"{name} cannot be imported: ImportError: libnvonnxparser" in str(caught.value)
+
+
 class Timings:
     """A builder's configuration, as far as times of kernels are concerned."""
 
@@ -381,14 +412,14 @@ def test_times_of_kernels_are_kept_for_the_next_build(trt, tmp_path, monkeypatch
 @pytest.mark.parametrize("data", [b"", b"garbage", None])
 def test_without_a_driver_no_plan_loads_and_the_process_lives(trt, data) -> None:
     """Garbage is told as such; a good plan wants a driver."""
-    from composer.backends.tensorrt.execution import _load
+    from composer.backends.tensorrt.loading import load
 
     if torch.cuda.is_available():
         pytest.skip("this machine has a driver")
     if data is None:
         data = build_plan(trt, recipe(pieces(trt, torch.sin, torch.randn(2))))
     with trt.log.recording() as lines, pytest.raises(Refusal, match="cannot load the plan") as no:
-        _load(trt, data, lines)
+        load(trt, data, lines)
     assert no.value.reason in ("driver_missing", "build_failed")
 
 

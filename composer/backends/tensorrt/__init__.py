@@ -34,6 +34,7 @@ class TensorRTBackend(Backend):
     of ``torch_tensorrt`` where that is installed.
     """
 
+    hands_over = True
     packages = ("torch-tensorrt", "tensorrt", "tensorrt-rtx")
 
     def __init__(self) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from composer.backends.tensorrt import apart, cache
-from composer.backends.tensorrt.execution import LoadedPlan, OutOfProfile, Signature
+from composer.backends.tensorrt.execution import LoadedPlan, OutOfProfile
 from composer.backends.tensorrt.library import Library
+from composer.backends.tensorrt.loading import Signature
 from composer.backends.tensorrt.log import Lines
 from composer.backends.tensorrt.place import Place
 from composer.backends.tensorrt.plan import Recipe, key_of
@@ -124,7 +125,7 @@ class TensorRTEngine(BindingEngine[LoadedPlan]):
             dtypes=self._dtypes,
             profiles=tuple(profile_of(self._shapes, ranges) for ranges in self.ranges),
             settings=self._settings,
-            tf32=torch.get_float32_matmul_precision() != "highest",
+            tf32=torch.backends.cuda.matmul.fp32_precision == "tf32",
             target=self._place.target,
         )
 

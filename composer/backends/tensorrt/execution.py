@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -11,37 +10,18 @@ from typing import Any, NoReturn
 
 import torch
 
-from composer.backends.tensorrt.dtypes import require_dtypes
+from composer.backends.tensorrt.allocator import make_allocator
 from composer.backends.tensorrt.library import Library
+from composer.backends.tensorrt.loading import Signature, load, require_same, stream_weights
 from composer.backends.tensorrt.log import Lines
 from composer.backends.tensorrt.place import Place
-from composer.backends.tensorrt.profiles import Profile, Shape, holds
+from composer.backends.tensorrt.profiles import Shape, holds
 from composer.backends.tensorrt.refit import without_weights
-from composer.errors import Refusal
 from composer.lowering.onnx import Output
-from composer.records import Reason, Status
+from composer.records import Reason
 
 _ALIGNMENT = 256
 """Bytes at which an input must begin: kernels read many numbers at once."""
-
-
-@dataclass(frozen=True, slots=True)
-class Signature:
-    """What goes into a model and comes out.
-
-    Attributes:
-        inputs: Name and position among the arguments.
-        outputs: Name and what becomes of it, in the region's order.
-        dtypes: What each is in torch, by name.
-        profiles: The plan's profiles, in its order.
-        weights_on_device: Bytes of weights that stay on the device; ``None`` for all.
-    """
-
-    inputs: tuple[tuple[str, int], ...]
-    outputs: tuple[tuple[str, Output], ...]
-    dtypes: Mapping[str, torch.dtype]
-    profiles: tuple[Profile, ...]
-    weights_on_device: int | None = None
 
 
 class OutOfProfile(Exception):
@@ -108,9 +88,9 @@ class LoadedPlan:
         self._lock = threading.Lock()
         self._somewhere = torch.empty(1, dtype=torch.uint8, device=place.device)
         with library.busy, library.log.recording() as lines:
-            self._runtime, self._engine = _load(library, plan, lines)
-            _require_same(self._engine, signature)
-            _stream_weights(self._engine, signature.weights_on_device, lines)
+            self._runtime, self._engine = load(library, plan, lines)
+            require_same(self._engine, signature)
+            stream_weights(self._engine, signature.weights_on_device, lines)
             if fill is not None:
                 fill(self._engine, lines)
             first = Lane(self._context(lines))
@@ -254,7 +234,7 @@ class LoadedPlan:
         shape = tuple(lane.context.get_tensor_shape(name))
         device = torch.device("cpu") if name in self._on_host else self._place.device
         if -1 in shape:
-            allocator = _make_allocator(self._library.module, device)
+            allocator = make_allocator(self._library.module, device)
             if not lane.context.set_output_allocator(name, allocator):
                 _fail(lines, f"output {name} takes no allocator")
             return lambda: allocator.tensor(dtype)
@@ -269,72 +249,9 @@ class LoadedPlan:
             _fail(lines, f"TensorRT takes no address for {name}")
 
 
-def _load(library: Library, plan: bytes, lines: Lines) -> tuple[Any, Any]:
-    try:
-        runtime = library.module.Runtime(library.log)
-    except TypeError as error:  # a factory returned null: the bindings say no more than that
-        raise lines.refusal("TensorRT makes no runtime") from error
-    engine = runtime.deserialize_cuda_engine(plan)
-    if engine is None:
-        raise lines.refusal("TensorRT cannot load the plan")
-    return runtime, engine
-
-
-def _require_same(engine: Any, signature: Signature) -> None:
-    """Refuse a plan with other tensors than the model's: it is not the model's."""
-    names = {engine.get_tensor_name(index) for index in range(engine.num_io_tensors)}
-    expected = {name for name, _ in (*signature.inputs, *signature.outputs)}
-    if names != expected:
-        what = f"the plan has the tensors {sorted(names)}, the model {sorted(expected)}"
-        raise Refusal(Status.FAILED, Reason.BUILD_FAILED, what)
-    for what, group in (("input", signature.inputs), ("output", signature.outputs)):
-        pairs = ((n, engine.get_tensor_dtype(n), signature.dtypes[n]) for n, _ in group)
-        require_dtypes(what, pairs)
-
-
-def _stream_weights(engine: Any, budget: int | None, lines: Lines) -> None:
-    """Say how much of the weights stays on the device, before there is a context."""
-    if budget is None:
-        return
-    engine.weight_streaming_budget_v2 = budget
-    if engine.weight_streaming_budget_v2 != budget:
-        raise lines.refusal(f"TensorRT does not keep {budget} bytes of weights on the device")
-
-
 def _execute(context: Any, stream: int, lines: Lines) -> None:
     if not context.execute_async_v3(stream):
         _fail(lines, "the engine fails")
-
-
-def _make_allocator(trt: Any, device: torch.device) -> Any:
-    """What gives memory to an output whose size only the data tells."""
-
-    class Allocator(trt.IOutputAllocator):  # type: ignore[misc]  # only known at run time
-        """Torch's memory, as much as TensorRT asks for; then the shape."""
-
-        def __init__(self) -> None:
-            trt.IOutputAllocator.__init__(self)
-            self._memory = torch.empty(0, dtype=torch.uint8, device=device)
-            self._shape: Shape = ()
-
-        def reallocate_output_async(
-            self, tensor_name: str, memory: int, size: int, alignment: int, stream: int
-        ) -> int:
-            """The address of at least ``size`` bytes."""
-            if self._memory.nbytes < max(size, 1):
-                self._memory = torch.empty(max(size, 1), dtype=torch.uint8, device=device)
-            return self._memory.data_ptr()
-
-        def notify_shape(self, tensor_name: str, shape: Sequence[int]) -> None:
-            """The shape that the output has."""
-            self._shape = tuple(shape)
-
-        def tensor(self, dtype: torch.dtype) -> torch.Tensor:
-            """What was computed."""
-            count = math.prod(self._shape) * dtype.itemsize
-            return self._memory[:count].view(dtype).view(self._shape)
-
-    return Allocator()
 
 
 def _receiver(output: Output) -> Callable[[torch.Tensor], Any]:

@@ -1,0 +1,73 @@
+"""From the bytes of a plan to an engine that is the model's, or a reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from composer.backends.tensorrt.dtypes import require_dtypes
+from composer.backends.tensorrt.library import Library
+from composer.backends.tensorrt.log import Lines
+from composer.backends.tensorrt.profiles import Profile
+from composer.errors import Refusal
+from composer.lowering.onnx import Output
+from composer.records import Reason, Status
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What goes into a model and comes out.
+
+    Attributes:
+        inputs: Name and position among the arguments.
+        outputs: Name and what becomes of it, in the region's order.
+        dtypes: What each is in torch, by name.
+        profiles: The plan's profiles, in its order.
+        weights_on_device: Bytes of weights that stay on the device; ``None`` for all.
+    """
+
+    inputs: tuple[tuple[str, int], ...]
+    outputs: tuple[tuple[str, Output], ...]
+    dtypes: Mapping[str, torch.dtype]
+    profiles: tuple[Profile, ...]
+    weights_on_device: int | None = None
+
+
+def load(library: Library, plan: bytes, lines: Lines) -> tuple[Any, Any]:
+    """A runtime and the engine of a plan; the runtime must live as long as the engine.
+
+    Raises:
+        Refusal: the plan is damaged or of another release, or there is no driver.
+    """
+    try:
+        runtime = library.module.Runtime(library.log)
+    except TypeError as error:  # a factory returned null: the bindings say no more than that
+        raise lines.refusal("TensorRT makes no runtime") from error
+    engine = runtime.deserialize_cuda_engine(plan)
+    if engine is None:
+        raise lines.refusal("TensorRT cannot load the plan")
+    return runtime, engine
+
+
+def require_same(engine: Any, signature: Signature) -> None:
+    """Refuse a plan with other tensors than the model's: it is not the model's."""
+    names = {engine.get_tensor_name(index) for index in range(engine.num_io_tensors)}
+    expected = {name for name, _ in (*signature.inputs, *signature.outputs)}
+    if names != expected:
+        what = f"the plan has the tensors {sorted(names)}, the model {sorted(expected)}"
+        raise Refusal(Status.FAILED, Reason.BUILD_FAILED, what)
+    for what, group in (("input", signature.inputs), ("output", signature.outputs)):
+        pairs = ((n, engine.get_tensor_dtype(n), signature.dtypes[n]) for n, _ in group)
+        require_dtypes(what, pairs)
+
+
+def stream_weights(engine: Any, budget: int | None, lines: Lines) -> None:
+    """Say how much of the weights stays on the device, before there is a context."""
+    if budget is None:
+        return
+    engine.weight_streaming_budget_v2 = budget
+    if engine.weight_streaming_budget_v2 != budget:
+        raise lines.refusal(f"TensorRT does not keep {budget} bytes of weights on the device")
