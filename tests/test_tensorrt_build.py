@@ -251,7 +251,7 @@ def test_a_plan_is_built_in_a_child_process(trt) -> None:
         pieces(trt, lambda x: torch.relu(x @ weights[0] + weights[1]), torch.randn(6, 64))
     )
     with base.taking_notes() as notes, base.within(Limits(isolate=True, timeout=120)):
-        apart_plan = apart.build(trt, made)
+        apart_plan = apart.build(trt, made, isolate=True)
     assert len(apart_plan) == pytest.approx(len(build_plan(trt, made)), rel=0.05)
     assert notes.engine["isolated"]["seconds"] > 0
 
@@ -265,7 +265,7 @@ def test_a_child_that_takes_too_long_is_ended(trt) -> None:
     made = recipe(pieces(trt, lambda: module(**inputs)))
     limits = Limits(isolate=True, timeout=0.03)
     with pytest.raises(Refusal, match="in a child process") as caught, base.within(limits):
-        apart.build(trt, made)
+        apart.build(trt, made, isolate=True)
     assert caught.value.status == "timed_out"
 
 
@@ -277,19 +277,10 @@ def test_what_the_library_refuses_in_a_child_is_told_as_here(trt) -> None:
     with pytest.raises(Refusal) as here:
         build_plan(trt, made)
     with pytest.raises(Refusal) as there, base.within(Limits(isolate=True)):
-        apart.build(trt, made)
+        apart.build(trt, made, isolate=True)
     for caught in (here, there):
         assert (caught.value.status, caught.value.reason) == ("declined", "unsupported_op")
     assert str(there.value) == str(here.value)
-
-
-def test_a_build_that_nobody_isolates_stays_here(trt, monkeypatch) -> None:
-    """Outside of an attempt, and where the policy says so."""
-    monkeypatch.setattr("composer.child.ask", None)
-    made = recipe(pieces(trt, torch.sin, torch.randn(6, 4)))
-    assert apart.build(trt, made)
-    with base.within(Limits()):
-        assert apart.build(trt, made)
 
 
 def test_the_settings_reach_the_builder(trt) -> None:

@@ -19,7 +19,7 @@ from torch._dynamo.backends import registry
 
 import composer
 from composer.backends import tensorrt
-from composer.backends.tensorrt import library, probe
+from composer.backends.tensorrt import apart, library, probe
 
 pytest.importorskip("tensorrt_rtx", reason="its parser and builder run on a CPU")
 
@@ -77,6 +77,27 @@ def test_a_model_is_taken_whole_and_runs(fake: Fake) -> None:
         "precision": "fp32",
         "regions": 1,
     }
+
+
+def test_plans_are_built_apart_unless_the_policy_says_otherwise(fake: Fake, monkeypatch) -> None:
+    """Those for weights that changed at a later call, too."""
+    asked: list[bool] = []
+    here = apart.build
+
+    def build(*args: Any, isolate: bool) -> bytes:
+        asked.append(isolate)
+        return here(*args, isolate=False)
+
+    monkeypatch.setattr(apart, "build", build)
+    for isolate in (True, False):
+        model, x = Net(), torch.randn(2, 4)
+        torch.compiler.reset()
+        chain = {"backend": "tensorrt", "isolate": isolate, "options": {"plan_cache": False}}
+        run = compiled(model, chain)
+        run(x)
+        model.first.weight.mul_(2)
+        torch.testing.assert_close(run(x), model(x))
+    assert asked == [True, True, False, False]
 
 
 def test_inputs_and_outputs_keep_their_order_types_and_layout(fake: Fake) -> None:

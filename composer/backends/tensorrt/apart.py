@@ -27,16 +27,21 @@ from composer.records import Reason, Status
 _PLAN = "plan"
 
 
-def build(library: Library, recipe: Recipe) -> bytes:
-    """A plan: from a child process where the attempt under way is isolated, else from this one.
+def build(library: Library, recipe: Recipe, *, isolate: bool) -> bytes:
+    """A plan: from a child process, or from this one.
+
+    Args:
+        library: The TensorRT to use.
+        recipe: What to build.
+        isolate: Whether in a child process, within what the attempt under way may still take.
 
     Raises:
         Refusal: what :func:`~composer.backends.tensorrt.plan.build_plan` raises, there or here;
             ``crashed``, ``timed_out`` or ``failed`` with ``out_of_memory`` for the child.
     """
-    limits = limits_left()
-    if not limits.isolate:
+    if not isolate:
         return build_plan(library, recipe)
+    limits = limits_left()
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="composer-") as folder:
         payload = _sent(recipe, Path(folder))

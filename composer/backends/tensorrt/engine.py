@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from composer.backends.base import limits_left
 from composer.backends.tensorrt import apart, cache
 from composer.backends.tensorrt.execution import LoadedPlan, OutOfProfile
 from composer.backends.tensorrt.library import Library
@@ -52,6 +53,7 @@ class TensorRTEngine(BindingEngine[LoadedPlan]):
         self._settings = settings
         self._place = place
         self._record = record
+        self._isolate = limits_left().isolate  # for the plans of later calls, too
         if settings.refittable and settings.plan_cache:
             self._changes_allowed = math.inf  # a change costs no build
         self._dtypes = dtypes_of(plain, region)
@@ -87,7 +89,9 @@ class TensorRTEngine(BindingEngine[LoadedPlan]):
         signature = self._signature(recipe)
         shelf = cache.plans() if self._settings.plan_cache else None
         if shelf is None:
-            return self._loaded(apart.build(self._library, recipe), signature)
+            return self._loaded(
+                apart.build(self._library, recipe, isolate=self._isolate), signature
+            )
         facts = recipe.facts(self._library)
         key = key_of(facts)
         entry = shelf.get(key)
@@ -99,7 +103,7 @@ class TensorRTEngine(BindingEngine[LoadedPlan]):
             else:
                 self.found_on_disk += 1
                 return plan
-        built = apart.build(self._library, recipe)
+        built = apart.build(self._library, recipe, isolate=self._isolate)
         plan = self._loaded(built, signature)
         shelf.put(key, facts, plan.without_weights() if self._settings.refittable else built)
         return plan
