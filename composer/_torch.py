@@ -53,6 +53,9 @@ from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 # The base of all batch norms, which torch documents but does not export.
 from torch.nn.modules.batchnorm import _BatchNorm as _BatchNorm
 
+# How a checkpoint ends its second forward: it raises within whatever saves the last tensor.
+from torch.utils.checkpoint import _StopRecomputationError as StopRecomputation
+
 if TYPE_CHECKING:
     import onnx_ir
 

@@ -209,6 +209,8 @@ class _Served:
         # These have answered for their engine, or have none to call.
         if run is self._resuming or run is self._retrying:
             raise error
+        if isinstance(error, _torch.StopRecomputation):  # a checkpoint has what it wants
+            raise error
         if rescue is None or run is rescue.floor:
             self._runtime.failed(error)
             raise error

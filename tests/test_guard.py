@@ -15,6 +15,7 @@ import torch
 from conftest import compiled, last
 from prometheus_client import CollectorRegistry
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 import composer
 from composer import _torch, guard, session, writes
@@ -223,6 +224,21 @@ def test_training_outlives_a_failure() -> None:
         for mine, theirs in zip(net.parameters(), twin.parameters(), strict=True):
             torch.testing.assert_close(mine.grad, theirs.grad)
     assert last().chosen == "second"
+
+
+@pytest.mark.parametrize("options", [{}, {"on_runtime_error": "raise"}])
+def test_checkpoint_that_ends_its_second_forward_early_is_no_failure(options: Any) -> None:
+    """It does so by an exception that it raises where the engine saves the last tensor."""
+    module = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh())
+    f = compiled(module, FakeBackend(), **options)
+    with expect(graphs=1, calls=6, fallbacks=0, served_by="fake_honest"):
+        for _ in range(3):
+            x = torch.randn(3, 4, requires_grad=True)
+            twin = x.detach().clone().requires_grad_()
+            checkpoint(f, x, use_reentrant=False).square().sum().backward()
+            module(twin).square().sum().backward()
+            torch.testing.assert_close(x.grad, twin.grad)
+    assert last().runtime.last_error == ""
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])

@@ -370,6 +370,22 @@ def test_schemas_say_what_shares_memory_and_what_is_written() -> None:
     ]
 
 
+def test_checkpoint_ends_its_second_forward_by_an_exception() -> None:
+    """It is raised where the last tensor is saved that the backward wants."""
+    raised = []
+
+    def saves(x):
+        try:
+            return x.sin()
+        except Exception as error:
+            raised.append(type(error))
+            raise
+
+    x = torch.ones(2, requires_grad=True)
+    torch.utils.checkpoint.checkpoint(saves, x, use_reentrant=False).sum().backward()
+    assert raised == [_torch.StopRecomputation]
+
+
 def test_sources_are_named_for_new_buffers_only() -> None:
     """Of a graph of Dynamo's; any other has no sources at all."""
     gm = torch.fx.GraphModule({}, torch.fx.Graph())
