@@ -16,7 +16,7 @@ import sys
 import threading
 import traceback
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -52,9 +52,7 @@ from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 
 # The base of all batch norms, which torch documents but does not export.
 from torch.nn.modules.batchnorm import _BatchNorm as _BatchNorm
-
-# How a checkpoint ends its second forward: it raises within whatever saves the last tensor.
-from torch.utils.checkpoint import _StopRecomputationError as StopRecomputation
+from torch.utils.checkpoint import _StopRecomputationError
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -63,6 +61,9 @@ T = TypeVar("T")
 
 DYNAMO_CONTROL_FLOW: tuple[type[Exception], ...] = (RestartAnalysis, SkipFrame)
 """Exceptions by which Dynamo steers itself through a backend; they are never an engine's fault."""
+
+StopRecomputation = _StopRecomputationError
+"""How a checkpoint ends its second forward: raised within whatever saves the last tensor."""
 
 CUSTOM_PASSES = (CustomGraphPass, CustomGraphModulePass, CustomPartitionerFn)
 """Inductor's kinds of pass; they have one base class from torch 2.13 on."""
@@ -355,6 +356,33 @@ def operator_namespace(target: Any) -> str:
     if isinstance(target, OpOverloadPacket):
         return target._qualified_op_name.partition("::")[0]
     return ""
+
+
+def saving_as_it_is() -> contextlib.AbstractContextManager[Any]:
+    """Keep what autograd saves from a checkpoint's hooks, which count it.
+
+    torch has no public way to ask whether hooks may be set; within ``torch.func`` they may not.
+    """
+    asked: Any = torch._C._autograd
+    if not asked._saved_tensors_hooks_is_enabled():  # torch's stub leaves it out
+        return contextlib.nullcontext()
+    return torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
+
+
+@contextlib.contextmanager
+def without_hooks(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Run a backward that is nobody's business but ours: no hook of these tensors hears of it.
+
+    ``register_hook`` has no public counterpart that takes off all hooks and puts them back.
+    """
+    kept = [(each, each._backward_hooks) for each in tensors if each._backward_hooks]
+    for tensor, _ in kept:
+        tensor._backward_hooks = None
+    try:
+        yield
+    finally:
+        for tensor, hooks in kept:
+            tensor._backward_hooks = hooks
 
 
 # --- copies of the graph and its inputs ---------------------------------------------------------

@@ -111,7 +111,8 @@ def run(function: Callable[..., Any], inputs: Sequence[Any], request: GraphReque
     held = {f"weight {name}": each for name, each in request.gm.named_parameters()}
     passed = changeable(given, request)
     buffers = clones.Buffers(request)
-    with _torch.unset_fake_temporarily(), torch.random.fork_rng(devices=devices(inputs)):
+    apart = torch.random.fork_rng(devices=devices(inputs))
+    with _torch.unset_fake_temporarily(), _torch.saving_as_it_is(), apart:
         before = generator_state(inputs)
         try:
             returned = function(*given)

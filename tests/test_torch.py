@@ -386,6 +386,35 @@ def test_checkpoint_ends_its_second_forward_by_an_exception() -> None:
     assert raised == [_torch.StopRecomputation]
 
 
+def test_what_is_saved_as_it_is_meets_no_hook() -> None:
+    """Also where hooks are forbidden, as they are within ``torch.func``."""
+    seen = []
+    x = torch.ones(2, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(seen.append, lambda kept: kept):
+        with _torch.saving_as_it_is():
+            x.sin()
+        assert seen == []
+        x.sin()
+        assert len(seen) == 1
+    with torch.autograd.graph.disable_saved_tensors_hooks("no"), _torch.saving_as_it_is():
+        x.sin()
+
+
+def test_hooks_are_off_for_a_while_and_in_order_after() -> None:
+    """A handle that was given before still takes its own hook off."""
+    heard = []
+    x = torch.ones(2, requires_grad=True)
+    first = x.register_hook(lambda _: heard.append(1))
+    x.register_hook(lambda _: heard.append(2))
+    with _torch.without_hooks([x]):
+        x.sin().sum().backward()
+    assert heard == []
+    x.sin().sum().backward()
+    first.remove()
+    x.sin().sum().backward()
+    assert heard == [1, 2, 2]
+
+
 def test_sources_are_named_for_new_buffers_only() -> None:
     """Of a graph of Dynamo's; any other has no sources at all."""
     gm = torch.fx.GraphModule({}, torch.fx.Graph())

@@ -9,6 +9,7 @@ import pytest
 import torch
 from conftest import compiled, last
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from composer.comparison import Bounds, Fault, errors_of, fault_of
 from composer.testing import FakeBackend, expect
@@ -134,6 +135,39 @@ def test_verifying_leaves_everything_as_it_was() -> None:
         torch.testing.assert_close(buffer, twin.get_buffer(name))
     assert x.grad is None
     assert all(each.grad is None for each in net.parameters())
+
+
+@pytest.mark.parametrize("options", [{}, {"verify": "sample", "sample_every": 2}])
+def test_hooks_of_the_weights_hear_of_the_users_gradients_only(options: dict[str, Any]) -> None:
+    """The gradients that are compared are made of made-up ones."""
+    net = Net()
+    heard: list[torch.Tensor] = []
+    handle = net.up.weight.register_hook(heard.append)
+    f = compiled(net, FakeBackend(), **{"verify": "compile", **options})
+    for call in range(1, 5):
+        f(torch.randn(4, 6)).sum().backward()
+        assert len(heard) == call
+    handle.remove()
+    f(torch.randn(4, 6)).sum().backward()
+    assert len(heard) == 4
+    assert last().chosen == "fake_honest"
+
+
+@pytest.mark.parametrize("options", [{}, {"verify": "sample", "sample_every": 2}])
+@pytest.mark.parametrize("engine", [FakeBackend(), "inductor"])
+def test_checkpoint_does_not_count_what_a_comparison_saves(
+    engine: Any, options: dict[str, Any]
+) -> None:
+    """It would miss it when it runs the forward again, without one."""
+    net = Net().eval()
+    f = compiled(net, engine, **{"verify": "compile", **options})
+    for _ in range(3):
+        x = torch.randn(4, 6, requires_grad=True)
+        twin = x.detach().clone().requires_grad_()
+        checkpoint(f, x, use_reentrant=False).square().sum().backward()
+        net(twin).square().sum().backward()
+        torch.testing.assert_close(x.grad, twin.grad)
+    assert last().runtime.fallbacks == 0
 
 
 def test_honest_engine_that_draws_eagers_random_numbers_is_held_to_them() -> None:
