@@ -481,13 +481,23 @@ def compiling() -> Iterator[None]:
             torch.compiler._is_compiling_flag = before
 
 
+_recaptured_numbers: ContextVar[Mapping[Any, Any]] = ContextVar("numbers", default={})  # noqa: B039
+"""What the symbols stand for in the call for which a graph is compiled again."""
+
+
 @contextlib.contextmanager
 def recaptured(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Iterator[None]:
     """Compile a captured graph again, after Dynamo's compile is over, with its own symbols."""
     fakes = [node.meta.get("example_value") for node in gm.graph.find_nodes(op="placeholder")]
     captured = any(isinstance(fake, FakeTensor) for fake in fakes)
-    with compiling(), captured_with(fakes, inputs) if captured else contextlib.nullcontext():
-        yield
+    pairs = zip(fakes, inputs, strict=True)
+    numbers = {f.node.expr: value for f, value in pairs if isinstance(f, torch.SymInt)}
+    known = _recaptured_numbers.set(numbers)
+    try:
+        with compiling(), captured_with(fakes, inputs) if captured else contextlib.nullcontext():
+            yield
+    finally:
+        _recaptured_numbers.reset(known)
 
 
 @contextlib.contextmanager
@@ -853,8 +863,14 @@ def written_by(node: torch.fx.Node) -> list[torch.fx.Node]:
 
 
 def hint(size: Any) -> Any:
-    """The value a symbolic number had in the first call; adds no guard. Anything else as it is."""
-    return size.node.hint if isinstance(size, torch.SymInt | torch.SymFloat) else size
+    """The value a symbolic number has in the call that is compiled for; adds no guard.
+
+    That is the first call, or the one for which a graph is compiled again. Anything else is given
+    back as it is.
+    """
+    if not isinstance(size, torch.SymInt | torch.SymFloat):
+        return size
+    return _recaptured_numbers.get().get(size.node.expr, size.node.hint)
 
 
 PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor)

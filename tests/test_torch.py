@@ -247,6 +247,21 @@ def test_hint_is_the_first_calls_size() -> None:
     assert _torch.hint(7) == 7
 
 
+def test_hint_is_that_of_the_call_for_which_a_graph_is_compiled_again() -> None:
+    """And the first call's again when that is over."""
+
+    def probe(gm, _):
+        return gm
+
+    (gm,) = capture(lambda x: x.view(-1, 2).sin(), torch.ones(6, 4), dynamic=True, backend=probe)
+    nodes = gm.graph.find_nodes(op="placeholder")
+    size = next(n.meta["example_value"] for n in nodes if n.type is not torch.Tensor)
+    later = [8 if isinstance(n.meta["example_value"], torch.SymInt) else None for n in nodes]
+    with _torch.recaptured(gm, [torch.ones(8, 4) if each is None else each for each in later]):
+        assert _torch.hint(size) == 8
+    assert _torch.hint(size) == 6
+
+
 def test_mutated_inputs_are_empty_outside_of_a_compile() -> None:
     """Nothing was traced, nothing is known to be written to."""
     assert _torch.mutated_inputs() == frozenset()

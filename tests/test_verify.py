@@ -258,6 +258,21 @@ def test_dynamic_shapes_and_shared_inputs_are_verified() -> None:
         torch.testing.assert_close(a, b)
 
 
+def test_successor_is_verified_on_the_sizes_of_its_own_first_call() -> None:
+    """Not on those of the call that the graph was captured with."""
+
+    def folded(x: torch.Tensor) -> torch.Tensor:
+        return x.view(-1, 2).sin().reshape(x.shape[0], -1)
+
+    wrong = FakeBackend("wrong_value")
+    f = compiled(folded, FakeBackend("raises", at=2), wrong, verify="compile", dynamic=True)
+    with expect(graphs=1, reasons={"raised_at_runtime": 1, "numeric_mismatch": 1}):
+        for size in (6, 8, 10):
+            x = torch.randn(size, 4)
+            torch.testing.assert_close(f(x), folded(x))
+    assert last().chosen == "eager"
+
+
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_inference_is_verified(mode: Any) -> None:
     """With inference tensors too."""
