@@ -152,7 +152,7 @@ def strides_of(outputs: Values) -> dict[str, tuple[int, ...]]:
 def _as_deep(copy: Any, value: Any) -> Any:
     """A copy that is no leaf where the input is none: in-place operations on leaves are refused."""
     if isinstance(value, torch.Tensor) and value.requires_grad and not value.is_leaf:
-        return copy.clone()
+        return clones.not_leaf(copy)
     return copy
 
 

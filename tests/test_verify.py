@@ -258,6 +258,48 @@ def test_dynamic_shapes_and_shared_inputs_are_verified() -> None:
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.parametrize("engine", [FakeBackend(), "inductor"])
+@pytest.mark.parametrize("part", ["chunks", "every other", "expanded"])
+def test_parts_of_a_tensor_in_the_autograd_graph_are_verified(engine: Any, part: str) -> None:
+    """Their copies have their strides, which an engine has compiled for, and share their memory."""
+
+    def parts(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if part == "chunks":
+            return (x * 2).chunk(2, -1)
+        wide = x * 2
+        return (
+            (wide[:, ::2], wide[:, 1::2])
+            if part == "every other"
+            else (wide[:, :1].expand(4, 8), x)
+        )
+
+    def joined(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return (a + b).sin() * a
+
+    x = torch.randn(4, 8, requires_grad=True)
+    twin = x.detach().clone().requires_grad_()
+    compiled(joined, engine, verify="compile")(*parts(x)).sum().backward()
+    joined(*parts(twin)).sum().backward()
+    torch.testing.assert_close(x.grad, twin.grad)
+    (attempt,) = last().attempts
+    assert attempt.engine["verified"]["values"] >= 3
+
+
+def test_part_of_a_tensor_in_the_autograd_graph_may_be_written_to_while_verified() -> None:
+    """It is no leaf, and no view of one."""
+
+    def doubled(a: torch.Tensor) -> torch.Tensor:
+        a.mul_(2)
+        return a.sin()
+
+    x = torch.randn(4, 8, requires_grad=True)
+    twin = x.detach().clone().requires_grad_()
+    compiled(doubled, FakeBackend(), verify="compile")((x * 2)[:, ::2]).sum().backward()
+    doubled((twin * 2)[:, ::2]).sum().backward()
+    torch.testing.assert_close(x.grad, twin.grad)
+    assert isinstance(last().attempts[0].engine["verified"], dict)
+
+
 def test_successor_is_verified_on_the_sizes_of_its_own_first_call() -> None:
     """Not on those of the call that the graph was captured with."""
 
