@@ -862,6 +862,20 @@ def written_by(node: torch.fx.Node) -> list[torch.fx.Node]:
     return [each for each in flat if isinstance(each, torch.fx.Node)]
 
 
+def may_write_by_schema(node: torch.fx.Node) -> bool:
+    """Whether an operator writes to an operand; any overload will do where it is left open."""
+    target = node.target
+    if isinstance(target, OpOverload):
+        return bool(written_by(node))
+    if not isinstance(target, OpOverloadPacket):
+        return False
+    overloads = cast(list[str], cast(Any, target).overloads())
+    schemas = (getattr(target, name)._schema for name in overloads)
+    aliases = (a for schema in schemas for a in schema.arguments if a.alias_info)
+    writes = (a for a in aliases if a.alias_info.is_write)
+    return any(a.name in node.kwargs or not a.is_out for a in writes)
+
+
 def hint(size: Any) -> Any:
     """The value a symbolic number has in the call that is compiled for; adds no guard.
 

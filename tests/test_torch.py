@@ -430,6 +430,17 @@ def test_hooks_are_off_for_a_while_and_in_order_after() -> None:
     assert heard == [1, 2, 2]
 
 
+def test_operators_say_by_their_schema_whether_they_may_write() -> None:
+    """One whose overload is open does if any of them does, but for ``out`` where none is given."""
+    graph, aten = torch.fx.Graph(), torch.ops.aten
+    x, y = graph.placeholder("x"), graph.placeholder("y")
+    for target in (aten.add_.Tensor, aten.add_):
+        assert _torch.may_write_by_schema(graph.call_function(target, (x, y)))
+    for target in (aten.add.Tensor, aten.add, torch.add):
+        assert not _torch.may_write_by_schema(graph.call_function(target, (x, y)))
+    assert _torch.may_write_by_schema(graph.call_function(aten.add, (x, y), {"out": x}))
+
+
 def test_sources_are_named_for_new_buffers_only() -> None:
     """Of a graph of Dynamo's; any other has no sources at all."""
     gm = torch.fx.GraphModule({}, torch.fx.Graph())
