@@ -104,8 +104,12 @@ def run(function: Callable[..., Any], inputs: Sequence[Any], request: GraphReque
         function: Takes the graph's inputs, returns its outputs.
         inputs: Real ones; weights are not copied.
         request: The graph.
+
+    Raises:
+        TypeError: it would write to an input that cannot be copied.
     """
     copies = clones.copy_inputs(inputs, keep=request.weights)
+    _refuse_to_write(copies, inputs, request)
     leaves = {f"input {i}": each for i, each in enumerate(copies)}
     given = [_as_deep(copy, value) for copy, value in zip(copies, inputs, strict=True)]
     held = {f"weight {name}": each for name, each in request.gm.named_parameters()}
@@ -147,6 +151,15 @@ def strides_of(outputs: Values) -> dict[str, tuple[int, ...]]:
     """Strides of the outputs that have some."""
     tensors = {n: each for n, each in outputs.items() if isinstance(each, torch.Tensor)}
     return {n: each.stride() for n, each in tensors.items() if each.layout is torch.strided}
+
+
+def _refuse_to_write(copies: Sequence[Any], inputs: Sequence[Any], request: GraphRequest) -> None:
+    """What a subclass of tensor holds is not copied; parameters are put back after a run."""
+    passed = {i for i, value in enumerate(inputs) if isinstance(value, torch.Tensor)}
+    shared = {i for i in passed - request.weights if copies[i] is inputs[i]}
+    for i in sorted(shared & writes.assigned_inputs(request.gm)):
+        what = f"input {i}, a {type(inputs[i]).__name__} that the graph writes to, cannot be copied"
+        raise TypeError(what)
 
 
 def _as_deep(copy: Any, value: Any) -> Any:

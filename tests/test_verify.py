@@ -300,6 +300,27 @@ def test_part_of_a_tensor_in_the_autograd_graph_may_be_written_to_while_verified
     assert isinstance(last().attempts[0].engine["verified"], dict)
 
 
+class _Marked(torch.Tensor):
+    """A subclass as users write them; AOTAutograd has its own way with it."""
+
+
+@pytest.mark.parametrize("options", [{}, {"verify": "sample", "sample_every": 2}])
+def test_subclass_of_tensor_that_is_written_to_is_written_to_once(options: dict[str, Any]) -> None:
+    """It is not copied, so nothing is compared, and the record says so."""
+
+    def one_more(x: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return x * 2
+
+    f = compiled(one_more, "inductor", **{"verify": "compile", **options})
+    with torch.no_grad():
+        for _ in range(3):
+            x = torch.zeros(3).as_subclass(_Marked)
+            assert f(x).tolist() == [2.0] * 3
+            assert x.tolist() == [1.0] * 3
+    assert "cannot be copied" in last().attempts[0].engine["verified"]
+
+
 def test_successor_is_verified_on_the_sizes_of_its_own_first_call() -> None:
     """Not on those of the call that the graph was captured with."""
 
