@@ -170,6 +170,26 @@ def test_engine_that_returns_nothing_at_a_call_is_answered_for() -> None:
     assert "the engine returned None" in last().attempts[0].message
 
 
+def test_engine_that_returns_nothing_when_it_has_the_memory_is_answered_for() -> None:
+    """What its second try gives is looked at as well."""
+
+    def starved(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+        def run(*args: Any) -> Any:
+            if next(numbers) == 0:
+                raise torch.OutOfMemoryError("no memory")
+            return None
+
+        return run
+
+    numbers = itertools.count()
+    f = compiled(torch.sin, starved, FakeBackend())
+    for _ in range(3):
+        x = torch.randn(3)
+        assert torch.equal(f(x), x.sin())
+    assert last().runtime.fallbacks == 2
+    assert last().chosen == "fake_honest"
+
+
 def test_policy_may_want_the_error() -> None:
     """``on_runtime_error = "raise"``, and ``strict``; it is kept in the counters."""
     for wish in ({"on_runtime_error": "raise"}, {"strict": True}):
