@@ -16,7 +16,7 @@ import sys
 import threading
 import traceback
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -53,6 +53,7 @@ from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 
 # The base of all batch norms, which torch documents but does not export.
 from torch.nn.modules.batchnorm import _BatchNorm as _BatchNorm
+from torch.utils.checkpoint import _StopRecomputationError
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -61,6 +62,9 @@ T = TypeVar("T")
 
 DYNAMO_CONTROL_FLOW: tuple[type[Exception], ...] = (RestartAnalysis, SkipFrame)
 """Exceptions by which Dynamo steers itself through a backend; they are never an engine's fault."""
+
+StopRecomputation = _StopRecomputationError
+"""How a checkpoint ends its second forward: raised within whatever saves the last tensor."""
 
 CUSTOM_PASSES = (CustomGraphPass, CustomGraphModulePass, CustomPartitionerFn)
 """Inductor's kinds of pass; they have one base class from torch 2.13 on."""
@@ -355,6 +359,33 @@ def operator_namespace(target: Any) -> str:
     return ""
 
 
+def saving_as_it_is() -> contextlib.AbstractContextManager[Any]:
+    """Keep what autograd saves from a checkpoint's hooks, which count it.
+
+    torch has no public way to ask whether hooks may be set; within ``torch.func`` they may not.
+    """
+    asked: Any = torch._C._autograd
+    if not asked._saved_tensors_hooks_is_enabled():  # torch's stub leaves it out
+        return contextlib.nullcontext()
+    return torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
+
+
+@contextlib.contextmanager
+def without_hooks(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Run a backward that is nobody's business but ours: no hook of these tensors hears of it.
+
+    ``register_hook`` has no public counterpart that takes off all hooks and puts them back.
+    """
+    kept = [(each, each._backward_hooks) for each in tensors if each._backward_hooks]
+    for tensor, _ in kept:
+        tensor._backward_hooks = None
+    try:
+        yield
+    finally:
+        for tensor, hooks in kept:
+            tensor._backward_hooks = hooks
+
+
 # --- copies of the graph and its inputs ---------------------------------------------------------
 
 
@@ -451,13 +482,23 @@ def compiling() -> Iterator[None]:
             torch.compiler._is_compiling_flag = before
 
 
+_recaptured_numbers: ContextVar[Mapping[Any, Any]] = ContextVar("numbers", default={})  # noqa: B039
+"""What the symbols stand for in the call for which a graph is compiled again."""
+
+
 @contextlib.contextmanager
 def recaptured(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Iterator[None]:
     """Compile a captured graph again, after Dynamo's compile is over, with its own symbols."""
     fakes = [node.meta.get("example_value") for node in gm.graph.find_nodes(op="placeholder")]
     captured = any(isinstance(fake, FakeTensor) for fake in fakes)
-    with compiling(), captured_with(fakes, inputs) if captured else contextlib.nullcontext():
-        yield
+    pairs = zip(fakes, inputs, strict=True)
+    numbers = {f.node.expr: value for f, value in pairs if isinstance(f, torch.SymInt)}
+    known = _recaptured_numbers.set(numbers)
+    try:
+        with compiling(), captured_with(fakes, inputs) if captured else contextlib.nullcontext():
+            yield
+    finally:
+        _recaptured_numbers.reset(known)
 
 
 @contextlib.contextmanager
@@ -822,9 +863,29 @@ def written_by(node: torch.fx.Node) -> list[torch.fx.Node]:
     return [each for each in flat if isinstance(each, torch.fx.Node)]
 
 
+def may_write_by_schema(node: torch.fx.Node) -> bool:
+    """Whether an operator writes to an operand; any overload will do where it is left open."""
+    target = node.target
+    if isinstance(target, OpOverload):
+        return bool(written_by(node))
+    if not isinstance(target, OpOverloadPacket):
+        return False
+    overloads = cast(list[str], cast(Any, target).overloads())
+    schemas = (getattr(target, name)._schema for name in overloads)
+    aliases = (a for schema in schemas for a in schema.arguments if a.alias_info)
+    writes = (a for a in aliases if a.alias_info.is_write)
+    return any(a.name in node.kwargs or not a.is_out for a in writes)
+
+
 def hint(size: Any) -> Any:
-    """The value a symbolic number had in the first call; adds no guard. Anything else as it is."""
-    return size.node.hint if isinstance(size, torch.SymInt | torch.SymFloat) else size
+    """The value a symbolic number has in the call that is compiled for; adds no guard.
+
+    That is the first call, or the one for which a graph is compiled again. Anything else is given
+    back as it is.
+    """
+    if not isinstance(size, torch.SymInt | torch.SymFloat):
+        return size
+    return _recaptured_numbers.get().get(size.node.expr, size.node.hint)
 
 
 def symbols(size: Any) -> frozenset[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.fx
@@ -84,9 +84,27 @@ def copy_inputs(example_inputs: Sequence[Any], keep: frozenset[int]) -> list[Any
 
     with torch.no_grad(), torch.inference_mode(False):
         return [
-            value if i in keep else twin(value) if _is_plain(value) else aside(value)
+            value if i in keep else twin(value) if is_plain(value) else aside(value)
             for i, value in enumerate(example_inputs)
         ]
+
+
+def not_leaf(leaf: torch.Tensor) -> torch.Tensor:
+    """The same memory, sizes and strides in a tensor that autograd lets operations write to."""
+    return cast(torch.Tensor, _NotLeaf.apply(leaf) if is_plain(leaf) else leaf.clone())  # type: ignore[no-untyped-call]
+
+
+class _NotLeaf(torch.autograd.Function):
+    """No view, which could not be written to either, and no clone, which has other strides."""
+
+    @staticmethod
+    def forward(_: Any, leaf: torch.Tensor) -> torch.Tensor:
+        memory = leaf.untyped_storage(), leaf.storage_offset(), leaf.shape, leaf.stride()
+        return torch.empty(0, dtype=leaf.dtype, device=leaf.device).set_(*memory)
+
+    @staticmethod
+    def backward(_: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
 
 
 class Buffers:
@@ -133,7 +151,8 @@ def same_values(a: torch.Tensor, b: torch.Tensor) -> bool:
     )
 
 
-def _is_plain(value: Any) -> bool:
+def is_plain(value: Any) -> bool:
+    """Whether this is a tensor of dense memory and nothing else."""
     return (
         type(value) is torch.Tensor
         and value.layout is torch.strided

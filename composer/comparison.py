@@ -10,18 +10,24 @@ from typing import Any
 
 import torch
 
+from composer import _torch
+
 Values = dict[str, Any]
 """Name of a value, such as ``"output 0"``, to the value."""
 
 
 def gradients(outputs: Values, sources: Values) -> Values:
-    """Gradients of the outputs with respect to the leaves among ``sources`` that require one."""
+    """Gradients of the outputs with respect to the leaves among ``sources`` that require one.
+
+    Hooks that the user put on those leaves do not hear of it.
+    """
     roots = [each for each in outputs.values() if _requires_grad(each)]
     wanted = {n: each for n, each in sources.items() if _requires_grad(each) and each.is_leaf}
     if not roots or not wanted:
         return {}
     weights = [_pattern(root) for root in roots]
-    found = torch.autograd.grad(roots, list(wanted.values()), weights, allow_unused=True)
+    with _torch.without_hooks(wanted.values()):
+        found = torch.autograd.grad(roots, list(wanted.values()), weights, allow_unused=True)
     return {f"gradient of {name}": each for name, each in zip(wanted, found, strict=True)}
 
 

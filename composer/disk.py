@@ -159,9 +159,9 @@ class Shelf:
 
     def clear(self) -> int:
         """Keep nothing; how many entries that were, the broken ones included."""
-        if not self.path.is_dir():
-            return 0
         try:
+            if not self.path.is_dir():
+                return 0
             with self._locked():
                 self._remove_leftovers()
                 keys = {each.stem for each in self._files()}

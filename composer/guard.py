@@ -209,6 +209,8 @@ class _Served:
         # These have answered for their engine, or have none to call.
         if run is self._resuming or run is self._retrying:
             raise error
+        if isinstance(error, _torch.StopRecomputation):  # a checkpoint has what it wants
+            raise error
         if rescue is None or run is rescue.floor:
             self._runtime.failed(error)
             raise error
@@ -272,7 +274,7 @@ class _Served:
         free_memory()
         before = self._read(args)
         try:
-            return run(*args)
+            return _given(run(*args))
         except Exception as again:
             if self._read(args) != before:
                 self._runtime.failed(again)
@@ -341,10 +343,7 @@ class _Served:
     def _guarded(self, run: Compiled, args: tuple[Any, ...]) -> Any:
         before = self._read(args)
         try:
-            outputs = run(*args)
-            if outputs is None:
-                raise TypeError("the engine returned None")
-            return outputs
+            return _given(run(*args))
         except Exception as error:  # noqa: BLE001  # answered for, or raised again
             return self.answer(error, run, args, before)
 
@@ -354,6 +353,12 @@ class _Served:
             return self._versions(args) if self._versions else None
         except _NO_VERSION:
             return None
+
+
+def _given(outputs: Any) -> Any:
+    if outputs is None:
+        raise TypeError("the engine returned None")
+    return outputs
 
 
 def _reader(rescue: Rescue | None) -> Reader | None:

@@ -104,14 +104,19 @@ def run(function: Callable[..., Any], inputs: Sequence[Any], request: GraphReque
         function: Takes the graph's inputs, returns its outputs.
         inputs: Real ones; weights are not copied.
         request: The graph.
+
+    Raises:
+        TypeError: it would write to an input that cannot be copied.
     """
     copies = clones.copy_inputs(inputs, keep=request.weights)
+    _refuse_to_write(copies, inputs, request)
     leaves = {f"input {i}": each for i, each in enumerate(copies)}
     given = [_as_deep(copy, value) for copy, value in zip(copies, inputs, strict=True)]
     held = {f"weight {name}": each for name, each in request.gm.named_parameters()}
     passed = changeable(given, request)
     buffers = clones.Buffers(request)
-    with _torch.unset_fake_temporarily(), torch.random.fork_rng(devices=devices(inputs)):
+    apart = torch.random.fork_rng(devices=devices(inputs))
+    with _torch.unset_fake_temporarily(), _torch.saving_as_it_is(), apart:
         before = generator_state(inputs)
         try:
             returned = function(*given)
@@ -148,10 +153,19 @@ def strides_of(outputs: Values) -> dict[str, tuple[int, ...]]:
     return {n: each.stride() for n, each in tensors.items() if each.layout is torch.strided}
 
 
+def _refuse_to_write(copies: Sequence[Any], inputs: Sequence[Any], request: GraphRequest) -> None:
+    """What a subclass of tensor holds is not copied; parameters are put back after a run."""
+    passed = {i for i, value in enumerate(inputs) if isinstance(value, torch.Tensor)}
+    shared = {i for i in passed - request.weights if copies[i] is inputs[i]}
+    for i in sorted(shared & writes.assigned_inputs(request.gm)):
+        what = f"input {i}, a {type(inputs[i]).__name__} that the graph writes to, cannot be copied"
+        raise TypeError(what)
+
+
 def _as_deep(copy: Any, value: Any) -> Any:
     """A copy that is no leaf where the input is none: in-place operations on leaves are refused."""
     if isinstance(value, torch.Tensor) and value.requires_grad and not value.is_leaf:
-        return copy.clone()
+        return clones.not_leaf(copy)
     return copy
 
 

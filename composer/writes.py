@@ -117,7 +117,7 @@ def _moves(node: torch.fx.Node) -> bool:
 
 
 def _assigns(node: torch.fx.Node) -> bool:
-    if isinstance(node.target, _torch.OpOverload) and _torch.written_by(node):
+    if _torch.may_write_by_schema(node):
         return True
     if node.kwargs.get("out") is not None or node.kwargs.get("inplace") is True:
         return True

@@ -279,6 +279,18 @@ print(read)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the writers are forked")
+@pytest.mark.filterwarnings("ignore::composer.errors.CacheWarning")
+def test_folder_that_cannot_be_looked_at_is_told_of_and_no_error(tmp_path: Path) -> None:
+    """Its name is too long, say."""
+    shelf = Shelf("failures", limit=1 << 20, root=tmp_path / ("x" * 300))
+    assert shelf.put("a" * 64, {}) is False
+    assert shelf.get("a" * 64) is None
+    assert shelf.entries() == []
+    shelf.remove("a" * 64)
+    assert shelf.clear() == 0
+    assert "cannot be cleared" in shelf.trouble
+
+
 def test_killed_writers_leave_no_torn_entry(tmp_path: Path) -> None:
     """Killed at any moment, two writers at a time: what is got is what was put, and no rest."""
     done = subprocess.run(

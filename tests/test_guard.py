@@ -15,6 +15,7 @@ import torch
 from conftest import compiled, last
 from prometheus_client import CollectorRegistry
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 import composer
 from composer import _torch, guard, session, writes
@@ -169,6 +170,26 @@ def test_engine_that_returns_nothing_at_a_call_is_answered_for() -> None:
     assert "the engine returned None" in last().attempts[0].message
 
 
+def test_engine_that_returns_nothing_when_it_has_the_memory_is_answered_for() -> None:
+    """What its second try gives is looked at as well."""
+
+    def starved(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+        def run(*args: Any) -> Any:
+            if next(numbers) == 0:
+                raise torch.OutOfMemoryError("no memory")
+            return None
+
+        return run
+
+    numbers = itertools.count()
+    f = compiled(torch.sin, starved, FakeBackend())
+    for _ in range(3):
+        x = torch.randn(3)
+        assert torch.equal(f(x), x.sin())
+    assert last().runtime.fallbacks == 2
+    assert last().chosen == "fake_honest"
+
+
 def test_policy_may_want_the_error() -> None:
     """``on_runtime_error = "raise"``, and ``strict``; it is kept in the counters."""
     for wish in ({"on_runtime_error": "raise"}, {"strict": True}):
@@ -223,6 +244,21 @@ def test_training_outlives_a_failure() -> None:
         for mine, theirs in zip(net.parameters(), twin.parameters(), strict=True):
             torch.testing.assert_close(mine.grad, theirs.grad)
     assert last().chosen == "second"
+
+
+@pytest.mark.parametrize("options", [{}, {"on_runtime_error": "raise"}])
+def test_checkpoint_that_ends_its_second_forward_early_is_no_failure(options: Any) -> None:
+    """It does so by an exception that it raises where the engine saves the last tensor."""
+    module = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh())
+    f = compiled(module, FakeBackend(), **options)
+    with expect(graphs=1, calls=6, fallbacks=0, served_by="fake_honest"):
+        for _ in range(3):
+            x = torch.randn(3, 4, requires_grad=True)
+            twin = x.detach().clone().requires_grad_()
+            checkpoint(f, x, use_reentrant=False).square().sum().backward()
+            module(twin).square().sum().backward()
+            torch.testing.assert_close(x.grad, twin.grad)
+    assert last().runtime.last_error == ""
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])

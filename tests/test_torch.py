@@ -247,6 +247,21 @@ def test_hint_is_the_first_calls_size() -> None:
     assert _torch.hint(7) == 7
 
 
+def test_hint_is_that_of_the_call_for_which_a_graph_is_compiled_again() -> None:
+    """And the first call's again when that is over."""
+
+    def probe(gm, _):
+        return gm
+
+    (gm,) = capture(lambda x: x.view(-1, 2).sin(), torch.ones(6, 4), dynamic=True, backend=probe)
+    nodes = gm.graph.find_nodes(op="placeholder")
+    size = next(n.meta["example_value"] for n in nodes if n.type is not torch.Tensor)
+    later = [8 if isinstance(n.meta["example_value"], torch.SymInt) else None for n in nodes]
+    with _torch.recaptured(gm, [torch.ones(8, 4) if each is None else each for each in later]):
+        assert _torch.hint(size) == 8
+    assert _torch.hint(size) == 6
+
+
 def test_mutated_inputs_are_empty_outside_of_a_compile() -> None:
     """Nothing was traced, nothing is known to be written to."""
     assert _torch.mutated_inputs() == frozenset()
@@ -368,6 +383,62 @@ def test_schemas_say_what_shares_memory_and_what_is_written() -> None:
         x,
         y,
     ]
+
+
+def test_checkpoint_ends_its_second_forward_by_an_exception() -> None:
+    """It is raised where the last tensor is saved that the backward wants."""
+    raised = []
+
+    def saves(x):
+        try:
+            return x.sin()
+        except Exception as error:
+            raised.append(type(error))
+            raise
+
+    x = torch.ones(2, requires_grad=True)
+    torch.utils.checkpoint.checkpoint(saves, x, use_reentrant=False).sum().backward()
+    assert raised == [_torch.StopRecomputation]
+
+
+def test_what_is_saved_as_it_is_meets_no_hook() -> None:
+    """Also where hooks are forbidden, as they are within ``torch.func``."""
+    seen = []
+    x = torch.ones(2, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(seen.append, lambda kept: kept):
+        with _torch.saving_as_it_is():
+            x.sin()
+        assert seen == []
+        x.sin()
+        assert len(seen) == 1
+    with torch.autograd.graph.disable_saved_tensors_hooks("no"), _torch.saving_as_it_is():
+        x.sin()
+
+
+def test_hooks_are_off_for_a_while_and_in_order_after() -> None:
+    """A handle that was given before still takes its own hook off."""
+    heard = []
+    x = torch.ones(2, requires_grad=True)
+    first = x.register_hook(lambda _: heard.append(1))
+    x.register_hook(lambda _: heard.append(2))
+    with _torch.without_hooks([x]):
+        x.sin().sum().backward()
+    assert heard == []
+    x.sin().sum().backward()
+    first.remove()
+    x.sin().sum().backward()
+    assert heard == [1, 2, 2]
+
+
+def test_operators_say_by_their_schema_whether_they_may_write() -> None:
+    """One whose overload is open does if any of them does, but for ``out`` where none is given."""
+    graph, aten = torch.fx.Graph(), torch.ops.aten
+    x, y = graph.placeholder("x"), graph.placeholder("y")
+    for target in (aten.add_.Tensor, aten.add_):
+        assert _torch.may_write_by_schema(graph.call_function(target, (x, y)))
+    for target in (aten.add.Tensor, aten.add, torch.add):
+        assert not _torch.may_write_by_schema(graph.call_function(target, (x, y)))
+    assert _torch.may_write_by_schema(graph.call_function(aten.add, (x, y), {"out": x}))
 
 
 def test_sources_are_named_for_new_buffers_only() -> None:

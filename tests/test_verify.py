@@ -9,6 +9,7 @@ import pytest
 import torch
 from conftest import compiled, last
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from composer.comparison import Bounds, Fault, errors_of, fault_of
 from composer.testing import FakeBackend, expect
@@ -136,6 +137,39 @@ def test_verifying_leaves_everything_as_it_was() -> None:
     assert all(each.grad is None for each in net.parameters())
 
 
+@pytest.mark.parametrize("options", [{}, {"verify": "sample", "sample_every": 2}])
+def test_hooks_of_the_weights_hear_of_the_users_gradients_only(options: dict[str, Any]) -> None:
+    """The gradients that are compared are made of made-up ones."""
+    net = Net()
+    heard: list[torch.Tensor] = []
+    handle = net.up.weight.register_hook(heard.append)
+    f = compiled(net, FakeBackend(), **{"verify": "compile", **options})
+    for call in range(1, 5):
+        f(torch.randn(4, 6)).sum().backward()
+        assert len(heard) == call
+    handle.remove()
+    f(torch.randn(4, 6)).sum().backward()
+    assert len(heard) == 4
+    assert last().chosen == "fake_honest"
+
+
+@pytest.mark.parametrize("options", [{}, {"verify": "sample", "sample_every": 2}])
+@pytest.mark.parametrize("engine", [FakeBackend(), "inductor"])
+def test_checkpoint_does_not_count_what_a_comparison_saves(
+    engine: Any, options: dict[str, Any]
+) -> None:
+    """It would miss it when it runs the forward again, without one."""
+    net = Net().eval()
+    f = compiled(net, engine, **{"verify": "compile", **options})
+    for _ in range(3):
+        x = torch.randn(4, 6, requires_grad=True)
+        twin = x.detach().clone().requires_grad_()
+        checkpoint(f, x, use_reentrant=False).square().sum().backward()
+        net(twin).square().sum().backward()
+        torch.testing.assert_close(x.grad, twin.grad)
+    assert last().runtime.fallbacks == 0
+
+
 def test_honest_engine_that_draws_eagers_random_numbers_is_held_to_them() -> None:
     """A wrong value behind a dropout is found."""
     net = torch.nn.Dropout(0.5)
@@ -222,6 +256,84 @@ def test_dynamic_shapes_and_shared_inputs_are_verified() -> None:
     assert last().attempts[0].engine["verified"]["against"] == "eager"
     for a, b in zip((*got, mine), (*expected, other), strict=True):
         torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("engine", [FakeBackend(), "inductor"])
+@pytest.mark.parametrize("part", ["chunks", "every other", "expanded"])
+def test_parts_of_a_tensor_in_the_autograd_graph_are_verified(engine: Any, part: str) -> None:
+    """Their copies have their strides, which an engine has compiled for, and share their memory."""
+
+    def parts(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if part == "chunks":
+            return (x * 2).chunk(2, -1)
+        wide = x * 2
+        return (
+            (wide[:, ::2], wide[:, 1::2])
+            if part == "every other"
+            else (wide[:, :1].expand(4, 8), x)
+        )
+
+    def joined(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return (a + b).sin() * a
+
+    x = torch.randn(4, 8, requires_grad=True)
+    twin = x.detach().clone().requires_grad_()
+    compiled(joined, engine, verify="compile")(*parts(x)).sum().backward()
+    joined(*parts(twin)).sum().backward()
+    torch.testing.assert_close(x.grad, twin.grad)
+    (attempt,) = last().attempts
+    assert attempt.engine["verified"]["values"] >= 3
+
+
+def test_part_of_a_tensor_in_the_autograd_graph_may_be_written_to_while_verified() -> None:
+    """It is no leaf, and no view of one."""
+
+    def doubled(a: torch.Tensor) -> torch.Tensor:
+        a.mul_(2)
+        return a.sin()
+
+    x = torch.randn(4, 8, requires_grad=True)
+    twin = x.detach().clone().requires_grad_()
+    compiled(doubled, FakeBackend(), verify="compile")((x * 2)[:, ::2]).sum().backward()
+    doubled((twin * 2)[:, ::2]).sum().backward()
+    torch.testing.assert_close(x.grad, twin.grad)
+    assert isinstance(last().attempts[0].engine["verified"], dict)
+
+
+class _Marked(torch.Tensor):
+    """A subclass as users write them; AOTAutograd has its own way with it."""
+
+
+@pytest.mark.parametrize("options", [{}, {"verify": "sample", "sample_every": 2}])
+def test_subclass_of_tensor_that_is_written_to_is_written_to_once(options: dict[str, Any]) -> None:
+    """It is not copied, so nothing is compared, and the record says so."""
+
+    def one_more(x: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return x * 2
+
+    f = compiled(one_more, "inductor", **{"verify": "compile", **options})
+    with torch.no_grad():
+        for _ in range(3):
+            x = torch.zeros(3).as_subclass(_Marked)
+            assert f(x).tolist() == [2.0] * 3
+            assert x.tolist() == [1.0] * 3
+    assert "cannot be copied" in last().attempts[0].engine["verified"]
+
+
+def test_successor_is_verified_on_the_sizes_of_its_own_first_call() -> None:
+    """Not on those of the call that the graph was captured with."""
+
+    def folded(x: torch.Tensor) -> torch.Tensor:
+        return x.view(-1, 2).sin().reshape(x.shape[0], -1)
+
+    wrong = FakeBackend("wrong_value")
+    f = compiled(folded, FakeBackend("raises", at=2), wrong, verify="compile", dynamic=True)
+    with expect(graphs=1, reasons={"raised_at_runtime": 1, "numeric_mismatch": 1}):
+        for size in (6, 8, 10):
+            x = torch.randn(size, 4)
+            torch.testing.assert_close(f(x), folded(x))
+    assert last().chosen == "eager"
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])

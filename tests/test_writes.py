@@ -119,6 +119,35 @@ def test_only_the_parameters_that_are_written_to_count() -> None:
     assert writes.written_parameters(request) == {0}
 
 
+@torch.library.custom_op("composer_test::count_up", mutates_args=("counter",))
+def _count_up(counter: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    counter.add_(1)
+    return x * counter
+
+
+_count_up.register_fake(lambda counter, x: torch.empty_like(x))
+
+
+class _Counting(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.counter = torch.nn.Buffer(torch.zeros(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.composer_test.count_up(self.counter, x) + 1
+
+
+def test_buffer_that_a_custom_operator_wrote_to_is_not_written_to_again() -> None:
+    """Dynamo leaves the overload of ``torch.ops.name.space`` open; any of them may write."""
+    module = _Counting()
+    f = compiled(module, late_at(2))
+    with torch.no_grad():
+        assert torch.equal(f(torch.ones(3)), torch.full((3,), 2.0))
+        with pytest.raises(RuntimeError, match="too late"):
+            f(torch.ones(3))
+        assert torch.equal(f(torch.ones(3)), torch.full((3,), 4.0))
+
+
 def test_threads_whose_engines_fail_in_turn_are_all_answered() -> None:
     """A failure while another thread compiles or calls the successor costs nobody an answer."""
     chain = [FakeBackend("raises", at=1 + i, name=f"engine{i}") for i in range(6)]
