@@ -43,7 +43,7 @@ def cache_dir() -> Path:
     """Where everything is: ``COMPOSER_CACHE_DIR``, else the user's folder for caches."""
     asked = os.environ.get(CACHE_DIR)
     if asked:
-        return Path(asked).absolute()
+        return Path(asked).expanduser().absolute()
     from platformdirs import user_cache_path  # not before it is needed
 
     return user_cache_path("composer", appauthor=False)

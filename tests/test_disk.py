@@ -311,6 +311,8 @@ def test_cache_dir_is_the_environments_or_the_users(
     """COMPOSER_CACHE_DIR goes before the system's place for caches."""
     monkeypatch.setenv("COMPOSER_CACHE_DIR", str(tmp_path / "here"))
     assert disk.cache_dir() == tmp_path / "here"
+    monkeypatch.setenv("COMPOSER_CACHE_DIR", "~/there")
+    assert disk.cache_dir() == Path.home() / "there"
     monkeypatch.delenv("COMPOSER_CACHE_DIR")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert disk.cache_dir().name == "composer"
