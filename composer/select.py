@@ -1,0 +1,370 @@
+"""``select = "fastest"``: which of several engines, all of them right, serves a graph soonest?
+
+All take turns on copies of the first call's inputs, the captured graph's own forward (the floor)
+among them. In training a call is a forward and a backward. What a run changes is put back.
+
+How it decides, on a machine that is busy with other things as well:
+
+- *Turns, not blocks.* A round gives each entrant one turn, in an order drawn anew for each round.
+  A load that comes and goes meets all of them alike, and rounds are compared as pairs. A turn is
+  made of as many calls as fill 2 ms, so that the clock, and the caches that the one before has
+  emptied, do not decide.
+- *The lower quartile.* A load only ever adds time, often several times the call's own. A mean is
+  that of the load; the minimum is that of one lucky moment. A quarter of the turns quicker is a
+  time that the engine does reach, and half of the turns may be disturbed without moving it.
+- *Leaving early.* Against the one in front an entrant is out when it was more than 2 % behind in
+  so many rounds that chance alone has it so in 1 of 500 (a sign test: how large an outlier is plays
+  no part), or when even its quickest turn is far behind the other's median: three times after two
+  rounds, half as much again after five. That one which is 5 % quicker is lost in this way takes
+  such a streak of bad luck against it.
+- *A tie* is for the one that stands first in the chain: of those that are not out, and within 2 %
+  of the best. The floor stands last, so nobody serves who is more than that behind it. The contest
+  ends as soon as the first of those left is as surely no more than 2 % behind any other.
+
+The time for this is bounded; a call cannot be interrupted, so the last one may end beyond that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from composer import _torch, clones, collectives, verify, writes
+from composer.comparison import Values, devices, pattern, requires_grad
+from composer.errors import text_of
+from composer.policy import Policy
+from composer.records import GraphRequest, first_line
+
+TIE = 1.02
+"""How much slower than the best is still as good."""
+
+SHARE, LEAST, MOST = 0.15, 0.3, 5.0
+"""Where the policy gives no time: a share of the seconds that the builds took, within limits."""
+
+_TURN = 0.002
+_MOST_CALLS = 100
+_MOST_ROUNDS = 40
+_CHANCE = 1 / 500
+_FAR_BEHIND = ((2, 3.0), (5, 1.5))
+"""After how many rounds an entrant is out whose best is so many times the other's median."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contest:
+    """What the policy wants of a choice by measurement.
+
+    Attributes:
+        seconds: What it may take; ``None`` for a share of the builds.
+        calls: Over how many calls the seconds of a build are counted; ``None`` does not count them.
+    """
+
+    seconds: float | None = None
+    calls: int | None = None
+
+    @staticmethod
+    def of(policy: Policy) -> Contest | None:
+        """The policy's; ``None`` where the first that is accepted is to serve."""
+        if policy.select == "first":
+            return None
+        objective = policy.objective
+        calls = objective.calls if objective.kind == "amortised" else None
+        return Contest(policy.select_seconds, calls)
+
+    def budget(self, built: float) -> float:
+        """Seconds for a contest among engines that took ``built`` seconds to build."""
+        return min(MOST, max(LEAST, SHARE * built)) if self.seconds is None else self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Entrant:
+    """One that takes part: its name, what is called, and seconds that count as part of a call."""
+
+    name: str
+    run: Callable[..., Any]
+    handicap: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds a call in each turn of one entrant; ``cost`` has the handicap in it."""
+
+    turns: tuple[float, ...]
+    rounds: int
+    handicap: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """What a call takes: the lower quartile of the turns."""
+        return _lower_quartile(self.turns)
+
+    @property
+    def cost(self) -> float:
+        """What entrants are compared by."""
+        return self.seconds + self.handicap
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What was found. ``winner`` is a place among the entrants; one that raised has no timing.
+
+    ``seconds`` is what finding it took.
+    """
+
+    winner: int
+    timings: Mapping[int, Timing]
+    errors: Mapping[int, Exception]
+    seconds: float = 0.0
+
+
+class Undecided(Exception):
+    """Nothing was found, and why: the first that is accepted is to serve."""
+
+
+def obstacle(request: GraphRequest, *, among_ranks: bool) -> str:
+    """Why a graph's engines cannot be measured; empty where they can.
+
+    Args:
+        request: The graph and the first call's inputs.
+        among_ranks: Whether other ranks of ``torch.distributed`` are to take the same engine.
+    """
+    if any(isinstance(value, _torch.FakeTensor) for value in request.example_inputs):
+        return "the graph was compiled without real inputs"
+    if collectives.meets_other_ranks(request.gm):
+        return "other ranks would have to run the graph's collectives as well"
+    if among_ranks and _torch.world_size() > 1:
+        return "all ranks are to take the same engine, and each would measure another"
+    return ""
+
+
+def fastest(entrants: Sequence[Entrant], request: GraphRequest, seconds: float) -> Verdict:
+    """Let the entrants take turns until one is surely ahead, or the time is over.
+
+    Args:
+        entrants: In the order of the chain; the last is the floor.
+        request: The graph and the first call's inputs, which are not changed.
+        seconds: How long this may take.
+
+    Raises:
+        Undecided: the floor itself raises for these inputs, or the time was too short for a call
+            of each.
+    """
+    started = time.perf_counter()
+    track = _Track(request)
+    with track.laid_out():
+        race = _Race(entrants, track, started + seconds)
+        race.warm_up()
+        race.run()
+    return dataclasses.replace(race.verdict(), seconds=time.perf_counter() - started)
+
+
+class _Race:
+    """The turns that were taken so far, and who may still win."""
+
+    def __init__(self, entrants: Sequence[Entrant], track: _Track, deadline: float) -> None:
+        self._entrants = entrants
+        self._track = track
+        self._deadline = deadline
+        self._warm: dict[int, float] = {}
+        self._turns: dict[int, list[float]] = {}
+        self._errors: dict[int, Exception] = {}
+        self._alive: list[int] = []
+
+    def warm_up(self) -> None:
+        """Two calls of each, the floor's first: it tells whether the program itself raises.
+
+        Raises:
+            Undecided: it does, or there was no time.
+        """
+        *engines, floor = range(len(self._entrants))
+        for place in (floor, *engines):
+            self._begin(place)
+            if place == floor and self._errors:
+                error = self._errors[floor]
+                what = f"eager itself raises {type(error).__name__}: {first_line(text_of(error))}"
+                raise Undecided(what)
+        self._alive = sorted(self._warm)
+        self._turns = {place: [] for place in self._alive}
+
+    def _begin(self, place: int) -> None:
+        """The first call of all may compile, allocate or tune; the second tells what is to come."""
+        run = self._entrants[place].run
+        try:
+            for _ in range(2):
+                if self._is_over():
+                    raise Undecided("the time for it was too short for two calls of each engine")
+                self._warm[place] = self._track.turn(run, 1)
+        except Undecided:
+            raise
+        except Exception as error:  # noqa: BLE001  # recorded: its attempt has failed
+            self._warm.pop(place, None)
+            self._errors[place] = error
+
+    def run(self) -> None:
+        """Rounds, until one is left or the time is over; a round that is cut short is left out."""
+        order = random.Random(0)
+        for _ in range(_MOST_ROUNDS):
+            if self._is_settled():
+                return
+            times: dict[int, float] = {}
+            for place in order.sample(self._alive, len(self._alive)):
+                if self._is_over():
+                    return
+                self._take_turn(place, times)
+            for place, seconds in times.items():
+                self._turns[place].append(seconds)
+            self._alive = [place for place in self._alive if place in times]
+            self._send_off()
+
+    def _take_turn(self, place: int, times: dict[int, float]) -> None:
+        calls = math.ceil(_TURN / max(self._warm[place], 1e-9))
+        try:
+            times[place] = self._track.turn(self._entrants[place].run, min(calls, _MOST_CALLS))
+        except Exception as error:
+            if place == len(self._entrants) - 1:
+                raise Undecided(f"eager itself raises {type(error).__name__}") from error
+            self._errors[place] = error
+
+    def _is_over(self) -> bool:
+        return time.perf_counter() >= self._deadline
+
+    def _costs(self, place: int) -> list[float]:
+        return [each + self._entrants[place].handicap for each in self._turns[place]]
+
+    def _send_off(self) -> None:
+        """Those that are surely behind the one in front take no more turns."""
+        front = min(self._alive, key=lambda place: _lower_quartile(self._costs(place)))
+        best = self._costs(front)
+        self._alive = [
+            place
+            for place in self._alive
+            if place == front or not surely_ahead(best, self._costs(place), TIE)
+        ]
+
+    def _is_settled(self) -> bool:
+        """Whether the first of those left is as good as any other, or there is no other."""
+        first, *others = self._alive
+        mine = self._costs(first)
+        return all(surely_ahead(mine, self._costs(each), 1 / TIE) for each in others)
+
+    def verdict(self) -> Verdict:
+        """The first, in the order of the chain, that is as good as the best."""
+        timings = {
+            place: Timing(tuple(turns) or (self._warm[place],), len(turns), entrant.handicap)
+            for place, turns in self._turns.items()
+            if place not in self._errors
+            for entrant in (self._entrants[place],)
+        }
+        best = min(timings[place].cost for place in self._alive)
+        winner = next(place for place in self._alive if timings[place].cost <= TIE * best)
+        return Verdict(winner, timings, self._errors)
+
+
+def surely_ahead(front: Sequence[float], other: Sequence[float], margin: float) -> bool:
+    """Whether one is faster than another, by times taken in the same rounds.
+
+    Args:
+        front: Of the one.
+        other: Of the other.
+        margin: By what factor it has to be faster.
+    """
+    if not front:
+        return False
+    rounds, typical = len(front), statistics.median(front)
+    if any(rounds >= least and min(other) > far * typical for least, far in _FAR_BEHIND):
+        return True
+    won = sum(margin * mine < theirs for mine, theirs in zip(front, other, strict=True))
+    as_good = sum(math.comb(rounds, count) for count in range(won, rounds + 1))
+    return math.ldexp(as_good, -rounds) <= _CHANCE
+
+
+def _lower_quartile(times: Sequence[float]) -> float:
+    return sorted(times)[(len(times) - 1) // 4]
+
+
+class _Track:
+    """Where turns are taken: copies of the first call's inputs, and all else put back after.
+
+    A graph that writes to what it is given starts every call from the same values: numbers that
+    grow from call to call end as infinities, or as an index out of range.
+    """
+
+    def __init__(self, request: GraphRequest) -> None:
+        self._request = request
+        self._inputs = [_torch.hint(value) for value in request.example_inputs]
+        self._writes = writes.may_write(request.gm)
+        self._buffers = clones.Buffers(request)
+        self._given: list[Any] = []
+        self._leaves: Values = {}
+        self._weights: dict[int, torch.Tensor] = {}
+        self._devices = _accelerators(self._inputs)
+
+    @contextlib.contextmanager
+    def laid_out(self) -> Iterator[None]:
+        """While turns are taken; buffers and the random state are put back at the end."""
+        drawing = torch.random.fork_rng(devices=devices(self._inputs))
+        with _torch.unset_fake_temporarily(), drawing:
+            self._lay_out()
+            try:
+                yield
+            finally:
+                self._buffers.restore()
+                self._given, self._leaves = [], {}
+
+    def _lay_out(self) -> None:
+        self._given, copies = verify.given_copies(self._inputs, self._request)
+        named = {f"input {i}": each for i, each in enumerate(copies)}
+        sources = named | dict(self._request.gm.named_parameters())
+        self._leaves = {n: v for n, v in sources.items() if requires_grad(v) and v.is_leaf}
+
+    def turn(self, run: Callable[..., Any], calls: int) -> float:
+        """Seconds a call takes, of so many; of one where the graph writes."""
+        if self._writes:
+            calls = 1
+            self._buffers.restore()
+            self._lay_out()
+        self._settle()
+        started = time.perf_counter()
+        for _ in range(calls):
+            self._call(run)
+        self._settle()
+        return (time.perf_counter() - started) / calls
+
+    def _settle(self) -> None:
+        """Wait for what was launched."""
+        for device in self._devices:
+            torch.accelerator.synchronize(device)
+
+    def _call(self, run: Callable[..., Any]) -> None:
+        outputs = run(*self._given)
+        if outputs is None:
+            raise TypeError("the engine returned None")
+        if not self._request.training or not self._leaves:
+            return
+        roots = {i: each for i, each in enumerate(outputs) if requires_grad(each)}
+        if roots:
+            weights = [self._weight(i, root) for i, root in roots.items()]
+            leaves = list(self._leaves.values())
+            torch.autograd.grad(list(roots.values()), leaves, weights, allow_unused=True)
+
+    def _weight(self, index: int, root: torch.Tensor) -> torch.Tensor:
+        """What an output's gradient begins with: made once, at the first call of all."""
+        if index not in self._weights:
+            self._weights[index] = pattern(root.detach())
+        return self._weights[index]
+
+
+def _accelerators(values: Sequence[Any]) -> list[torch.device]:
+    """The devices of the tensors that compute while the host goes on."""
+    kind = torch.accelerator.current_accelerator()
+    tensors = (each for each in values if isinstance(each, torch.Tensor))
+    found = {each.device for each in tensors if kind and each.device.type == kind.type}
+    return sorted(found, key=str)
