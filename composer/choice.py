@@ -82,20 +82,19 @@ def fastest(
     field = [made[place] for place in racing]
     if not field[-1].is_floor:
         field.append(_floor(floor()))
-    entrants = [_entrant(each, contest) for each in field]
-    budget = contest.budget(sum(each.attempt.seconds for each in field))
-    try:
-        with session.current().progress.step(request, "measuring"):
-            verdict = select.fastest(entrants, request, budget)
-    except select.Undecided as undecided:
-        return _unmeasured(made, racing, str(undecided))
-    judged = _judged(field, verdict)
-    winner = judged[verdict.winner]
-    for place, each in zip(racing, judged, strict=False):
+    budget = contest.budget(sum(each.attempt.seconds for each in made))
+    with session.current().progress.step(request, "measuring"):
+        entrants = [_entrant(each, contest) for each in field]
+        verdict = select.fastest(entrants, request, budget)
+    winner, judged = _judged(field, verdict)
+    for place, each in zip(racing, judged, strict=False):  # the floor may stand behind the chain
         made[place] = each
-    ahead = [racing[at] for at in _ranking(verdict, len(field) - 1) if at < len(racing)]
-    outcome = _outcome(made, winner.attempt.backend, (entrants[verdict.winner].run, winner.passes))
-    return dataclasses.replace(outcome, ranking=(*ahead, *_quarantined(made)))
+    ahead = [racing[at] for at in _ranking(verdict, len(field)) if at < len(racing)]
+    quarantined = [at for at, e in enumerate(made) if e.attempt.reason is Reason.QUARANTINED]
+    serves = field[winner]
+    assert serves.compiled is not None
+    outcome = _outcome(made, serves.attempt.backend, (serves.compiled, serves.passes))
+    return dataclasses.replace(outcome, ranking=(*ahead, *quarantined))
 
 
 def _outcome(made: Sequence[Tried], chosen: str, serves: Made) -> Outcome:
@@ -116,63 +115,59 @@ def _entrant(each: Tried, contest: select.Contest) -> select.Entrant:
     return select.Entrant(each.attempt.backend, each.compiled, handicap)
 
 
-def _unmeasured(made: Sequence[Tried], racing: Sequence[int], why: str) -> Outcome:
-    """The first that was accepted serves; those behind it were built in vain."""
-    told = list(made)
-    told[racing[0]] = chosen = _with_timing(made[racing[0]], f"no: {why}")
-    what = f"it was accepted, and not measured: {why}"
-    for place in racing[1:]:
-        refusal = Refusal(Status.SKIPPED, Reason.POLICY, what)
-        told[place] = Tried(_refused(made[place].attempt, refusal), None, refusal)
-    assert chosen.compiled is not None
-    outcome = _outcome(told, chosen.attempt.backend, (chosen.compiled, chosen.passes))
-    return dataclasses.replace(outcome, ranking=(*racing, *_quarantined(told)))
+def _judged(field: Sequence[Tried], verdict: select.Verdict) -> tuple[int, list[Tried]]:
+    """Who serves, and the entrants with what came of it in their attempts.
 
-
-def _refused(attempt: Attempt, refusal: Refusal) -> Attempt:
-    status, reason, message = refusal.status, refusal.reason, str(refusal)
-    return dataclasses.replace(attempt, status=status, reason=reason, message=message)
-
-
-def _judged(field: Sequence[Tried], verdict: select.Verdict) -> list[Tried]:
-    """The entrants with what came of it in their attempts; nothing refers to what lost."""
-    figures = _figures(verdict, len(field) - 1)
-    best = field[verdict.winner].attempt.backend, verdict.timings[verdict.winner].cost
+    Where nothing was found that is the first which did not raise. Nothing refers to what the others
+    compiled.
+    """
+    fit = (at for at in range(len(field)) if at not in verdict.errors)
+    winner = next(fit) if verdict.winner is None else verdict.winner
     judged = []
     for at, each in enumerate(field):
         if at in verdict.errors:
             judged.append(_raised(each, verdict.errors[at]))
-            continue
-        told = _with_timing(each, figures[at])
-        judged.append(told if at == verdict.winner else _slower(told, verdict.timings[at], *best))
-    return judged
+        elif at == winner:
+            judged.append(_with_timing(each, _figures(verdict, at, len(field) - 1)))
+        else:
+            judged.append(_beaten(each, at, field[winner].attempt.backend, verdict, len(field) - 1))
+    return winner, judged
 
 
-def _figures(verdict: select.Verdict, floor: int) -> dict[int, dict[str, Any]]:
-    """What the record says of each one's time; the floor's stands with every other."""
-    best = verdict.timings[verdict.winner].seconds
-    return {
-        at: {
-            "ms": _ms(timing.seconds),
-            "least_ms": _ms(min(timing.turns)),
-            "ratio": round(timing.seconds / best, 4),
-            "rounds": timing.rounds,
-            "eager_ms": _ms(verdict.timings[floor].seconds),
-            **({"build_ms": _ms(timing.handicap)} if timing.handicap else {}),
-            "seconds": round(verdict.seconds, 4),
-        }
-        for at, timing in verdict.timings.items()
-    }
-
-
-def _slower(each: Tried, timing: select.Timing, winner: str, cost: float) -> Tried:
+def _beaten(each: Tried, at: int, winner: str, verdict: select.Verdict, floor: int) -> Tried:
+    if verdict.winner is None:
+        what = f"it was accepted, and not measured: {verdict.why}"
+        refusal = Refusal(Status.SKIPPED, Reason.POLICY, what)
+        attempt = dataclasses.replace(
+            each.attempt, status=refusal.status, reason=refusal.reason, message=what
+        )
+        return Tried(attempt, None, refusal)
+    timing = verdict.timings[at]
+    mine, best = _ms(timing.cost), _ms(verdict.timings[verdict.winner].cost)
     counted = ", its build counted" if timing.handicap else ""
-    mine, best = _ms(timing.cost), _ms(cost)
-    what = f"{mine:.3g} ms a call{counted}; {winner} takes {best:.3g} ms"
     attempt = dataclasses.replace(
-        each.attempt, status=Status.REJECTED, reason=Reason.SLOWER, message=what
+        _with_timing(each, _figures(verdict, at, floor)).attempt,
+        status=Status.REJECTED,
+        reason=Reason.SLOWER,
+        message=f"{mine:.3g} ms a call{counted}; {winner} takes {best:.3g} ms",
     )
     return Tried(attempt, None)
+
+
+def _figures(verdict: select.Verdict, at: int, floor: int) -> str | dict[str, Any]:
+    """What the record says of an entrant's time; the floor's stands with every other's."""
+    if verdict.winner is None:
+        return f"no: {verdict.why}"
+    timing = verdict.timings[at]
+    return {
+        "ms": _ms(timing.seconds),
+        "least_ms": _ms(min(timing.turns)),
+        "ratio": round(timing.seconds / verdict.timings[verdict.winner].seconds, 4),
+        "rounds": timing.rounds,
+        "eager_ms": _ms(verdict.timings[floor].seconds),
+        **({"build_ms": _ms(timing.handicap)} if timing.handicap else {}),
+        "seconds": round(verdict.seconds, 4),
+    }
 
 
 def _raised(each: Tried, error: Exception) -> Tried:
@@ -187,17 +182,19 @@ def _raised(each: Tried, error: Exception) -> Tried:
     return Tried(attempt, None, error.with_traceback(None))  # its frames hold all that took part
 
 
-def _ranking(verdict: select.Verdict, floor: int) -> list[int]:
-    """The winner, then those that may follow it: none that is slower than the floor."""
+def _ranking(verdict: select.Verdict, count: int) -> list[int]:
+    """The winner, then those that may follow it: none that is slower than the floor.
+
+    Where nothing was measured, all in the order of the chain, but those that raised.
+    """
+    floor = count - 1
+    if verdict.winner is None:
+        return [at for at in range(count) if at not in verdict.errors]
     if verdict.winner == floor:
         return [floor]
     limit = select.TIE * verdict.timings[floor].cost
-    good = {at: t.cost for at, t in verdict.timings.items() if t.cost <= limit}
+    good = {at: timing.cost for at, timing in verdict.timings.items() if timing.cost <= limit}
     return sorted(good, key=lambda at: (at != verdict.winner, good[at]))
-
-
-def _quarantined(made: Sequence[Tried]) -> list[int]:
-    return [at for at, each in enumerate(made) if each.attempt.reason is Reason.QUARANTINED]
 
 
 def _with_timing(each: Tried, timing: str | Mapping[str, Any]) -> Tried:

@@ -150,7 +150,7 @@ class Policy(BaseModel):
         select: ``"first"`` takes the first candidate that is accepted; ``"fastest"`` measures all
             that are, and the captured graph's own forward, on the first real inputs.
         select_seconds: How long measuring one graph may take; ``None`` is 15 % of what building the
-            candidates took, at least 0.3 s and at most 5 s.
+            candidates took, at least 1 s and at most 5 s.
         objective: What is measured for.
         strict: Any candidate that is not accepted raises at once.
         on_exhausted: ``"eager"`` runs the captured graph's own forward when no candidate was

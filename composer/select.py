@@ -47,7 +47,7 @@ from composer.records import GraphRequest, first_line
 TIE = 1.02
 """How much slower than the best is still as good."""
 
-SHARE, LEAST, MOST = 0.15, 0.3, 5.0
+SHARE, LEAST, MOST = 0.15, 1.0, 5.0
 """Where the policy gives no time: a share of the seconds that the builds took, within limits."""
 
 _TURN = 0.002
@@ -114,19 +114,25 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What was found. ``winner`` is a place among the entrants; one that raised has no timing.
+    """What was found, by places among the entrants.
 
-    ``seconds`` is what finding it took.
+    Attributes:
+        winner: Who is to serve; ``None`` where nothing was found.
+        timings: Of those that were measured.
+        errors: Of those that raised.
+        why: What was in the way where nothing was found.
+        seconds: What finding it took.
     """
 
-    winner: int
+    winner: int | None
     timings: Mapping[int, Timing]
     errors: Mapping[int, Exception]
+    why: str = ""
     seconds: float = 0.0
 
 
-class Undecided(Exception):
-    """Nothing was found, and why: the first that is accepted is to serve."""
+class _Undecided(Exception):
+    """Nothing can be found, and why."""
 
 
 def obstacle(request: GraphRequest, *, among_ranks: bool) -> str:
@@ -153,17 +159,21 @@ def fastest(entrants: Sequence[Entrant], request: GraphRequest, seconds: float) 
         request: The graph and the first call's inputs, which are not changed.
         seconds: How long this may take.
 
-    Raises:
-        Undecided: the floor itself raises for these inputs, or the time was too short for a call
-            of each.
+    Returns:
+        The verdict. There is none where the floor itself raises for these inputs, or the time was
+        too short for two calls of each.
     """
     started = time.perf_counter()
     track = _Track(request)
-    with track.laid_out():
-        race = _Race(entrants, track, started + seconds)
-        race.warm_up()
-        race.run()
-    return dataclasses.replace(race.verdict(), seconds=time.perf_counter() - started)
+    race = _Race(entrants, track, started + seconds)
+    try:
+        with track.laid_out():
+            race.warm_up()
+            race.run()
+        verdict = race.verdict()
+    except _Undecided as undecided:
+        verdict = Verdict(None, {}, race.errors, str(undecided))
+    return dataclasses.replace(verdict, seconds=time.perf_counter() - started)
 
 
 class _Race:
@@ -175,38 +185,24 @@ class _Race:
         self._deadline = deadline
         self._warm: dict[int, float] = {}
         self._turns: dict[int, list[float]] = {}
-        self._errors: dict[int, Exception] = {}
+        self.errors: dict[int, Exception] = {}
         self._alive: list[int] = []
 
     def warm_up(self) -> None:
         """Two calls of each, the floor's first: it tells whether the program itself raises.
 
         Raises:
-            Undecided: it does, or there was no time.
+            _Undecided: it does, or there was no time.
         """
         *engines, floor = range(len(self._entrants))
-        for place in (floor, *engines):
-            self._begin(place)
-            if place == floor and self._errors:
-                error = self._errors[floor]
-                what = f"eager itself raises {type(error).__name__}: {first_line(text_of(error))}"
-                raise Undecided(what)
-        self._alive = sorted(self._warm)
+        self._alive = [*engines, floor]
         self._turns = {place: [] for place in self._alive}
-
-    def _begin(self, place: int) -> None:
-        """The first call of all may compile, allocate or tune; the second tells what is to come."""
-        run = self._entrants[place].run
-        try:
-            for _ in range(2):
+        for place in (floor, *engines):
+            for _ in range(2):  # the first may compile, allocate or tune; the second tells the time
                 if self._is_over():
-                    raise Undecided("the time for it was too short for two calls of each engine")
-                self._warm[place] = self._track.turn(run, 1)
-        except Undecided:
-            raise
-        except Exception as error:  # noqa: BLE001  # recorded: its attempt has failed
-            self._warm.pop(place, None)
-            self._errors[place] = error
+                    raise _Undecided("the time for it was too short for two calls of each engine")
+                if place in self._alive:
+                    self._warm[place] = self._turn(place, 1)
 
     def run(self) -> None:
         """Rounds, until one is left or the time is over; a round that is cut short is left out."""
@@ -218,20 +214,27 @@ class _Race:
             for place in order.sample(self._alive, len(self._alive)):
                 if self._is_over():
                     return
-                self._take_turn(place, times)
-            for place, seconds in times.items():
-                self._turns[place].append(seconds)
-            self._alive = [place for place in self._alive if place in times]
+                calls = math.ceil(_TURN / max(self._warm[place], 1e-9))
+                times[place] = self._turn(place, min(calls, _MOST_CALLS))
+            for place in self._alive:
+                self._turns[place].append(times[place])
             self._send_off()
 
-    def _take_turn(self, place: int, times: dict[int, float]) -> None:
-        calls = math.ceil(_TURN / max(self._warm[place], 1e-9))
+    def _turn(self, place: int, calls: int) -> float:
+        """Seconds a call; who raises is out, and where that is the floor, nothing can be found.
+
+        Raises:
+            _Undecided: it is.
+        """
         try:
-            times[place] = self._track.turn(self._entrants[place].run, min(calls, _MOST_CALLS))
-        except Exception as error:
+            return self._track.turn(self._entrants[place].run, calls)
+        except Exception as error:  # noqa: BLE001  # recorded: its attempt has failed
             if place == len(self._entrants) - 1:
-                raise Undecided(f"eager itself raises {type(error).__name__}") from error
-            self._errors[place] = error
+                what = f"{type(error).__name__}: {first_line(text_of(error))}"
+                raise _Undecided(f"eager itself raises {what}") from None
+            self.errors[place] = error
+            self._alive.remove(place)
+            return math.inf
 
     def _is_over(self) -> bool:
         return time.perf_counter() >= self._deadline
@@ -260,12 +263,12 @@ class _Race:
         timings = {
             place: Timing(tuple(turns) or (self._warm[place],), len(turns), entrant.handicap)
             for place, turns in self._turns.items()
-            if place not in self._errors
+            if place not in self.errors
             for entrant in (self._entrants[place],)
         }
         best = min(timings[place].cost for place in self._alive)
         winner = next(place for place in self._alive if timings[place].cost <= TIE * best)
-        return Verdict(winner, timings, self._errors)
+        return Verdict(winner, timings, self.errors)
 
 
 def surely_ahead(front: Sequence[float], other: Sequence[float], margin: float) -> bool:
