@@ -7,8 +7,11 @@ How it decides, on a machine that is busy with other things as well:
 
 - *Turns, not blocks.* A round gives each entrant one turn, in an order drawn anew for each round.
   A load that comes and goes meets all of them alike, and rounds are compared as pairs. A turn is
-  made of as many calls as fill 2 ms, so that the clock, and the caches that the one before has
-  emptied, do not decide.
+  made of as many calls as fill 5 ms, so that the clock does not decide.
+- *A pause before each turn.* The threads of the one before go on spinning for some milliseconds, in
+  wait for more work, and take the cores from the next: on two cores ONNX Runtime's made Inductor's
+  code four times as slow. After 10 ms they sleep. A call that is short is then made once untimed:
+  its own threads wake, and the caches fill.
 - *The lower quartile.* A load only ever adds time, often several times the call's own. A mean is
   that of the load; the minimum is that of one lucky moment. A quarter of the turns quicker is a
   time that the engine does reach, and half of the turns may be disturbed without moving it.
@@ -26,23 +29,20 @@ The time for this is bounded; a call cannot be interrupted, so the last one may 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
-from composer import _torch, clones, collectives, verify, writes
-from composer.comparison import Values, devices, pattern, requires_grad
+from composer import _torch, collectives
 from composer.errors import text_of
 from composer.policy import Policy
 from composer.records import GraphRequest, first_line
+from composer.track import PAUSE, Track
 
 TIE = 1.02
 """How much slower than the best is still as good."""
@@ -50,7 +50,7 @@ TIE = 1.02
 SHARE, LEAST, MOST = 0.15, 1.0, 5.0
 """Where the policy gives no time: a share of the seconds that the builds took, within limits."""
 
-_TURN = 0.002
+_TURN = 0.005
 _MOST_CALLS = 100
 _MOST_ROUNDS = 40
 _CHANCE = 1 / 500
@@ -164,7 +164,7 @@ def fastest(entrants: Sequence[Entrant], request: GraphRequest, seconds: float) 
         too short for two calls of each.
     """
     started = time.perf_counter()
-    track = _Track(request)
+    track = Track(request)
     race = _Race(entrants, track, started + seconds)
     try:
         with track.laid_out():
@@ -179,7 +179,7 @@ def fastest(entrants: Sequence[Entrant], request: GraphRequest, seconds: float) 
 class _Race:
     """The turns that were taken so far, and who may still win."""
 
-    def __init__(self, entrants: Sequence[Entrant], track: _Track, deadline: float) -> None:
+    def __init__(self, entrants: Sequence[Entrant], track: Track, deadline: float) -> None:
         self._entrants = entrants
         self._track = track
         self._deadline = deadline
@@ -202,7 +202,7 @@ class _Race:
                 if self._is_over():
                     raise _Undecided("the time for it was too short for two calls of each engine")
                 if place in self._alive:
-                    self._warm[place] = self._turn(place, 1)
+                    self._warm[place] = self._turn(place, 1, lead=False)
 
     def run(self) -> None:
         """Rounds, until one is left or the time is over; a round that is cut short is left out."""
@@ -215,19 +215,24 @@ class _Race:
                 if self._is_over():
                     return
                 calls = math.ceil(_TURN / max(self._warm[place], 1e-9))
-                times[place] = self._turn(place, min(calls, _MOST_CALLS))
+                lead = self._warm[place] < PAUSE
+                times[place] = self._turn(place, min(calls, _MOST_CALLS), lead=lead)
             for place in self._alive:
                 self._turns[place].append(times[place])
             self._send_off()
 
-    def _turn(self, place: int, calls: int) -> float:
+    def _turn(self, place: int, calls: int, *, lead: bool) -> float:
         """Seconds a call; who raises is out, and where that is the floor, nothing can be found.
 
         Raises:
             _Undecided: it is.
         """
         try:
-            return self._track.turn(self._entrants[place].run, calls)
+            run = self._entrants[place].run
+            self._track.rest()
+            if lead:
+                self._track.time(run, 1)
+            return self._track.time(run, calls)
         except Exception as error:  # noqa: BLE001  # recorded: its attempt has failed
             if place == len(self._entrants) - 1:
                 what = f"{type(error).__name__}: {first_line(text_of(error))}"
@@ -291,83 +296,3 @@ def surely_ahead(front: Sequence[float], other: Sequence[float], margin: float) 
 
 def _lower_quartile(times: Sequence[float]) -> float:
     return sorted(times)[(len(times) - 1) // 4]
-
-
-class _Track:
-    """Where turns are taken: copies of the first call's inputs, and all else put back after.
-
-    A graph that writes to what it is given starts every call from the same values: numbers that
-    grow from call to call end as infinities, or as an index out of range.
-    """
-
-    def __init__(self, request: GraphRequest) -> None:
-        self._request = request
-        self._inputs = [_torch.hint(value) for value in request.example_inputs]
-        self._writes = writes.may_write(request.gm)
-        self._buffers = clones.Buffers(request)
-        self._given: list[Any] = []
-        self._leaves: Values = {}
-        self._weights: dict[int, torch.Tensor] = {}
-        self._devices = _accelerators(self._inputs)
-
-    @contextlib.contextmanager
-    def laid_out(self) -> Iterator[None]:
-        """While turns are taken; buffers and the random state are put back at the end."""
-        drawing = torch.random.fork_rng(devices=devices(self._inputs))
-        with _torch.unset_fake_temporarily(), drawing:
-            self._lay_out()
-            try:
-                yield
-            finally:
-                self._buffers.restore()
-                self._given, self._leaves = [], {}
-
-    def _lay_out(self) -> None:
-        self._given, copies = verify.given_copies(self._inputs, self._request)
-        named = {f"input {i}": each for i, each in enumerate(copies)}
-        sources = named | dict(self._request.gm.named_parameters())
-        self._leaves = {n: v for n, v in sources.items() if requires_grad(v) and v.is_leaf}
-
-    def turn(self, run: Callable[..., Any], calls: int) -> float:
-        """Seconds a call takes, of so many; of one where the graph writes."""
-        if self._writes:
-            calls = 1
-            self._buffers.restore()
-            self._lay_out()
-        self._settle()
-        started = time.perf_counter()
-        for _ in range(calls):
-            self._call(run)
-        self._settle()
-        return (time.perf_counter() - started) / calls
-
-    def _settle(self) -> None:
-        """Wait for what was launched."""
-        for device in self._devices:
-            torch.accelerator.synchronize(device)
-
-    def _call(self, run: Callable[..., Any]) -> None:
-        outputs = run(*self._given)
-        if outputs is None:
-            raise TypeError("the engine returned None")
-        if not self._request.training or not self._leaves:
-            return
-        roots = {i: each for i, each in enumerate(outputs) if requires_grad(each)}
-        if roots:
-            weights = [self._weight(i, root) for i, root in roots.items()]
-            leaves = list(self._leaves.values())
-            torch.autograd.grad(list(roots.values()), leaves, weights, allow_unused=True)
-
-    def _weight(self, index: int, root: torch.Tensor) -> torch.Tensor:
-        """What an output's gradient begins with: made once, at the first call of all."""
-        if index not in self._weights:
-            self._weights[index] = pattern(root.detach())
-        return self._weights[index]
-
-
-def _accelerators(values: Sequence[Any]) -> list[torch.device]:
-    """The devices of the tensors that compute while the host goes on."""
-    kind = torch.accelerator.current_accelerator()
-    tensors = (each for each in values if isinstance(each, torch.Tensor))
-    found = {each.device for each in tensors if kind and each.device.type == kind.type}
-    return sorted(found, key=str)
