@@ -233,7 +233,7 @@ def resolve(
 
 
 def _meant_by(mode: str | None) -> Iterator[Layer]:
-    """What ``torch.compile``'s mode asks of composer, behind all that the user says himself."""
+    """What ``torch.compile``'s mode asks of composer, behind all that the user says."""
     if mode == "max-autotune":
         yield Layer("mode", read_policy({"select": "fastest"}))
 

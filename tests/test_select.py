@@ -328,7 +328,7 @@ def test_max_autotune_selects_and_reaches_inductor() -> None:
 
 
 def test_users_own_select_goes_before_the_mode() -> None:
-    """Wherever he says it."""
+    """Wherever it is said."""
     f = torch.compile(double, backend="composer", mode="max-autotune")
     with composer.using(chain=[Engine("slow", NAP / 2), Engine("quick")], select="first"):
         f(torch.ones(2))
