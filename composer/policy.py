@@ -129,6 +129,9 @@ class Tolerance(BaseModel):
     atol: Annotated[float, Field(ge=0.0)] | None = None
 
 
+Purpose = Literal["latency", "amortised"]
+
+
 class Objective(BaseModel):
     """What the fastest is the fastest at.
 
@@ -138,7 +141,7 @@ class Objective(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    kind: Literal["latency", "amortised"] = "latency"
+    kind: Purpose = "latency"
     calls: Annotated[int, Field(ge=1)] = 10_000
 
 
@@ -220,7 +223,7 @@ class Policy(BaseModel):
             each if isinstance(each, Candidate | Mapping) else {"backend": each} for each in chain
         )
 
-    @field_validator("objective", mode="before")
+    @field_validator("objective", mode="before", json_schema_input_type=Objective | Purpose)
     @classmethod
     def _of_a_word(cls, objective: Any) -> Any:
         """Let its kind stand for an objective."""
