@@ -8,17 +8,18 @@ How it decides, on a machine that is busy with other things as well:
 - *Turns, not blocks.* A round gives each entrant one turn, in an order drawn anew for each round.
   A load that comes and goes meets all of them alike, and rounds are compared as pairs. A turn is
   made of as many calls as fill 5 ms, so that the clock does not decide.
-- *A pause before each turn.* The threads of the one before go on spinning for some milliseconds, in
-  wait for more work, and take the cores from the next: on two cores ONNX Runtime's made Inductor's
-  code four times as slow. After 10 ms they sleep. A call that is short is then made once untimed:
-  its own threads wake, and the caches fill.
+- *Calls that do not count* begin each turn, for 10 ms. The threads of the one before go on spinning
+  for some milliseconds, in wait for more work, and take the cores from the next: on two cores ONNX
+  Runtime's made Inductor's code four times as slow. To sleep instead would not do: who has slept is
+  let run undisturbed for a while, and an engine that suffers from a load would not show it. A call
+  of 50 ms or more has no such lead: what is left of the spinning is little of it.
 - *The lower quartile.* A load only ever adds time, often several times the call's own. A mean is
   that of the load; the minimum is that of one lucky moment. A quarter of the turns quicker is a
   time that the engine does reach, and half of the turns may be disturbed without moving it.
 - *Leaving early.* Against the one in front an entrant is out when it was more than 2 % behind in
   so many rounds that chance alone has it so in 1 of 500 (a sign test: how large an outlier is plays
-  no part), or when even its quickest turn is far behind the other's median: three times after two
-  rounds, half as much again after five. That one which is 5 % quicker is lost in this way takes
+  no part), or when even its quickest turn is far behind the other's median: three times after four
+  rounds, half as much again after six. That one which is 5 % quicker is lost in this way takes
   such a streak of bad luck against it.
 - *A tie* is for the one that stands first in the chain: of those that are not out, and within 2 %
   of the best. The floor stands last, so nobody serves who is more than that behind it. The contest
@@ -42,7 +43,7 @@ from composer import _torch, collectives
 from composer.errors import text_of
 from composer.policy import Policy
 from composer.records import GraphRequest, first_line
-from composer.track import PAUSE, Track
+from composer.track import Track
 
 TIE = 1.02
 """How much slower than the best is still as good."""
@@ -50,11 +51,11 @@ TIE = 1.02
 SHARE, LEAST, MOST = 0.15, 1.0, 5.0
 """Where the policy gives no time: a share of the seconds that the builds took, within limits."""
 
-_TURN = 0.005
+_TURN, _LEAD, _LONG = 0.005, 0.010, 0.050
 _MOST_CALLS = 100
 _MOST_ROUNDS = 40
 _CHANCE = 1 / 500
-_FAR_BEHIND = ((2, 3.0), (5, 1.5))
+_FAR_BEHIND = ((4, 3.0), (6, 1.5))
 """After how many rounds an entrant is out whose best is so many times the other's median."""
 
 
@@ -202,7 +203,7 @@ class _Race:
                 if self._is_over():
                     raise _Undecided("the time for it was too short for two calls of each engine")
                 if place in self._alive:
-                    self._warm[place] = self._turn(place, 1, lead=False)
+                    self._warm[place] = self._turn(place, 1)
 
     def run(self) -> None:
         """Rounds, until one is left or the time is over; a round that is cut short is left out."""
@@ -215,24 +216,20 @@ class _Race:
                 if self._is_over():
                     return
                 calls = math.ceil(_TURN / max(self._warm[place], 1e-9))
-                lead = self._warm[place] < PAUSE
-                times[place] = self._turn(place, min(calls, _MOST_CALLS), lead=lead)
+                lead = _LEAD if self._warm[place] < _LONG else 0.0
+                times[place] = self._turn(place, min(calls, _MOST_CALLS), lead)
             for place in self._alive:
                 self._turns[place].append(times[place])
             self._send_off()
 
-    def _turn(self, place: int, calls: int, *, lead: bool) -> float:
+    def _turn(self, place: int, calls: int, lead: float = 0.0) -> float:
         """Seconds a call; who raises is out, and where that is the floor, nothing can be found.
 
         Raises:
             _Undecided: it is.
         """
         try:
-            run = self._entrants[place].run
-            self._track.rest()
-            if lead:
-                self._track.time(run, 1)
-            return self._track.time(run, calls)
+            return self._track.time(self._entrants[place].run, calls, lead)
         except Exception as error:  # noqa: BLE001  # recorded: its attempt has failed
             if place == len(self._entrants) - 1:
                 what = f"{type(error).__name__}: {first_line(text_of(error))}"

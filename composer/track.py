@@ -13,9 +13,6 @@ from composer import _torch, clones, verify, writes
 from composer.comparison import Values, devices, pattern, requires_grad
 from composer.records import GraphRequest
 
-PAUSE = 0.010
-"""Seconds after which the threads of an engine that wait for work have fallen asleep."""
-
 
 class Track:
     """One graph's first inputs, copied, and the way back.
@@ -52,13 +49,20 @@ class Track:
         sources = named | dict(self._request.gm.named_parameters())
         self._leaves = {n: v for n, v in sources.items() if requires_grad(v) and v.is_leaf}
 
-    def rest(self) -> None:
-        """Let threads that wait for work fall asleep; a device has none."""
-        if not self._devices:
-            time.sleep(PAUSE)
+    def time(self, run: Callable[..., Any], calls: int, lead: float) -> float:
+        """Seconds a call takes, of so many; of one where the graph writes.
 
-    def time(self, run: Callable[..., Any], calls: int) -> float:
-        """Seconds a call takes, of so many; of one where the graph writes."""
+        Args:
+            run: What is called.
+            calls: How many are timed together.
+            lead: Seconds of calls before that are not; at least one is made, if not 0.
+        """
+        until = time.perf_counter() + lead
+        while lead and time.perf_counter() < until:
+            self._timed(run, 1)
+        return self._timed(run, calls)
+
+    def _timed(self, run: Callable[..., Any], calls: int) -> float:
         if self._writes:
             calls = 1
             self._buffers.restore()

@@ -470,10 +470,11 @@ BURSTS = [1.0, 4.0] * 6
 @pytest.mark.parametrize(
     ("front", "other", "ahead"),
     [
-        ([1.0, 1.0], [3.5, 3.5], True),
-        ([1.0, 1.0], [2.0, 2.0], False),
-        ([1.0] * 5, [1.6] * 5, True),
-        ([1.0] * 5, [1.1] * 5, False),
+        ([1.0] * 4, [3.5] * 4, True),
+        ([1.0] * 3, [3.5] * 3, False),
+        ([1.0] * 4, [2.0] * 4, False),
+        ([1.0] * 6, [1.6] * 6, True),
+        ([1.0] * 6, [1.1] * 6, False),
         (STEADY, [1.05] * 12, True),
         (STEADY, [1.01] * 12, False),
         (STEADY, STEADY, False),
