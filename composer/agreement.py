@@ -142,7 +142,7 @@ class _Talk:
         if not self._has(f"{self._graph}/here/{self._rank}"):
             raise LookupError("it keeps nothing")
         self._before = {each: self._read(f"at/{each}") for each in self._others}
-        self._move("in")
+        self._turn = self._move("in")
         missed = self._store.add("missed", 0) - int(self._read("met") or 0)
         self._left /= _IMPATIENCE**missed
 
@@ -219,18 +219,22 @@ class _Talk:
     def _is_elsewhere(self, rank: int) -> bool:
         """Whether a rank waits, or since this rank began has waited, where this one has not been.
 
-        There it waits for this rank, so this rank is not to wait for it here.
+        There it waits for this rank, so this rank is not to wait for it here. Nor is it if the
+        other has come through as many graphs as this one already, and the last of them is one that
+        this rank has not met: it is ahead, with other graphs.
         """
         at = self._read(f"at/{rank}")
         if not at:
             return False
-        _, state, graph = at.decode().split()
-        busy = state == "in" or at != self._before[rank]
-        return busy and not self._has(f"{graph}/here/{self._rank}")
+        number, state, graph = at.decode().split()
+        gone = state == "in" or at != self._before[rank] or int(number) >= self._turn
+        return gone and not self._has(f"{graph}/here/{self._rank}")
 
-    def _move(self, state: str) -> None:
+    def _move(self, state: str) -> int:
+        """Say so; how many times this rank has by now."""
         number = int((self._read(f"at/{self._rank}") or b"0").split()[0]) + 1
         self._store.set(f"at/{self._rank}", f"{number} {state} {self._graph}")
+        return number
 
     def _has(self, key: str) -> bool:
         return bool(self._store.check([key]))

@@ -222,6 +222,7 @@ def resolve(
     names = (own.model, *(book.defaults.model for book in reversed(inner)))
     graph = dataclasses.replace(graph, name=next(filter(None, names), ""))
     layers = [
+        *_meant_by(mode),
         *book.layers(graph),
         *(dataclasses.replace(each, name="using") for b in inner for each in b.layers(graph)),
         Layer("options", own),
@@ -229,6 +230,12 @@ def resolve(
     ]
     engines = {name: options for b in (book, *inner) for name, options in b.backends.items()}
     return merge(layers, engines)
+
+
+def _meant_by(mode: str | None) -> Iterator[Layer]:
+    """What ``torch.compile``'s mode asks of composer, behind all that the user says."""
+    if mode == "max-autotune":
+        yield Layer("mode", read_policy({"select": "fastest"}))
 
 
 def _all_of(*steps: Callable[[], Any]) -> list[Any]:

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,15 +17,18 @@ from composer import (
     _torch,
     agreement,
     child,
+    choice,
     clones,
     collectives,
     failures,
     isolate,
     prove,
+    select,
     session,
 )
 from composer.backends import find_backend
 from composer.backends.base import Backend, Notes, note, taking_notes, within
+from composer.choice import FLOOR
 from composer.comparison import Bounds
 from composer.errors import (
     CandidateError,
@@ -40,13 +43,12 @@ from composer.errors import (
     text_of,
 )
 from composer.lowering.each import compile_each
+from composer.memory import free_memory
 from composer.passes import late
 from composer.passes.resolve import SharedPasses
 from composer.policy import Candidate, Facts, Policy
 from composer.records import Attempt, GraphRequest, Outcome, Reason, Status
 from composer.verify import verify
-
-FLOOR = "eager"
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,17 +144,19 @@ def walk(
     request: GraphRequest,
     contenders: Sequence[Contender],
     shared: SharedPasses | None = None,
+    contest: select.Contest | None = None,
     *,
     strict: bool,
     agree_within: float = 0.0,
     at_run_time: bool = False,
 ) -> Outcome:
-    """Try one candidate after the other; the first that is accepted serves the graph.
+    """Try one candidate after the other, and choose who serves the graph.
 
     Args:
         request: The graph, as the passes of the stages ``torch`` and ``aten`` left it.
         contenders: The chain.
         shared: The passes of the later stages, which every candidate and the floor run.
+        contest: How the fastest is found; ``None`` takes the first that is accepted.
         strict: End the walk at the first candidate that is not accepted.
         agree_within: Seconds to wait for other ranks of ``torch.distributed``; 0 asks none.
         at_run_time: Dynamo's compile is over: its control flow fails a candidate, as other errors.
@@ -161,11 +165,18 @@ def walk(
         PassError: a pass failed, and the policy says ``on_pass_error = "raise"``.
     """
     shared = shared or SharedPasses()
+    serves = functools.partial(_floor_of, request, shared)
+    obstacle = select.obstacle(request, among_ranks=agree_within > 0) if contest else ""
     with agreement.among_ranks(request.key_among_ranks, agree_within) as ballot:
-        return _walk(request, contenders, shared, ballot, strict=strict, at_run_time=at_run_time)
+        tries = _tries(request, contenders, shared, ballot, strict=strict, at_run_time=at_run_time)
+        if contest is None or obstacle:
+            return choice.first(tries, serves, why=obstacle)
+        outcome = choice.fastest(tries, serves, request, contest)
+    free_memory()
+    return outcome
 
 
-def _walk(
+def _tries(
     request: GraphRequest,
     contenders: Sequence[Contender],
     shared: SharedPasses,
@@ -173,35 +184,31 @@ def _walk(
     *,
     strict: bool,
     at_run_time: bool,
-) -> Outcome:
-    attempts: list[Attempt] = []
-    errors: list[Exception] = []
+) -> Iterator[choice.Tried]:
+    """The candidates in turn; one that runs the captured graph ends them, as the floor would."""
     for place, contender in enumerate(contenders):
-        name = contender.candidate.name
+        name, is_floor = contender.candidate.name, contender.backend.may_return_original
         step = session.current().progress.step(request, name)
         with step, late.running(late.LatePasses(shared, name)) as passes:
             attempt, compiled, error = try_candidate(
                 request, contender, ballot(place), at_run_time=at_run_time
             )
-        attempts.append(attempt)
-        if compiled is not None:
-            return Outcome(
-                tuple(attempts), tuple(errors), attempt.backend, compiled, passes.records
-            )
         if error is not None:
-            errors.append(error)
             contender.remember(request, attempt, error)
-        if strict and attempt.status is not Status.SKIPPED:
-            break
-    with late.running(late.LatePasses(shared, FLOOR)) as passes:
-        compiled = _floor(request, passes)
-    return Outcome(tuple(attempts), tuple(errors), FLOOR, compiled, passes.records)
+        yield choice.Tried(attempt, compiled, error, passes.records, is_floor)
+        refused = not attempt.accepted and attempt.status is not Status.SKIPPED
+        if (strict and refused) or (is_floor and attempt.accepted):
+            return
 
 
 def floor(request: GraphRequest, shared: SharedPasses) -> Callable[..., Any]:
     """What runs where no engine does: the graph, and the shared passes of the later stages."""
+    return _floor_of(request, shared)[0]
+
+
+def _floor_of(request: GraphRequest, shared: SharedPasses) -> choice.Made:
     with late.running(late.LatePasses(shared, FLOOR)) as passes:
-        return _floor(request, passes)
+        return _floor(request, passes), passes.records
 
 
 def _forward_of(functional: torch.fx.GraphModule, _: list[Any]) -> Callable[..., Any]:
@@ -230,9 +237,11 @@ def objection(outcome: Outcome, *, strict: bool, on_exhausted: str) -> Exception
     """The error to raise where the user asked for one rather than for a fallback.
 
     That is a ``CandidateError`` under ``strict`` when a candidate was not accepted, and
-    ``ChainExhausted`` under ``on_exhausted="raise"`` when none was.
+    ``ChainExhausted`` under ``on_exhausted="raise"`` when none was. One that was measured to be
+    slower had been accepted.
     """
-    refused = [attempt for attempt in outcome.attempts if not attempt.accepted]
+    told = [attempt for attempt in outcome.attempts if attempt.reason is not Reason.SLOWER]
+    refused = [attempt for attempt in told if not attempt.accepted]
     for attempt, cause in zip(refused, outcome.errors, strict=True):
         if strict and attempt.status is not Status.SKIPPED:
             error = CandidateError(attempt)

@@ -21,23 +21,24 @@ def gradients(outputs: Values, sources: Values) -> Values:
 
     Hooks that the user put on those leaves do not hear of it.
     """
-    roots = [each for each in outputs.values() if _requires_grad(each)]
-    wanted = {n: each for n, each in sources.items() if _requires_grad(each) and each.is_leaf}
+    roots = [each for each in outputs.values() if requires_grad(each)]
+    wanted = {n: each for n, each in sources.items() if requires_grad(each) and each.is_leaf}
     if not roots or not wanted:
         return {}
-    weights = [_pattern(root) for root in roots]
+    weights = [pattern(root) for root in roots]
     with _torch.without_hooks(wanted.values()):
         found = torch.autograd.grad(roots, list(wanted.values()), weights, allow_unused=True)
     return {f"gradient of {name}": each for name, each in zip(wanted, found, strict=True)}
 
 
-def _pattern(root: torch.Tensor) -> torch.Tensor:
-    """Weights of the outputs' elements, no two neighbours alike, so that errors do not cancel."""
+def pattern(root: torch.Tensor) -> torch.Tensor:
+    """Weights of an output's elements, no two neighbours alike, so that errors do not cancel."""
     numbers = torch.arange(root.numel(), device=root.device).remainder(7) + 1
     return numbers.view(root.shape).to(root)
 
 
-def _requires_grad(value: Any) -> bool:
+def requires_grad(value: Any) -> bool:
+    """Whether it is a tensor that requires a gradient."""
     return isinstance(value, torch.Tensor) and value.requires_grad
 
 

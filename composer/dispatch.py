@@ -9,7 +9,7 @@ from typing import Any
 
 import torch.fx
 
-from composer import backward, book, capture, chain, clones, guard, session
+from composer import backward, book, capture, chain, clones, guard, select, session
 from composer.lowering import once
 from composer.passes import early, resolve
 from composer.policy import Facts, Rules
@@ -25,7 +25,7 @@ def compose(
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
-    """Compile one captured graph with the first candidate of the chain that is accepted.
+    """Compile one captured graph with a candidate of the chain: the first accepted, or the fastest.
 
     This is the backend that ``torch.compile(model, backend="composer")`` calls for every graph.
 
@@ -56,7 +56,9 @@ def compose(
         request, rewritten = early.rewrite(request, shared)
     with once.sharing(), backward.watched() as backwards:
         outcome = chain.walk(
-            request, candidates, shared, strict=policy.strict, agree_within=policy.agree_within
+            *(request, candidates, shared, select.Contest.of(policy)),
+            strict=policy.strict,
+            agree_within=policy.agree_within,
         )
     passes = (*rewritten, *outcome.passes)
     objection = chain.objection(outcome, strict=policy.strict, on_exhausted=policy.on_exhausted)

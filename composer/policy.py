@@ -129,11 +129,32 @@ class Tolerance(BaseModel):
     atol: Annotated[float, Field(ge=0.0)] | None = None
 
 
+Purpose = Literal["latency", "amortised"]
+
+
+class Objective(BaseModel):
+    """What the fastest is the fastest at.
+
+    ``"latency"`` is the time of a call. ``"amortised"`` adds the seconds that building the
+    candidate took, divided by the number of ``calls`` that are expected of it.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Purpose = "latency"
+    calls: Annotated[int, Field(ge=1)] = 10_000
+
+
 class Policy(BaseModel):
     """How one model is compiled; ``torch.compile(options=...)`` takes every field.
 
     Attributes:
         chain: Candidates in the order in which they are tried. ``eager`` is always the floor.
+        select: ``"first"`` takes the first candidate that is accepted; ``"fastest"`` measures all
+            that are, and the captured graph's own forward, on the first real inputs.
+        select_seconds: How long measuring one graph may take; ``None`` is 15 % of what building the
+            candidates took, at least 1 s and at most 5 s.
+        objective: What is measured for.
         strict: Any candidate that is not accepted raises at once.
         on_exhausted: ``"eager"`` runs the captured graph's own forward when no candidate was
             accepted, ``"raise"`` gives :class:`~composer.errors.ChainExhausted`.
@@ -170,6 +191,9 @@ class Policy(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     chain: tuple[Candidate, ...] = tuple(Candidate(backend=name) for name in DEFAULT_CHAIN)
+    select: Literal["first", "fastest"] = "first"
+    select_seconds: Seconds | None = None
+    objective: Objective = Objective()
     strict: bool = False
     on_exhausted: Literal["eager", "raise"] = "eager"
     passes: tuple[Any, ...] = ()
@@ -199,6 +223,12 @@ class Policy(BaseModel):
             each if isinstance(each, Candidate | Mapping) else {"backend": each} for each in chain
         )
 
+    @field_validator("objective", mode="before", json_schema_input_type=Objective | Purpose)
+    @classmethod
+    def _of_a_word(cls, objective: Any) -> Any:
+        """Let its kind stand for an objective."""
+        return {"kind": objective} if isinstance(objective, str) else objective
+
     @field_validator("passes", mode="before")
     @classmethod
     def _listed(cls, passes: Any) -> Any:
@@ -212,7 +242,9 @@ class Policy(BaseModel):
         chain = [(c.name, sorted(c.options.items()), c.min_coverage, c.when) for c in self.chain]
         checks = f"{self.verify} {self.tolerance}" if self.verify != "off" else ""
         limits = f" {self._limits}" if any(map(any, self._limits)) else ""
-        return f"{chain} {self.strict} {self.on_exhausted} {self.min_coverage} {checks}{limits}"
+        choice = f" {self.select} {self.objective}" if self.select != "first" else ""
+        rest = f"{checks}{limits}{choice}"
+        return f"{chain} {self.strict} {self.on_exhausted} {self.min_coverage} {rest}"
 
     @property
     def _limits(self) -> list[tuple[float | None, ...]]:
@@ -325,6 +357,7 @@ _TABLES: dict[str | int, type[BaseModel]] = {
     "chain": Candidate,
     "when": Match,
     "tolerance": Tolerance,
+    "objective": Objective,
 }
 """What stands in the tables of a policy, by the key that holds them."""
 

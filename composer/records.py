@@ -271,8 +271,9 @@ class Outcome:
     """Where a walk along the chain ended.
 
     ``passes`` are the shared passes that ran within the candidate that was accepted, or the floor.
-    ``errors`` are the exceptions behind the attempts that were not accepted; they live only as
-    long as the compile, since their tracebacks hold the graph and its tensors.
+    ``ranking`` are the places in the chain of those that may serve, the best first, where they were
+    measured. ``errors`` are the exceptions behind the attempts that were not accepted; they live
+    only as long as the compile, since their tracebacks hold the graph and its tensors.
     """
 
     attempts: tuple[Attempt, ...]
@@ -280,6 +281,7 @@ class Outcome:
     chosen: str
     compiled: Callable[..., Any]
     passes: tuple[PassRecord, ...] = ()
+    ranking: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

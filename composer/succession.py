@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from composer import _torch, backward, chain, collectives, guard, session, writes
+from composer import _torch, backward, chain, collectives, guard, select, session, writes
+from composer.choice import FLOOR
 from composer.errors import Refusal, text_of
 from composer.passes.resolve import SharedPasses
 from composer.policy import Policy
@@ -45,7 +46,7 @@ class Succession:
 
     Attributes:
         request: The graph, as the passes of the stages ``torch`` and ``aten`` left it.
-        contenders: The whole chain.
+        contenders: The chain; where candidates were measured, those that may serve, the best first.
         shared: The passes of the later stages.
         policy: What the user wants.
         early: Records of the passes that ran before every candidate.
@@ -71,10 +72,15 @@ class Succession:
         self._collective = collectives.meets_other_ranks(self.request.gm)
         late = bool(self.shared.late)
         self.floor = self._answer if late else _torch.settled_forward(self.request.gm)
-        if outcome.chosen == chain.FLOOR:
+        if outcome.chosen == FLOOR:
             self.floor = _torch.undisabled(outcome.compiled)
         self._quarantined: dict[int, _Quarantine] = {}
-        self._arrive(0, outcome)
+        self._contest = select.Contest.of(self.policy)
+        attempts = outcome.attempts
+        if outcome.ranking is not None:
+            self.contenders = [self.contenders[place] for place in outcome.ranking]
+            attempts = tuple(attempts[place] for place in outcome.ranking)
+        self._arrive(0, attempts)
         symbols = tuple(
             value if isinstance(value, torch.SymInt | torch.SymFloat) else None
             for value in self.request.example_inputs
@@ -84,7 +90,7 @@ class Succession:
     def rescue(self) -> guard.Rescue | None:
         """What the guard does when the engine raises; ``None`` where it lets the error through."""
         raises = self.policy.on_runtime_error == "raise" or self.policy.strict
-        serves = self.report.chosen != chain.FLOOR or self._quarantined
+        serves = self.report.chosen != FLOOR or self._quarantined
         if raises or not serves:
             return None
         tracked, blind = self._tracked
@@ -96,7 +102,7 @@ class Succession:
 
     def sampler(self) -> Sampler | None:
         """What compares every N-th call, where the policy asks for that."""
-        if self.policy.verify != "sample" or self.report.chosen == chain.FLOOR:
+        if self.policy.verify != "sample" or self.report.chosen == FLOOR:
             return None
         if self._collective:
             return None
@@ -136,28 +142,31 @@ class Succession:
                 traceback="".join(traceback.format_exception(error)),
             )
         self._wait(self._serving, self.report.runtime.calls)
-        self._record(tuple(attempts), chain.FLOOR)
+        self._record(tuple(attempts), FLOOR)
 
     def successor(self, args: Sequence[Any]) -> guard.Engine:
         """The next candidate that is accepted, or the floor, compiled for these inputs."""
         first = self._serving + 1
         outcome, engine = self._walk(args, self.contenders[first:])
-        self._arrive(first, outcome)
+        self._arrive(first, outcome.attempts)
         self._record((*self.report.attempts, *outcome.attempts), outcome.chosen, outcome)
-        return guard.Engine(self.floor) if outcome.chosen == chain.FLOOR else engine
+        return guard.Engine(self.floor) if outcome.chosen == FLOOR else engine
 
     def retry_at(self) -> int | None:
         """The call before which an engine that the chain prefers is to be tried again."""
         return min((each.until for each in self._preferred().values()), default=None)
 
     def retry(self, args: Sequence[Any]) -> guard.Engine | None:
-        """The first whose time has come and that is accepted; the wait of the others doubles."""
+        """The first whose time has come and that is accepted; the wait of the others doubles.
+
+        Where the fastest is wanted it is measured, against the floor.
+        """
         calls = self.report.runtime.calls
         due = [place for place, each in self._preferred().items() if each.until < calls]
         for place in due:
             contender = self.contenders[place]
             session.current().release(self.request.graph_key, contender.candidate.name)
-            outcome, engine = self._walk(args, (contender,))
+            outcome, engine = self._walk(args, (contender,), self._contest)
             attempts = (*self.report.attempts, *outcome.attempts)
             if outcome.attempts[0].accepted:
                 self._serving = place
@@ -168,19 +177,23 @@ class Succession:
         return None
 
     def _walk(
-        self, args: Sequence[Any], contenders: Sequence[chain.Contender]
+        self,
+        args: Sequence[Any],
+        contenders: Sequence[chain.Contender],
+        contest: select.Contest | None = None,
     ) -> tuple[Outcome, guard.Engine]:
         request = self._request_for(args)
         with _torch.recaptured(request.gm, args), backward.watched() as backwards:
-            outcome = chain.walk(request, contenders, self.shared, strict=False, at_run_time=True)
+            outcome = chain.walk(
+                *(request, contenders, self.shared, contest), strict=False, at_run_time=True
+            )
         return outcome, guard.Engine(outcome.compiled, backwards)
 
-    def _arrive(self, first: int, outcome: Outcome) -> None:
+    def _arrive(self, first: int, attempts: Sequence[Attempt]) -> None:
         """Note where in the chain the one stands that serves (the floor behind its end)."""
-        accepted = outcome.attempts and outcome.attempts[-1].accepted
-        last = first + len(outcome.attempts) - 1
-        self._serving = last if accepted else len(self.contenders)
-        for place, attempt in enumerate(outcome.attempts, first):
+        accepted = (place for place, each in enumerate(attempts, first) if each.accepted)
+        self._serving = next(accepted, len(self.contenders))
+        for place, attempt in enumerate(attempts, first):
             if attempt.reason is Reason.QUARANTINED and place not in self._quarantined:
                 self._wait(place, self.report.runtime.calls)
 

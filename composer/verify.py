@@ -108,10 +108,8 @@ def run(function: Callable[..., Any], inputs: Sequence[Any], request: GraphReque
     Raises:
         TypeError: it would write to an input that cannot be copied.
     """
-    copies = clones.copy_inputs(inputs, keep=request.weights)
-    _refuse_to_write(copies, inputs, request)
+    given, copies = given_copies(inputs, request)
     leaves = {f"input {i}": each for i, each in enumerate(copies)}
-    given = [_as_deep(copy, value) for copy, value in zip(copies, inputs, strict=True)]
     held = {f"weight {name}": each for name, each in request.gm.named_parameters()}
     passed = changeable(given, request)
     buffers = clones.Buffers(request)
@@ -129,6 +127,19 @@ def run(function: Callable[..., Any], inputs: Sequence[Any], request: GraphReque
     before_run = changeable(inputs, request)
     kept = frozenset(n for n in passed if same_values(values[n], before_run[n]))
     return Run(values, strides_of(outputs), kept, generator, not torch.equal(before, generator))
+
+
+def given_copies(inputs: Sequence[Any], request: GraphRequest) -> tuple[list[Any], list[Any]]:
+    """What to run a graph on in place of its inputs, and the copies that this was made of.
+
+    Weights are not copied. A copy is a leaf for autograd.
+
+    Raises:
+        TypeError: the graph would write to an input that cannot be copied.
+    """
+    copies = clones.copy_inputs(inputs, keep=request.weights)
+    _refuse_to_write(copies, inputs, request)
+    return [_as_deep(copy, value) for copy, value in zip(copies, inputs, strict=True)], copies
 
 
 def named_outputs(returned: Any) -> Values:

@@ -6,13 +6,16 @@ import importlib.util
 import json
 import sys
 from importlib.metadata import version
+from typing import Any
 
+import jsonschema
 import pytest
 from rewrites import CosineToSine, Scale
 from typer.testing import CliRunner
 
 import composer
 from composer.backends import BACKENDS
+from composer.book import PolicyBook
 from composer.cli import app
 from composer.passes.resolve import PASSES
 
@@ -173,3 +176,12 @@ def test_policy_schema_takes_what_a_file_may_hold() -> None:
     items = schema["$defs"]["Policy"]["properties"]["chain"]["items"]
     assert items["anyOf"][0] == {"type": "string"}
     assert schema["$defs"]["Candidate"]["properties"]["backend"]["type"] == "string"
+
+
+@pytest.mark.parametrize("objective", ["amortised", {"kind": "amortised", "calls": 3}])
+def test_policy_schema_takes_an_objective_as_a_word_or_a_table(objective: Any) -> None:
+    """As the policy itself does."""
+    schema = json.loads(runner.invoke(app, ["policy", "schema"]).output)
+    book = {"defaults": {"select": "fastest", "objective": objective}}
+    jsonschema.validate(book, schema)
+    assert PolicyBook.model_validate(book).defaults.objective.kind == "amortised"

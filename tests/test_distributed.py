@@ -324,3 +324,28 @@ def test_graph_that_waits_for_other_ranks_is_not_built_in_a_child(both: Pair) ->
     zero, one = both.run(isolated)
     assert [chosen for chosen, _ in zero + one] == ["eager", "eager"]
     assert ("first", "declined", "not_isolatable") in zero[0][1] + one[0][1]
+
+
+def choosing(rank: int, function: Any, agree_within: float) -> Any:
+    options = {"select": "fastest", "agree_within": agree_within}
+    run = compiled(function, *chain_with(None, None, faulty=False), **options)
+    run(torch.full((3,), float(rank)))
+    return [(a.backend, a.engine.get("timing")) for a in last().attempts]
+
+
+def test_ranks_that_are_to_agree_do_not_measure(both: Pair) -> None:
+    """Each would find another engine the fastest: the first serves, and the record says why."""
+    for found in both.run(choosing, torch.sin, 60.0):
+        ((name, timing),) = found
+        assert name == "first"
+        assert timing.startswith("no: all ranks are to take the same engine")
+
+
+def test_rank_that_asks_nobody_measures_for_itself(both: Pair) -> None:
+    """With ``agree_within = 0``; but no graph in which the other rank would have to take part."""
+    for found in both.run(choosing, torch.sin, 0.0):
+        assert len(found) == 2
+        assert all("ms" in timing for _, timing in found)
+    for found in both.run(choosing, reduced, 0.0):
+        ((name, timing),) = found
+        assert (name, timing[:20]) == ("first", "no: other ranks woul")

@@ -60,9 +60,11 @@ def test_all_mistakes_are_named_at_once() -> None:
 
 
 def test_modes_are_torchs_words() -> None:
-    """Every mode of ``torch.compile`` that a backend may get."""
-    for mode in ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"):
+    """Every mode of ``torch.compile`` that a backend may get; one of them asks for the fastest."""
+    for mode in ("default", "reduce-overhead", "max-autotune-no-cudagraphs"):
         assert resolve(mode) == Policy()
+    assert resolve("max-autotune") == Policy(select="fastest")
+    assert resolve("max-autotune", {"select": "first"}).select == "first"
 
 
 def test_a_mistake_reaches_the_user_through_torch_compile() -> None:

@@ -16,7 +16,7 @@ from rich.table import Table
 from composer import book, chain
 from composer.errors import ComposerError
 from composer.passes import resolve
-from composer.policy import Candidate, Facts, Policy, Tolerance
+from composer.policy import Candidate, Facts, Objective, Policy, Tolerance
 from composer.records import plain
 
 app = typer.Typer(help="Policies of models, in a file.", no_args_is_help=True)
@@ -89,7 +89,7 @@ def _text(value: Any) -> Any:
     """As the file would say it; what code alone can give by its name."""
     if isinstance(value, tuple):
         return [_text(each) for each in value]
-    if isinstance(value, Tolerance):
+    if isinstance(value, Tolerance | Objective):
         return value.model_dump(exclude_none=True)
     if not isinstance(value, Candidate):
         return plain(value)

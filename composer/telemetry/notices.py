@@ -2,7 +2,8 @@
 
 A candidate that was not accepted is a ``FallbackWarning`` and a ``WARNING`` line, the first time
 for each backend and reason, and so is a pass that was rolled back. Engines of the default chain
-that cannot be on this machine are no news: nobody asked for them by name.
+that cannot be on this machine are no news: nobody asked for them by name. Nor is one that was
+measured to be slower: that is what measuring was asked for.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import sys
 import warnings
 
 from composer.errors import FallbackWarning
-from composer.records import CompileReport, Status
+from composer.records import CompileReport, Reason, Status
 
 log = logging.getLogger("composer")
 log.addHandler(logging.NullHandler())
@@ -33,7 +34,7 @@ def warn_of_fallbacks(
         # Nobody misses an absent engine that he did not ask for, as long as another serves.
         missed = asked_by_name or report.chosen == "eager"
         absent = attempt.status is Status.UNAVAILABLE and not missed
-        unwanted = attempt.status is Status.SKIPPED
+        unwanted = attempt.status is Status.SKIPPED or attempt.reason is Reason.SLOWER
         if attempt.accepted or absent or unwanted or what in warned:
             continue
         _warn(f"{attempt.sentence()}; graph {report.graph_id} runs on {report.chosen}")

@@ -1,0 +1,135 @@
+"""How often ``select = "fastest"`` picks the wrong engine, and what picking costs.
+
+``python bench/choosing.py`` builds Inductor and ONNX Runtime once for each of two small models, and
+then has composer choose among them and eager, over and over, with the budget that the policy gives
+by default. ``--load`` runs a process beside it that keeps one core busy.
+
+A pick is wrong if the engine takes more than 5 % longer than the best. What an engine takes is
+measured apart from the selections, under the same load, by ``timing.measure``: the lower quartile
+of its rounds. On a machine that others use as well that is a moving target: look at the spread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import os
+import statistics
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from timing import machine, measure, write_json
+
+from composer import capture, chain, select
+from composer.lowering import once
+from composer.policy import Policy
+from composer.records import GraphRequest
+
+ENGINES = ("inductor", "onnxrt")
+WRONG = 1.05
+SPIN = "import os, sys\nos.sched_setaffinity(0, {int(sys.argv[1])})\nwhile True: pass"
+
+
+def convolutions() -> tuple[torch.nn.Module, torch.Tensor]:
+    """Two convolutions, with a norm behind each."""
+    layers = [torch.nn.Conv2d(3, 32, 3, padding=1), torch.nn.BatchNorm2d(32), torch.nn.ReLU()]
+    layers += [torch.nn.Conv2d(32, 32, 3, padding=1), torch.nn.BatchNorm2d(32), torch.nn.ReLU()]
+    return torch.nn.Sequential(*layers).eval(), torch.randn(4, 3, 64, 64)
+
+
+def perceptron() -> tuple[torch.nn.Module, torch.Tensor]:
+    """Two linear layers, with a GELU between them."""
+    layers = torch.nn.Linear(256, 1024), torch.nn.GELU(), torch.nn.Linear(1024, 256)
+    return torch.nn.Sequential(*layers).eval(), torch.randn(32, 256)
+
+
+MODELS = {"convolutions": convolutions, "perceptron": perceptron}
+
+
+@contextlib.contextmanager
+def load(core: int | None) -> Iterator[None]:
+    """Keep a core busy; none for ``None``."""
+    if core is None:
+        yield
+        return
+    process = subprocess.Popen([sys.executable, "-c", SPIN, str(core)])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def built(model: torch.nn.Module, x: torch.Tensor) -> tuple[GraphRequest, dict[str, Any], float]:
+    """The model's graph, what each engine made of it, and the seconds that all builds took."""
+    found: list[tuple[GraphRequest, dict[str, Any], float]] = []
+
+    def backend(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        request = capture.known_by(capture.read_request(gm, inputs), None, "")
+        contenders = chain.resolve(Policy(chain=ENGINES, remember_failures=0))
+        with once.sharing():
+            tried = [chain.try_candidate(request, each) for each in contenders]
+        runs = {a.backend: run for a, run, _ in tried if run is not None} | {"eager": gm.forward}
+        found.append((request, runs, sum(attempt.seconds for attempt, _, _ in tried)))
+        return gm.forward
+
+    torch.compiler.reset()
+    torch.compile(model, backend=backend, dynamic=False)(x)
+    return found[0]
+
+
+def choose(
+    selections: int, rounds: int, request: GraphRequest, runs: dict[str, Any], seconds: float
+) -> dict[str, Any]:
+    """Who was picked how often, and how long picking took."""
+    entrants = [select.Entrant(name, run) for name, run in runs.items()]
+    budget = select.Contest().budget(seconds)
+    calls = {n: functools.partial(run, *request.example_inputs) for n, run in runs.items()}
+    truth = {n: series.p25 for n, series in measure(calls, rounds, settle=5).items()}
+    picks: Counter[str] = Counter()
+    taken = []
+    for _ in range(selections):
+        verdict = select.fastest(entrants, request, budget)
+        picks["nobody" if verdict.winner is None else entrants[verdict.winner].name] += 1
+        taken.append(verdict.seconds)
+    best = min(truth.values())
+    wrong = sum(n for name, n in picks.items() if truth.get(name, best) > WRONG * best)
+    return {
+        "milliseconds": truth,
+        "picks": dict(picks),
+        "wrong": wrong,
+        "selections": selections,
+        "build_seconds": seconds,
+        "budget_seconds": budget,
+        "seconds": {"median": statistics.median(taken), "most": max(taken)},
+        "load_average": os.getloadavg()[0],
+    }
+
+
+def main() -> None:
+    """Print the figures of each model; ``--json PATH`` writes them as well."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--selections", type=int, default=50)
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--load", type=int, metavar="CORE", help="keep this core busy")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    record: dict[str, Any] = {"machine": machine(), "load": given.load is not None, "models": {}}
+    with load(given.load), torch.no_grad():
+        for name, make in MODELS.items():
+            torch.manual_seed(0)
+            found = choose(given.selections, given.rounds, *built(*make()))
+            record["models"][name] = found
+            print(name, *(f"{key} {value}" for key, value in found.items()), sep="\n  ")
+    if given.json:
+        write_json(given.json, record)
+
+
+if __name__ == "__main__":
+    main()

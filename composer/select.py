@@ -1,0 +1,295 @@
+"""``select = "fastest"``: which of several engines, all of them right, serves a graph soonest?
+
+All take turns on copies of the first call's inputs, the captured graph's own forward (the floor)
+among them. In training a call is a forward and a backward. What a run changes is put back.
+
+How it decides, on a machine that is busy with other things as well:
+
+- *Turns, not blocks.* A round gives each entrant one turn, in an order drawn anew for each round.
+  A load that comes and goes meets all of them alike, and rounds are compared as pairs. A turn is
+  made of as many calls as fill 5 ms, so that the clock does not decide.
+- *Calls that do not count* begin each turn, for 10 ms. The threads of the one before go on spinning
+  for some milliseconds, in wait for more work, and take the cores from the next: on two cores ONNX
+  Runtime's made Inductor's code four times as slow. To sleep instead would not do: who has slept is
+  let run undisturbed for a while, and an engine that suffers from a load would not show it. A call
+  of 50 ms or more has no such lead: what is left of the spinning is little of it.
+- *The lower quartile.* A load only ever adds time, often several times the call's own. A mean is
+  that of the load; the minimum is that of one lucky moment. A quarter of the turns quicker is a
+  time that the engine does reach, and half of the turns may be disturbed without moving it.
+- *Leaving early.* Against the one in front an entrant is out when it was more than 2 % behind in
+  so many rounds that chance alone has it so in 1 of 500 (a sign test: how large an outlier is plays
+  no part), or when even its quickest turn is far behind the other's median: three times after four
+  rounds, half as much again after six. That one which is 5 % quicker is lost in this way takes
+  such a streak of bad luck against it.
+- *A tie* is for the one that stands first in the chain: of those that are not out, and within 2 %
+  of the best. The floor stands last, so nobody serves who is more than that behind it. The contest
+  ends as soon as the first of those left is as surely no more than 2 % behind any other.
+
+The time for this is bounded; a call cannot be interrupted, so the last one may end beyond that.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from composer import _torch, collectives
+from composer.errors import text_of
+from composer.policy import Policy
+from composer.records import GraphRequest, first_line
+from composer.track import Track
+
+TIE = 1.02
+"""How much slower than the best is still as good."""
+
+SHARE, LEAST, MOST = 0.15, 1.0, 5.0
+"""Where the policy gives no time: a share of the seconds that the builds took, within limits."""
+
+_TURN, _LEAD, _LONG = 0.005, 0.010, 0.050
+_MOST_CALLS = 100
+_MOST_ROUNDS = 40
+_CHANCE = 1 / 500
+_FAR_BEHIND = ((4, 3.0), (6, 1.5))
+"""After how many rounds an entrant is out whose best is so many times the other's median."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contest:
+    """What the policy wants of a choice by measurement.
+
+    Attributes:
+        seconds: What it may take; ``None`` for a share of the builds.
+        calls: Over how many calls the seconds of a build are counted; ``None`` does not count them.
+    """
+
+    seconds: float | None = None
+    calls: int | None = None
+
+    @staticmethod
+    def of(policy: Policy) -> Contest | None:
+        """The policy's; ``None`` where the first that is accepted is to serve."""
+        if policy.select == "first":
+            return None
+        objective = policy.objective
+        calls = objective.calls if objective.kind == "amortised" else None
+        return Contest(policy.select_seconds, calls)
+
+    def budget(self, built: float) -> float:
+        """Seconds for a contest among engines that took ``built`` seconds to build."""
+        return min(MOST, max(LEAST, SHARE * built)) if self.seconds is None else self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Entrant:
+    """One that takes part: its name, what is called, and seconds that count as part of a call."""
+
+    name: str
+    run: Callable[..., Any]
+    handicap: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds a call in each turn of one entrant; ``cost`` has the handicap in it."""
+
+    turns: tuple[float, ...]
+    rounds: int
+    handicap: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """What a call takes: the lower quartile of the turns."""
+        return _lower_quartile(self.turns)
+
+    @property
+    def cost(self) -> float:
+        """What entrants are compared by."""
+        return self.seconds + self.handicap
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What was found, by places among the entrants.
+
+    Attributes:
+        winner: Who is to serve; ``None`` where nothing was found.
+        timings: Of those that were measured.
+        errors: Of those that raised.
+        why: What was in the way where nothing was found.
+        seconds: What finding it took.
+    """
+
+    winner: int | None
+    timings: Mapping[int, Timing]
+    errors: Mapping[int, Exception]
+    why: str = ""
+    seconds: float = 0.0
+
+
+class _Undecided(Exception):
+    """Nothing can be found, and why."""
+
+
+def obstacle(request: GraphRequest, *, among_ranks: bool) -> str:
+    """Why a graph's engines cannot be measured; empty where they can.
+
+    Args:
+        request: The graph and the first call's inputs.
+        among_ranks: Whether other ranks of ``torch.distributed`` are to take the same engine.
+    """
+    if any(isinstance(value, _torch.FakeTensor) for value in request.example_inputs):
+        return "the graph was compiled without real inputs"
+    if collectives.meets_other_ranks(request.gm):
+        return "other ranks would have to run the graph's collectives as well"
+    if among_ranks and _torch.world_size() > 1:
+        return "all ranks are to take the same engine, and each would measure another"
+    return ""
+
+
+def fastest(entrants: Sequence[Entrant], request: GraphRequest, seconds: float) -> Verdict:
+    """Let the entrants take turns until one is surely ahead, or the time is over.
+
+    Args:
+        entrants: In the order of the chain; the last is the floor.
+        request: The graph and the first call's inputs, which are not changed.
+        seconds: How long this may take.
+
+    Returns:
+        The verdict. There is none where the floor itself raises for these inputs, or the time was
+        too short for two calls of each.
+    """
+    started = time.perf_counter()
+    track = Track(request)
+    race = _Race(entrants, track, started + seconds)
+    try:
+        with track.laid_out():
+            race.warm_up()
+            race.run()
+        verdict = race.verdict()
+    except (_Undecided, TypeError) as undecided:  # inputs that cannot be copied are a TypeError
+        verdict = Verdict(None, {}, race.errors, str(undecided))
+    return dataclasses.replace(verdict, seconds=time.perf_counter() - started)
+
+
+class _Race:
+    """The turns that were taken so far, and who may still win."""
+
+    def __init__(self, entrants: Sequence[Entrant], track: Track, deadline: float) -> None:
+        self._entrants = entrants
+        self._track = track
+        self._deadline = deadline
+        self._warm: dict[int, float] = {}
+        self._turns: dict[int, list[float]] = {}
+        self.errors: dict[int, Exception] = {}
+        self._alive: list[int] = []
+
+    def warm_up(self) -> None:
+        """Two calls of each, the floor's first: it tells whether the program itself raises.
+
+        Raises:
+            _Undecided: it does, or there was no time.
+        """
+        *engines, floor = range(len(self._entrants))
+        self._alive = [*engines, floor]
+        self._turns = {place: [] for place in self._alive}
+        for place in (floor, *engines):
+            for _ in range(2):  # the first may compile, allocate or tune; the second tells the time
+                if self._is_over():
+                    raise _Undecided("the time for it was too short for two calls of each engine")
+                if place in self._alive:
+                    self._warm[place] = self._turn(place, 1)
+
+    def run(self) -> None:
+        """Rounds, until one is left or the time is over; a round that is cut short is left out."""
+        order = random.Random(0)
+        for _ in range(_MOST_ROUNDS):
+            if self._is_settled():
+                return
+            times: dict[int, float] = {}
+            for place in order.sample(self._alive, len(self._alive)):
+                if self._is_over():
+                    return
+                calls = math.ceil(_TURN / max(self._warm[place], 1e-9))
+                lead = _LEAD if self._warm[place] < _LONG else 0.0
+                times[place] = self._turn(place, min(calls, _MOST_CALLS), lead)
+            for place in self._alive:
+                self._turns[place].append(times[place])
+            self._send_off()
+
+    def _turn(self, place: int, calls: int, lead: float = 0.0) -> float:
+        """Seconds a call; who raises is out, and where that is the floor, nothing can be found.
+
+        Raises:
+            _Undecided: it is.
+        """
+        try:
+            return self._track.time(self._entrants[place].run, calls, lead)
+        except Exception as error:  # noqa: BLE001  # recorded: its attempt has failed
+            if place == len(self._entrants) - 1:
+                what = f"{type(error).__name__}: {first_line(text_of(error))}"
+                raise _Undecided(f"eager itself raises {what}") from None
+            self.errors[place] = error
+            self._alive.remove(place)
+            return math.inf
+
+    def _is_over(self) -> bool:
+        return time.perf_counter() >= self._deadline
+
+    def _costs(self, place: int) -> list[float]:
+        return [each + self._entrants[place].handicap for each in self._turns[place]]
+
+    def _send_off(self) -> None:
+        """Those that are surely behind the one in front take no more turns."""
+        front = min(self._alive, key=lambda place: _lower_quartile(self._costs(place)))
+        best = self._costs(front)
+        self._alive = [
+            place
+            for place in self._alive
+            if place == front or not surely_ahead(best, self._costs(place), TIE)
+        ]
+
+    def _is_settled(self) -> bool:
+        """Whether the first of those left is as good as any other, or there is no other."""
+        first, *others = self._alive
+        mine = self._costs(first)
+        return all(surely_ahead(mine, self._costs(each), 1 / TIE) for each in others)
+
+    def verdict(self) -> Verdict:
+        """The first, in the order of the chain, that is as good as the best."""
+        timings = {
+            place: Timing(tuple(turns) or (self._warm[place],), len(turns), entrant.handicap)
+            for place, turns in self._turns.items()
+            if place not in self.errors
+            for entrant in (self._entrants[place],)
+        }
+        best = min(timings[place].cost for place in self._alive)
+        winner = next(place for place in self._alive if timings[place].cost <= TIE * best)
+        return Verdict(winner, timings, self.errors)
+
+
+def surely_ahead(front: Sequence[float], other: Sequence[float], margin: float) -> bool:
+    """Whether one is faster than another, by times taken in the same rounds.
+
+    Args:
+        front: Of the one.
+        other: Of the other.
+        margin: By what factor it has to be faster.
+    """
+    if not front:
+        return False
+    rounds, typical = len(front), statistics.median(front)
+    if any(rounds >= least and min(other) > far * typical for least, far in _FAR_BEHIND):
+        return True
+    won = sum(margin * mine < theirs for mine, theirs in zip(front, other, strict=True))
+    as_good = sum(math.comb(rounds, count) for count in range(won, rounds + 1))
+    return math.ldexp(as_good, -rounds) <= _CHANCE
+
+
+def _lower_quartile(times: Sequence[float]) -> float:
+    return sorted(times)[(len(times) - 1) // 4]

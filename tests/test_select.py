@@ -1,0 +1,495 @@
+"""``select = "fastest"``: who is accepted is measured, and the quickest serves."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import random
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from conftest import compiled, last
+
+import composer
+from composer import select
+from composer.errors import CandidateError, OptionError
+from composer.policy import read_policy
+from composer.testing import FakeBackend, expect
+
+pytestmark = pytest.mark.filterwarnings("ignore::composer.errors.FallbackWarning")
+
+NAP = 0.01
+
+
+@torch.library.custom_op("composer_tests::nap", mutates_args=())
+def nap(x: torch.Tensor) -> torch.Tensor:
+    """Take so long that eager is a slow engine."""
+    time.sleep(NAP)
+    return x.clone()
+
+
+nap.register_fake(torch.empty_like)
+nap.register_autograd(
+    lambda ctx, gradient: gradient, setup_context=lambda ctx, inputs, output: None
+)
+
+
+def double(x: torch.Tensor) -> torch.Tensor:
+    return nap(x) * 2
+
+
+class Engine:
+    """Doubles its input, after a sleep of so many seconds.
+
+    ``made`` are weak references to what it compiled, ``calls`` counts their calls.
+    """
+
+    def __init__(self, name: str, seconds: float = 0.0, fails_at: int | None = None) -> None:
+        self.__name__ = name
+        self.seconds = seconds
+        self.fails_at = fails_at
+        self.calls = 0
+        self.made: list[weakref.ref[Callable[..., Any]]] = []
+
+    def __call__(self, gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+        def run(x: torch.Tensor) -> list[torch.Tensor]:
+            self.calls += 1
+            if self.calls == self.fails_at:
+                raise RuntimeError(f"{self.__name__} was made to raise")
+            time.sleep(self.seconds)
+            return [x * 2]
+
+        self.made.append(weakref.ref(run))
+        return run
+
+
+def fastest(function: Any, *chain: Any, **options: Any) -> Any:
+    return compiled(function, *chain, select="fastest", **{"select_seconds": 2.0} | options)
+
+
+def reasons() -> list[Any]:
+    return [(a.backend, a.status, a.reason) for a in last().attempts]
+
+
+def test_fastest_of_the_chain_serves() -> None:
+    """Not the first; the others are ``slower``, and nobody is warned of that."""
+    chain = [Engine("slow", NAP / 2), Engine("quick"), Engine("slower", NAP * 0.8)]
+    x = torch.randn(3)
+    with expect(graphs=1, served_by="quick", rejected=2, reasons={"slower": 2}, calls=3):
+        f = fastest(double, *chain)
+        for _ in range(3):
+            assert torch.equal(f(x), x * 2)
+    assert reasons() == [
+        ("slow", "rejected", "slower"),
+        ("quick", "succeeded", None),
+        ("slower", "rejected", "slower"),
+    ]
+
+
+@pytest.mark.filterwarnings("error::composer.errors.FallbackWarning")
+def test_slower_engines_are_no_news() -> None:
+    """Measuring is what was asked for."""
+    fastest(double, Engine("slow", NAP / 2), Engine("quick"))(torch.ones(2))
+    assert last().chosen == "quick"
+
+
+def test_record_has_the_figures() -> None:
+    """Of everyone that was measured, the floor's with each; the report shows them."""
+    fastest(double, Engine("slow", NAP / 2), Engine("quick"))(torch.ones(2))
+    slow, quick = (attempt.engine["timing"] for attempt in last().attempts)
+    assert quick["ratio"] == 1.0
+    assert slow["ratio"] > 2
+    assert slow["rounds"] >= 2
+    assert quick["least_ms"] <= quick["ms"] < slow["ms"] < slow["eager_ms"] == quick["eager_ms"]
+    assert quick["seconds"] > 0
+    assert last().attempts[0].message.endswith(f"quick takes {quick['ms']:.3g} ms")
+    text = str(composer.report())
+    assert "slower" in text
+    assert "eager_ms" in text
+    assert "ms a call; quick takes" in text.replace("\n", " ")
+
+
+def test_floor_serves_where_all_are_slower() -> None:
+    """Nobody is served slower than by eager."""
+    chain = [Engine("slow", NAP * 2), Engine("slower", NAP * 3)]
+    f = fastest(double, *chain)
+    x = torch.randn(3)
+    with expect(served_by="eager", rejected=2, reasons={"slower": 2}, fallbacks=0):
+        for _ in range(3):
+            assert torch.equal(f(x), x * 2)
+    calls = chain[0].calls
+    f(x)
+    assert chain[0].calls == calls
+    assert "eager takes" in last().attempts[0].message
+
+
+def test_slow_fake_loses_against_eager() -> None:
+    """As :mod:`composer.testing` offers it to users."""
+    fastest(double, FakeBackend("slow", seconds=NAP * 2, at=1))(torch.ones(2))
+    assert (last().chosen, last().attempts[0].reason) == ("eager", "slower")
+
+
+def test_tie_goes_to_the_earlier_in_the_chain() -> None:
+    """And to an engine rather than to eager, quicker by what AOTAutograd adds to a call."""
+    chain = [FakeBackend(name="one"), FakeBackend(name="two")]
+    fastest(lambda x: nap(nap(nap(x))) * 2, *chain)(torch.ones(2))
+    assert last().chosen == "one"
+
+
+def test_eager_in_the_chain_is_the_floor() -> None:
+    """It is measured once, and ends the chain, as it does without measuring."""
+    behind = Engine("behind")
+    fastest(double, Engine("slow", NAP * 2), "eager", behind)(torch.ones(2))
+    assert reasons() == [("slow", "rejected", "slower"), ("eager", "succeeded", None)]
+    assert last().chosen == "eager"
+    assert behind.made == []
+
+
+class Net(torch.nn.Module):
+    """What a run may change: statistics, random numbers, a buffer written in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(6)
+        self.drop = torch.nn.Dropout(0.5)
+        self.up = torch.nn.Linear(6, 6)
+        self.register_buffer("count", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count.add_(1)
+        return self.drop(self.norm(self.up(x)))
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_measuring_leaves_everything_as_it_was(training: bool) -> None:
+    """Inputs, statistics, buffers, gradients, the random states: one call is one call."""
+    net = Net()
+    twin = copy.deepcopy(net)
+    x = torch.randn(4, 6, requires_grad=training)
+    kept = x.detach().clone()
+    random.seed(5)
+    before = random.getstate()
+    with torch.set_grad_enabled(training):
+        torch.manual_seed(3)
+        expected = twin(x)
+        after = torch.get_rng_state()
+        torch.manual_seed(3)
+        answer = fastest(net, "aot_eager", FakeBackend())(x)
+    assert torch.equal(answer, expected)
+    assert torch.equal(torch.get_rng_state(), after)
+    assert random.getstate() == before
+    assert torch.equal(x, kept)
+    for name, buffer in net.named_buffers():
+        assert torch.equal(buffer, twin.get_buffer(name)), name
+    assert x.grad is None
+    assert all(each.grad is None for each in net.parameters())
+    assert all("timing" in attempt.engine for attempt in last().attempts)
+
+
+def test_graph_that_writes_to_its_input_starts_each_call_from_the_same_values() -> None:
+    """An index that grew from call to call would be out of range."""
+
+    def step(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        index.add_(1)
+        return table[index]
+
+    table, index = torch.arange(4.0), torch.tensor([0])
+    assert fastest(step, "aot_eager")(table, index) == 1.0
+    assert index == 1
+    assert "ms" in last().attempts[0].engine["timing"]
+
+
+def test_engine_that_writes_to_its_inputs_does_not_reach_the_users() -> None:
+    """It is slower; what it was measured on were copies."""
+    x = torch.ones(3)
+    slow = {"fault": "mutates_inputs", "at": 1}
+    fastest(double, FakeBackend(**slow), Engine("quick"))(x)
+    assert last().chosen == "quick"
+    assert torch.equal(x, torch.ones(3))
+
+
+def test_training_is_measured_with_its_backward() -> None:
+    """An engine whose backward is slow loses; gradients are eager's."""
+
+    class SlowBack(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            time.sleep(NAP / 2)
+            return gradient * 2
+
+    def slow_back(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+        return lambda x: [SlowBack.apply(x)]
+
+    x = torch.randn(3, requires_grad=True)
+    fastest(double, slow_back, Engine("quick", NAP / 8))(x).sum().backward()
+    assert last().training
+    assert last().chosen == "quick"
+    assert torch.equal(x.grad, torch.full((3,), 2.0))
+
+
+def test_losers_are_let_go() -> None:
+    """Nothing refers to what they compiled; the winner's is there."""
+    slow, quick = Engine("slow", NAP / 2), Engine("quick")
+    f = fastest(double, slow, quick)
+    f(torch.ones(2))
+    assert [made() for made in slow.made] == [None]
+    assert quick.made[0]() is not None
+
+
+def test_inputs_are_let_go() -> None:
+    """The copies and the user's own."""
+    f = fastest(double, Engine("slow", NAP / 2), Engine("quick"))
+    x = torch.randn(3)
+    gone = weakref.ref(x)
+    f(x)
+    del x
+    gc.collect()
+    assert gone() is None
+
+
+def test_wrong_engine_is_not_measured() -> None:
+    """Under ``verify`` speed is no excuse."""
+    wrong = FakeBackend("wrong_value")
+    fastest(double, wrong, Engine("quick"), verify="compile")(torch.ones(2))
+    assert reasons() == [
+        ("fake_wrong_value", "rejected", "numeric_mismatch"),
+        ("quick", "succeeded", None),
+    ]
+    assert "timing" not in last().attempts[0].engine
+    assert wrong.calls == 1
+
+
+def test_engine_that_raises_when_measured_has_failed() -> None:
+    """The others go on; it is not called again."""
+    broken = Engine("broken", fails_at=1)
+    f = fastest(double, broken, Engine("slow", NAP / 2))
+    x = torch.randn(3)
+    assert torch.equal(f(x), x * 2)
+    assert reasons() == [("broken", "failed", "raised_at_runtime"), ("slow", "succeeded", None)]
+    assert "when it was measured on the first inputs" in last().attempts[0].message
+    assert (broken.calls, last().runtime.fallbacks) == (1, 0)
+
+
+def test_winner_that_fails_is_followed_by_the_next_fastest() -> None:
+    """By the times measured, not in the order of the chain; never by one slower than eager."""
+    quick = Engine("quick")
+    third, second = Engine("third", NAP * 0.7), Engine("second", NAP * 0.3)
+    hopeless = Engine("hopeless", NAP * 3)
+    f = fastest(double, hopeless, third, quick, second)
+    x = torch.randn(3)
+    f(x)
+    served = [last().chosen]
+    for engine in (quick, second, third):
+        engine.fails_at = engine.calls + 1
+        assert torch.equal(f(x), x * 2)
+        assert torch.equal(f(x), x * 2)
+        served.append(last().chosen)
+    assert served == ["quick", "second", "third", "eager"]
+    assert len(hopeless.made) == 1
+    assert last().runtime.fallbacks == 3
+
+
+def test_engine_in_quarantine_is_measured_when_it_is_tried_again() -> None:
+    """Where the floor serves: one that is slower stays out, and waits twice as long."""
+    engine = Engine("engine")
+    x = torch.ones(2)
+    f = fastest(double, engine)
+    f(x)
+    engine.fails_at = engine.calls + 1
+    f(x)
+    torch.compiler.reset()
+    engine.fails_at, engine.seconds = None, NAP * 3
+    f = fastest(double, engine, retry_after=1)
+    for _ in range(3):
+        f(x)
+    assert [a.reason for a in last().attempts] == ["quarantined", "slower"]
+    assert last().chosen == "eager"
+
+
+def test_max_autotune_selects_and_reaches_inductor() -> None:
+    """What torch's own mode does, and the fastest of the chain."""
+    x = torch.randn(3)
+    f = torch.compile(torch.sin, backend="composer", mode="max-autotune")
+    with composer.using(chain=["inductor", "aot_eager"]):
+        torch.testing.assert_close(f(x), x.sin())
+    inductor, other = last().attempts
+    assert inductor.engine["mode"] == "max-autotune"
+    assert "timing" in inductor.engine
+    assert "timing" in other.engine
+    assert last().policy[0] == "mode"
+
+
+def test_users_own_select_goes_before_the_mode() -> None:
+    """Wherever it is said."""
+    f = torch.compile(double, backend="composer", mode="max-autotune")
+    with composer.using(chain=[Engine("slow", NAP / 2), Engine("quick")], select="first"):
+        f(torch.ones(2))
+    assert [attempt.backend for attempt in last().attempts] == ["slow"]
+
+
+def test_strict_is_no_matter_of_speed() -> None:
+    """One that is slower was accepted; one that is refused raises, as ever."""
+    fastest(double, Engine("slow", NAP / 2), Engine("quick"), strict=True)(torch.ones(2))
+    assert last().chosen == "quick"
+    torch.compiler.reset()
+    with pytest.raises(Exception, match="made to raise") as caught:
+        fastest(double, Engine("quick"), FakeBackend("raises"), strict=True)(torch.ones(2))
+    assert isinstance(caught.value.inner_exception, CandidateError)
+
+
+def test_chain_whose_engines_are_all_slower_is_not_exhausted() -> None:
+    """They were accepted: ``on_exhausted = "raise"`` has nothing to say."""
+    f = fastest(double, Engine("slow", NAP * 2), on_exhausted="raise")
+    assert torch.equal(f(torch.ones(2)), torch.full((2,), 2.0))
+    assert last().chosen == "eager"
+
+
+def test_dynamic_shapes_are_measured_at_the_first_sizes() -> None:
+    """One graph serves all sizes."""
+
+    class Sized(Engine):
+        def __call__(self, gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+            run = super().__call__(gm, example_inputs)
+            return lambda *args: run(next(a for a in args if isinstance(a, torch.Tensor)))
+
+    f = fastest(double, Sized("slow", NAP / 2), Sized("quick"), dynamic=True)
+    for size in (3, 4, 5):
+        x = torch.randn(size)
+        assert torch.equal(f(x), x * 2)
+    assert last().dynamic
+    assert (last().chosen, len(composer.reports())) == ("quick", 1)
+
+
+def test_passes_are_part_of_what_is_measured() -> None:
+    """The floor runs them as well, in every stage; its passes are recorded if it serves."""
+    from rewrites import Scale, at
+
+    for stage in ("torch", "aten", "joint", "post_grad"):
+        torch.compiler.reset()
+        x = torch.randn(3)
+        slow = FakeBackend("slow", seconds=NAP, at=1)
+        answer = fastest(torch.cos, slow, passes=[at(stage, Scale)])(x)
+        assert not torch.equal(answer, x.cos())
+        assert last().chosen == "eager"
+        assert [record.stage for record in last().passes] == [stage]
+
+
+def test_error_that_eager_raises_is_the_programs() -> None:
+    """Nothing can be measured: the first that is accepted serves, and the record says why."""
+    run = fastest(lambda x, i: x[i], "aot_eager", FakeBackend())
+    with pytest.raises(IndexError, match="out of bounds"):
+        run(torch.ones(3), torch.tensor([7]))
+    first, second = last().attempts
+    assert "no: eager itself raises IndexError" in first.engine["timing"]
+    assert (second.status, second.reason) == ("skipped", "policy")
+    assert "not measured" in second.message
+
+
+def test_fake_inputs_are_not_measured() -> None:
+    """As with ``DistributedDataParallel``: the first serves, and nothing else is built."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    second = FakeBackend(name="second")
+    gm = torch.fx.symbolic_trace(lambda x: x.sin())
+    with FakeTensorMode():
+        fake = torch.empty(3)
+    options = {"chain": [FakeBackend(name="first"), second], "select": "fastest"}
+    composer_backend = torch._dynamo.lookup_backend("composer")
+    composer_backend(gm, [fake], options=options)
+    (attempt,) = last().attempts
+    assert attempt.engine["timing"] == "no: the graph was compiled without real inputs"
+    assert second.compiles == 0
+
+
+def test_time_is_bounded() -> None:
+    """Where there is none for two calls of each, the first serves; a call is all it can be late."""
+    engines = [Engine("one", 0.05), Engine("two")]
+    started = time.perf_counter()
+    fastest(double, *engines, select_seconds=0.03)(torch.ones(2))
+    assert last().chosen == "one"
+    assert "too short" in last().attempts[0].engine["timing"]
+    assert last().attempts[1].reason == "policy"
+    assert time.perf_counter() - started < 30  # a broken bound never ends; the machine may be slow
+    assert sum(engine.calls for engine in engines) <= 3
+
+
+@pytest.mark.parametrize(("built", "seconds"), [(0.0, 1.0), (2.0, 1.0), (20.0, 3.0), (1000.0, 5.0)])
+def test_budget_is_a_share_of_the_builds(built: float, seconds: float) -> None:
+    """Within limits; a budget of the policy's own is what it says."""
+    assert select.Contest().budget(built) == pytest.approx(seconds)
+    assert select.Contest(seconds=60.0).budget(built) == 60.0
+
+
+def test_amortised_counts_the_build() -> None:
+    """Few calls are expected: what takes long to build is not worth it."""
+
+    class SlowToBuild(Engine):
+        def __call__(self, gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+            time.sleep(0.2)
+            return super().__call__(gm, example_inputs)
+
+    for objective, chosen in (("latency", "dear"), ({"kind": "amortised", "calls": 10}, "cheap")):
+        torch.compiler.reset()
+        chain = [SlowToBuild("dear"), Engine("cheap", NAP / 4)]
+        fastest(double, *chain, objective=objective)(torch.ones(2))
+        assert last().chosen == chosen
+    assert "its build counted" in last().attempts[0].message
+    assert last().attempts[0].engine["timing"]["build_ms"] > 19
+
+
+def test_wrong_objective_is_named() -> None:
+    """With what it may be."""
+    with pytest.raises(OptionError, match=r"objective.*latency.*amortised"):
+        read_policy({"objective": "speed"})
+    with pytest.raises(OptionError, match="did you mean 'calls'"):
+        read_policy({"objective": {"kind": "amortised", "cals": 3}})
+
+
+def test_choice_is_part_of_the_graphs_key() -> None:
+    """A failure under one is not one under the other, and a first has the key it had."""
+    keys = []
+    for options in ({}, {"select": "first"}, {"select": "fastest"}):
+        torch.compiler.reset()
+        compiled(double, FakeBackend(), **options)(torch.ones(2))
+        keys.append(last().graph_key)
+    assert keys[0] == keys[1] != keys[2]
+
+
+STEADY = [1.0] * 12
+BURSTS = [1.0, 4.0] * 6
+
+
+@pytest.mark.parametrize(
+    ("front", "other", "ahead"),
+    [
+        ([1.0] * 4, [3.5] * 4, True),
+        ([1.0] * 3, [3.5] * 3, False),
+        ([1.0] * 4, [2.0] * 4, False),
+        ([1.0] * 6, [1.6] * 6, True),
+        ([1.0] * 6, [1.1] * 6, False),
+        (STEADY, [1.05] * 12, True),
+        (STEADY, [1.01] * 12, False),
+        (STEADY, STEADY, False),
+        (STEADY, BURSTS, False),
+        (BURSTS, BURSTS[::-1], False),
+        (BURSTS, [1.1 * each for each in BURSTS], True),
+    ],
+)
+def test_who_is_surely_ahead(front: Sequence[float], other: Sequence[float], ahead: bool) -> None:
+    """By far after a few rounds, by a little after many; a burst of load decides nothing."""
+    assert select.surely_ahead(front, other, select.TIE) is ahead
+
+
+def test_who_is_surely_no_slower() -> None:
+    """By the same test, with the margin on the other side."""
+    assert select.surely_ahead([1.01] * 12, STEADY, 1 / select.TIE)
+    assert not select.surely_ahead([1.03] * 12, STEADY, 1 / select.TIE)
+    assert not select.surely_ahead([], [], select.TIE)
