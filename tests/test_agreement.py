@@ -150,9 +150,19 @@ def test_rank_that_went_on_alone_is_not_taken_to_be_still_busy() -> None:
     zero, one, two = ranks(3)
     zero.walk([True], within=0.1)
     one.walk([False, True])
+    two.walk([True])
     two.walk([True], graph="another", within=1.6)  # a quarter of it: there was a wait in vain
     assert two.waited >= 0.4
     assert two.facts["because"] == "ranks 0, 1 did not come within 0.4 s"
+
+
+def test_rank_that_is_ahead_with_other_graphs_is_not_waited_for() -> None:
+    """It has come through as many graphs, and the last of them is none of this rank's."""
+    zero, one = ranks(2)
+    zero.walk([True], graph="own", within=0.1)
+    one.walk([True], graph="another", within=60)
+    assert one.waited < 1
+    assert one.facts["because"] == "rank 0 compiles another graph"
 
 
 def test_each_wait_in_vain_makes_the_next_shorter_on_every_rank() -> None:

@@ -87,6 +87,8 @@ def test_with_a_gpu_and_no_package_it_is_not_installed(monkeypatch) -> None:
     """Found out without importing anything."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    for name in (probe.FOREIGN, *probe.LIBRARIES):  # another test may have imported one
+        monkeypatch.delitem(sys.modules, name, raising=False)
     with pytest.raises(Refusal) as caught:
         tensorrt.TensorRTBackend().probe(types.SimpleNamespace(device="cuda:0"))
     assert caught.value.reason == "not_installed"
