@@ -65,14 +65,14 @@ class Cell:
     way: str
 
 
-def cells(faults: Iterable[Fault]) -> Iterator[Cell]:
+def cells(faults: Iterable[Fault], ways: Iterable[str] = WAYS) -> Iterator[Cell]:
     """Every one of them, the honest engine first: the others' lost time is above its time."""
     kinds: list[tuple[Fault | None, str]] = [(None, "never")]
     for fault in faults:
         kinds += [(fault, "compile")] if fault in WHILE_COMPILING else []
         kinds += [(fault, "calls")] if fault in AT_CALLS else []
         kinds += [(fault, "later")] if fault in AT_CALLS and fault not in ENDING else []
-    for (fault, strikes), training, way in itertools.product(kinds, (False, True), WAYS):
+    for (fault, strikes), training, way in itertools.product(kinds, (False, True), ways):
         yield Cell(fault, strikes, training, way)
 
 
@@ -217,9 +217,9 @@ def apart(cell: Cell) -> dict[str, Any]:
     return {"served_by": "", "calls": {end: CALLS}, "seconds": seconds}
 
 
-def matrix(faults: Iterable[Fault]) -> list[dict[str, Any]]:
+def matrix(faults: Iterable[Fault], ways: Iterable[str] = WAYS) -> list[dict[str, Any]]:
     """Every cell and what came of it; those that may end a process run two at a time."""
-    wanted = list(cells(faults))
+    wanted = list(cells(faults, ways))
     played(Cell(None, "never", True, "composer"))
     compiling = [name for name in sys.modules if name.startswith(("torch", "composer"))]
     multiprocessing.get_context("forkserver").set_forkserver_preload(compiling)
@@ -236,10 +236,11 @@ def matrix(faults: Iterable[Fault]) -> list[dict[str, Any]]:
 
 def show(rows: Iterable[Mapping[str, Any]]) -> None:
     """Print the table."""
-    headings = [f"{way}, {mode}" for mode in ("inference", "training") for way in WAYS]
+    rows = list(rows)
+    ways = dict.fromkeys(row["way"] for row in rows)
+    headings = [f"{way}, {mode}" for mode in ("inference", "training") for way in ways]
     table = Table("fault", "strikes", *headings)
     key = functools.partial(map, lambda row: (str(row["fault"] or "none"), row["strikes"]))
-    rows = list(rows)
     for fault, strikes in dict.fromkeys(key(rows)):
         mine = [r for r in rows if (str(r["fault"] or "none"), r["strikes"]) == (fault, strikes)]
         mine.sort(key=lambda row: bool(row["training"]))
@@ -251,12 +252,13 @@ def main() -> int:
     """Play all cells, print, and write the JSON if asked to."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--faults", help="only these, with commas between; all by default")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS, help="all by default")
     parser.add_argument("--json", type=Path, help="where to write what came of them")
     asked = parser.parse_args()
     faults = [Fault(name) for name in asked.faults.split(",")] if asked.faults else list(Fault)
     warnings.simplefilter("ignore", FallbackWarning)
     described = machine()
-    rows = matrix(faults)
+    rows = matrix(faults, asked.ways)
     show(rows)
     if asked.json:
         write_json(asked.json, {"machine": described, "calls": CALLS, "cells": rows})

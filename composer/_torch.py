@@ -350,6 +350,11 @@ def seat() -> Seat | None:
     return Seat(torch.distributed.get_rank(), world, _get_default_store())
 
 
+def takes_functions(target: Any) -> bool:
+    """Whether this is an operator over functions, graphs or a user's Triton kernel."""
+    return isinstance(target, HigherOrderOperator)
+
+
 def operator_namespace(target: Any) -> str:
     """``"aten"`` for an operator of that namespace, overload or not; empty for what is none."""
     if isinstance(target, OpOverload):

@@ -104,13 +104,13 @@ def watch(
         rescue: What to do when it raises, or is wrong; ``None`` lets the error through.
         sampler: What compares a call every so often; ``None`` where nobody asked for that.
     """
-    tick, versions = runtime.tick, _reader(rescue)
+    tick, versions, unread = runtime.tick, _reader(rescue), _unread(rescue)
     served = _Served(engine, runtime, rescue, sampler)
 
     def call(*args: Any) -> Any:
         number = tick()
         run = serve = served.run
-        before: object = None
+        before: object = unread
         try:
             if versions is not None:
                 try:
@@ -156,6 +156,7 @@ class _Served:
         "_sample_at",
         "_sampler",
         "_starved",
+        "_unread",
         "_versions",
         "due",
         "run",
@@ -167,7 +168,7 @@ class _Served:
         self._sampler = sampler
         self._sample_at = sampler.every - 1 if sampler else sys.maxsize
         self._starved = 0
-        self._versions = _reader(rescue)
+        self._versions, self._unread = _reader(rescue), _unread(rescue)
         self._rescue = rescue
         self._resuming, self._retrying = self._resume, self._retry
         self._runtime = runtime
@@ -350,7 +351,7 @@ class _Served:
     def _read(self, args: Sequence[Any]) -> object:
         """Versions of the tensors that are looked at; ``None`` where one of them has none."""
         try:
-            return self._versions(args) if self._versions else None
+            return self._versions(args) if self._versions else self._unread
         except _NO_VERSION:
             return None
 
@@ -362,14 +363,19 @@ def _given(outputs: Any) -> Any:
 
 
 def _reader(rescue: Rescue | None) -> Reader | None:
-    """What reads the versions of the tensors that are looked at; ``None`` where nobody asks.
+    """What reads the versions of the tensors that are looked at; ``None`` where there are none.
 
     Written out as an expression that names each: a loop over them takes two to four times as long,
     and this stands in the way of every call.
     """
-    if rescue is None or rescue.blind:
+    if rescue is None or rescue.blind or not (rescue.tracked or rescue.held):
         return None
     reads = [f"args[{i}]._version" for i in rescue.tracked]
     reads += [f"held[{i}]._version" for i in range(len(rescue.held))]
     source = f"lambda args: ({''.join(f'{each}, ' for each in reads)})"
     return cast(Reader, eval(source, {"held": rescue.held}))
+
+
+def _unread(rescue: Rescue | None) -> tuple[()] | None:
+    """The versions where none are read: ``None`` where nobody can tell what was written."""
+    return None if rescue is None or rescue.blind else ()

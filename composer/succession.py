@@ -67,7 +67,7 @@ class Succession:
 
     def __post_init__(self, outcome: Outcome) -> None:
         """Let go of the tensors."""
-        self._tracked = writes.tracked_inputs(self.request)
+        self._tracked = self._open_to_writes()
         self._apart = cannot_undo(self.request)
         self._collective = collectives.meets_other_ranks(self.request.gm)
         late = bool(self.shared.late)
@@ -86,6 +86,14 @@ class Succession:
             for value in self.request.example_inputs
         )
         self.request = dataclasses.replace(self.request, example_inputs=symbols)
+
+    def _open_to_writes(self) -> tuple[tuple[int, ...], bool]:
+        """Which inputs to look at, whichever engine of the chain serves, and if that tells all."""
+        gm, engines = self.request.gm, (each.backend for each in self.contenders)
+        trusted = all(e.writes_as_the_graph or e.may_return_original for e in engines)
+        if trusted and not writes.may_write(gm) and writes.is_known(gm):
+            return (), False
+        return writes.tracked_inputs(self.request)
 
     def rescue(self) -> guard.Rescue | None:
         """What the guard does when the engine raises; ``None`` where it lets the error through."""

@@ -29,6 +29,27 @@ def may_write(gm: torch.fx.GraphModule) -> bool:
     return any(_moves(node) or _assigns(node) for each in graphs for node in each.graph.nodes)
 
 
+def is_known(gm: torch.fx.GraphModule) -> bool:
+    """Whether all operations are torch's and Python's own, so that it is known what they write to.
+
+    Other packages' operators may write without saying so, and so may functions and modules that
+    Dynamo was told not to look into, and operators that are given functions or kernels.
+    """
+    return all(_is_torchs(node) for node in gm.graph.nodes)
+
+
+def _is_torchs(node: torch.fx.Node) -> bool:
+    if node.op != "call_function":
+        return node.op != "call_module"
+    if _torch.takes_functions(node.target):
+        return False
+    namespace = _torch.operator_namespace(node.target)
+    if namespace:
+        return namespace in ("aten", "prims")
+    module = str(getattr(node.target, "__module__", None)).partition(".")[0]
+    return module in ("torch", "_operator", "builtins", "math")
+
+
 def tracked_inputs(request: GraphRequest) -> tuple[tuple[int, ...], bool]:
     """Which inputs to look at for writes, and whether any of them cannot be looked at.
 

@@ -141,8 +141,7 @@ def test_error_of_the_child_is_raised_where_errors_are_wanted() -> None:
 
 
 @SLOW
-@pytest.mark.parametrize("dynamic", [None, True])
-@pytest.mark.parametrize("name", ["onnxrt", "inductor"])
+@pytest.mark.parametrize(("name", "dynamic"), [("onnxrt", True), ("inductor", None)])
 def test_real_engine_is_built_again_by_the_caller(name: str, dynamic: bool | None) -> None:
     """Branches, autocast, buffers and dynamic sizes go to the child."""
     net, x = Net().eval(), torch.randn(3, 4)

@@ -81,8 +81,7 @@ def operators(found: Cut) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["bert", "mobilenet"])
-@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize(("name", "precision"), [("bert", "fp32"), ("mobilenet", "fp16")])
 def test_a_public_model_is_taken_whole_and_built(trt, name, precision) -> None:
     """One region, a real plan for a device that is not here. The bench does all ten."""
     import zoo

@@ -7,12 +7,15 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import engines
 import pytest
 import torch
 from conftest import compiled, last
 from torch.nn import functional
 
-from composer import writes
+from composer import guard, writes
+from composer.backends.base import Backend
+from composer.backends.inductor import InductorBackend
 from composer.capture import read_request
 from composer.testing import FakeBackend
 
@@ -192,3 +195,67 @@ def test_error_that_cannot_be_printed_is_a_failure_like_any_other(at: int | None
     x = torch.ones(3)
     assert torch.equal(compiled(torch.sin, mute, FakeBackend())(x), x.sin())
     assert "cannot be read" in last().attempts[0].message
+
+
+class Careful(Backend):
+    """An engine that says of itself that it writes where the graph does."""
+
+    writes_as_the_graph = True
+
+    def build(self, gm: Any, example_inputs: Any, *, mode: Any, options: Any) -> object:
+        raise NotImplementedError
+
+
+@torch.library.custom_op("composer_test::quietly_writes", mutates_args=())
+def quietly_writes(x: torch.Tensor) -> torch.Tensor:
+    x.add_(1)
+    return x * 2
+
+
+@quietly_writes.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+@pytest.mark.parametrize(
+    ("function", "chain", "looks"),
+    [
+        (lambda x, y: x * 2 + y, ["inductor", "onnxrt"], False),
+        (lambda x, y: torch.nn.functional.softmax(x, 0).relu().sum() + y.t(), [Careful], False),
+        (lambda x, y: x.add_(y), ["inductor", "onnxrt"], True),
+        (lambda x, y: x * 2 + y, ["inductor", engines.honest], True),
+        (lambda x, y: quietly_writes(x) + y, ["inductor"], True),
+    ],
+)
+def test_inputs_are_looked_at_where_anything_may_write(
+    function: Any, chain: list[Any], looks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not those of a graph that writes to nothing and whose engines do not, either."""
+    seen: list[guard.Rescue | None] = []
+    watch = guard.watch
+
+    def see(engine: Any, runtime: Any, restore: Any, rescue: Any, sampler: Any) -> Any:
+        seen.append(rescue)
+        return watch(engine, runtime, restore, rescue, sampler)
+
+    monkeypatch.setattr(guard, "watch", see)
+    monkeypatch.setattr(InductorBackend, "build", lambda self, gm, *a, **k: engines.honest(gm, *a))
+    monkeypatch.setattr(Careful, "build", lambda self, gm, *a, **k: engines.honest(gm, *a))
+    with torch.no_grad():
+        compiled(function, *chain)(torch.ones(3, 3), torch.ones(3, 3))
+    (rescue,) = seen
+    assert rescue is not None
+    assert bool(rescue.tracked) is looks
+
+
+def test_engine_that_raises_is_answered_for_where_nothing_was_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """There is nothing that it could have changed."""
+    raising = FakeBackend("raises", at=2)
+    monkeypatch.setattr(Careful, "build", lambda self, gm, inputs, **_: raising(gm, inputs))
+    run, x = compiled(torch.sin, Careful), torch.ones(3)
+    for _ in range(3):
+        torch.testing.assert_close(run(x), torch.sin(x))
+    assert last().chosen == "eager"
+    assert last().runtime.fallbacks == 1

@@ -43,6 +43,10 @@ class Backend(ABC):
     (:func:`composer.passes.late.in_force`). For any other backend composer makes the AOT step, and
     gives it each functional graph as if captured; without such passes it is given the graph."""
 
+    writes_as_the_graph: ClassVar[bool] = False
+    """Whether what it compiles writes to an input only where the graph does, also when it raises.
+    Then nobody looks at the inputs of a graph that writes to nothing, at each of its calls."""
+
     isolates_itself: ClassVar[bool] = False
     """Whether the build has its native part done by a child process where :func:`limits_left` says
     so, and takes the artefact over. ``isolate`` is on by default then. For any other backend the

@@ -41,6 +41,7 @@ class TensorRTBackend(Backend):
         self._is_own = not is_installed(probe.FOREIGN)
         self.isolates_itself = self._is_own  # type: ignore[misc]  # by what is installed
         self.reads_example_inputs = not self._is_own  # type: ignore[misc]  # as above
+        self.writes_as_the_graph = self._is_own  # type: ignore[misc]  # as above
         self.runs_shared_passes = self._is_own  # type: ignore[misc]  # as above
 
     def check_options(self, options: Mapping[str, Any]) -> None:
