@@ -63,13 +63,15 @@ class FakePlace:
 class Fake:
     """A library and what it did. ``faults`` are looked at whenever one could strike.
 
-    ``hidden`` are outputs whose shapes the engine says only after it ran, ``on_host`` those that it
+    ``hidden`` are outputs whose shapes the engine says only after it ran, ``asked`` those of them
+    that memory was asked for, ``on_host`` those that it
     leaves in the host's memory.
     """
 
     def __init__(self, real: Library) -> None:
         self.faults: set[str] = set()
         self.hidden: set[str] = set()
+        self.asked: list[str] = []
         self.on_host: set[str] = set()
         self.contexts: list[FakeContext] = []
         self.loaded = 0
@@ -342,6 +344,7 @@ class FakeContext:
         address = self.addresses.get(name, 0)
         if name in self.fake.hidden:
             allocator = self.allocators[name]()
+            self.fake.asked.append(name)
             address = allocator.reallocate_output_async(name, 0, array.nbytes, 256, stream)
             allocator.notify_shape(name, array.shape)
         ctypes.memmove(address, array.ctypes.data, array.nbytes)

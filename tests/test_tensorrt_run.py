@@ -220,6 +220,7 @@ def test_what_only_the_engine_knows_the_size_of_is_given_memory(fake: Fake) -> N
     """By the allocator, which lives as long as the call."""
     fake.hidden = {"relu"}
     same(lambda x: torch.relu(x), torch.randn(3, 4))
+    assert set(fake.asked) == {"relu"}
 
 
 def test_a_result_in_the_hosts_memory_is_waited_for(fake: Fake, place) -> None:
