@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch.fx
 
@@ -188,6 +188,27 @@ def within(limits: Limits) -> Iterator[None]:
         _refuse_late("finished")
     finally:
         _build.reset(token)
+
+
+Precision = Literal["fp32", "bf16"]
+"""What an engine may compute single precision in; inputs and outputs keep their dtypes."""
+
+_precision: ContextVar[Precision] = ContextVar("composer_precision", default="fp32")
+
+
+@contextmanager
+def computing_in(precision: Precision) -> Iterator[None]:
+    """Let builds compute in this precision."""
+    token = _precision.set(precision)
+    try:
+        yield
+    finally:
+        _precision.reset(token)
+
+
+def precision() -> Precision:
+    """What the build under way may compute in; for engines that choose it themselves."""
+    return _precision.get()
 
 
 def limits_left() -> Limits:
