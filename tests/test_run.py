@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked import Interpreter
 from typer.testing import CliRunner
 
 from composer.cli import app
@@ -43,8 +44,20 @@ def python(*args: Any, **kwargs: Any) -> subprocess.CompletedProcess[str]:
     )
 
 
-def composer(*args: Any, **kwargs: Any) -> subprocess.CompletedProcess[str]:
-    return python("-m", "composer", *args, **kwargs)
+@pytest.fixture(scope="module")
+def interpreter() -> Interpreter:
+    """A Python in which torch and composer are there already."""
+    return Interpreter()
+
+
+@pytest.fixture
+def composer(interpreter: Interpreter) -> Any:
+    """Runs the command."""
+
+    def run(*args: Any, **kwargs: Any) -> subprocess.CompletedProcess[str]:
+        return interpreter.run(["-m", "composer", *map(str, args)], **kwargs)
+
+    return run
 
 
 @pytest.fixture
@@ -61,7 +74,7 @@ def script(tmp_path: Path) -> Any:
     return write
 
 
-def test_report_follows_what_the_script_prints(script: Any) -> None:
+def test_report_follows_what_the_script_prints(script: Any, composer: Any) -> None:
     """On stdout; options behind the script are the script's own."""
     file = script(COMPILES + "import sys\nprint('done', *sys.argv[1:])\n")
     done = composer("run", file, "--json", "--help", "-m", "--", "x")
@@ -93,7 +106,7 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 @pytest.mark.parametrize("as_module", [False, True], ids=["script", "module"])
-def test_script_finds_what_python_gives_it(script: Any, as_module: bool) -> None:
+def test_script_finds_what_python_gives_it(script: Any, composer: Any, as_module: bool) -> None:
     """Arguments, path, names, pickles and child processes of objects in ``__main__``."""
     script("", "beside.py")
     file = script(PEER)
@@ -117,7 +130,7 @@ def test_script_finds_what_python_gives_it(script: Any, as_module: bool) -> None
         "sys.excepthook = lambda *error: print('hook', error[0]); raise ValueError",
     ],
 )
-def test_script_ends_as_in_python(script: Any, ending: str) -> None:
+def test_script_ends_as_in_python(script: Any, composer: Any, ending: str) -> None:
     """Exit code and stderr, with the traceback from the script on; the report comes, too."""
     file = script(f"import sys\ndef last():\n    {ending}\nlast()\n")
     plain, ours = python(file), composer("run", file)
@@ -127,13 +140,13 @@ def test_script_ends_as_in_python(script: Any, ending: str) -> None:
 
 
 @pytest.mark.slow
-def test_syntax_error_is_shown_as_python_shows_it(script: Any) -> None:
+def test_syntax_error_is_shown_as_python_shows_it(script: Any, composer: Any) -> None:
     """Nothing of composer's stands around it."""
     file = script("x = = 1\n")
     assert composer("run", file).stderr == python(file).stderr
 
 
-def test_error_in_the_script_does_not_lose_the_report(script: Any) -> None:
+def test_error_in_the_script_does_not_lose_the_report(script: Any, composer: Any) -> None:
     """What was compiled until then."""
     done = composer("run", script(COMPILES + "raise ValueError('mine')\n"))
     assert done.returncode == 1
@@ -142,7 +155,7 @@ def test_error_in_the_script_does_not_lose_the_report(script: Any) -> None:
 
 
 def test_policy_and_telemetry_are_set_for_the_script_and_its_children(
-    script: Any, tmp_path: Path
+    script: Any, composer: Any, tmp_path: Path
 ) -> None:
     """As absolute paths, since a script may change its folder; the report is the last line."""
     (tmp_path / "p.toml").write_text('[defaults]\nchain = ["aot_eager"]\n')
@@ -182,7 +195,9 @@ def test_mistakes_are_found_before_the_script_runs(
 
 
 @pytest.mark.slow
-def test_other_backends_are_named_as_the_cause_of_an_empty_report(script: Any) -> None:
+def test_other_backends_are_named_as_the_cause_of_an_empty_report(
+    script: Any, composer: Any
+) -> None:
     """Somebody who expects a report has most often not said backend="composer"."""
     file = script("import torch\ntorch.compile(torch.sin, backend='eager')(torch.ones(2))\n")
     done = composer("run", file)
@@ -192,7 +207,7 @@ def test_other_backends_are_named_as_the_cause_of_an_empty_report(script: Any) -
     )
 
 
-def test_explain_shows_graphs_and_breaks_of_a_script(script: Any) -> None:
+def test_explain_shows_graphs_and_breaks_of_a_script(script: Any, composer: Any) -> None:
     """With file, line and source; as JSON, too."""
     code = COMPILES.replace("    return torch.sin(x)", "    print('hi')\n    return torch.sin(x)")
     file = script(code)
@@ -256,7 +271,7 @@ def test_terminal_shows_what_takes_long(script: Any) -> None:
 
 
 @pytest.mark.slow
-def test_no_progress_where_stderr_is_no_terminal(script: Any) -> None:
+def test_no_progress_where_stderr_is_no_terminal(script: Any, composer: Any) -> None:
     """Nothing at all is written to it."""
     done = composer("run", script(SLOW))
     assert done.stdout.startswith("TextIOWrapper True\nunfinished line\nend\n")
@@ -264,7 +279,9 @@ def test_no_progress_where_stderr_is_no_terminal(script: Any) -> None:
 
 
 @pytest.mark.slow
-def test_run_says_which_engines_the_default_chain_did_not_come_to(script: Any) -> None:
+def test_run_says_which_engines_the_default_chain_did_not_come_to(
+    script: Any, composer: Any
+) -> None:
     """And the command that tries one of them alone; not where the user wrote the chain."""
     file = script('import torch\ntorch.compile(torch.sin, backend="composer")(torch.ones(3))\n')
     done = composer("run", file)

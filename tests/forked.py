@@ -1,0 +1,87 @@
+"""A Python that has imported torch and composer already, and forks for each run.
+
+Most of what a short child process takes is that import. Where what is imported, or read from the
+environment meanwhile, is what a test is about, it wants a fresh interpreter instead.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import runpy
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+
+class Interpreter:
+    """Runs code and modules as ``python -c`` and ``python -m`` would; one run at a time."""
+
+    def __init__(self) -> None:
+        self._server = subprocess.Popen(
+            [sys.executable, "-c", "import forked; forked.serve()"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parent,
+        )
+        atexit.register(self._server.kill)
+
+    def run(
+        self,
+        args: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        cwd: str | Path | None = None,
+    ) -> subprocess.CompletedProcess[str]:
+        """What ``python *args`` came to: ``-c`` and code, or ``-m`` and a module's name."""
+        assert self._server.stdin
+        assert self._server.stdout
+        with tempfile.TemporaryDirectory() as folder:
+            out, err = Path(folder, "out"), Path(folder, "err")
+            asked = [
+                list(args),
+                dict(env or os.environ),
+                str(cwd or Path.cwd()),
+                str(out),
+                str(err),
+            ]
+            print(json.dumps(asked), file=self._server.stdin, flush=True)
+            code = json.loads(self._server.stdout.readline())
+            return subprocess.CompletedProcess(args, code, out.read_text(), err.read_text())
+
+
+def serve() -> None:
+    """Fork for each line on stdin, and answer with the exit code."""
+    import torch._dynamo  # noqa: F401  # so that no child has to
+
+    import composer.cli  # noqa: F401
+
+    sys.path[0] = ""  # as with -c and -m, of the folder that each run is in
+
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            _be(*json.loads(line))
+            return
+        _, status = os.waitpid(child, 0)
+        sys.stdout.write(f"{os.waitstatus_to_exitcode(status)}\n")
+        sys.stdout.flush()
+
+
+def _be(args: list[str], env: dict[str, str], cwd: str, out: str, err: str) -> None:
+    """The process that was asked for; it ends as any other, its exit handlers included."""
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for number, path in enumerate((out, err), 1):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+    os.environ.clear()
+    os.environ.update(env)
+    os.chdir(cwd)
+    how, what, *rest = args
+    sys.argv = [how, *rest]
+    if how == "-m":
+        runpy.run_module(what, run_name="__main__", alter_sys=True)
+    else:
+        exec(compile(what, "<string>", "exec"), vars(sys.modules["__main__"]))
