@@ -35,7 +35,8 @@ LAYERS = [
     {"guard"},
     {"isolated", "succession"},
     {"dispatch"},
-    {"testing", "explain"},
+    {"workload"},
+    {"testing", "explain", "tuning"},
     {"__init__", "cli"},
     {"__main__"},
 ]

@@ -1,0 +1,123 @@
+"""``composer tune``: find the fastest engines of many models before anybody waits for them."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from composer import book
+from composer.child import Limits
+from composer.errors import ComposerError
+from composer.tuning import Job, machine, perform, read_jobs
+from composer.tuning.cluster import on_ray
+
+Sources = Annotated[list[str], typer.Argument(help="Plans (.toml), or module:factory.")]
+PolicyFile = Annotated[Path | None, typer.Option("--policy", help="Sets COMPOSER_CONFIG.")]
+Store = Annotated[
+    str, typer.Option("--store", help="Where verdicts are shared. Sets COMPOSER_VERDICT_STORE.")
+]
+Timeout = Annotated[float | None, typer.Option(min=1e-3, help="Seconds that a job may take.")]
+Ray = Annotated[str, typer.Option("--ray", help="A Ray cluster's address: auto, local, host:port.")]
+WorkingDir = Annotated[
+    Path | None, typer.Option(help="With --ray: a folder that the nodes import from.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON for each job.")]
+
+
+def tune(
+    sources: Sources,
+    policy: PolicyFile = None,
+    store: Store = "",
+    timeout: Timeout = None,
+    ray: Ray = "",
+    working_dir: WorkingDir = None,
+    as_json: Json = False,
+) -> None:
+    """Measure the engines of the policy in force on models, and keep the verdicts.
+
+    The exit code is 1 if a job failed.
+    """
+    try:
+        jobs = read_jobs(sources)
+        environment = _environment(policy, store)
+        os.environ.update(environment)
+        if str(Path.cwd()) not in sys.path:  # the command has its own folder there, not the user's
+            sys.path.insert(0, str(Path.cwd()))
+        limits = Limits(isolate=True, timeout=timeout)
+        if ray and not os.environ.get("COMPOSER_VERDICT_STORE"):
+            _refuse("with --ray the verdicts would stay on the nodes; say where by --store")
+        folder = str(working_dir) if working_dir else None
+        results = on_ray(jobs, limits, ray, environment, folder) if ray else _here(jobs, limits)
+        done = list(_said(results, len(jobs), as_json))
+    except ComposerError as error:
+        _refuse(str(error))
+    if not as_json:
+        Console().print(*_tables(done))
+    raise typer.Exit(int(any(each["error"] for each in done)))
+
+
+def _environment(policy: Path | None, store: str) -> dict[str, str]:
+    """What the processes of the jobs are to find, wherever they run."""
+    found = {"COMPOSER_VERDICT_STORE": store} if store else {}
+    if policy is not None:
+        book.read(policy)
+        found["COMPOSER_CONFIG"] = str(policy.absolute())
+    return found
+
+
+def _here(jobs: Sequence[Job], limits: Limits) -> Iterator[dict[str, Any]]:
+    """One job at a time: two would be measured on half a machine each."""
+    name = machine.describe()
+    return ({**perform(job, limits), "machine": name} for job in jobs)
+
+
+def _said(results: Iterator[dict[str, Any]], count: int, as_json: bool) -> Iterator[dict[str, Any]]:
+    """The results; each is told of when it comes."""
+    for number, result in enumerate(results, 1):
+        if as_json:
+            typer.echo(json.dumps(result))
+        else:
+            served = ", ".join(graph["chosen"] for graph in result["graphs"])
+            said = result["error"] or served
+            typer.echo(f"{number}/{count}  {result['job']}: {said}", err=True)
+        yield result
+
+
+def _tables(results: Sequence[dict[str, Any]]) -> Iterator[Table]:
+    """One for each kind of machine."""
+    for name in dict.fromkeys(result["machine"] for result in results):
+        table = Table("model", "graph", "engine", title=name)
+        for heading in ("ms a call", "eager's"):
+            table.add_column(heading, justify="right", no_wrap=True)
+        table.add_column("others, or what failed", overflow="fold")
+        for result in results:
+            if result["machine"] == name:
+                for graph in result["graphs"] or [None]:
+                    table.add_row(*map(escape, _row(result, graph)))
+        yield table
+
+
+def _row(result: dict[str, Any], graph: dict[str, Any] | None) -> tuple[str, ...]:
+    if graph is None:
+        return result["job"], "", "", "", "", result["error"]
+    others = ", ".join(f"{name} {reason}" for name, reason in graph["others"].items())
+    times = (f"{graph['timing'][key]:.4g}" if key in graph["timing"] else "" for key in _TIMES)
+    rest = "; ".join(filter(None, (result["error"], graph["why"], others)))
+    return result["job"], graph["graph"], graph["chosen"], *times, rest
+
+
+_TIMES = ("ms", "eager_ms")
+
+
+def _refuse(what: str) -> NoReturn:
+    typer.echo(f"composer: {what}", err=True)
+    raise typer.Exit(2)

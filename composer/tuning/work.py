@@ -1,0 +1,74 @@
+"""The work of one job, in a process of its own: compile a model, call it once, say what came of it.
+
+The verdict is written as it would be for any user who asks for the fastest engine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from composer import book, child, session
+from composer.errors import Refusal, text_of
+from composer.records import CompileReport, first_line
+from composer.tuning.plan import Job
+
+
+def perform(job: Job, limits: child.Limits) -> dict[str, Any]:
+    """Do a job in a child process.
+
+    Returns:
+        ``job``, ``graphs`` (what :func:`_row` says of each), ``seconds``, and ``error``, empty
+        where there was none.
+    """
+    began = time.perf_counter()
+    try:
+        done = child.ask("composer.tuning.work:measure", job.model_dump_json().encode(), limits)
+    except Refusal as ended:
+        done = {"graphs": [], "error": f"{ended.reason}: {first_line(text_of(ended))}"}
+    return {"job": str(job.workload), **done, "seconds": round(time.perf_counter() - began, 3)}
+
+
+def measure(payload: bytes, ready: Callable[[], None]) -> dict[str, Any]:
+    """In the child: build the model, compile it with ``select = "fastest"``, and call it."""
+    job = Job.model_validate_json(payload)
+    ready()
+    error = ""
+    try:
+        _compile_and_call(job)
+    except Exception as raised:  # noqa: BLE001  # the user's model may raise anything: recorded
+        error = f"{type(raised).__name__}: {first_line(text_of(raised))}"
+    reports = session.current().reports()
+    if not reports and not error:
+        error = "nothing was compiled"
+    return {"graphs": [_row(each) for each in reports], "error": error}
+
+
+def _compile_and_call(job: Job) -> None:
+    model = job.workload.build()
+    asked = {**job.options, "select": "fastest"}
+    with book.using(**asked), torch.set_grad_enabled(job.training):
+        compiled = torch.compile(model.module, backend="composer", dynamic=job.dynamic)
+        compiled(*model.args, **model.kwargs)
+
+
+def _row(report: CompileReport) -> dict[str, Any]:
+    """Who serves a graph, and what was measured; ``why`` where nothing was."""
+    timings = {each.backend: each.engine.get("timing") for each in report.attempts}
+    timing = timings.get(report.chosen)
+    measured = timing if isinstance(timing, dict) else {}
+    return {
+        "model": report.model,
+        "graph": report.graph_id,
+        "key": report.graph_key,
+        "device": report.device,
+        "dtype": report.dtype,
+        "training": report.training,
+        "chosen": report.chosen,
+        "timing": measured,
+        "why": timing if isinstance(timing, str) else "",
+        "others": {a.backend: str(a.reason) for a in report.attempts if a.reason is not None},
+    }

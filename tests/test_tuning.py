@@ -1,0 +1,251 @@
+"""``composer tune``: plans, jobs in processes of their own, and machines of a Ray cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from composer.child import Limits
+from composer.cli import app
+from composer.errors import OptionError
+from composer.tuning import Job, read_jobs
+from composer.tuning.cluster import on_ray
+from composer.workload import Workload
+
+MODELS = """
+import os, torch
+
+def mlp(batch=4):
+    return torch.nn.Linear(3, 3), torch.ones(batch, 3)
+
+def dies():
+    os._exit(3)
+"""
+PLAN = """
+[[models]]
+target = "models_to_tune:mlp"
+shapes = [{ batch = 1 }, { batch = 2 }]
+options = { chain = ["aot_eager"] }
+
+[[models]]
+target = "models_to_tune:mlp"
+training = true
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The working directory, with models and a plan."""
+    (tmp_path / "models_to_tune.py").write_text(MODELS)
+    (tmp_path / "plan.toml").write_text(PLAN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    yield tmp_path
+    sys.modules.pop("models_to_tune", None)
+
+
+def composer(*args: str) -> Any:
+    return CliRunner().invoke(app, ["tune", *args])
+
+
+def test_plan_has_a_job_for_each_shape(folder: Path) -> None:
+    """In order, with the options of the model; without shapes the factory's own defaults."""
+    one, two, trains = read_jobs(["plan.toml"])
+    assert [each.arguments for each in (one, two, trains)] == [{"batch": 1}, {"batch": 2}, {}]
+    assert [each.training for each in (one, two, trains)] == [False, False, True]
+    assert one.options == {"chain": ["aot_eager"]}
+    assert str(two.workload) == "models_to_tune:mlp(batch=2)"
+
+
+@pytest.mark.parametrize(
+    ("plan", "said"),
+    [
+        ("[[models]]\ntarget = 'm:f'\nshape = []\n", "shapes"),
+        ("[[models]]\ntarget = 'm:f'\nshapes = []\n", "nothing to tune"),
+        ("[[models]]\ntarget = 'm:f'\noptions = { chian = [] }\n", "'chain'"),
+        ("version = 2\nmodels = []\n", "version"),
+        ("models = [", "cannot be read"),
+    ],
+)
+def test_mistakes_in_a_plan_are_named(folder: Path, plan: str, said: str) -> None:
+    """With the file, before anything is measured."""
+    (folder / "wrong.toml").write_text(plan)
+    done = composer("wrong.toml")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr.startswith("composer: ")
+    assert "wrong.toml" in done.stderr
+    assert said in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (["nonsense"], "neither a plan (a .toml file) nor module:factory"),
+        (["missing.toml"], "missing.toml"),
+        (["plan.toml", "--policy", "missing.toml"], "missing.toml"),
+        (["plan.toml", "--ray", "auto"], "--store"),
+    ],
+)
+def test_mistakes_in_the_command_are_named(folder: Path, asked: list[str], said: str) -> None:
+    """Exit code 2, as for any wrong use of a command."""
+    done = composer(*asked)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert said in done.stderr
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda net, x: (net, x),
+        lambda net, x: (net, (x,)),
+        lambda net, x: (net, {"input": x}),
+        lambda net, x: (net, (), {"input": x}),
+    ],
+)
+def test_factory_gives_a_model_and_its_inputs(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a tensor, a tuple, a mapping, or both of the latter."""
+    net, x = torch.nn.Linear(2, 2), torch.ones(1, 2)
+    monkeypatch.setattr(sys.modules[__name__], "factory", lambda: made(net, x), raising=False)
+    model = Workload(f"{__name__}:factory").build()
+    assert torch.equal(model.module(*model.args, **model.kwargs), net(x))
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("torch", "module:function"),
+        ("torch:nothing", "cannot be imported"),
+        ("torch:__version__", "not a function"),
+        ("torch:get_num_threads", "it is to return"),
+        ("torch.nn:Identity", "it is to return"),
+    ],
+)
+def test_what_is_no_factory_is_named(target: str, said: str) -> None:
+    """With what it is to be."""
+    with pytest.raises(OptionError, match=target.partition(":")[0]) as raised:
+        Workload(target).build()
+    assert said in str(raised.value)
+
+
+@pytest.mark.slow
+def test_each_job_is_done_in_a_process_of_its_own(folder: Path) -> None:
+    """One that ends its process fails alone; the exit code says that one did."""
+    (folder / "policy.toml").write_text('[defaults]\nchain = ["aot_eager"]\n')
+    done = composer(
+        "models_to_tune:dies", "models_to_tune:mlp", "--policy", "policy.toml", "--json"
+    )
+    dead, fine = map(json.loads, done.stdout.splitlines())
+    assert done.exit_code == 1
+    assert dead["error"].startswith("crashed: ")
+    (graph,) = fine["graphs"]
+    assert (fine["error"], graph["others"].keys() <= {"aot_eager"}) == ("", True)
+    assert graph["chosen"] in ("aot_eager", "eager")
+
+
+@pytest.mark.slow
+def test_jobs_run_on_a_ray_cluster(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real one, started for this; its nodes import from the folder they are given."""
+    pytest.importorskip("ray", reason="Ray is not installed")
+    monkeypatch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # or Ray 2.60 warns
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    job = Job(target="models_to_tune:mlp", options={"chain": ["aot_eager"]})
+    keep = {"COMPOSER_CACHE_DIR": os.environ["COMPOSER_CACHE_DIR"]}
+    (done,) = on_ray([job], Limits(isolate=True), "local", keep, str(folder))
+    assert done["error"] == ""
+    assert [graph["chosen"] in ("aot_eager", "eager") for graph in done["graphs"]] == [True]
+    assert "cores" in done["machine"]
+
+
+class Cluster(ModuleType):
+    """Ray as :mod:`composer.tuning.cluster` uses it, with nodes that are only names.
+
+    ``lost`` are the nodes that die at their first job.
+    """
+
+    def __init__(self, kinds: dict[str, str], lost: tuple[str, ...] = ()) -> None:
+        super().__init__("ray")
+        self.kinds, self.lost = kinds, lost
+        self.done: list[tuple[str, str]] = []
+        error = type("RayError", (Exception,), {})
+        self.exceptions = SimpleNamespace(RayError=error)
+        affinity = lambda node, soft: node  # noqa: E731
+        strategies = SimpleNamespace(NodeAffinitySchedulingStrategy=affinity)
+        self.util = SimpleNamespace(scheduling_strategies=strategies)
+        self.is_up = False
+
+    def init(self, **_: Any) -> None:
+        self.is_up = True
+
+    def shutdown(self) -> None:
+        self.is_up = False
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [{"Alive": True, "NodeID": name, "Resources": {"CPU": 2.0}} for name in self.kinds]
+
+    def remote(self, _: type) -> Any:
+        return SimpleNamespace(options=self.options)
+
+    def options(self, *, num_cpus: float, num_gpus: float, scheduling_strategy: str) -> Any:
+        assert (num_cpus, num_gpus) == (2.0, 0)
+        name = scheduling_strategy
+        describe = SimpleNamespace(remote=lambda: self.kinds[name])
+        perform = SimpleNamespace(remote=lambda job, *_: (name, json.loads(job)["target"]))
+        return SimpleNamespace(remote=lambda: SimpleNamespace(describe=describe, perform=perform))
+
+    def wait(self, references: list[Any]) -> Any:
+        return references[:1], references[1:]
+
+    def get(self, what: Any) -> Any:
+        if isinstance(what, list):
+            return what
+        node, target = what
+        if node in self.lost:
+            raise self.exceptions.RayError
+        self.done.append((node, target))
+        return {"job": target, "graphs": [], "error": "", "seconds": 0.0}
+
+
+def jobs_on(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, str]]:
+    monkeypatch.setitem(sys.modules, "ray", cluster)
+    jobs = [Job(target="a:a"), Job(target="b:b")]
+    found = [*on_ray(jobs, Limits(), "auto", {})]
+    assert not cluster.is_up
+    return sorted((each["machine"], each["job"], each["error"]) for each in found)
+
+
+def test_each_kind_of_machine_does_every_job_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many nodes of a kind there are; they share its jobs."""
+    cluster = Cluster({"one": "small", "two": "small", "three": "large"})
+    found = jobs_on(cluster, monkeypatch)
+    assert [each[:2] for each in found] == [
+        (kind, job) for kind in ("large", "small") for job in ("a:a", "b:b")
+    ]
+    assert {node for node, _ in cluster.done} == {"one", "two", "three"}
+
+
+def test_a_lost_node_leaves_its_jobs_to_others_of_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one it was at has failed; where no other is left, the rest have, too."""
+    with_others = jobs_on(Cluster({"one": "small", "two": "small"}, lost=("one",)), monkeypatch)
+    assert [error for *_, error in with_others] == ["the node was lost: RayError", ""]
+    alone = jobs_on(Cluster({"one": "small"}, lost=("one",)), monkeypatch)
+    assert [error for *_, error in alone] == [
+        "the node was lost: RayError",
+        "no node of this kind is left",
+    ]
+
+
+def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """And nothing is measured here instead."""
+    monkeypatch.setitem(sys.modules, "ray", None)
+    done = composer("plan.toml", "--ray", "auto", "--store", "memory://verdicts")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "torch-composer[ray]" in done.stderr
