@@ -94,9 +94,15 @@ class Lock(BaseModel):
         """What the lock holds of this very graph."""
         return next((each for each in self.graphs if each.parts == graph.parts), None)
 
-    def at(self, model: str, position: int) -> LockedGraph | None:
-        """The graph of a model that was compiled at this position."""
-        return next((g for g in self.graphs if (g.model, g.position) == (model, position)), None)
+    def nearest(self, graph: LockedGraph) -> LockedGraph | None:
+        """The graph of its model at its place; where there is none, the one most like it."""
+        own = [each for each in self.graphs if each.model == graph.model]
+        return max(own, key=lambda each: _likeness(each, graph), default=None)
+
+
+def _likeness(one: LockedGraph, other: LockedGraph) -> tuple[bool, int]:
+    alike = one.parts.items() & other.parts.items()
+    return one.position == other.position, len(alike)
 
 
 def read(path: Path) -> Lock:

@@ -70,18 +70,20 @@ def _entry(graph: LockedGraph, contenders: tuple[Contender, ...]) -> LockedGraph
     path = lock_path()
     lock = file.read(path)
     same = lock.entry(graph)
-    entry = same or lock.at(graph.model, graph.position)
+    entry = same or lock.nearest(graph)
     if entry is None:
-        count = sum(each.model == graph.model for each in lock.graphs)
-        raise LockError(path, f"does not hold {graph.title}", [f"it holds {count} of that model"])
+        raise LockError(path, f"does not hold {graph.title}, nor any other of it")
     told = [message for _, message in between(entry, graph)]
     engine = next((each.backend for each in contenders if _is(each, entry)), None)
     told += versions(lock, versions_for(engine))
     if same and not _held_to(same, contenders):
         told.append(f"{spelled(same.engine, same.options)}, which it names, is not in the chain")
-    if told:
+    if not told:
+        return entry
+    if same or entry.position == graph.position:
         raise LockError(path, f"holds {entry.title} as another than it is here", told)
-    return entry
+    nearest = f"the nearest is graph {entry.position}"
+    raise LockError(path, f"does not hold {graph.title}; {nearest}", told)
 
 
 def _held_to(entry: LockedGraph, contenders: tuple[Contender, ...]) -> tuple[Contender, ...]:
