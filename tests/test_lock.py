@@ -476,6 +476,29 @@ def test_lock_and_assert_go_over_a_locked_policy() -> None:
     assert "served by aot_eager; the lock says eager" in moved
 
 
+def test_graph_is_the_same_however_refusals_are_answered() -> None:
+    """And one whose compile came to no end is none."""
+
+    def raises(gm: torch.fx.GraphModule) -> None:
+        raise RuntimeError("mine")
+
+    broken = {"passes": [raises], "on_pass_error": "raise"}
+    with watching() as witness:
+        for how in ({}, {"strict": True}, {"on_exhausted": "raise"}):
+            torch.compiler.reset()
+            compiled(cosine, "eager", **how)(torch.ones(4))
+        with pytest.raises(BackendCompilerFailed, match="mine"):
+            compiled(torch.sin, "eager", **broken)(torch.ones(4))
+    assert len({each.graph_key for each in composer.reports()}) == 3
+    assert [each.graph.title for each in witness.served()] == [f"graph 0 of {__name__}.cosine"]
+
+
+def test_search_for_a_culprit_asks_no_lock() -> None:
+    """It compiles graphs that no lock holds."""
+    composer.configure({"defaults": {"locked": True}})
+    assert composer.passes.bisect(cosine, [torch.ones(4)], passes=["fold_constants"]) is None
+
+
 def describes(**how: Any) -> tuple[str, dict[str, str], tuple[str, ...]]:
     """Key, parts and inputs of one compile."""
     fn, x = how.pop("fn", cosine), how.pop("x", torch.ones(4))

@@ -57,11 +57,12 @@ def compare(lock: Lock, here: Sequence[Served]) -> list[Difference]:
     """
     found = [Difference("", "version", told) for told in versions(lock, lock.versions)]
     entries = [lock.entry(each.graph) for each in here]
-    taken = [each for each in entries if each is not None]
-    left = {(each.model, each.position): each for each in lock.graphs if each not in taken}
+    left = {each.title: each for each in lock.graphs}
+    for same in entries:
+        left.pop(same.title if same else "", None)
     for served, same in zip(here, entries, strict=True):
         graph = served.graph
-        entry = left.pop((graph.model, graph.position), None) if same is None else same
+        entry = same or left.pop(graph.title, None)
         if entry is None:
             found.append(Difference(graph.title, "new", "new; the lock does not hold it"))
             continue

@@ -36,13 +36,19 @@ class Witness:
     def __init__(self, lock: Lock | None = None) -> None:
         self.lock = lock
         self._graphs: dict[str, LockedGraph] = {}
+        self._same: dict[str, str] = {}
         self._chains: dict[str, tuple[_Place, ...]] = {}
         self._records: dict[tuple[str, str], dict[str, Any]] = {}
 
     def meet(self, graph: LockedGraph, contenders: Sequence[Contender]) -> None:
-        """Keep what there is to say of a graph that is about to be compiled."""
-        self._graphs.setdefault(graph.key, graph)
-        self._chains[graph.key] = tuple(
+        """Keep what there is to say of a graph that is about to be compiled.
+
+        Keys may differ where the parts do not: by ``strict``, or by the number of a device.
+        """
+        alike = (key for key, each in self._graphs.items() if each.parts == graph.parts)
+        key = self._same[graph.key] = next(alike, graph.key)
+        self._graphs.setdefault(key, graph)
+        self._chains[key] = tuple(
             _Place(each.candidate.name, readable(each.candidate.options), each.backend)
             for each in contenders
         )
@@ -56,12 +62,17 @@ class Witness:
         self._records[record["graph_id"], record["time"]] = record
 
     def served(self) -> list[Served]:
-        """Each graph once, in the order of compiling, with who serves it by now."""
+        """Each graph once, in the order of compiling, with who serves it by now.
+
+        One without a record is none that the program runs: Dynamo captured it anew.
+        """
         reports = [CompileReport.from_dict(each) for each in self._records.values()]
         positions = Counter[str]()
         found = []
         for key, graph in self._graphs.items():
-            mine = [each for each in reports if each.graph_key == key]
+            mine = [each for each in reports if self._same.get(each.graph_key) == key]
+            if not mine:
+                continue
             counted = graph.model_copy(update={"position": positions[graph.model]})
             positions[graph.model] += 1
             found.append(self._served(counted, mine))
@@ -69,8 +80,9 @@ class Witness:
 
     def _served(self, graph: LockedGraph, reports: Sequence[CompileReport]) -> Served:
         """Where a graph was compiled more than once, what serves most of them."""
-        chosen = Counter(each.chosen for each in reports).most_common(1)[0][0] if reports else ""
-        attempts = next((each.attempts for each in reports if each.chosen == chosen), ())
+        serving = [each for each in reports if each.chosen] or reports
+        chosen = Counter(each.chosen for each in serving).most_common(1)[0][0]
+        attempts = next(each.attempts for each in serving if each.chosen == chosen)
         place = self._place(graph.key, chosen, [each.accepted for each in attempts])
         options = place.options if place else {}
         return Served(
