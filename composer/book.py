@@ -133,6 +133,20 @@ def found_here() -> Path | None:
     return None
 
 
+def file_in_force(configured: Source) -> Path | None:
+    """The file that this process has its policy from, if it has it from one.
+
+    Args:
+        configured: What ``composer.configure`` was given.
+    """
+    named = os.environ.get("COMPOSER_CONFIG")
+    if named:
+        return Path(named).absolute()
+    if configured is None:
+        return found_here()
+    return Path(configured).absolute() if isinstance(configured, str | Path) else None
+
+
 def in_force(configured: Source) -> PolicyBook:
     """The book of the first source that there is.
 
@@ -256,11 +270,12 @@ def _switches() -> Iterator[Layer]:
     chain = os.environ.get("COMPOSER_CHAIN", "")
     names = [name.strip() for name in chain.split(",") if name.strip()]
     if names:
-        yield Layer("COMPOSER_CHAIN", read_policy({"chain": names}))
+        yield Layer("COMPOSER_CHAIN", read_policy({"chain": names, "locked": False}))
     if "COMPOSER_STRICT" in os.environ:
         yield Layer("COMPOSER_STRICT", read_policy({"strict": _is_on("COMPOSER_STRICT")}))
     if _is_on("COMPOSER_DISABLE"):
-        yield Layer("COMPOSER_DISABLE", read_policy({"chain": ["eager"], "passes": []}))
+        off = {"chain": ["eager"], "passes": [], "locked": False}
+        yield Layer("COMPOSER_DISABLE", read_policy(off))
 
 
 def _is_on(switch: str) -> bool:

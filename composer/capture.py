@@ -173,10 +173,44 @@ def graph_key(
     return _digest(_text(gm, settings, example_inputs))
 
 
-def _text(gm: torch.fx.GraphModule, settings: str, example_inputs: Sequence[Any]) -> str:
-    text = _without_address("\n".join((*_lines(gm, example_inputs), settings)))
+def parts_of(request: GraphRequest, settings: Mapping[str, str]) -> dict[str, str]:
+    """Text of all that the key is made of, part by part, so that a difference can be named.
+
+    It is the same on all ranks of ``torch.distributed``. The parts are ``surroundings`` (grad mode,
+    autocast, default dtype), ``inputs``, ``weights``, ``operations`` and those of the settings.
+
+    Args:
+        request: The captured graph, in the surroundings that it is compiled in.
+        settings: Text of everything else that the key depends on, by name.
+    """
+    graph = request.gm.graph
+    held = {
+        node: "weights" if i in request.weights else "inputs"
+        for i, node in enumerate(graph.find_nodes(op="placeholder"))
+    }
+    names = ["surroundings", *(held.get(node, "operations") for node in graph.nodes), *settings]
+    lines = (*_lines(request.gm, request.example_inputs), *settings.values())
+    text = settled("\n".join(line.replace("\n", " ") for line in lines))
+    parts: dict[str, list[str]] = {name: [] for name in ("surroundings", "inputs", "weights")}
+    for name, line in zip(names, _as_on_every_rank(text).split("\n"), strict=True):
+        # Where a placeholder stands among the others is told by the operations that read it.
+        own = line.partition(" ")[2] if name in ("inputs", "weights") else line
+        parts.setdefault(name, []).append(own)
+    return {name: "\n".join(own) for name, own in parts.items()}
+
+
+def settled(text: str) -> str:
+    """A text without addresses, and with the names of symbols replaced by their position."""
     symbols: dict[str, str] = {}
-    return re.sub(r"\b[su]\d+\b", lambda m: symbols.setdefault(m[0], f"sym{len(symbols)}"), text)
+    return re.sub(
+        r"\b[su]\d+\b",
+        lambda m: symbols.setdefault(m[0], f"sym{len(symbols)}"),
+        _without_address(text),
+    )
+
+
+def _text(gm: torch.fx.GraphModule, settings: str, example_inputs: Sequence[Any]) -> str:
+    return settled("\n".join((*_lines(gm, example_inputs), settings)))
 
 
 def _digest(text: str) -> str:

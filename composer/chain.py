@@ -57,7 +57,8 @@ class Contender:
 
     ``min_coverage`` is the share of the graph that it has to take, ``bounds`` how far its numbers
     may be off eager's; ``None`` where they are not compared. ``limits`` are those of its build, and
-    ``remembered`` the days for which its failures are.
+    ``remembered`` the days for which its failures are. ``barred`` says why it is not to be tried at
+    all.
     """
 
     candidate: Candidate
@@ -66,6 +67,7 @@ class Contender:
     bounds: Bounds | None = None
     limits: child.Limits = child.NONE
     remembered: float = 0.0
+    barred: str = ""
 
     def skip(self, request: GraphRequest) -> None:
         """Refuse a graph for which the policy does not want the candidate, or not any more.
@@ -73,6 +75,8 @@ class Contender:
         Raises:
             Refusal: ``skipped``.
         """
+        if self.barred:
+            refuse(Status.SKIPPED, Reason.POLICY, self.barred)
         when = self.candidate.when
         if when is not None and not when.holds(Facts.of(request)):
             what = f"the policy wants it only when {when}"

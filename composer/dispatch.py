@@ -9,7 +9,7 @@ from typing import Any
 
 import torch.fx
 
-from composer import backward, book, capture, chain, clones, guard, select, session
+from composer import backward, book, capture, chain, clones, guard, lock, select, session
 from composer.lowering import once
 from composer.passes import early, resolve
 from composer.policy import Facts, Rules
@@ -40,6 +40,7 @@ def compose(
 
     Raises:
         OptionError, UnknownNameError: the user's own mistakes.
+        LockError: the policy is ``locked``, and the graph is not as ``composer.lock`` has it.
         PassError: a pass failed and ``on_pass_error`` is ``"raise"``.
         CandidateError: a candidate was not accepted and ``strict`` is on.
         ChainExhausted: none was accepted and ``on_exhausted`` is ``"raise"``.
@@ -52,6 +53,7 @@ def compose(
     candidates = chain.resolve(policy)
     shared = resolve.resolve(policy.passes, policy.on_pass_error)
     request = capture.known_by(request, policy.model, f"{mode} {policy.key} {shared.key}")
+    policy, candidates = lock.hold(request, policy, candidates, shared)
     with session.current().progress.step(request, "shared passes"):
         request, rewritten = early.rewrite(request, shared)
     with once.sharing(), backward.watched() as backwards:

@@ -6,6 +6,7 @@
     ├── ComposerError
     │   ├── OptionError(ValueError)        a policy field or engine option that nobody knows
     │   ├── UnknownNameError(LookupError)  a backend's name that nobody knows, close to a known one
+    │   ├── LockError                      ``locked``: a graph is not as ``composer.lock`` has it
     │   ├── PassError                      ``on_pass_error="raise"``: a pass broke its contract
     │   ├── PassCheckError(ExceptionGroup) ``passes.check``: every rule that a pass breaks
     │   ├── RecordError(ValueError)        a record in a file is not one of a compile
@@ -19,8 +20,8 @@
         ├── CacheWarning                   what is kept on disk cannot be read or written
         └── TelemetryWarning               a sink failed; what is compiled is not touched by it
 
-``OptionError`` and ``UnknownNameError`` are the user's own mistakes: they are raised at once and
-are never a reason to fall back. Dynamo wraps what a backend raises in
+``OptionError``, ``UnknownNameError`` and ``LockError`` are the user's own mistakes: they are raised
+at once and are never a reason to fall back. Dynamo wraps what a backend raises in
 ``torch._dynamo.exc.BackendCompilerFailed``; the original is its ``inner_exception``.
 """
 
@@ -30,6 +31,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from composer.records import Attempt, Reason, Status
 
 
@@ -43,6 +46,22 @@ class OptionError(ComposerError, ValueError):
 
 class UnknownNameError(ComposerError, LookupError):
     """A name in the chain is known to nobody and looks like a slip of a known one."""
+
+
+class LockError(ComposerError):
+    """The lock file is missing or malformed, or a graph is not as it says.
+
+    Args:
+        path: The file.
+        what: What is wrong, for a person.
+        differences: Between the lock and what is here, each in one sentence.
+    """
+
+    def __init__(self, path: Path, what: str, differences: Sequence[str] = ()) -> None:
+        told = f": {'; '.join(differences)}" if differences else ""
+        super().__init__(f"lock file {str(path)!r} {what}{told}. `composer lock` writes it anew")
+        self.path = path
+        self.differences = tuple(differences)
 
 
 class Refusal(ComposerError):

@@ -186,6 +186,9 @@ class Policy(BaseModel):
         agree_within: Seconds that a rank of ``torch.distributed`` waits for the others, so that all
             take the same engine for the same graph; 0 does not ask them.
         model: The model's name in reports; by default the class, or the function, compiled.
+        locked: The file ``composer.lock`` says which candidate of the chain serves each graph, and
+            no other is tried; a graph that is not as it says is a
+            :class:`~composer.errors.LockError`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -210,6 +213,7 @@ class Policy(BaseModel):
     remember_failures: Annotated[float, Field(ge=0.0)] = 7.0
     agree_within: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 60.0
     model: str | None = None
+    locked: bool = False
 
     @field_validator("chain", mode="before")
     @classmethod

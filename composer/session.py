@@ -22,12 +22,16 @@ class Session:
     ``warned`` holds pairs of backend and reason, ``configured`` what ``composer.configure`` was
     given, ``sinks`` take every record, and ``progress`` is what is being compiled now. Engines
     in quarantine are those that failed at run time, each for one graph; ``failures`` are the keys
-    of those that were remembered for other processes.
+    of those that were remembered for other processes. ``witness`` is what ``composer lock`` runs a
+    program under, and is shown every graph (:mod:`composer.lock.witness`).
     """
 
-    def __init__(self, configured: Source = None, sinks: Sinks | None = None) -> None:
+    def __init__(
+        self, configured: Source = None, sinks: Sinks | None = None, witness: Any = None
+    ) -> None:
         self.configured = configured
         self.sinks = sinks or Sinks()
+        self.witness = witness
         self.progress = Progress()
         self._lock = threading.Lock()
         self._reports: deque[CompileReport] = deque(maxlen=KEPT_REPORTS)
@@ -75,7 +79,7 @@ def current() -> Session:
 def reset() -> None:
     """Forget reports and warnings. Compiled functions, policy and sinks stay what they are."""
     global _current
-    _current = Session(_current.configured, _current.sinks)
+    _current = Session(_current.configured, _current.sinks, _current.witness)
 
 
 def configure(source: Source) -> None:

@@ -33,7 +33,7 @@ LAYERS = [
     {"choice"},
     {"chain", "backward"},
     {"guard"},
-    {"isolated", "succession"},
+    {"isolated", "succession", "lock"},
     {"dispatch"},
     {"workload"},
     {"testing", "explain", "tuning"},

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from composer.cli import cache, doctor, passes, policy, reasons, report, run, tune
+from composer.cli import cache, doctor, lock, passes, policy, reasons, report, run, tune
 
 app = typer.Typer(
     help="One torch.compile backend over several engines.",
@@ -17,6 +17,8 @@ app = typer.Typer(
 
 app.command(context_settings=run.ARGUMENTS)(run.run)
 app.command(context_settings=run.ARGUMENTS)(run.explain)
+app.command(context_settings=run.ARGUMENTS)(lock.lock)
+app.command("assert", context_settings=run.ARGUMENTS)(lock.compare)
 app.command()(report.report)
 app.command()(reasons.reasons)
 app.command()(doctor.doctor)

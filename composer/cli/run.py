@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, NoReturn, TextIO
 
 import typer
 
@@ -38,7 +38,7 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Run a script and print composer's report; the exit code is the script's."""
-    _prepare(script, module, policy, telemetry)
+    prepare(script, module, policy, telemetry)
     _run(script, args or [], module, as_json, lambda: Report(session.current().reports()))
 
 
@@ -51,26 +51,27 @@ def explain(
     as_json: Json = False,
 ) -> None:
     """Run a script and print its graphs, graph breaks, and what was left to torch."""
-    _prepare(script, module, policy, telemetry)
+    prepare(script, module, policy, telemetry)
     with collecting() as found:
         _run(script, args or [], module, as_json, lambda: found.explanation)
 
 
-def _prepare(script: str, module: bool, policy: Path | None, telemetry: Path | None) -> None:
+def prepare(script: str, module: bool, policy: Path | None, telemetry: Path | None) -> None:
     """Find mistakes before anything runs, and set what child processes are to inherit."""
     if not module and not Path(script).exists():
-        _refuse(f"there is no script {script!r}")
+        refuse(f"there is no script {script!r}")
     if policy is not None:
         try:
             book.read(policy)
         except ComposerError as error:
-            _refuse(str(error))
+            refuse(str(error))
         os.environ["COMPOSER_CONFIG"] = str(policy.absolute())
     if telemetry is not None:
         os.environ["COMPOSER_TELEMETRY"] = str(telemetry.absolute())
 
 
-def _refuse(what: str) -> NoReturn:
+def refuse(what: str) -> NoReturn:
+    """End with the exit code of a wrong use of the command."""
     typer.echo(f"composer: {what}", err=True)
     raise typer.Exit(2)
 
@@ -83,16 +84,22 @@ def _run(
     result: Callable[[], Report | Explanation],
 ) -> None:
     """Run the script, print what came of it where stdout led before, and exit as it did."""
-    stdout = sys.stdout
-    with shown():
-        code = run_script(script, args, as_module=module)
-    if sys.stdout is not stdout and not sys.stdout.closed:
-        sys.stdout.flush()
+    code, stdout = finish(script, args, module)
     found = result()
     print(found.to_json() if as_json else found, file=stdout)
     if not as_json:
         print(*_hints(found, script), sep="\n", end="", file=stdout)
     raise typer.Exit(code)
+
+
+def finish(script: str, args: list[str], module: bool) -> tuple[int, TextIO]:
+    """Run the script to its end; its exit code, and where stdout led before."""
+    stdout = sys.stdout
+    with shown():
+        code = run_script(script, args, as_module=module)
+    if sys.stdout is not stdout and not sys.stdout.closed:
+        sys.stdout.flush()
+    return code, stdout
 
 
 def _hints(found: Report | Explanation, script: str) -> Iterator[str]:

@@ -85,7 +85,8 @@ def bisect(
     itself = difference(program.run(), eager, tolerance)
     if itself is not None:
         raise BisectError(f"two runs in eager do not agree: {itself}")
-    search = _Search(program, ordered, tolerance, {"chain": ["eager"], **(options or {})}, eager)
+    chosen = {"chain": ["eager"], "locked": False, **(options or {})}
+    search = _Search(program, ordered, tolerance, chosen, eager)
     try:
         with _torch.fresh_compiles():
             return search.culprit()

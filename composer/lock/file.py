@@ -1,0 +1,189 @@
+"""The file ``composer.lock``: TOML, the same bytes for the same graphs, made to lie in git."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shlex
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from composer.errors import LockError
+from composer.registry import did_you_mean
+
+LOCK_FILE = "composer.lock"
+
+_OURS = "composer lock"
+"""Stands in the first line of every lock; PHP's Composer has a file of the same name."""
+
+
+class LockedPass(BaseModel):
+    """A shared pass: its name, its parameters, and the digest of its source with both."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    parameters: dict[str, Any] = Field(default_factory=dict)
+    fingerprint: str = ""
+
+
+class LockedGraph(BaseModel):
+    """A graph and who serves it.
+
+    Attributes:
+        model: Class or function, or the name that the policy gives it.
+        position: How many other graphs of that model were compiled before it.
+        engine: Who serves it, as the chain spelled it; ``eager`` for the floor.
+        key: The ``graph_key`` of its report.
+        device: The most common device.
+        dtype: The most common floating dtype.
+        training: Whether it was compiled for training.
+        dynamic: Whether some size is a symbol.
+        nodes: Operations.
+        inputs: What is passed in, weights left out, for a person.
+        passes: The shared passes, in order.
+        options: The engine's, as the chain gave them.
+        policy: Fields that decide how the graph is compiled and are not the default.
+        parts: What makes the graph the one that it is; it is recognised by them.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str
+    position: int = Field(ge=0)
+    engine: str
+    key: str
+    device: str
+    dtype: str
+    training: bool
+    dynamic: bool
+    nodes: int
+    inputs: tuple[str, ...]
+    passes: tuple[LockedPass, ...] = ()
+    options: dict[str, Any] = Field(default_factory=dict)
+    policy: dict[str, Any] = Field(default_factory=dict)
+    parts: dict[str, str]
+
+    @property
+    def title(self) -> str:
+        """``"graph 0 of my_package.Net"``."""
+        return f"graph {self.position} of {self.model}"
+
+
+class Lock(BaseModel):
+    """What the file holds.
+
+    Attributes:
+        version: Of the format; 1.
+        versions: Of torch, composer and the packages of the engines that serve; empty where a
+            package is not installed.
+        graphs: By model, in the order in which they were compiled.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    version: Literal[1]
+    versions: dict[str, str]
+    graphs: tuple[LockedGraph, ...]
+
+    def entry(self, graph: LockedGraph) -> LockedGraph | None:
+        """What the lock holds of this very graph."""
+        return next((each for each in self.graphs if each.parts == graph.parts), None)
+
+    def nearest(self, graph: LockedGraph) -> LockedGraph | None:
+        """The graph of its model at its place; where there is none, the one most like it."""
+        own = [each for each in self.graphs if each.model == graph.model]
+        return max(own, key=lambda each: _likeness(each, graph), default=None)
+
+
+def _likeness(one: LockedGraph, other: LockedGraph) -> tuple[bool, int]:
+    alike = one.parts.items() & other.parts.items()
+    return one.position == other.position, len(alike)
+
+
+def read(path: Path) -> Lock:
+    """The lock that a file holds.
+
+    Raises:
+        LockError: the file is missing or no TOML, or naming every key and value that is wrong.
+    """
+    try:
+        known = path.stat()
+    except OSError as error:
+        raise LockError(path, f"cannot be read: {error.strerror}") from error
+    return _parsed(path, known.st_mtime_ns, known.st_size)
+
+
+@functools.lru_cache(maxsize=8)
+def _parsed(path: Path, modified: int, size: int) -> Lock:
+    """A file's lock; the time and size it had are part of the key."""
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise LockError(path, f"cannot be read: {error}") from error
+    try:
+        return Lock.model_validate(table)
+    except ValidationError as error:
+        mistakes = [_mistake(each) for each in error.errors()]
+        raise LockError(path, "is malformed", mistakes) from None
+
+
+def _mistake(error: Any) -> str:
+    *parents, key = error["loc"]
+    where = ".".join(map(str, error["loc"]))
+    if error["type"] != "extra_forbidden":
+        return f"{where}: {error['msg']}"
+    kinds: Mapping[str, type[BaseModel]] = {"graphs": LockedGraph, "passes": LockedPass}
+    held = next((kinds[each] for each in reversed(parents) if each in kinds), Lock)
+    return f"unknown key {where!r}{did_you_mean(str(key), held.model_fields)}"
+
+
+def is_foreign(path: Path) -> bool:
+    """Whether something lies there that ``composer lock`` did not write.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            begin = file.read(4096)
+    except FileNotFoundError:
+        return False
+    return bool(begin.strip()) and _OURS.encode() not in begin
+
+
+def write(path: Path, lock: Lock, command: Sequence[str]) -> None:
+    """Write a lock, whole or not at all.
+
+    Args:
+        path: The file.
+        lock: What it is to hold.
+        command: Arguments of ``composer lock``, for the comment in its first line.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        unfinished.write_text(_text(lock, command), encoding="utf-8", newline="\n")
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _text(lock: Lock, command: Sequence[str]) -> str:
+    import tomli_w  # not before it is needed
+
+    table = lock.model_dump(exclude_defaults=True)
+    table["graphs"] = [{**each, "inputs": list(each["inputs"])} for each in table["graphs"]]
+    return f"# Written by `{_said(command)}`: the engine of each graph.\n" + tomli_w.dumps(table)
+
+
+def _said(command: Sequence[str]) -> str:
+    """On one line, whatever an argument holds: a comment has no control characters."""
+    words = shlex.join((*_OURS.split(), *command))
+    return "".join(each if each.isprintable() else "?" for each in words)

@@ -1,0 +1,106 @@
+"""``locked = true``: the lock says who serves a graph, and nobody else is tried."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from composer import book, chain, session
+from composer.chain import Contender
+from composer.choice import FLOOR
+from composer.errors import LockError
+from composer.lock import file
+from composer.lock.describe import describe, readable, versions_for
+from composer.lock.difference import between, spelled, versions
+from composer.lock.file import LOCK_FILE, LockedGraph
+from composer.lock.witness import Witness
+from composer.passes.resolve import SharedPasses
+from composer.policy import Candidate, Policy
+from composer.records import GraphRequest
+
+
+def hold(
+    request: GraphRequest,
+    policy: Policy,
+    contenders: tuple[Contender, ...],
+    shared: SharedPasses,
+) -> tuple[Policy, tuple[Contender, ...]]:
+    """The policy and the chain, of which only what the lock says may serve where it is ``locked``.
+
+    The lock chooses among the candidates that there are; it names no code. Under ``composer lock``
+    it is not asked, under ``composer assert`` a graph that it does not hold is compiled without it.
+
+    Raises:
+        LockError: the lock is missing or malformed, or the graph is not as it says.
+    """
+    witness: Witness | None = session.current().witness
+    if not policy.locked and witness is None:
+        return policy, contenders
+    graph = describe(request, policy, shared, _position(request))
+    if witness is not None:
+        witness.meet(graph, contenders)
+        entry = witness.entry(graph) if policy.locked else None
+    else:
+        entry = _entry(graph, contenders)
+    held = _held_to(entry, contenders) if entry else ()
+    if not held:
+        return policy, contenders
+    return policy.model_copy(update={"select": "first"}), held
+
+
+def lock_path() -> Path:
+    """Where the lock is: beside the policy file in force, else in the working directory."""
+    policy = book.file_in_force(session.current().configured)
+    return (policy.parent if policy else Path.cwd()) / LOCK_FILE
+
+
+def _position(request: GraphRequest) -> int:
+    """How many other graphs of the model this process has compiled."""
+    compiled = session.current().reports()
+    keys = {each.graph_key for each in compiled if each.model == request.model}
+    return len(keys - {request.graph_key})
+
+
+def _entry(graph: LockedGraph, contenders: tuple[Contender, ...]) -> LockedGraph:
+    """What the lock has of this graph.
+
+    Raises:
+        LockError: naming all that is not as the lock says.
+    """
+    path = lock_path()
+    lock = file.read(path)
+    same = lock.entry(graph)
+    entry = same or lock.nearest(graph)
+    if entry is None:
+        raise LockError(path, f"does not hold {graph.title}, nor any other of it")
+    told = [message for _, message in between(entry, graph)]
+    engine = next((each.backend for each in contenders if _is(each, entry)), None)
+    told += versions(lock, versions_for(engine))
+    if same and not _held_to(same, contenders):
+        told.append(f"{spelled(same.engine, same.options)}, which it names, is not in the chain")
+    if not told:
+        return entry
+    if same or entry.position == graph.position:
+        raise LockError(path, f"holds {entry.title} as another than it is here", told)
+    nearest = f"the nearest is graph {entry.position}"
+    raise LockError(path, f"does not hold {graph.title}; {nearest}", told)
+
+
+def _held_to(entry: LockedGraph, contenders: tuple[Contender, ...]) -> tuple[Contender, ...]:
+    """The chain, of which only the locked engine may be tried; empty where it is not in there.
+
+    The captured graph's own forward can be the fastest without a place in the chain.
+    """
+    if entry.engine == FLOOR and not any(_is(each, entry) for each in contenders):
+        contenders = (*contenders, *chain.resolve(Policy(chain=(Candidate(backend=FLOOR),))))
+    if not any(_is(each, entry) for each in contenders):
+        return ()
+    why = f"{LOCK_FILE} says {spelled(entry.engine, entry.options)} for this graph"
+    return tuple(
+        each if _is(each, entry) else dataclasses.replace(each, barred=why) for each in contenders
+    )
+
+
+def _is(each: Contender, entry: LockedGraph) -> bool:
+    candidate = each.candidate
+    return (candidate.name, readable(candidate.options)) == (entry.engine, entry.options)

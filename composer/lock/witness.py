@@ -1,0 +1,125 @@
+"""What ``composer lock`` and ``composer assert`` see of the program that they run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from composer import session
+from composer.backends.base import Backend
+from composer.chain import Contender
+from composer.lock.describe import readable, versions_for
+from composer.lock.difference import Served
+from composer.lock.file import Lock, LockedGraph
+from composer.records import CompileReport
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """One place in a chain: the backend's name, its options, and the engine."""
+
+    name: str
+    options: dict[str, Any]
+    backend: Backend
+
+
+class Witness:
+    """A sink that also meets every graph before anything is tried on it.
+
+    Args:
+        lock: What the program is compared with; a ``locked`` policy is held to it.
+    """
+
+    def __init__(self, lock: Lock | None = None) -> None:
+        self.lock = lock
+        self._graphs: dict[str, LockedGraph] = {}
+        self._same: dict[str, str] = {}
+        self._chains: dict[str, tuple[_Place, ...]] = {}
+        self._records: dict[tuple[str, str], dict[str, Any]] = {}
+
+    def meet(self, graph: LockedGraph, contenders: Sequence[Contender]) -> None:
+        """Keep what there is to say of a graph that is about to be compiled.
+
+        Keys may differ where the parts do not: by ``strict``, or by the number of a device.
+        """
+        alike = (key for key, each in self._graphs.items() if each.parts == graph.parts)
+        key = self._same[graph.key] = next(alike, graph.key)
+        self._graphs.setdefault(key, graph)
+        self._chains[key] = tuple(
+            _Place(each.candidate.name, readable(each.candidate.options), each.backend)
+            for each in contenders
+        )
+
+    def entry(self, graph: LockedGraph) -> LockedGraph | None:
+        """What the lock that the program is compared with says of a graph."""
+        return self.lock.entry(graph) if self.lock else None
+
+    def emit(self, record: dict[str, Any]) -> None:
+        """Keep the last record of each compile."""
+        self._records[record["graph_id"], record["time"]] = record
+
+    def served(self) -> list[Served]:
+        """Each graph once, in the order of compiling, with who serves it by now.
+
+        One without a record is none that the program runs: Dynamo captured it anew.
+        """
+        reports = [CompileReport.from_dict(each) for each in self._records.values()]
+        positions = Counter[str]()
+        found = []
+        for key, graph in self._graphs.items():
+            mine = [each for each in reports if self._same.get(each.graph_key) == key]
+            if not mine:
+                continue
+            counted = graph.model_copy(update={"position": positions[graph.model]})
+            positions[graph.model] += 1
+            found.append(self._served(counted, mine))
+        return found
+
+    def _served(self, graph: LockedGraph, reports: Sequence[CompileReport]) -> Served:
+        """Where a graph was compiled more than once, what serves most of them."""
+        serving = [each for each in reports if each.chosen] or reports
+        chosen = Counter(each.chosen for each in serving).most_common(1)[0][0]
+        attempts = next(each.attempts for each in serving if each.chosen == chosen)
+        place = self._place(graph.key, chosen, [each.accepted for each in attempts])
+        options = place.options if place else {}
+        return Served(
+            graph.model_copy(update={"engine": chosen, "options": options}),
+            versions_for(place.backend if place else None),
+            attempts,
+        )
+
+    def _place(self, key: str, chosen: str, accepted: Sequence[bool]) -> _Place | None:
+        """Where in the chain the engine stands: a name may stand there more than once."""
+        tried = zip(self._chains[key], accepted, strict=False)  # some may be tried twice
+        serving = [place for place, serves in tried if serves]
+        named = (each for each in (*serving, *self._chains[key]) if each.name == chosen)
+        return next(named, None)
+
+    def locks(self) -> Lock:
+        """What the file is to say."""
+        served = self.served()
+        versions: dict[str, str] = {}
+        for each in served:
+            versions |= each.versions
+        graphs = sorted((each.graph for each in served), key=lambda g: (g.model, g.position))
+        return Lock(version=1, versions=dict(sorted(versions.items())), graphs=tuple(graphs))
+
+
+@contextmanager
+def watching(lock: Lock | None = None) -> Iterator[Witness]:
+    """See all that is compiled through composer until the block ends.
+
+    Args:
+        lock: What it is to be compared with.
+    """
+    witness = Witness(lock)
+    session.add_sink(witness)
+    session.current().witness = witness
+    try:
+        yield witness
+    finally:
+        session.current().witness = None
+        session.remove_sink(witness)
