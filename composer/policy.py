@@ -186,6 +186,11 @@ class Policy(BaseModel):
         agree_within: Seconds that a rank of ``torch.distributed`` waits for the others, so that all
             take the same engine for the same graph; 0 does not ask them.
         model: The model's name in reports; by default the class, or the function, compiled.
+        precision: In what products and convolutions of float32 are computed on the CPU. ``"bf16"``
+            is bfloat16; ``"auto"`` has each engine tried in it first, in inference, and taken if it
+            is no further from eager than ``max_error`` on the first real inputs.
+        max_error: How far what is computed in bfloat16 may be off: the largest error in a value
+            over the largest number in it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -210,6 +215,8 @@ class Policy(BaseModel):
     remember_failures: Annotated[float, Field(ge=0.0)] = 7.0
     agree_within: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 60.0
     model: str | None = None
+    precision: Literal["fp32", "bf16", "auto"] = "fp32"
+    max_error: Annotated[float, Field(gt=0.0)] = 0.01
 
     @field_validator("chain", mode="before")
     @classmethod
@@ -243,7 +250,8 @@ class Policy(BaseModel):
         checks = f"{self.verify} {self.tolerance}" if self.verify != "off" else ""
         limits = f" {self._limits}" if any(map(any, self._limits)) else ""
         choice = f" {self.select} {self.objective}" if self.select != "first" else ""
-        rest = f"{checks}{limits}{choice}"
+        low = f" {self.precision} {self.max_error}" if self.precision != "fp32" else ""
+        rest = f"{checks}{limits}{choice}{low}"
         return f"{chain} {self.strict} {self.on_exhausted} {self.min_coverage} {rest}"
 
     @property
