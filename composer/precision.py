@@ -17,7 +17,7 @@ import torch
 import torch.fx
 
 from composer import _torch, clones, collectives, writes
-from composer.lowering.narrow_weights import NarrowWeights, copy_of
+from composer.lowering.narrow_weights import Copy, NarrowWeights, copy_of
 from composer.lowering.regions import Region
 from composer.lowering.weights import can_bind
 from composer.passes import early
@@ -39,11 +39,13 @@ class Narrow:
             precisions a second time behind the others.
         products: How many operations it computes in bfloat16.
         around: Makes a callable with the arguments of the captured graph of one with these.
+        copies: The rounded weights, kept until an engine holds them.
     """
 
     request: GraphRequest
     products: int
     around: Callable[[Callable[..., Any]], Callable[..., Any]]
+    copies: tuple[Copy, ...] = ()
 
 
 def narrow(request: GraphRequest, *, on_trial: bool) -> Narrow:
@@ -145,9 +147,8 @@ def _with_copies(request: GraphRequest, gm: torch.fx.GraphModule, products: int)
     )
     values = {i: request.example_inputs[i] for i in rounded}
     region = Region(gm, values, {}, {})
-    return Narrow(
-        twin, products, functools.partial(NarrowWeights, region=region, places=places, more=more)
-    )
+    around = functools.partial(NarrowWeights, region=region, places=places, more=more)
+    return Narrow(twin, products, around, tuple(copies.values()))
 
 
 def _stays(placeholder: torch.fx.Node, value: Any) -> bool:
