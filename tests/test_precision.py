@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout, linear, scaled_dot_product_attention
 
 import composer
-from composer import Policy, _torch, precision
+from composer import Policy, _torch, parcel, precision
 from composer.backends import base
 from composer.backends.base import Backend
 from composer.testing import FakeBackend, expect
@@ -510,6 +510,28 @@ def test_engine_that_chooses_its_precision_is_told(monkeypatch: pytest.MonkeyPat
         compiled(layers(), "some")(torch.randn(4, 32))
     assert engine.asked == ["bf16", "bf16", "fp32", "fp32"]
     assert base.precision() == "fp32"
+
+
+def test_child_process_is_sent_what_is_built_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rewritten graph, with its rounded weights; an engine that chooses is told again there."""
+    sent: list[Any] = []
+
+    def ask(_: str, payload: bytes, __: Any) -> Any:
+        contents = parcel.unpack(payload)
+        (_, inputs), around = contents["the graph"], contents["its surroundings"]
+        sent.append((inputs[0].dtype, around["precision"]))
+        return {"status": "succeeded", "reason": None, "message": ""}
+
+    monkeypatch.setattr("composer.child.ask", ask)
+    engine = Chooses()
+    engine.asked = []
+    options = {"precision": "bf16", "isolate": True}
+    with torch.no_grad():
+        compiled(layers(), "aot_eager", **options)(torch.randn(4, 32))
+        torch.compiler.reset()
+        monkeypatch.setattr("composer.chain.find_backend", lambda _: engine)
+        compiled(layers(), "some", **options)(torch.randn(4, 32))
+    assert sent == [(torch.bfloat16, "fp32"), (torch.float32, "bf16")]
 
 
 def test_passes_of_the_user_come_first_and_the_floor_stays() -> None:
