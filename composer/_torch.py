@@ -434,6 +434,28 @@ def carry_node_source(node: torch.fx.Node, twin: torch.fx.Node) -> None:
         twin._dynamo_source = node._dynamo_source
 
 
+def carry_no_source(node: torch.fx.Node, added: torch.fx.Node) -> None:
+    """Say that a placeholder was added to those of ``node``'s graph: Dynamo knows no source of it.
+
+    AOTAutograd refuses a graph of Dynamo's in which one does not say; it takes ``None``, for the
+    placeholders that splitting a graph adds.
+    """
+    if hasattr(node, "_dynamo_source"):
+        cast(Any, added)._dynamo_source = None
+
+
+def fake_of_fixed_size(value: torch.Tensor) -> FakeTensor | None:
+    """The fake that AOTAutograd is to meet for a tensor Dynamo has not seen; ``None`` outside.
+
+    Where sizes are dynamic by default it would give such a tensor symbols that nobody knows. The
+    fake has to be kept until then.
+    """
+    context = TracingContext.try_get()
+    if context is None or context.fake_mode is None:
+        return None
+    return context.fake_mode.from_tensor(value, static_shapes=True)
+
+
 def share_fake(original: torch.Tensor, copy: torch.Tensor) -> None:
     """Let AOTAutograd see the original's fake tensor when it meets the copy.
 
@@ -982,6 +1004,22 @@ def lasting_metadata(node: torch.fx.Node) -> dict[str, Any]:
     kept = {"stack_trace": node.meta["stack_trace"]} if node.meta.get("stack_trace") else {}
     mark = node.meta.get("tensor_dict", {}).get("_dynamo_static_input_type")
     return kept | ({"tensor_dict": {"_dynamo_static_input_type": mark}} if mark else {})
+
+
+# --- the processor ------------------------------------------------------------------------------
+
+
+def multiplies_bf16() -> bool:
+    """Whether the processor has bfloat16 products of its own: AVX512_BF16 or AMX; BF16 on Arm.
+
+    ``torch.cpu.get_capabilities`` is public where there is one; torch 2.11 may have its parts only.
+    oneDNN also says yes where it can but emulate them.
+    """
+    ask = getattr(torch.cpu, "get_capabilities", None)
+    if ask is None:
+        return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    found = ask()
+    return any(found.get(each, False) for each in ("avx512_bf16", "amx_bf16", "bf16"))
 
 
 # --- AOTAutograd and the ONNX exporter ----------------------------------------------------------

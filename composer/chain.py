@@ -7,7 +7,7 @@ import functools
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,9 +27,17 @@ from composer import (
     session,
 )
 from composer.backends import find_backend
-from composer.backends.base import Backend, Notes, note, taking_notes, within
+from composer.backends.base import (
+    Backend,
+    Notes,
+    Precision,
+    computing_in,
+    note,
+    taking_notes,
+    within,
+)
 from composer.choice import FLOOR
-from composer.comparison import Bounds
+from composer.comparison import Bounds, Share
 from composer.errors import (
     CandidateError,
     ChainExhausted,
@@ -47,6 +55,7 @@ from composer.memory import free_memory
 from composer.passes import late
 from composer.passes.resolve import SharedPasses
 from composer.policy import Candidate, Facts, Policy
+from composer.precision import Narrow, Stays, narrow
 from composer.records import Attempt, GraphRequest, Outcome, Reason, Status
 from composer.verify import verify
 
@@ -58,7 +67,8 @@ class Contender:
     ``min_coverage`` is the share of the graph that it has to take, ``bounds`` how far its numbers
     may be off eager's; ``None`` where they are not compared. ``limits`` are those of its build, and
     ``remembered`` the days for which its failures are. ``barred`` says why it is not to be tried at
-    all.
+    all. ``precision`` is what it is to compute in, where the policy says so, and ``on_trial``
+    whether it serves only if its numbers hold: the same candidate in fp32 comes next.
     """
 
     candidate: Candidate
@@ -68,6 +78,13 @@ class Contender:
     limits: child.Limits = child.NONE
     remembered: float = 0.0
     barred: str = ""
+    precision: Precision | None = None
+    on_trial: bool = False
+
+    @property
+    def key(self) -> str:
+        """What tells it from the others of a chain: the candidate's name, and its precision."""
+        return f"{self.candidate.name} in bf16" if self.precision == "bf16" else self.candidate.name
 
     def skip(self, request: GraphRequest) -> None:
         """Refuse a graph for which the policy does not want the candidate, or not any more.
@@ -81,7 +98,7 @@ class Contender:
         if when is not None and not when.holds(Facts.of(request)):
             what = f"the policy wants it only when {when}"
             refuse(Status.SKIPPED, Reason.POLICY, what)
-        if session.current().is_quarantined(request.graph_key, self.candidate.name):
+        if session.current().is_quarantined(request.graph_key, self.key):
             what = "it failed at run time for this graph, earlier in this process"
             refuse(Status.SKIPPED, Reason.QUARANTINED, what)
 
@@ -100,7 +117,28 @@ class Contender:
             failures.refuse_known(self._failure_key(request), self.remembered)
 
     def _failure_key(self, request: GraphRequest) -> str | None:
-        return failures.key_of(request, self.candidate, self.backend, self.limits)
+        facts = self.candidate, self.backend, self.limits, self.precision
+        return failures.key_of(request, *facts)
+
+    def narrowed(self, request: GraphRequest) -> Narrow | None:
+        """The graph in bfloat16, where that is what it is to compute in.
+
+        Raises:
+            Refusal: ``skipped``: there is nothing to be tried.
+        """
+        if self.precision != "bf16":
+            if self.precision is not None:
+                note(precision=self.precision)
+            return None
+        try:
+            found = narrow(request, on_trial=self.on_trial)
+        except Stays as stays:
+            if self.on_trial:
+                refuse(Status.SKIPPED, Reason.POLICY, f"not tried in bf16: {stays}")
+            note(precision="fp32", not_in_bf16=str(stays))
+            return None
+        note(precision="bf16", products_in_bf16=found.products)
+        return found
 
 
 def resolve(rules: Policy) -> tuple[Contender, ...]:
@@ -123,10 +161,23 @@ def resolve(rules: Policy) -> tuple[Contender, ...]:
         else:
             limits = _limits(candidate, rules, backend)
             days = 0.0 if rules.strict else rules.remember_failures
-            contenders.append(Contender(candidate, backend, least, bounds, limits, days))
+            each = Contender(candidate, backend, least, bounds, limits, days)
+            contenders += _in_each_precision(each, rules)
     if mistakes:
         raise type(mistakes[0])("; ".join(str(mistake) for mistake in mistakes))
     return tuple(contenders)
+
+
+def _in_each_precision(contender: Contender, rules: Policy) -> Iterator[Contender]:
+    """As it is; in bf16; or the one behind the other, where the numbers are to decide."""
+    if rules.precision == "fp32" or contender.backend.may_return_original:
+        yield contender
+        return
+    on_trial = rules.precision == "auto"
+    bounds = Share(share=rules.max_error) if on_trial or contender.bounds else None
+    yield replace(contender, bounds=bounds, precision="bf16", on_trial=on_trial)
+    if on_trial:
+        yield replace(contender, precision="fp32")
 
 
 def _limits(candidate: Candidate, rules: Policy, backend: Backend) -> child.Limits:
@@ -200,7 +251,7 @@ def _tries(
         if error is not None:
             contender.remember(request, attempt, error)
         yield choice.Tried(attempt, compiled, error, passes.records, is_floor)
-        refused = not attempt.accepted and attempt.status is not Status.SKIPPED
+        refused = not (attempt.accepted or attempt.status is Status.SKIPPED or attempt.on_trial)
         if (strict and refused) or (is_floor and attempt.accepted):
             return
 
@@ -242,12 +293,12 @@ def objection(outcome: Outcome, *, strict: bool, on_exhausted: str) -> Exception
 
     That is a ``CandidateError`` under ``strict`` when a candidate was not accepted, and
     ``ChainExhausted`` under ``on_exhausted="raise"`` when none was. One that was measured to be
-    slower had been accepted.
+    slower had been accepted, and one on trial need not be.
     """
     told = [attempt for attempt in outcome.attempts if attempt.reason is not Reason.SLOWER]
     refused = [attempt for attempt in told if not attempt.accepted]
     for attempt, cause in zip(refused, outcome.errors, strict=True):
-        if strict and attempt.status is not Status.SKIPPED:
+        if strict and not (attempt.status is Status.SKIPPED or attempt.on_trial):
             error = CandidateError(attempt)
             error.__cause__ = cause
             return error
@@ -273,6 +324,8 @@ def try_candidate(
     ballot = agreement.NOBODY if contender.backend.may_return_original else ballot
     started = time.perf_counter()
     with taking_notes() as notes:
+        if contender.on_trial:
+            note(on_trial=True)
         try:
             compiled = _probe_and_build(request, contender, ballot)
             _decline_low_coverage(notes, contender.min_coverage)
@@ -292,12 +345,19 @@ def try_candidate(
 def _probe_and_build(
     request: GraphRequest, contender: Contender, ballot: agreement.Ballot
 ) -> Callable[..., Any]:
-    limits = contender.limits
     contender.skip(request)
     contender.backend.probe(request)
     contender.recall(request)
+    found = contender.narrowed(request)
     ballot.open()
-    backend = contender.backend
+    if found is not None and not contender.backend.chooses_precision:
+        return found.around(_build_within_limits(found.request, contender))
+    with computing_in("fp32" if found is None else "bf16"):
+        return _build_within_limits(request, contender)
+
+
+def _build_within_limits(request: GraphRequest, contender: Contender) -> Callable[..., Any]:
+    limits, backend = contender.limits, contender.backend
     if limits.isolate and not (backend.may_return_original or backend.isolates_itself):
         isolate.probe(request, contender.candidate, limits, contender.min_coverage)
     with within(limits):
@@ -337,7 +397,10 @@ def _verify(compiled: Callable[..., Any], request: GraphRequest, contender: Cont
     if collectives.meets_other_ranks(request.gm):
         note(verified="no: other ranks would have to run the graph's collectives as well")
         return
-    verify(compiled, request, floor(request, late.in_force().shared), contender.bounds)
+    reference = floor(request, late.in_force().shared)
+    compared = verify(compiled, request, reference, contender.bounds)
+    if contender.on_trial and not compared:
+        refuse(Status.SKIPPED, Reason.POLICY, "in bf16 its numbers could not be compared")
 
 
 def _part(

@@ -130,7 +130,7 @@ def _judged(field: Sequence[Tried], verdict: select.Verdict) -> tuple[int, list[
         elif at == winner:
             judged.append(_with_timing(each, _figures(verdict, at, len(field) - 1)))
         else:
-            judged.append(_beaten(each, at, field[winner].attempt.backend, verdict, len(field) - 1))
+            judged.append(_beaten(each, at, field[winner].attempt.who, verdict, len(field) - 1))
     return winner, judged
 
 

@@ -37,7 +37,11 @@ def shelf() -> Shelf:
 
 
 def key_of(
-    request: GraphRequest, candidate: Candidate, backend: Backend, limits: object
+    request: GraphRequest,
+    candidate: Candidate,
+    backend: Backend,
+    limits: object,
+    precision: str | None = None,
 ) -> str | None:
     """SHA-256 of all that has to be as it was for a failure to be expected again.
 
@@ -46,6 +50,7 @@ def key_of(
         candidate: As the chain has it.
         backend: The engine, which says what it is made of.
         limits: What its build may take.
+        precision: What it is to compute in, where the policy says so.
 
     Returns:
         ``None`` where the engine cannot say that.
@@ -61,6 +66,7 @@ def key_of(
         "limits": repr(limits),
         "versions": [version_of("torch-composer"), torch.__version__, platform.python_version()],
         "device": _device(request.device),
+        **({"precision": precision} if precision else {}),
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 

@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 from composer import child, collectives, parcel
-from composer.backends.base import note
+from composer.backends.base import note, precision
 from composer.errors import ChildRefusal, refuse
 from composer.passes import late
 from composer.passes.resolve import SharedPasses
@@ -47,6 +47,7 @@ def probe(
             "torch": parcel.surroundings(),
             "mode": request.mode,
             "min_coverage": min_coverage,
+            "precision": precision(),
         },
     }
     _judge(child.ask("composer.isolated:attempt", parcel.pack(contents), limits))

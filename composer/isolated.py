@@ -29,7 +29,8 @@ def _attempt(payload: bytes, ready: Callable[[], None]) -> Attempt:
     least = around["min_coverage"]
     candidate = Candidate(backend=backend, options=options, min_coverage=least)
     try:
-        (contender,) = chain.resolve(Policy(chain=(candidate,), remember_failures=0.0))
+        policy = Policy(chain=(candidate,), remember_failures=0.0, precision=around["precision"])
+        (contender,) = chain.resolve(policy)
     except ComposerError as error:
         what = f"in a child process: {error}"
         return Attempt("", Status.DECLINED, Reason.NOT_ISOLATABLE, what, 0.0)

@@ -189,6 +189,11 @@ class Policy(BaseModel):
         locked: The file ``composer.lock`` says which candidate of the chain serves each graph, and
             no other is tried; a graph that is not as it says is a
             :class:`~composer.errors.LockError`.
+        precision: In what products and convolutions of float32 are computed on the CPU. ``"bf16"``
+            is bfloat16; ``"auto"`` has each engine tried in it first, in inference, and taken if it
+            is no further from eager than ``max_error`` on the first real inputs.
+        max_error: How far what is computed in bfloat16 may be off: the largest error in a value
+            over the largest number in it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -214,6 +219,8 @@ class Policy(BaseModel):
     agree_within: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 60.0
     model: str | None = None
     locked: bool = False
+    precision: Literal["fp32", "bf16", "auto"] = "fp32"
+    max_error: Annotated[float, Field(gt=0.0)] = 0.01
 
     @field_validator("chain", mode="before")
     @classmethod
@@ -247,7 +254,8 @@ class Policy(BaseModel):
         checks = f"{self.verify} {self.tolerance}" if self.verify != "off" else ""
         limits = f" {self._limits}" if any(map(any, self._limits)) else ""
         choice = f" {self.select} {self.objective}" if self.select != "first" else ""
-        rest = f"{checks}{limits}{choice}"
+        low = f" {self.precision} {self.max_error}" if self.precision != "fp32" else ""
+        rest = f"{checks}{limits}{choice}{low}"
         return f"{chain} {self.strict} {self.on_exhausted} {self.min_coverage} {rest}"
 
     @property

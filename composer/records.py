@@ -173,12 +173,22 @@ class Attempt:
         """Whether this candidate serves the graph."""
         return self.status is Status.SUCCEEDED
 
+    @property
+    def who(self) -> str:
+        """The backend, and its precision where that is not the graph's own."""
+        return f"{self.backend} in bf16" if self.engine.get("precision") == "bf16" else self.backend
+
+    @property
+    def on_trial(self) -> bool:
+        """Whether it is no loss if it is not accepted: the same backend follows in fp32."""
+        return bool(self.engine.get("on_trial"))
+
     def sentence(self) -> str:
         """The attempt in one line, as warnings and errors quote it."""
         why = f" ({self.reason})" if self.reason else ""
         said = first_line(self.message) or self.error_type
         what = f": {said}" if said else ""
-        return f"{self.backend} {self.status}{why}{what}"
+        return f"{self.who} {self.status}{why}{what}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ class Sampler:
         every: A call in how many is compared.
         floor: Runs the graph as eager does.
         request: The graph, with the inputs of a call.
-        bounds: How far the engine may be off.
+        bounds: How far the engine that serves may be off.
         apart: Whether it is the engine that runs on copies.
         runtime: Where comparisons are counted.
     """
@@ -43,7 +43,7 @@ class Sampler:
     every: int
     floor: Compiled
     request: Callable[[Sequence[Any]], GraphRequest]
-    bounds: Bounds
+    bounds: Callable[[], Bounds]
     apart: bool
     runtime: Runtime
 
@@ -80,7 +80,7 @@ class Sampler:
     ) -> Refusal | None:
         self.runtime.compared()
         try:
-            verify.judge(got, eager, exact, self.bounds)
+            verify.judge(got, eager, exact, self.bounds())
         except Refusal as refusal:
             return refusal
         return None

@@ -15,6 +15,7 @@ import torch
 
 from composer import _torch, backward, chain, collectives, guard, select, session, writes
 from composer.choice import FLOOR
+from composer.comparison import Bounds
 from composer.errors import Refusal, text_of
 from composer.passes.resolve import SharedPasses
 from composer.policy import Policy
@@ -118,10 +119,15 @@ class Succession:
             self.policy.sample_every,
             self.floor,
             self._request_for,
-            chain.bounds_of(self.policy),
+            self._bounds,
             self._apart,
             self.report.runtime,
         )
+
+    def _bounds(self) -> Bounds:
+        """Those of the one that serves."""
+        serves = self.contenders[self._serving].bounds
+        return chain.bounds_of(self.policy) if serves is None else serves
 
     def _answer(self, *args: Any) -> Any:
         """The floor where passes run within AOTAutograd's step: made when it is first needed."""
@@ -173,7 +179,7 @@ class Succession:
         due = [place for place, each in self._preferred().items() if each.until < calls]
         for place in due:
             contender = self.contenders[place]
-            session.current().release(self.request.graph_key, contender.candidate.name)
+            session.current().release(self.request.graph_key, contender.key)
             outcome, engine = self._walk(args, (contender,), self._contest)
             attempts = (*self.report.attempts, *outcome.attempts)
             if outcome.attempts[0].accepted:
@@ -211,7 +217,7 @@ class Succession:
 
     def _wait(self, place: int, since: int) -> None:
         """Have an engine wait from this call on, twice as long as the last time."""
-        session.current().quarantine(self.request.graph_key, self.contenders[place].candidate.name)
+        session.current().quarantine(self.request.graph_key, self.contenders[place].key)
         if self.policy.retry_after is None:
             return
         before = self._quarantined.get(place)

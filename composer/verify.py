@@ -63,7 +63,7 @@ def verify(
     request: GraphRequest,
     reference: Callable[..., Any],
     bounds: Bounds,
-) -> None:
+) -> bool:
     """Run a candidate once, eager once, and eager in float64 where that has to decide.
 
     What was found stands in the attempt's ``engine`` under ``verified``.
@@ -74,6 +74,9 @@ def verify(
         reference: What eager runs for this graph.
         bounds: How far the candidate may be off.
 
+    Returns:
+        Whether all its numbers were compared.
+
     Raises:
         Refusal: ``rejected`` with ``output_mismatch``, ``mutated_inputs``, ``non_finite`` or
             ``numeric_mismatch``; ``failed`` with ``raised_at_runtime``.
@@ -81,20 +84,20 @@ def verify(
     inputs = [_torch.hint(value) for value in request.example_inputs]
     if any(isinstance(value, _torch.FakeTensor) for value in inputs):
         note(verified="no: the graph was compiled without real inputs")
-        return
+        return False
     try:
         eager = run(reference, inputs, request)
     except Exception as error:  # noqa: BLE001  # eager's own error is the user's to see at the call
         note(
             verified=f"no: eager itself raises {type(error).__name__}: {first_line(text_of(error))}"
         )
-        return
+        return False
     try:
         got = run(compiled, inputs, request)
     except Exception as error:
         what = f"raised when it was run on the first inputs: {first_line(text_of(error))}"
         raise Refusal(Status.FAILED, Reason.RAISED_AT_RUNTIME, what) from error
-    judge(got, eager, lambda: exact(inputs, request), bounds)
+    return judge(got, eager, lambda: exact(inputs, request), bounds)
 
 
 def run(function: Callable[..., Any], inputs: Sequence[Any], request: GraphRequest) -> Run:
@@ -199,8 +202,8 @@ def exact(inputs: Sequence[Any], request: GraphRequest) -> Values:
         return {}
 
 
-def judge(got: Run, eager: Run, exact: Callable[[], Values], bounds: Bounds) -> None:
-    """Refuse the candidate, or note how far it is off.
+def judge(got: Run, eager: Run, exact: Callable[[], Values], bounds: Bounds) -> bool:
+    """Refuse the candidate, or note how far it is off; whether all its numbers were compared.
 
     Where the graph draws random numbers the candidate need not draw eager's. One that leaves
     torch's generator in another state does not: then what depends on them is compared in
@@ -224,6 +227,7 @@ def judge(got: Run, eager: Run, exact: Callable[[], Values], bounds: Bounds) -> 
             _refuse(name, *found, kept=kept)
     errors = [errors_of(got.values[name], expected) for name, expected in eager.values.items()]
     note(verified=_summary(errors, unlike=unlike, in_float64=bool(in_float64)))
+    return not unlike
 
 
 def _stride_fault(name: str, got: Run, eager: Run) -> tuple[Fault, str] | None:

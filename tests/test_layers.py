@@ -28,7 +28,7 @@ LAYERS = [
     {"prove"},
     {"double"},
     {"parcel", "verify"},
-    {"isolate", "sampling", "failures", "track"},
+    {"isolate", "sampling", "failures", "track", "precision"},
     {"select"},
     {"choice"},
     {"chain", "backward"},

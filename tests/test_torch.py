@@ -6,7 +6,7 @@ import pytest
 import torch
 from engines import honest
 
-from composer import _torch
+from composer import _torch, clones
 
 
 def capture(function, *args, dynamic=None, backend=None):
@@ -147,6 +147,53 @@ def test_share_fake_outside_of_a_compile_does_nothing() -> None:
     """A direct call has no fake mode."""
     _torch.share_fake(torch.ones(2), copy := torch.zeros(2))
     assert copy.sum() == 0
+
+
+def test_fake_of_fixed_size_is_what_aotautograd_meets() -> None:
+    """It gives a tensor that Dynamo has not seen symbols of its own, where sizes are dynamic."""
+
+    def probe(gm, example_inputs):
+        other, unknown = torch.ones(3, 5), torch.ones(3, 5)
+        fake = _torch.fake_of_fixed_size(other)
+        mode = torch._guards.TracingContext.get().fake_mode
+        return mode.from_tensor(other) is fake, list(fake.shape), str(mode.from_tensor(unknown))
+
+    ((same, sizes, unknown),) = capture(torch.sin, torch.ones(3, 4), dynamic=True, backend=probe)
+    assert same
+    assert sizes == [3, 5]
+    assert "s" in unknown.partition("size=")[2]
+    assert _torch.fake_of_fixed_size(torch.ones(2)) is None
+
+
+def test_a_placeholder_that_was_added_needs_a_word_on_its_source() -> None:
+    """``None`` will do; only where the others have one."""
+
+    def add(captured, example_inputs):
+        gm = clones.clone_graph(captured)
+        known = gm.graph.find_nodes(op="placeholder")[-1]
+        with gm.graph.inserting_after(known):
+            added = gm.graph.placeholder("more")
+        with pytest.raises(AssertionError, match="must have _dynamo_source"):
+            honest(gm, [*example_inputs, torch.ones(2)])
+        _torch.carry_no_source(known, added)
+        return honest(gm, [*example_inputs, torch.ones(2)])(torch.zeros(2), torch.ones(2))
+
+    ((got,),) = capture(torch.cos, torch.zeros(2), backend=add)
+    assert torch.equal(got, torch.ones(2))
+    node, added = torch.fx.Graph().placeholder("a"), torch.fx.Graph().placeholder("b")
+    _torch.carry_no_source(node, added)
+    assert not hasattr(added, "_dynamo_source")
+
+
+def test_multiplies_bf16_asks_torch_which_arithmetic_there_is(monkeypatch) -> None:
+    """By the public question; where there is none, by those about its parts."""
+    assert isinstance(_torch.multiplies_bf16(), bool)
+    for found in (True, False):
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda found=found: found)
+            patch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+            patch.delattr(torch.cpu, "get_capabilities", raising=False)
+            assert _torch.multiplies_bf16() is found
 
 
 def test_storage_id_is_shared_by_views_and_copy_storage_is_apart() -> None:

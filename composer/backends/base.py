@@ -52,6 +52,10 @@ class Backend(ABC):
     so, and takes the artefact over. ``isolate`` is on by default then. For any other backend the
     child is a probe, which builds and runs the whole candidate, and nothing comes back."""
 
+    chooses_precision: ClassVar[bool] = False
+    """Whether the build itself computes in what :func:`precision` says. For any other backend the
+    graph is rewritten where the policy wants ``bf16``."""
+
     packages: ClassVar[tuple[str, ...]] = ()
     """The distributions that the engine is made of, besides torch."""
 

@@ -3,7 +3,8 @@
 A candidate that was not accepted is a ``FallbackWarning`` and a ``WARNING`` line, the first time
 for each backend and reason, and so is a pass that was rolled back. Engines of the default chain
 that cannot be on this machine are no news: nobody asked for them by name. Nor is one that was
-measured to be slower: that is what measuring was asked for.
+measured to be slower: that is what measuring was asked for; nor one that ``precision = "auto"``
+tried in bf16 and did not take.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ def warn_of_fallbacks(
         missed = asked_by_name or report.chosen == "eager"
         absent = attempt.status is Status.UNAVAILABLE and not missed
         unwanted = attempt.status is Status.SKIPPED or attempt.reason is Reason.SLOWER
+        unwanted |= attempt.on_trial and attempt.reason is not Reason.RAISED_AT_RUNTIME
         if attempt.accepted or absent or unwanted or what in warned:
             continue
         _warn(f"{attempt.sentence()}; graph {report.graph_id} runs on {report.chosen}")

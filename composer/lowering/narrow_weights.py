@@ -1,0 +1,93 @@
+"""Weights in bfloat16 beside the model's own: made once, and anew when a weight changes.
+
+To round the weights within the graph would cost, at every call, the memory traffic that computing
+in bfloat16 saves.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from composer import _torch
+from composer.lowering.bindings import BindingEngine
+from composer.lowering.regions import Region
+from composer.lowering.weights import BoundWeights
+
+
+class Copy:
+    """What a weight is in bfloat16, as of a certain state of it; does not keep the weight alive."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self._weight = weakref.ref(weight)
+        # The state is read first: a write while the values are taken is seen.
+        self._state = BoundWeights({0: weight}, {}, 1)
+        self.values = torch.nn.Parameter(narrowed(weight), requires_grad=False)
+
+    def is_of(self, weight: torch.Tensor) -> bool:
+        """Whether it is of this very weight, and that is what it was."""
+        return self._weight() is weight and self._state.unchanged((weight,))
+
+
+_copies: weakref.WeakValueDictionary[int, Copy] = weakref.WeakValueDictionary()
+"""By identity of the weight, for as long as an engine holds them: graphs that share a weight, and
+the candidates for one graph, share its copy."""
+
+
+def copy_of(weight: torch.Tensor) -> Copy:
+    """The weight in bfloat16, as it is now."""
+    known = _copies.get(id(weight))
+    if known is None or not known.is_of(weight):
+        known = _copies[id(weight)] = Copy(weight)
+    return known
+
+
+def narrowed(weight: torch.Tensor) -> torch.Tensor:
+    """A tensor of the values in bfloat16 that is nobody's view, and that has a version."""
+    with _torch.unset_fake_temporarily(), torch.inference_mode(False), torch.no_grad():
+        return weight.detach().to(torch.bfloat16)
+
+
+class NarrowWeights(BindingEngine[dict[int, Copy]]):
+    """Calls what was compiled for a graph that takes some of its weights in bfloat16.
+
+    Args:
+        compiled: Takes the arguments with the weights at ``places`` rounded, then ``more``.
+        region: The graph as it was, and the weights at all these positions.
+        places: Of weights that are read in bfloat16 only.
+        more: Of weights that are read as they are as well; rounded, they follow the arguments.
+    """
+
+    def __init__(
+        self,
+        compiled: Callable[..., Any],
+        region: Region,
+        places: Sequence[int],
+        more: Sequence[int],
+    ) -> None:
+        super().__init__(region)
+        self._changes_allowed = math.inf  # to round one anew costs no more than at each call
+        self._run = _torch.undisabled(compiled)
+        self._places = tuple(places)
+        self._more = tuple(more)
+        self.bind_first(region)
+
+    def _make(self, values: Mapping[int, torch.Tensor]) -> dict[int, Copy]:
+        return {i: copy_of(each) for i, each in values.items()}
+
+    def __call__(self, *args: Any) -> Any:
+        """Run with the weights as they are now."""
+        copies = self._made_for(args)
+
+        def at(i: int) -> torch.Tensor:
+            return copies[i].values if i in copies else narrowed(args[i])
+
+        given = list(args)
+        for i in self._places:
+            given[i] = at(i)
+        given.extend(map(at, self._more))
+        return self._run(*given)

@@ -1,0 +1,166 @@
+"""Compute matrix products in bfloat16, and everything else as it was."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.fx
+
+from composer import _torch
+from composer.passes import metadata
+from composer.passes.base import GraphPass
+from composer.passes.memory import Memory, Region, Regions
+
+aten = torch.ops.aten
+
+_PRODUCTS = frozenset(
+    {"aten::linear", "aten::matmul", "aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm"}
+    | {"aten::addbmm", "aten::einsum", "aten::scaled_dot_product_attention", "aten::convolution"}
+    | {f"aten::conv{n}d" for n in (1, 2, 3)}
+    | {f"aten::conv_transpose{n}d" for n in (1, 2, 3)}
+)
+"""What is worth it: the operators of ``torch.autocast``'s list for the CPU."""
+
+_MOVES = frozenset(
+    {"aten::view", "aten::reshape", "aten::flatten", "aten::unflatten", "aten::transpose"}
+    | {"aten::t", "aten::permute", "aten::movedim", "aten::unsqueeze", "aten::squeeze"}
+    | {"aten::expand", "aten::select", "aten::slice", "aten::narrow", "aten::split", "aten::chunk"}
+    | {"aten::split_with_sizes", "aten::unbind", "aten::contiguous", "aten::clone"}
+)
+"""What hands elements on as they are, and gives them in bfloat16 where it is given such."""
+
+
+@dataclass(frozen=True)
+class LowerPrecision(GraphPass):
+    """Have products and convolutions of float32 take bfloat16, and return float32.
+
+    What they are given is rounded; their results are, too, and go from one to the next without a
+    detour where only views stand between. Softmax, norms, sums and all that is elementwise stay in
+    float32, and so does a mask. Left alone is what is on another device than the CPU, what has
+    another dtype, and what stands in a region of autocast, on or off: there the user has decided.
+
+    The casts are part of the graph, so gradients flow through them and arrive in float32.
+
+    Kin: ``torch.autocast("cpu", torch.bfloat16)``, for what runs eagerly.
+    """
+
+    depends_on: ClassVar[tuple[str, ...]] = ("composer.passes.memory",)
+
+    def run(self, gm: torch.fx.GraphModule) -> int:
+        """Put casts around each product."""
+        regions = Regions.in_graph(gm.graph)
+        narrowing = _Narrowing(gm.graph, Memory(gm), regions)
+        found = [node for node in gm.graph.nodes if _lowers(node, regions)]
+        count = 0
+        for node in self.chosen(found):
+            narrowing.lower(node)
+            count += 1
+        return count
+
+
+def casts_in(weight: torch.fx.Node) -> list[torch.fx.Node]:
+    """The readers of a weight that the pass put there to round it."""
+    return [n for n in weight.users if n.target is aten.to.dtype and n.args[1:] == _NARROW]
+
+
+_NARROW = (torch.bfloat16,)
+_WIDE = (torch.float32,)
+
+
+def _lowers(node: torch.fx.Node, regions: Regions) -> bool:
+    if _torch.operator_name(node.target) not in _PRODUCTS or _torch.written_by(node):
+        return False
+    values = [each.meta.get("val") for each in (node, *_operands(node))]
+    return not regions.of[node].autocast and all(map(_is_wide, values))
+
+
+def _operands(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """What enters the product. Attention takes a mask in float32 whatever it computes in."""
+    is_attention = _torch.operator_name(node.target) == "aten::scaled_dot_product_attention"
+    mask = _torch.argument(node, "attn_mask") if is_attention else None
+    sizes = torch.SymInt | torch.SymFloat | int | float
+    nodes = (each for each in node.all_input_nodes if each is not mask)
+    return [each for each in nodes if not isinstance(each.meta.get("val"), sizes)]
+
+
+def _is_wide(value: Any) -> bool:
+    return (
+        isinstance(value, torch.Tensor)
+        and value.dtype is torch.float32
+        and value.device.type == "cpu"
+        and value.layout is torch.strided
+    )
+
+
+class _Narrowing:
+    """One graph, and what of it is there in bfloat16 already.
+
+    A cast made under one state of autograd is not used under another, and none of what is written
+    to is used twice.
+    """
+
+    def __init__(self, graph: torch.fx.Graph, memory: Memory, regions: Regions) -> None:
+        self._graph = graph
+        self._memory = memory
+        self._regions = regions
+        self._products: dict[torch.fx.Node, torch.fx.Node] = {}
+        self._made: dict[tuple[torch.fx.Node, Region], torch.fx.Node] = {}
+
+    def lower(self, product: torch.fx.Node) -> None:
+        """Have one product take bfloat16; its readers take what is cast back."""
+        operands = set(_operands(product))
+
+        def narrow(each: torch.fx.Node) -> torch.fx.Node:
+            return self._narrow(each, product) if each in operands else each
+
+        product.args = torch.fx.map_arg(product.args, narrow)
+        product.kwargs = torch.fx.map_arg(product.kwargs, narrow)
+        with self._graph.inserting_after(product):
+            wide = self._graph.call_function(aten.to.dtype, (product, *_WIDE))
+        wide.meta.update(metadata.provenance(product))
+        product.replace_all_uses_with(wide, delete_user_cb=lambda user: user is not wide)
+        self._products[wide] = product
+
+    def _narrow(self, node: torch.fx.Node, reader: torch.fx.Node) -> torch.fx.Node:
+        if self._memory.is_written(self._products.get(node, node)):
+            return self._emit(aten.to.dtype, (node, *_NARROW), node, reader)
+        if node in self._products:
+            return self._products[node]
+        key = node, self._regions.of[reader]
+        if key not in self._made:
+            self._made[key] = self._rounded(node, reader)
+        return self._made[key]
+
+    def _rounded(self, node: torch.fx.Node, reader: torch.fx.Node) -> torch.fx.Node:
+        if not self._is_moved(node):
+            return self._emit(aten.to.dtype, (node, *_NARROW), node, reader)
+        source: Any = node.args[0]
+        return self._emit(node.target, (self._narrow(source, reader), *node.args[1:]), node, reader)
+
+    def _is_moved(self, node: torch.fx.Node) -> bool:
+        """Whether a view leads to it from a weight, or from what is there in bfloat16."""
+        while _moves(node):
+            source: Any = node.args[0]
+            node = source
+            if self._memory.is_written(self._products.get(node, node)):
+                return False
+            if node in self._products or _torch.is_static_input(node):
+                return True
+        return False
+
+    def _emit(
+        self, target: Any, args: tuple[Any, ...], of: torch.fx.Node, reader: torch.fx.Node
+    ) -> torch.fx.Node:
+        with self._graph.inserting_before(reader):
+            made = self._graph.call_function(target, args, of.kwargs if _moves(of) else {})
+        made.meta.update(metadata.provenance(of))
+        return made
+
+
+def _moves(node: torch.fx.Node) -> bool:
+    if node.target is not operator.getitem and _torch.operator_name(node.target) not in _MOVES:
+        return False
+    return isinstance(node.args[0], torch.fx.Node) and torch.dtype not in map(type, node.args)

@@ -1,0 +1,179 @@
+"""The policy's ``precision``: a graph whose products take bfloat16, for the candidates that may.
+
+The graph is rewritten once (:class:`~composer.passes.lower_precision.LowerPrecision`), for all
+candidates, on a copy; the floor and every other candidate keep what was captured.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.fx
+
+from composer import _torch, clones, collectives, writes
+from composer.lowering.narrow_weights import Copy, NarrowWeights, copy_of
+from composer.lowering.regions import Region
+from composer.lowering.weights import can_bind
+from composer.passes import early
+from composer.passes.lower_precision import LowerPrecision, casts_in
+from composer.passes.resolve import SharedPasses
+from composer.records import GraphRequest
+
+
+class Stays(Exception):
+    """A graph is computed as it is, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Narrow:
+    """A graph in bfloat16.
+
+    Attributes:
+        request: The graph, and inputs for it: weights rounded, those that it reads in both
+            precisions a second time behind the others.
+        products: How many operations it computes in bfloat16.
+        around: Makes a callable with the arguments of the captured graph of one with these.
+        copies: The rounded weights, kept until an engine holds them.
+    """
+
+    request: GraphRequest
+    products: int
+    around: Callable[[Callable[..., Any]], Callable[..., Any]]
+    copies: tuple[Copy, ...] = ()
+
+
+def narrow(request: GraphRequest, *, on_trial: bool) -> Narrow:
+    """The graph with its products in bfloat16.
+
+    Args:
+        request: The graph as every candidate is given it, and the inputs of a call.
+        on_trial: Do so only where it can be of use and its numbers can be compared: on a processor
+            that has such arithmetic, and not in training.
+
+    Raises:
+        Stays: there is nothing to gain, or nothing to rewrite.
+    """
+    why = _why_not(request) or (_why_not_tried(request) if on_trial else "")
+    if why:
+        raise Stays(why)
+    gm, products = _rewritten(request)
+    return _with_copies(request, clones.clone_graph(gm), products)
+
+
+def _why_not(request: GraphRequest) -> str:
+    if request.device != "cpu":
+        return f"the graph is on {request.device}; only graphs on the CPU are computed in bf16"
+    if torch.is_autocast_enabled("cpu"):
+        return "it runs under torch.autocast, which decides the precision"
+    return ""
+
+
+def _why_not_tried(request: GraphRequest) -> str:
+    """Why the user is better off without it, or nobody could tell."""
+    if request.training:
+        return "the graph trains"
+    if not _torch.multiplies_bf16():
+        return "this processor has no bf16 arithmetic"
+    if any(isinstance(value, _torch.FakeTensor) for value in request.example_inputs):
+        return "the graph was compiled without real inputs to compare numbers on"
+    if collectives.meets_other_ranks(request.gm):
+        return "other ranks would have to run the graph's collectives to compare numbers"
+    return ""
+
+
+_rewrites: weakref.WeakKeyDictionary[torch.fx.GraphModule, tuple[Any, int] | str] = (
+    weakref.WeakKeyDictionary()
+)
+"""By the graph as it was: the rewritten one and its number of products, or why there is none. The
+next candidate needs it, also at run time, when a graph can no longer be captured with its symbols.
+"""
+
+
+def _rewritten(request: GraphRequest) -> tuple[torch.fx.GraphModule, int]:
+    if request.gm not in _rewrites:
+        _rewrites[request.gm] = _rewrite(request)
+    found = _rewrites[request.gm]
+    if isinstance(found, str):
+        raise Stays(found)
+    return found
+
+
+def _rewrite(request: GraphRequest) -> tuple[torch.fx.GraphModule, int] | str:
+    rewritten, (record,) = early.rewrite(request, SharedPasses((LowerPrecision(),)))
+    if record.error:
+        return record.error
+    if not record.matches:
+        return "it has no product or convolution of float32 to compute in bf16"
+    return rewritten.gm, record.matches
+
+
+def _with_copies(request: GraphRequest, gm: torch.fx.GraphModule, products: int) -> Narrow:
+    """Take the weights out of the graph that it rounds at every call, where they stay as they are.
+
+    In training they do not, and gradients flow through the rounding.
+    """
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    written = writes.assigned_inputs(request.gm)
+    rounded = [
+        i
+        for i in sorted(request.weights - written)
+        if casts_in(placeholders[i]) and _stays(placeholders[i], request.example_inputs[i])
+    ]
+    if request.training or not rounded:
+        return Narrow(dataclasses.replace(request, gm=gm), products, lambda compiled: compiled)
+    copies = {i: copy_of(request.example_inputs[i]) for i in rounded}
+    inputs = list(request.example_inputs)
+    places: list[int] = []
+    more: list[int] = []
+    for i, copy in copies.items():
+        if len(casts_in(placeholders[i])) == len(placeholders[i].users):
+            places.append(i)
+            inputs[i] = copy.values
+            _retype(placeholders[i], placeholders[i], copy.values)
+        else:
+            more.append(i)
+            inputs.append(copy.values)
+            _retype(placeholders[i], _added(gm.graph, placeholders[i]), copy.values)
+    gm.recompile()
+    weights = request.weights | set(range(len(request.example_inputs), len(inputs)))
+    twin = dataclasses.replace(
+        request, gm=gm, example_inputs=tuple(inputs), weights=frozenset(weights)
+    )
+    values = {i: request.example_inputs[i] for i in rounded}
+    region = Region(gm, values, {}, {})
+    around = functools.partial(NarrowWeights, region=region, places=places, more=more)
+    return Narrow(twin, products, around, tuple(copies.values()))
+
+
+def _stays(placeholder: torch.fx.Node, value: Any) -> bool:
+    """Whether a change of this weight is seen; one of dynamic size is left to the graph."""
+    sizes = placeholder.meta["val"].shape
+    return can_bind(value) and all(isinstance(size, int) for size in sizes)
+
+
+def _added(graph: torch.fx.Graph, weight: torch.fx.Node) -> torch.fx.Node:
+    """A placeholder behind all others, for a weight that is passed in as it is as well."""
+    last = graph.find_nodes(op="placeholder")[-1]
+    with graph.inserting_after(last):
+        added = graph.placeholder(f"{weight.target}_in_bf16")
+    added.meta.update(weight.meta)
+    _torch.carry_no_source(weight, added)
+    return added
+
+
+def _retype(weight: torch.fx.Node, placeholder: torch.fx.Node, copy: torch.Tensor) -> None:
+    """Read a placeholder for the copy in place of what rounds the weight."""
+    casts = casts_in(weight)
+    placeholder.meta["val"] = placeholder.meta["example_value"] = casts[0].meta["val"]
+    fake = _torch.fake_of_fixed_size(copy)
+    if fake is not None:
+        placeholder.meta["example_value"] = fake
+    for cast in casts:
+        cast.replace_all_uses_with(placeholder)
+        cast.graph.erase_node(cast)
