@@ -46,7 +46,6 @@ from composer.errors import (
     text_of,
 )
 from composer.lowering.each import compile_each
-from composer.memory import free_memory
 from composer.passes import late
 from composer.passes.resolve import SharedPasses
 from composer.policy import Candidate, Facts, Policy
@@ -181,9 +180,7 @@ def walk(
         if contest is None or obstacle:
             return choice.first(tries(), serves, why=obstacle)
         memory = None if at_run_time else _memory(request, contenders, contest)
-        outcome = remembered.fastest(trial, tries, serves, request, contest, memory)
-    free_memory()
-    return outcome
+        return remembered.fastest(trial, tries, serves, request, contest, memory)
 
 
 def _memory(

@@ -13,6 +13,7 @@ from typing import Any
 from composer import choice, select
 from composer.choice import Made, Tried
 from composer.errors import Refusal
+from composer.memory import free_memory
 from composer.records import Attempt, GraphRequest, Outcome, Reason, Status
 from composer.verdicts import Entrant, Memory, Recalled
 
@@ -35,10 +36,9 @@ def fastest(
         contest: What the policy wants of a measurement.
         memory: What is known of this graph; ``None`` where nothing is to be remembered.
     """
-    if memory is None:
-        return choice.fastest(tries({}), floor, request, contest)
-    recalled, done = memory.recall(), {}
-    if recalled is not None:
+    done: dict[int, Tried] = {}
+    recalled = memory.recall() if memory else None
+    if memory and recalled:
         winner = recalled.verdict.winner
         if winner is None:
             return _outcome(recalled, None, floor())
@@ -46,9 +46,11 @@ def fastest(
         if tried.compiled is not None:
             return _outcome(recalled, tried.attempt, (tried.compiled, tried.passes))
         memory.forget()
-        done = {winner: tried}
+        done[winner] = tried
     outcome = choice.fastest(tries(done), floor, request, contest)
-    memory.keep(outcome)
+    free_memory()  # of those that lost
+    if memory:
+        memory.keep(outcome)
     return outcome
 
 

@@ -20,7 +20,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from typer.testing import CliRunner
 
 import composer
-from composer import machine, select, session, shared_store, verdicts
+from composer import machine, remembered, select, session, shared_store, verdicts
 from composer.backends.dynamo import NamedBackend
 from composer.book import resolve
 from composer.cli import app
@@ -99,7 +99,8 @@ class Chain:
 
 @pytest.fixture
 def chain(monkeypatch: pytest.MonkeyPatch) -> Chain:
-    """Its engines have no threads to wait for, and are far apart."""
+    """Its engines have no threads to wait for, are far apart, and hold no memory."""
+    monkeypatch.setattr(remembered, "free_memory", lambda: None)  # most of these tests' time
     monkeypatch.setattr(select, "_LEAD", 0.0)
     monkeypatch.setattr(select, "_TURN", 0.001)
     return Chain()
