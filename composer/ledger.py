@@ -13,14 +13,16 @@ from __future__ import annotations
 
 import json
 import os
-import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from composer.disk import Entry, cache_dir, check_owner, warn_of
+
+if TYPE_CHECKING:
+    import sqlite3
 
 PATIENCE = 2.0
 """Seconds to wait for another process that has the file locked."""
@@ -28,8 +30,8 @@ _TABLE = """
 CREATE TABLE IF NOT EXISTS kept (key TEXT PRIMARY KEY, written REAL NOT NULL, text TEXT NOT NULL);
 CREATE INDEX IF NOT EXISTS by_age ON kept (written);
 """
-_NOT_OURS = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
-"""Damaged, no database, or one with other columns: the last is SQLite's word for a wrong query."""
+_ERROR, _CORRUPT, _NOTADB = 1, 11, 26
+"""SQLite's codes for a database with other columns than the query's, a damaged one, and none."""
 
 T = TypeVar("T")
 
@@ -114,7 +116,7 @@ class Ledger:
                 return task(rows)
         except FileNotFoundError:
             return default
-        except (OSError, sqlite3.Error) as error:
+        except Exception as error:  # noqa: BLE001  # told of; a cache is never the user's problem
             self._set_aside_if_broken(error)
             self._report(f"cannot be read: {error}")
             return default
@@ -126,7 +128,7 @@ class Ledger:
                 self._make_room()
                 with self._opened(changing=True) as rows:
                     return task(rows)
-            except (OSError, sqlite3.Error) as error:
+            except Exception as error:  # noqa: BLE001  # as above
                 again = self._set_aside_if_broken(error)
                 self._report(f"cannot be written: {error}")
                 if not again:
@@ -146,6 +148,8 @@ class Ledger:
 
         A writer may have been killed before it made the table.
         """
+        import sqlite3  # not before it is needed; some builds of Python have none
+
         how = "mode=rw" if changing else "mode=ro&immutable=1"
         uri = f"{self.file.absolute().as_uri()}?{how}"
         opened = sqlite3.connect(uri, uri=True, timeout=PATIENCE, isolation_level=None)
@@ -161,7 +165,7 @@ class Ledger:
     def _set_aside_if_broken(self, error: Exception) -> bool:
         """Whether what is no database of ours, if that is the trouble, was moved away."""
         code = getattr(error, "sqlite_errorcode", None)
-        if code is None or code & 0xFF not in _NOT_OURS:
+        if code is None or code & 0xFF not in (_ERROR, _CORRUPT, _NOTADB):
             return False
         try:
             self.file.replace(self.file.with_suffix(".broken"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC
 from typing import Any
 
 from composer import choice, select
@@ -79,7 +80,7 @@ def _skipped(each: Entrant, reason: Reason, message: str, recalled: Recalled) ->
 
 def _timing(each: Entrant, recalled: Recalled) -> dict[str, Any]:
     """The figures as they were then; measuring them took no time now."""
-    measured = recalled.verdict.measured.isoformat(timespec="seconds")
+    measured = recalled.verdict.measured.astimezone(UTC).isoformat(timespec="seconds")
     now = {"seconds": 0.0, "measured": measured, "remembered_in": recalled.source}
     return {**(each.timing or {}), **now}
 
@@ -91,10 +92,11 @@ def _beaten(each: Entrant, recalled: Recalled) -> str:
 
 
 def _refused(each: Entrant, recalled: Recalled) -> str:
-    if each.status is Status.SKIPPED:
+    if each.reason is Reason.POLICY:
         return each.message
-    return f"{each.status} ({each.reason}) {_as_of(recalled)}: {each.message}"
+    remedy = "`composer cache clear verdicts` has it tried again"
+    return f"{each.status} ({each.reason}) {_as_of(recalled)}: {each.message}; {remedy}"
 
 
 def _as_of(recalled: Recalled) -> str:
-    return f"as measured on {recalled.verdict.measured:%Y-%m-%d %H:%M} UTC"
+    return f"as measured on {recalled.verdict.measured.astimezone(UTC):%Y-%m-%d %H:%M} UTC"

@@ -20,11 +20,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import platform
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 import torch
@@ -41,11 +42,12 @@ from composer.shared_store import SharedStore
 
 FLOOR = "eager"
 _LIMIT = 10_000
+_DAY = 86_400.0
 _PROCESS = uuid.uuid4().hex
 _FAILED = (Status.FAILED, Status.TIMED_OUT, Status.CRASHED)
 _PASSING = (Reason.QUARANTINED, Reason.OUT_OF_MEMORY)
-_SKEW = timedelta(days=1)
-"""By how much another machine's clock may be ahead."""
+_SKEW = 1.0
+"""By how many days another machine's clock may be ahead."""
 
 
 def ledger() -> Ledger:
@@ -60,7 +62,7 @@ def _printable(text: str) -> str:
 
 
 Text = Annotated[str, Field(max_length=1000), AfterValidator(_printable)]
-Number = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+Number = Annotated[int, Field(ge=0, le=1 << 53)] | Annotated[float, Field(ge=0.0, lt=math.inf)]
 
 
 class Entrant(BaseModel):
@@ -72,7 +74,7 @@ class Entrant(BaseModel):
     status: Status
     reason: Reason | None
     message: Text
-    timing: dict[Text, int | Number] | None
+    timing: dict[Text, Number] | None
 
     @property
     def milliseconds(self) -> float:
@@ -205,8 +207,8 @@ class Memory:
         if self.key is None or not _deserves_it(outcome):
             return
         text = self._verdict(self.key, outcome).model_dump_json(indent=1)
-        if ledger().put(self.key, text):
-            session.current().verdicts.add(self.key)
+        session.current().verdicts.add(self.key)
+        ledger().put(self.key, text)
         if self._store is not None:
             self._store.put(self.key, text)
 
@@ -236,12 +238,11 @@ class Memory:
         here = session.current()
         if verdict.process == _PROCESS and self.key not in here.verdicts:
             return False  # composer.reset() has come since
-        age = datetime.now(UTC) - verdict.measured
-        failures = verdict.has_failures()
-        days = self._terms.days_with_failures if failures else self._terms.days
-        return -_SKEW < age < timedelta(days=days) and not (
-            here.is_quarantined(self._request.graph_key, verdict.chosen)
-        )
+        if here.is_quarantined(self._request.graph_key, verdict.chosen):
+            return False
+        days = (datetime.now(UTC) - verdict.measured).total_seconds() / _DAY
+        terms = self._terms
+        return -_SKEW < days < (terms.days_with_failures if verdict.has_failures() else terms.days)
 
     def _verdict(self, key: str, outcome: Outcome) -> Verdict:
         request = self._request

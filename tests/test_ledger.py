@@ -167,6 +167,13 @@ def test_folder_that_can_only_be_read_is_read(
     assert sorted(rows.path.iterdir()) == before
 
 
+def test_python_without_sqlite_will_do(rows: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some are built so."""
+    monkeypatch.setitem(sys.modules, "sqlite3", None)
+    with pytest.warns(CacheWarning, match="cannot be written: import of sqlite3"):
+        assert not rows.put(KEY, "{}")
+
+
 @pytest.mark.skipif(os.name != "posix", reason="ownership is POSIX's")
 def test_folder_of_another_user_is_not_used(rows: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     """What somebody else may have written is neither read nor added to."""
@@ -190,8 +197,12 @@ def test_place_that_cannot_be_written_is_no_error_where_warnings_are(tmp_path: P
 
 
 KILL = """
-import json, os, resource, signal, sys, time, warnings
+import json, os, resource, signal, sys, time, types, warnings
 from pathlib import Path
+
+package = types.ModuleType("composer")  # without torch, whose import takes seconds
+package.__path__ = [sys.argv[2]]
+sys.modules["composer"] = package
 from composer.ledger import Ledger
 
 root = Path(sys.argv[1])
@@ -235,8 +246,12 @@ print(rows.trouble)
 @pytest.mark.skipif(sys.platform != "linux", reason="forks, and limits the size of files")
 def test_killed_writers_and_a_full_disk_leave_a_sound_file(tmp_path: Path) -> None:
     """Killed at any moment, two at a time: what is got is what was put, and more can be put."""
+    code = str(Path(ledger.__file__).parent)
     done = subprocess.run(
-        [sys.executable, "-c", KILL, str(tmp_path)], capture_output=True, text=True, check=False
+        [sys.executable, "-c", KILL, str(tmp_path), code],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     read, trouble = done.stdout.splitlines()

@@ -432,6 +432,7 @@ DAMAGES: list[Callable[[dict[str, Any]], str]] = [
     lambda facts: json.dumps(facts)[:-40],
     lambda facts: json.dumps(facts).replace('"ms": ', '"ms": -'),
     lambda facts: json.dumps(facts).replace('"ms": ', '"ms": NaN, "x": '),
+    lambda facts: json.dumps(facts).replace('"ms": ', f'"ms": {10**400}, "x": '),
 ]
 
 
