@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sqlite3
-import subprocess
 import sys
 import time
 import warnings
@@ -194,74 +192,3 @@ def test_place_that_cannot_be_written_is_no_error_where_warnings_are(tmp_path: P
         assert not rows.put(KEY, "{}")
         assert rows.get(KEY) is None
     assert "cannot be read" in rows.trouble
-
-
-KILL = """
-import json, os, resource, signal, sys, time, types, warnings
-from pathlib import Path
-
-package = types.ModuleType("composer")  # without torch, whose import takes seconds
-package.__path__ = [sys.argv[2]]
-sys.modules["composer"] = package
-from composer.ledger import Ledger
-
-root = Path(sys.argv[1])
-
-def write():
-    rows = Ledger("things", limit=5, root=root)
-    for n in range(1_000_000):
-        assert rows.put(str(n % 7), json.dumps({"n": n, "rest": "x" * (n % 5000)})), rows.trouble
-
-def started():
-    pid = os.fork()
-    if not pid:
-        write()
-    return pid
-
-rows, read = Ledger("things", limit=5, root=root), 0
-for kill in range(12):
-    writers = [started(), started()]
-    until = time.time() + 0.02 + 0.01 * kill
-    while time.time() < until:
-        for n in range(7):
-            text = rows.get(str(n))
-            if text is not None:
-                read += 1
-                assert len(json.loads(text)["rest"]) == json.loads(text)["n"] % 5000
-    for pid in writers:
-        os.kill(pid, signal.SIGKILL)
-        assert os.waitpid(pid, 0)[1] == signal.SIGKILL
-assert not rows.trouble, rows.trouble
-print(read)
-
-warnings.simplefilter("ignore")
-assert rows.put("whole", json.dumps({"n": 1}))
-size = rows.file.stat().st_size
-resource.setrlimit(resource.RLIMIT_FSIZE, (size + 4096, size + 4096))
-assert not rows.put("too large", json.dumps({"n": "x" * 1_000_000}))
-print(rows.trouble)
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="forks, and limits the size of files")
-def test_killed_writers_and_a_full_disk_leave_a_sound_file(tmp_path: Path) -> None:
-    """Killed at any moment, two at a time: what is got is what was put, and more can be put."""
-    code = str(Path(ledger.__file__).parent)
-    done = subprocess.run(
-        [sys.executable, "-c", KILL, str(tmp_path), code],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    read, trouble = done.stdout.splitlines()
-    assert int(read) > 0
-    assert "cannot be written" in trouble
-    rows = Ledger("things", limit=5, root=tmp_path)
-    with sqlite3.connect(rows.file) as sound:
-        assert sound.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-    sound.close()
-    assert rows.put(KEY, json.dumps({"n": 2}))
-    assert rows.get("whole") == '{"n": 1}'
-    assert len(rows.entries()) <= 5
-    assert not rows.trouble

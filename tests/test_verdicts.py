@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import sqlite3
 import sys
 import time
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from composer.backends.dynamo import NamedBackend
 from composer.book import resolve
 from composer.cli import app
 from composer.errors import CacheWarning, OptionError
+from composer.ledger import Ledger
 from composer.policy import Facts
 from composer.testing import FakeBackend
 
@@ -576,6 +578,78 @@ def test_second_process_imports_nothing_but_the_winner(
     assert done.returncode == 0, done.stderr
     statuses = "['skipped', 'succeeded']"
     assert done.stdout.strip() == f"engines_of_a_test:quick {statuses} []"
+
+
+KILL = """
+import json, os, resource, signal, sys, time, warnings
+from pathlib import Path
+from composer import session
+from composer.ledger import Ledger
+from composer.shared_store import SharedStore
+
+root, folder = Path(sys.argv[1]), sys.argv[2]
+rows, store = Ledger("things", limit=5, root=root), SharedStore(folder)
+
+def write():
+    for n in range(1_000_000):
+        text = json.dumps({"n": n, "rest": "x" * (n % 5000)})
+        store.put(str(n % 7), text)
+        assert rows.put(str(n % 7), text), rows.trouble
+        assert not session.current().left_alone
+
+def started():
+    pid = os.fork()
+    if not pid:
+        write()
+    return pid
+
+read = [0, 0]
+for kill in range(12):
+    writers = [started(), started()]
+    until = time.time() + 0.02 + 0.01 * kill
+    while time.time() < until:
+        for n in range(7):
+            for at, place in enumerate((rows, store)):
+                text = place.get(str(n))
+                if text is not None:
+                    read[at] += 1
+                    assert len(json.loads(text)["rest"]) == json.loads(text)["n"] % 5000
+    for pid in writers:
+        os.kill(pid, signal.SIGKILL)
+        assert os.waitpid(pid, 0)[1] == signal.SIGKILL
+assert not rows.trouble, rows.trouble
+assert not session.current().left_alone
+assert all(read)
+
+warnings.simplefilter("ignore")
+assert rows.put("whole", json.dumps({"n": 1}))
+size = rows.file.stat().st_size
+resource.setrlimit(resource.RLIMIT_FSIZE, (size + 4096, size + 4096))
+assert not rows.put("too large", json.dumps({"n": "x" * 1_000_000}))
+print(rows.trouble)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="forks, and limits the size of files")
+def test_killed_writers_and_a_full_disk_leave_what_was_written(
+    run_python: Any, tmp_path: Path
+) -> None:
+    """Killed at any moment, two at a time: what is got is what was put, and more can be put."""
+    shared = tmp_path / "shared"
+    arguments = f"import sys; sys.argv = ['', {str(tmp_path)!r}, {str(shared)!r}]"
+    done = run_python(f"{arguments}\n{KILL}")
+    assert done.returncode == 0, done.stderr
+    assert "cannot be written" in done.stdout
+    rows = Ledger("things", limit=5, root=tmp_path)
+    with sqlite3.connect(rows.file) as sound:
+        assert sound.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    sound.close()
+    assert rows.get("whole") == '{"n": 1}'
+    assert rows.put("more", "{}")
+    assert len(rows.entries()) <= 5
+    assert not rows.trouble
+    shared_store.SharedStore(str(shared)).put("more", "{}")
+    assert shared_store.SharedStore(str(shared)).get("more") == "{}"
 
 
 def test_engine_of_another_package_is_identified_without_its_import(
