@@ -155,7 +155,7 @@ def in_force(configured: Source) -> PolicyBook:
 
     Raises:
         OptionError: the source is malformed, or one found only because it lies in the working
-            directory names code to import.
+            directory names code to import, or a place to send verdicts to.
     """
     named = os.environ.get("COMPOSER_CONFIG")
     if named:
@@ -171,7 +171,7 @@ def in_force(configured: Source) -> PolicyBook:
 
 
 def _refuse_code(book: PolicyBook, path: Path) -> None:
-    """A stranger's folder may choose among what is installed, and may import nothing."""
+    """A stranger's folder may choose among what is installed; it imports and is sent nothing."""
     policies = (book.defaults, *book.models)
     backends = [candidate.backend for policy in policies for candidate in policy.chain]
     passes = [p["pass"] if isinstance(p, Mapping) else p for each in policies for p in each.passes]
@@ -181,6 +181,12 @@ def _refuse_code(book: PolicyBook, path: Path) -> None:
             f"{path} was found only because it lies in the working directory, so it may not "
             f"import code: {', '.join(code)}. Point at it by COMPOSER_CONFIG or "
             "composer.configure, or register the names by entry points"
+        )
+    if any(policy.verdict_store for policy in policies):
+        raise OptionError(
+            f"{path} was found only because it lies in the working directory, so it may not say "
+            "where verdicts are sent: verdict_store. Point at it by COMPOSER_CONFIG or "
+            "composer.configure, or set COMPOSER_VERDICT_STORE"
         )
 
 
@@ -273,6 +279,8 @@ def _switches() -> Iterator[Layer]:
         yield Layer("COMPOSER_CHAIN", read_policy({"chain": names, "locked": False}))
     if "COMPOSER_STRICT" in os.environ:
         yield Layer("COMPOSER_STRICT", read_policy({"strict": _is_on("COMPOSER_STRICT")}))
+    if store := os.environ.get("COMPOSER_VERDICT_STORE"):
+        yield Layer("COMPOSER_VERDICT_STORE", read_policy({"verdict_store": store}))
     if _is_on("COMPOSER_DISABLE"):
         off = {"chain": ["eager"], "passes": [], "locked": False}
         yield Layer("COMPOSER_DISABLE", read_policy(off))

@@ -6,8 +6,9 @@ import contextlib
 import functools
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -23,8 +24,10 @@ from composer import (
     failures,
     isolate,
     prove,
+    remembered,
     select,
     session,
+    verdicts,
 )
 from composer.backends import find_backend
 from composer.backends.base import (
@@ -51,7 +54,6 @@ from composer.errors import (
     text_of,
 )
 from composer.lowering.each import compile_each
-from composer.memory import free_memory
 from composer.passes import late
 from composer.passes.resolve import SharedPasses
 from composer.policy import Candidate, Facts, Policy
@@ -223,37 +225,60 @@ def walk(
     serves = functools.partial(_floor_of, request, shared)
     obstacle = select.obstacle(request, among_ranks=agree_within > 0) if contest else ""
     with agreement.among_ranks(request.key_among_ranks, agree_within) as ballot:
-        tries = _tries(request, contenders, shared, ballot, strict=strict, at_run_time=at_run_time)
+
+        def trial(place: int) -> choice.Tried:
+            return _tried(
+                request, contenders[place], shared, ballot(place), at_run_time=at_run_time
+            )
+
+        tries = functools.partial(_tries, trial, len(contenders), strict=strict)
         if contest is None or obstacle:
-            return choice.first(tries, serves, why=obstacle)
-        outcome = choice.fastest(tries, serves, request, contest)
-    free_memory()
-    return outcome
+            return choice.first(tries(), serves, why=obstacle)
+        memory = None if at_run_time else _memory(request, contenders, contest)
+        return remembered.fastest(trial, tries, serves, request, contest, memory)
+
+
+def _memory(
+    request: GraphRequest, contenders: Sequence[Contender], contest: select.Contest
+) -> verdicts.Memory | None:
+    engines = [(each.candidate.name, each.backend) for each in contenders]
+    return verdicts.Memory(request, engines, contest.terms) if contest.terms else None
 
 
 def _tries(
-    request: GraphRequest,
-    contenders: Sequence[Contender],
-    shared: SharedPasses,
-    ballot: agreement.Ballots,
+    trial: Callable[[int], choice.Tried],
+    number: int,
+    done: Mapping[int, choice.Tried] = MappingProxyType({}),
     *,
     strict: bool,
-    at_run_time: bool,
 ) -> Iterator[choice.Tried]:
     """The candidates in turn; one that runs the captured graph ends them, as the floor would."""
-    for place, contender in enumerate(contenders):
-        name, is_floor = contender.candidate.name, contender.backend.may_return_original
-        step = session.current().progress.step(request, name)
-        with step, late.running(late.LatePasses(shared, name)) as passes:
-            attempt, compiled, error = try_candidate(
-                request, contender, ballot(place), at_run_time=at_run_time
-            )
-        if error is not None:
-            contender.remember(request, attempt, error)
-        yield choice.Tried(attempt, compiled, error, passes.records, is_floor)
+    for place in range(number):
+        tried = done.get(place) or trial(place)
+        attempt = tried.attempt
+        yield tried
         refused = not (attempt.accepted or attempt.status is Status.SKIPPED or attempt.on_trial)
-        if (strict and refused) or (is_floor and attempt.accepted):
+        if (strict and refused) or (tried.is_floor and attempt.accepted):
             return
+
+
+def _tried(
+    request: GraphRequest,
+    contender: Contender,
+    shared: SharedPasses,
+    ballot: agreement.Ballot,
+    *,
+    at_run_time: bool,
+) -> choice.Tried:
+    name, is_floor = contender.candidate.name, contender.backend.may_return_original
+    step = session.current().progress.step(request, name)
+    with step, late.running(late.LatePasses(shared, name)) as passes:
+        attempt, compiled, error = try_candidate(
+            request, contender, ballot, at_run_time=at_run_time
+        )
+    if error is not None:
+        contender.remember(request, attempt, error)
+    return choice.Tried(attempt, compiled, error, passes.records, is_floor)
 
 
 def floor(request: GraphRequest, shared: SharedPasses) -> Callable[..., Any]:

@@ -92,7 +92,7 @@ class Shelf:
     def get(self, key: str) -> Entry | None:
         """The entry of this key; ``None`` if there is none, or none that can be trusted."""
         try:
-            _check_owner(self.path)
+            check_owner(self.path)
             entry = self._read_settled(_checked(key))
         except FileNotFoundError:
             return None
@@ -134,7 +134,7 @@ class Shelf:
         """Keep this entry no longer."""
         with suppress(FileNotFoundError):
             try:
-                _check_owner(self.path)
+                check_owner(self.path)
                 self._remove(_checked(key))
             except FileNotFoundError:
                 raise
@@ -144,7 +144,7 @@ class Shelf:
     def entries(self) -> list[Entry]:
         """All entries that can be trusted, the newest first, without their blobs."""
         try:
-            _check_owner(self.path)
+            check_owner(self.path)
             keys = [each.stem for each in self.path.glob("*.json") if _KEY.fullmatch(each.stem)]
         except FileNotFoundError:
             return []
@@ -254,7 +254,7 @@ class Shelf:
 
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.path.mkdir(mode=0o700, exist_ok=True)
-        _check_owner(self.path)
+        check_owner(self.path)
         lock = FileLock(self.path / ".lock", mode=0o600)
         try:
             with lock.acquire(timeout=PATIENCE, poll_interval=0.01):
@@ -265,14 +265,18 @@ class Shelf:
             raise OSError(str(error)) from error
 
     def _report(self, what: str) -> None:
-        """Say it once for each folder and kind of trouble; it is no error, even where warnings are.
-
-        Python's own memory of warnings sees to the "once".
-        """
         self.trouble = f"the cache {str(self.path)!r} {what}"
-        log.warning("%s", self.trouble)
-        with suppress(CacheWarning):
-            warnings.warn(self.trouble, CacheWarning, stacklevel=2)
+        warn_of(self.trouble)
+
+
+def warn_of(trouble: str) -> None:
+    """Say it once for each folder and kind of trouble; it is no error, even where warnings are.
+
+    Python's own memory of warnings sees to the "once".
+    """
+    log.warning("%s", trouble)
+    with suppress(CacheWarning):
+        warnings.warn(trouble, CacheWarning, stacklevel=2)
 
 
 def _checked(key: str) -> str:
@@ -281,7 +285,7 @@ def _checked(key: str) -> str:
     return key
 
 
-def _check_owner(path: Path) -> None:
+def check_owner(path: Path) -> None:
     """What others may have written is not read: an entry can hold what an engine executes.
 
     Raises:

@@ -185,6 +185,11 @@ class Policy(BaseModel):
             none. Under ``strict`` everything is tried.
         agree_within: Seconds that a rank of ``torch.distributed`` waits for the others, so that all
             take the same engine for the same graph; 0 does not ask them.
+        remember_verdicts: Days for which ``select = "fastest"`` goes straight to the engine that
+            was measured to be the fastest, in any process; 0 remembers none, and looks for none.
+            Under ``strict`` everything is measured.
+        verdict_store: The path, or any URL that ``fsspec`` knows, of a folder that machines share
+            such verdicts by.
         model: The model's name in reports; by default the class, or the function, compiled.
         locked: The file ``composer.lock`` says which candidate of the chain serves each graph, and
             no other is tried; a graph that is not as it says is a
@@ -217,6 +222,8 @@ class Policy(BaseModel):
     memory_limit: MiB | None = None
     remember_failures: Annotated[float, Field(ge=0.0)] = 7.0
     agree_within: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 60.0
+    remember_verdicts: Annotated[float, Field(ge=0.0)] = 30.0
+    verdict_store: str | None = None
     model: str | None = None
     locked: bool = False
     precision: Literal["fp32", "bf16", "auto"] = "fp32"

@@ -39,7 +39,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from composer import _torch, collectives
+from composer import _torch, collectives, verdicts
 from composer.errors import text_of
 from composer.policy import Policy
 from composer.records import GraphRequest, first_line
@@ -66,10 +66,12 @@ class Contest:
     Attributes:
         seconds: What it may take; ``None`` for a share of the builds.
         calls: Over how many calls the seconds of a build are counted; ``None`` does not count them.
+        terms: On which its verdict is remembered; ``None`` for not at all.
     """
 
     seconds: float | None = None
     calls: int | None = None
+    terms: verdicts.Terms | None = None
 
     @staticmethod
     def of(policy: Policy) -> Contest | None:
@@ -78,7 +80,7 @@ class Contest:
             return None
         objective = policy.objective
         calls = objective.calls if objective.kind == "amortised" else None
-        return Contest(policy.select_seconds, calls)
+        return Contest(policy.select_seconds, calls, verdicts.Terms.of(policy))
 
     def budget(self, built: float) -> float:
         """Seconds for a contest among engines that took ``built`` seconds to build."""

@@ -22,8 +22,9 @@ class Session:
     ``warned`` holds pairs of backend and reason, ``configured`` what ``composer.configure`` was
     given, ``sinks`` take every record, and ``progress`` is what is being compiled now. Engines
     in quarantine are those that failed at run time, each for one graph; ``failures`` are the keys
-    of those that were remembered for other processes. ``witness`` is what ``composer lock`` runs a
-    program under, and is shown every graph (:mod:`composer.lock.witness`).
+    of those that were remembered for other processes, ``verdicts`` those of what was measured, and
+    ``left_alone`` the shared stores that were in trouble. ``witness`` is what ``composer lock``
+    runs a program under, and is shown every graph (:mod:`composer.lock.witness`).
     """
 
     def __init__(
@@ -38,6 +39,8 @@ class Session:
         self._quarantined: set[tuple[str, str]] = set()
         self.warned: set[tuple[str, str]] = set()
         self.failures: set[str] = set()
+        self.verdicts: set[str] = set()
+        self.left_alone: set[str] = set()
 
     def keep(self, report: CompileReport) -> None:
         """Remember a report; beyond 1,000 the oldest goes."""

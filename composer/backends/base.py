@@ -60,10 +60,11 @@ class Backend(ABC):
     """The distributions that the engine is made of, besides torch."""
 
     def identity(self) -> str | None:
-        """What has to be as it was for a failure of this engine to be expected again.
+        """What has to be as it was for this engine to fail again, or be as fast again.
 
-        By default its class, the file that stands in, and the versions of its ``packages``.
-        ``None`` where nothing says so: such failures are not remembered for other processes.
+        By default its class, the file that stands in, and the versions of its ``packages``. It is
+        asked before the engine is wanted, so it imports nothing of that. ``None`` where nothing
+        says so: neither is remembered then.
         """
         kind = type(self)
         source = fingerprint.source_of_class(kind, Backend)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from importlib.metadata import entry_points
 from typing import Any
 
 import torch.fx
@@ -13,6 +14,8 @@ from composer.backends.base import Backend
 from composer.errors import OptionError, Refusal, refuse
 from composer.passes import fingerprint
 from composer.records import GraphRequest, Reason, Status
+
+_GROUPS = ("torch_dynamo_backends", "composer.backends")
 
 
 class CallableBackend(Backend):
@@ -69,8 +72,17 @@ class NamedBackend(Backend):
         self._function()
 
     def identity(self) -> str | None:
-        """That of what the name stands for."""
-        return CallableBackend(self._function()).identity()
+        """That of what the name stands for; of another package's, its version and source.
+
+        To load that would import its engine.
+        """
+        found = (entry for group in _GROUPS for entry in entry_points(group=group, name=self.name))
+        entry = next(found, None)
+        if entry is None:
+            return CallableBackend(self._function()).identity()
+        package = (entry.dist.name, entry.dist.version) if entry.dist else ()
+        source = fingerprint.source_not_imported(entry.module)
+        return fingerprint.digest(entry.value, package, source)
 
     def build(
         self,

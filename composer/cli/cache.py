@@ -11,9 +11,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from composer import failures
+from composer import failures, verdicts
 from composer.backends.tensorrt import cache as tensorrt
 from composer.disk import Entry, Shelf, cache_dir
+from composer.ledger import Ledger
 from composer.registry import did_you_mean
 
 app = typer.Typer(help="What is kept on disk between processes.", no_args_is_help=True)
@@ -21,9 +22,10 @@ app = typer.Typer(help="What is kept on disk between processes.", no_args_is_hel
 Json = Annotated[bool, typer.Option("--json", help="For a program to read.")]
 
 
-def _shelves() -> dict[str, Shelf]:
+def _shelves() -> dict[str, Shelf | Ledger]:
     """Every kind of thing that is kept, by its name."""
-    return {shelf.name: shelf for shelf in (failures.shelf(), tensorrt.plans(), tensorrt.timings())}
+    shelves = failures.shelf(), tensorrt.plans(), tensorrt.timings()
+    return {each.name: each for each in (*shelves, verdicts.ledger())}
 
 
 @app.command("list")
@@ -82,6 +84,8 @@ def _row(kind: str, entry: Entry) -> dict[str, Any]:
 
 def _what(facts: dict[str, Any]) -> str:
     """One line for a person: the engine, the model, and what became of it."""
+    if "candidates" in facts:
+        return verdicts.sentence(facts)
     if "library" in facts:
         return "  ".join([*map(str, facts["library"]), f"for {facts['target']['gpu']}"])
     named = (facts["backend"], facts["model"], facts["device"])

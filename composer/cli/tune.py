@@ -17,7 +17,7 @@ from rich.table import Table
 from composer import book
 from composer.child import Limits
 from composer.errors import ComposerError
-from composer.tuning import Job, machine, perform, read_jobs
+from composer.tuning import Job, perform, read_jobs, this_machine
 from composer.tuning.cluster import on_ray
 
 Sources = Annotated[list[str], typer.Argument(help="Plans (.toml), or module:factory.")]
@@ -76,7 +76,7 @@ def _environment(policy: Path | None, store: str) -> dict[str, str]:
 
 def _here(jobs: Sequence[Job], limits: Limits) -> Iterator[dict[str, Any]]:
     """One job at a time: two would be measured on half a machine each."""
-    name = machine.describe()
+    name = this_machine()
     return ({**perform(job, limits), "machine": name} for job in jobs)
 
 

@@ -67,7 +67,7 @@ def compare(lock: Lock, here: Sequence[Served]) -> list[Difference]:
             found.append(Difference(graph.title, "new", "new; the lock does not hold it"))
             continue
         found += [Difference(graph.title, *told) for told in between(entry, graph)]
-        if (entry.engine, entry.options) != (graph.engine, graph.options):
+        if entry.server != graph.server:
             found.append(Difference(graph.title, "engine", _moved(entry, served)))
     gone = "gone; the lock holds it, and it was not compiled"
     return found + [Difference(entry.title, "gone", gone) for entry in left.values()]
@@ -141,9 +141,8 @@ def _value(policy: Mapping[str, Any], name: str) -> str:
 
 def _moved(entry: LockedGraph, served: Served) -> str:
     """Who serves the graph instead, and what became of the one that did."""
-    locked, graph = spelled(entry.engine, entry.options), served.graph
-    here = spelled(graph.engine, graph.options) if graph.engine else "nobody"
-    what = f"served by {here}; the lock says {locked}"
+    here = called(served.graph) if served.graph.engine else "nobody"
+    what = f"served by {here}; the lock says {called(entry)}"
     tried = [each for each in served.attempts if each.backend == entry.engine]
     if not tried:
         return f"{what}, which was not tried"
@@ -152,6 +151,12 @@ def _moved(entry: LockedGraph, served: Served) -> str:
         return what
     why = f" ({last.reason})" if last.reason else ""
     return f"{what}: {entry.engine} was {last.status}{why}: {first_line(last.message)}"
+
+
+def called(graph: LockedGraph) -> str:
+    """Who serves a graph: ``"onnxrt(threads=2) in bf16"``."""
+    served = spelled(graph.engine, graph.options)
+    return f"{served} in {graph.precision}" if graph.precision else served
 
 
 def spelled(name: str, options: Mapping[str, Any]) -> str:

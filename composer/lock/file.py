@@ -47,6 +47,7 @@ class LockedGraph(BaseModel):
         inputs: What is passed in, weights left out, for a person.
         passes: The shared passes, in order.
         options: The engine's, as the chain gave them.
+        precision: What it computes in, where that is not the graph's own.
         policy: Fields that decide how the graph is compiled and are not the default.
         parts: What makes the graph the one that it is; it is recognised by them.
     """
@@ -65,8 +66,14 @@ class LockedGraph(BaseModel):
     inputs: tuple[str, ...]
     passes: tuple[LockedPass, ...] = ()
     options: dict[str, Any] = Field(default_factory=dict)
+    precision: Literal["", "bf16"] = ""
     policy: dict[str, Any] = Field(default_factory=dict)
     parts: dict[str, str]
+
+    @property
+    def server(self) -> tuple[str, dict[str, Any], str]:
+        """The engine, its options and its precision."""
+        return self.engine, self.options, self.precision
 
     @property
     def title(self) -> str:

@@ -11,9 +11,9 @@ from composer.choice import FLOOR
 from composer.errors import LockError
 from composer.lock import file
 from composer.lock.describe import describe, readable, versions_for
-from composer.lock.difference import between, spelled, versions
+from composer.lock.difference import between, called, versions
 from composer.lock.file import LOCK_FILE, LockedGraph
-from composer.lock.witness import Witness
+from composer.lock.witness import Witness, precision_of
 from composer.passes.resolve import SharedPasses
 from composer.policy import Candidate, Policy
 from composer.records import GraphRequest
@@ -77,7 +77,7 @@ def _entry(graph: LockedGraph, contenders: tuple[Contender, ...]) -> LockedGraph
     engine = next((each.backend for each in contenders if _is(each, entry)), None)
     told += versions(lock, versions_for(engine))
     if same and not _held_to(same, contenders):
-        told.append(f"{spelled(same.engine, same.options)}, which it names, is not in the chain")
+        told.append(f"{called(same)}, which it names, is not in the chain")
     if not told:
         return entry
     if same or entry.position == graph.position:
@@ -95,7 +95,7 @@ def _held_to(entry: LockedGraph, contenders: tuple[Contender, ...]) -> tuple[Con
         contenders = (*contenders, *chain.resolve(Policy(chain=(Candidate(backend=FLOOR),))))
     if not any(_is(each, entry) for each in contenders):
         return ()
-    why = f"{LOCK_FILE} says {spelled(entry.engine, entry.options)} for this graph"
+    why = f"{LOCK_FILE} says {called(entry)} for this graph"
     return tuple(
         each if _is(each, entry) else dataclasses.replace(each, barred=why) for each in contenders
     )
@@ -103,4 +103,4 @@ def _held_to(entry: LockedGraph, contenders: tuple[Contender, ...]) -> tuple[Con
 
 def _is(each: Contender, entry: LockedGraph) -> bool:
     candidate = each.candidate
-    return (candidate.name, readable(candidate.options)) == (entry.engine, entry.options)
+    return (candidate.name, readable(candidate.options), precision_of(each)) == entry.server

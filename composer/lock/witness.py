@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from composer import session
 from composer.backends.base import Backend
@@ -19,11 +19,17 @@ from composer.records import CompileReport
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """One place in a chain: the backend's name, its options, and the engine."""
+    """One place in a chain: the backend's name, options, precision, and the engine."""
 
     name: str
     options: dict[str, Any]
+    precision: Literal["", "bf16"]
     backend: Backend
+
+
+def precision_of(contender: Contender) -> Literal["", "bf16"]:
+    """What a candidate computes in, where that is not the graph's own."""
+    return "bf16" if contender.precision == "bf16" else ""
 
 
 class Witness:
@@ -49,7 +55,12 @@ class Witness:
         key = self._same[graph.key] = next(alike, graph.key)
         self._graphs.setdefault(key, graph)
         self._chains[key] = tuple(
-            _Place(each.candidate.name, readable(each.candidate.options), each.backend)
+            _Place(
+                each.candidate.name,
+                readable(each.candidate.options),
+                precision_of(each),
+                each.backend,
+            )
             for each in contenders
         )
 
@@ -84,9 +95,9 @@ class Witness:
         chosen = Counter(each.chosen for each in serving).most_common(1)[0][0]
         attempts = next(each.attempts for each in serving if each.chosen == chosen)
         place = self._place(graph.key, chosen, [each.accepted for each in attempts])
-        options = place.options if place else {}
+        how = {"options": place.options, "precision": place.precision} if place else {}
         return Served(
-            graph.model_copy(update={"engine": chosen, "options": options}),
+            graph.model_copy(update={"engine": chosen, **how}),
             versions_for(place.backend if place else None),
             attempts,
         )

@@ -10,6 +10,7 @@ import dataclasses
 import enum
 import functools
 import hashlib
+import importlib.machinery
 import importlib.util
 import inspect
 import sys
@@ -72,6 +73,26 @@ def source_of_module(name: str) -> str:
     if found is None or found.origin is None or not Path(found.origin).is_file():
         raise OptionError(f"depends_on names {name!r}, which has no source file")
     return _hash_of_file(found.origin)
+
+
+def source_not_imported(name: str) -> str:
+    """SHA-256 of a module's file, importing nothing, its packages neither; empty without a file.
+
+    Args:
+        name: Of the module, in full.
+    """
+    top, *parts = name.split(".")
+    try:
+        found = importlib.util.find_spec(top)
+    except (ImportError, ValueError):  # a module of this name was made by hand
+        return ""
+    for part in parts:
+        places = found.submodule_search_locations if found else None
+        if found is None or places is None:
+            return ""
+        found = importlib.machinery.PathFinder.find_spec(f"{found.name}.{part}", places)
+    origin = found.origin if found else None
+    return _hash_of_file(origin) if origin and Path(origin).is_file() else ""
 
 
 def _source(thing: Any) -> str:

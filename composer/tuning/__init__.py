@@ -8,6 +8,6 @@ A plan (:mod:`~composer.tuning.plan`) becomes jobs; a job is done in a process o
 from __future__ import annotations
 
 from composer.tuning.plan import Job, read_jobs
-from composer.tuning.work import perform
+from composer.tuning.work import perform, this_machine
 
-__all__ = ["Job", "perform", "read_jobs"]
+__all__ = ["Job", "perform", "read_jobs", "this_machine"]

@@ -16,9 +16,8 @@ from typing import Any
 
 from composer.child import Limits
 from composer.errors import OptionError
-from composer.tuning import machine
 from composer.tuning.plan import Job
-from composer.tuning.work import perform
+from composer.tuning.work import perform, this_machine
 
 
 @dataclass
@@ -34,7 +33,7 @@ class Node:
 
     def describe(self) -> str:
         """What the machine is."""
-        return machine.describe()
+        return this_machine()
 
     def perform(self, job: str, limits: Limits, environment: Mapping[str, str]) -> dict[str, Any]:
         """Do one job, with as many threads as torch takes where nobody reserves processors."""

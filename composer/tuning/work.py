@@ -1,6 +1,7 @@
 """The work of one job, in a process of its own: compile a model, call it once, say what came of it.
 
-The verdict is written as it would be for any user who asks for the fastest engine.
+The verdict is written as it would be for any user who asks for the fastest engine; one that is
+there already is not measured again, so that a plan that was cut short can go on.
 """
 
 from __future__ import annotations
@@ -11,10 +12,15 @@ from typing import Any
 
 import torch
 
-from composer import book, child, session
+from composer import book, child, machine, session
 from composer.errors import Refusal, text_of
 from composer.records import CompileReport, first_line
 from composer.tuning.plan import Job
+
+
+def this_machine() -> str:
+    """What the machine is, in words; equal on those that verdicts are good for."""
+    return ", ".join(machine.describe("cuda" if torch.cuda.is_available() else "cpu"))
 
 
 def perform(job: Job, limits: child.Limits) -> dict[str, Any]:
@@ -69,6 +75,7 @@ def _row(report: CompileReport) -> dict[str, Any]:
         "training": report.training,
         "chosen": report.chosen,
         "timing": measured,
+        "remembered": "remembered_in" in measured,
         "why": timing if isinstance(timing, str) else "",
         "others": {a.backend: str(a.reason) for a in report.attempts if a.reason is not None},
     }

@@ -38,7 +38,7 @@ class OnnxRuntimeBackend(Backend):
     reads_example_inputs = False
     runs_shared_passes = True
     writes_as_the_graph = True
-    packages = ("onnxruntime", "onnx", "onnxscript")
+    packages = ("onnxruntime", "onnxruntime-gpu", "onnx", "onnxscript")
 
     def check_options(self, options: Mapping[str, Any]) -> None:
         """Names and values, those of providers and of session entries too."""

@@ -1,0 +1,49 @@
+"""Which machine this is, as far as the speed of what is compiled depends on it."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+from pathlib import Path
+
+import torch
+
+_CPUS = Path("/proc/cpuinfo")
+_DRIVER = Path("/sys/module/nvidia/version")
+
+
+def describe(device: str) -> tuple[str, ...]:
+    """The processor, what else torch finds here and, for a graph on a GPU, that GPU and its driver.
+
+    Args:
+        device: Where the graph is: ``"cpu"``, ``"cuda:0"``.
+    """
+    kind = torch.accelerator.current_accelerator(check_available=True)
+    others = (f"{torch.accelerator.device_count()} {kind.type}",) if kind else ()
+    return (*_processor(), *others, *(_gpu(device) if device.startswith("cuda") else ()))
+
+
+def _gpu(device: str) -> tuple[str, ...]:
+    if not torch.cuda.is_available():
+        return ()
+    name, capability = torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)
+    driver = (f"driver {_DRIVER.read_text().strip()}",) if _DRIVER.exists() else ()
+    cuda = torch.version.cuda or torch.version.hip
+    return name, f"capability {capability[0]}.{capability[1]}", f"CUDA {cuda}", *driver
+
+
+@functools.cache
+def _processor() -> tuple[str, ...]:
+    capability = torch.backends.cpu.get_cpu_capability()
+    return _model() or platform.machine(), capability, f"{os.cpu_count()} processors"
+
+
+def _model() -> str:
+    """Linux says it in a file; elsewhere Python knows, more or less."""
+    try:
+        lines = _CPUS.read_text(errors="replace").splitlines()
+    except OSError:
+        return platform.processor()
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, "") or platform.processor()
