@@ -270,6 +270,16 @@ def test_lock_leaves_a_file_of_somebody_elses() -> None:
     assert "there is no folder" in run("lock", "--lock", "no/such.lock", "script.py").stderr
 
 
+def test_one_of_several_ranks_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first; the others run the script and leave the file to it."""
+    program(chain=["eager"])
+    monkeypatch.setenv("RANK", "1")
+    assert (run("lock", "script.py").exit_code, LOCK.exists()) == (0, False)
+    assert last().chosen == "eager"
+    monkeypatch.setenv("RANK", "0")
+    assert lock()["graphs"][0]["engine"] == "eager"
+
+
 def test_assert_without_a_lock_runs_nothing() -> None:
     """Exit code 2, and the file's name."""
     program("raise SystemExit(9)")
