@@ -9,7 +9,17 @@ from typing import Any
 
 import torch.fx
 
-from composer import backward, book, capture, chain, clones, guard, select, session
+from composer import (
+    backward,
+    book,
+    capture,
+    chain,
+    clones,
+    guard,
+    overtaking,
+    select,
+    session,
+)
 from composer.lowering import once
 from composer.passes import early, resolve
 from composer.policy import Facts, Rules
@@ -54,12 +64,15 @@ def compose(
     request = capture.known_by(request, policy.model, f"{mode} {policy.key} {shared.key}")
     with session.current().progress.step(request, "shared passes"):
         request, rewritten = early.rewrite(request, shared)
+    later = overtaking.Plan.of(policy, request)
+    contest = None if later else select.Contest.of(policy)
     with once.sharing(), backward.watched() as backwards:
         outcome = chain.walk(
-            *(request, candidates, shared, select.Contest.of(policy)),
+            *(request, candidates, shared, contest),
             strict=policy.strict,
             agree_within=policy.agree_within,
         )
+    outcome = later.announced(outcome) if later else outcome
     passes = (*rewritten, *outcome.passes)
     objection = chain.objection(outcome, strict=policy.strict, on_exhausted=policy.on_exhausted)
     chosen = "" if objection else outcome.chosen
@@ -82,6 +95,7 @@ def compose(
         restore,
         successors.rescue(),
         successors.sampler(),
+        later.behind(successors) if later else None,
     )
 
 
