@@ -12,7 +12,7 @@ import composer
 
 PACKAGE = Path(composer.__file__).parent
 LAYERS = [
-    {"errors", "memory"},
+    {"errors", "memory", "footprint"},
     {"records"},
     {"_torch"},
     {"registry", "writes", "disk", "child", "collectives", "background"},

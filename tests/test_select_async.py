@@ -26,10 +26,13 @@ WAIT = 60.0
 SLOW = 0.02
 
 
-def double(x: torch.Tensor) -> torch.Tensor:
-    for _ in range(200):  # so that eager is a slow engine
-        x = x + 0
-    return x * 2
+def double(x: torch.Tensor, size: int = 300) -> torch.Tensor:
+    square = torch.ones(size, size)  # so that eager is a slow engine
+    return x * 2 + (square @ square)[0, 0] * 0
+
+
+def double_slowly(x: torch.Tensor) -> torch.Tensor:
+    return double(x, size=1200)
 
 
 class Engine:
@@ -159,7 +162,7 @@ def test_one_that_took_over_and_fails_gives_way_to_the_one_before() -> None:
     """Which was kept: nothing is built. The floor answers the call that failed."""
     middling, quick = Engine("middling", SLOW / 20), Engine("quick")
     x = torch.randn(3)
-    f = beside(lambda x: torch.stack([double(x) / 2 for _ in range(40)])[0] * 2, middling, quick)
+    f = beside(double_slowly, middling, quick)
     f(x)
     f(x)
     settle()
@@ -183,7 +186,7 @@ def test_one_that_took_over_and_fails_gives_way_to_the_one_before() -> None:
 def test_engine_that_was_taken_over_from_is_let_go() -> None:
     """After the first calls of the one that follows."""
     slow, quick = Engine("slow", SLOW / 20), Engine("quick")
-    f = beside(lambda x: torch.stack([double(x) / 2 for _ in range(40)])[0] * 2, slow, quick)
+    f = beside(double_slowly, slow, quick)
     x = torch.ones(2)
     f(x)
     f(x)
@@ -362,7 +365,7 @@ def test_engine_compared_while_weights_change_is_not_called_wrong() -> None:
             outputs = gm.forward(*args)
             with torch.no_grad():
                 net.bias.add_(1)
-            return [each + 1 for each in outputs]
+            return [each + 9 for each in outputs]
 
         return run
 
