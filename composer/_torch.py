@@ -551,20 +551,27 @@ def draws_random_numbers(run: Callable[..., Any], inputs: Sequence[Any]) -> bool
     seen = _Seen()
     with mode, seen:
         run(*(as_fake(mode, value) for value in inputs))
-    return any(torch.Tag.nondeterministic_seeded in each.tags for each in seen.operators)
+    return seen.draws
 
 
 class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    """Remembers the operators that are called below autograd."""
+    """Looks at the operators that are called below autograd.
+
+    Attention has the tag without dropout as well.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # likewise
-        self.operators: set[OpOverload] = set()
+        self.draws = False
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        self.operators.add(func)
+        if draws(func):
+            known = func._schema.arguments
+            given = {each.name: each.default_value for each in known}
+            given |= zip((each.name for each in known), args, strict=False)
+            self.draws |= (given | (kwargs or {})).get("dropout_p") != 0.0
         return func(*args, **(kwargs or {}))
 
     @classmethod

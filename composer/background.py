@@ -44,14 +44,19 @@ class Worker:
         self._ending = False
 
     def submit(self, task: Task) -> None:
-        """Have a task done after those that wait already; it answers for its own errors."""
+        """Have a task done after those that wait already; it answers for its own errors.
+
+        Raises:
+            RuntimeError: the system gives no thread.
+        """
         with self._changed:
             if self._ending:
                 return
-            self._tasks.append(task)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="composer", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="composer", daemon=True)
+                thread.start()
+                self._thread = thread
+            self._tasks.append(task)
 
     def settled(self, timeout: float | None = None) -> bool:
         """Wait until nothing is left to do; whether it came to that within so many seconds."""

@@ -306,7 +306,7 @@ def _build(request: GraphRequest, contender: Contender) -> Callable[..., Any]:
     inputs = list(request.example_inputs)
     if backend.reads_example_inputs:
         inputs = clones.copy_inputs(inputs, keep=request.weights)
-    versions = weight_versions(request)
+    versions = _weight_versions(request)
     buffers = clones.Buffers(request) if backend.reads_example_inputs else None
     build = functools.partial(backend.build, mode=request.mode, options=options)
     own = contextlib.nullcontext() if backend.runs_shared_passes else _torch.donating_nothing()
@@ -320,7 +320,7 @@ def _build(request: GraphRequest, contender: Contender) -> Callable[..., Any]:
                 compiled = build(gm, inputs)
     finally:
         moved = buffers is not None and buffers.restore()
-    if moved or (weight_versions(request) != versions and not request.alongside):
+    if moved or (_weight_versions(request) != versions and not request.alongside):
         what = "the backend wrote to the model's weights or buffers while compiling"
         refuse(Status.REJECTED, Reason.MUTATED_INPUTS, what)
     return prove.proven(compiled, None if backend.may_return_original else request.gm)
@@ -366,7 +366,7 @@ def _decline_low_coverage(notes: Notes, least: float) -> None:
     refuse(Status.DECLINED, Reason.LOW_COVERAGE, what)
 
 
-def weight_versions(request: GraphRequest) -> list[int]:
+def _weight_versions(request: GraphRequest) -> list[int]:
     """The version counter of every parameter that has one (inference tensors have none)."""
     passed = (request.example_inputs[i] for i in sorted(request.weights))
     weights = (*passed, *request.gm.parameters())

@@ -143,11 +143,10 @@ class Overtaking:
         request = self.successors.request
         try:
             copies = clones.copy_inputs(args, keep=request.weights)
-        except (RuntimeError, MemoryError) as error:
-            self.tell(seat, f"the inputs cannot be copied: {first_line(text_of(error))}")
-            return
-        task = _Task(self, run, seat, session.current(), copies, _settings())
-        background.submit(background.carried(task, request.device))
+            task = _Task(self, run, seat, session.current(), copies, _settings())
+            background.submit(background.carried(task, request.device))
+        except Exception as error:  # noqa: BLE001  # recorded: the call is to be made all the same
+            self.tell(seat, _sentence(error))
 
     def tell(self, seat: guard.Seat, why: str) -> None:
         """Record that nothing came of it, and why."""
@@ -183,8 +182,9 @@ class _Task:
             self.seat.take_over(functools.partial(self._chosen, outcome))
         except _Dropped as dropped:
             self._tell(str(dropped))
-        except Exception as error:  # noqa: BLE001  # recorded: nobody waits for it
-            self._tell(f"{type(error).__name__}: {first_line(text_of(error))}")
+        # Who exits, exits a thread that is no concern of the program's.
+        except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001  # recorded
+            self._tell(_sentence(error))
 
     def _tell(self, why: str) -> None:
         if session.current() is self.home:
@@ -255,6 +255,10 @@ class _Task:
         passed = (self.inputs[place] for place in sorted(request.weights))
         weights = (*passed, *request.gm.parameters(), *request.gm.buffers())
         return [each._version for each in weights if not each.is_inference()]
+
+
+def _sentence(error: BaseException) -> str:
+    return f"{type(error).__name__}: {first_line(text_of(error))}"
 
 
 def _settings() -> tuple[Any, ...]:

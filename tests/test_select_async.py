@@ -237,6 +237,36 @@ def test_engine_that_fails_in_the_background_is_recorded() -> None:
     assert last().runtime.last_error == ""
 
 
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
+def test_engine_that_exits_in_the_background_ends_nothing_else(error: BaseException) -> None:
+    """The program goes on, and so does the thread."""
+
+    def exits(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+        raise error
+
+    f = beside(double, Engine("first"), exits)
+    for _ in range(3):
+        f(torch.ones(2))
+    settle()
+    assert timing().startswith(f"no: {type(error).__name__}")
+    assert last().chosen == "first"
+
+
+def test_thread_that_is_not_to_be_had_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call is made all the same."""
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    f = beside(double, Engine("first"), Engine("second"))
+    f(torch.ones(2))
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        assert torch.equal(f(torch.ones(2)), torch.full((2,), 2.0))
+    assert timing() == "no: RuntimeError: can't start new thread"
+    assert (last().chosen, last().runtime.fallbacks) == ("first", 0)
+
+
 def test_error_of_measuring_itself_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first goes on to serve."""
 
@@ -469,29 +499,17 @@ def test_reset_drops_what_waits(reset: Callable[[], None]) -> None:
 
 
 def test_graph_that_is_gone_is_not_built() -> None:
-    """Nor is it kept by what waits for its turn."""
-    blocked, other = Engine("blocked"), Engine("other")
-    blocked.may_build.clear()
-    f = beside(double, Engine("first"), blocked)
+    """Nothing but what waits for its turn knew of it."""
+    other, hold = Engine("other"), threading.Event()
+    f = beside(double, Engine("first"), other)
     f(torch.ones(2))
-    f(torch.ones(2))
-    assert blocked.building.wait(WAIT)
-    gone = beside(lambda x: double(x), "aot_eager", other)
-    task = background._worker
-    blocked.may_build.set()
-    gone(torch.ones(2))
-    settle()
-    blocked.building.clear()
-    hold = threading.Event()
     background.submit(lambda: assert_waited(hold))
-    gone(torch.ones(2))
-    del gone
-    gc.collect()
+    f(torch.ones(2))
     torch.compiler.reset()
     hold.set()
     settle()
-    assert task.is_busy is False
     assert other.built_in == []
+    assert "dropped" in timing()
 
 
 def assert_waited(event: threading.Event) -> None:
