@@ -593,6 +593,69 @@ print("served by", composer.reports()[-1].chosen)
     assert done.stdout == "served by aot_eager\n"
 
 
+def test_calls_of_several_threads_meet_the_change() -> None:
+    """Each is answered by one engine, as a whole."""
+    slow, quick = Engine("slow", SLOW / 4), Engine("quick")
+    f = beside(double, slow, quick)
+    f(torch.ones(2))
+    wrong: list[torch.Tensor] = []
+
+    def call() -> None:
+        while not quick.served and len(wrong) == 0:
+            x = torch.randn(2)
+            answer = f(x)
+            if not torch.equal(answer, x * 2):
+                wrong.append(answer)
+
+    threads = [threading.Thread(target=call) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT)
+    settle()
+    assert (wrong, last().chosen, last().runtime.fallbacks) == ([], "quick", 0)
+    assert len(quick.made) == 1
+
+
+@pytest.mark.parametrize("stage", ["aten", "joint"])
+def test_passes_hold_for_what_takes_over(stage: str) -> None:
+    """The floor runs them as well; its passes are recorded if it is the quickest."""
+    from rewrites import Scale, at
+
+    f = beside(torch.cos, FakeBackend("slow", seconds=SLOW, at=1), passes=[at(stage, Scale)])
+    x = torch.randn(3)
+    scaled = f(x)
+    f(x)
+    settle()
+    assert torch.equal(f(x), scaled)
+    assert not torch.equal(scaled, x.cos())
+    assert last().chosen == "eager"
+    assert [record.stage for record in last().passes] == [stage]
+
+
+@pytest.mark.slow
+def test_real_engines_are_built_while_the_program_calls() -> None:
+    """And while it compiles another graph."""
+    layers = torch.nn.Linear(64, 128), torch.nn.LayerNorm(128), torch.nn.Linear(128, 64)
+    net = torch.nn.Sequential(*layers).eval()
+    x = torch.randn(4, 64)
+    f = beside(net, "aot_eager", "inductor", "onnxrt", verify="compile")
+    with torch.no_grad():
+        expected = net(x)
+        f(x)
+        f(x)
+        assert torch.equal(torch.compile(torch.relu, backend="aot_eager")(x), x.relu())
+        while not background.settled(0.0):
+            torch.testing.assert_close(f(x), expected)
+        report = next(
+            each for each in composer.reports() if each.attempts[0].backend == "aot_eager"
+        )
+        torch.testing.assert_close(f(x), expected)
+    assert all(attempt.engine["timing"]["ms"] > 0 for attempt in report.attempts)
+    assert report.chosen in ("aot_eager", "inductor", "onnxrt", "eager")
+    assert len(report.attempts) == 3
+
+
 def test_python_random_state_is_left_alone() -> None:
     """The order of the turns is drawn by a generator of its own."""
     random.seed(1)
