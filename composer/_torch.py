@@ -53,6 +53,9 @@ from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 
 # The base of all batch norms, which torch documents but does not export.
 from torch.nn.modules.batchnorm import _BatchNorm as _BatchNorm
+
+# The one way to see what runs below autograd; its module's name begins with an underscore.
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import _StopRecomputationError
 
 if TYPE_CHECKING:
@@ -507,6 +510,96 @@ def compiling() -> Iterator[None]:
             yield
         finally:
             torch.compiler._is_compiling_flag = before
+
+
+def forget_other_threads_compile() -> None:
+    """In a forked child: no other thread compiles here, whatever the parent's were about.
+
+    The lock would be held for good, and the flags say so.
+    """
+    compile_lock._at_fork_reinit()  # type: ignore[attr-defined]  # CPython's, as for its own locks
+    torch.compiler._is_compiling_flag = False
+    torch.fx._symbolic_trace._is_fx_tracing_flag = False
+
+
+@contextlib.contextmanager
+def generators_as_they_are() -> Iterator[None]:
+    """Within, this thread sees the random state that it met, and cannot set it; others can.
+
+    AOTAutograd, Inductor and ``fork_rng`` put the state of the generators back that they began
+    with. In a thread of its own that has the program draw once more what it drew in the meantime.
+    To be used by one thread at a time, which compiles.
+    """
+    homes = [(torch, torch.random), *([(torch.cuda,)] if torch.cuda.is_available() else [])]
+    with contextlib.ExitStack() as undo:
+        for modules in homes:
+            read, write = _unmoved(modules[-1].get_rng_state, modules[-1].set_rng_state)
+            for module in modules:
+                for name, function in (("get_rng_state", read), ("set_rng_state", write)):
+                    undo.callback(setattr, module, name, getattr(module, name))
+                    setattr(module, name, function)
+        yield
+
+
+def _unmoved(
+    read: Callable[..., torch.Tensor], write: Callable[..., None]
+) -> tuple[Callable[..., torch.Tensor], Callable[..., None]]:
+    """Both, as this thread is to see them: what is read first of a device is read ever after."""
+    here = threading.get_ident()
+    seen: dict[str, torch.Tensor] = {}
+
+    def get_rng_state(*device: Any, **named: Any) -> torch.Tensor:
+        state = read(*device, **named)
+        if threading.get_ident() != here:
+            return state
+        return seen.setdefault(f"{device} {named}", state).clone()
+
+    def set_rng_state(*state: Any, **named: Any) -> None:
+        if threading.get_ident() != here:
+            write(*state, **named)
+
+    return get_rng_state, set_rng_state
+
+
+def draws_random_numbers(run: Callable[..., Any], inputs: Sequence[Any]) -> bool:
+    """Whether a graph does for such inputs: run on fake ones, no operator with that tag is called.
+
+    Most functions that may draw do not: dropout when not training, attention without dropout.
+
+    Raises:
+        Exception: what the graph returns, or does, cannot be told without the data.
+    """
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    seen = _Seen()
+    with mode, seen:
+        run(*(as_fake(mode, value) for value in inputs))
+    return seen.draws
+
+
+class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    """Looks at the operators that are called below autograd.
+
+    Attention has the tag without dropout as well.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # likewise
+        self.draws = False
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if draws(func):
+            known = func._schema.arguments
+            given = {each.name: each.default_value for each in known}
+            given |= zip((each.name for each in known), args, strict=False)
+            self.draws |= (given | (kwargs or {})).get("dropout_p") != 0.0
+        return func(*args, **(kwargs or {}))
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """Dynamo leaves alone, in any thread, what is called while another kind of mode is on."""
+        return True
 
 
 _recaptured_numbers: ContextVar[Mapping[Any, Any]] = ContextVar("numbers", default={})  # noqa: B039

@@ -234,13 +234,14 @@ def walk(
         tries = functools.partial(_tries, trial, len(contenders), strict=strict)
         if contest is None or obstacle:
             return choice.first(tries(), serves, why=obstacle)
-        memory = None if at_run_time else _memory(request, contenders, contest)
+        memory = None if at_run_time else memory_of(request, contenders, contest)
         return remembered.fastest(trial, tries, serves, request, contest, memory)
 
 
-def _memory(
+def memory_of(
     request: GraphRequest, contenders: Sequence[Contender], contest: select.Contest
 ) -> verdicts.Memory | None:
+    """What is remembered of a contest among these; ``None`` where nothing is to be."""
     engines = [(each.candidate.name, each.backend) for each in contenders]
     return verdicts.Memory(request, engines, contest.terms) if contest.terms else None
 
@@ -409,7 +410,7 @@ def _build(request: GraphRequest, contender: Contender) -> Callable[..., Any]:
                 compiled = build(gm, inputs)
     finally:
         moved = buffers is not None and buffers.restore()
-    if moved or _weight_versions(request) != versions:
+    if moved or (_weight_versions(request) != versions and not request.alongside):
         what = "the backend wrote to the model's weights or buffers while compiling"
         refuse(Status.REJECTED, Reason.MUTATED_INPUTS, what)
     return prove.proven(compiled, None if backend.may_return_original else request.gm)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from composer import select, session
+from composer.comparison import devices
 from composer.errors import Refusal, text_of
+from composer.footprint import MIB, Gauge
 from composer.records import (
     Attempt,
     GraphRequest,
@@ -34,7 +36,8 @@ Made = tuple[Callable[..., Any], tuple[PassRecord, ...]]
 class Tried:
     """One candidate behind its attempt: what it compiled, or the error that ended it.
 
-    ``is_floor`` says that running the captured graph is what it does.
+    ``is_floor`` says that running the captured graph is what it does, ``grown`` by how many bytes
+    the process grew when it was built, where that counts.
     """
 
     attempt: Attempt
@@ -42,6 +45,7 @@ class Tried:
     error: Exception | None = None
     passes: tuple[PassRecord, ...] = ()
     is_floor: bool = False
+    grown: int = 0
 
 
 def first(tries: Iterable[Tried], floor: Callable[[], Made], why: str = "") -> Outcome:
@@ -75,7 +79,10 @@ def fastest(
         request: The graph and the inputs to measure with.
         contest: What the policy wants of that.
     """
-    made = list(tries)
+    gauge = None if contest.within is None else Gauge(devices(request.example_inputs))
+    if gauge is not None and not gauge.works:
+        return first(tries, floor, "this system does not tell what memory a process holds")
+    made = list(tries if gauge is None else _weighed(tries, gauge))
     racing = [place for place, each in enumerate(made) if each.compiled is not None]
     if not racing:
         return _outcome(made, FLOOR, floor())
@@ -85,7 +92,7 @@ def fastest(
     budget = contest.budget(sum(each.attempt.seconds for each in made))
     with session.current().progress.step(request, "measuring"):
         entrants = [_entrant(each, contest) for each in field]
-        verdict = select.fastest(entrants, request, budget)
+        verdict = select.fastest(entrants, request, budget, contest.within, gauge)
     winner, judged = _judged(field, verdict)
     for place, each in zip(racing, judged, strict=False):  # the floor may stand behind the chain
         made[place] = each
@@ -95,6 +102,15 @@ def fastest(
     assert serves.compiled is not None
     outcome = _outcome(made, serves.attempt.backend, (serves.compiled, serves.passes))
     return dataclasses.replace(outcome, ranking=(*ahead, *quarantined))
+
+
+def _weighed(tries: Iterable[Tried], gauge: Gauge) -> Iterator[Tried]:
+    """The candidates, each with what its own build added to the process."""
+    tries, before = iter(tries), gauge.held()
+    for each in tries:
+        held = gauge.held()
+        yield dataclasses.replace(each, grown=max(held - before, 0))
+        before = held
 
 
 def _outcome(made: Sequence[Tried], chosen: str, serves: Made) -> Outcome:
@@ -112,7 +128,7 @@ def _entrant(each: Tried, contest: select.Contest) -> select.Entrant:
     assert each.compiled is not None
     counts = contest.calls is not None and not each.is_floor
     handicap = each.attempt.seconds / contest.calls if counts and contest.calls else 0.0
-    return select.Entrant(each.attempt.backend, each.compiled, handicap)
+    return select.Entrant(each.attempt.backend, each.compiled, handicap, each.grown)
 
 
 def _judged(field: Sequence[Tried], verdict: select.Verdict) -> tuple[int, list[Tried]]:
@@ -143,15 +159,21 @@ def _beaten(each: Tried, at: int, winner: str, verdict: select.Verdict, floor: i
         )
         return Tried(attempt, None, refusal)
     timing = verdict.timings[at]
-    mine, best = _ms(timing.cost), _ms(verdict.timings[verdict.winner].cost)
     counted = ", its build counted" if timing.handicap else ""
+    mine, best = (_size(each) for each in (timing, verdict.timings[verdict.winner]))
     attempt = dataclasses.replace(
         _with_timing(each, _figures(verdict, at, floor)).attempt,
         status=Status.REJECTED,
         reason=Reason.SLOWER,
-        message=f"{mine:.3g} ms a call{counted}; {winner} takes {best:.3g} ms",
+        message=f"{mine[0]} ms a call{mine[1]}{counted}; {winner} takes {best[0]} ms{best[1]}",
     )
     return Tried(attempt, None)
+
+
+def _size(timing: select.Timing) -> tuple[str, str]:
+    """Milliseconds, and the memory where that counts."""
+    taken = "" if timing.grown is None else f" and {timing.grown / MIB:.0f} MiB"
+    return f"{_ms(timing.cost):.3g}", taken
 
 
 def _figures(verdict: select.Verdict, at: int, floor: int) -> str | dict[str, Any]:
@@ -166,6 +188,7 @@ def _figures(verdict: select.Verdict, at: int, floor: int) -> str | dict[str, An
         "rounds": timing.rounds,
         "eager_ms": _ms(verdict.timings[floor].seconds),
         **({"build_ms": _ms(timing.handicap)} if timing.handicap else {}),
+        **({} if timing.grown is None else {"mib": round(timing.grown / MIB, 1)}),
         "seconds": round(verdict.seconds, 4),
     }
 
@@ -193,7 +216,8 @@ def _ranking(verdict: select.Verdict, count: int) -> list[int]:
     if verdict.winner == floor:
         return [floor]
     limit = select.TIE * verdict.timings[floor].cost
-    good = {at: timing.cost for at, timing in verdict.timings.items() if timing.cost <= limit}
+    measured = ((at, timing.cost) for at, timing in verdict.timings.items())
+    good = {at: cost for at, cost in measured if cost <= limit or at == verdict.winner}
     return sorted(good, key=lambda at: (at != verdict.winner, good[at]))
 
 

@@ -112,9 +112,13 @@ class Buffers:
 
     These are its buffers, and the parameters that the graph writes to, as an optimizer's step
     does. A warm-up run moves the statistics of a batch norm, and their versions do not tell.
+    While the program runs it is the program that changes them: then there are no copies.
     """
 
     def __init__(self, request: GraphRequest) -> None:
+        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+        if request.alongside:
+            return
         passed = (request.example_inputs[i] for i in sorted(request.weights))
         held = (*passed, *request.gm.buffers())
         buffers = [b for b in held if type(b) is not torch.nn.Parameter and _is_real(b)]

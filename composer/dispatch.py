@@ -9,7 +9,18 @@ from typing import Any
 
 import torch.fx
 
-from composer import backward, book, capture, chain, clones, guard, lock, select, session
+from composer import (
+    backward,
+    book,
+    capture,
+    chain,
+    clones,
+    guard,
+    lock,
+    overtaking,
+    select,
+    session,
+)
 from composer.lowering import once
 from composer.passes import early, resolve
 from composer.policy import Facts, Rules
@@ -56,12 +67,15 @@ def compose(
     policy, candidates = lock.hold(request, policy, candidates, shared)
     with session.current().progress.step(request, "shared passes"):
         request, rewritten = early.rewrite(request, shared)
+    later = overtaking.Plan.of(policy, request, candidates)
+    contest = None if later else select.Contest.of(policy)
     with once.sharing(), backward.watched() as backwards:
         outcome = chain.walk(
-            *(request, candidates, shared, select.Contest.of(policy)),
+            *(request, candidates, shared, contest),
             strict=policy.strict,
             agree_within=policy.agree_within,
         )
+    outcome = later.announced(outcome) if later else outcome
     passes = (*rewritten, *outcome.passes)
     objection = chain.objection(outcome, strict=policy.strict, on_exhausted=policy.on_exhausted)
     chosen = "" if objection else outcome.chosen
@@ -84,6 +98,7 @@ def compose(
         restore,
         successors.rescue(),
         successors.sampler(),
+        later.behind(successors) if later else None,
     )
 
 

@@ -10,9 +10,10 @@ import functools
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 
@@ -24,6 +25,9 @@ from composer.sampling import Sampler
 
 _TIMED = 16
 """The first so many calls are timed, then one in so many, which stands for the others."""
+
+_TRIED = 32
+"""Calls that one which took over serves before the one it followed is let go."""
 
 _STARVED = 3
 """Calls for which an engine may lack the memory before the next one is compiled."""
@@ -61,6 +65,7 @@ class Rescue:
         held: Tensors of the graph's own that it writes to, and that are looked at as well.
         blind: Whether there are others that the graph may write to and that have no version.
         collective: Whether the graph waits for other ranks, which would not do so a second time.
+        reverted: Told that the engine which was taken over from serves again.
     """
 
     floor: Compiled
@@ -72,6 +77,7 @@ class Rescue:
     held: tuple[torch.Tensor, ...]
     blind: bool
     collective: bool = False
+    reverted: Callable[[], None] = lambda: None
 
     @property
     def once_only(self) -> str:
@@ -84,12 +90,44 @@ class Rescue:
 _WRITTEN = "the engine had written to its inputs"
 
 
+TakeOver = Callable[[bool], tuple[Engine | None, bool]]
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """A graph's place to be served from, for what goes on beside its calls.
+
+    Attributes:
+        is_wanted: Whether the graph can still be called, and is served as it was.
+        take_over: Has what its argument returns serve it, from the next call on; ``None`` changes
+            nothing. It is told whether the graph is served as it was, which stays so meanwhile, and
+            says as well whether the one before is to be kept for the first calls.
+    """
+
+    is_wanted: Callable[[], bool]
+    take_over: Callable[[TakeOver], None]
+
+
+class Later(Protocol):
+    """What begins with the second call of a graph."""
+
+    def begin(self, args: Sequence[Any], run: Compiled, seat: Seat) -> None:
+        """Begin; the call waits for it to return.
+
+        Args:
+            args: Of the call, which comes after.
+            run: What serves the graph.
+            seat: Its place.
+        """
+
+
 def watch(
     engine: Engine,
     runtime: Runtime,
     restore: Callable[[Sequence[Any]], Any] | None = None,
     rescue: Rescue | None = None,
     sampler: Sampler | None = None,
+    later: Later | None = None,
 ) -> Compiled:
     """Count the calls of ``engine``, time some, and answer for it.
 
@@ -103,9 +141,10 @@ def watch(
         restore: Makes the caller's structure of the flat outputs; for graphs of direct calls.
         rescue: What to do when it raises, or is wrong; ``None`` lets the error through.
         sampler: What compares a call every so often; ``None`` where nobody asked for that.
+        later: What begins with the second call.
     """
     tick, versions, unread = runtime.tick, _reader(rescue), _unread(rescue)
-    served = _Served(engine, runtime, rescue, sampler)
+    served = _Served(engine, runtime, rescue, sampler, later)
 
     def call(*args: Any) -> Any:
         number = tick()
@@ -132,6 +171,8 @@ def watch(
         except Exception as error:  # noqa: BLE001  # answered for, or raised again
             return served.answer(error, run, args, before)
 
+    served.called_by = weakref.ref(call)
+
     def call_and_restore(*args: Any) -> Any:
         return cast(Callable[..., Any], restore)(call(*args))
 
@@ -143,10 +184,15 @@ class _Served:
 
     ``due`` is the tick from which on a call may be the next to be compared with the floor, or to
     be made by an engine out of quarantine; ``_sample_at`` and ``_retry_at`` are the numbers of
-    those calls, the first being 0.
+    those calls, the first being 0. At ``_begin_at`` begins what goes on beside the calls, and at
+    ``_let_go_at`` the engine that was taken over from is let go. ``called_by`` is who calls.
     """
 
     __slots__ = (
+        "_before",
+        "_begin_at",
+        "_later",
+        "_let_go_at",
         "_lock",
         "_rescue",
         "_resuming",
@@ -158,13 +204,24 @@ class _Served:
         "_starved",
         "_unread",
         "_versions",
+        "called_by",
         "due",
         "run",
     )
 
     def __init__(
-        self, engine: Engine, runtime: Runtime, rescue: Rescue | None, sampler: Sampler | None
+        self,
+        engine: Engine,
+        runtime: Runtime,
+        rescue: Rescue | None,
+        sampler: Sampler | None,
+        later: Later | None,
     ) -> None:
+        self.called_by: Callable[[], object] = lambda: None
+        self._later = later
+        self._begin_at = 1 if later else sys.maxsize
+        self._before: Engine | None = None
+        self._let_go_at = sys.maxsize
         self._sampler = sampler
         self._sample_at = sampler.every - 1 if sampler else sys.maxsize
         self._starved = 0
@@ -196,7 +253,12 @@ class _Served:
         """Note when a call is to be special; with the lock held."""
         retry_at = self._rescue.retry_at() if self._rescue else None
         self._retry_at = sys.maxsize if retry_at is None else retry_at
-        self.due = min(self._sample_at, self._retry_at) + self._runtime.reads
+        self._look_ahead()
+
+    def _look_ahead(self) -> None:
+        """Note which is the next call of these kinds; with the lock held."""
+        kinds = self._sample_at, self._retry_at, self._begin_at, self._let_go_at
+        self.due = min(kinds) + self._runtime.reads
 
     def answer(self, error: Exception, run: Compiled, args: tuple[Any, ...], before: object) -> Any:
         """Answer a call for the engine ``run``, which raised ``error``.
@@ -236,18 +298,51 @@ class _Served:
         with self._lock:
             call, sampler = number - self._runtime.reads, self._sampler
             ready = run is not self._resuming
-            retries = ready and call >= self._retry_at
-            compares = ready and not retries and call >= self._sample_at
+            begins = ready and self._later is not None and call >= self._begin_at
+            if begins:
+                self._begin_at = sys.maxsize
+            if call >= self._let_go_at:
+                self._let_go()
+            retries = ready and not begins and call >= self._retry_at
+            compares = ready and not (begins or retries) and call >= self._sample_at
             if retries:
                 self._retry_at = sys.maxsize
             if compares and sampler is not None:
                 self._sample_at = call + sampler.every - (call + 1) % sampler.every
-            self.due = min(self._sample_at, self._retry_at) + self._runtime.reads
+            self._look_ahead()
+        if begins:
+            return run, functools.partial(self._begin, run)
         if retries:
             return self._retrying, self._retrying
         if not compares or sampler is None or run is sampler.floor:
             return run, run
         return run, functools.partial(self._compare, sampler, run)
+
+    def _begin(self, run: Compiled, *args: Any) -> Any:
+        """Answer a call by ``run``, and begin what goes on beside those that follow."""
+        seat = Seat(
+            lambda: self.called_by() is not None and self.run is run,
+            functools.partial(self._take_over, run),
+        )
+        cast(Later, self._later).begin(args, run, seat)
+        self._later = None
+        return run(*args)
+
+    def _take_over(self, run: Compiled, chosen: TakeOver) -> None:
+        """Serve by another in place of ``run``; calls under way end as they began."""
+        with self._lock:
+            served = self.run is run
+            engine, keeps = chosen(served)
+            if engine is None or not served:
+                return
+            self.run = self._installed(engine)
+            if keeps and self._rescue is not None:
+                self._before = Engine(run)
+                self._let_go_at = self._runtime.calls + _TRIED
+            self._schedule()
+
+    def _let_go(self) -> None:
+        self._before, self._let_go_at = None, sys.maxsize
 
     def _compare(self, sampler: Sampler, run: Compiled, *args: Any) -> Any:
         """Answer a call by ``run``, or by the floor where ``run`` computes something else.
@@ -309,7 +404,13 @@ class _Served:
         with self._lock:
             if self.run is run:
                 self.run = self._resuming
-                cast(Rescue, self._rescue).blame(error, what)
+                rescue = cast(Rescue, self._rescue)
+                rescue.blame(error, what)
+                if self._before is not None:
+                    self.run = self._installed(self._before)
+                    self._let_go()
+                    rescue.reverted()
+                    self._schedule()
 
     def _resume(self, *args: Any) -> Any:
         """The first call after a failure: have the next candidate compiled, and call it."""

@@ -129,20 +129,27 @@ class Tolerance(BaseModel):
     atol: Annotated[float, Field(ge=0.0)] | None = None
 
 
-Purpose = Literal["latency", "amortised"]
+Purpose = Literal["latency", "amortised", "memory"]
 
 
 class Objective(BaseModel):
     """What the fastest is the fastest at.
 
     ``"latency"`` is the time of a call. ``"amortised"`` adds the seconds that building the
-    candidate took, divided by the number of ``calls`` that are expected of it.
+    candidate took, divided by the number of ``calls`` that are expected of it. ``"memory"`` is the
+    least memory, among those that take no more than the share ``within`` longer than the fastest.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Purpose = "latency"
     calls: Annotated[int, Field(ge=1)] = 10_000
+    within: Share = 0.1
+
+    def __str__(self) -> str:
+        """What is part of a policy's key: as it was before there was ``within``."""
+        within = f" within={self.within}" if self.kind == "memory" else ""
+        return f"kind={self.kind!r} calls={self.calls}{within}"
 
 
 class Policy(BaseModel):
@@ -154,6 +161,9 @@ class Policy(BaseModel):
             that are, and the captured graph's own forward, on the first real inputs.
         select_seconds: How long measuring one graph may take; ``None`` is 15 % of what building the
             candidates took, at least 1 s and at most 5 s.
+        select_async: Under ``select = "fastest"`` the first candidate that is accepted serves at
+            once, and the others are built and measured beside the calls. Under ``"first"``, under
+            ``strict`` and for the objective ``"memory"`` it means nothing.
         objective: What is measured for.
         strict: Any candidate that is not accepted raises at once.
         on_exhausted: ``"eager"`` runs the captured graph's own forward when no candidate was
@@ -206,6 +216,7 @@ class Policy(BaseModel):
     chain: tuple[Candidate, ...] = tuple(Candidate(backend=name) for name in DEFAULT_CHAIN)
     select: Literal["first", "fastest"] = "first"
     select_seconds: Seconds | None = None
+    select_async: bool = False
     objective: Objective = Objective()
     strict: bool = False
     on_exhausted: Literal["eager", "raise"] = "eager"

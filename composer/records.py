@@ -100,7 +100,8 @@ class GraphRequest:
     ``weights`` are the positions in ``example_inputs`` that hold parameters and buffers. A
     ``GraphModule`` that did not come from Dynamo may hold its weights as attributes instead.
     ``key_among_ranks`` is ``graph_key`` without what tells one rank of ``torch.distributed`` from
-    another; empty where there is one only.
+    another; empty where there is one only. ``alongside`` says that the program runs meanwhile: its
+    weights may change at any time, by its own doing, and nothing of it may be put back.
     """
 
     gm: torch.fx.GraphModule
@@ -117,6 +118,7 @@ class GraphRequest:
     inputs: tuple[GraphInput, ...]
     mode: str | None = None
     key_among_ranks: str = ""
+    alongside: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,22 +25,27 @@ How it decides, on a machine that is busy with other things as well:
   of the best. The floor stands last, so nobody serves who is more than that behind it. The contest
   ends as soon as the first of those left is as surely no more than 2 % behind any other.
 
+Where memory is the objective, an entrant is out when it is as surely further behind than the policy
+lets it be; of the others, :func:`least_memory` decides when the rounds are over.
+
 The time for this is bounded; a call cannot be interrupted, so the last one may end beyond that.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from composer import _torch, collectives, verdicts
 from composer.errors import text_of
+from composer.footprint import Gauge
 from composer.policy import Policy
 from composer.records import GraphRequest, first_line
 from composer.track import Track
@@ -50,6 +55,9 @@ TIE = 1.02
 
 SHARE, LEAST, MOST = 0.15, 1.0, 5.0
 """Where the policy gives no time: a share of the seconds that the builds took, within limits."""
+
+_SAME_BYTES, _SAME_SHARE = 8 << 20, 0.05
+"""By how much two readings of the same differ at most."""
 
 _TURN, _LEAD, _LONG = 0.005, 0.010, 0.050
 _MOST_CALLS = 100
@@ -66,11 +74,14 @@ class Contest:
     Attributes:
         seconds: What it may take; ``None`` for a share of the builds.
         calls: Over how many calls the seconds of a build are counted; ``None`` does not count them.
+        within: By which share one may be slower than the fastest and win by taking less memory;
+            ``None`` does not look at memory.
         terms: On which its verdict is remembered; ``None`` for not at all.
     """
 
     seconds: float | None = None
     calls: int | None = None
+    within: float | None = None
     terms: verdicts.Terms | None = None
 
     @staticmethod
@@ -80,7 +91,8 @@ class Contest:
             return None
         objective = policy.objective
         calls = objective.calls if objective.kind == "amortised" else None
-        return Contest(policy.select_seconds, calls, verdicts.Terms.of(policy))
+        within = objective.within if objective.kind == "memory" else None
+        return Contest(policy.select_seconds, calls, within, verdicts.Terms.of(policy))
 
     def budget(self, built: float) -> float:
         """Seconds for a contest among engines that took ``built`` seconds to build."""
@@ -89,20 +101,28 @@ class Contest:
 
 @dataclass(frozen=True, slots=True)
 class Entrant:
-    """One that takes part: its name, what is called, and seconds that count as part of a call."""
+    """One that takes part: its name, what is called, and seconds that count as part of a call.
+
+    ``grown`` is by how many bytes the process grew when it was built.
+    """
 
     name: str
     run: Callable[..., Any]
     handicap: float = 0.0
+    grown: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds a call in each turn of one entrant; ``cost`` has the handicap in it."""
+    """Seconds a call in each turn of one entrant; ``cost`` has the handicap in it.
+
+    ``grown`` are the bytes that it takes, ``None`` where nobody asked.
+    """
 
     turns: tuple[float, ...]
     rounds: int
     handicap: float = 0.0
+    grown: int | None = None
 
     @property
     def seconds(self) -> float:
@@ -154,13 +174,21 @@ def obstacle(request: GraphRequest, *, among_ranks: bool) -> str:
     return ""
 
 
-def fastest(entrants: Sequence[Entrant], request: GraphRequest, seconds: float) -> Verdict:
+def fastest(
+    entrants: Sequence[Entrant],
+    request: GraphRequest,
+    seconds: float,
+    within: float | None = None,
+    gauge: Gauge | None = None,
+) -> Verdict:
     """Let the entrants take turns until one is surely ahead, or the time is over.
 
     Args:
         entrants: In the order of the chain; the last is the floor.
         request: The graph and the first call's inputs, which are not changed.
         seconds: How long this may take.
+        within: As in :class:`Contest`.
+        gauge: What memory is told by, where that is given.
 
     Returns:
         The verdict. There is none where the floor itself raises for these inputs, or the time was
@@ -168,7 +196,7 @@ def fastest(entrants: Sequence[Entrant], request: GraphRequest, seconds: float) 
     """
     started = time.perf_counter()
     track = Track(request)
-    race = _Race(entrants, track, started + seconds)
+    race = _Race(entrants, track, started + seconds, within, gauge)
     try:
         with track.laid_out():
             race.warm_up()
@@ -182,7 +210,16 @@ def fastest(entrants: Sequence[Entrant], request: GraphRequest, seconds: float) 
 class _Race:
     """The turns that were taken so far, and who may still win."""
 
-    def __init__(self, entrants: Sequence[Entrant], track: Track, deadline: float) -> None:
+    def __init__(
+        self,
+        entrants: Sequence[Entrant],
+        track: Track,
+        deadline: float,
+        within: float | None,
+        gauge: Gauge | None,
+    ) -> None:
+        self._within, self._gauge = within, gauge
+        self._grown: dict[int, int] = {}
         self._entrants = entrants
         self._track = track
         self._deadline = deadline
@@ -201,11 +238,36 @@ class _Race:
         self._alive = [*engines, floor]
         self._turns = {place: [] for place in self._alive}
         for place in (floor, *engines):
-            for _ in range(2):  # the first may compile, allocate or tune; the second tells the time
-                if self._is_over():
-                    raise _Undecided("the time for it was too short for two calls of each engine")
-                if place in self._alive:
-                    self._warm[place] = self._turn(place, 1)
+            with self._weighed(place):
+                self._warm_up(place)
+
+    def _warm_up(self, place: int) -> None:
+        for _ in range(2):  # the first may compile, allocate or tune; the second tells the time
+            if self._is_over():
+                raise _Undecided("the time for it was too short for two calls of each engine")
+            if place in self._alive:
+                self._warm[place] = self._turn(place, 1)
+
+    @contextlib.contextmanager
+    def _weighed(self, place: int) -> Iterator[None]:
+        """Note what an entrant takes, its first calls and their peak included.
+
+        To collect the garbage takes a while, which is not taken from the time for turns.
+        """
+        if self._gauge is None:
+            yield
+            return
+        before = self._read(self._gauge)
+        self._gauge.begin_peak()
+        yield
+        taken = max(self._gauge.peak(), self._read(self._gauge)) - before
+        self._grown[place] = self._entrants[place].grown + max(taken, 0)
+
+    def _read(self, gauge: Gauge) -> int:
+        started = time.perf_counter()
+        held = gauge.held()
+        self._deadline += time.perf_counter() - started
+        return held
 
     def run(self) -> None:
         """Rounds, until one is left or the time is over; a round that is cut short is left out."""
@@ -249,30 +311,68 @@ class _Race:
     def _send_off(self) -> None:
         """Those that are surely behind the one in front take no more turns."""
         front = min(self._alive, key=lambda place: _lower_quartile(self._costs(place)))
-        best = self._costs(front)
+        best, margin = self._costs(front), _margin(self._within)
         self._alive = [
             place
             for place in self._alive
-            if place == front or not surely_ahead(best, self._costs(place), TIE)
+            if place == front or not surely_ahead(best, self._costs(place), margin)
         ]
 
     def _is_settled(self) -> bool:
         """Whether the first of those left is as good as any other, or there is no other."""
         first, *others = self._alive
+        if self._within is not None:
+            return not others
         mine = self._costs(first)
         return all(surely_ahead(mine, self._costs(each), 1 / TIE) for each in others)
 
     def verdict(self) -> Verdict:
         """The first, in the order of the chain, that is as good as the best."""
         timings = {
-            place: Timing(tuple(turns) or (self._warm[place],), len(turns), entrant.handicap)
+            place: Timing(
+                tuple(turns) or (self._warm[place],),
+                len(turns),
+                entrant.handicap,
+                self._grown.get(place),
+            )
             for place, turns in self._turns.items()
             if place not in self.errors
             for entrant in (self._entrants[place],)
         }
-        best = min(timings[place].cost for place in self._alive)
-        winner = next(place for place in self._alive if timings[place].cost <= TIE * best)
-        return Verdict(winner, timings, self.errors)
+        costs = {place: timings[place].cost for place in self._alive}
+        if self._within is not None:
+            costs = least_memory(costs, self._grown, self._within)
+        return Verdict(_first_of_the_best(costs), timings, self.errors)
+
+
+def least_memory(
+    costs: Mapping[int, float], grown: Mapping[int, int], within: float
+) -> dict[int, float]:
+    """Those that take the least memory, of those that take not much longer than the fastest.
+
+    Args:
+        costs: Seconds of each entrant, by its place.
+        grown: Bytes of each.
+        within: By which share one may be slower.
+
+    Returns:
+        The seconds of those left: what differs by 8 MiB or 5 % is no less memory.
+    """
+    limit = _margin(within) * min(costs.values())
+    fit = [place for place, cost in costs.items() if cost <= limit]
+    least = min(grown[place] for place in fit)
+    most = least + max(_SAME_BYTES, _SAME_SHARE * least)
+    return {place: costs[place] for place in fit if grown[place] <= most}
+
+
+def _margin(within: float | None) -> float:
+    """How much slower than the best is still good enough."""
+    return max(TIE, 1 + (within or 0.0))
+
+
+def _first_of_the_best(costs: Mapping[int, float]) -> int:
+    best = min(costs.values())
+    return next(place for place, cost in costs.items() if cost <= TIE * best)
 
 
 def surely_ahead(front: Sequence[float], other: Sequence[float], margin: float) -> bool:

@@ -5,6 +5,7 @@ The graph, its policy and what is left of its chain are kept for that; no tensor
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import traceback
 from collections.abc import Callable, Sequence
@@ -13,10 +14,10 @@ from typing import Any
 
 import torch
 
-from composer import _torch, backward, chain, collectives, guard, select, session, writes
+from composer import _torch, backward, chain, choice, collectives, guard, select, session, writes
 from composer.choice import FLOOR
 from composer.comparison import Bounds
-from composer.errors import Refusal, text_of
+from composer.errors import FallbackWarning, Refusal, text_of
 from composer.passes.resolve import SharedPasses
 from composer.policy import Policy
 from composer.records import (
@@ -65,6 +66,7 @@ class Succession:
     outcome: InitVar[Outcome]
     asked_by_name: bool
     _answering: Callable[..., Any] | None = field(default=None, init=False)
+    _reverting: Attempt = field(init=False)
 
     def __post_init__(self, outcome: Outcome) -> None:
         """Let go of the tensors."""
@@ -106,7 +108,7 @@ class Succession:
         held = tuple(writes.written_attributes(self.request.gm))
         return guard.Rescue(
             *(self.floor, self.blame, self.successor, self.retry_at, self.retry),
-            *(tracked, held, blind, self._collective),
+            *(tracked, held, blind, self._collective, self.reverted),
         )
 
     def sampler(self) -> Sampler | None:
@@ -118,7 +120,7 @@ class Succession:
         return Sampler(
             self.policy.sample_every,
             self.floor,
-            self._request_for,
+            self.request_for,
             self._bounds,
             self._apart,
             self.report.runtime,
@@ -133,7 +135,7 @@ class Succession:
         """The floor where passes run within AOTAutograd's step: made when it is first needed."""
         if self._answering is None:
             with _torch.recaptured(self.request.gm, args):
-                self._answering = chain.floor(self._request_for(args), self.shared)
+                self._answering = chain.floor(self.request_for(args), self.shared)
         return self._answering(*args)
 
     def blame(self, error: Exception, what: str) -> None:
@@ -161,7 +163,7 @@ class Succession:
     def successor(self, args: Sequence[Any]) -> guard.Engine:
         """The next candidate that is accepted, or the floor, compiled for these inputs."""
         first = self._serving + 1
-        outcome, engine = self._walk(args, self.contenders[first:])
+        outcome, engine = self.walk(args, self.contenders[first:])
         self._arrive(first, outcome.attempts)
         self._record((*self.report.attempts, *outcome.attempts), outcome.chosen, outcome)
         return guard.Engine(self.floor) if outcome.chosen == FLOOR else engine
@@ -180,7 +182,7 @@ class Succession:
         for place in due:
             contender = self.contenders[place]
             session.current().release(self.request.graph_key, contender.key)
-            outcome, engine = self._walk(args, (contender,), self._contest)
+            outcome, engine = self.walk(args, (contender,), self._contest)
             attempts = (*self.report.attempts, *outcome.attempts)
             if outcome.attempts[0].accepted:
                 self._serving = place
@@ -190,13 +192,76 @@ class Succession:
             self._record(attempts, self.report.chosen)
         return None
 
-    def _walk(
+    def overtaken(self, outcome: Outcome, first: int) -> tuple[guard.Engine | None, bool]:
+        """Record what became of the chain beside the calls, and who serves from now on.
+
+        Args:
+            outcome: Its attempts are those of the chain's first candidates, its ranking their
+                places; the chain is reduced to those that may serve.
+            first: The place of the one that has served.
+
+        Returns:
+            The engine; ``None`` where it stays the same. And whether the one before may serve
+            again if that fails; it comes next then.
+        """
+        ahead = list(outcome.ranking or ())
+        stays, may_return = outcome.attempts[first].accepted, first in ahead
+        if may_return and not stays:
+            ahead.remove(first)
+            ahead.insert(1, first)
+        since = self.report.attempts[first + 1 :]
+        self._reverting = dataclasses.replace(
+            outcome.attempts[first], status=Status.SUCCEEDED, reason=None, message=""
+        )
+        self.contenders = [self.contenders[place] for place in ahead]
+        waiting = ((new, self._quarantined.get(old)) for new, old in enumerate(ahead))
+        self._quarantined = {new: each for new, each in waiting if each is not None}
+        self._arrive(0, [outcome.attempts[place] for place in ahead])
+        attempts = (*outcome.attempts, *since)
+        self._record(attempts, outcome.chosen, None if stays else outcome, alongside=True)
+        return None if stays else guard.Engine(outcome.compiled), may_return
+
+    def reverted(self) -> None:
+        """Record that the engine which was taken over from serves again."""
+        self._serving += 1
+        attempt = self._reverting
+        self._record((*self.report.attempts, attempt), attempt.backend)
+
+    def tell(self, timing: str) -> None:
+        """Record why nothing came of what went on beside the calls."""
+        attempts = [
+            dataclasses.replace(each, engine=each.engine | {"timing": timing})
+            if "timing" in each.engine
+            else each
+            for each in self.report.attempts
+        ]
+        self._record(tuple(attempts), self.report.chosen, alongside=True)
+
+    def floor_in_time(self, args: Sequence[Any]) -> choice.Made:
+        """The floor, made for these inputs if that takes a compile, and its passes."""
+        if not self.shared.late:
+            return self.floor, ()
+        outcome, _ = self.walk(args, ())
+        self._answering = outcome.compiled
+        return self.floor, outcome.passes
+
+    def walk(
         self,
         args: Sequence[Any],
         contenders: Sequence[chain.Contender],
         contest: select.Contest | None = None,
+        *,
+        alongside: bool = False,
     ) -> tuple[Outcome, guard.Engine]:
-        request = self._request_for(args)
+        """Try some candidates again, or for the first time, after Dynamo's compile is over.
+
+        Args:
+            args: The inputs to build for.
+            contenders: Which.
+            contest: How the fastest is found; ``None`` takes the first that is accepted.
+            alongside: Whether the program runs meanwhile.
+        """
+        request = dataclasses.replace(self.request_for(args), alongside=alongside)
         with _torch.recaptured(request.gm, args), backward.watched() as backwards:
             outcome = chain.walk(
                 *(request, contenders, self.shared, contest), strict=False, at_run_time=True
@@ -224,13 +289,19 @@ class Succession:
         calls = 2 * before.calls if before else self.policy.retry_after
         self._quarantined[place] = _Quarantine(calls, since + calls)
 
-    def _request_for(self, args: Sequence[Any]) -> GraphRequest:
+    def request_for(self, args: Sequence[Any]) -> GraphRequest:
+        """The graph, with the inputs of a call."""
         inputs = zip(self.request.example_inputs, args, strict=True)
         given = tuple(arg if symbol is None else symbol for symbol, arg in inputs)
         return dataclasses.replace(self.request, example_inputs=given)
 
     def _record(
-        self, attempts: tuple[Attempt, ...], chosen: str, outcome: Outcome | None = None
+        self,
+        attempts: tuple[Attempt, ...],
+        chosen: str,
+        outcome: Outcome | None = None,
+        *,
+        alongside: bool = False,
     ) -> None:
         passes = (*self.early, *outcome.passes) if outcome else self.report.passes
         changed = dataclasses.replace(self.report, attempts=attempts, chosen=chosen, passes=passes)
@@ -238,4 +309,7 @@ class Succession:
         here.replace(self.report, changed)
         self.report = changed
         here.sinks.emit(changed, first=False)
-        notices.warn_of_fallbacks(changed, here.warned, asked_by_name=self.asked_by_name)
+        # It is in the log as well; as an error it has nobody to reach beside the calls.
+        nobodys = contextlib.suppress(FallbackWarning) if alongside else contextlib.nullcontext()
+        with nobodys:
+            notices.warn_of_fallbacks(changed, here.warned, asked_by_name=self.asked_by_name)

@@ -38,14 +38,19 @@ class Track:
         Raises:
             TypeError: the graph writes to an input that cannot be copied.
         """
-        drawing = torch.random.fork_rng(devices=devices(self._inputs))
-        with _torch.unset_fake_temporarily(), _torch.saving_as_it_is(), drawing:
+        with _torch.unset_fake_temporarily(), _torch.saving_as_it_is(), self._drawing():
             self._lay_out()
             try:
                 yield
             finally:
                 self._buffers.restore()
                 self._given, self._leaves = [], {}
+
+    def _drawing(self) -> contextlib.AbstractContextManager[None]:
+        """Leaves the random state as it was, unless it is the program's to change meanwhile."""
+        if self._request.alongside:
+            return contextlib.nullcontext()
+        return torch.random.fork_rng(devices=devices(self._inputs))
 
     def _lay_out(self) -> None:
         self._given, copies = verify.given_copies(self._inputs, self._request)

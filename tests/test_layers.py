@@ -12,10 +12,10 @@ import composer
 
 PACKAGE = Path(composer.__file__).parent
 LAYERS = [
-    {"errors", "memory"},
+    {"errors", "memory", "footprint"},
     {"records"},
     {"_torch"},
-    {"registry", "writes", "disk", "child", "collectives", "machine"},
+    {"registry", "writes", "disk", "child", "collectives", "machine", "background"},
     {"clones", "comparison", "ledger"},
     {"capture"},
     {"passes"},
@@ -35,6 +35,7 @@ LAYERS = [
     {"chain", "backward"},
     {"guard"},
     {"isolated", "succession", "lock"},
+    {"overtaking"},
     {"dispatch"},
     {"workload"},
     {"testing", "explain", "tuning"},

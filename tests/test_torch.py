@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 from engines import honest
+from torch._dynamo import convert_frame
 
 from composer import _torch, clones
 
@@ -839,3 +842,109 @@ def test_a_backend_can_be_registered_by_name() -> None:
     finally:
         for table in (registry._BACKENDS, registry._COMPILER_FNS):
             table.pop("composer_test", None)
+
+
+@pytest.mark.parametrize("tool", ["fork_rng", "preserve_rng_state"])
+def test_generators_stay_as_they_are_for_one_thread(tool: str) -> None:
+    """It reads what it met and sets nothing; another thread draws, and sets, meanwhile."""
+    import threading
+
+    from torch._dynamo.utils import preserve_rng_state
+
+    own = {torch.get_rng_state, torch.set_rng_state, torch.random.get_rng_state}
+    keeps = torch.random.fork_rng if tool == "fork_rng" else preserve_rng_state
+    torch.manual_seed(3)
+    expected = torch.rand(4)
+    torch.manual_seed(3)
+    met, drawn, numbers = torch.get_rng_state(), threading.Event(), [torch.rand(2)]
+
+    def compile_something() -> None:
+        with _torch.generators_as_they_are():
+            before = torch.get_rng_state()
+            with keeps():
+                torch.set_rng_state(met)
+                drawing.set()
+                assert drawn.wait(60)
+            assert torch.equal(torch.random.get_rng_state(), before)
+
+    drawing = threading.Event()
+    thread = threading.Thread(target=compile_something)
+    thread.start()
+    assert drawing.wait(60)
+    torch.set_rng_state(torch.get_rng_state())  # ours: as it is
+    numbers.append(torch.rand(1))
+    drawn.set()
+    thread.join()
+    numbers.append(torch.rand(1))
+    assert torch.equal(torch.cat(numbers), expected)
+    assert {torch.get_rng_state, torch.set_rng_state, torch.random.get_rng_state} == own
+
+
+def attend(x, p):
+    return torch.nn.functional.scaled_dot_product_attention(x, x, x, dropout_p=p)
+
+
+DRAWS = {
+    "dropout": (lambda x: torch.nn.functional.dropout(x, 0.5), True),
+    "dropout off": (lambda x: torch.nn.functional.dropout(x, 0.5, training=False), False),
+    "attention with dropout": (lambda x: attend(x, 0.5), True),
+    "attention": (lambda x: attend(x, 0.0), False),
+    "like": (torch.rand_like, True),
+    "method": (lambda x: x.clone().bernoulli_(), True),
+    "none": (lambda x: x.sin() + torch.ones(4), False),
+}
+
+
+@pytest.mark.parametrize("case", DRAWS)
+def test_draws_random_numbers_by_what_is_called(case: str) -> None:
+    """Not by names: most functions that may draw do not. Nothing is drawn to find out."""
+    function, draws = DRAWS[case]
+    state = torch.get_rng_state()
+    assert _torch.draws_random_numbers(function, [torch.ones(1, 2, 4, 4)]) is draws
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_draws_cannot_be_told_where_the_data_decide() -> None:
+    """Then it is not known what runs."""
+    with pytest.raises(Exception, match=r"[Dd]ata-dependent|aten\._local_scalar_dense|nonzero"):
+        _torch.draws_random_numbers(lambda x: x[: int(x.sum())], [torch.ones(3)])
+
+
+def test_mode_that_looks_for_draws_is_nobody_elses_business() -> None:
+    """While any but torch's own kind is on, Dynamo compiles nothing, in no thread."""
+    from torch.utils import _python_dispatch
+
+    seen = []
+
+    def look(x: torch.Tensor) -> torch.Tensor:
+        seen.append(_python_dispatch.is_in_torch_dispatch_mode(include_infra_modes=False))
+        return x
+
+    _torch.draws_random_numbers(look, [torch.ones(2)])
+    assert seen == [False]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="only where a process can fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_forked_child_forgets_a_compile_of_another_thread() -> None:
+    """Its lock, and the flags that say so."""
+    import threading
+
+    compiles, may_end = threading.Event(), threading.Event()
+
+    def compile_something() -> None:
+        with _torch.compiling():
+            compiles.set()
+            assert may_end.wait(60)
+
+    thread = threading.Thread(target=compile_something)
+    thread.start()
+    assert compiles.wait(60)
+    child = os.fork()
+    if not child:
+        _torch.forget_other_threads_compile()
+        free = convert_frame.compile_lock.acquire(blocking=False)
+        os._exit(0 if free and not torch.compiler.is_compiling() else 3)
+    may_end.set()
+    thread.join()
+    assert os.waitpid(child, 0)[1] == 0

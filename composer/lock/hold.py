@@ -39,13 +39,14 @@ def hold(
     graph = describe(request, policy, shared, _position(request))
     if witness is not None:
         witness.meet(graph, contenders)
+        policy = policy.model_copy(update={"select_async": False})  # to see who serves in the end
         entry = witness.entry(graph) if policy.locked else None
     else:
         entry = _entry(graph, contenders)
     held = _held_to(entry, contenders) if entry else ()
     if not held:
         return policy, contenders
-    return policy.model_copy(update={"select": "first"}), held
+    return policy.model_copy(update={"select": "first", "select_async": False}), held
 
 
 def lock_path() -> Path:

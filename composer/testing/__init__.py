@@ -12,5 +12,6 @@
 from composer.testing.expectation import expect
 from composer.testing.fake import FakeBackend
 from composer.testing.faults import Fault
+from composer.testing.settling import settle
 
-__all__ = ["FakeBackend", "Fault", "expect"]
+__all__ = ["FakeBackend", "Fault", "expect", "settle"]

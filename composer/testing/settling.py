@@ -1,0 +1,18 @@
+"""Waiting for what goes on beside the program."""
+
+from __future__ import annotations
+
+from composer import background
+
+
+def settle(timeout: float = 60.0) -> None:
+    """Wait until nothing is built or measured in the background (``select_async``).
+
+    Args:
+        timeout: Seconds to wait at most.
+
+    Raises:
+        TimeoutError: something still is, then.
+    """
+    if not background.settled(timeout):
+        raise TimeoutError(f"something was still built or measured after {timeout:g} s")
