@@ -321,8 +321,13 @@ def _deserves_it(outcome: Outcome) -> bool:
     """Whether everyone who can take part did, and somebody was measured."""
     attempts = outcome.attempts
     passing = any(each.reason in _PASSING for each in attempts)
-    system = any(isinstance(each, OSError) for error in outcome.errors for each in causes(error))
+    system = any(_is_the_systems(each) for error in outcome.errors for each in causes(error))
     return any(_figures(each) for each in attempts) and not passing and not system
+
+
+def _is_the_systems(error: BaseException) -> bool:
+    """A full disk, too many open files, and such; a compiler that is missing stays so."""
+    return isinstance(error, OSError) and not isinstance(error, FileNotFoundError)
 
 
 def _figures(attempt: Attempt) -> dict[str, float] | None:
