@@ -305,6 +305,8 @@ def sentence(facts: Mapping[str, Any]) -> str:
         verdict = Verdict.model_validate(facts)
     except ValidationError:
         return "no verdict"
+    if not verdict.fits(verdict.key, [each.backend for each in verdict.candidates]):
+        return "no verdict"
     times = [f"{e.backend} {e.milliseconds:.3g} ms" for e in verdict.candidates if e.timing]
     named = verdict.chosen, verdict.model, verdict.device
     return "  ".join((*named, f"of {', '.join(times)}"))

@@ -201,7 +201,7 @@ def test_winner_that_is_refused_is_forgotten(chain: Chain) -> None:
     assert (again.chosen, chain.builds) == ("second", [2, 2, 3])
     refused = again.attempts[1]
     assert (refused.status, refused.reason) == ("skipped", "numeric_mismatch")
-    assert refused.message.startswith("rejected (numeric_mismatch) as measured on ")
+    assert refused.message.startswith("rejected (numeric_mismatch) when it was tried on ")
 
 
 def test_winner_that_raises_is_forgotten(chain: Chain) -> None:
@@ -698,7 +698,9 @@ def test_name_that_nobody_registers_is_part_of_the_key(chain: Chain) -> None:
     again = chain.compile(chain=engines)
     assert is_remembered(again)
     assert (again.attempts[3].status, again.attempts[3].reason) == ("skipped", "not_registered")
-    assert again.attempts[3].message.startswith("unavailable (not_registered) as measured on ")
+    assert again.attempts[3].message.startswith(
+        "unavailable (not_registered) when it was tried on "
+    )
 
 
 def test_cache_list_and_clear(chain: Chain) -> None:
