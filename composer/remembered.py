@@ -65,11 +65,10 @@ def _outcome(recalled: Recalled, served: Attempt | None, serves: Made) -> Outcom
         elif each.timing:
             attempts.append(_skipped(each, Reason.SLOWER, _beaten(each, recalled), recalled))
         else:
-            attempt = _skipped(
-                each, each.reason or Reason.POLICY, _refused(each, recalled), recalled
-            )
-            attempts.append(attempt)
-            errors.append(Refusal(attempt.status, attempt.reason or Reason.POLICY, attempt.message))
+            what = _refused(each, recalled)
+            refusal = Refusal(Status.SKIPPED, each.reason or Reason.POLICY, what)
+            attempts.append(_skipped(each, refusal.reason, what, recalled))
+            errors.append(refusal)
     return Outcome(tuple(attempts), tuple(errors), verdict.chosen, *serves, ranking=verdict.ranking)
 
 
@@ -89,15 +88,16 @@ def _timing(each: Entrant, recalled: Recalled) -> dict[str, Any]:
 def _beaten(each: Entrant, recalled: Recalled) -> str:
     counted = ", its build counted" if "build_ms" in (each.timing or {}) else ""
     best = f"{recalled.verdict.serves} takes {recalled.verdict.milliseconds:.3g} ms"
-    return f"{each.milliseconds:.3g} ms a call{counted}; {best}, {_as_of(recalled)}"
+    return f"{each.milliseconds:.3g} ms a call{counted}; {best}, as measured on {_date(recalled)}"
 
 
 def _refused(each: Entrant, recalled: Recalled) -> str:
     if each.reason is Reason.POLICY:
         return each.message
     remedy = "`composer cache clear verdicts` has it tried again"
-    return f"{each.status} ({each.reason}) {_as_of(recalled)}: {each.message}; {remedy}"
+    then = f"when it was tried on {_date(recalled)}"
+    return f"{each.status} ({each.reason}) {then}: {each.message}; {remedy}"
 
 
-def _as_of(recalled: Recalled) -> str:
-    return f"as measured on {recalled.verdict.measured.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+def _date(recalled: Recalled) -> str:
+    return f"{recalled.verdict.measured.astimezone(UTC):%Y-%m-%d %H:%M} UTC"

@@ -34,7 +34,7 @@ from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
 from composer import machine, session
 from composer.backends.base import Backend, version_of
 from composer.disk import warn_of
-from composer.errors import Refusal, causes
+from composer.errors import Refusal, causes, text_of
 from composer.ledger import Ledger
 from composer.policy import Policy
 from composer.records import Attempt, GraphRequest, Outcome, Reason, Status, first_line
@@ -241,7 +241,7 @@ class Memory:
         except ValidationError as error:
             first = error.errors()[0]
             what = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-            warn_of(f"{source!r} holds what is no verdict ({what}); it is not used")
+            warn_of(f"{source!r} holds what is no verdict ({what[:200]!r}); it is not used")
             return None
         if not verdict.fits(self.key, self._names):
             warn_of(f"{source!r} holds a verdict on another chain; it is not used")
@@ -294,13 +294,15 @@ def key_of(request: GraphRequest, engines: Sequence[tuple[str, Backend]]) -> str
     """
     try:
         identities = [(name, _identity(backend)) for name, backend in engines]
-    except Exception as error:  # noqa: BLE001  # an engine's own slip; told of, nothing is remembered
-        warn_of(
-            f"no verdict is kept: identity() of an engine raised {type(error).__name__}: {error}"
-        )
+        nameless = any(identity is None for _, identity in identities)
+        return None if nameless else _digest(request, identities)
+    except Exception as error:  # noqa: BLE001  # an engine's slip, say: told of, nothing is remembered
+        why = f"{type(error).__name__}: {first_line(text_of(error))}"
+        warn_of(f"no verdict is kept, since nobody knows what the engines are: {why}")
         return None
-    if any(identity is None for _, identity in identities):
-        return None
+
+
+def _digest(request: GraphRequest, identities: Sequence[tuple[str, str | None]]) -> str:
     facts = {
         "graph": request.graph_key,
         "engines": identities,
@@ -319,6 +321,8 @@ def sentence(facts: Mapping[str, Any]) -> str:
         verdict = Verdict.model_validate(facts)
     except ValidationError:
         return "no verdict"
+    if not verdict.fits(verdict.key, [each.backend for each in verdict.candidates]):
+        return "no verdict"
     times = [f"{e.who} {e.milliseconds:.3g} ms" for e in verdict.candidates if e.timing]
     named = verdict.serves, verdict.model, verdict.device
     return "  ".join((*named, f"of {', '.join(times)}"))
@@ -335,8 +339,13 @@ def _deserves_it(outcome: Outcome) -> bool:
     """Whether everyone who can take part did, and somebody was measured."""
     attempts = outcome.attempts
     passing = any(each.reason in _PASSING for each in attempts)
-    system = any(isinstance(each, OSError) for error in outcome.errors for each in causes(error))
+    system = any(_is_the_systems(each) for error in outcome.errors for each in causes(error))
     return any(_figures(each) for each in attempts) and not passing and not system
+
+
+def _is_the_systems(error: BaseException) -> bool:
+    """A full disk, too many open files, and such; a compiler that is missing stays so."""
+    return isinstance(error, OSError) and not isinstance(error, FileNotFoundError)
 
 
 def _figures(attempt: Attempt) -> dict[str, float] | None:

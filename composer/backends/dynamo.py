@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
+import torch
 import torch.fx
 
 from composer import _torch
@@ -15,7 +17,12 @@ from composer.errors import OptionError, Refusal, refuse
 from composer.passes import fingerprint
 from composer.records import GraphRequest, Reason, Status
 
-_GROUPS = ("torch_dynamo_backends", "composer.backends")
+
+@functools.cache
+def _entry_points() -> dict[str, EntryPoint]:
+    """The backends of other packages, by name; to look for them takes a while."""
+    groups = ("composer.backends", "torch_dynamo_backends")
+    return {each.name: each for group in groups for each in entry_points(group=group)}
 
 
 class CallableBackend(Backend):
@@ -76,13 +83,15 @@ class NamedBackend(Backend):
 
         To load that would import its engine.
         """
-        found = (entry for group in _GROUPS for entry in entry_points(group=group, name=self.name))
-        entry = next(found, None)
-        if entry is None:
-            return CallableBackend(self._function()).identity()
-        package = (entry.dist.name, entry.dist.version) if entry.dist else ()
-        source = fingerprint.source_not_imported(entry.module)
-        return fingerprint.digest(entry.value, package, source)
+        entry = _entry_points().get(self.name)
+        if entry is not None:
+            package = (entry.dist.name, entry.dist.version) if entry.dist else ()
+            source = fingerprint.source_not_imported(entry.module)
+            return fingerprint.digest(entry.value, package, source)
+        function = self._function()
+        if type(function).__module__.startswith("torch."):  # an object, as for cudagraphs
+            return fingerprint.digest(self.name, torch.__version__)
+        return CallableBackend(function).identity()
 
     def build(
         self,

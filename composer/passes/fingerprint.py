@@ -10,7 +10,6 @@ import dataclasses
 import enum
 import functools
 import hashlib
-import importlib.machinery
 import importlib.util
 import inspect
 import sys
@@ -86,13 +85,12 @@ def source_not_imported(name: str) -> str:
         found = importlib.util.find_spec(top)
     except (ImportError, ValueError):  # a module of this name was made by hand
         return ""
-    for part in parts:
-        places = found.submodule_search_locations if found else None
-        if found is None or places is None:
-            return ""
-        found = importlib.machinery.PathFinder.find_spec(f"{found.name}.{part}", places)
-    origin = found.origin if found else None
-    return _hash_of_file(origin) if origin and Path(origin).is_file() else ""
+    places = (found.submodule_search_locations or ()) if found and parts else ()
+    files = [Path(place, *parts) for place in places]
+    files = [file for each in files for file in (each.with_suffix(".py"), each / "__init__.py")]
+    if found and found.origin and not parts:
+        files = [Path(found.origin)]
+    return next((_hash_of_file(str(each)) for each in files if each.is_file()), "")
 
 
 def _source(thing: Any) -> str:
