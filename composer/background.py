@@ -5,13 +5,14 @@ runs at the priority of the program's own: threads inherit it, and the pools tha
 themselves while they are built here go on to serve the program's calls.
 
 A process that ends does not wait for a task to be done. The thread is stopped at its next line of
-Python: torch's native code, left to run while the interpreter goes down, may abort the process. A
-forked child has no such thread, waits for none, and begins with no task.
+Python: torch's native code, left to run while the interpreter goes down, may abort the process, and
+an engine whose build fails because pools are closed is no engine that failed. A forked child has no
+such thread, waits for none, and begins with no task.
 """
 
 from __future__ import annotations
 
-import atexit
+import concurrent.futures.thread  # noqa: F401  # closes its pools at the end: after ours
 import contextlib
 import contextvars
 import ctypes
@@ -117,9 +118,12 @@ def settled(timeout: float | None = None) -> bool:
     return _worker.settled(timeout)
 
 
-@atexit.register
 def _end() -> None:
     _worker.end()
+
+
+# ``atexit`` comes after this, when pools take no more work; there is no public way to be earlier.
+threading._register_atexit(_end)  # type: ignore[attr-defined]
 
 
 def _begin_anew() -> None:

@@ -234,9 +234,9 @@ def test_inputs_are_looked_at_where_anything_may_write(
     seen: list[guard.Rescue | None] = []
     watch = guard.watch
 
-    def see(engine: Any, runtime: Any, restore: Any, rescue: Any, sampler: Any) -> Any:
+    def see(engine: Any, runtime: Any, restore: Any, rescue: Any, *more: Any) -> Any:
         seen.append(rescue)
-        return watch(engine, runtime, restore, rescue, sampler)
+        return watch(engine, runtime, restore, rescue, *more)
 
     monkeypatch.setattr(guard, "watch", see)
     monkeypatch.setattr(InductorBackend, "build", lambda self, gm, *a, **k: engines.honest(gm, *a))
