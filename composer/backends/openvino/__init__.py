@@ -24,7 +24,7 @@ NAME = "composer_openvino"
 
 
 class OpenVinoBackend(Backend):
-    """Inference and training on the CPU; what OpenVINO does not compute exactly stays torch's.
+    """Inference on the CPU; what OpenVINO does not compute exactly stays torch's.
 
     Its options are the fields of :class:`~composer.backends.openvino.settings.Settings`.
     """
@@ -83,11 +83,13 @@ def composer_openvino(
     asked = settings.precision or precision()
 
     def build(graph: FunctionalGraph) -> Callable[..., Any]:
+        if graph.kind is not Kind.INFERENCE:
+            what = f"{NAME} runs inference; under torch.no_grad() the graph is that"
+            refuse(Status.DECLINED, Reason.TRAINING_GRAPH, what)
         pieces = cut(graph)
         parts = pieces.parts
         covers(parts.taken, parts.total, parts.left)
-        if graph.kind is not Kind.BACKWARD:  # which may hold no more than a view
-            parts.decline_if_empty()
+        parts.decline_if_empty()
         engines = {}
         for name, region in parts.regions.items():
             check_time()

@@ -90,7 +90,7 @@ class OpenVinoEngine(BindingEngine[Bound]):
         compiled = core().compile_model(with_weights(self._model, held), self._device, self._config)
         _require_precision(compiled, self._config)
         position = {name: i for i, name in enumerate(names)}
-        asked = [position[port.any_name] for port in compiled.inputs]
+        asked = [position[port.node.friendly_name] for port in compiled.inputs]
         outputs = zip(compiled.outputs, self._model.graph.outputs, strict=True)
         return Bound(
             compiled,
