@@ -37,14 +37,13 @@ def unread_nodes(graph: OnnxGraph) -> dict[int, str]:
 
     frontend = FrontEndManager().load_by_framework("onnx")
     loaded = frontend.load(io.BytesIO(graph.model.SerializeToString()))
-    position = {
-        name: index for index, node in enumerate(graph.model.graph.node) for name in node.output
-    }
+    nodes = graph.model.graph.node
+    position = {name: i for i, node in enumerate(nodes) for name in (*node.output, node.name)}
     found: dict[int, str] = {}
     for node in frontend.convert_partially(loaded).get_ops():
         if node.get_type_name() == "NotSupportedONNXNode":
             index = position[node.friendly_name]
-            found[index] = f"OpenVINO does not convert {graph.model.graph.node[index].op_type}"
+            found[index] = f"OpenVINO does not convert {nodes[index].op_type}"
     return found
 
 
