@@ -222,7 +222,7 @@ def test_rows_that_are_masked_everywhere_give_zeros() -> None:
 
 WIDE = torch.tensor([2**31 + 5, 2**53 + 1, -(2**40) - 3])
 ODD = torch.tensor([2**24 + 1, -(2**31), 7], dtype=torch.int32)
-NAN = torch.tensor([[math.nan, math.inf, -1.0]])
+NAN = torch.tensor([[math.inf, math.nan, 1.0]])
 
 OTHERWISE = {
     "int64 in 32 bits": (lambda x: x + 1, WIDE),
@@ -234,6 +234,7 @@ OTHERWISE = {
     "the extreme of infinities": (lambda x: x.amax(-1), torch.full((1, 4), -math.inf)),
     "maximum of NaN": (lambda x: torch.maximum(x, x.t()), NAN),
     "the order of NaN": (lambda x: x.sort(descending=True).values, NAN),
+    "the greatest two and NaN": (lambda x: x.topk(2).values, NAN),
     "the truth of NaN": (torch.logical_not, NAN),
 }
 

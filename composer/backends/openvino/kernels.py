@@ -20,7 +20,7 @@ from composer.lowering.regions import tensors_of
 _EXACT = frozenset({torch.float32, torch.float16, torch.bfloat16, torch.bool})
 
 _POSITIONS = frozenset(
-    {"aten::argmax", "aten::argmin", "aten::max", "aten::min", "aten::topk"}
+    {"aten::argmax", "aten::argmin", "aten::max", "aten::min"}
     | {"aten::max_pool2d_with_indices", "aten::max_pool3d_with_indices"}
 )
 """Operators whose int64 results are positions in a tensor, which 32 bits hold."""
@@ -30,7 +30,8 @@ _OTHERWISE = {
     "aten::amin": "an infinity becomes the largest number",
     "aten::maximum": "NaN gets lost",
     "aten::minimum": "NaN gets lost",
-    "aten::sort": "NaN and zeros are put in another order",
+    "aten::sort": "NaN upsets the order of the others",
+    "aten::topk": "NaN upsets the order of the others",
 }
 """Operators that OpenVINO computes otherwise on ordinary values, infinity being one in masks."""
 
