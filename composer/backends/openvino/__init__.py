@@ -14,6 +14,9 @@ import torch.fx
 
 from composer.backends.base import Backend, check_time, covers, note, precision, require_installed
 from composer.backends.onnxrt.fusions import fusions
+from composer.backends.openvino import library
+from composer.backends.openvino.cut import cut
+from composer.backends.openvino.engine import OpenVinoEngine
 from composer.backends.openvino.settings import read_settings
 from composer.errors import refuse
 from composer.lowering.aot import FunctionalGraph, Kind, compile_functional
@@ -76,9 +79,6 @@ def composer_openvino(
     settings = read_settings(options or {})
     tensors = (each for each in example_inputs if isinstance(each, torch.Tensor))
     _require(*dict.fromkeys(str(each.device) for each in tensors))
-    from composer.backends.openvino import engine, library
-    from composer.backends.openvino.cut import cut
-
     library.require_device(settings.device)
     asked = settings.precision or precision()
 
@@ -90,10 +90,10 @@ def composer_openvino(
         parts = pieces.parts
         covers(parts.taken, parts.total, parts.left)
         parts.decline_if_empty()
-        engines = {}
+        engines: dict[str, OpenVinoEngine] = {}
         for name, region in parts.regions.items():
             check_time()
-            engines[name] = engine.OpenVinoEngine(pieces.models[name], region, settings, asked)
+            engines[name] = OpenVinoEngine(pieces.models[name], region, settings, asked)
             note(**engines[name].facts)
         compiled = parts.assemble(engines)
         try_once(compiled, graph)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from composer.backends.base import check_time
 from composer.backends.openvino.kernels import why_not_here
 from composer.backends.openvino.model import Model, read_model, unread_nodes
@@ -35,13 +33,11 @@ def _read(region: Region) -> tuple[Model, dict[str, str]]:
     """
     check_time()
     graph = to_onnx(region)
-    made: Any
     try:
-        made = read_model(graph)
+        return read_model(graph), {}
     except RuntimeError:
         plain = to_plain(graph, region.gm)
-        unread = unread_nodes(plain.graph)
-        if unread:
-            return Model(None, plain.graph), cuts.refused_nodes(plain, region, unread)
-        made = read_model(plain.graph)
-    return made, {}
+    unread = unread_nodes(plain.graph)
+    if unread:
+        return Model(None, plain.graph), cuts.refused_nodes(plain, region, unread)
+    return read_model(plain.graph), {}
