@@ -12,7 +12,7 @@ import torch
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from composer import capture
 from composer.backends import BACKENDS, find_backend
@@ -40,7 +40,7 @@ def doctor(
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
-    table = Table("backend", "here", "version", "device", "what is missing")
+    table = Table(Column("backend", no_wrap=True), "here", "version", "device", "what is missing")
     table.add_column("what brings it", overflow="fold")
     for row in rows:
         here = "yes" if row["available"] else "no"
