@@ -8,7 +8,7 @@ from conftest import compiled, last
 
 import composer
 
-CHAINS = [("inductor",), ("onnxrt",), ("aot_eager",)]
+CHAINS = [("inductor",), ("onnxrt",), ("composer_openvino",), ("aot_eager",)]
 
 pytestmark = pytest.mark.slow
 

@@ -18,6 +18,7 @@ BACKENDS: Registry[Any] = Registry(
         "tensorrt": "composer.backends.tensorrt:TensorRTBackend",
         "inductor": "composer.backends.inductor:InductorBackend",
         "onnxrt": "composer.backends.onnxrt:OnnxRuntimeBackend",
+        "composer_openvino": "composer.backends.openvino:OpenVinoBackend",
         "eager": "composer.backends.eager:EagerBackend",
     },
     group="composer.backends",

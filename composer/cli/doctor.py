@@ -12,7 +12,7 @@ import torch
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from composer import capture
 from composer.backends import BACKENDS, find_backend
@@ -22,9 +22,13 @@ from composer.records import GraphRequest, Reason
 _PACKAGES = {
     "tensorrt": ("torch-tensorrt", "tensorrt", "tensorrt-rtx"),
     "onnxrt": ("onnxruntime",),
+    "composer_openvino": ("openvino",),
 }
 """The distributions whose version says most about an engine, that is the first of them that is
 here; torch itself for the others."""
+
+_EXTRAS = {"composer_openvino": "openvino"}
+"""Composer's extra of an engine, where it has not the engine's name."""
 
 
 def doctor(
@@ -36,7 +40,7 @@ def doctor(
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
-    table = Table("backend", "here", "version", "device", "what is missing")
+    table = Table(Column("backend", no_wrap=True), "here", "version", "device", "what is missing")
     table.add_column("what brings it", overflow="fold")
     for row in rows:
         here = "yes" if row["available"] else "no"
@@ -86,8 +90,9 @@ def _row(name: str, requests: list[GraphRequest]) -> dict[str, Any]:
 
 def _install(name: str) -> str:
     """The command that brings an engine's packages, where composer has an extra for them."""
+    extra = _EXTRAS.get(name, name)
     extras = metadata("torch-composer").get_all("Provides-Extra") or []
-    return f"pip install 'torch-composer[{name}]'" if name in extras else ""
+    return f"pip install 'torch-composer[{extra}]'" if extra in extras else ""
 
 
 def _version(backend: str) -> str:

@@ -168,9 +168,9 @@ def _attend(
         return torch.matmul(torch.softmax(scores, -1), value), scores, None
     # On the mask, which is often the same in every layer, and on weights that are not negative: a
     # choice on the result is slow (Where), a factor there would make negative zeros.
-    empty = attn_mask.amax(-1, keepdim=True) == -math.inf
-    scores = _scores(query, key, is_causal, torch.where(empty, 0.0, attn_mask), scale)
-    seen = torch.logical_not(empty).to(query.dtype)
+    sees = (attn_mask != -math.inf).any(-1, keepdim=True)
+    scores = _scores(query, key, is_causal, torch.where(sees, attn_mask, 0.0), scale)
+    seen = sees.to(query.dtype)
     return torch.matmul(torch.softmax(scores, -1) * seen, value), scores, seen
 
 

@@ -187,12 +187,14 @@ def _partition(
 def _fuse(graph: FunctionalGraph, parts: Sequence[dict[torch.fx.Node, Any]]) -> dict[str, Region]:
     """Replace the nodes of each part by one call; returns the parts as graphs of their own."""
     gm = graph.gm
-    position = {node: i for i, node in enumerate(gm.graph.find_nodes(op="placeholder"))}
+    # By name: what fuses the parts makes every node of the graph anew (torch 2.13).
+    position = {node.target: i for i, node in enumerate(gm.graph.find_nodes(op="placeholder"))}
     fuse_by_partitions(gm, list(parts), prefix=_PREFIX, always_return_tuple=True)
     gm.recompile()
     regions: dict[str, Region] = {}
     for call in gm.graph.find_nodes(op="call_module"):
-        given = {i: position[arg] for i, arg in enumerate(call.args) if arg in position}
+        inputs = ((i, arg) for i, arg in enumerate(call.args) if arg.op == "placeholder")
+        given = {i: position[arg.target] for i, arg in inputs}
         held = {i: arg for i, arg in enumerate(call.args) if arg.op == "get_attr"}
         region = gm.get_submodule(call.target)
         assert isinstance(region, torch.fx.GraphModule)

@@ -1,0 +1,111 @@
+"""OpenVINO: the shared ONNX lowering, read and compiled by OpenVINO.
+
+``torch.compile(model, backend="composer_openvino")`` works by itself and as a member of composer's
+chain. The name ``openvino`` belongs to the backend that the package itself brings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.fx
+
+from composer.backends.base import Backend, check_time, covers, note, precision, require_installed
+from composer.backends.onnxrt.fusions import fusions
+from composer.backends.openvino import library
+from composer.backends.openvino.cut import cut
+from composer.backends.openvino.engine import OpenVinoEngine
+from composer.backends.openvino.settings import read_settings
+from composer.errors import refuse
+from composer.lowering.aot import FunctionalGraph, Kind, compile_functional
+from composer.lowering.trial import try_once
+from composer.records import GraphRequest, Reason, Status
+
+NAME = "composer_openvino"
+
+
+class OpenVinoBackend(Backend):
+    """Inference on the CPU; what OpenVINO does not compute exactly stays torch's.
+
+    Its options are the fields of :class:`~composer.backends.openvino.settings.Settings`.
+    """
+
+    reads_example_inputs = False
+    runs_shared_passes = True
+    writes_as_the_graph = True
+    packages = ("openvino", "onnx", "onnxscript")
+
+    def check_options(self, options: Mapping[str, Any]) -> None:
+        """Names and values, those of OpenVINO's own properties too."""
+        read_settings(options)
+
+    def probe(self, request: GraphRequest) -> None:
+        """Packages and device."""
+        _require(request.device)
+
+    def build(
+        self,
+        gm: torch.fx.GraphModule,
+        example_inputs: list[Any],
+        *,
+        mode: str | None,
+        options: Mapping[str, Any],
+    ) -> object:
+        """The Dynamo backend of this name, called."""
+        return composer_openvino(gm, example_inputs, mode=mode, options=options)
+
+
+def composer_openvino(
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """The Dynamo backend ``composer_openvino``: compile a graph for OpenVINO or say why not.
+
+    Args:
+        gm: The captured graph.
+        example_inputs: Tensors and symbols, in the order of the placeholders.
+        mode: ``torch.compile``'s mode; OpenVINO has nothing to choose by it.
+        options: The fields of :class:`~composer.backends.openvino.settings.Settings`.
+
+    Raises:
+        OptionError: an option is unknown or malformed.
+        Refusal: the graph holds nothing that OpenVINO can run, or it cannot be here.
+    """
+    settings = read_settings(options or {})
+    tensors = (each for each in example_inputs if isinstance(each, torch.Tensor))
+    _require(*dict.fromkeys(str(each.device) for each in tensors))
+    library.require_device(settings.device)
+    asked = settings.precision or precision()
+
+    def build(graph: FunctionalGraph) -> Callable[..., Any]:
+        if graph.kind is not Kind.INFERENCE:
+            what = f"{NAME} runs inference; under torch.no_grad() the graph is that"
+            refuse(Status.DECLINED, Reason.TRAINING_GRAPH, what)
+        pieces = cut(graph)
+        parts = pieces.parts
+        covers(parts.taken, parts.total, parts.left)
+        parts.decline_if_empty()
+        engines: dict[str, OpenVinoEngine] = {}
+        for name, region in parts.regions.items():
+            check_time()
+            engines[name] = OpenVinoEngine(pieces.models[name], region, settings, asked)
+            note(**engines[name].facts)
+        compiled = parts.assemble(engines)
+        try_once(compiled, graph)
+        return compiled
+
+    note(openvino=library.version(), device=settings.device)
+    return compile_functional(gm, example_inputs, build, fusions())
+
+
+def _require(*devices: str) -> None:
+    """Refuse without the packages, and for graphs whose tensors are elsewhere than on the CPU."""
+    require_installed(("openvino", "onnx", "onnxscript"), "pip install 'torch-composer[openvino]'")
+    if any(torch.device(each).type != "cpu" for each in devices):
+        what = f"the graph is on {', '.join(devices)}; {NAME} runs graphs on the CPU"
+        refuse(Status.UNAVAILABLE, Reason.NO_DEVICE, what)

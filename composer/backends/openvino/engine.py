@@ -1,0 +1,144 @@
+"""One model compiled by OpenVINO, called on torch's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from composer.backends.openvino.library import core
+from composer.backends.openvino.memory import Feed, Place, feed_for, place_for
+from composer.backends.openvino.model import Model, with_weights
+from composer.backends.openvino.settings import Settings
+from composer.errors import refuse
+from composer.lowering.bindings import BindingEngine
+from composer.lowering.regions import Region
+from composer.records import Reason, Status
+
+_HINTS = {"fp32": "f32", "bf16": "bf16"}
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A compiled model with the weights it took in.
+
+    ``feeds`` are, for each input, the position of its argument and what hands it over, ``places``
+    what each output is written to. ``idle`` are requests that no thread is using.
+    """
+
+    compiled: Any
+    feeds: tuple[tuple[int, Feed], ...]
+    places: tuple[Place, ...]
+    keep_alive: tuple[torch.Tensor, ...]
+    idle: list[Any] = field(default_factory=list)
+
+    def request(self) -> Any:
+        """One that is used by nobody else, and goes back to ``idle`` when it is done."""
+        try:
+            return self.idle.pop()
+        except IndexError:
+            return self.compiled.create_infer_request()
+
+
+class OpenVinoEngine(BindingEngine[Bound]):
+    """Calls one model with a region's inputs; may be called from several threads.
+
+    Args:
+        model: The model.
+        region: What it was made from: the weights to take in by address, and their witnesses.
+        settings: How to compile.
+        precision: What float32 is computed in: ``"fp32"``, ``"bf16"`` or ``"default"``.
+    """
+
+    def __init__(self, model: Model, region: Region, settings: Settings, precision: str) -> None:
+        from openvino._pyopenvino import InferRequest
+
+        super().__init__(region)
+        self._infer = InferRequest.infer  # the public one on top of it takes three times as long
+        self._model = model
+        self._dtypes = _input_dtypes(region.gm)
+        self._device = settings.device
+        self._config = _config(settings, precision)
+        first = self.bind_first(region)
+        self.facts = _facts(first.compiled)
+        """Threads, streams and precision, as the compiled model says them."""
+
+    def __call__(self, *args: Any) -> list[Any]:
+        """Run the model on torch's memory.
+
+        Outputs are torch's memory where their shapes are fixed, and OpenVINO's where a size is
+        only known afterwards.
+        """
+        bound = self._made_for(args)
+        request = bound.request()
+        inputs = {i: feed(args[at]) for i, (at, feed) in enumerate(bound.feeds)}
+        fetches = []
+        for i, place in enumerate(bound.places):
+            tensor, fetch = place()
+            request.set_output_tensor(i, tensor)
+            fetches.append(fetch)
+        self._infer(request, inputs, True, False)
+        results = [fetch() for fetch in fetches]
+        bound.idle.append(request)
+        return results
+
+    def _make(self, values: Mapping[int, torch.Tensor]) -> Bound:
+        names = self._model.graph.inputs
+        held = {names[i]: each.detach().contiguous() for i, each in values.items()}
+        compiled = core().compile_model(with_weights(self._model, held), self._device, self._config)
+        _require_precision(compiled, self._config)
+        position = {name: i for i, name in enumerate(names)}
+        asked = [position[port.node.friendly_name] for port in compiled.inputs]
+        outputs = zip(compiled.outputs, self._model.graph.outputs, strict=True)
+        return Bound(
+            compiled,
+            feeds=tuple((i, feed_for(self._dtypes[i])) for i in asked),
+            places=tuple(
+                place_for(output, is_static=port.partial_shape.is_static)
+                for port, output in outputs
+            ),
+            keep_alive=tuple(held.values()),
+        )
+
+
+def _input_dtypes(gm: torch.fx.GraphModule) -> tuple[torch.dtype | None, ...]:
+    """The dtype of each placeholder; ``None`` for an integer."""
+    values = (node.meta["val"] for node in gm.graph.find_nodes(op="placeholder"))
+    return tuple(each.dtype if isinstance(each, torch.Tensor) else None for each in values)
+
+
+def _config(settings: Settings, precision: str) -> dict[str, str]:
+    """What OpenVINO is told; the user's own properties come last."""
+    config = {"PERFORMANCE_HINT": "LATENCY"}
+    if settings.device == "CPU":
+        config["INFERENCE_NUM_THREADS"] = str(settings.threads)
+    if precision in _HINTS:
+        config["INFERENCE_PRECISION_HINT"] = _HINTS[precision]
+    return config | settings.config
+
+
+def _require_precision(compiled: Any, config: Mapping[str, str]) -> None:
+    """Single precision is what was asked for, or the numbers are not eager's.
+
+    Low precision is an allowance: a processor without it computes in float32.
+    """
+    asked, found = config.get("INFERENCE_PRECISION_HINT"), _precision(compiled)
+    if asked == "f32" and found != asked:
+        what = f"asked OpenVINO to compute in {asked}, and it computes in {found}"
+        refuse(Status.FAILED, Reason.WRONG_PROVIDER, what)
+
+
+def _facts(compiled: Any) -> dict[str, Any]:
+    facts: dict[str, Any] = {"precision": _precision(compiled)}
+    supported = compiled.get_property("SUPPORTED_PROPERTIES")
+    named = {"threads": "INFERENCE_NUM_THREADS", "streams": "NUM_STREAMS"}
+    return facts | {
+        name: int(compiled.get_property(key)) for name, key in named.items() if key in supported
+    }
+
+
+def _precision(compiled: Any) -> str:
+    """What float32 is computed in, by OpenVINO's name of it."""
+    return str(compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name())

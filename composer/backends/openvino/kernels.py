@@ -1,0 +1,86 @@
+"""What OpenVINO computes otherwise than torch without saying so: such calls stay torch's.
+
+Its plugin for the CPU (2026.4) computes int64 in 32 bits, most of int32 and all of float64 in
+single precision, whatever the model says, and lets small integers stop at the largest one where
+torch's go round. No property tells of it; ``tests/test_openvino.py`` says when that changes.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+
+import torch
+import torch.fx
+
+from composer import _torch
+from composer.lowering.onnx import why_not
+from composer.lowering.regions import tensors_of
+
+_EXACT = frozenset({torch.float32, torch.float16, torch.bfloat16, torch.bool})
+
+_POSITIONS = frozenset(
+    {"aten::argmax", "aten::argmin", "aten::max", "aten::min"}
+    | {"aten::max_pool2d_with_indices", "aten::max_pool3d_with_indices"}
+)
+"""Operators whose int64 results are positions in a tensor, which 32 bits hold."""
+
+_OTHERWISE = {
+    "aten::amax": "an infinity becomes the largest number",
+    "aten::amin": "an infinity becomes the largest number",
+    "aten::maximum": "NaN gets lost",
+    "aten::minimum": "NaN gets lost",
+    "aten::sort": "NaN upsets the order of the others",
+    "aten::topk": "NaN upsets the order of the others",
+}
+"""Operators that OpenVINO computes otherwise on ordinary values, infinity being one in masks."""
+
+_TRUTHS = frozenset({"aten::_to_copy", "aten::logical_not", "aten::logical_and"})
+_TRUTHS |= {"aten::logical_or", "aten::logical_xor"}
+
+
+def why_not_here(node: torch.fx.Node) -> str | None:
+    """Why a call is left to torch without asking OpenVINO's reader; ``None`` if it is not."""
+    if node.op != "call_function" or node.target is operator.getitem:
+        return why_not(node)
+    return why_not(node) or _inexact(node) or _otherwise(node) or _arithmetic_on_sizes(node)
+
+
+def _inexact(node: torch.fx.Node) -> str | None:
+    dtypes = {each.dtype for each in _values(node)} - _EXACT
+    names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
+    return f"OpenVINO computes {names} otherwise" if names else None
+
+
+def _otherwise(node: torch.fx.Node) -> str | None:
+    name = _torch.operator_name(node.target)
+    if name in _TRUTHS and all(each.dtype is torch.bool for each in tensors_of(node)):
+        operands = (each.dtype for source in node.all_input_nodes for each in tensors_of(source))
+        return "NaN is taken for false" if any(t.is_floating_point for t in operands) else None
+    return _OTHERWISE.get(name)
+
+
+def _arithmetic_on_sizes(node: torch.fx.Node) -> str | None:
+    """Python's integers know no limit; what comes of them is an input of the model, and checked."""
+    of_size = node.target is torch.ops.aten.sym_size.int
+    is_number = isinstance(node.meta.get("val"), torch.SymInt) and not of_size
+    return "OpenVINO computes sizes in 32 bits" if is_number else None
+
+
+def _values(node: torch.fx.Node) -> Iterator[torch.Tensor]:
+    """The operands, and those results that are read and are no positions."""
+    for source in node.all_input_nodes:
+        yield from tensors_of(source)
+    positions = _torch.operator_name(node.target) in _POSITIONS
+    for each in _results(node):
+        if not (positions and each.dtype is torch.int64):
+            yield each
+
+
+def _results(node: torch.fx.Node) -> Iterator[torch.Tensor]:
+    if not isinstance(node.meta.get("val"), tuple | list):
+        yield from tensors_of(node)
+        return
+    for user in node.users:
+        if user.target is operator.getitem and user.users:
+            yield from tensors_of(user)

@@ -1,0 +1,119 @@
+"""Torch's memory as OpenVINO's tensors and back, without copies."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from composer import _torch
+from composer.lowering.onnx import Output
+
+_NAMES = {
+    torch.float32: "f32",
+    torch.float16: "f16",
+    torch.bfloat16: "bf16",
+    torch.float64: "f64",
+    torch.int64: "i64",
+    torch.int32: "i32",
+    torch.int16: "i16",
+    torch.int8: "i8",
+    torch.uint8: "u8",
+    torch.bool: "boolean",
+}
+
+_INT32 = torch.iinfo(torch.int32)
+
+Feed = Callable[[Any], Any]
+"""Makes a tensor of OpenVINO's of an argument of the region."""
+
+Place = Callable[[], tuple[Any, Callable[[], Any]]]
+"""Makes a tensor for an output to be written to, and what fetches the region's output of it."""
+
+
+def type_of(dtype: torch.dtype) -> Any:
+    """OpenVINO's type of the elements."""
+    import openvino
+
+    return getattr(openvino.Type, _NAMES[dtype])
+
+
+def as_tensor(tensor: torch.Tensor) -> Any:
+    """OpenVINO's tensor over the memory of a contiguous one, which has to outlive it."""
+    import openvino
+
+    return openvino.Tensor(_array(tensor), list(tensor.shape), type_of(tensor.dtype))
+
+
+def feed_for(dtype: torch.dtype | None) -> Feed:
+    """How an argument of this dtype is handed over: by address, copied only to close gaps.
+
+    ``None`` is for an integer, which OpenVINO computes with in 32 bits.
+    """
+    import openvino
+
+    if dtype is None:
+        return _feed_integer
+    make, kind = openvino.Tensor, type_of(dtype)
+    return lambda tensor: make(_array(tensor.contiguous()), tensor.shape, kind)
+
+
+def _feed_integer(number: int) -> Any:
+    if not _INT32.min <= number <= _INT32.max:
+        raise OverflowError(f"OpenVINO computes integers in 32 bits, and this one is {number}")
+    return as_tensor(torch.tensor(number))
+
+
+def _array(tensor: torch.Tensor) -> Any:
+    """A numpy array over the tensor's memory; of other elements of the same size for bfloat16."""
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    return (tensor.view(torch.int16) if tensor.dtype is torch.bfloat16 else tensor).numpy()
+
+
+def place_for(output: Output, *, is_static: bool) -> Place:
+    """How an output is received: in torch's memory where its shape is known, else OpenVINO's."""
+    import openvino
+
+    dtype = output.dtype or torch.int64
+    kind = type_of(dtype)
+    finish = _finish(output)
+    if not is_static or output.shape is None:
+        return functools.partial(_place_by_openvino, openvino.Tensor, kind, dtype, finish)
+    empty = _torch.empty(output.shape, dtype, torch.device("cpu"))
+    shape, make = openvino.Shape(list(output.shape)), openvino.Tensor
+
+    def place() -> tuple[Any, Callable[[], Any]]:
+        tensor = empty()
+        return make(_array(tensor), shape, kind), lambda: finish(tensor)
+
+    return place
+
+
+def _place_by_openvino(
+    make: Any, kind: Any, dtype: torch.dtype, finish: Callable[[torch.Tensor], Any]
+) -> tuple[Any, Callable[[], Any]]:
+    """A tensor of no elements, new for each call: OpenVINO gives it memory that nobody else has."""
+    made = make(kind, [0])
+
+    def fetch() -> Any:
+        array = made.data
+        if dtype is torch.bfloat16:  # which numpy does not have
+            return finish(torch.from_numpy(array.view("int16")).view(dtype))
+        return finish(torch.from_numpy(array))
+
+    return made, fetch
+
+
+def _finish(output: Output) -> Callable[[torch.Tensor], Any]:
+    """What makes the region's output of the tensor that the model gives."""
+    if output.dtype is None:
+        return torch.Tensor.item
+    order = output.order
+    return _same if order is None else lambda tensor: tensor.permute(order)
+
+
+def _same(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor

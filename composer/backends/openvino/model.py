@@ -1,0 +1,70 @@
+"""The shared ONNX model as a model of OpenVINO's, weights by address."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from composer.backends.openvino.library import core
+from composer.backends.openvino.memory import as_tensor
+from composer.lowering.onnx import OnnxGraph
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What OpenVINO read, and what it was made from; nothing where it could not be read."""
+
+    read: Any
+    graph: OnnxGraph
+
+
+def read_model(graph: OnnxGraph) -> Model:
+    """Have OpenVINO read a model whose weights are inputs.
+
+    Raises:
+        RuntimeError: OpenVINO's own, where it cannot convert a node.
+    """
+    return Model(core().read_model(graph.model.SerializeToString()), graph)
+
+
+def unread_nodes(graph: OnnxGraph) -> dict[int, str]:
+    """Why nodes of a model are not converted, by their index; empty where all are."""
+    from openvino.frontend import FrontEndManager
+
+    frontend = FrontEndManager().load_by_framework("onnx")
+    loaded = frontend.load(io.BytesIO(graph.model.SerializeToString()))
+    nodes = graph.model.graph.node
+    position = {name: i for i, node in enumerate(nodes) for name in (*node.output, node.name)}
+    found: dict[int, str] = {}
+    for node in frontend.convert_partially(loaded).get_ops():
+        if node.get_type_name() == "NotSupportedONNXNode":
+            index = position[node.friendly_name]
+            found[index] = f"OpenVINO does not convert {nodes[index].op_type}"
+    return found
+
+
+def with_weights(model: Model, weights: Mapping[str, torch.Tensor]) -> Any:
+    """A copy of the model in which these inputs are constants over the memory of the tensors.
+
+    No value enters the protobuf, so its limit of 2 GB never matters. What is compiled from it keeps
+    a copy of its own, laid out as the device likes it, and the tensors must live until then.
+
+    Args:
+        model: The model.
+        weights: Contiguous tensors by the names of the inputs.
+    """
+    import openvino
+
+    copy = model.read.clone()
+    for parameter in copy.get_parameters():
+        tensor = weights.get(parameter.friendly_name)
+        if tensor is not None:
+            constant = openvino.op.Constant(as_tensor(tensor), shared_memory=True)
+            parameter.output(0).replace(constant.output(0))
+            copy.remove_parameter(parameter)
+    copy.validate_nodes_and_infer_types()
+    return copy

@@ -1,0 +1,82 @@
+"""Options of ``composer_openvino``: read once, refused with the name of what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, Strict, field_validator, model_validator
+
+from composer.backends.base import is_installed
+from composer.backends.options import read_options
+from composer.registry import did_you_mean
+
+Precision = Literal["fp32", "bf16", "default"]
+
+DEVICES = ("CPU", "GPU", "NPU")
+"""OpenVINO's names of devices that compile models; one of several is called ``GPU.1``."""
+
+_OURS = {"INFERENCE_PRECISION_HINT": "precision", "INFERENCE_NUM_THREADS": "threads"}
+"""Properties that composer sets by options of its own."""
+
+
+class Settings(BaseModel):
+    """How models are compiled; each field is an option of the candidate.
+
+    Attributes:
+        device: Where OpenVINO runs; the graph's tensors are on the CPU all the same.
+        threads: Threads of the CPU.
+        precision: What float32 is computed in; ``"default"`` leaves it to OpenVINO, and without a
+            value it is what the policy allows.
+        config: Further properties of OpenVINO's, as text.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    device: str = "CPU"
+    threads: Annotated[int, Strict(), Field(gt=0)] = Field(default_factory=torch.get_num_threads)
+    precision: Precision | None = None
+    config: dict[str, str] = Field(default_factory=dict)
+
+    @field_validator("device")
+    @classmethod
+    def _device_is_known(cls, device: str) -> str:
+        kind, _, index = device.partition(".")
+        if kind not in DEVICES or (index and not index.isdecimal()):
+            known = ", ".join(DEVICES)
+            raise ValueError(f"unknown device{did_you_mean(kind, DEVICES)} (accepted: {known})")
+        return device
+
+    @model_validator(mode="after")
+    def _properties_are_the_devices(self) -> Settings:
+        taken = [f"{name} (set {_OURS[name]!r})" for name in self.config if name in _OURS]
+        if taken:
+            raise ValueError(f"config: composer sets {', '.join(taken)}")
+        if self.config and is_installed("openvino"):  # the probe says where it is not
+            _judge(self.device, self.config)
+        return self
+
+
+def read_settings(options: Mapping[str, Any]) -> Settings:
+    """The candidate's options as settings.
+
+    Raises:
+        OptionError: naming every option that is unknown or malformed.
+    """
+    return read_options(Settings, options, "composer_openvino")
+
+
+def _judge(device: str, config: Mapping[str, str]) -> None:
+    """Complain of properties that the device does not have, and of values it does not take."""
+    from composer.backends.openvino import library
+
+    known = library.properties(device)
+    if not known:  # no such device here: what it would take cannot be said
+        return
+    wrong = [f"{name!r}{did_you_mean(name, known)}" for name in config if name not in known]
+    if wrong:
+        raise ValueError(f"config: {device} has no property {', '.join(wrong)}")
+    said = library.complaints(device, config)
+    if said:
+        raise ValueError(f"config: {'; '.join(said)}")

@@ -1,0 +1,369 @@
+"""The OpenVINO engine: right where it answers, and torch's wherever OpenVINO computes otherwise."""
+
+from __future__ import annotations
+
+import math
+import pkgutil
+import tomllib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import onnx
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812  # as torch's own users write it
+from conftest import compiled, last
+
+import composer
+from composer import _torch
+from composer.backends import openvino as backend
+from composer.backends.base import computing_in
+from composer.backends.openvino import engine, kernels, library
+from composer.backends.openvino.model import Model, read_model, unread_nodes, with_weights
+from composer.lowering.onnx import OnnxGraph
+
+openvino = pytest.importorskip("openvino", reason="the engine itself")
+pytestmark = pytest.mark.slow
+
+NAME = "composer_openvino"
+
+
+@pytest.fixture(autouse=True)
+def _inference():
+    with torch.no_grad():
+        yield
+
+
+def mlp() -> torch.nn.Sequential:
+    return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+
+
+def check(function, *args, **options):
+    """As eager, twice: values, dtypes, shapes, strides; returns the compiled function."""
+    run = compiled(function, NAME, **options)
+    for _ in range(2):
+        torch.testing.assert_close(run(*args), function(*args), check_stride=True)
+    assert last().chosen == NAME, last().attempts[0].message
+    return run
+
+
+@pytest.fixture
+def engines(monkeypatch) -> list[engine.OpenVinoEngine]:
+    """Every engine that is made meanwhile."""
+    made = []
+    init = engine.OpenVinoEngine.__init__
+
+    def spy(self, *args):
+        made.append(self)
+        init(self, *args)
+
+    monkeypatch.setattr(engine.OpenVinoEngine, "__init__", spy)
+    return made
+
+
+def test_the_record_says_what_ran() -> None:
+    """Version, device, precision, threads and streams, as OpenVINO says them."""
+    chain = {"backend": NAME, "options": {"threads": 1}}
+    compiled(mlp(), chain)(torch.randn(3, 8))
+    (attempt,) = last().attempts
+    assert attempt.coverage == 1.0
+    assert attempt.engine == {
+        "openvino": library.version(),
+        "device": "CPU",
+        "precision": "f32",
+        "threads": 1,
+        "streams": 1,
+    }
+    assert openvino.__version__.startswith(library.version())
+
+
+def test_works_by_itself_without_composers_chain() -> None:
+    """And the name that pyproject.toml gives to Dynamo leads to it."""
+    model, x = mlp(), torch.randn(3, 8)
+    f = torch.compile(model, backend=backend.composer_openvino, options={"threads": 1})
+    torch.testing.assert_close(f(x), model(x))
+    assert composer.reports() == ()
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
+    path = project["project"]["entry-points"]["torch_dynamo_backends"][NAME]
+    assert pkgutil.resolve_name(path) is backend.composer_openvino
+
+
+def test_changed_weights_are_never_stale() -> None:
+    """Written to, loaded, assigned or replaced: the very next call answers with the new ones."""
+    model, x = mlp(), torch.randn(3, 8)
+    f = check(model, x)
+    model[0].weight.mul_(2)
+    torch.testing.assert_close(f(x), model(x))
+    model.load_state_dict({k: torch.randn_like(v) for k, v in model.state_dict().items()})
+    torch.testing.assert_close(f(x), model(x))
+    model[2].weight.data = torch.randn(4, 16)
+    torch.testing.assert_close(f(x), model(x))
+    model[2].weight = torch.nn.Parameter(torch.randn(4, 16))
+    torch.testing.assert_close(f(x), model(x))
+
+
+def test_weights_are_taken_in_where_a_graph_is_taken_in_part(engines) -> None:
+    """Around an operator that stays torch's, each region is fed what is computed only."""
+    up, down = torch.nn.Linear(4, 8), torch.nn.Linear(8, 4)
+    check(lambda x: torch.relu(down(torch.special.bessel_j0(up(x)))), torch.randn(3, 4))
+    assert [[len(bound.feeds) for bound in each.bounds] for each in engines] == [[1], [1]]
+    assert "bessel_j0" in last().attempts[0].engine["left_to_torch"][0]
+
+
+def test_weights_are_read_where_they_lie() -> None:
+    """The constants of the model that is compiled have torch's memory."""
+    weight = torch.randn(2, 3, dtype=torch.bfloat16)
+    graph = onnx_graph("Add", onnx.TensorProto.BFLOAT16, [2, 3])
+    bound = with_weights(read_model(graph), {"b": weight})
+    (constant,) = (each for each in bound.get_ops() if each.get_type_name() == "Constant")
+    assert constant.data.ctypes.data == weight.data_ptr()
+    assert [port.any_name for port in bound.inputs] == ["a"]
+
+
+def onnx_graph(operator: str, kind: int, shape: list[int], names: str = "ab") -> OnnxGraph:
+    """A model of a ReLU and one other node."""
+    value = onnx.helper.make_tensor_value_info
+    nodes = [
+        onnx.helper.make_node("Relu", [names[0]], ["r"]),
+        onnx.helper.make_node(operator, ["r", *names[1:]], ["y"]),
+    ]
+    inputs = [value(name, kind, shape) for name in names]
+    graph = onnx.helper.make_graph(nodes, "g", inputs, [value("y", kind, shape)])
+    opsets = [onnx.helper.make_opsetid("", 18)]
+    return OnnxGraph(onnx.helper.make_model(graph, opset_imports=opsets), tuple(names), ())
+
+
+def test_every_dtype_goes_in_and_out() -> None:
+    """By address, bfloat16 too, which numpy does not have; with fixed and with dynamic sizes."""
+    masks = torch.randn(3, 4) > 0
+    values = [torch.randn(3, 4).to(t) for t in (torch.float32, torch.float16, torch.bfloat16)]
+    for dynamic in (False, True):
+        torch.compiler.reset()
+        check(
+            lambda *all_of: tuple(torch.cat([x.t(), x.t()]) for x in all_of),
+            *(*values, masks),
+            dynamic=dynamic,
+        )
+        assert last().attempts[0].coverage == 1.0
+
+
+def odd(scalar, nothing, gaps, turned, repeated, image, unused):
+    return (
+        scalar * 2 + 1,
+        nothing * 2 + 1,
+        gaps + 1,
+        turned * 2,
+        repeated * 3,
+        F.conv2d(image, torch.ones(4, 3, 2, 2)),
+        scalar * scalar,
+    )
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_odd_inputs(dynamic: bool) -> None:
+    """Strides of the results are eager's, too."""
+    image = torch.randn(2, 3, 5, 5).to(memory_format=torch.channels_last)
+    gaps, turned = torch.randn(3, 8)[:, ::2], torch.randn(3, 8).t()
+    given = (torch.tensor(2.0), torch.zeros(0, 3), gaps, turned, torch.randn(1, 4).expand(3, 4))
+    check(odd, *given, image, torch.ones(2), dynamic=dynamic)
+
+
+def test_a_graph_without_inputs() -> None:
+    """Nothing goes in; what comes out is new at every call."""
+    run = check(lambda: torch.ones(3).cumsum(0) * 2)
+    assert run().data_ptr() != run().data_ptr()
+
+
+def test_results_of_dynamic_shape_keep_their_memory() -> None:
+    """It was OpenVINO's, and no later call writes to it."""
+    run = compiled(lambda x: x * 2, NAME, dynamic=True)
+    ones = torch.ones(3, 4)
+    first = run(ones)
+    run(torch.zeros(3, 4))
+    run(torch.zeros(5, 4))
+    torch.testing.assert_close(first, ones * 2)
+    assert len(composer.reports()) == 1
+
+
+def test_numbers_beyond_32_bits_are_not_computed_with() -> None:
+    """The floor answers such a call, as any that an engine fails."""
+    run = compiled(lambda x, n: x * n, NAME, dynamic=True)
+    x = torch.randn(5)
+    torch.testing.assert_close(run(x, 7), x * 7)
+    with pytest.warns(composer.errors.FallbackWarning):
+        torch.testing.assert_close(run(x, 2**40), x * 2**40)
+    assert "32 bits" in str(last().runtime.last_error)
+
+
+def test_threads_call_one_engine_at_once() -> None:
+    """Each has a request of its own."""
+    model = mlp()
+    f = compiled(model, NAME)
+    inputs = [torch.randn(3, 8) for _ in range(32)]
+    f(inputs[0])
+
+    def work(x):
+        with torch.no_grad():
+            return f(x)
+
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(work, inputs))
+    torch.testing.assert_close(results, [model(x) for x in inputs])
+
+
+def test_rows_that_are_masked_everywhere_give_zeros() -> None:
+    """As in eager: the padding on the left of a batch."""
+    query = torch.randn(1, 2, 4, 8)
+    mask = torch.ones(4, 4, dtype=torch.bool).tril(-1)
+    check(lambda q, m: F.scaled_dot_product_attention(q, q, q, attn_mask=m), query, mask)
+    check(lambda q: F.scaled_dot_product_attention(q, q, q, is_causal=True), query)
+    check(lambda q: F.scaled_dot_product_attention(q, q, q), query)
+
+
+WIDE = torch.tensor([2**31 + 5, 2**53 + 1, -(2**40) - 3])
+ODD = torch.tensor([2**24 + 1, -(2**31), 7], dtype=torch.int32)
+NAN = torch.tensor([[math.inf, math.nan, 1.0]])
+
+OTHERWISE = {
+    "int64 in 32 bits": (lambda x: x + 1, WIDE),
+    "int64 even to be moved": (lambda x: torch.cat([x, x]), WIDE),
+    "int32 in single precision": (lambda x: x == x - 1, ODD),
+    "int8 stops": (lambda x: x + x, torch.tensor([100], dtype=torch.int8)),
+    "uint8 stops": (lambda x: x * 3, torch.tensor([100], dtype=torch.uint8)),
+    "float64 in single precision": (lambda x: x + x, torch.tensor([1e300], dtype=torch.float64)),
+    "the extreme of infinities": (lambda x: x.amax(-1), torch.full((1, 4), -math.inf)),
+    "maximum of NaN": (lambda x: torch.maximum(x, x.t()), NAN),
+    "the order of NaN": (lambda x: x.sort(descending=True).values, NAN),
+    "the greatest two and NaN": (lambda x: x.topk(2).values, NAN),
+    "the truth of NaN": (torch.logical_not, NAN),
+}
+
+
+@pytest.mark.parametrize("case", OTHERWISE.values(), ids=OTHERWISE)
+def test_what_is_computed_otherwise_stays_torchs(case, monkeypatch) -> None:
+    """Without the rule OpenVINO gives other numbers; where it does not, the rule can go."""
+    function, x = case
+    compiled(function, NAME)(x)
+    (attempt,) = last().attempts
+    assert (attempt.status, attempt.reason) == ("declined", "unsupported_op")
+    monkeypatch.setattr(kernels, "_inexact", lambda node: None)
+    monkeypatch.setattr(kernels, "_otherwise", lambda node: None)
+    monkeypatch.setattr("composer.lowering.onnx.unfaithful", lambda node: None)
+    torch.compiler.reset()
+    wrong = compiled(function, NAME)(x)
+    assert last().chosen == NAME, last().attempts[0].message
+    assert not torch.allclose(wrong.double(), function(x).double(), equal_nan=True)
+
+
+def test_positions_are_taken_although_they_are_int64() -> None:
+    """A position in a tensor fits into 32 bits."""
+    image = torch.randn(1, 2, 4, 4)
+    check(lambda x: F.max_pool2d(x, 2, return_indices=True), image)
+    check(lambda x: (x.argmax(-1), x.max(-1)), image)
+    assert last().attempts[0].coverage == 1.0
+
+
+def test_nodes_that_are_not_converted_are_found_by_the_reader() -> None:
+    """Asked of OpenVINO itself: it has no list that could be read."""
+    graph = onnx_graph("Unheard", onnx.TensorProto.FLOAT, [2], "a")
+    assert unread_nodes(graph) == {1: "OpenVINO does not convert Unheard"}
+    assert unread_nodes(onnx_graph("Add", onnx.TensorProto.FLOAT, [2])) == {}
+    with pytest.raises(RuntimeError, match="Unheard"):
+        read_model(graph)
+
+
+def test_what_the_reader_refuses_stays_torchs(monkeypatch) -> None:
+    """Named, with the rest of the graph taken; it has no maximum of truths."""
+    monkeypatch.setattr(kernels, "_OTHERWISE", {})
+    check(lambda x: torch.relu(x) * (x > 0).amax(-1, keepdim=True), torch.randn(3, 4))
+    (line,) = last().attempts[0].engine["left_to_torch"]
+    assert line.startswith("aten.amax.default (OpenVINO does not convert ReduceMax)")
+
+
+def test_training_is_declined() -> None:
+    """OpenVINO loses NaN on its way, by which a training that went wrong is known."""
+    model, x = mlp(), torch.randn(3, 8)
+    with torch.enable_grad():
+        compiled(model, NAME)(x).sum().backward()
+    (attempt,) = last().attempts
+    assert (attempt.status, attempt.reason) == ("declined", "training_graph")
+    assert model[0].weight.grad is not None
+
+
+def test_nan_gets_lost_in_activations() -> None:
+    """Documented, and the reason why training is declined; once it is kept, say so there."""
+    run = compiled(lambda x: torch.relu(x) + 1, NAME)
+    assert run(torch.tensor([math.nan])) == 1
+
+
+def test_precision_is_that_of_the_build_or_of_the_option(monkeypatch) -> None:
+    """The policy's allowance, the candidate's own word, and float32 by default."""
+    asked = []
+    core = library.core()
+
+    class Spy:
+        def compile_model(self, model, device, config):
+            asked.append(config.get("INFERENCE_PRECISION_HINT"))
+            return core.compile_model(model, device, config)
+
+    monkeypatch.setattr(engine, "core", Spy)
+    x = torch.randn(2, 8)
+    for options in ({}, {"precision": "bf16"}, {"precision": "default"}):
+        torch.compiler.reset()
+        compiled(mlp(), {"backend": NAME, "options": options})(x)
+    torch.compiler.reset()
+    with computing_in("bf16"):
+        torch.compile(mlp(), backend=backend.composer_openvino)(x)
+    assert asked == ["f32", "bf16", None, "bf16"]
+
+
+def test_another_precision_than_single_is_refused(monkeypatch) -> None:
+    """What was compiled is asked, not what it was told."""
+    monkeypatch.setattr(engine, "_precision", lambda compiled: "bf16")
+    compiled(mlp(), NAME)(torch.randn(2, 8))
+    (attempt,) = last().attempts
+    assert (attempt.status, attempt.reason) == ("failed", "wrong_provider")
+    assert attempt.message == "asked OpenVINO to compute in f32, and it computes in bf16"
+
+
+def test_a_device_that_is_not_here_is_unavailable() -> None:
+    """With what OpenVINO finds."""
+    compiled(mlp(), {"backend": NAME, "options": {"device": "NPU.3"}})(torch.randn(2, 8))
+    (attempt,) = last().attempts
+    assert (attempt.status, attempt.reason) == ("unavailable", "no_device")
+    assert "no device 'NPU.3' here (it finds CPU" in attempt.message
+
+
+def test_one_model_is_made_for_it_and_for_onnx_runtime(monkeypatch) -> None:
+    """Where both take the same of a graph: GELU and attention are said alike."""
+    made = []
+    translate = _torch.OnnxTranslator.translate
+
+    def count(self, gm):
+        made.append(gm)
+        return translate(self, gm)
+
+    def fail(compiled, graph):
+        raise RuntimeError("the first engine does not run")
+
+    monkeypatch.setattr(_torch.OnnxTranslator, "translate", count)
+    monkeypatch.setattr(backend, "try_once", fail)
+    model, x = torch.nn.Sequential(mlp(), torch.nn.GELU()), torch.randn(2, 8)
+    torch.testing.assert_close(compiled(model, NAME, "onnxrt")(x), model(x))
+    assert [attempt.status for attempt in last().attempts] == ["failed", "succeeded"]
+    assert len(made) == 1
+
+
+def test_properties_are_handed_on() -> None:
+    """In front of those that composer sets itself."""
+    options = {"config": {"PERFORMANCE_HINT": "THROUGHPUT", "NUM_STREAMS": "2"}, "threads": 2}
+    compiled(mlp(), {"backend": NAME, "options": options})(torch.randn(2, 8))
+    assert last().attempts[0].engine["streams"] == 2
+
+
+def test_a_copy_is_compiled_and_the_model_stays_as_it_was() -> None:
+    """So that it can be compiled again with other weights."""
+    model = read_model(onnx_graph("Add", onnx.TensorProto.FLOAT, [2]))
+    with_weights(model, {"b": torch.ones(2)})
+    assert isinstance(model, Model)
+    assert len(model.read.inputs) == 2
