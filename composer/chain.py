@@ -133,7 +133,8 @@ class Contender:
                 note(precision=self.precision)
             return None
         try:
-            found = narrow(request, on_trial=self.on_trial)
+            rounds = not self.backend.chooses_precision
+            found = narrow(request, on_trial=self.on_trial, round_weights=rounds)
         except Stays as stays:
             if self.on_trial:
                 refuse(Status.SKIPPED, Reason.POLICY, f"not tried in bf16: {stays}")

@@ -48,13 +48,14 @@ class Narrow:
     copies: tuple[Copy, ...] = ()
 
 
-def narrow(request: GraphRequest, *, on_trial: bool) -> Narrow:
+def narrow(request: GraphRequest, *, on_trial: bool, round_weights: bool = True) -> Narrow:
     """The graph with its products in bfloat16.
 
     Args:
         request: The graph as every candidate is given it, and the inputs of a call.
         on_trial: Do so only where it can be of use and its numbers can be compared: on a processor
             that has such arithmetic, and not in training.
+        round_weights: Round them once, not at each call.
 
     Raises:
         Stays: there is nothing to gain, or nothing to rewrite.
@@ -63,6 +64,8 @@ def narrow(request: GraphRequest, *, on_trial: bool) -> Narrow:
     if why:
         raise Stays(why)
     gm, products = _rewritten(request)
+    if not round_weights:
+        return Narrow(dataclasses.replace(request, gm=gm), products, lambda compiled: compiled)
     return _with_copies(request, clones.clone_graph(gm), products)
 
 

@@ -68,7 +68,7 @@ Number = Annotated[int, Field(ge=0, le=1 << 53)] | Annotated[float, Field(ge=0.0
 class Entrant(BaseModel):
     """What became of one candidate; ``timing`` are its figures, if it was measured.
 
-    ``precision`` is what it computes in, where the policy said so.
+    ``precision`` is what it computes in, where that is not the graph's own.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -78,7 +78,7 @@ class Entrant(BaseModel):
     reason: Reason | None
     message: Text
     timing: dict[Text, Number] | None
-    precision: Literal["fp32", "bf16"] | None = None
+    precision: Literal["bf16"] | None = None
 
     @property
     def who(self) -> str:
@@ -362,5 +362,5 @@ def _entrant(attempt: Attempt) -> Entrant:
         reason=attempt.reason,
         message="".join(c if c.isprintable() else " " for c in first_line(attempt.message)),
         timing=_figures(attempt),
-        precision=attempt.engine.get("precision"),
+        precision="bf16" if attempt.engine.get("precision") == "bf16" else None,
     )

@@ -317,6 +317,17 @@ def test_precision_is_that_of_the_build_or_of_the_option(monkeypatch) -> None:
     assert asked == ["f32", "bf16", None, "bf16"]
 
 
+def test_policys_precision_reaches_openvino() -> None:
+    """It is told, and given the graph as it is: no weight is rounded for it."""
+    model, x = mlp(), torch.randn(4, 8)
+    run = compiled(model, NAME, precision="bf16")
+    torch.testing.assert_close(run(x), model(x), atol=0.05, rtol=0.05)
+    engine = last().attempts[0].engine
+    assert (last().chosen, engine["products_in_bf16"]) == (NAME, 2)
+    said = {True: "bf16", False: "f32"}[_torch.multiplies_bf16()]
+    assert engine["precision"] == said
+
+
 def test_another_precision_than_single_is_refused(monkeypatch) -> None:
     """What was compiled is asked, not what it was told."""
     monkeypatch.setattr(engine, "_precision", lambda compiled: "bf16")

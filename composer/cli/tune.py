@@ -112,7 +112,8 @@ def _row(result: dict[str, Any], graph: dict[str, Any] | None) -> tuple[str, ...
     others = ", ".join(f"{name} {reason}" for name, reason in graph["others"].items())
     times = (f"{graph['timing'][key]:.4g}" if key in graph["timing"] else "" for key in _TIMES)
     rest = "; ".join(filter(None, (result["error"], graph["why"], others)))
-    return result["job"], graph["graph"], graph["chosen"], *times, rest
+    engine = f"{graph['chosen']} (remembered)" if graph["remembered"] else graph["chosen"]
+    return result["job"], graph["graph"], engine, *times, rest
 
 
 _TIMES = ("ms", "eager_ms")

@@ -35,6 +35,7 @@ class OpenVinoBackend(Backend):
     reads_example_inputs = False
     runs_shared_passes = True
     writes_as_the_graph = True
+    chooses_precision = True
     packages = ("openvino", "onnx", "onnxscript")
 
     def check_options(self, options: Mapping[str, Any]) -> None:
