@@ -10,6 +10,7 @@
     │   ├── PassCheckError(ExceptionGroup) ``passes.check``: every rule that a pass breaks
     │   ├── RecordError(ValueError)        a record in a file is not one of a compile
     │   ├── BisectError                    ``passes.bisect``: there is nothing to compare with
+    │   ├── RankingError                   ``composer bench``: calls of a model cannot be compared
     │   ├── Refusal                        an engine says no, with a status and a reason code
     │   │   └── ChildRefusal               ``isolate``: what a child process came to
     │   ├── CandidateError                 ``strict``: a candidate was not accepted
@@ -43,6 +44,10 @@ class OptionError(ComposerError, ValueError):
 
 class UnknownNameError(ComposerError, LookupError):
     """A name in the chain is known to nobody and looks like a slip of a known one."""
+
+
+class RankingError(ComposerError):
+    """Calls of a model cannot be timed, or are not alike."""
 
 
 class Refusal(ComposerError):

@@ -35,7 +35,9 @@ LAYERS = [
     {"guard"},
     {"isolated", "succession"},
     {"dispatch"},
-    {"testing", "explain"},
+    {"testing", "explain", "whole"},
+    {"ranking"},
+    {"advice"},
     {"__init__", "cli"},
     {"__main__"},
 ]

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from composer.cli import cache, doctor, passes, policy, reasons, report, run
+from composer.cli import bench, cache, doctor, passes, policy, reasons, report, run
 
 app = typer.Typer(
     help="One torch.compile backend over several engines.",
@@ -20,6 +20,7 @@ app.command(context_settings=run.ARGUMENTS)(run.explain)
 app.command()(report.report)
 app.command()(reasons.reasons)
 app.command()(doctor.doctor)
+app.command()(bench.bench)
 app.add_typer(cache.app, name="cache")
 app.add_typer(passes.app, name="passes")
 app.add_typer(policy.app, name="policy")
