@@ -96,7 +96,7 @@ def draw(
 
 
 def curves(
-    panels: Mapping[str, Mapping[str, Points]], title: str, axis: str, under: str, ratio: bool
+    panels: Mapping[str, Mapping[str, Points]], title: str, axis: str, under: str, *, ratio: bool
 ) -> bytes:
     """A panel for each sweep: lines over its sizes, with quartiles; a PNG.
 

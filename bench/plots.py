@@ -24,31 +24,31 @@ SIDES = {"plain": "engine alone", "composer": "through composer"}
 
 
 def of_scaling(record: Record) -> Iterator[Figure]:
-    """Compile, call and memory over the size of each sweep."""
+    """Compile, call and memory over the size of each sweep, and what composer adds."""
     under = f"{described(record)} Bands are quartiles of the rounds."
-    units = {"compile": ("ms of the first call", 1.0), "call": ("us a call", 1e3)}
-    for part, (unit, scale) in units.items():
+    sweeps = record["sweeps"]
+    for part, unit, scale in (("compile", "ms of the first call", 1.0), ("call", "us a call", 1e3)):
+        title = f"What a {part} takes by size"
         panels = {
             sweep: {name: timed(sizes, part, side, scale) for side, name in SIDES.items()}
-            for sweep, sizes in record["sweeps"].items()
+            for sweep, sizes in sweeps.items()
         }
-        title = f"What a {part} takes by size"
-        yield Figure(
-            f"scaling_{part}", title, described(record), curves(panels, title, unit, False)
-        )
+        image = curves(panels, title, unit, under, ratio=False)
+        yield Figure(f"scaling_{part}", title, under, image)
+        title = f"What composer adds to a {part} by size"
         ratios = {
             sweep: {"composer / alone": {size: row[part]["ratio"] for size, row in sizes.items()}}
-            for sweep, sizes in record["sweeps"].items()
+            for sweep, sizes in sweeps.items()
         }
-        title = f"What composer adds to a {part} by size"
-        image = curves(ratios, title, "composer / engine alone", under, True)
+        image = curves(ratios, title, "composer / engine alone", under, ratio=True)
         yield Figure(f"scaling_{part}_ratio", title, under, image)
+    title = "Python's own memory after a compile by size"
     kept = {
         sweep: {name: held(sizes, side) for side, name in SIDES.items()}
-        for sweep, sizes in record["sweeps"].items()
+        for sweep, sizes in sweeps.items()
     }
-    title = "Python's own memory after a compile by size"
-    yield Figure("scaling_memory", title, under, curves(kept, title, "KiB", under, False))
+    image = curves(kept, title, "KiB", under, ratio=False)
+    yield Figure("scaling_memory", title, under, image)
 
 
 def timed(sizes: Record, part: str, side: str, scale: float) -> dict[str, dict[str, float]]:
