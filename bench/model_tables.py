@@ -34,20 +34,23 @@ def summed_up(record: Record, precision: str) -> Iterator[str]:
     for summary in record.get("summaries", ()):
         if summary["precision"] != precision:
             continue
+        choice = "composer's choice"
         said = [
-            f"{name} takes {mean(found)} times as long as composer's choice"
-            for name, found in summary["over_fastest"].items()
+            f"{name} takes {mean(found)} times as long as {choice}{without}"
+            for part, without in (("over_fastest", ""), ("without_openvino", " without OpenVINO"))
+            for name, found in summary[part].items()
             if found
         ]
         if found := summary["regret"]:
-            said.append(f"that takes {mean(found)} times as long as the best single engine")
+            said.append(f"{choice} takes {mean(found)} times as long as the best single engine")
         if said:
             yield f"Geometric means over {found_models(summary)} models: {'; '.join(said)}."
 
 
 def found_models(summary: Record) -> int:
     """How many models the means are over."""
-    figures = (*summary["over_fastest"].values(), summary["regret"])
+    parts = (summary["over_fastest"], summary["without_openvino"])
+    figures = (summary["regret"], *(each for part in parts for each in part.values()))
     return max(each["models"] for each in figures if each)
 
 

@@ -39,7 +39,7 @@ from resident import give_back, growth
 from rows import Row, added_reports, composer_reports, graph_record
 from show import show
 from subjects import Subject, deviation, subject
-from summary import over_fastest, regret, summary
+from summary import compared, summary
 from timing import Series, machine, measure, paired_ratio, write_json
 from torch import nn
 from variants import EAGER, PRECISIONS, VARIANTS, Variant
@@ -144,7 +144,7 @@ def bench_model(
     for precision in wish.precisions:
         found, times = bench_precision(made, precision, wish)
         rows += [with_share(row, made, best(gflops, row.precision)) for row in found]
-        comparisons[precision] = {"regret": regret(times), "over_fastest": over_fastest(times)}
+        comparisons[precision] = compared(times)
         forget()
         give_back()
     log.info("%s: %.0f s", model, time.perf_counter() - start)

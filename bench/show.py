@@ -33,14 +33,17 @@ def show(rows: Sequence[Row], comparisons: Sequence[Mapping[str, Any]]) -> None:
 def said(summary: Mapping[str, Any]) -> list[str]:
     """A line for each figure over all models."""
     kind = "step of training" if summary["training"] else "call"
-    of = f"a {kind} in {summary['precision']}, composer's choice"
+    of = f"a {kind} in {summary['precision']}, over composer's choice"
     lines = [
-        f"{of}: {name} takes {spread(found)} times as long"
-        for name, found in summary["over_fastest"].items()
+        f"{of}{without}: {name} {spread(found)}"
+        for part, without in (("over_fastest", ""), ("without_openvino", " without OpenVINO"))
+        for name, found in summary[part].items()
         if found
     ]
     found = summary["regret"]
-    return lines + ([f"{of} over the best single engine: {spread(found)}"] if found else [])
+    return lines + (
+        [f"composer's choice over the best single engine: {spread(found)}"] * bool(found)
+    )
 
 
 def spread(found: Mapping[str, float]) -> str:

@@ -7,34 +7,43 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from timing import Series, paired_ratio, quartiles
-from variants import EAGER, FASTEST, INDUCTOR, VARIANTS
+from variants import EAGER, FASTEST, INDUCTOR, VARIANTS, WITHOUT_OPENVINO
 
 Times = Mapping[str, Series]
 
 
-def regret(times: Times, variant: str = FASTEST) -> dict[str, Any] | None:
-    """How many times as long as the best single engine a choice takes, in the same rounds.
-
-    The best is the one with the least median of those rounds. To take the least of several noisy
-    medians flatters it, so the regret is rather too large.
+def compared(times: Times) -> dict[str, Any]:
+    """Regret, and what composer's choice is over eager and Inductor; also without OpenVINO.
 
     Args:
         times: Of the variants of one model in one precision, by name.
-        variant: The choice.
+    """
+    return {
+        "regret": regret(times),
+        "over_fastest": over(times, FASTEST),
+        "without_openvino": over(times, WITHOUT_OPENVINO),
+    }
+
+
+def regret(times: Times) -> dict[str, Any] | None:
+    """How many times as long as the best single engine the choice takes, in the same rounds.
+
+    The best is the one with the least median of those rounds. To take the least of several noisy
+    medians flatters it, so the regret is rather too large.
     """
     singles = {n: series for n, series in times.items() if VARIANTS[n].single}
-    if variant not in times or not singles:
+    if FASTEST not in times or not singles:
         return None
     best = min(singles, key=lambda name: singles[name].median)
-    return {"best": best, **paired_ratio(times[variant], singles[best]).to_dict()}
+    return {"best": best, **paired_ratio(times[FASTEST], singles[best]).to_dict()}
 
 
-def over_fastest(times: Times, variant: str = FASTEST) -> dict[str, dict[str, float]]:
-    """How many times as long as composer's choice eager and Inductor take, in the same rounds."""
-    if variant not in times:
+def over(times: Times, choice: str) -> dict[str, dict[str, float]]:
+    """How many times as long as a choice eager and Inductor take, in the same rounds."""
+    if choice not in times:
         return {}
     others = [name for name in (EAGER, INDUCTOR) if name in times]
-    return {name: paired_ratio(times[name], times[variant]).to_dict() for name in others}
+    return {name: paired_ratio(times[name], times[choice]).to_dict() for name in others}
 
 
 def geometric(ratios: Iterable[Mapping[str, float]]) -> dict[str, float] | None:
@@ -59,15 +68,17 @@ def mean(values: list[float]) -> float:
 
 
 def summary(comparisons: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Over all models: eager's and Inductor's time over that of composer's choice, and regret.
+    """The geometric means over all models.
 
     Args:
-        comparisons: By model, ``regret`` and ``over_fastest`` as above.
+        comparisons: By model, what :func:`compared` gives.
     """
     rows = list(comparisons.values())
-    ratios = {
-        name: geometric(row["over_fastest"][name] for row in rows if name in row["over_fastest"])
-        for name in (EAGER, INDUCTOR)
+    means = {
+        part: {
+            name: geometric(row[part][name] for row in rows if name in row[part])
+            for name in (EAGER, INDUCTOR)
+        }
+        for part in ("over_fastest", "without_openvino")
     }
-    regrets = [row["regret"] for row in rows if row["regret"]]
-    return {"over_fastest": ratios, "regret": geometric(regrets)}
+    return {**means, "regret": geometric(row["regret"] for row in rows if row["regret"])}

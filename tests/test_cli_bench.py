@@ -124,6 +124,13 @@ def test_bench_says_what_is_wrong(arguments: tuple[str, ...], code: int, says: s
     assert (found, says in " ".join(output.split())) == (code, True), output
 
 
+def test_bench_refuses_a_chain_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be every candidate's."""
+    monkeypatch.setenv("COMPOSER_CHAIN", "eager")
+    code, output = bench("own_models:make")
+    assert (code, "COMPOSER_CHAIN is set" in output) == (2, True)
+
+
 def test_a_model_that_writes_to_its_inputs_is_refused() -> None:
     """Each of its calls would have other numbers."""
     subject = subject_of((lambda x: x.add_(1), torch.ones(2)), "here")

@@ -66,6 +66,9 @@ def bench(
     """Time eager, each engine and composer on a model, and say which policy follows."""
     if write is not None and write.exists() and not force:
         _refuse(f"{write} exists; --force overwrites it", 2)
+    for switch in ("COMPOSER_CHAIN", "COMPOSER_DISABLE"):
+        if os.environ.get(switch):
+            _refuse(f"{switch} is set, and would stand for every candidate; unset it", 2)
     try:
         subject, is_script = _subject(target)
         with shown(), _nothing_remembered():
