@@ -29,13 +29,16 @@ bench: $(STAMP)
 	$(BIN)/python bench/telemetry.py --json bench/results/telemetry.json
 	$(BIN)/python bench/faults.py --json bench/results/faults.json
 	$(BIN)/python bench/soak.py --json bench/results/soak.json
-	$(BIN)/python bench/models.py --json bench/results/models.json
+	-$(BIN)/python bench/models.py --json bench/results/models.json
+	-$(BIN)/python bench/models.py --train --json bench/results/training.json
+	$(BIN)/python bench/scaling.py --json bench/results/scaling.json
 	$(BIN)/python bench/onnxrt.py --json bench/results/onnxrt.json
 	-$(BIN)/python bench/tensorrt_plans.py --json bench/results/tensorrt.json
 	$(BIN)/python bench/passes.py --json bench/results/passes.json
 	$(BIN)/python bench/pass_costs.py --json bench/results/pass_costs.json
 	-$(BIN)/python bench/ops.py --json bench/results/ops.json
 	$(BIN)/python bench/tables.py
+	$(BIN)/python bench/plots.py
 
 clean:
 	rm -rf .venv build dist *.egg-info

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from compiles import Outputs
+from native_cpu import exported
 from serving import Subject
 from torch import Tensor
 
@@ -49,7 +49,7 @@ def onnxruntime(subject: Subject) -> Callable[..., Any]:
         raise NotHere(f"this build of onnxruntime has no {provider} (it has {', '.join(known)})")
     if provider == CUDA and hasattr(ort, "preload_dlls"):
         ort.preload_dlls()
-    session = ort.InferenceSession(exported(subject), providers=[provider])
+    session = ort.InferenceSession(exported(subject.module, subject.inputs), providers=[provider])
     if provider not in session.get_providers():
         raise NotHere(f"asked for {provider}, got {', '.join(session.get_providers())}")
     outputs = [each.name for each in session.get_outputs()]
@@ -65,22 +65,6 @@ def onnxruntime(subject: Subject) -> Callable[..., Any]:
         return results
 
     return call
-
-
-def exported(subject: Subject) -> bytes:
-    """The model by the public exporter, weights within."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        program = torch.onnx.export(
-            subject.module,
-            (),
-            kwargs=subject.inputs,
-            dynamo=True,
-            verbose=False,
-            input_names=[*subject.inputs],
-        )
-    assert program is not None
-    return bytes(program.model_proto.SerializeToString())
 
 
 def place(tensor: Tensor) -> tuple[str, int, int, list[int], int]:

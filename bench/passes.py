@@ -26,9 +26,10 @@ from typing import Any
 import torch
 import zoo
 from compiles import cold_compiles, first_line, flat, forget, positive
-from models import deviation, model_names
+from models import model_names
 from rich.console import Console
 from rich.table import Table
+from subjects import deviation
 from timing import Ratio, machine, measure, paired_ratio, write_json
 
 import composer

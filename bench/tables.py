@@ -9,36 +9,15 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from markdown_table import Record, described, ratio, table
+from model_tables import headline, models, scaling
 
 HERE = Path(__file__).parent
-Record = Mapping[str, Any]
 WRONG = ("wrong", "raised", "crashed")
-
-
-def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table; all columns but the first two are numbers."""
-    marks = ["---"] * 2 + ["---:"] * (len(headings) - 2)
-    lines = (headings, marks, *rows)
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def ratio(figure: Record) -> str:
-    """``1.02 (1.01-1.03)``: the median and the quartiles of the ratios of paired rounds."""
-    return f"{figure['median']:.3f} ({figure['p25']:.3f}-{figure['p75']:.3f})"
-
-
-def described(record: Record) -> str:
-    """One line about the machine and the day."""
-    machine = record["machine"]
-    packages = ", ".join(f"{name} {v}" for name, v in machine["packages"].items() if v)
-    return (
-        f"Measured {machine['date'][:10]} on {machine['cpu']}, {machine['cores']} cores, "
-        f"{machine['cpu_capability']}, {machine['torch_threads']} threads; {packages}. "
-        f"Load average at the start: {machine['load_average_1min']:.1f}."
-    )
 
 
 def overhead(record: Record) -> str:
@@ -83,14 +62,6 @@ def telemetry(record: Record) -> str:
     return f"{described(record)}\n\n{table(headings, rows)}"
 
 
-def models(record: Record) -> str:
-    """Milliseconds a call of the public models, and what compiling them took."""
-    headings = ("model", "variant", "median ms", "min ms", "eager / variant (quartiles)")
-    headings += ("variant / native", "compile s", "largest relative error", "ran on")
-    rows = [model_row(result) for result in record["results"]]
-    return f"{described(record)}\n\n{table(headings, rows)}"
-
-
 def gpu(record: Record) -> str:
     """Milliseconds, errors and memory on the card; engines without figures say why, once."""
     card, rows = record["card"], record["results"]
@@ -122,25 +93,6 @@ def gpu_row(row: Record) -> tuple[str, ...]:
         f"{row['relative_error']:.0e}",
         f"{row['peak_mib']:.0f}",
         f"{row['device_mib']:.0f}",
-    )
-
-
-def model_row(result: Record) -> tuple[str, ...]:
-    """One variant of one model; a failed one says why."""
-    if result["error"]:
-        return (result["model"], result["variant"], *[""] * 6, str(result["error"]))
-    seconds = result["compile_seconds"]
-    chosen = sorted({graph["chosen"] for graph in result["composer"]})
-    return (
-        result["model"],
-        result["variant"],
-        f"{result['time']['median_ms']:.2f}",
-        f"{result['time']['minimum_ms']:.2f}",
-        ratio(result["speedup_over_eager"]),
-        ratio(result["time_over_native"]) if result["time_over_native"] else "",
-        "" if seconds is None else f"{seconds:.1f}",
-        f"{result['max_relative_error']:.0e}",
-        ", ".join(chosen),
     )
 
 
@@ -320,30 +272,79 @@ def by_length(item: tuple[str, list[str]]) -> tuple[int, str]:
     return -len(item[1]), item[0]
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What stands between two markers of a page.
+
+    Attributes:
+        page: From the repository's root.
+        marker: The markers' name, and by default that of the file with the figures.
+        render: Makes the text of the figures.
+        results: The file's name, where it is another.
+        command: What makes the figures, to be said where there are none. Without it the text that
+            is there stays.
+    """
+
+    page: str
+    marker: str
+    render: Callable[[Record], str]
+    results: str = ""
+    command: str = ""
+
+    def text(self, folder: Path) -> str | None:
+        """The text; ``None`` to leave it as it is."""
+        file = folder / f"{self.results or self.marker}.json"
+        if file.exists():
+            return self.render(json.loads(file.read_text(encoding="utf-8")))
+        return f"Not measured yet: `python bench/{self.command}`." if self.command else None
+
+
+BENCH = "bench/README.md"
+PARTS = (
+    Part(BENCH, "overhead", overhead),
+    Part(BENCH, "guard", guard),
+    Part(BENCH, "faults", faults),
+    Part(BENCH, "soak", soak),
+    Part(BENCH, "telemetry", telemetry),
+    Part(BENCH, "models", models, command="models.py --json bench/results/models.json"),
+    Part(BENCH, "training", models, command="models.py --train --json bench/results/training.json"),
+    Part(BENCH, "scaling", scaling, command="scaling.py --json bench/results/scaling.json"),
+    Part(BENCH, "gpu", gpu),
+    Part(BENCH, "onnxrt", onnxrt),
+    Part(BENCH, "passes", passes),
+    Part(BENCH, "pass_costs", pass_costs),
+    Part("docs/engines.md", "ops", operators),
+    Part("README.md", "fastest", headline, results="models", command="models.py"),
+)
+
+
+def rewrite(root: Path, results: Path) -> None:
+    """Replace what stands between the markers of every page.
+
+    Args:
+        root: The folder in which the pages lie.
+        results: The folder of the figures.
+
+    Raises:
+        ValueError: a page has not the markers.
+    """
+    for part in PARTS:
+        text = part.text(results)
+        if text is None:  # no card was at hand yet
+            continue
+        page = root / part.page
+        before = page.read_text(encoding="utf-8")
+        block = f"<!-- {part.marker} -->\n{text}\n<!-- /{part.marker} -->"
+        marked = rf"<!-- {part.marker} -->.*<!-- /{part.marker} -->"
+        after, found = re.subn(marked, lambda _, b=block: b, before, flags=re.S)
+        if found != 1:
+            raise ValueError(f"{part.page} has the markers of {part.marker!r} {found} times")
+        page.write_text(after, encoding="utf-8")
+
+
 def main() -> int:
     """Rewrite the tables in place."""
-    parts: tuple[tuple[Path, str, Callable[[Record], str]], ...] = (
-        (HERE / "README.md", "overhead", overhead),
-        (HERE / "README.md", "guard", guard),
-        (HERE / "README.md", "faults", faults),
-        (HERE / "README.md", "soak", soak),
-        (HERE / "README.md", "telemetry", telemetry),
-        (HERE / "README.md", "models", models),
-        (HERE / "README.md", "gpu", gpu),
-        (HERE / "README.md", "onnxrt", onnxrt),
-        (HERE / "README.md", "passes", passes),
-        (HERE / "README.md", "pass_costs", pass_costs),
-        (HERE.parent / "docs" / "engines.md", "ops", operators),
-    )
-    for page, name, render in parts:
-        results = HERE / "results" / f"{name}.json"
-        if not results.exists():  # no card was at hand yet
-            continue
-        record = json.loads(results.read_text(encoding="utf-8"))
-        block = f"<!-- {name} -->\n{render(record)}\n<!-- /{name} -->"
-        marked = rf"<!-- {name} -->.*<!-- /{name} -->"
-        text = page.read_text(encoding="utf-8")
-        page.write_text(re.sub(marked, lambda _, b=block: b, text, flags=re.S), encoding="utf-8")
+    rewrite(HERE.parent, HERE / "results")
     return 0
 
 

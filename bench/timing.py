@@ -189,8 +189,12 @@ def collector_off() -> Iterator[None]:
             gc.enable()
 
 
-def machine() -> dict[str, object]:
-    """What the numbers depend on; call it before measuring. Holds no host, user or path names."""
+def machine(more: Sequence[str] = ()) -> dict[str, object]:
+    """What the numbers depend on; call it before measuring. Holds no host, user or path names.
+
+    Args:
+        more: Packages whose versions matter as well.
+    """
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "system": f"{platform.system()} {platform.machine()}",
@@ -200,7 +204,7 @@ def machine() -> dict[str, object]:
         "torch_threads": torch.get_num_threads(),
         "load_average_1min": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
         "python": platform.python_version(),
-        "packages": {name: installed_version(name) for name in MEASURED_PACKAGES},
+        "packages": {name: installed_version(name) for name in (*MEASURED_PACKAGES, *more)},
     }
 
 

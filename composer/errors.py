@@ -11,6 +11,7 @@
     │   ├── PassCheckError(ExceptionGroup) ``passes.check``: every rule that a pass breaks
     │   ├── RecordError(ValueError)        a record in a file is not one of a compile
     │   ├── BisectError                    ``passes.bisect``: there is nothing to compare with
+    │   ├── RankingError                   ``composer bench``: calls of a model cannot be compared
     │   ├── Refusal                        an engine says no, with a status and a reason code
     │   │   └── ChildRefusal               ``isolate``: what a child process came to
     │   ├── CandidateError                 ``strict``: a candidate was not accepted
@@ -62,6 +63,10 @@ class LockError(ComposerError):
         super().__init__(f"lock file {str(path)!r} {what}{told}. `composer lock` writes it anew")
         self.path = path
         self.differences = tuple(differences)
+
+
+class RankingError(ComposerError):
+    """Calls of a model cannot be timed, or are not alike."""
 
 
 class Refusal(ComposerError):

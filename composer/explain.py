@@ -183,7 +183,7 @@ def explain(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
         ValueError: ``fn`` is compiled with another backend.
         Exception: whatever ``fn`` or its compile raises, with a note of what was compiled.
     """
-    compiled = _compiled_anew(fn)
+    compiled = _as_before(fn)
     _torch.forget_given_up()
     with collecting(threading.get_ident()) as found:
         try:
@@ -194,24 +194,36 @@ def explain(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
     return found.explanation
 
 
-def _compiled_anew(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiled with a backend that no cache knows."""
+def compiled_anew(fn: Callable[..., Any], **given: Any) -> Callable[..., Any]:
+    """Compiled through composer with a backend that no cache knows, beside all other compiles.
+
+    Args:
+        fn: A function or a module.
+        given: For ``torch.compile``.
+    """
 
     def backend(gm: torch.fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Any:
         return compose(gm, inputs, **kwargs)
 
-    given: dict[str, Any] = {"backend": backend}
     if "isolate_recompiles" in inspect.signature(torch.compile).parameters:
         given["isolate_recompiles"] = True  # else (torch < 2.13) it counts towards fn's limit
+    return torch.compile(fn, backend=backend, **given)
+
+
+def _as_before(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Compiled anew, as it was compiled before if it was."""
     before = _torch.compiled_as(fn)
     if before is None:
-        return torch.compile(fn, **given)
+        return compiled_anew(fn)
     if before.backend is not compose:
         raise ValueError(
             f"{fn!r} is compiled with backend={before.name!r}, of which composer knows nothing; "
             'explain the function itself, or one compiled with backend="composer"'
         )
-    given |= {"mode": before.mode, "options": before.options}
-    return torch.compile(
-        before.original, dynamic=before.dynamic, fullgraph=before.fullgraph, **given
+    return compiled_anew(
+        before.original,
+        dynamic=before.dynamic,
+        fullgraph=before.fullgraph,
+        mode=before.mode,
+        options=before.options,
     )

@@ -1,32 +1,28 @@
-"""A model to measure and what to call it with, as a function of the user's makes them."""
+"""``module:factory``: the function of a user's that makes a model and what to call it with."""
 
 from __future__ import annotations
 
-import pkgutil
+import importlib
+import importlib.util
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-import torch
-
 from composer.errors import OptionError
-
-
-@dataclass(frozen=True, slots=True)
-class Model:
-    """A module, or a function, and the arguments of a call."""
-
-    module: Callable[..., Any]
-    args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
+from composer.whole import Subject, subject_of
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """``module:factory`` and what the factory is called with.
+    """A factory and what it is called with.
 
-    The factory returns ``(module, inputs)``, where ``inputs`` is a tensor, a tuple of arguments or
-    a mapping of keyword arguments; or ``(module, args, kwargs)``.
+    Attributes:
+        target: ``module:factory``, or ``path/script.py:factory``. What the factory gives is as
+            :func:`~composer.whole.subject_of` says.
+        arguments: Given to it by name.
     """
 
     target: str
@@ -37,41 +33,48 @@ class Workload:
         given = ", ".join(f"{name}={value!r}" for name, value in self.arguments.items())
         return f"{self.target}({given})" if given else self.target
 
-    def build(self) -> Model:
+    @property
+    def is_script(self) -> bool:
+        """Whether the factory stands in a script, whose module has many names."""
+        return self.target.rpartition(":")[0].endswith(".py")
+
+    def build(self) -> Subject:
         """Import the factory and call it; what it raises is the user's to see.
 
         Raises:
             OptionError: there is no such function, or it returned something else.
         """
-        made = _factory(self.target)(**self.arguments)
-        match made:
-            case (module, args, Mapping() as kwargs) if callable(module):
-                return Model(module, _as_args(args), kwargs)
-            case (module, Mapping() as kwargs) if callable(module):
-                return Model(module, (), kwargs)
-            case (module, inputs) if callable(module):
-                return Model(module, _as_args(inputs))
-        raise OptionError(
-            f"{self} returned {type(made).__name__}; it is to return (module, inputs), where "
-            "inputs is a tensor, a tuple or a mapping, or (module, args, kwargs)"
-        )
+        return subject_of(self._factory()(**self.arguments), str(self))
+
+    def _factory(self) -> Callable[..., Any]:
+        place, _, name = self.target.rpartition(":")
+        if not place or not name:
+            what = "is not of the form MODULE:FACTORY, such as models:make"
+            raise OptionError(f"{self.target!r} {what}")
+        try:
+            module = _script(Path(place)) if self.is_script else _module(place)
+        except (FileNotFoundError, ModuleNotFoundError) as error:
+            raise OptionError(f"{place!r} cannot be imported: {error}") from error
+        factory = getattr(module, name, None)
+        if not callable(factory):
+            raise OptionError(f"{place!r} has no function {name!r}")
+        return factory  # type: ignore[no-any-return]  # callable() does not tell mypy
 
 
-def _as_args(inputs: Any) -> tuple[Any, ...]:
-    if isinstance(inputs, tuple | list):
-        return tuple(inputs)
-    if isinstance(inputs, torch.Tensor):
-        return (inputs,)
-    raise OptionError(f"inputs are {type(inputs).__name__}, not a tensor, a tuple or a mapping")
+def _module(name: str) -> ModuleType:
+    """Found as ``python -m`` finds it: the working directory comes first."""
+    if not sys.flags.safe_path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    return importlib.import_module(name)
 
 
-def _factory(target: str) -> Callable[..., Any]:
-    if ":" not in target:
-        raise OptionError(f"{target!r} names no function; write it as module:function")
-    try:
-        found = pkgutil.resolve_name(target)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise OptionError(f"{target!r} cannot be imported: {error}") from error
-    if not callable(found):
-        raise OptionError(f"{target!r} is {type(found).__name__}, not a function")
-    return found  # type: ignore[no-any-return]  # callable() does not tell mypy
+def _script(path: Path) -> ModuleType:
+    """As a module of its name, with its folder first, as ``python script.py`` has it."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    sys.path.insert(0, str(path.resolve().parent))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module

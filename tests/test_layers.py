@@ -37,8 +37,11 @@ LAYERS = [
     {"isolated", "succession", "lock"},
     {"overtaking"},
     {"dispatch"},
+    {"whole"},
     {"workload"},
     {"testing", "explain", "tuning"},
+    {"ranking"},
+    {"advice"},
     {"__init__", "cli"},
     {"__main__"},
 ]

@@ -31,17 +31,40 @@ def test_the_example_embeds_measures_and_reports() -> None:
 
 
 def test_the_model_bench_writes_what_it_measured(tmp_path: Path) -> None:
-    """Every variant of a model, with the machine beside it."""
+    """Variants of a model, what composer chose, and how that compares."""
+    variants = "eager;inductor;onnxruntime;openvino;composer, fastest"
     figures = tmp_path / "models.json"
     run(
-        *("bench/models.py", "--models", "bert", "--tiny", "--rounds", "1"),
-        *("--json", str(figures)),
+        *("bench/models.py", "--models", "vit", "--tiny", "--rounds", "2", "--warmup", "0"),
+        *("--no-first", "--variants", variants, "--json", str(figures)),
     )
     record = json.loads(figures.read_text())
     assert record["machine"]["packages"]["torch"]
-    text = figures.read_text()
-    for variant in ("eager", "inductor", "composer", "composer[onnxrt]", "onnxruntime"):
-        assert variant in text
+    assert record["products"]["vit"]["fp32"]["torch"] > 0
+    rows = {row["variant"]: row for row in record["results"]}
+    assert list(rows) == record["settings"]["variants"] == variants.split(";")
+    for row in rows.values():
+        assert row["time"]["rounds"] == 2
+        assert row["max_relative_error"] < 1e-4
+        assert row["share_of_best_product"] > 0
+    chosen = rows["composer, fastest"]["composer"][0]
+    assert chosen["chosen"] in {"onnxrt", "inductor", "composer_openvino", "eager"}
+    assert record["comparisons"]["vit"]["fp32"]["regret"]["best"] in rows
+    assert record["summaries"][0]["over_fastest"]["inductor"]["models"] == 1
+
+
+def test_the_scaling_bench_writes_what_it_measured(tmp_path: Path) -> None:
+    """Compiles, calls and memory for each size, with composer and without."""
+    figures = tmp_path / "scaling.json"
+    run("bench/scaling.py", "--quick", "--sweeps", "nodes,graphs", "--json", str(figures))
+    sweeps = json.loads(figures.read_text())["sweeps"]
+    assert {name: list(sizes) for name, sizes in sweeps.items()} == {
+        "nodes": ["10", "40"],
+        "graphs": ["1", "3"],
+    }
+    for row in (*sweeps["nodes"].values(), *sweeps["graphs"].values()):
+        assert row["memory"]["composer"]["kept_kib"] > row["memory"]["plain"]["kept_kib"]
+        assert row["compile"]["plain"]["rounds"] == 2
 
 
 def test_the_overhead_bench_writes_what_it_measured(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -115,23 +116,24 @@ def test_factory_gives_a_model_and_its_inputs(made: Any, monkeypatch: pytest.Mon
     """As a tensor, a tuple, a mapping, or both of the latter."""
     net, x = torch.nn.Linear(2, 2), torch.ones(1, 2)
     monkeypatch.setattr(sys.modules[__name__], "factory", lambda: made(net, x), raising=False)
-    model = Workload(f"{__name__}:factory").build()
-    assert torch.equal(model.module(*model.args, **model.kwargs), net(x))
+    assert torch.equal(Workload(f"{__name__}:factory").build().call(), net(x))
 
 
 @pytest.mark.parametrize(
     ("target", "said"),
     [
-        ("torch", "module:function"),
-        ("torch:nothing", "cannot be imported"),
-        ("torch:__version__", "not a function"),
-        ("torch:get_num_threads", "it is to return"),
-        ("torch.nn:Identity", "it is to return"),
+        ("torch", "MODULE:FACTORY"),
+        ("no_such_module:make", "cannot be imported"),
+        ("nowhere.py:make", "cannot be imported"),
+        ("torch:nothing", "has no function"),
+        ("torch:__version__", "has no function"),
+        ("torch:get_num_threads", "it has to return"),
+        ("torch.nn:Identity", "it has to return"),
     ],
 )
 def test_what_is_no_factory_is_named(target: str, said: str) -> None:
     """With what it is to be."""
-    with pytest.raises(OptionError, match=target.partition(":")[0]) as raised:
+    with pytest.raises(OptionError, match=re.escape(target.partition(":")[0])) as raised:
         Workload(target).build()
     assert said in str(raised.value)
 

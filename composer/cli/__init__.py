@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from composer.cli import cache, doctor, lock, passes, policy, reasons, report, run, tune
+from composer.cli import bench, cache, doctor, lock, passes, policy, reasons, report, run, tune
 
 app = typer.Typer(
     help="One torch.compile backend over several engines.",
@@ -22,6 +22,7 @@ app.command("assert", context_settings=run.ARGUMENTS)(lock.compare)
 app.command()(report.report)
 app.command()(reasons.reasons)
 app.command()(doctor.doctor)
+app.command()(bench.bench)
 app.command()(tune.tune)
 app.add_typer(cache.app, name="cache")
 app.add_typer(passes.app, name="passes")

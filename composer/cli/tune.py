@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -50,8 +49,6 @@ def tune(
         jobs = read_jobs(sources)
         environment = _environment(policy, store)
         os.environ.update(environment)
-        if str(Path.cwd()) not in sys.path:  # the command has its own folder there, not the user's
-            sys.path.insert(0, str(Path.cwd()))
         limits = Limits(isolate=True, timeout=timeout)
         if ray and not os.environ.get("COMPOSER_VERDICT_STORE"):
             _refuse("with --ray the verdicts would stay on the nodes; say where by --store")

@@ -54,11 +54,11 @@ def measure(payload: bytes, ready: Callable[[], None]) -> dict[str, Any]:
 
 
 def _compile_and_call(job: Job) -> None:
-    model = job.workload.build()
+    subject = job.workload.build()
     asked = {**job.options, "select": "fastest"}
     with book.using(**asked), torch.set_grad_enabled(job.training):
-        compiled = torch.compile(model.module, backend="composer", dynamic=job.dynamic)
-        compiled(*model.args, **model.kwargs)
+        compiled = torch.compile(subject.model, backend="composer", dynamic=job.dynamic)
+        subject.call(compiled)
 
 
 def _row(report: CompileReport) -> dict[str, Any]:

@@ -1,0 +1,110 @@
+"""Engines for the CPU called by themselves, without torch.compile, as many threads as torch has.
+
+OpenVINO reads what ``torch.export`` makes: its own converter keeps attention whole there, and took
+all ten public models, where by tracing it failed for GPT-2 and Llama (2026.4). Should it refuse,
+it is given what ``torch.onnx.export`` makes, as ONNX Runtime is, and the row says so.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import warnings
+from collections.abc import Callable, Mapping
+
+import torch
+from compiles import Outputs, first_line
+from torch import Tensor, nn
+
+log = logging.getLogger("bench.native")
+
+Inputs = Mapping[str, Tensor]
+
+
+class Native:
+    """A model in an engine of its own, made at the first call.
+
+    ``via`` says what the engine was given, once it is made.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.via = ""
+        self.run: Callable[[Inputs], Outputs] | None = None
+
+    def __call__(self, **inputs: Tensor) -> Outputs:
+        """Run it on numpy's view of the inputs."""
+        if self.run is None:
+            self.run = self.made(inputs)
+        return self.run(inputs)
+
+    def made(self, inputs: Inputs) -> Callable[[Inputs], Outputs]:
+        """The engine, ready to run such inputs."""
+        raise NotImplementedError
+
+
+class OnnxRuntime(Native):
+    """A session with ONNX Runtime's own defaults, but for the number of threads."""
+
+    def made(self, inputs: Inputs) -> Callable[[Inputs], Outputs]:
+        """From the public exporter."""
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        providers = ["CPUExecutionProvider"]
+        session = onnxruntime.InferenceSession(
+            exported(self.module, inputs), options, providers=providers
+        )
+        self.via = "torch.onnx.export"
+
+        def run(inputs: Inputs) -> Outputs:
+            feeds = {name: tensor.numpy() for name, tensor in inputs.items()}
+            return tuple(map(torch.from_numpy, session.run(None, feeds)))
+
+        return run
+
+
+class OpenVino(Native):
+    """A compiled model with OpenVINO's own defaults, but for threads and precision."""
+
+    def __init__(self, module: nn.Module, precision: str) -> None:
+        super().__init__(module)
+        threads = torch.get_num_threads()
+        hint = {"fp32": "f32", "bf16": "bf16"}[precision]
+        self.settings = {"INFERENCE_PRECISION_HINT": hint, "INFERENCE_NUM_THREADS": threads}
+
+    def made(self, inputs: Inputs) -> Callable[[Inputs], Outputs]:
+        """By its own converter, or from ONNX. The outputs of a call are copies."""
+        import openvino
+
+        core = openvino.Core()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                program = torch.export.export(self.module, (), dict(inputs), strict=False)
+                model = openvino.convert_model(program)
+                self.via = "torch.export"
+            except Exception as error:  # noqa: BLE001  # the other way may do
+                log.debug("OpenVINO's converter: %s", first_line(error))
+                model = core.read_model(io.BytesIO(exported(self.module, inputs)))
+                self.via = "torch.onnx.export"
+        request = core.compile_model(model, "CPU", self.settings).create_infer_request()
+
+        def run(inputs: Inputs) -> Outputs:
+            feeds = [tensor.numpy() for tensor in inputs.values()]
+            found = request.infer(feeds, share_inputs=True)
+            return tuple(torch.from_numpy(each) for each in found.to_tuple())
+
+        return run
+
+
+def exported(module: nn.Module, inputs: Inputs) -> bytes:
+    """The model by the public exporter, weights within."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = torch.onnx.export(
+            module, (), kwargs=dict(inputs), dynamo=True, verbose=False, input_names=[*inputs]
+        )
+    assert program is not None
+    return bytes(program.model_proto.SerializeToString())

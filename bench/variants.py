@@ -1,0 +1,104 @@
+"""The ways to run a model that ``bench/models.py`` compares."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from native_cpu import OnnxRuntime, OpenVino
+from torch import nn
+
+EAGER, INDUCTOR = "eager", "inductor"
+FIRST, FASTEST = "composer", "composer, fastest"
+WITHOUT_OPENVINO = "composer, fastest, no openvino"
+PRECISIONS = ("fp32", "bf16")
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One way to run a model.
+
+    Attributes:
+        name: In tables and JSON.
+        make: What to call instead of a module, in a precision; its first call compiles.
+        single: Whether it is one engine by itself: what a choice among engines is held against.
+        trains: Whether it can run a step of training.
+        precisions: Those it can be asked for.
+        lowers_itself: Whether bfloat16 is its own affair: it is given the model in float32.
+        by_default: Whether it runs when nobody names it.
+    """
+
+    name: str
+    make: Callable[[nn.Module, str, bool], Callable[..., Any]]
+    single: bool = True
+    trains: bool = True
+    precisions: tuple[str, ...] = PRECISIONS
+    lowers_itself: bool = False
+    by_default: bool = True
+
+
+def _compiled(**given: Any) -> Callable[[nn.Module, str, bool], Callable[..., Any]]:
+    return lambda module, precision, training: torch.compile(module, dynamic=False, **given)
+
+
+def _by_composer(
+    choose: bool, *, openvino: bool = True
+) -> Callable[[nn.Module, str, bool], Callable[..., Any]]:
+    """By the default chain, or by the fastest of all engines for the CPU.
+
+    In bfloat16 that is ``precision = "auto"``: each engine where it is accurate enough.
+    """
+
+    def make(module: nn.Module, precision: str, training: bool) -> Callable[..., Any]:
+        options: dict[str, Any] = {"precision": "auto"} if precision == "bf16" else {}
+        if choose:
+            options |= {"select": "fastest", "chain": _chain(training, openvino)}
+        return torch.compile(module, backend="composer", dynamic=False, options=options or None)
+
+    return make
+
+
+def _chain(training: bool, openvino: bool) -> list[Any]:
+    """Freezing is for inference only."""
+    inductor = INDUCTOR if training else {"backend": INDUCTOR, "options": {"freezing": True}}
+    here = openvino and importlib.util.find_spec("openvino") is not None
+    return ["onnxrt", inductor, *(["composer_openvino"] if here else [])]
+
+
+VARIANTS: Mapping[str, Variant] = MappingProxyType(
+    {
+        each.name: each
+        for each in (
+            Variant(EAGER, lambda module, precision, training: module),
+            Variant(INDUCTOR, _compiled()),
+            Variant("inductor, max-autotune", _compiled(mode="max-autotune")),
+            Variant("inductor, freezing", _compiled(options={"freezing": True}), trains=False),
+            Variant(
+                "onnxruntime",
+                lambda module, precision, training: OnnxRuntime(module),
+                trains=False,
+                precisions=("fp32",),
+            ),
+            Variant(
+                "openvino",
+                lambda module, precision, training: OpenVino(module, precision),
+                trains=False,
+                lowers_itself=True,
+            ),
+            Variant(FIRST, _by_composer(choose=False), single=False, lowers_itself=True),
+            Variant(FASTEST, _by_composer(choose=True), single=False, lowers_itself=True),
+            Variant(
+                WITHOUT_OPENVINO,
+                _by_composer(choose=True, openvino=False),
+                single=False,
+                lowers_itself=True,
+                by_default=False,
+            ),
+        )
+    }
+)
+"""By name. ONNX Runtime has few kernels for bfloat16 on the CPU, and runs in float32 only."""

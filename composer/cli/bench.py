@@ -1,0 +1,153 @@
+"""``composer bench``: which engine is the fastest that is right for a model of yours."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import tomllib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import torch
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from composer import advice
+from composer.cli.progress import shown
+from composer.errors import ComposerError, OptionError, UnknownNameError
+from composer.ranking import Ranking, Standing, rank
+from composer.whole import Subject
+from composer.workload import Workload
+
+Target = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODULE:FACTORY",
+        help="A function that returns (module, inputs) or (module, args, kwargs); MODULE is a "
+        "module's name or a script's path.",
+    ),
+]
+Chain = Annotated[
+    str,
+    typer.Option(
+        help="Engines, as onnxrt,inductor, or as in a file; by default all that are here."
+    ),
+]
+Training = Annotated[
+    bool | None,
+    typer.Option(
+        "--training/--inference", help="By default, whether the module is in training mode."
+    ),
+]
+Seconds = Annotated[float, typer.Option(min=0.1, help="For timing; builds are not counted.")]
+Write = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the policy there.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite that file.")]
+Json = Annotated[bool, typer.Option("--json", help="For a program to read.")]
+
+
+def bench(
+    target: Target,
+    chain: Chain = "",
+    training: Training = None,
+    seconds: Seconds = 10.0,
+    write: Write = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Time eager, each engine and composer on a model, and say which policy follows."""
+    if write is not None and write.exists() and not force:
+        _refuse(f"{write} exists; --force overwrites it", 2)
+    for switch in ("COMPOSER_CHAIN", "COMPOSER_DISABLE"):
+        if os.environ.get(switch):
+            _refuse(f"{switch} is set, and would stand for every candidate; unset it", 2)
+    try:
+        workload = Workload(target)
+        subject = workload.build()
+        with shown(), _nothing_remembered():
+            trains = _trains(subject) if training is None else training
+            ranking = rank(subject, _chain(chain), training=trains, seconds=seconds)
+        match = f"*.{ranking.model.rpartition('.')[2]}" if workload.is_script else ""
+        policy = advice.text_of(ranking, match, _measured())
+    except (OptionError, UnknownNameError) as mistake:
+        _refuse(str(mistake), 2)
+    except ComposerError as error:
+        _refuse(str(error), 1)
+    if write is not None:
+        write.write_text(policy, encoding="utf-8")
+    if as_json:
+        typer.echo(json.dumps(ranking.to_dict() | {"policy": policy}, indent=2))
+        return
+    Console().print(_table(ranking))
+    typer.echo(f"\nwritten to {write}" if write else f"\n{policy}", nl=bool(write))
+
+
+def _refuse(what: str, code: int) -> NoReturn:
+    typer.echo(f"composer: {what}", err=True)
+    raise typer.Exit(code)
+
+
+def _trains(subject: Subject) -> bool:
+    return isinstance(subject.model, torch.nn.Module) and subject.model.training
+
+
+def _chain(text: str) -> Sequence[Any]:
+    """Names with commas between, or what stands between the brackets of a chain in a file."""
+    if "{" not in text:
+        return [name.strip() for name in text.split(",") if name.strip()]
+    try:
+        return list(tomllib.loads(f"chain = [{text}]")["chain"])
+    except tomllib.TOMLDecodeError as error:
+        example = '--chain \'"onnxrt", {backend = "inductor", options = {freezing = true}}\''
+        _refuse(f"the chain is no TOML, as in {example}: {error}", 2)
+
+
+@contextmanager
+def _nothing_remembered() -> Iterator[None]:
+    """Keep what composer writes to disk in a folder of its own, so that all is measured anew."""
+    variable = "COMPOSER_CACHE_DIR"
+    before = os.environ.get(variable)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        os.environ[variable] = folder
+        try:
+            yield
+        finally:
+            os.environ.pop(variable)
+            os.environ |= {variable: before} if before is not None else {}
+
+
+def _measured() -> str:
+    """When, and on what: the CPU's capability and the number of threads decide much."""
+    now = datetime.now(UTC).date().isoformat()
+    kind = torch.backends.cpu.get_cpu_capability()
+    return f"{now}, torch {torch.__version__}, {kind}, {torch.get_num_threads()} threads"
+
+
+def _table(ranking: Ranking) -> Table:
+    kind = "forward and backward" if ranking.training else "a call"
+    table = Table(title=f"{ranking.model} on {ranking.device}, ms of {kind}")
+    table.add_column("", no_wrap=True)
+    for heading in ("ms", "eager / this (quartiles)", "largest error", "first call, s"):
+        table.add_column(heading, justify="right")
+    table.add_column("graphs served, and why not all")
+    for each in ranking.standings:
+        table.add_row(*(escape(cell) for cell in _cells(each, ranking.eager)))
+    return table
+
+
+def _cells(each: Standing, eager: Standing) -> tuple[str, ...]:
+    ratio = each.over(eager)
+    served = [f"{name} {n} of {each.graphs}" for name, n in each.served.items()]
+    return (
+        each.label,
+        "" if each.latency is None else f"{each.latency * 1e3:.3g}",
+        "" if ratio is None else f"{ratio[0]:.2f} ({ratio[1]:.2f}-{ratio[2]:.2f})",
+        "" if each.error is None else f"{each.error:.0e}",
+        "" if each.seconds is None else f"{each.seconds:.1f}",
+        "; ".join((*served, *each.refusals)),
+    )

@@ -1,0 +1,183 @@
+"""``composer bench``: a model of one's own, and the policy that follows, as a user types it."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from composer import advice, book
+from composer.cli import app
+from composer.errors import OptionError, RankingError
+from composer.policy import Candidate, Facts
+from composer.ranking import COMPOSER, EAGER, Ranking, Standing, rank
+from composer.whole import subject_of
+
+runner = CliRunner()
+
+MODELS = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 8)
+        self.norm = torch.nn.BatchNorm1d(8)
+
+    def forward(self, x, *, shift=0.0):
+        return {"out": torch.relu(self.norm(self.layer(x))) + shift}
+
+def make():
+    return Net().eval(), torch.randn(4, 8)
+
+def train():
+    return Net(), (torch.randn(4, 8),), {"shift": 1.0}
+
+def nothing():
+    return Net()
+
+def wrong(gm, example_inputs):
+    return lambda *args: [each + 1 for each in gm(*args)]
+
+def broken(gm, example_inputs):
+    raise RuntimeError("cannot build this")
+"""
+
+
+@pytest.fixture
+def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with ``own_models.py``, as the working directory."""
+    file = tmp_path / "own_models.py"
+    file.write_text(MODELS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield file
+    sys.modules.pop("own_models", None)
+
+
+def bench(*arguments: str) -> tuple[int, str]:
+    result = runner.invoke(app, ["bench", *arguments], env={"COLUMNS": "200"})
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.output
+
+
+def test_bench_writes_a_policy_without_what_failed_or_was_wrong(models: Path) -> None:
+    """The table names all; the file has reasons in its comments, and can be read back."""
+    written = models.with_name("composer.toml")
+    chain = "aot_eager,own_models:wrong,own_models:broken"
+    asked = ("own_models:make", "--chain", chain, "--seconds", "0.5", "--write", str(written))
+    code, output = bench(*asked)
+    assert code == 0, output
+    for label in ("eager", "aot_eager", "own_models:wrong", COMPOSER):
+        assert label in output
+    text = written.read_text()
+    assert "# left out: own_models:wrong: own_models:wrong rejected (numeric_mismatch)" in text
+    assert "cannot build this" in text
+    (rule,) = book.read(tomllib.loads(text)).models
+    assert rule.match.holds(Facts("own_models.Net", "cpu", "float32", False, False))
+    assert {candidate.name for candidate in rule.chain} <= {"aot_eager", "eager"}
+    assert "exists; --force overwrites it" in bench(*asked)[1]
+    assert written.read_text() == text
+
+
+def test_bench_times_training_where_the_module_trains(models: Path) -> None:
+    """The factory in a script, with arguments by name; the policy fits any name of its module."""
+    code, output = bench(
+        str(models) + ":train", "--chain", "aot_eager", "--seconds", "0.5", "--json"
+    )
+    assert code == 0, output
+    record = json.loads(output)
+    assert record["training"]
+    assert record["model"] == "own_models.Net"
+    eager, engine, ours = record["standings"]
+    assert (eager["label"], engine["label"], ours["label"]) == (EAGER, "aot_eager", COMPOSER)
+    assert engine["served"] == {"aot_eager": 1}
+    assert engine["max_relative_error"] == 0.0
+    assert all(each["ms"] > 0 and each["eager_over_this"]["p25"] > 0 for each in (eager, engine))
+    (rule,) = book.read(tomllib.loads(record["policy"])).models
+    assert rule.match.holds(Facts("__main__.Net", "cpu", "float32", True, False))
+    assert not rule.match.holds(Facts("__main__.Net", "cpu", "float32", False, False))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (("own_models",), 2, "is not of the form MODULE:FACTORY"),
+        (("no_such_module:make",), 2, "'no_such_module' cannot be imported"),
+        (("own_models:absent",), 2, "'own_models' has no function 'absent'"),
+        (("own_models:nothing",), 2, "own_models:nothing gave a Net; it has to return (module,"),
+        (("own_models:make", "--chain", "onxrt"), 2, "did you mean 'onnxrt'?"),
+        (("own_models:make", "--chain", "a, {"), 2, "the chain is no TOML"),
+    ],
+)
+@pytest.mark.usefixtures("models")
+def test_bench_says_what_is_wrong(arguments: tuple[str, ...], code: int, says: str) -> None:
+    """With the target, what it returns, and the chain."""
+    found, output = bench(*arguments)
+    assert (found, says in " ".join(output.split())) == (code, True), output
+
+
+def test_bench_refuses_a_chain_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be every candidate's."""
+    monkeypatch.setenv("COMPOSER_CHAIN", "eager")
+    code, output = bench("own_models:make")
+    assert (code, "COMPOSER_CHAIN is set" in output) == (2, True)
+
+
+def test_a_model_that_writes_to_its_inputs_is_refused() -> None:
+    """Each of its calls would have other numbers."""
+    subject = subject_of((lambda x: x.add_(1), torch.ones(2)), "here")
+    with pytest.raises(RankingError, match="writes to its inputs"):
+        rank(subject, ["aot_eager"])
+
+
+def test_inputs_are_one_argument_several_or_named() -> None:
+    """A tensor, a tuple, a mapping; or args and kwargs apart."""
+    x = torch.ones(1)
+    given = [(x,), ((x, 2),), ({"x": x},), ((x,), {"y": 2})]
+    subjects = [subject_of((torch.relu, *each), "make") for each in given]
+    assert [each.args for each in subjects] == [(x,), (x, 2), (), (x,)]
+    assert [each.kwargs for each in subjects] == [{}, {}, {"x": x}, {"y": 2}]
+    with pytest.raises(OptionError, match="args is a tuple"):
+        subject_of((torch.relu, x, {}), "make")
+
+
+def standing(label: str, ms: float, options: dict[str, object] | None = None) -> Standing:
+    """One that took so long in each of 20 rounds."""
+    candidate = (
+        None if label in (EAGER, COMPOSER) else Candidate(backend=label, options=options or {})
+    )
+    return Standing(label, candidate, 1, {label: 1}, 1.0, 0.0, (), False, (ms / 1e3,) * 20)
+
+
+def policy(*found: Standing, served: dict[str, int]) -> dict[str, object]:
+    """The rule that follows where eager takes 10 ms."""
+    ours = Standing(COMPOSER, None, sum(served.values()), served)
+    ranking = Ranking("my.Net", "cuda:0", False, (standing(EAGER, 10), *found, ours))
+    (rule,) = advice.policy_of(ranking)["models"]
+    return rule
+
+
+def test_the_policy_has_the_quickest_first_and_none_slower_than_eager() -> None:
+    """Options stand with their engine; the match says model, kind of device and mode."""
+    freezing = standing("inductor", 2, {"freezing": True})
+    rule = policy(standing("onnxrt", 4), freezing, standing("ts", 11), served={"inductor": 1})
+    assert rule["chain"] == [{"backend": "inductor", "options": {"freezing": True}}, "onnxrt"]
+    assert rule["select"] == "first"
+    assert rule["match"] == {"model": "my.Net", "device": "cuda", "training": False}
+
+
+def test_the_policy_measures_where_the_bench_could_not_tell() -> None:
+    """Two that are as fast, or graphs that want different engines."""
+    close = policy(standing("onnxrt", 4), standing("inductor", 4.01), served={"onnxrt": 1})
+    mixed = policy(standing("onnxrt", 4), served={"onnxrt": 1, "inductor": 2})
+    alone = policy(standing("onnxrt", 12), served={"eager": 1})
+    assert (close["select"], mixed["select"]) == ("fastest", "fastest")
+    assert (alone["chain"], alone["select"]) == (["eager"], "first")
