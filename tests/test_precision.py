@@ -359,7 +359,7 @@ def test_sampled_calls_are_judged_by_who_serves() -> None:
 def test_fastest_measures_both() -> None:
     """One of them serves, the other is slower than it, by its full name."""
     module, x = layers(), torch.randn(4, 32)
-    options = {"precision": "auto", "select": "fastest", "select_seconds": 1.0}
+    options = {"precision": "auto", "select": "fastest", "select_seconds": 0.4}
     with torch.no_grad():
         assert error(compiled(module, Spy(), **options)(x), module(x)) < 0.01
     low, full = last().attempts
@@ -521,7 +521,8 @@ def test_engine_that_chooses_its_precision_is_told(monkeypatch: pytest.MonkeyPat
     with torch.no_grad():
         compiled(layers(), "some", precision="bf16")(torch.randn(4, 32))
         torch.compiler.reset()
-        compiled(layers(), "some", precision="auto", select="fastest")(torch.randn(4, 32))
+        options = {"precision": "auto", "select": "fastest", "select_seconds": 0.01}
+        compiled(layers(), "some", **options)(torch.randn(4, 32))
         torch.compiler.reset()
         compiled(layers(), "some")(torch.randn(4, 32))
     assert engine.asked == ["bf16", "bf16", "fp32", "fp32"]
