@@ -127,9 +127,9 @@ class Succession:
         )
 
     def _bounds(self) -> Bounds:
-        """Those of the one that serves."""
-        serves = self.contenders[self._serving].bounds
-        return chain.bounds_of(self.policy) if serves is None else serves
+        """Those of the one that serves; by now that may be the floor, which has none."""
+        serving = (each.bounds for each in self.contenders[self._serving :])
+        return next(serving, None) or chain.bounds_of(self.policy)
 
     def _answer(self, *args: Any) -> Any:
         """The floor where passes run within AOTAutograd's step: made when it is first needed."""

@@ -62,12 +62,14 @@ class LowerPrecision(GraphPass):
 
 
 def casts_in(weight: torch.fx.Node) -> list[torch.fx.Node]:
-    """The readers of a weight that the pass put there to round it."""
-    return [n for n in weight.users if n.target is aten.to.dtype and n.args[1:] == _NARROW]
+    """The readers of a weight that the pass put there to round it, for products only to read.
+
+    What a cast of the user's own gives may be returned, or written to.
+    """
+    return [node for node in weight.users if _MARK in node.meta]
 
 
-_NARROW = (torch.bfloat16,)
-_WIDE = (torch.float32,)
+_MARK = "rounded_for_products"
 
 
 def _lowers(node: torch.fx.Node, regions: Regions) -> bool:
@@ -119,14 +121,14 @@ class _Narrowing:
         product.args = torch.fx.map_arg(product.args, narrow)
         product.kwargs = torch.fx.map_arg(product.kwargs, narrow)
         with self._graph.inserting_after(product):
-            wide = self._graph.call_function(aten.to.dtype, (product, *_WIDE))
+            wide = self._graph.call_function(aten.to.dtype, (product, torch.float32))
         wide.meta.update(metadata.provenance(product))
         product.replace_all_uses_with(wide, delete_user_cb=lambda user: user is not wide)
         self._products[wide] = product
 
     def _narrow(self, node: torch.fx.Node, reader: torch.fx.Node) -> torch.fx.Node:
         if self._memory.is_written(self._products.get(node, node)):
-            return self._emit(aten.to.dtype, (node, *_NARROW), node, reader)
+            return self._cast(node, reader)
         if node in self._products:
             return self._products[node]
         key = node, self._regions.of[reader]
@@ -136,9 +138,10 @@ class _Narrowing:
 
     def _rounded(self, node: torch.fx.Node, reader: torch.fx.Node) -> torch.fx.Node:
         if not self._is_moved(node):
-            return self._emit(aten.to.dtype, (node, *_NARROW), node, reader)
+            return self._cast(node, reader)
         source: Any = node.args[0]
-        return self._emit(node.target, (self._narrow(source, reader), *node.args[1:]), node, reader)
+        args = self._narrow(source, reader), *node.args[1:]
+        return self._emit(reader, node, node.target, args, node.kwargs)
 
     def _is_moved(self, node: torch.fx.Node) -> bool:
         """Whether a view leads to it from a weight, or from what is there in bfloat16."""
@@ -151,11 +154,16 @@ class _Narrowing:
                 return True
         return False
 
+    def _cast(self, node: torch.fx.Node, reader: torch.fx.Node) -> torch.fx.Node:
+        made = self._emit(reader, node, aten.to.dtype, (node, torch.bfloat16), {})
+        made.meta[_MARK] = True
+        return made
+
     def _emit(
-        self, target: Any, args: tuple[Any, ...], of: torch.fx.Node, reader: torch.fx.Node
+        self, reader: torch.fx.Node, of: torch.fx.Node, target: Any, args: Any, kwargs: Any
     ) -> torch.fx.Node:
         with self._graph.inserting_before(reader):
-            made = self._graph.call_function(target, args, of.kwargs if _moves(of) else {})
+            made = self._graph.call_function(target, args, kwargs)
         made.meta.update(metadata.provenance(of))
         return made
 
