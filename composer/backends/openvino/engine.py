@@ -25,7 +25,8 @@ class Bound:
     """A compiled model with the weights it took in.
 
     ``feeds`` are, for each input, the position of its argument and what hands it over, ``places``
-    what each output is written to. ``idle`` are requests that no thread is using.
+    what each output is written to. ``idle`` are requests that no thread is using,
+    ``keep_alive`` the weights, in case that the device reads some of them where they lie.
     """
 
     compiled: Any
