@@ -42,6 +42,7 @@ from composer.errors import (
     refuse,
     text_of,
 )
+from composer.lowering import keeping
 from composer.lowering.each import compile_each
 from composer.memory import free_memory
 from composer.passes import late
@@ -56,8 +57,9 @@ class Contender:
     """A candidate, the engine it stands for, and what is asked of it.
 
     ``min_coverage`` is the share of the graph that it has to take, ``bounds`` how far its numbers
-    may be off eager's; ``None`` where they are not compared. ``limits`` are those of its build, and
-    ``remembered`` the days for which its failures are.
+    may be off eager's; ``None`` where they are not compared. ``limits`` are those of its build,
+    ``remembered`` the days for which its failures are, and ``kept`` the GiB that what it can keep
+    may take on disk.
     """
 
     candidate: Candidate
@@ -66,6 +68,7 @@ class Contender:
     bounds: Bounds | None = None
     limits: child.Limits = child.NONE
     remembered: float = 0.0
+    kept: float = keeping.GIB
 
     def skip(self, request: GraphRequest) -> None:
         """Refuse a graph for which the policy does not want the candidate, or not any more.
@@ -119,7 +122,8 @@ def resolve(rules: Policy) -> tuple[Contender, ...]:
         else:
             limits = _limits(candidate, rules, backend)
             days = 0.0 if rules.strict else rules.remember_failures
-            contenders.append(Contender(candidate, backend, least, bounds, limits, days))
+            kept = rules.keep_artefacts
+            contenders.append(Contender(candidate, backend, least, bounds, limits, days, kept))
     if mistakes:
         raise type(mistakes[0])("; ".join(str(mistake) for mistake in mistakes))
     return tuple(contenders)
@@ -296,7 +300,7 @@ def _probe_and_build(
     backend = contender.backend
     if limits.isolate and not (backend.may_return_original or backend.isolates_itself):
         isolate.probe(request, contender.candidate, limits, contender.min_coverage)
-    with within(limits):
+    with within(limits), keeping.keeping(contender.kept):
         return _build(request, contender)
 
 

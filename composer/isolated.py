@@ -28,8 +28,9 @@ def _attempt(payload: bytes, ready: Callable[[], None]) -> Attempt:
     ready()
     least = around["min_coverage"]
     candidate = Candidate(backend=backend, options=options, min_coverage=least)
+    alone = Policy(chain=(candidate,), remember_failures=0.0, keep_artefacts=0.0)
     try:
-        (contender,) = chain.resolve(Policy(chain=(candidate,), remember_failures=0.0))
+        (contender,) = chain.resolve(alone)
     except ComposerError as error:
         what = f"in a child process: {error}"
         return Attempt("", Status.DECLINED, Reason.NOT_ISOLATABLE, what, 0.0)

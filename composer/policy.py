@@ -186,6 +186,8 @@ class Policy(BaseModel):
         agree_within: Seconds that a rank of ``torch.distributed`` waits for the others, so that all
             take the same engine for the same graph; 0 does not ask them.
         model: The model's name in reports; by default the class, or the function, compiled.
+        keep_artefacts: GiB that the ONNX models which engines were built from may take on disk, so
+            that the next process need not make them; 0 keeps none, and looks for none.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -210,6 +212,7 @@ class Policy(BaseModel):
     remember_failures: Annotated[float, Field(ge=0.0)] = 7.0
     agree_within: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 60.0
     model: str | None = None
+    keep_artefacts: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 2.0
 
     @field_validator("chain", mode="before")
     @classmethod

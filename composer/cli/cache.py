@@ -14,6 +14,7 @@ from rich.table import Table
 from composer import failures
 from composer.backends.tensorrt import cache as tensorrt
 from composer.disk import Entry, Shelf, cache_dir
+from composer.lowering import keeping
 from composer.registry import did_you_mean
 
 app = typer.Typer(help="What is kept on disk between processes.", no_args_is_help=True)
@@ -23,7 +24,8 @@ Json = Annotated[bool, typer.Option("--json", help="For a program to read.")]
 
 def _shelves() -> dict[str, Shelf]:
     """Every kind of thing that is kept, by its name."""
-    return {shelf.name: shelf for shelf in (failures.shelf(), tensorrt.plans(), tensorrt.timings())}
+    shelves = failures.shelf(), tensorrt.plans(), tensorrt.timings(), keeping.shelf()
+    return {shelf.name: shelf for shelf in shelves}
 
 
 @app.command("list")
@@ -64,6 +66,14 @@ def clear(
     typer.echo(f"{_number(gone)} removed from {cache_dir()}")
 
 
+_LOWERED = {
+    "model": "ONNX model of a graph, {nodes} nodes",
+    "graph": "which ONNX model a captured graph becomes",
+    "vocabulary": "what the exporter can translate",
+}
+"""What the lowering keeps, by kind."""
+
+
 def _number(entries: int) -> str:
     return f"{entries} {'entry' if entries == 1 else 'entries'}"
 
@@ -84,5 +94,7 @@ def _what(facts: dict[str, Any]) -> str:
     """One line for a person: the engine, the model, and what became of it."""
     if "library" in facts:
         return "  ".join([*map(str, facts["library"]), f"for {facts['target']['gpu']}"])
+    if facts.get("kind") in _LOWERED:
+        return _LOWERED[facts["kind"]].format(**facts)
     named = (facts["backend"], facts["model"], facts["device"])
     return "  ".join((*named, f"{facts['status']} ({facts['reason']})", facts["message"]))
