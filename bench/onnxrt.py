@@ -32,6 +32,7 @@ from rich.table import Table
 from timing import Series, machine, measure, paired_ratio, write_json
 
 from composer.backends import onnxrt
+from composer.lowering import keeping
 from composer.lowering import onnx as lowering
 
 SHAPES = {"1 in, 1 out": (1, 1, 0), "8 in, 1 out": (8, 1, 0), "1 in, 8 out": (1, 8, 0)}
@@ -329,7 +330,7 @@ def main() -> int:
         return 0
     record: dict[str, Any] = {"machine": machine()}
     chosen = asked.parts.split(",")
-    with torch.no_grad():
+    with torch.no_grad(), keeping.keeping(0):
         if "calls" in chosen:
             record["calls"] = call_costs(asked.rounds, asked.calls)
         if "spinning" in chosen:

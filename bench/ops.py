@@ -314,6 +314,7 @@ def attempt(op: Any, sample: Any, direction: str, settings: Settings) -> Trial:
     composer.reset()
     engine = settings.engine
     options: dict[str, Any] = {"chain": [engine], "min_coverage": settings.min_coverage}
+    options["keep_artefacts"] = 0  # thousands of graphs that nobody will run again
     compiled = torch.compile(function, backend="composer", options=options)
     run = with_gradients if direction == BACKWARD else without_gradients
     expected = outcome(lambda: run(function, sample, 0))

@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import inspect
 import logging
+import os
 import sys
 import threading
 import traceback
@@ -19,6 +20,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
@@ -1182,6 +1184,94 @@ def mutated_inputs() -> frozenset[int]:
     return frozenset(i for i, each in known if each.mutates_data or each.mutates_metadata)
 
 
+def aot_adds_nothing(outputs: int) -> bool:
+    """Whether what AOTAutograd puts around the graph it has just traced only passes values on.
+
+    No input is written to, no output looks at one, and the graph's ``outputs`` are those of the
+    captured one. ``False`` where AOTAutograd does not say.
+    """
+    from torch._functorch._aot_autograd.schemas import OutputType
+
+    context = TracingContext.try_get()
+    known = None if context is None else context.fw_metadata
+    if known is None or mutated_inputs():
+        return False
+    plain = all(each.output_type is OutputType.non_alias for each in known.output_info)
+    extras = known.num_intermediate_bases, len(known.tokens), known.is_rng_op_functionalized
+    return plain and not any(extras) and len(known.output_info) == outputs
+
+
+def tracing_state() -> str:
+    """Text of the global settings that decide what AOTAutograd makes of a graph.
+
+    What AOTAutograd's own cache (torch 2.13) makes its key of, and the choice of an attention.
+    """
+    import torch._functorch.config
+
+    kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+    attention: Any = torch.backends.cuda
+    facts = (
+        *(torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype()),
+        *[(kind, torch.get_autocast_dtype(kind)) for kind in kinds],
+        *(torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision()),
+        *(attention.flash_sdp_enabled(), attention.mem_efficient_sdp_enabled()),
+        *(attention.math_sdp_enabled(), attention.cudnn_sdp_enabled()),
+        *(torch.backends.mkldnn.enabled, torch.backends.cudnn.enabled),
+        sorted(torch._functorch.config.save_config_portable().items()),
+    )
+    return " ".join(map(str, facts))
+
+
+def is_watched() -> bool:
+    """Whether a mode watches what is called, and may change it (``torch.set_default_device``)."""
+    from torch import overrides
+    from torch.utils import _python_dispatch as dispatch
+
+    modes: Any = overrides._get_current_function_mode_stack
+    return bool(modes() or dispatch._get_current_dispatch_mode_stack())
+
+
+def guards_on(values: Iterable[Any]) -> int:
+    """How many guards stand on the sizes that these symbolic numbers, or tensors, have."""
+    for value in values:
+        for size in value.shape if isinstance(value, torch.Tensor) else (value,):
+            if isinstance(size, torch.SymInt):
+                return len(size.node.shape_env.guards)
+    return 0
+
+
+_HOMES = ("torch", "_operator", "math", "builtins")
+_FOLDER = str(Path(torch.__file__).parent)
+
+
+def path_in_torch(function: Any) -> str | None:
+    """``"torch.nn.functional.linear"``, where it is a function of torch's, or Python's, own.
+
+    ``None`` for any other, one that was put in its place included.
+    """
+    name = str(getattr(function, "__name__", ""))
+    home = getattr(function, "__module__", None)
+    if isinstance(function, types.BuiltinFunctionType):
+        home = home or type(function.__self__).__module__
+        return f"{home}.{name}" if home.split(".")[0] in _HOMES else None
+    if not isinstance(function, types.FunctionType):
+        return None
+    is_there = getattr(sys.modules.get(str(home)), name, None) is function
+    return f"{home}.{name}" if is_there and _is_written_in_torch(function) else None
+
+
+def is_method_of_torch(name: str) -> bool:
+    """Whether a tensor's method is torch's own; not where somebody put another in its place."""
+    found = getattr(torch.Tensor, name, None)
+    if isinstance(found, types.FunctionType):
+        return _is_written_in_torch(found)
+    return isinstance(found, types.MethodDescriptorType | types.WrapperDescriptorType)
+
+
+def _is_written_in_torch(function: types.FunctionType) -> bool:
+    return function.__code__.co_filename.startswith(_FOLDER + os.sep)
+
+
 def takes_a_list(function: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
     """Mark a function that takes its arguments in one list, which it may empty."""
     cast(Any, function)._boxed_call = True
@@ -1206,19 +1296,22 @@ class OnnxTranslator:
         self._promotions = type_promotion.TypePromotionTable()
         with _quiet(_registration.logger):  # torchvision's operators are not installed: not news
             self._registry = _registration.ONNXRegistry.from_torchlib()
-        implemented = set(_decomp.get_onnx_implemented_overloads(self._registry))
-        self.decompositions: dict[Any, Callable[..., Any]] = dict(
-            _decomp.create_onnx_friendly_decomposition_table(implemented)
-        )
+        known = _decomp.get_onnx_implemented_overloads(self._registry)
+        self.known: frozenset[str] = frozenset(map(word_of, known))
+        """What the exporter itself translates, in :func:`word_of`'s words."""
 
     def register(self, translations: Mapping[Any, Callable[..., Any]]) -> None:
         """Have these functions translate their operators, in place of the exporter's own."""
         for target, function in translations.items():
             self._registry.register_op(target, function)
 
-    def translates(self, target: Any) -> bool:
-        """Whether the exporter's own registry has a translation for a node's target."""
-        return self._registry.is_registered(target)
+    @property
+    def translated(self) -> frozenset[str]:
+        """What it translates by now, in :func:`word_of`'s words."""
+        return frozenset(each if isinstance(each, str) else word_of(each) for each in self._words())
+
+    def _words(self) -> Iterator[Any]:
+        return (each for each, found in self._registry.functions.items() if found)
 
     def prepare(self, gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
         """Make type promotion explicit and drop assertions, as the exporter does. In place.
@@ -1262,6 +1355,30 @@ class OnnxTranslator:
         # A model without any node has no opset, which ONNX Runtime (1.31) refuses.
         translated.model.opset_imports.setdefault("", self._registry.opset_version)
         return translated.model
+
+
+def word_of(target: Any) -> str:
+    """A node's target as the exporter's registry names it; equal in every process."""
+    if isinstance(target, OpOverload | HigherOrderOperator):
+        return cast(str, cast(Any, target).name())
+    return f"{getattr(target, '__module__', '')}.{getattr(target, '__qualname__', target)}"
+
+
+def onnx_decompositions(known: frozenset[str]) -> dict[Any, Callable[..., Any]]:
+    """The exporter's table of what to write out, without the exporter, which is slow to import.
+
+    Args:
+        known: What it translates, and so leaves as it is.
+    """
+    from torch._decomp import decomposition_table
+    from torch.export import default_decompositions
+
+    first: Any = default_decompositions()
+    table: dict[Any, Callable[..., Any]] = {}
+    for operator, function in (*first.items(), *decomposition_table.items()):
+        if isinstance(operator, OpOverload) and word_of(operator) not in known:
+            table.setdefault(operator, function)
+    return table
 
 
 def decomposition_of(operator: OpOverload) -> Callable[..., Any]:

@@ -53,6 +53,7 @@ from composer.errors import (
     refuse,
     text_of,
 )
+from composer.lowering import keeping
 from composer.lowering.each import compile_each
 from composer.passes import late
 from composer.passes.resolve import SharedPasses
@@ -67,10 +68,11 @@ class Contender:
     """A candidate, the engine it stands for, and what is asked of it.
 
     ``min_coverage`` is the share of the graph that it has to take, ``bounds`` how far its numbers
-    may be off eager's; ``None`` where they are not compared. ``limits`` are those of its build, and
-    ``remembered`` the days for which its failures are. ``barred`` says why it is not to be tried at
-    all. ``precision`` is what it is to compute in, where the policy says so, and ``on_trial``
-    whether it serves only if its numbers hold: the same candidate in fp32 comes next.
+    may be off eager's; ``None`` where they are not compared. ``limits`` are those of its build,
+    ``remembered`` the days for which its failures are, and ``kept`` the GiB that what it can keep
+    may take on disk. ``barred`` says why it is not to be tried at all. ``precision`` is what it is
+    to compute in, where the policy says so, and ``on_trial`` whether it serves only if its numbers
+    hold: the same candidate in fp32 comes next.
     """
 
     candidate: Candidate
@@ -79,6 +81,7 @@ class Contender:
     bounds: Bounds | None = None
     limits: child.Limits = child.NONE
     remembered: float = 0.0
+    kept: float = keeping.GIB
     barred: str = ""
     precision: Precision | None = None
     on_trial: bool = False
@@ -164,7 +167,8 @@ def resolve(rules: Policy) -> tuple[Contender, ...]:
         else:
             limits = _limits(candidate, rules, backend)
             days = 0.0 if rules.strict else rules.remember_failures
-            each = Contender(candidate, backend, least, bounds, limits, days)
+            kept = rules.keep_artefacts
+            each = Contender(candidate, backend, least, bounds, limits, days, kept)
             contenders += _in_each_precision(each, rules)
     if mistakes:
         raise type(mistakes[0])("; ".join(str(mistake) for mistake in mistakes))
@@ -387,7 +391,7 @@ def _build_within_limits(request: GraphRequest, contender: Contender) -> Callabl
     limits, backend = contender.limits, contender.backend
     if limits.isolate and not (backend.may_return_original or backend.isolates_itself):
         isolate.probe(request, contender.candidate, limits, contender.min_coverage)
-    with within(limits):
+    with within(limits), keeping.keeping(contender.kept):
         return _build(request, contender)
 
 

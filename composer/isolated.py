@@ -28,9 +28,14 @@ def _attempt(payload: bytes, ready: Callable[[], None]) -> Attempt:
     ready()
     least = around["min_coverage"]
     candidate = Candidate(backend=backend, options=options, min_coverage=least)
+    alone = Policy(
+        chain=(candidate,),
+        remember_failures=0.0,
+        keep_artefacts=0.0,
+        precision=around["precision"],
+    )
     try:
-        policy = Policy(chain=(candidate,), remember_failures=0.0, precision=around["precision"])
-        (contender,) = chain.resolve(policy)
+        (contender,) = chain.resolve(alone)
     except ComposerError as error:
         what = f"in a child process: {error}"
         return Attempt("", Status.DECLINED, Reason.NOT_ISOLATABLE, what, 0.0)

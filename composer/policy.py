@@ -209,6 +209,8 @@ class Policy(BaseModel):
             is no further from eager than ``max_error`` on the first real inputs.
         max_error: How far what is computed in bfloat16 may be off: the largest error in a value
             over the largest number in it.
+        keep_artefacts: GiB that the ONNX models which engines were built from may take on disk, so
+            that the next process need not make them; 0 keeps none, and looks for none.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -239,6 +241,7 @@ class Policy(BaseModel):
     locked: bool = False
     precision: Literal["fp32", "bf16", "auto"] = "fp32"
     max_error: Annotated[float, Field(gt=0.0)] = 0.01
+    keep_artefacts: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 2.0
 
     @field_validator("chain", mode="before")
     @classmethod

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 import os
+from typing import Any
 
 import pytest
 import torch
@@ -381,14 +384,138 @@ def test_onnx_translator_knows_what_the_exporter_knows() -> None:
     """Registry, decompositions, and the batch norm that torchlib exports wrongly."""
     translator = _torch.OnnxTranslator()
     aten = torch.ops.aten
-    assert translator.translates(aten.relu.default)
-    assert not translator.translates(aten.nonzero_static.default)
-    assert aten.silu_backward.default in translator.decompositions
+    assert _torch.word_of(aten.relu.default) in translator.translated
+    assert _torch.word_of(aten.nonzero_static.default) not in translator.translated
+    assert aten.silu_backward.default in _torch.onnx_decompositions(translator.known)
     assert callable(_torch.decomposition_of(aten._native_batch_norm_legit_functional.default))
     assert _torch.operator_name(aten.relu.default) == "aten::relu"
     assert _torch.operator_name(len) == ""
     assert _torch.is_view(aten.view.default)
     assert not _torch.is_view(aten.relu.default)
+
+
+@pytest.mark.slow
+def test_table_made_without_the_exporter_is_the_exporters_own() -> None:
+    """The same operators with the same functions, by words that tell all of them apart."""
+    from torch.onnx._internal.exporter import _decomp, _registration
+
+    with _torch._quiet(_registration.logger):
+        registry = _registration.ONNXRegistry.from_torchlib()
+    known = _decomp.get_onnx_implemented_overloads(registry)
+    words = frozenset(map(_torch.word_of, known))
+    assert len(words) == len(set(known))
+    assert _torch.OnnxTranslator().known == words
+    theirs = _decomp.create_onnx_friendly_decomposition_table(set(known))
+    ours = _torch.onnx_decompositions(words)
+    assert ours.keys() == theirs.keys()
+    assert all(map(_same_function, ours.values(), map(theirs.__getitem__, ours)))
+
+
+def _same_function(a: Any, b: Any) -> bool:
+    """Torch makes a new partial each time for an operator that decomposes by itself."""
+    return a is b or (a.func.__code__, a.keywords) == (b.func.__code__, b.keywords)
+
+
+def test_functions_of_torch_have_a_path_and_no_others() -> None:
+    """Builtins, Python functions, those chosen by a flag; not what stands in their place."""
+    functional = torch.nn.functional
+    assert _torch.path_in_torch(functional.layer_norm) == "torch.nn.functional.layer_norm"
+    assert _torch.path_in_torch(functional.max_pool2d) == "torch.nn.functional.max_pool2d"
+    assert _torch.path_in_torch(functional.gelu) == "torch._C._nn.gelu"
+    assert _torch.path_in_torch(operator.add) == "_operator.add"
+    assert _torch.path_in_torch(torch.relu) not in (None, _torch.path_in_torch(torch.tanh))
+
+    @functools.wraps(functional.layer_norm)
+    def pretender(*args: Any) -> None: ...
+
+    assert _torch.path_in_torch(pretender) is None
+    assert _torch.path_in_torch(test_functions_of_torch_have_a_path_and_no_others) is None
+    assert _torch.path_in_torch(functools.partial(torch.relu)) is None
+
+
+def test_methods_of_tensors_are_torchs_own_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those in C and in Python; not what somebody puts in their place, or what is none."""
+    assert _torch.is_method_of_torch("view")
+    assert _torch.is_method_of_torch("__add__")
+    assert _torch.is_method_of_torch("norm")
+    assert not _torch.is_method_of_torch("shape")
+    monkeypatch.setattr(torch.Tensor, "norm", lambda x: x)
+    assert not _torch.is_method_of_torch("norm")
+
+
+def test_modes_that_watch_are_seen() -> None:
+    """Of functions and of operators."""
+    assert not _torch.is_watched()
+    with torch.device("cpu"):
+        assert _torch.is_watched()
+    with _torch.FakeTensorMode():
+        assert _torch.is_watched()
+
+
+def test_tracing_state_tells_settings_apart() -> None:
+    """Grad mode, autocast, the choice of attention, AOTAutograd's own config; else it is equal."""
+    from torch._functorch import config
+
+    usual = _torch.tracing_state()
+    assert _torch.tracing_state() == usual
+    with torch.no_grad():
+        assert _torch.tracing_state() != usual
+    with torch.autocast("cpu", torch.bfloat16):
+        assert _torch.tracing_state() != usual
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        assert _torch.tracing_state() != usual
+    with config.patch(functionalize_rng_ops=True):
+        assert _torch.tracing_state() != usual
+
+
+@pytest.mark.parametrize(
+    ("function", "nothing"),
+    [
+        (lambda x: (torch.relu(x),), True),
+        (lambda x: (x.add_(1) * 2,), False),
+        (lambda x: (torch.relu(x), x.view(-1)), False),
+    ],
+    ids=["pure", "writes", "a view of an input"],
+)
+def test_aot_adds_nothing_to_pure_functions(function: Any, nothing: bool) -> None:
+    """It does where an input is written to, and where an output looks at one."""
+    told: list[bool] = []
+
+    def backend(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        outputs = len(gm.graph.find_nodes(op="output")[0].args[0])
+
+        def compiler(functional: torch.fx.GraphModule, _: Any) -> Any:
+            told.append(_torch.aot_adds_nothing(outputs))
+            return _torch.boxed(functional.forward)
+
+        return _torch.aot_compile(
+            *(gm, inputs),
+            forward=compiler,
+            backward=compiler,
+            inference=compiler,
+            partition=_torch.min_cut,
+            decompositions={},
+        )
+
+    assert not _torch.aot_adds_nothing(1)
+    torch.compile(function, backend=backend)(torch.ones(2, 3))
+    assert told == [nothing]
+
+
+def test_guards_on_sizes_are_counted() -> None:
+    """One more after a question about a symbol; none where all sizes are numbers."""
+    counts: list[int] = []
+
+    def backend(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        values = [node.meta["example_value"] for node in gm.graph.find_nodes(op="placeholder")]
+        counts.append(_torch.guards_on(values))
+        assert values[-1].shape[0] < 100
+        counts.append(_torch.guards_on(values))
+        return gm.forward
+
+    torch.compile(torch.relu, backend=backend, dynamic=True)(torch.ones(5))
+    assert counts[1] == counts[0] + 1
+    assert _torch.guards_on([torch.ones(3), 4]) == 0
 
 
 @pytest.mark.parametrize("shape", [(), (0, 3), (2, 3), (2, 1, 3)])

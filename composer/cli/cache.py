@@ -15,6 +15,7 @@ from composer import failures, verdicts
 from composer.backends.tensorrt import cache as tensorrt
 from composer.disk import Entry, Shelf, cache_dir
 from composer.ledger import Ledger
+from composer.lowering import keeping
 from composer.registry import did_you_mean
 
 app = typer.Typer(help="What is kept on disk between processes.", no_args_is_help=True)
@@ -24,7 +25,7 @@ Json = Annotated[bool, typer.Option("--json", help="For a program to read.")]
 
 def _shelves() -> dict[str, Shelf | Ledger]:
     """Every kind of thing that is kept, by its name."""
-    shelves = failures.shelf(), tensorrt.plans(), tensorrt.timings()
+    shelves = failures.shelf(), tensorrt.plans(), tensorrt.timings(), keeping.shelf()
     return {each.name: each for each in (*shelves, verdicts.ledger())}
 
 
@@ -66,6 +67,14 @@ def clear(
     typer.echo(f"{_number(gone)} removed from {cache_dir()}")
 
 
+_LOWERED = {
+    "model": "ONNX model of a graph, {nodes} nodes",
+    "graph": "which ONNX model a captured graph becomes",
+    "vocabulary": "what the exporter can translate",
+}
+"""What the lowering keeps, by kind."""
+
+
 def _number(entries: int) -> str:
     return f"{entries} {'entry' if entries == 1 else 'entries'}"
 
@@ -88,5 +97,7 @@ def _what(facts: dict[str, Any]) -> str:
         return verdicts.sentence(facts)
     if "library" in facts:
         return "  ".join([*map(str, facts["library"]), f"for {facts['target']['gpu']}"])
+    if facts.get("kind") in _LOWERED:
+        return _LOWERED[facts["kind"]].format(**facts)
     named = (facts["backend"], facts["model"], facts["device"])
     return "  ".join((*named, f"{facts['status']} ({facts['reason']})", facts["message"]))

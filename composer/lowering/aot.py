@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
@@ -49,6 +49,7 @@ class FunctionalGraph:
     witnesses: dict[int, torch.Tensor]
     example_args: tuple[Any, ...] | None
     expected: tuple[tuple[tuple[int, ...], torch.dtype] | None, ...]
+    statistics: frozenset[int] = frozenset()
 
 
 GraphBuilder = Callable[[FunctionalGraph], Callable[..., Any]]
@@ -77,9 +78,9 @@ def compile_functional(
         Refusal: ``declined``, for inputs that are not plain dense tensors.
     """
     decline_special_tensors(example_inputs)
-    owners = _owners(gm, example_inputs)
-    everything = (*_own(gm), *example_inputs)
-    real = None if _any_fake(everything) else tuple(map(_torch.hint, everything))
+    owners = owners_of(gm, example_inputs)
+    everything = (*own_tensors(gm), *example_inputs)
+    real = None if any_fake(everything) else tuple(map(_torch.hint, everything))
 
     def compiler(
         kind: Kind, functional: torch.fx.GraphModule, fakes: Sequence[Any]
@@ -88,9 +89,10 @@ def compile_functional(
             _torch.donate_nothing()  # engines write to none of their inputs
         same = kind is not Kind.BACKWARD and len(fakes) == len(everything)
         freeze = same and kind is Kind.INFERENCE and not torch.is_grad_enabled()
-        weights, witnesses = _bindable(functional, everything, owners) if freeze else ({}, {})
-        args = real if same else None
-        graph = FunctionalGraph(functional, kind, weights, witnesses, args, _expected(functional))
+        read, written = statistics(functional), _torch.mutated_inputs()
+        weights, witnesses = bindable(everything, owners, written, read) if freeze else ({}, {})
+        args, expected = real if same else None, _expected(functional)
+        graph = FunctionalGraph(functional, kind, weights, witnesses, args, expected, read)
         with _torch.unset_fake_temporarily():
             compiled = build(graph)
         return _torch.boxed(_with_memory(compiled) if kind is Kind.BACKWARD else compiled)
@@ -193,18 +195,29 @@ def _is_plain(value: torch.Tensor) -> bool:
     )
 
 
-def _bindable(
-    functional: torch.fx.GraphModule, everything: Sequence[Any], owners: dict[int, object]
+def bindable(
+    everything: Sequence[Any],
+    owners: Mapping[int, object],
+    written: frozenset[int],
+    statistics: frozenset[int],
 ) -> tuple[dict[int, torch.Tensor], dict[int, torch.Tensor]]:
-    """Weights that an engine may take in, and what tells of unseen changes of some of them."""
-    still = sorted(owners.keys() - _torch.mutated_inputs())
+    """Weights that an engine may take in, and what tells of unseen changes of some of them.
+
+    Args:
+        everything: The inputs of a functional graph.
+        owners: Positions of the weights among them, and whose buffers they are.
+        written: Positions that the graph writes to.
+        statistics: Positions that a batch norm reads as its running statistics.
+    """
+    still = sorted(owners.keys() - written)
     weights = {i: everything[i] for i in still if can_bind(everything[i])}
-    witnesses = {i: witness_of(owners[i]) for i in weights.keys() & statistics(functional)}
+    witnesses = {i: witness_of(owners[i]) for i in weights.keys() & statistics}
     weights = {i: each for i, each in weights.items() if witnesses.get(i, each) is not None}
     return weights, {i: each for i, each in witnesses.items() if each is not None}
 
 
-def _any_fake(values: Sequence[Any]) -> bool:
+def any_fake(values: Sequence[Any]) -> bool:
+    """Whether one of them is a tensor without data."""
     return any(isinstance(value, _torch.FakeTensor) for value in values)
 
 
@@ -221,7 +234,7 @@ def _expected(gm: torch.fx.GraphModule) -> tuple[tuple[tuple[int, ...], torch.dt
     )
 
 
-def _owners(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> dict[int, object]:
+def owners_of(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> dict[int, object]:
     """Positions of the weights among AOTAutograd's inputs, and whose buffers they are."""
     own = [*dict(gm.named_parameters(remove_duplicate=False))]
     own += [*dict(gm.named_buffers(remove_duplicate=False))]
@@ -234,7 +247,7 @@ def _owners(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> dict[int
     return owners
 
 
-def _own(gm: torch.fx.GraphModule) -> list[torch.Tensor]:
+def own_tensors(gm: torch.fx.GraphModule) -> list[torch.Tensor]:
     """Parameters and buffers that the graph module holds itself, as AOTAutograd lifts them."""
     return [
         *dict(gm.named_parameters(remove_duplicate=False)).values(),

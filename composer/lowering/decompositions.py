@@ -20,7 +20,7 @@ from composer.lowering.elementwise import edges, elementwise
 from composer.lowering.pool_gradients import pool_gradients
 from composer.lowering.reductions import reductions
 from composer.lowering.selections import selections
-from composer.lowering.translations import translator
+from composer.lowering.vocabulary import vocabulary
 
 aten = torch.ops.aten
 
@@ -48,7 +48,7 @@ def decompositions(dialect: Table, training: bool) -> dict[Any, Callable[..., An
     In ``training`` the engine's is left out, and attention is written out, since its backward reads
     a logarithm of sums that its translation leaves at zero.
     """
-    table = dict(translator().decompositions)
+    table = dict(vocabulary().decompositions)
     for operator in _KEPT:
         table.pop(operator, None)
     unpool = table[aten.max_unpool2d.default]

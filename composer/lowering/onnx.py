@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,12 +15,15 @@ from composer import _torch
 from composer.capture import graph_key
 from composer.clones import attribute_at
 from composer.errors import Refusal
+from composer.lowering import keeping
 from composer.lowering.faithful import unfaithful
 from composer.lowering.linears import keep_dimensions
 from composer.lowering.once import once
 from composer.lowering.regions import Region
 from composer.lowering.reshapes import join_views
+from composer.lowering.texts import Unsayable, text_of
 from composer.lowering.translations import translator
+from composer.lowering.vocabulary import vocabulary
 from composer.records import Reason, Status
 
 if TYPE_CHECKING:
@@ -47,12 +51,14 @@ class OnnxGraph:
     """An ONNX model whose inputs are those of the region's placeholders that it reads, weights too.
 
     ``inputs`` are the names of all placeholders by position. Dynamic sizes are named dimensions,
-    after the symbols of the captured graph. ``outputs`` are in the model's order.
+    after the symbols of the captured graph. ``outputs`` are in the model's order. ``key`` is what
+    the model is kept under on disk; empty if it is not.
     """
 
     model: onnx.ModelProto
     inputs: tuple[str, ...]
     outputs: tuple[Output, ...]
+    key: str = ""
 
     def with_weights(self, names: Iterable[str]) -> onnx.ModelProto:
         """The model with these inputs as initializers whose data the engine is given by address.
@@ -83,7 +89,7 @@ class OnnxGraph:
 def why_not(node: torch.fx.Node) -> str | None:
     """Why a call of an operator cannot be said in ONNX; ``None`` if it can.
 
-    What is translatable is asked of the exporter's own registry.
+    What is translatable is what stands in the exporter's own registry.
     """
     values = node.meta.get("val")
     for each in values if isinstance(values, tuple | list) else (values,):
@@ -93,7 +99,7 @@ def why_not(node: torch.fx.Node) -> str | None:
         return None
     if any(_is_graph(source) for source in node.all_input_nodes):
         return "a nested graph"
-    if not translator().translates(node.target):
+    if not vocabulary().translates(node.target):
         return "no ONNX translation"
     return unfaithful(node)
 
@@ -106,23 +112,69 @@ def _is_graph(node: torch.fx.Node) -> bool:
 def to_onnx(region: Region) -> OnnxGraph:
     """Translate a region, which is changed on the way; once for each graph that is compiled.
 
+    One that an earlier process kept is not made again (:mod:`composer.lowering.keeping`).
+
     Raises:
         Refusal: ``failed`` with ``export_failed`` where the exporter breaks.
     """
     outputs = _plan_outputs(region.gm)
-    return once(graph_key(region.gm), lambda: _translate(region.gm, outputs))
+    return once(graph_key(region.gm), lambda: _find_or_translate(region.gm, outputs))
+
+
+def _find_or_translate(gm: torch.fx.GraphModule, outputs: tuple[Output, ...]) -> OnnxGraph:
+    """The model that is kept for this very graph, or else a new one, kept for the next process."""
+    keep_dimensions(gm)
+    join_views(gm)
+    if not keeping.keeps():
+        return _translate(gm, outputs)
+    try:
+        key = keeping.key_of("model", f"{torch.get_default_dtype()}\n{text_of(gm)}")
+    except Unsayable as why:
+        keeping.tally().lost.append(str(why))
+        return _translate(gm, outputs)
+    found = read_model(key, outputs)
+    if found is not None:
+        keeping.tally().reused += 1
+        return found
+    values = [node.meta["val"] for node in gm.graph.find_nodes(op="placeholder")]
+    guards = _torch.guards_on(values)
+    made = _translate(gm, outputs)
+    if _torch.guards_on(values) != guards:  # which a process that finds the model would not set
+        keeping.tally().lost.append("the translation asked how large a size is")
+        return made
+    return _kept(made, key)
+
+
+def read_model(key: str, outputs: tuple[Output, ...]) -> OnnxGraph | None:
+    """The model that is kept under this key, if there is one."""
+    entry = keeping.find(key)
+    if entry is None or entry.blob is None:
+        return None
+    import onnx
+
+    model = onnx.ModelProto.FromString(entry.blob)
+    return OnnxGraph(model, tuple(entry.facts["inputs"]), outputs, key)
+
+
+def _kept(made: OnnxGraph, key: str) -> OnnxGraph:
+    facts = {"kind": "model", "nodes": len(made.model.graph.node), "inputs": made.inputs}
+    trouble = keeping.put(key, facts, made.model.SerializeToString())
+    if trouble:
+        keeping.tally().lost.append(trouble)
+        return made
+    keeping.tally().kept += 1
+    return dataclasses.replace(made, key=key)
 
 
 def _translate(gm: torch.fx.GraphModule, outputs: tuple[Output, ...]) -> OnnxGraph:
     import onnx_ir
     from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-    keep_dimensions(gm)
-    join_views(gm)
     try:
         model = translator().translate(translator().prepare(gm))
         _settle_casts(model)
         RemoveUnusedNodesPass()(model)  # ONNX Runtime (1.31) runs what nobody reads
+        _forget_places(model)
     except Exception as error:
         raise Refusal(Status.FAILED, Reason.EXPORT_FAILED, _root_cause(error)) from error
     names = tuple(str(value.name) for value in model.graph.inputs)
@@ -130,6 +182,20 @@ def _translate(gm: torch.fx.GraphModule, outputs: tuple[Output, ...]) -> OnnxGra
     for value in unused:  # an engine that is given a weight nobody reads refuses the model
         model.graph.inputs.remove(value)
     return OnnxGraph(onnx_ir.to_proto(model), names, outputs)
+
+
+def _forget_places(model: onnx_ir.Model) -> None:
+    """Leave of each node's notes only which node of the graph it was.
+
+    The exporter notes every line of the user's code that led to it: nine tenths of a model's bytes,
+    for which ONNX Runtime (1.31) takes a third longer to make a session.
+    """
+    origin = "pkg.torch.onnx.fx_node"
+    for node in model.graph:
+        said = node.metadata_props.get(origin, "").partition(" ")[0]
+        node.metadata_props.clear()
+        if said:
+            node.metadata_props[origin] = f"{said} "
 
 
 def _settle_casts(model: onnx_ir.Model) -> None:

@@ -16,16 +16,25 @@ import torch
 import torch.fx
 
 from composer import _torch
-from composer.backends.base import Backend, check_time, covers, note, require_installed
+from composer.backends.base import (
+    Backend,
+    check_time,
+    covers,
+    note,
+    precision,
+    require_installed,
+)
 from composer.backends.onnxrt.engine import make_engine
 from composer.backends.onnxrt.fusions import fusions
 from composer.backends.onnxrt.kernels import why_not_here
 from composer.backends.onnxrt.settings import read_settings
 from composer.errors import refuse
+from composer.lowering import keeping
 from composer.lowering.aot import FunctionalGraph, Kind, compile_functional
-from composer.lowering.onnx import to_onnx
-from composer.lowering.regions import split
+from composer.lowering.onnx import OnnxGraph, to_onnx
+from composer.lowering.regions import Split, split
 from composer.lowering.trial import try_once
+from composer.lowering.whole import whole_of
 from composer.records import GraphRequest, Reason, Status
 
 
@@ -84,24 +93,45 @@ def onnxrt(
     device = _require(*dict.fromkeys(str(each.device) for each in tensors))
     nodes: Counter[str] = Counter()
 
+    def serve(parts: Split, models: Mapping[str, OnnxGraph]) -> Callable[..., Any]:
+        engines = {}
+        for name, region in parts.regions.items():
+            check_time()
+            engines[name] = make_engine(models[name], region, settings, device)
+        for engine in engines.values():
+            nodes.update(engine.nodes)
+            note(providers=engine.providers, nodes=dict(nodes))
+        return parts.assemble(engines)
+
     def build(graph: FunctionalGraph) -> Callable[..., Any]:
         parts = split(graph, functools.partial(why_not_here, device=device))
         covers(parts.taken, parts.total, parts.left)
         if graph.kind is not Kind.BACKWARD:  # which may hold no more than a view
             parts.decline_if_empty()
-        engines = {}
+        models = {}
         for name, region in parts.regions.items():
             check_time()
-            engines[name] = make_engine(to_onnx(region), region, settings, device)
-        for engine in engines.values():
-            nodes.update(engine.nodes)
-            note(providers=engine.providers, nodes=dict(nodes))
-        compiled = parts.assemble(engines)
+            models[name] = to_onnx(region)
+        compiled = serve(parts, models)
         try_once(compiled, graph)
+        if whole is not None:
+            whole.keep(graph, parts, [*models.values()])
         return compiled
 
-    note(onnxruntime=importlib.import_module("onnxruntime").__version__, threads=settings.threads)
-    return compile_functional(gm, example_inputs, build, fusions())
+    version = importlib.import_module("onnxruntime").__version__
+    note(onnxruntime=version, threads=settings.threads)
+    whole = whole_of(gm, example_inputs, f"onnxrt {version} {device} {settings!r} {precision()}")
+    with keeping.counting() as artefacts:
+        found = whole.find(example_inputs) if whole else None
+        if found is None:
+            compiled = compile_functional(gm, example_inputs, build, fusions())
+        else:
+            parts, model = found
+            covers(parts.taken, parts.total)
+            compiled = serve(parts, dict.fromkeys(parts.regions, model))
+    if told := str(artefacts):
+        note(artefacts=told)
+    return compiled
 
 
 def _require(*devices: str) -> torch.device:

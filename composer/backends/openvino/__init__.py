@@ -19,6 +19,7 @@ from composer.backends.openvino.cut import cut
 from composer.backends.openvino.engine import OpenVinoEngine
 from composer.backends.openvino.settings import read_settings
 from composer.errors import refuse
+from composer.lowering import keeping
 from composer.lowering.aot import FunctionalGraph, Kind, compile_functional
 from composer.lowering.trial import try_once
 from composer.records import GraphRequest, Reason, Status
@@ -101,7 +102,11 @@ def composer_openvino(
         return compiled
 
     note(openvino=library.version(), device=settings.device)
-    return compile_functional(gm, example_inputs, build, fusions())
+    with keeping.counting() as artefacts:
+        compiled = compile_functional(gm, example_inputs, build, fusions())
+    if told := str(artefacts):
+        note(artefacts=told)
+    return compiled
 
 
 def _require(*devices: str) -> None:

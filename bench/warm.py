@@ -1,0 +1,180 @@
+"""How long a process takes to its first result, with nothing on disk and after another process.
+
+Every start is a process of its own, and the variants take turns: Inductor and composer with ONNX
+Runtime, each cold (empty caches) and warm (right after a process that filled them), and Dynamo with
+nothing behind it, below which no engine can come. Run from anywhere, with composer installed::
+
+    python bench/warm.py --models bert,resnet --rounds 5 --json bench/results/warm.json
+
+Two times are told of each start, in seconds: ``first`` from the moment where torch is imported and
+the model built to the first result, and ``engine``, the same without Dynamo's share, by the round's
+own start without an engine. Ratios are those within a round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from timing import Series, machine, paired_ratio, quartiles, write_json
+
+FLOOR = "dynamo"
+INDUCTOR_COLD, INDUCTOR_WARM = "inductor, cold", "inductor, warm"
+COMPOSER_COLD, COMPOSER_WARM = "composer[onnxrt], cold", "composer[onnxrt], warm"
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A way to start: ``backend`` and ``options`` of ``torch.compile``."""
+
+    name: str
+    backend: str
+    options: dict[str, Any] | None = None
+
+
+ONNXRT = {"chain": ["onnxrt"]}
+VARIANTS = (
+    Variant(FLOOR, "eager"),
+    Variant(INDUCTOR_COLD, "inductor"),
+    Variant(INDUCTOR_WARM, "inductor"),
+    Variant(COMPOSER_COLD, "composer", ONNXRT),
+    Variant(COMPOSER_WARM, "composer", ONNXRT),
+)
+"""In the order of a round, whose caches are empty at first: a warm start finds what the cold one
+before it left."""
+
+RATIOS = (
+    (COMPOSER_WARM, INDUCTOR_COLD),
+    (COMPOSER_WARM, INDUCTOR_WARM),
+    (COMPOSER_COLD, INDUCTOR_COLD),
+)
+
+
+def start(model: str, variant: Variant, *, tiny: bool) -> dict[str, Any]:
+    """What this process, which has compiled nothing yet, takes to the model's first result."""
+    import zoo  # here: the parent needs no transformers
+
+    module, inputs = zoo.build(model, tiny=tiny)
+    began = time.perf_counter()
+    run = torch.compile(module, backend=variant.backend, options=variant.options)
+    with torch.no_grad():
+        run(**inputs)
+    seconds = time.perf_counter() - began
+    return {"seconds": seconds, "artefacts": _artefacts(variant)}
+
+
+def _artefacts(variant: Variant) -> list[Any]:
+    if variant.backend != "composer":
+        return []
+    import composer
+
+    return [each.attempts[0].engine.get("artefacts") for each in composer.reports()]
+
+
+def start_apart(model: str, variant: Variant, folder: Path, *, tiny: bool) -> dict[str, Any]:
+    """The same in a child process, whose caches are in ``folder``.
+
+    Raises:
+        RuntimeError: the child failed; with what it said last.
+    """
+    caches = {"TORCHINDUCTOR_CACHE_DIR": folder / "inductor", "COMPOSER_CACHE_DIR": folder / "own"}
+    command = [sys.executable, __file__, "--start", variant.name, "--models", model]
+    done = subprocess.run(
+        [*command, *(["--tiny"] if tiny else [])],
+        env=os.environ | {name: str(path) for name, path in caches.items()},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"{model}, {variant.name}: {done.stderr.strip().splitlines()[-1]}")
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def measure(model: str, rounds: int, *, tiny: bool) -> dict[str, Any]:
+    """All variants of one model, round by round, each round with caches of its own."""
+    times: dict[str, list[float]] = {variant.name: [] for variant in VARIANTS}
+    artefacts: dict[str, list[Any]] = {}
+    for _ in range(rounds):
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            for variant in VARIANTS:
+                found = start_apart(model, variant, Path(folder), tiny=tiny)
+                times[variant.name].append(found["seconds"])
+                artefacts[variant.name] = found["artefacts"]
+    return {
+        "seconds": {name: _spread(taken) for name, taken in times.items()},
+        "artefacts": {name: found for name, found in artefacts.items() if found},
+        "first": {f"{a} / {b}": _ratio(times[a], times[b]) for a, b in RATIOS},
+        "engine": {f"{a} / {b}": _ratio(_beyond(times, a), _beyond(times, b)) for a, b in RATIOS},
+    }
+
+
+def _beyond(times: dict[str, list[float]], name: str) -> list[float]:
+    """What a variant took beyond Dynamo's own share, at least a millisecond."""
+    pairs = zip(times[name], times[FLOOR], strict=True)
+    return [max(taken - floor, 1e-3) for taken, floor in pairs]
+
+
+def _spread(taken: Sequence[float]) -> dict[str, float]:
+    p25, median, p75 = quartiles(taken)
+    return {"median": median, "p25": p25, "p75": p75, "minimum": min(taken)}
+
+
+def _ratio(a: Sequence[float], b: Sequence[float]) -> dict[str, float]:
+    return paired_ratio(Series(tuple(a)), Series(tuple(b))).to_dict()
+
+
+def show(model: str, found: dict[str, Any]) -> None:
+    """A table of times, and one of ratios."""
+    console = Console()
+    table = Table("start", "seconds", "quartiles", title=model)
+    for name, each in found["seconds"].items():
+        table.add_row(
+            escape(name), f"{each['median']:.2f}", f"{each['p25']:.2f} to {each['p75']:.2f}"
+        )
+    console.print(table)
+    table = Table("ratio", "to the first result", "without Dynamo's share")
+    for pair in found["first"]:
+        cells = (found[kind][pair] for kind in ("first", "engine"))
+        texts = (f"{each['median']:.2f} ({each['p25']:.2f} to {each['p75']:.2f})" for each in cells)
+        table.add_row(escape(pair), *texts)
+    console.print(table)
+
+
+def main() -> None:
+    """Print the figures of each model; ``--json PATH`` writes them as well."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", default="bert", help="names of the zoo, with commas")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--tiny", action="store_true", help="the small sizes")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--start", help=argparse.SUPPRESS)  # what a child process is told
+    given = parser.parse_args()
+    if given.start:
+        (variant,) = (each for each in VARIANTS if each.name == given.start)
+        print(json.dumps(start(given.models, variant, tiny=given.tiny)))
+        return
+    record: dict[str, Any] = {"machine": machine(), "rounds": given.rounds, "models": {}}
+    for model in given.models.split(","):
+        record["models"][model] = measure(model, given.rounds, tiny=given.tiny)
+        show(model, record["models"][model])
+    if given.json:
+        write_json(given.json, record)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""Which ONNX model a whole captured graph becomes, so that AOTAutograd need not be asked again.
+
+Only where AOTAutograd adds nothing that its own wrapper would have to do at every call: inference
+with grad off, all sizes fixed, no input written to, no output that shares memory, no pass that runs
+within its step, and one region that is the whole graph. All other graphs go through AOTAutograd in
+every process, and only the models of their regions are found (:mod:`composer.lowering.onnx`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.fx
+
+from composer import _torch
+from composer.lowering import keeping
+from composer.lowering.aot import (
+    FunctionalGraph,
+    Kind,
+    any_fake,
+    bindable,
+    own_tensors,
+    owners_of,
+)
+from composer.lowering.onnx import OnnxGraph, Output, read_model
+from composer.lowering.regions import Region, Split
+from composer.lowering.texts import Unsayable, text_of
+from composer.passes import late
+
+_REGION = "region_0"
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A captured graph that may be known as a whole, and what it is kept under."""
+
+    gm: torch.fx.GraphModule
+    key: str
+
+    def find(self, inputs: Sequence[Any]) -> tuple[Split, OnnxGraph] | None:
+        """What the graph was lowered to in an earlier process, with the weights of this one.
+
+        Args:
+            inputs: Those that the key was made with.
+        """
+        entry = keeping.find(self.key)
+        if entry is None:
+            return None
+        facts = entry.facts
+        model = read_model(facts["model"], tuple(map(_output_of, facts["outputs"])))
+        if model is None:
+            return None
+        keeping.tally().whole = True
+        owners, read = owners_of(self.gm, inputs), frozenset(facts["statistics"])
+        weights, witnesses = bindable(inputs, owners, frozenset(), read)
+        region = Region(_placeholders(inputs), weights, witnesses, {})
+        return Split(None, {_REGION: region}, facts["taken"], facts["taken"], ()), model
+
+    def keep(self, graph: FunctionalGraph, parts: Split, models: Sequence[OnnxGraph]) -> None:
+        """Keep what the graph was lowered to, if that is all there is to it.
+
+        To be called while AOTAutograd is at work on it.
+
+        Args:
+            graph: What AOTAutograd made of it.
+            parts: What was taken of that.
+            models: The models of its regions.
+        """
+        if not (len(models) == 1 and models[0].key and self._is_all(graph, parts, models[0])):
+            return
+        facts = {
+            "kind": "graph",
+            "model": models[0].key,
+            "outputs": [_facts_of(each) for each in models[0].outputs],
+            "statistics": sorted(graph.statistics),
+            "taken": parts.taken,
+        }
+        keeping.put(self.key, facts)
+
+    def _is_all(self, graph: FunctionalGraph, parts: Split, model: OnnxGraph) -> bool:
+        """Whether calling the one engine is all that there is to do at a call of the graph."""
+        (returned,) = self.gm.graph.find_nodes(op="output")
+        (region,) = parts.regions.values()
+        outputs = returned.args[0]
+        return (
+            isinstance(outputs, list | tuple)
+            and graph.kind is Kind.INFERENCE
+            and graph.example_args is not None
+            and parts.outer is None
+            and not region.constants
+            and all(each.dtype and each.shape is not None for each in model.outputs)
+            and _torch.aot_adds_nothing(len(outputs))
+        )
+
+
+def whole_of(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], engine: str) -> Whole | None:
+    """The captured graph with its key; ``None`` where it cannot be known as a whole.
+
+    Args:
+        gm: The captured graph.
+        example_inputs: Tensors and symbols, in the order of the placeholders.
+        engine: Text of all that decides what the engine takes, and how it wants it written.
+    """
+    passes = late.in_force().shared
+    if not keeping.keeps() or torch.is_grad_enabled() or passes.late or _torch.is_watched():
+        return None
+    if any_fake(example_inputs) or own_tensors(gm) or not _is_static(gm, example_inputs):
+        return None
+    try:
+        text = f"{engine}\n{_torch.tracing_state()}\n{text_of(gm, example_inputs)}"
+    except Unsayable:
+        return None
+    return Whole(gm, keeping.key_of("graph", text))
+
+
+def _is_static(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> bool:
+    """Whether no size anywhere in the graph has a symbol, which might ask for a guard."""
+    known = (node.meta.get("example_value", node.meta.get("val")) for node in gm.graph.nodes)
+    return not any(map(_is_symbolic, (*example_inputs, *known)))
+
+
+def _is_symbolic(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return any(map(_is_symbolic, value))
+    if isinstance(value, torch.Tensor):
+        return any(isinstance(each, torch.SymInt) for each in (*value.shape, *value.stride()))
+    return isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool)
+
+
+def _placeholders(inputs: Sequence[Any]) -> torch.fx.GraphModule:
+    """A graph of placeholders alone: what an engine asks of a region that it need not translate."""
+    graph = torch.fx.Graph()
+    for index, value in enumerate(inputs):
+        is_tensor = isinstance(value, torch.Tensor)
+        known = torch.empty_like(value, device="meta") if is_tensor else value
+        graph.placeholder(f"arg{index}").meta["val"] = known
+    graph.output(())
+    return torch.fx.GraphModule(torch.nn.Module(), graph)
+
+
+def _facts_of(output: Output) -> dict[str, Any]:
+    return {
+        "dtype": str(output.dtype).removeprefix("torch."),
+        "shape": output.shape,
+        "order": output.order,
+    }
+
+
+def _output_of(facts: dict[str, Any]) -> Output:
+    order = facts["order"]
+    return Output(
+        dtype=getattr(torch, facts["dtype"]),
+        shape=tuple(facts["shape"]),
+        order=None if order is None else tuple(order),
+    )
