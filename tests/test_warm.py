@@ -319,9 +319,14 @@ def test_with_keep_artefacts_0_nothing_is_kept_or_looked_for() -> None:
     assert artefacts() == "kept"
     warm(doubled, keep_artefacts=0)(x)
     assert "artefacts" not in last().attempts[0].engine
+
+
+def test_torchs_switch_for_all_caches_holds() -> None:
+    """``TORCHINDUCTOR_FORCE_DISABLE_CACHES``; asked of composer alone, since torch warns of it."""
+    assert keeping.keeps()
     with torch.compiler.config.patch(force_disable_caches=True):
-        warm(doubled)(x)
-    assert "artefacts" not in last().attempts[0].engine
+        assert not keeping.keeps()
+    assert keeping.keeps()
 
 
 @torch.no_grad()
