@@ -221,7 +221,8 @@ def _compiled(
     options: Mapping[str, Any],
 ) -> tuple[Standing, Run | None]:
     """Compile the model and call it once; nothing to run where no graph has an engine."""
-    compiled = compiled_anew(subject.model, options={**options, "verify": "compile"})
+    now = {"verify": "compile", "select_async": False, "locked": False}
+    compiled = compiled_anew(subject.model, options={**options, **now})
     buffers = clones.Buffers(request)
     error = ""
     started = time.perf_counter()

@@ -321,11 +321,12 @@ def test_with_keep_artefacts_0_nothing_is_kept_or_looked_for() -> None:
     assert "artefacts" not in last().attempts[0].engine
 
 
-def test_torchs_switch_for_all_caches_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchs_switch_for_all_caches_holds() -> None:
     """``TORCHINDUCTOR_FORCE_DISABLE_CACHES``; asked of composer alone, since torch warns of it."""
     assert keeping.keeps()
-    monkeypatch.setattr(torch.compiler.config, "force_disable_caches", True)
-    assert not keeping.keeps()
+    with torch.compiler.config.patch(force_disable_caches=True):
+        assert not keeping.keeps()
+    assert keeping.keeps()
 
 
 @torch.no_grad()

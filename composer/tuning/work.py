@@ -55,7 +55,7 @@ def measure(payload: bytes, ready: Callable[[], None]) -> dict[str, Any]:
 
 def _compile_and_call(job: Job) -> None:
     subject = job.workload.build()
-    asked = {**job.options, "select": "fastest"}
+    asked = {**job.options, "select": "fastest", "select_async": False, "locked": False}
     with book.using(**asked), torch.set_grad_enabled(job.training):
         compiled = torch.compile(subject.model, backend="composer", dynamic=job.dynamic)
         subject.call(compiled)
