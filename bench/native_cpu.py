@@ -89,7 +89,10 @@ class OpenVino(Native):
                 log.debug("OpenVINO's converter: %s", first_line(error))
                 model = core.read_model(io.BytesIO(exported(self.module, inputs)))
                 self.via = "torch.onnx.export"
-        request = core.compile_model(model, "CPU", self.settings).create_infer_request()
+        compiled = core.compile_model(model, "CPU", self.settings)
+        took = compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()
+        self.via += f", in {took}"  # float32 where the processor has no bfloat16
+        request = compiled.create_infer_request()
 
         def run(inputs: Inputs) -> Outputs:
             feeds = [tensor.numpy() for tensor in inputs.values()]
