@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from timing import machine, measure, write_json
 
-from composer import capture, chain, select
+from composer import capture, chain, contenders, select
 from composer.lowering import once
 from composer.policy import Policy
 from composer.records import GraphRequest
@@ -72,9 +72,9 @@ def built(model: torch.nn.Module, x: torch.Tensor) -> tuple[GraphRequest, dict[s
 
     def backend(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
         request = capture.known_by(capture.read_request(gm, inputs), None, "")
-        contenders = chain.resolve(Policy(chain=ENGINES, remember_failures=0))
+        candidates = contenders.resolve(Policy(chain=ENGINES, remember_failures=0))
         with once.sharing():
-            tried = [chain.try_candidate(request, each) for each in contenders]
+            tried = [chain.try_candidate(request, each) for each in candidates]
         runs = {a.backend: run for a, run, _ in tried if run is not None} | {"eager": gm.forward}
         found.append((request, runs, sum(attempt.seconds for attempt, _, _ in tried)))
         return gm.forward

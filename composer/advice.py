@@ -9,7 +9,7 @@ from typing import Any
 import tomli_w
 
 from composer import book, select
-from composer.chain import resolve
+from composer.contenders import resolve
 from composer.ranking import EAGER, Ranking, Standing
 from composer.records import first_line
 

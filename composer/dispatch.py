@@ -15,6 +15,7 @@ from composer import (
     capture,
     chain,
     clones,
+    contenders,
     guard,
     lock,
     overtaking,
@@ -61,7 +62,7 @@ def compose(
     request = capture.read_request(gm, example_inputs, mode=mode)
     rules = book.resolve(Facts.of(request), mode, options, session.current().configured)
     policy = rules.policy
-    candidates = chain.resolve(policy)
+    candidates = contenders.resolve(policy)
     shared = resolve.resolve(policy.passes, policy.on_pass_error)
     request = capture.known_by(request, policy.model, f"{mode} {policy.key} {shared.key}")
     policy, candidates = lock.hold(request, policy, candidates, shared)

@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from composer import _torch, capture, chain, parcel, verify
+from composer import _torch, capture, chain, contenders, parcel, verify
 from composer.errors import ComposerError, Refusal
 from composer.passes import late
 from composer.policy import Candidate, Policy
@@ -35,7 +35,7 @@ def _attempt(payload: bytes, ready: Callable[[], None]) -> Attempt:
         precision=around["precision"],
     )
     try:
-        (contender,) = chain.resolve(alone)
+        (contender,) = contenders.resolve(alone)
     except ComposerError as error:
         what = f"in a child process: {error}"
         return Attempt("", Status.DECLINED, Reason.NOT_ISOLATABLE, what, 0.0)

@@ -31,6 +31,7 @@ from typing import Any
 import torch
 
 from composer import _torch, background, chain, choice, clones, guard, select, session, writes
+from composer.contenders import Contender
 from composer.errors import text_of
 from composer.lowering import once
 from composer.memory import free_memory
@@ -64,9 +65,7 @@ class Plan:
     obstacle: str
 
     @staticmethod
-    def of(
-        policy: Policy, request: GraphRequest, contenders: Sequence[chain.Contender]
-    ) -> Plan | None:
+    def of(policy: Policy, request: GraphRequest, contenders: Sequence[Contender]) -> Plan | None:
         """The policy's; ``None`` where everything is to be built before the first call.
 
         That is so for memory, too: it cannot be told whose it is while the program runs. Where the
@@ -244,7 +243,7 @@ class _Task:
             if tried.is_floor and tried.attempt.accepted:
                 return
 
-    def _try(self, contender: chain.Contender) -> choice.Tried:
+    def _try(self, contender: Contender) -> choice.Tried:
         before = self._versions()
         with _torch.compiling(), _torch.generators_as_they_are():
             outcome, _ = self.plan.successors.walk(self.inputs, (contender,), alongside=True)

@@ -21,8 +21,8 @@ import torch
 
 from composer import clones, select
 from composer.backends import BACKENDS, find_backend
-from composer.chain import resolve
 from composer.comparison import devices
+from composer.contenders import resolve
 from composer.errors import FallbackWarning, RankingError, Refusal, text_of
 from composer.explain import collecting, compiled_anew
 from composer.memory import free_memory

@@ -17,6 +17,7 @@ import torch
 from composer import _torch, backward, chain, choice, collectives, guard, select, session, writes
 from composer.choice import FLOOR
 from composer.comparison import Bounds
+from composer.contenders import Contender, bounds_of
 from composer.errors import FallbackWarning, Refusal, text_of
 from composer.passes.resolve import SharedPasses
 from composer.policy import Policy
@@ -58,7 +59,7 @@ class Succession:
     """
 
     request: GraphRequest
-    contenders: Sequence[chain.Contender]
+    contenders: Sequence[Contender]
     shared: SharedPasses
     policy: Policy
     early: tuple[PassRecord, ...]
@@ -129,7 +130,7 @@ class Succession:
     def _bounds(self) -> Bounds:
         """Those of the one that serves; by now that may be the floor, which has none."""
         serving = (each.bounds for each in self.contenders[self._serving :])
-        return next(serving, None) or chain.bounds_of(self.policy)
+        return next(serving, None) or bounds_of(self.policy)
 
     def _answer(self, *args: Any) -> Any:
         """The floor where passes run within AOTAutograd's step: made when it is first needed."""
@@ -248,7 +249,7 @@ class Succession:
     def walk(
         self,
         args: Sequence[Any],
-        contenders: Sequence[chain.Contender],
+        contenders: Sequence[Contender],
         contest: select.Contest | None = None,
         *,
         alongside: bool = False,

@@ -31,7 +31,7 @@ LAYERS = [
     {"isolate", "sampling", "failures", "track", "precision", "verdicts"},
     {"select"},
     {"choice"},
-    {"remembered"},
+    {"remembered", "contenders"},
     {"chain", "backward"},
     {"guard"},
     {"isolated", "succession", "lock"},

@@ -517,7 +517,7 @@ def test_engine_that_chooses_its_precision_is_told(monkeypatch: pytest.MonkeyPat
     """And given the graph as it is."""
     engine = Chooses()
     engine.asked = []
-    monkeypatch.setattr("composer.chain.find_backend", lambda _: engine)
+    monkeypatch.setattr("composer.contenders.find_backend", lambda _: engine)
     with torch.no_grad():
         compiled(layers(), "some", precision="bf16")(torch.randn(4, 32))
         torch.compiler.reset()
@@ -546,7 +546,7 @@ def test_child_process_is_sent_what_is_built_here(monkeypatch: pytest.MonkeyPatc
     with torch.no_grad():
         compiled(layers(), "aot_eager", **options)(torch.randn(4, 32))
         torch.compiler.reset()
-        monkeypatch.setattr("composer.chain.find_backend", lambda _: engine)
+        monkeypatch.setattr("composer.contenders.find_backend", lambda _: engine)
         compiled(layers(), "some", **options)(torch.randn(4, 32))
     assert sent == [(torch.bfloat16, "fp32"), (torch.float32, "bf16")]
 

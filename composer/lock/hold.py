@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from composer import book, chain, session
-from composer.chain import Contender
+from composer import book, session
 from composer.choice import FLOOR
+from composer.contenders import Contender, resolve
 from composer.errors import LockError
 from composer.lock import file
 from composer.lock.describe import describe, readable, versions_for
@@ -93,7 +93,7 @@ def _held_to(entry: LockedGraph, contenders: tuple[Contender, ...]) -> tuple[Con
     The captured graph's own forward can be the fastest without a place in the chain.
     """
     if entry.engine == FLOOR and not any(_is(each, entry) for each in contenders):
-        contenders = (*contenders, *chain.resolve(Policy(chain=(Candidate(backend=FLOOR),))))
+        contenders = (*contenders, *resolve(Policy(chain=(Candidate(backend=FLOOR),))))
     if not any(_is(each, entry) for each in contenders):
         return ()
     why = f"{LOCK_FILE} says {called(entry)} for this graph"

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from composer import session
 from composer.backends.base import Backend
-from composer.chain import Contender
+from composer.contenders import Contender
 from composer.lock.describe import readable, versions_for
 from composer.lock.difference import Served
 from composer.lock.file import Lock, LockedGraph
