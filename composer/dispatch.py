@@ -21,6 +21,7 @@ from composer import (
     overtaking,
     select,
     session,
+    standby,
 )
 from composer.lowering import once
 from composer.passes import early, resolve
@@ -94,7 +95,7 @@ def compose(
         asked_by_name=rules.names_chain,
     )
     return guard.watch(
-        guard.Engine(outcome.compiled, backwards),
+        standby.Engine(outcome.compiled, backwards),
         report.runtime,
         restore,
         successors.rescue(),

@@ -12,16 +12,13 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, cast
-
-import torch
+from typing import Any, TypeVar, cast
 
 from composer import _torch
-from composer.backward import Backwards
 from composer.memory import free_memory, lacks_memory
 from composer.records import Runtime
 from composer.sampling import Sampler
+from composer.standby import WRITTEN, Compiled, Engine, Later, Rescue, Seat, TakeOver
 
 _TIMED = 16
 """The first so many calls are timed, then one in so many, which stands for the others."""
@@ -34,91 +31,10 @@ _STARVED = 3
 
 T = TypeVar("T")
 
-Compiled = Callable[..., Any]
 Reader = Callable[[Sequence[Any]], object]
 
 _NO_VERSION = (RuntimeError, AttributeError)
 """What reading the version of an inference tensor raises."""
-
-
-@dataclass(frozen=True, slots=True)
-class Engine:
-    """What serves a graph: the compiled callable, and the backwards that belong to it."""
-
-    compiled: Compiled
-    backwards: Backwards | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Rescue:
-    """What there is to do when the engine of a graph raises.
-
-    Attributes:
-        floor: Answers the call in its place; what it raises is the program's own error.
-        blame: Told of the error, and what raised it, after which the engine is not called for this
-            graph. May raise in its turn, where the policy asks for that.
-        successor: Compiles the next candidate for these inputs, or returns ``floor``.
-        retry_at: The number of the call, the first being 0, before which an engine in quarantine
-            is to be tried again; ``None`` for never.
-        retry: Tries that: compiles it for these inputs; ``None`` if it is not accepted.
-        tracked: Positions of the inputs that are looked at for writes.
-        held: Tensors of the graph's own that it writes to, and that are looked at as well.
-        blind: Whether there are others that the graph may write to and that have no version.
-        collective: Whether the graph waits for other ranks, which would not do so a second time.
-        reverted: Told that the engine which was taken over from serves again.
-    """
-
-    floor: Compiled
-    blame: Callable[[Exception, str], None]
-    successor: Callable[[Sequence[Any]], Engine]
-    retry_at: Callable[[], int | None]
-    retry: Callable[[Sequence[Any]], Engine | None]
-    tracked: tuple[int, ...]
-    held: tuple[torch.Tensor, ...]
-    blind: bool
-    collective: bool = False
-    reverted: Callable[[], None] = lambda: None
-
-    @property
-    def once_only(self) -> str:
-        """Why no call can be answered once an engine has begun it; empty where one can."""
-        if self.collective:
-            return "the engine may have begun what other ranks wait for"
-        return _WRITTEN if self.blind else ""
-
-
-_WRITTEN = "the engine had written to its inputs"
-
-
-TakeOver = Callable[[bool], tuple[Engine | None, bool]]
-
-
-@dataclass(frozen=True, slots=True)
-class Seat:
-    """A graph's place to be served from, for what goes on beside its calls.
-
-    Attributes:
-        is_wanted: Whether the graph can still be called, and is served as it was.
-        take_over: Has what its argument returns serve it, from the next call on; ``None`` changes
-            nothing. It is told whether the graph is served as it was, which stays so meanwhile, and
-            says as well whether the one before is to be kept for the first calls.
-    """
-
-    is_wanted: Callable[[], bool]
-    take_over: Callable[[TakeOver], None]
-
-
-class Later(Protocol):
-    """What begins with the second call of a graph."""
-
-    def begin(self, args: Sequence[Any], run: Compiled, seat: Seat) -> None:
-        """Begin; the call waits for it to return.
-
-        Args:
-            args: Of the call, which comes after.
-            run: What serves the graph.
-            seat: Its place.
-        """
 
 
 def watch(
@@ -278,7 +194,7 @@ class _Served:
             self._runtime.failed(error)
             raise error
         written = before is None or self._read(args) != before
-        if why := rescue.once_only or (_WRITTEN if written else ""):
+        if why := rescue.once_only or (WRITTEN if written else ""):
             error.add_note(f"composer: {why}, so nobody can answer")
             self._runtime.failed(error)
             self._hand_over(error, run)

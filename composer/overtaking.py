@@ -30,7 +30,7 @@ from typing import Any
 
 import torch
 
-from composer import _torch, background, chain, choice, clones, guard, select, session, writes
+from composer import _torch, background, chain, choice, clones, select, session, standby, writes
 from composer.contenders import Contender
 from composer.errors import text_of
 from composer.lowering import once
@@ -93,7 +93,7 @@ class Plan:
         )
         return dataclasses.replace(outcome, attempts=attempts)
 
-    def behind(self, successors: Succession) -> guard.Later | None:
+    def behind(self, successors: Succession) -> standby.Later | None:
         """What begins with the graph's second call."""
         if self.obstacle or successors.report.chosen == choice.FLOOR:
             return None
@@ -137,7 +137,7 @@ class Overtaking:
     first: int
     attempts: tuple[Attempt, ...]
 
-    def begin(self, args: Sequence[Any], run: guard.Compiled, seat: guard.Seat) -> None:
+    def begin(self, args: Sequence[Any], run: standby.Compiled, seat: standby.Seat) -> None:
         """Copy the inputs of the call that is about to be made, and leave the rest to the thread.
 
         Args:
@@ -153,7 +153,7 @@ class Overtaking:
         except Exception as error:  # noqa: BLE001  # recorded: the call is to be made all the same
             self.tell(seat, _sentence(error))
 
-    def tell(self, seat: guard.Seat, why: str) -> None:
+    def tell(self, seat: standby.Seat, why: str) -> None:
         """Record that nothing came of it, and why."""
 
         def told(_: bool) -> tuple[None, bool]:
@@ -168,8 +168,8 @@ class _Task:
     """What the thread does for one graph."""
 
     plan: Overtaking
-    run: guard.Compiled
-    seat: guard.Seat
+    run: standby.Compiled
+    seat: standby.Seat
     home: session.Session
     inputs: list[Any]
     settings: tuple[Any, ...]
@@ -208,7 +208,7 @@ class _Task:
         if _settings() != self.settings:
             raise _Dropped("torch's default dtype, or another setting of its, was changed")
 
-    def _chosen(self, outcome: Outcome, served: bool) -> tuple[guard.Engine | None, bool]:
+    def _chosen(self, outcome: Outcome, served: bool) -> tuple[standby.Engine | None, bool]:
         if not served:
             raise _Dropped(_UNWANTED)
         return self.plan.successors.overtaken(outcome, self.plan.first)

@@ -14,7 +14,17 @@ from typing import Any
 
 import torch
 
-from composer import _torch, backward, chain, choice, collectives, guard, select, session, writes
+from composer import (
+    _torch,
+    backward,
+    chain,
+    choice,
+    collectives,
+    select,
+    session,
+    standby,
+    writes,
+)
 from composer.choice import FLOOR
 from composer.comparison import Bounds
 from composer.contenders import Contender, bounds_of
@@ -99,7 +109,7 @@ class Succession:
             return (), False
         return writes.tracked_inputs(self.request)
 
-    def rescue(self) -> guard.Rescue | None:
+    def rescue(self) -> standby.Rescue | None:
         """What the guard does when the engine raises; ``None`` where it lets the error through."""
         raises = self.policy.on_runtime_error == "raise" or self.policy.strict
         serves = self.report.chosen != FLOOR or self._quarantined
@@ -107,7 +117,7 @@ class Succession:
             return None
         tracked, blind = self._tracked
         held = tuple(writes.written_attributes(self.request.gm))
-        return guard.Rescue(
+        return standby.Rescue(
             *(self.floor, self.blame, self.successor, self.retry_at, self.retry),
             *(tracked, held, blind, self._collective, self.reverted),
         )
@@ -161,19 +171,19 @@ class Succession:
         self._wait(self._serving, self.report.runtime.calls)
         self._record(tuple(attempts), FLOOR)
 
-    def successor(self, args: Sequence[Any]) -> guard.Engine:
+    def successor(self, args: Sequence[Any]) -> standby.Engine:
         """The next candidate that is accepted, or the floor, compiled for these inputs."""
         first = self._serving + 1
         outcome, engine = self.walk(args, self.contenders[first:])
         self._arrive(first, outcome.attempts)
         self._record((*self.report.attempts, *outcome.attempts), outcome.chosen, outcome)
-        return guard.Engine(self.floor) if outcome.chosen == FLOOR else engine
+        return standby.Engine(self.floor) if outcome.chosen == FLOOR else engine
 
     def retry_at(self) -> int | None:
         """The call before which an engine that the chain prefers is to be tried again."""
         return min((each.until for each in self._preferred().values()), default=None)
 
-    def retry(self, args: Sequence[Any]) -> guard.Engine | None:
+    def retry(self, args: Sequence[Any]) -> standby.Engine | None:
         """The first whose time has come and that is accepted; the wait of the others doubles.
 
         Where the fastest is wanted it is measured, against the floor.
@@ -193,7 +203,7 @@ class Succession:
             self._record(attempts, self.report.chosen)
         return None
 
-    def overtaken(self, outcome: Outcome, first: int) -> tuple[guard.Engine | None, bool]:
+    def overtaken(self, outcome: Outcome, first: int) -> tuple[standby.Engine | None, bool]:
         """Record what became of the chain beside the calls, and who serves from now on.
 
         Args:
@@ -220,7 +230,7 @@ class Succession:
         self._arrive(0, [outcome.attempts[place] for place in ahead])
         attempts = (*outcome.attempts, *since)
         self._record(attempts, outcome.chosen, None if stays else outcome, alongside=True)
-        return None if stays else guard.Engine(outcome.compiled), may_return
+        return None if stays else standby.Engine(outcome.compiled), may_return
 
     def reverted(self) -> None:
         """Record that the engine which was taken over from serves again."""
@@ -253,7 +263,7 @@ class Succession:
         contest: select.Contest | None = None,
         *,
         alongside: bool = False,
-    ) -> tuple[Outcome, guard.Engine]:
+    ) -> tuple[Outcome, standby.Engine]:
         """Try some candidates again, or for the first time, after Dynamo's compile is over.
 
         Args:
@@ -267,7 +277,7 @@ class Succession:
             outcome = chain.walk(
                 *(request, contenders, self.shared, contest), strict=False, at_run_time=True
             )
-        return outcome, guard.Engine(outcome.compiled, backwards)
+        return outcome, standby.Engine(outcome.compiled, backwards)
 
     def _arrive(self, first: int, attempts: Sequence[Attempt]) -> None:
         """Note where in the chain the one stands that serves (the floor behind its end)."""

@@ -18,7 +18,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import composer
-from composer import _torch, guard, session, writes
+from composer import _torch, guard, session, standby, writes
 from composer.capture import read_request
 from composer.errors import FallbackWarning, OptionError
 from composer.policy import read_policy
@@ -387,7 +387,7 @@ def test_compiled_model_can_be_copied_and_pickling_says_no() -> None:
     sent = pickle.loads(pickle.dumps(run))  # torch sends the module, and compiles it there
     torch.testing.assert_close(sent(x), net(x))
     with pytest.raises((AttributeError, pickle.PicklingError), match=r"[Cc]an't pickle .*watch"):
-        pickle.dumps(guard.watch(guard.Engine(torch.sin), last().runtime))
+        pickle.dumps(guard.watch(standby.Engine(torch.sin), last().runtime))
 
 
 def test_report_can_be_copied_and_pickled() -> None:

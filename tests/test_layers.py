@@ -33,6 +33,7 @@ LAYERS = [
     {"choice"},
     {"remembered", "contenders"},
     {"chain", "backward"},
+    {"standby"},
     {"guard"},
     {"isolated", "succession", "lock"},
     {"overtaking"},

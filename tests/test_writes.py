@@ -13,7 +13,7 @@ import torch
 from conftest import compiled, last
 from torch.nn import functional
 
-from composer import guard, writes
+from composer import guard, standby, writes
 from composer.backends.base import Backend
 from composer.backends.inductor import InductorBackend
 from composer.capture import read_request
@@ -231,7 +231,7 @@ def test_inputs_are_looked_at_where_anything_may_write(
     function: Any, chain: list[Any], looks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not those of a graph that writes to nothing and whose engines do not, either."""
-    seen: list[guard.Rescue | None] = []
+    seen: list[standby.Rescue | None] = []
     watch = guard.watch
 
     def see(engine: Any, runtime: Any, restore: Any, rescue: Any, *more: Any) -> Any:
