@@ -5,6 +5,8 @@ BIN := .venv/bin
 STAMP := .venv/installed
 
 export HF_HUB_OFFLINE := 1
+# What is imported is compiled once, not by each process that a test starts.
+unexport PYTHONDONTWRITEBYTECODE
 export TOKENIZERS_PARALLELISM := false
 
 .PHONY: demo test check check-style bench clean

@@ -1025,21 +1025,24 @@ def size_with(size: Any, values: Mapping[str, int]) -> int:
     return int(size.node.expr.subs(given))
 
 
-def symbol_facts(size: torch.SymInt) -> dict[str, tuple[int | None, int, int | None]]:
+def symbol_facts(size: torch.SymInt) -> dict[str, tuple[int | None, int | None, int | None]]:
     """For each symbol in a size: its value in the first call, and its bounds.
 
-    The value is ``None`` for a size that only the data tells, the upper bound where there is none.
+    The value is ``None`` for a size that only the data tells, a bound where there is none.
     """
     env = size.node.shape_env
     hints = env.backed_var_to_val if hasattr(env, "backed_var_to_val") else env.var_to_val
-    facts: dict[str, tuple[int | None, int, int | None]] = {}
+    facts: dict[str, tuple[int | None, int | None, int | None]] = {}
     for symbol in size.node.expr.free_symbols:
         known = env.var_to_range.get(symbol)
-        low, high = (known.lower, known.upper) if known else (0, None)
+        low, top = map(_finite, (known.lower, known.upper)) if known else (0, None)
         value = hints.get(symbol)
-        top = int(high) if high is not None and high.is_Integer else None
-        facts[str(symbol)] = (None if value is None else int(value), int(low), top)
+        facts[str(symbol)] = (None if value is None else int(value), low, top)
     return facts
+
+
+def _finite(bound: Any) -> int | None:
+    return int(bound) if bound.is_Integer else None
 
 
 PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor)

@@ -955,6 +955,19 @@ def test_sizes_tell_their_symbols_bounds_and_values() -> None:
     assert _torch.size_with(columns, {}) == 3
 
 
+def test_number_that_is_passed_in_has_no_bounds() -> None:
+    """It may be negative, and of any size."""
+    seen = []
+
+    def backend(gm: torch.fx.GraphModule, example_inputs):
+        seen.extend(each for each in example_inputs if isinstance(each, torch.SymInt))
+        return gm.forward
+
+    torch.compile(lambda x, n: x * n, backend=backend, dynamic=True)(torch.ones(2), 7)
+    (number,) = (each for each in seen if _torch.hint(each) == 7)
+    assert [*_torch.symbol_facts(number).values()] == [(7, None, None)]
+
+
 def test_a_backend_can_be_registered_by_name() -> None:
     """And is then found by it."""
     from torch._dynamo.backends import registry
@@ -1047,8 +1060,9 @@ def test_mode_that_looks_for_draws_is_nobody_elses_business() -> None:
         seen.append(_python_dispatch.is_in_torch_dispatch_mode(include_infra_modes=False))
         return x
 
+    before = _python_dispatch.is_in_torch_dispatch_mode(include_infra_modes=False)
     _torch.draws_random_numbers(look, [torch.ones(2)])
-    assert seen == [False]
+    assert seen == [before]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="only where a process can fork")

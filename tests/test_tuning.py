@@ -50,6 +50,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "plan.toml").write_text(PLAN)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    for variable in ("COMPOSER_CONFIG", "COMPOSER_VERDICT_STORE"):  # which the command sets
+        monkeypatch.setenv(variable, "")
     yield tmp_path
     sys.modules.pop("models_to_tune", None)
 

@@ -117,17 +117,19 @@ def whole_of(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], engine: st
 
 
 def _is_static(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> bool:
-    """Whether no size anywhere in the graph has a symbol, which might ask for a guard."""
+    """Whether all are plain tensors, and no size has a symbol, which might ask for a guard."""
     known = (node.meta.get("example_value", node.meta.get("val")) for node in gm.graph.nodes)
-    return not any(map(_is_symbolic, (*example_inputs, *known)))
+    return not any(map(_may_vary, (*example_inputs, *known)))
 
 
-def _is_symbolic(value: Any) -> bool:
+def _may_vary(value: Any) -> bool:
     if isinstance(value, list | tuple):
-        return any(map(_is_symbolic, value))
-    if isinstance(value, torch.Tensor):
-        return any(isinstance(each, torch.SymInt) for each in (*value.shape, *value.stride()))
-    return isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool)
+        return any(map(_may_vary, value))
+    if not isinstance(value, torch.Tensor):
+        return isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool)
+    if type(value) not in _torch.PLAIN_TENSORS or value.layout is not torch.strided:
+        return True
+    return any(isinstance(each, torch.SymInt) for each in (*value.shape, *value.stride()))
 
 
 def _placeholders(inputs: Sequence[Any]) -> torch.fx.GraphModule:

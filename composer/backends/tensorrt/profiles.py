@@ -48,8 +48,9 @@ def ranges_of(
     )
 
 
-def around(size: int, low: int = 1, top: int | None = None) -> Sizes:
+def around(size: int, low: int | None = 1, top: int | None = None) -> Sizes:
     """The range around a size that was met, within its bounds."""
+    low = 1 if low is None else low
     greatest = size * _ROOM if top is None else min(size * _ROOM, top)
     return (max(1, min(low, size)), max(1, size), max(1, size, greatest))
 
