@@ -1,4 +1,5 @@
-# make demo: the main job on a real model.  make test: every test.  make check: the quick gate.
+# make demo: the main job on a real model.  make test: every test but those that run the benches,
+# which make test-bench does.  make check: the quick gate.
 # Both make their environment (.venv) first; nothing needs to be installed by hand.
 PYTHON ?= python3
 BIN := .venv/bin
@@ -9,13 +10,16 @@ export HF_HUB_OFFLINE := 1
 unexport PYTHONDONTWRITEBYTECODE
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: demo test check check-style bench clean
+.PHONY: demo test test-bench check check-style bench clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/embeddings.py
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -q -n auto --dist worksteal
+	$(BIN)/python -m pytest -q -n auto --dist worksteal -m "not bench"
+
+test-bench: $(STAMP)
+	$(BIN)/python -m pytest -q -n auto --dist worksteal -m bench
 
 check-style: $(STAMP)
 	$(BIN)/ruff check .

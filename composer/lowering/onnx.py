@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.fx
@@ -44,6 +44,17 @@ class Output:
     dtype: torch.dtype | None
     shape: tuple[int, ...] | None
     order: tuple[int, ...] | None
+
+    def receiver(self) -> Callable[[torch.Tensor], Any]:
+        """What makes the region's output of the tensor that an engine gives; for every call."""
+        order = self.order
+        if self.dtype is None:
+            return torch.Tensor.item
+        return _same if order is None else lambda tensor: tensor.permute(order)
+
+
+def _same(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
 
 
 @dataclass(frozen=True, slots=True)

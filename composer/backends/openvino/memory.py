@@ -79,7 +79,7 @@ def place_for(output: Output, *, is_static: bool) -> Place:
 
     dtype = output.dtype or torch.int64
     kind = type_of(dtype)
-    finish = _finish(output)
+    finish = output.receiver()
     if not is_static or output.shape is None:
         return functools.partial(_place_by_openvino, openvino.Tensor, kind, dtype, finish)
     empty = _torch.empty(output.shape, dtype, torch.device("cpu"))
@@ -105,15 +105,3 @@ def _place_by_openvino(
         return finish(torch.from_numpy(array))
 
     return made, fetch
-
-
-def _finish(output: Output) -> Callable[[torch.Tensor], Any]:
-    """What makes the region's output of the tensor that the model gives."""
-    if output.dtype is None:
-        return torch.Tensor.item
-    order = output.order
-    return _same if order is None else lambda tensor: tensor.permute(order)
-
-
-def _same(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor

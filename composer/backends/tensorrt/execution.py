@@ -101,7 +101,7 @@ class LoadedPlan:
             for name, _ in signature.outputs
             if self._engine.get_tensor_location(name) == trt.TensorLocation.HOST
         }
-        self._receivers = [_receiver(output) for _, output in signature.outputs]
+        self._receivers = [output.receiver() for _, output in signature.outputs]
         fixed = all(output.shape is not None and output.dtype for _, output in signature.outputs)
         self.is_recorded = record and fixed and not signature.profiles and not self._on_host
         """Whether calls replay a CUDA graph."""
@@ -252,18 +252,6 @@ class LoadedPlan:
 def _execute(context: Any, stream: int, lines: Lines) -> None:
     if not context.execute_async_v3(stream):
         _fail(lines, "the engine fails")
-
-
-def _receiver(output: Output) -> Callable[[torch.Tensor], Any]:
-    """What makes the region's output of the tensor that was computed."""
-    if output.dtype is None:
-        return torch.Tensor.item
-    order = output.order
-    return _same if order is None else lambda tensor: tensor.permute(order)
-
-
-def _same(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
 
 
 def _fail(lines: Lines, what: str) -> NoReturn:
