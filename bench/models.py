@@ -206,7 +206,10 @@ def prepare(made: Subject, variant: Variant, precision: str) -> Prepared:
 
 
 def within_reason(prepared: Prepared) -> Prepared:
-    """Leave out of the rounds what takes too long for them; one that raises fails there."""
+    """Leave out of the rounds what takes too long for them.
+
+    What this call raises the first round raises again, and ``time_together`` records it.
+    """
     start = time.perf_counter()
     with suppress(Exception), torch.compiler.set_stance("fail_on_recompile"):
         assert prepared.call is not None

@@ -1,8 +1,8 @@
 """Engines for the CPU called by themselves, without torch.compile, as many threads as torch has.
 
-OpenVINO reads what ``torch.export`` makes: its own converter keeps attention whole there, and took
-all ten public models, where by tracing it failed for GPT-2 and Llama (2026.4). Should it refuse,
-it is given what ``torch.onnx.export`` makes, as ONNX Runtime is, and the row says so.
+OpenVINO reads what ``torch.export`` makes: its own converter keeps attention whole there, and takes
+GPT-2 and Llama, which it does not by tracing (2026.4). Should it refuse, it is given what
+``torch.onnx.export`` makes, as ONNX Runtime is, and the row says so.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import logging
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 
 import torch
@@ -21,7 +22,7 @@ log = logging.getLogger("bench.native")
 Inputs = Mapping[str, Tensor]
 
 
-class Native:
+class Native(ABC):
     """A model in an engine of its own, made at the first call.
 
     ``via`` says what the engine was given, once it is made.
@@ -38,9 +39,9 @@ class Native:
             self.run = self.made(inputs)
         return self.run(inputs)
 
+    @abstractmethod
     def made(self, inputs: Inputs) -> Callable[[Inputs], Outputs]:
         """The engine, ready to run such inputs."""
-        raise NotImplementedError
 
 
 class OnnxRuntime(Native):
