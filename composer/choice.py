@@ -92,7 +92,7 @@ def fastest(
     budget = contest.budget(sum(each.attempt.seconds for each in made))
     with session.current().progress.step(request, "measuring"):
         entrants = [_entrant(each, contest) for each in field]
-        verdict = select.fastest(entrants, request, budget, contest.within, gauge)
+        verdict = select.fastest(entrants, request, budget, contest.within, gauge, contest.gate)
     winner, judged = _judged(field, verdict)
     for place, each in zip(racing, judged, strict=False):  # the floor may stand behind the chain
         made[place] = each

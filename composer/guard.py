@@ -6,15 +6,17 @@ captured graph answers that call, and the next engine is compiled for those that
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar, cast
 
 from composer import _torch
+from composer.gate import Gate
 from composer.memory import free_memory, lacks_memory
 from composer.records import Runtime
 from composer.sampling import Sampler
@@ -101,12 +103,14 @@ class _Served:
     ``due`` is the tick from which on a call may be the next to be compared with the floor, or to
     be made by an engine out of quarantine; ``_sample_at`` and ``_retry_at`` are the numbers of
     those calls, the first being 0. At ``_begin_at`` begins what goes on beside the calls, and at
-    ``_let_go_at`` the engine that was taken over from is let go. ``called_by`` is who calls.
+    ``_let_go_at`` the engine that was taken over from is let go. While there is a ``_gate`` every
+    call goes through that. ``called_by`` is who calls.
     """
 
     __slots__ = (
         "_before",
         "_begin_at",
+        "_gate",
         "_later",
         "_let_go_at",
         "_lock",
@@ -138,6 +142,7 @@ class _Served:
         self._begin_at = 1 if later else sys.maxsize
         self._before: Engine | None = None
         self._let_go_at = sys.maxsize
+        self._gate: Gate | None = None
         self._sampler = sampler
         self._sample_at = sampler.every - 1 if sampler else sys.maxsize
         self._starved = 0
@@ -174,7 +179,7 @@ class _Served:
     def _look_ahead(self) -> None:
         """Note which is the next call of these kinds; with the lock held."""
         kinds = self._sample_at, self._retry_at, self._begin_at, self._let_go_at
-        self.due = min(kinds) + self._runtime.reads
+        self.due = 0 if self._gate else min(kinds) + self._runtime.reads
 
     def answer(self, error: Exception, run: Compiled, args: tuple[Any, ...], before: object) -> Any:
         """Answer a call for the engine ``run``, which raised ``error``.
@@ -207,7 +212,13 @@ class _Served:
         return outputs
 
     def special(self, number: int, run: Compiled) -> tuple[Compiled, Compiled]:
-        """Who makes this call, ``run`` or an engine out of quarantine, and in which way.
+        """Who makes this call, ``run`` or an engine out of quarantine, and in which way."""
+        gate = self._gate
+        run, serve = self._way_of(number, run)
+        return run, serve if gate is None else functools.partial(gate.admit, serve)
+
+    def _way_of(self, number: int, run: Compiled) -> tuple[Compiled, Compiled]:
+        """As :meth:`special`, but for a gate.
 
         Of several threads the quickest has the comparison, or the compile.
         """
@@ -239,10 +250,26 @@ class _Served:
         seat = Seat(
             lambda: self.called_by() is not None and self.run is run,
             functools.partial(self._take_over, run),
+            self._gated,
         )
         cast(Later, self._later).begin(args, run, seat)
         self._later = None
         return run(*args)
+
+    @contextlib.contextmanager
+    def _gated(self) -> Iterator[Gate]:
+        """Have every call go through a gate meanwhile."""
+        gate = Gate()
+        try:
+            self._put_up(gate)
+            yield gate
+        finally:
+            self._put_up(None)
+
+    def _put_up(self, gate: Gate | None) -> None:
+        with self._lock:
+            self._gate = gate
+            self._look_ahead()
 
     def _take_over(self, run: Compiled, chosen: TakeOver) -> None:
         """Serve by another in place of ``run``; calls under way end as they began."""

@@ -13,9 +13,8 @@ program could notice but by the cores, the memory and the interpreter that it ta
   would be felt. Such a graph keeps the first engine.
 - The program draws, writes to weights and compiles meanwhile as it likes. Nothing is put back to
   what it was before, as is done where the program waits.
-
-The engines and the floor take turns as ever, so what the program does at the time meets them alike.
-Times are longer than in peace, all of them; what they are compared by is not.
+- The engines and the floor take turns as ever, each between two calls of the graph, the last of
+  which may have to wait for it (:mod:`composer.gate`).
 """
 
 from __future__ import annotations
@@ -222,12 +221,13 @@ class _Task:
         attempts = self.plan.attempts
         refused = [choice.Tried(each, None) for each in attempts[:-1]]
         serving = choice.Tried(attempts[-1], self.run)
-        outcome = choice.fastest(
-            itertools.chain(refused, (serving,), self._others()),
-            lambda: successors.floor_in_time(inputs),
-            dataclasses.replace(request, example_inputs=tuple(inputs), alongside=True),
-            self.plan.contest,
-        )
+        with self.seat.gated() as gate:
+            outcome = choice.fastest(
+                itertools.chain(refused, (serving,), self._others()),
+                lambda: successors.floor_in_time(inputs),
+                dataclasses.replace(request, example_inputs=tuple(inputs), alongside=True),
+                dataclasses.replace(self.plan.contest, gate=gate),
+            )
         memory = chain.memory_of(request, successors.contenders, self.plan.contest)
         if memory is not None:
             memory.keep(outcome)

@@ -35,6 +35,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import random
 import statistics
@@ -46,6 +47,7 @@ from typing import Any
 from composer import _torch, collectives, verdicts
 from composer.errors import text_of
 from composer.footprint import Gauge
+from composer.gate import Gate
 from composer.policy import Policy
 from composer.records import GraphRequest, first_line
 from composer.track import Track
@@ -77,12 +79,14 @@ class Contest:
         within: By which share one may be slower than the fastest and win by taking less memory;
             ``None`` does not look at memory.
         terms: On which its verdict is remembered; ``None`` for not at all.
+        gate: Where the turns are taken beside a running program; ``None`` where that waits.
     """
 
     seconds: float | None = None
     calls: int | None = None
     within: float | None = None
     terms: verdicts.Terms | None = None
+    gate: Gate | None = None
 
     @staticmethod
     def of(policy: Policy) -> Contest | None:
@@ -180,6 +184,7 @@ def fastest(
     seconds: float,
     within: float | None = None,
     gauge: Gauge | None = None,
+    gate: Gate | None = None,
 ) -> Verdict:
     """Let the entrants take turns until one is surely ahead, or the time is over.
 
@@ -189,6 +194,7 @@ def fastest(
         seconds: How long this may take.
         within: As in :class:`Contest`.
         gauge: What memory is told by, where that is given.
+        gate: As in :class:`Contest`; the time is that of the turns alone.
 
     Returns:
         The verdict. There is none where the floor itself raises for these inputs, or the time was
@@ -196,7 +202,7 @@ def fastest(
     """
     started = time.perf_counter()
     track = Track(request)
-    race = _Race(entrants, track, started + seconds, within, gauge)
+    race = _Race(entrants, track, started + seconds, within, gauge, gate)
     try:
         with track.laid_out():
             race.warm_up()
@@ -217,8 +223,9 @@ class _Race:
         deadline: float,
         within: float | None,
         gauge: Gauge | None,
+        gate: Gate | None,
     ) -> None:
-        self._within, self._gauge = within, gauge
+        self._within, self._gauge, self._gate = within, gauge, gate
         self._grown: dict[int, int] = {}
         self._entrants = entrants
         self._track = track
@@ -242,11 +249,12 @@ class _Race:
                 self._warm_up(place)
 
     def _warm_up(self, place: int) -> None:
-        for _ in range(2):  # the first may compile, allocate or tune; the second tells the time
+        # The first may compile, allocate or tune, and no call waits; the second tells the time.
+        for gate in (None, self._gate):
             if self._is_over():
                 raise _Undecided("the time for it was too short for two calls of each engine")
             if place in self._alive:
-                self._warm[place] = self._turn(place, 1)
+                self._warm[place] = self._turn(place, 1, gate=gate)
 
     @contextlib.contextmanager
     def _weighed(self, place: int) -> Iterator[None]:
@@ -281,19 +289,20 @@ class _Race:
                     return
                 calls = math.ceil(_TURN / max(self._warm[place], 1e-9))
                 lead = _LEAD if self._warm[place] < _LONG else 0.0
-                times[place] = self._turn(place, min(calls, _MOST_CALLS), lead)
+                times[place] = self._turn(place, min(calls, _MOST_CALLS), lead, self._gate)
             for place in self._alive:
                 self._turns[place].append(times[place])
             self._send_off()
 
-    def _turn(self, place: int, calls: int, lead: float = 0.0) -> float:
+    def _turn(self, place: int, calls: int, lead: float = 0.0, gate: Gate | None = None) -> float:
         """Seconds a call; who raises is out, and where that is the floor, nothing can be found.
 
         Raises:
             _Undecided: it is.
         """
         try:
-            return self._track.time(self._entrants[place].run, calls, lead)
+            turn = functools.partial(self._track.time, self._entrants[place].run, calls, lead)
+            return turn() if gate is None else self._between_calls(turn, gate)
         except Exception as error:  # noqa: BLE001  # recorded: its attempt has failed
             if place == len(self._entrants) - 1:
                 what = f"{type(error).__name__}: {first_line(text_of(error))}"
@@ -301,6 +310,14 @@ class _Race:
             self.errors[place] = error
             self._alive.remove(place)
             return math.inf
+
+    def _between_calls(self, turn: Callable[[], float], gate: Gate) -> float:
+        """What waiting for the program's calls takes is not taken from the time for turns."""
+        waited = gate.waited
+        try:
+            return gate.perform(turn)
+        finally:
+            self._deadline += gate.waited - waited
 
     def _is_over(self) -> bool:
         return time.perf_counter() >= self._deadline

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
 from composer.backward import Backwards
+from composer.gate import Gate
 
 Compiled = Callable[..., Any]
 
@@ -73,10 +75,12 @@ class Seat:
         take_over: Has what its argument returns serve it, from the next call on; ``None`` changes
             nothing. It is told whether the graph is served as it was, which stays so meanwhile, and
             says as well whether the one before is to be kept for the first calls.
+        gated: Puts a gate at the calls, for as long as the context lasts.
     """
 
     is_wanted: Callable[[], bool]
     take_over: Callable[[TakeOver], None]
+    gated: Callable[[], AbstractContextManager[Gate]]
 
 
 class Later(Protocol):

@@ -13,7 +13,7 @@ LAYERS = [
     {"errors", "memory", "footprint"},
     {"records"},
     {"_torch"},
-    {"registry", "writes", "disk", "child", "collectives", "machine", "background"},
+    {"registry", "writes", "disk", "child", "collectives", "machine", "background", "gate"},
     {"clones", "comparison", "ledger"},
     {"capture"},
     {"passes"},

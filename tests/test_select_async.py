@@ -126,6 +126,38 @@ def test_first_accepted_serves_at_once_and_the_fastest_in_the_end() -> None:
     assert (slow.built_in, quick.built_in) == ([main], ["composer"])
 
 
+def test_turns_are_taken_between_the_calls_of_a_program_that_calls() -> None:
+    """By its own thread; but for the first call of each, nobody runs beside another."""
+    running, met = threading.Lock(), []
+
+    class Alone(Engine):
+        def __call__(self, gm: Any, example_inputs: Any) -> Any:
+            run = super().__call__(gm, example_inputs)
+
+            def alone(*args: Any) -> Any:
+                mine = running.acquire(blocking=False)
+                if not mine:
+                    met.append(self.__name__)
+                try:
+                    return run(*args)
+                finally:
+                    if mine:
+                        running.release()
+
+            return alone
+
+    slow, slower = Alone("slow", SLOW / 8), Alone("slower", SLOW / 4)
+    x = torch.randn(3)
+    f = beside(double, slow, slower)
+    f(x)
+    f(x)
+    while not background.settled(0.0):
+        assert torch.equal(f(x), x * 2)
+    assert last().chosen == "eager"
+    assert slower.served >= 3
+    assert len(met) <= 2
+
+
 def test_graph_that_is_called_once_needs_no_other_engine() -> None:
     """Nothing is built for it."""
     other = Engine("other")

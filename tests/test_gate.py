@@ -1,0 +1,195 @@
+"""What one thread does beside the calls of a graph, and those calls, never meet."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from composer import gate as gates
+from composer.gate import Gate
+
+WAIT = 30.0
+
+
+def started(function: Callable[..., Any], *args: Any) -> threading.Thread:
+    thread = threading.Thread(target=function, args=args)
+    thread.start()
+    return thread
+
+
+def offered(gate: Gate) -> None:
+    """Wait until something is."""
+    with gate._changed:
+        assert gate._changed.wait_for(lambda: gate._offer is not None, WAIT)
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever offers something waits for a call to do it."""
+    monkeypatch.setattr(gates, "_PATIENCE", WAIT)
+
+
+def announcing(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Set once something is offered."""
+    here = threading.Event()
+    wait_for = gate._changed.wait_for
+
+    def told(predicate: Callable[[], bool], timeout: float | None = None) -> bool:
+        if gate._offer is not None:
+            here.set()
+        return wait_for(predicate, timeout)
+
+    monkeypatch.setattr(gate._changed, "wait_for", told)
+    return here
+
+
+@pytest.mark.usefixtures("patient")
+def test_next_call_does_what_is_offered_before_it_is_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In the thread that calls."""
+    gate, order, results = Gate(), [], []
+    here = announcing(gate, monkeypatch)
+
+    def work() -> float:
+        order.append(("work", threading.get_ident()))
+        return 2.5
+
+    thread = started(lambda: results.append(gate.perform(work)))
+    assert here.wait(WAIT)
+    mine = threading.get_ident()
+    assert gate.admit(lambda x: order.append(("call", mine)) or x + 1, 1) == 2
+    thread.join(WAIT)
+    assert (order, results) == ([("work", mine), ("call", mine)], [2.5])
+
+
+def test_work_that_no_call_does_is_done_by_the_one_who_offers_it() -> None:
+    """A call that comes meanwhile waits for its end."""
+    gate, order = Gate(), []
+    begun, may_end = threading.Event(), threading.Event()
+
+    def work() -> float:
+        begun.set()
+        assert may_end.wait(WAIT)
+        order.append("work")
+        return 0.0
+
+    offering = started(gate.perform, work)
+    assert begun.wait(WAIT)
+    calling = started(gate.admit, lambda: order.append("call"))
+    may_end.set()
+    for each in (offering, calling):
+        each.join(WAIT)
+    assert order == ["work", "call"]
+
+
+def test_work_waits_for_calls_under_way() -> None:
+    """And the seconds of it are told."""
+    gate, order = Gate(), []
+    inside, may_end = threading.Event(), threading.Event()
+
+    def serve() -> None:
+        inside.set()
+        assert may_end.wait(WAIT)
+        order.append("call")
+
+    calling = started(gate.admit, serve)
+    assert inside.wait(WAIT)
+    offering = started(gate.perform, lambda: order.append("work") or 0.0)
+    with gate._changed:
+        assert gate._changed.wait_for(lambda: gate._offer is not None and gate._offer.begun, WAIT)
+    may_end.set()
+    for each in (offering, calling):
+        each.join(WAIT)
+    assert order == ["call", "work"]
+    assert gate.waited > 0
+
+
+@pytest.mark.usefixtures("patient")
+def test_error_of_the_work_is_for_the_one_who_offered_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call that did it is answered."""
+    gate, seen = Gate(), []
+    here = announcing(gate, monkeypatch)
+
+    def work() -> float:
+        raise ValueError("of the work")
+
+    def offer() -> None:
+        with pytest.raises(ValueError, match="of the work") as raised:
+            gate.perform(work)
+        seen.append(raised.value)
+
+    thread = started(offer)
+    assert here.wait(WAIT)
+    assert gate.admit(lambda: 7) == 7
+    thread.join(WAIT)
+    assert len(seen) == 1
+
+
+@pytest.mark.usefixtures("patient")
+def test_interrupt_ends_the_call_that_did_the_work_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was meant for the program; the gate is open afterwards."""
+    gate, seen = Gate(), []
+    here = announcing(gate, monkeypatch)
+
+    def work() -> float:
+        raise KeyboardInterrupt
+
+    def offer() -> None:
+        try:
+            gate.perform(work)
+        except KeyboardInterrupt as error:
+            seen.append(error)
+
+    thread = started(offer)
+    assert here.wait(WAIT)
+    with pytest.raises(KeyboardInterrupt):
+        gate.admit(lambda: 7)
+    thread.join(WAIT)
+    assert len(seen) == 1
+    assert gate.admit(lambda: 8) == 8
+
+
+def test_gate_is_open_as_long_as_it_was_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the next thing is offered."""
+    clock, slept = [0.0], []
+    monkeypatch.setattr(gates.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(gates.time, "sleep", slept.append)
+
+    def work() -> float:
+        clock[0] += 3.0
+        return 0.0
+
+    gate = Gate()
+    gate.perform(work)
+    gate.perform(work)
+    assert slept == [0.0, 3.0]
+
+
+def test_call_within_a_call_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work that is offered meanwhile waits for the outer call, which waits for the inner."""
+    monkeypatch.setattr(gates, "_LONGEST", 0.01)
+    gate, seen = Gate(), []
+
+    def outer() -> str:
+        thread = started(gate.perform, lambda: seen.append("work") or 0.0)
+        offered(gate)
+        inner = gate.admit(lambda: "inner")
+        thread.join(WAIT)
+        return f"outer of {inner}"
+
+    assert gate.admit(outer) == "outer of inner"
+    assert seen == ["work"]
+
+
+@pytest.mark.usefixtures("patient")
+def test_forked_child_passes_an_inherited_gate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is there to end what was under way."""
+    gate = Gate()
+    gate._offer = gates._Offer(lambda: 0.0)
+    gate._offer.begun = True
+    monkeypatch.setattr(gates.os, "getpid", lambda: gate._process + 1)
+    assert gate.admit(lambda: 7) == 7
