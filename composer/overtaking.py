@@ -13,8 +13,8 @@ program could notice but by the cores, the memory and the interpreter that it ta
   would be felt. Such a graph keeps the first engine.
 - The program draws, writes to weights and compiles meanwhile as it likes. Nothing is put back to
   what it was before, as is done where the program waits.
-- The engines and the floor take turns as ever, each between two calls of the graph, the last of
-  which may have to wait for it (:mod:`composer.gate`).
+- The engines and the floor take turns as ever, each between two calls of the graph: a call may have
+  to wait for one of them (:mod:`composer.gate`).
 """
 
 from __future__ import annotations
