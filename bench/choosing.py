@@ -1,8 +1,9 @@
 """How often ``select = "fastest"`` picks the wrong engine, and what picking costs.
 
-``python bench/choosing.py`` builds Inductor and ONNX Runtime once for each of two small models, and
-then has composer choose among them and eager, over and over, with the budget that the policy gives
-by default. ``--load`` runs a process beside it that keeps one core busy.
+``python bench/choosing.py`` builds Inductor, ONNX Runtime and, where it is installed, OpenVINO once
+for each of two small models, and then has composer choose among them and eager, over and over, with
+the budget that the policy gives by default. ``--load`` runs a process beside it that keeps one core
+busy.
 
 A pick is wrong if the engine takes more than 5 % longer than the best. What an engine takes is
 measured apart from the selections, under the same load, by ``timing.measure``: the lower quartile
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import importlib.util
 import os
 import statistics
 import subprocess
@@ -31,7 +33,9 @@ from composer.lowering import once
 from composer.policy import Policy
 from composer.records import GraphRequest
 
-ENGINES = ("inductor", "onnxrt")
+ENGINES: tuple[str, ...] = ("inductor", "onnxrt")
+if importlib.util.find_spec("openvino") is not None:
+    ENGINES += ("composer_openvino",)
 WRONG = 1.05
 SPIN = "import os, sys\nos.sched_setaffinity(0, {int(sys.argv[1])})\nwhile True: pass"
 
@@ -108,6 +112,10 @@ def choose(
         "build_seconds": seconds,
         "budget_seconds": budget,
         "seconds": {"median": statistics.median(taken), "most": max(taken)},
+        "share_of_build": {
+            "median": statistics.median(taken) / seconds,
+            "most": max(taken) / seconds,
+        },
         "load_average": os.getloadavg()[0],
     }
 
