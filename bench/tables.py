@@ -15,6 +15,7 @@ from pathlib import Path
 
 from markdown_table import Record, described, ratio, table
 from model_tables import headline, models, scaling
+from start_tables import choosing, warm
 
 HERE = Path(__file__).parent
 WRONG = ("wrong", "raised", "crashed")
@@ -309,6 +310,13 @@ PARTS = (
     Part(BENCH, "models", models, command="models.py --json bench/results/models.json"),
     Part(BENCH, "training", models, command="models.py --train --json bench/results/training.json"),
     Part(BENCH, "scaling", scaling, command="scaling.py --json bench/results/scaling.json"),
+    Part(BENCH, "warm", warm, command="warm.py --json bench/results/warm.json"),
+    Part(
+        BENCH,
+        "choosing",
+        choosing,
+        command="choosing.py --load 0 --json bench/results/choosing.json",
+    ),
     Part(BENCH, "gpu", gpu),
     Part(BENCH, "onnxrt", onnxrt),
     Part(BENCH, "passes", passes),

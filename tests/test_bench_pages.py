@@ -121,6 +121,24 @@ def test_tables_stand_between_the_markers(room: Any, results: Path) -> None:
     assert "| bert | inductor | onnxrt |" in (results / "README.md").read_text()
 
 
+def test_tables_of_starts_and_choices_say_what_was_measured(room: Any) -> None:
+    """Seconds and their ratios; picks, and choosing as a share of the builds."""
+    starts = {"inductor, cold": {"median": 8.0}, "composer[onnxrt], warm": {"median": 1.25}}
+    pair = {"composer[onnxrt], warm / inductor, cold": RATIO}
+    found = {"seconds": starts, "first": pair, "engine": pair}
+    page = room("start_tables").warm({"machine": MACHINE, "models": {"bert": found}})
+    assert "| bert | 8.00 | 1.25 |" in page
+    assert "| bert | without Dynamo's share | 2.000 (1.900-2.200) |" in page
+
+    chosen = {"picks": {"onnxrt": 49, "inductor": 1}, "wrong": 1, "selections": 50}
+    chosen |= {"build_seconds": 20.0, "seconds": {"median": 1.5}}
+    chosen |= {"share_of_build": {"median": 0.075, "most": 0.15}}
+    record = {"machine": MACHINE, "load": True, "models": {"perceptron": chosen}}
+    page = room("start_tables").choosing(record)
+    assert "One core was kept busy." in page
+    assert "| perceptron | onnxrt 49, inductor 1 | 1 | 50 | 20.0 | 1.50 | 8% | 15% |" in page
+
+
 def test_tables_are_those_of_the_figures_kept(room: Any, tmp_path: Path) -> None:
     """Nobody typed into the pages, and no page has lost a marker."""
     copied_pages(room, tmp_path)

@@ -1,0 +1,44 @@
+"""The Markdown tables of ``bench/warm.py`` and ``bench/choosing.py``: before the first calls."""
+
+from __future__ import annotations
+
+from markdown_table import Record, described, ratio, table
+
+
+def warm(record: Record) -> str:
+    """Seconds to the first result of a process, and what they are to Inductor's."""
+    models: Record = record["models"]
+    starts = dict.fromkeys(name for each in models.values() for name in each["seconds"])
+    pairs = dict.fromkeys(pair for each in models.values() for pair in each["first"])
+    seconds = [
+        (model, *(f"{found['seconds'][name]['median']:.2f}" for name in starts))
+        for model, found in models.items()
+    ]
+    kinds = {"first": "to the first result", "engine": "without Dynamo's share"}
+    ratios = [
+        (model, told, *(ratio(found[kind][pair]) for pair in pairs))
+        for model, found in models.items()
+        for kind, told in kinds.items()
+    ]
+    tables = (
+        table(("median s to the first result", *starts), seconds, text=1),
+        table(("ratio (quartiles)", "seconds", *pairs), ratios),
+    )
+    return "\n\n".join((described(record), *tables))
+
+
+def choosing(record: Record) -> str:
+    """How many picks were wrong, and the time of choosing as a share of the builds'."""
+    headings = ("model", "picks", "wrong", "of", "builds, s", "choosing, s", "its share", "at most")
+    rows = [
+        (
+            model,
+            ", ".join(f"{name} {count}" for name, count in found["picks"].items()),
+            *(str(found["wrong"]), str(found["selections"])),
+            *(f"{found['build_seconds']:.1f}", f"{found['seconds']['median']:.2f}"),
+            *(f"{found['share_of_build'][part]:.0%}" for part in ("median", "most")),
+        )
+        for model, found in record["models"].items()
+    ]
+    busy = "One core was kept busy." if record["load"] else "Nothing was run beside it."
+    return f"{described(record)} {busy}\n\n{table(headings, rows)}"
