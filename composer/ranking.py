@@ -28,7 +28,7 @@ from composer.explain import collecting, compiled_anew
 from composer.memory import free_memory
 from composer.policy import Candidate, read_policy
 from composer.records import CompileReport, GraphRequest, Reason, Status, first_line
-from composer.whole import Subject
+from composer.subject import Subject
 
 EAGER = "eager"
 COMPOSER = "composer, fastest"

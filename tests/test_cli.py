@@ -136,7 +136,7 @@ def test_policy_check_passes_what_is_right(passes, tmp_path) -> None:
     file = tmp_path / "composer.toml"
     file.write_text(POLICY)
     result = runner.invoke(app, ["policy", "check", str(file)])
-    assert (result.exit_code, "1 rules, nothing wrong" in result.output) == (0, True)
+    assert (result.exit_code, "1 rule, nothing wrong" in result.output) == (0, True)
 
 
 @pytest.mark.parametrize(

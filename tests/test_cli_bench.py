@@ -17,7 +17,7 @@ from composer.cli import app
 from composer.errors import OptionError, RankingError
 from composer.policy import Candidate, Facts
 from composer.ranking import COMPOSER, EAGER, Ranking, Standing, rank
-from composer.whole import subject_of
+from composer.subject import subject_of
 
 runner = CliRunner()
 
@@ -41,6 +41,8 @@ def train():
 
 def nothing():
     return Net()
+
+NET = Net()
 
 def wrong(gm, example_inputs):
     return lambda *args: [each + 1 for each in gm(*args)]
@@ -112,6 +114,9 @@ def test_bench_times_training_where_the_module_trains(models: Path) -> None:
         (("own_models",), 2, "is not of the form MODULE:FACTORY"),
         (("no_such_module:make",), 2, "'no_such_module' cannot be imported"),
         (("own_models:absent",), 2, "'own_models' has no function 'absent'"),
+        (("own_models:maek",), 2, "has no function 'maek'; did you mean 'make'?"),
+        (("own_models:wrong",), 2, "cannot be called: missing a required argument: 'gm'"),
+        (("own_models:NET",), 2, "'own_models:NET' is a model; name a function that returns"),
         (("own_models:nothing",), 2, "own_models:nothing gave a Net; it has to return (module,"),
         (("own_models:make", "--chain", "onxrt"), 2, "did you mean 'onnxrt'?"),
         (("own_models:make", "--chain", "a, {"), 2, "the chain is no TOML"),

@@ -22,7 +22,8 @@ from composer import advice
 from composer.cli.progress import shown
 from composer.errors import ComposerError, OptionError, UnknownNameError
 from composer.ranking import Ranking, Standing, rank
-from composer.whole import Subject
+from composer.subject import Subject
+from composer.telemetry.report import counted
 from composer.workload import Workload
 
 Target = Annotated[
@@ -125,7 +126,8 @@ def _measured() -> str:
     """When, and on what: the CPU's capability and the number of threads decide much."""
     now = datetime.now(UTC).date().isoformat()
     kind = torch.backends.cpu.get_cpu_capability()
-    return f"{now}, torch {torch.__version__}, {kind}, {torch.get_num_threads()} threads"
+    threads = counted(torch.get_num_threads(), "thread")
+    return f"{now}, torch {torch.__version__}, {kind}, {threads}"
 
 
 def _table(ranking: Ranking) -> Table:

@@ -18,6 +18,7 @@ from composer.errors import ComposerError
 from composer.passes import resolve
 from composer.policy import Candidate, Facts, Objective, Policy, Tolerance
 from composer.records import plain
+from composer.telemetry.report import counted
 
 app = typer.Typer(help="Policies of models, in a file.", no_args_is_help=True)
 
@@ -33,7 +34,7 @@ def check(file: Path) -> None:
     if mistakes:
         raise typer.Exit(1)
     found = book.read(file)
-    typer.echo(f"{file}: defaults and {len(found.models)} rules, nothing wrong")
+    typer.echo(f"{file}: defaults and {counted(len(found.models), 'rule')}, nothing wrong")
 
 
 def _mistakes(file: Path) -> Iterator[str]:
