@@ -164,7 +164,8 @@ def rank(
         wanted = _chain(chain, request)
         with torch.random.fork_rng(devices=devices(request.example_inputs)):
             _refuse_writes(subject, request)
-            found = [_compiled(subject, request, _label(c), c, {"chain": [c]}) for c in wanted]
+            alone = [(c, {"chain": [c], "select": "first"}) for c in wanted]
+            found = [_compiled(subject, request, _label(c), c, each) for c, each in alone]
             whole = {"chain": wanted, "select": "fastest"}
             found.append(_compiled(subject, request, COMPOSER, None, whole))
             eager = (Standing(EAGER), subject.flat(subject.model))

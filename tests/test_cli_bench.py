@@ -18,6 +18,7 @@ from composer.errors import OptionError, RankingError
 from composer.policy import Candidate, Facts
 from composer.ranking import COMPOSER, EAGER, Ranking, Standing, rank
 from composer.subject import subject_of
+from composer.testing import FakeBackend
 
 runner = CliRunner()
 
@@ -141,6 +142,17 @@ def test_a_model_that_writes_to_its_inputs_is_refused() -> None:
     subject = subject_of((lambda x: x.add_(1), torch.ones(2)), "here")
     with pytest.raises(RankingError, match="writes to its inputs"):
         rank(subject, ["aot_eager"])
+
+
+def test_each_candidate_is_timed_whatever_the_policy_selects() -> None:
+    """Under ``select = "fastest"`` eager would serve in the place of one that is slower."""
+    subject = subject_of((torch.nn.Linear(2, 2), torch.ones(1, 2)), "here")
+    with book.using(select="fastest"):
+        ranking = rank(subject, [FakeBackend("slow", at=1, seconds=0.005)], seconds=0.2)
+    (slow,) = ranking.candidates
+    assert slow.served == {"fake_slow": 1}
+    assert slow.latency is not None
+    assert slow.latency > 0.004
 
 
 def test_inputs_are_one_argument_several_or_named() -> None:
