@@ -67,8 +67,13 @@ def compose(
         outcome = _walk(case, later)
     report = _told(case, outcome, time.perf_counter() - started)
     successors = Succession(
-        *(case.request, case.candidates, case.shared, case.policy, case.rewritten),
-        *(report, outcome),
+        request=case.request,
+        contenders=case.candidates,
+        shared=case.shared,
+        policy=case.policy,
+        early=case.rewritten,
+        report=report,
+        outcome=outcome,
         asked_by_name=case.rules.names_chain,
     )
     return guard.watch(
@@ -114,7 +119,9 @@ def _case_of(request: GraphRequest, options: Mapping[str, Any] | None) -> _Case:
 def _walk(case: _Case, later: overtaking.Plan | None) -> Outcome:
     """Try the candidates; where the fastest is to be found later, until the first is accepted."""
     outcome = chain.walk(
-        *(case.request, case.candidates, case.shared),
+        case.request,
+        case.candidates,
+        case.shared,
         contest=None if later else select.Contest.of(case.policy),
         strict=case.policy.strict,
         agree_within=case.policy.agree_within,
