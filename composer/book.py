@@ -22,7 +22,7 @@ from composer.policy import (
     Policy,
     Rules,
     check_mode,
-    explain,
+    in_words,
     merge,
     read_policy,
 )
@@ -118,7 +118,7 @@ def _validated(table: Mapping[str, Any], where: str) -> PolicyBook:
             "models": Rule,
             "match": Match,
         }
-        mistakes = (explain(each, PolicyBook, tables) for each in error.errors())
+        mistakes = (in_words(each, PolicyBook, tables) for each in error.errors())
         raise OptionError("; ".join(f"{where}{each}" for each in mistakes)) from None
 
 

@@ -34,7 +34,6 @@ from composer.backends.base import (
     taking_notes,
     within,
 )
-from composer.choice import FLOOR
 from composer.contenders import Contender
 from composer.errors import (
     CandidateError,
@@ -50,7 +49,7 @@ from composer.lowering import keeping
 from composer.lowering.each import compile_each
 from composer.passes import late
 from composer.passes.resolve import SharedPasses
-from composer.records import Attempt, GraphRequest, Outcome, Reason, Status
+from composer.records import FLOOR, Attempt, GraphRequest, Outcome, Reason, Status
 from composer.verify import verify
 
 

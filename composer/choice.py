@@ -17,6 +17,7 @@ from composer.comparison import devices
 from composer.errors import Refusal, text_of
 from composer.footprint import MIB, Gauge
 from composer.records import (
+    FLOOR,
     Attempt,
     GraphRequest,
     Outcome,
@@ -25,8 +26,6 @@ from composer.records import (
     Status,
     first_line,
 )
-
-FLOOR = "eager"
 
 Made = tuple[Callable[..., Any], tuple[PassRecord, ...]]
 """What serves a graph, and the shared passes that ran within it."""

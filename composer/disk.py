@@ -12,6 +12,7 @@ caches, and the lock is ``filelock``'s, which the kernel lets go of when its hol
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 import json
@@ -30,6 +31,7 @@ from typing import Any
 from composer.errors import CacheWarning
 
 CACHE_DIR = "COMPOSER_CACHE_DIR"
+ELSEWHERE = f"{CACHE_DIR} names another folder"
 PATIENCE = 10.0
 """Seconds to wait for another process that writes; a write that waits longer is left out."""
 _SCHEMA = 1
@@ -126,7 +128,7 @@ class Shelf:
                 self._make_room(size, _checked(key))
                 self._replace(key, record, blob)
         except OSError as error:
-            self._report(f"cannot be written: {error}")
+            self._report(f"cannot be written: {error}; {ELSEWHERE}")
             return False
         return True
 
@@ -270,13 +272,20 @@ class Shelf:
 
 
 def warn_of(trouble: str) -> None:
-    """Say it once for each folder and kind of trouble; it is no error, even where warnings are.
+    """Say it once for each folder and kind of trouble; it is no error, even where warnings are."""
+    _say(trouble)
 
-    Python's own memory of warnings sees to the "once".
-    """
+
+@functools.lru_cache(maxsize=100)  # Python forgets what it warned of whenever torch sets a filter
+def _say(trouble: str) -> None:
     log.warning("%s", trouble)
     with suppress(CacheWarning):
-        warnings.warn(trouble, CacheWarning, stacklevel=2)
+        warnings.warn(trouble, CacheWarning, stacklevel=3)
+
+
+def warn_again() -> None:
+    """Forget what was warned of."""
+    _say.cache_clear()
 
 
 def _checked(key: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -25,8 +26,8 @@ from composer import (
 )
 from composer.lowering import once
 from composer.passes import early, resolve
-from composer.policy import Facts, Rules
-from composer.records import Attempt, CompileReport, GraphRequest, PassRecord
+from composer.policy import Facts, Policy, Rules
+from composer.records import CompileReport, GraphRequest, Outcome, PassRecord
 from composer.succession import Succession
 from composer.telemetry import notices
 
@@ -60,39 +61,20 @@ def compose(
     """
     started = time.perf_counter()
     gm, restore = clones.flat_outputs(gm)
-    request = capture.read_request(gm, example_inputs, mode=mode)
-    rules = book.resolve(Facts.of(request), mode, options, session.current().configured)
-    policy = rules.policy
-    candidates = contenders.resolve(policy)
-    shared = resolve.resolve(policy.passes, policy.on_pass_error)
-    request = capture.known_by(request, policy.model, f"{mode} {policy.key} {shared.key}")
-    policy, candidates = lock.hold(request, policy, candidates, shared)
-    with session.current().progress.step(request, "shared passes"):
-        request, rewritten = early.rewrite(request, shared)
-    later = overtaking.Plan.of(policy, request, candidates)
-    contest = None if later else select.Contest.of(policy)
+    case = _case_of(capture.read_request(gm, example_inputs, mode=mode), options)
+    later = overtaking.Plan.of(case.policy, case.request, case.candidates)
     with once.sharing(), backward.watched() as backwards:
-        outcome = chain.walk(
-            *(request, candidates, shared, contest),
-            strict=policy.strict,
-            agree_within=policy.agree_within,
-        )
-    outcome = later.announced(outcome) if later else outcome
-    passes = (*rewritten, *outcome.passes)
-    objection = chain.objection(outcome, strict=policy.strict, on_exhausted=policy.on_exhausted)
-    chosen = "" if objection else outcome.chosen
-    seconds = time.perf_counter() - started
-    report = _report(request, rules, passes, outcome.attempts, chosen, seconds)
-    session.current().keep(report)
-    session.current().sinks.emit(report)
-    if objection:
-        raise objection
-    warned = session.current().warned
-    notices.warn_of_fallbacks(report, warned, asked_by_name=rules.names_chain)
-    notices.warn_of_passes(report, warned)
+        outcome = _walk(case, later)
+    report = _told(case, outcome, time.perf_counter() - started)
     successors = Succession(
-        *(request, candidates, shared, policy, rewritten, report, outcome),
-        asked_by_name=rules.names_chain,
+        request=case.request,
+        contenders=case.candidates,
+        shared=case.shared,
+        policy=case.policy,
+        early=case.rewritten,
+        report=report,
+        outcome=outcome,
+        asked_by_name=case.rules.names_chain,
     )
     return guard.watch(
         standby.Engine(outcome.compiled, backwards),
@@ -104,14 +86,65 @@ def compose(
     )
 
 
-def _report(
-    request: GraphRequest,
-    rules: Rules,
-    passes: tuple[PassRecord, ...],
-    attempts: tuple[Attempt, ...],
-    chosen: str,
-    seconds: float,
-) -> CompileReport:
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """One graph, as the first passes left it, and what is wanted of it.
+
+    ``policy`` is that of ``rules``, or what a lock makes of it. ``rewritten`` is the record of the
+    passes that have run.
+    """
+
+    request: GraphRequest
+    rules: Rules
+    policy: Policy
+    candidates: tuple[contenders.Contender, ...]
+    shared: resolve.SharedPasses
+    rewritten: tuple[PassRecord, ...]
+
+
+def _case_of(request: GraphRequest, options: Mapping[str, Any] | None) -> _Case:
+    """Find out what is wanted of a graph, and run the passes that come before every candidate."""
+    mode = request.mode
+    rules = book.resolve(Facts.of(request), mode, options, session.current().configured)
+    policy = rules.policy
+    candidates = contenders.resolve(policy)
+    shared = resolve.resolve(policy.passes, policy.on_pass_error)
+    request = capture.known_by(request, policy.model, f"{mode} {policy.key} {shared.key}")
+    policy, candidates = lock.hold(request, policy, candidates, shared)
+    with session.current().progress.step(request, "shared passes"):
+        request, rewritten = early.rewrite(request, shared)
+    return _Case(request, rules, policy, candidates, shared, rewritten)
+
+
+def _walk(case: _Case, later: overtaking.Plan | None) -> Outcome:
+    """Try the candidates; where the fastest is to be found later, until the first is accepted."""
+    outcome = chain.walk(
+        case.request,
+        case.candidates,
+        case.shared,
+        contest=None if later else select.Contest.of(case.policy),
+        strict=case.policy.strict,
+        agree_within=case.policy.agree_within,
+    )
+    return later.announced(outcome) if later else outcome
+
+
+def _told(case: _Case, outcome: Outcome, seconds: float) -> CompileReport:
+    """Keep the record and send it; then raise, or warn, where the user is to hear of it."""
+    policy, here = case.policy, session.current()
+    objection = chain.objection(outcome, strict=policy.strict, on_exhausted=policy.on_exhausted)
+    report = _report(case, outcome, "" if objection else outcome.chosen, seconds)
+    here.keep(report)
+    here.sinks.emit(report)
+    if objection:
+        raise objection
+    notices.warn_of_fallbacks(report, here.warned, asked_by_name=case.rules.names_chain)
+    notices.warn_of_passes(report, here.warned)
+    return report
+
+
+def _report(case: _Case, outcome: Outcome, chosen: str, seconds: float) -> CompileReport:
+    request = case.request
     return CompileReport(
         time=datetime.now(UTC).isoformat(timespec="milliseconds"),
         graph_id=request.graph_id,
@@ -123,9 +156,9 @@ def _report(
         dynamic=request.dynamic,
         nodes=request.nodes,
         inputs=request.inputs,
-        policy=rules.layers,
-        passes=passes,
-        attempts=attempts,
+        policy=case.rules.layers,
+        passes=(*case.rewritten, *outcome.passes),
+        attempts=outcome.attempts,
         chosen=chosen,
         seconds=seconds,
     )

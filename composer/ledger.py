@@ -19,7 +19,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from composer.disk import Entry, cache_dir, check_owner, warn_of
+from composer.disk import ELSEWHERE, Entry, cache_dir, check_owner, warn_of
 
 if TYPE_CHECKING:
     import sqlite3
@@ -130,7 +130,7 @@ class Ledger:
                     return task(rows)
             except Exception as error:  # noqa: BLE001  # as above
                 again = self._set_aside_if_broken(error)
-                self._report(f"cannot be written: {error}")
+                self._report(f"cannot be written: {error}; {ELSEWHERE}")
                 if not again:
                     break
         return default

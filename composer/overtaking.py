@@ -36,6 +36,7 @@ from composer.lowering import once
 from composer.memory import free_memory
 from composer.policy import Policy
 from composer.records import (
+    FLOOR,
     Attempt,
     GraphRequest,
     Outcome,
@@ -86,7 +87,7 @@ class Plan:
         told = f"no: {self.obstacle}" if self.obstacle else _PENDING
         attempts = tuple(
             dataclasses.replace(each, engine=each.engine | {"timing": told})
-            if each.accepted and outcome.chosen != choice.FLOOR
+            if each.accepted and outcome.chosen != FLOOR
             else each
             for each in outcome.attempts
         )
@@ -94,7 +95,7 @@ class Plan:
 
     def behind(self, successors: Succession) -> standby.Later | None:
         """What begins with the graph's second call."""
-        if self.obstacle or successors.report.chosen == choice.FLOOR:
+        if self.obstacle or successors.report.chosen == FLOOR:
             return None
         *refused, serving = successors.report.attempts
         engine = {key: value for key, value in serving.engine.items() if key != "timing"}

@@ -332,7 +332,7 @@ def read_policy(fields: Mapping[str, Any]) -> Policy:
     try:
         return Policy.model_validate(dict(fields))
     except ValidationError as error:
-        mistakes = (explain(each, Policy) for each in error.errors())
+        mistakes = (in_words(each, Policy) for each in error.errors())
         raise OptionError("; ".join(mistakes)) from None
 
 
@@ -361,7 +361,7 @@ def _with_options(candidate: Candidate, engines: Mapping[str, Mapping[str, Any]]
     return candidate.model_copy(update={"options": options})
 
 
-def explain(
+def in_words(
     error: Any,
     root: type[BaseModel],
     tables: Mapping[str | int, type[BaseModel]] = MappingProxyType({}),

@@ -28,7 +28,7 @@ from composer.explain import collecting, compiled_anew
 from composer.memory import free_memory
 from composer.policy import Candidate, read_policy
 from composer.records import CompileReport, GraphRequest, Reason, Status, first_line
-from composer.whole import Subject
+from composer.subject import Subject
 
 EAGER = "eager"
 COMPOSER = "composer, fastest"
@@ -164,7 +164,8 @@ def rank(
         wanted = _chain(chain, request)
         with torch.random.fork_rng(devices=devices(request.example_inputs)):
             _refuse_writes(subject, request)
-            found = [_compiled(subject, request, _label(c), c, {"chain": [c]}) for c in wanted]
+            alone = [(c, {"chain": [c], "select": "first"}) for c in wanted]
+            found = [_compiled(subject, request, _label(c), c, each) for c, each in alone]
             whole = {"chain": wanted, "select": "fastest"}
             found.append(_compiled(subject, request, COMPOSER, None, whole))
             eager = (Standing(EAGER), subject.flat(subject.model))

@@ -75,6 +75,10 @@ class Reason(StrEnum):
     POLICY = "policy"
 
 
+FLOOR = "eager"
+"""What records call the captured graph's own forward, which serves where no candidate does."""
+
+
 @dataclass(frozen=True, slots=True)
 class GraphInput:
     """One input of a graph that is not a weight."""

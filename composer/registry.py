@@ -101,9 +101,10 @@ class Registry(Generic[T]):
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The known name most like ``name``; ``None`` where none is at least ``cutoff`` alike."""
-    close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=cutoff)
-    return close[0] if close else None
+    """The known name most like ``name``, in capitals or not; ``None`` below ``cutoff``."""
+    spelled = {each.casefold(): each for each in sorted(known, reverse=True)}
+    close = difflib.get_close_matches(name.casefold(), sorted(spelled), n=1, cutoff=cutoff)
+    return spelled[close[0]] if close else None
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -8,6 +8,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
+from composer import disk
 from composer.book import Source
 from composer.records import CompileReport
 from composer.telemetry.progress import Progress
@@ -82,6 +83,7 @@ def current() -> Session:
 def reset() -> None:
     """Forget reports and warnings. Compiled functions, policy and sinks stay what they are."""
     global _current
+    disk.warn_again()
     _current = Session(_current.configured, _current.sinks, _current.witness)
 
 

@@ -25,13 +25,13 @@ from composer import (
     standby,
     writes,
 )
-from composer.choice import FLOOR
 from composer.comparison import Bounds
 from composer.contenders import Contender, bounds_of
 from composer.errors import FallbackWarning, Refusal, text_of
 from composer.passes.resolve import SharedPasses
 from composer.policy import Policy
 from composer.records import (
+    FLOOR,
     Attempt,
     CompileReport,
     GraphRequest,

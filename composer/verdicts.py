@@ -37,10 +37,9 @@ from composer.disk import warn_of
 from composer.errors import Refusal, causes, text_of
 from composer.ledger import Ledger
 from composer.policy import Policy
-from composer.records import Attempt, GraphRequest, Outcome, Reason, Status, first_line
+from composer.records import FLOOR, Attempt, GraphRequest, Outcome, Reason, Status, first_line
 from composer.shared_store import SharedStore
 
-FLOOR = "eager"
 _LIMIT = 10_000
 _DAY = 86_400.0
 _PROCESS = uuid.uuid4().hex

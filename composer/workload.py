@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,8 +12,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
+
 from composer.errors import OptionError
-from composer.whole import Subject, subject_of
+from composer.registry import did_you_mean
+from composer.subject import Subject, subject_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +25,7 @@ class Workload:
 
     Attributes:
         target: ``module:factory``, or ``path/script.py:factory``. What the factory gives is as
-            :func:`~composer.whole.subject_of` says.
+            :func:`~composer.subject.subject_of` says.
         arguments: Given to it by name.
     """
 
@@ -42,9 +46,23 @@ class Workload:
         """Import the factory and call it; what it raises is the user's to see.
 
         Raises:
-            OptionError: there is no such function, or it returned something else.
+            OptionError: there is no such function, it takes other arguments, or it returned
+                something else.
         """
-        return subject_of(self._factory()(**self.arguments), str(self))
+        factory = self._factory()
+        self._check_arguments(factory)
+        return subject_of(factory(**self.arguments), str(self))
+
+    def _check_arguments(self, factory: Callable[..., Any]) -> None:
+        try:
+            signature = inspect.signature(factory)
+        except ValueError:  # a builtin that does not say
+            return
+        try:
+            signature.bind(**self.arguments)
+        except TypeError as mistake:
+            what = "" if self.arguments else "; a factory is called without arguments"
+            raise OptionError(f"{str(self)!r} cannot be called: {mistake}{what}") from None
 
     def _factory(self) -> Callable[..., Any]:
         place, _, name = self.target.rpartition(":")
@@ -56,8 +74,13 @@ class Workload:
         except (FileNotFoundError, ModuleNotFoundError) as error:
             raise OptionError(f"{place!r} cannot be imported: {error}") from error
         factory = getattr(module, name, None)
+        if isinstance(factory, torch.nn.Module):
+            what = "is a model; name a function that returns (module, inputs)"
+            raise OptionError(f"{self.target!r} {what}")
         if not callable(factory):
-            raise OptionError(f"{place!r} has no function {name!r}")
+            functions = (each for each, value in vars(module).items() if callable(value))
+            guess = did_you_mean(name, functions)
+            raise OptionError(f"{place!r} has no function {name!r}{guess}")
         return factory  # type: ignore[no-any-return]  # callable() does not tell mypy
 
 

@@ -136,7 +136,7 @@ def test_policy_check_passes_what_is_right(passes, tmp_path) -> None:
     file = tmp_path / "composer.toml"
     file.write_text(POLICY)
     result = runner.invoke(app, ["policy", "check", str(file)])
-    assert (result.exit_code, "1 rules, nothing wrong" in result.output) == (0, True)
+    assert (result.exit_code, "1 rule, nothing wrong" in result.output) == (0, True)
 
 
 @pytest.mark.parametrize(
@@ -156,10 +156,23 @@ def test_policy_check_names_every_mistake(passes, tmp_path, text: str, said: lis
     assert all(each in result.output for each in said)
 
 
-def test_policy_show_says_where_each_field_comes_from(passes, tmp_path) -> None:
+def test_policy_show_names_the_file_in_force(passes, tmp_path, monkeypatch) -> None:
+    """The one asked for rather than any other; or that there is none."""
+    file = tmp_path / "own.toml"
+    file.write_text(POLICY)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COMPOSER_CONFIG", "")
+    assert runner.invoke(app, ["policy", "show"]).output.startswith("no policy file: ")
+    monkeypatch.setenv("COMPOSER_CONFIG", "nowhere.toml")
+    result = runner.invoke(app, ["policy", "show", "--file", "own.toml"])
+    assert (result.exit_code, result.output.startswith(f"policy file: {file}\n")) == (0, True)
+
+
+def test_policy_show_says_where_each_field_comes_from(passes, tmp_path, monkeypatch) -> None:
     """For a model, a device and a kind of graph."""
     file = tmp_path / "composer.toml"
     file.write_text(POLICY)
+    monkeypatch.setenv("COMPOSER_CONFIG", "")
     asked = ["policy", "show", "--file", str(file), "--model", "a.BertModel", "--json"]
     rows = {row["field"]: row for row in json.loads(runner.invoke(app, asked).output)}
     assert (rows["strict"]["value"], rows["strict"]["from"]) == (True, "models[0]")

@@ -17,7 +17,8 @@ from composer.cli import app
 from composer.errors import OptionError, RankingError
 from composer.policy import Candidate, Facts
 from composer.ranking import COMPOSER, EAGER, Ranking, Standing, rank
-from composer.whole import subject_of
+from composer.subject import subject_of
+from composer.testing import FakeBackend
 
 runner = CliRunner()
 
@@ -41,6 +42,8 @@ def train():
 
 def nothing():
     return Net()
+
+NET = Net()
 
 def wrong(gm, example_inputs):
     return lambda *args: [each + 1 for each in gm(*args)]
@@ -112,6 +115,9 @@ def test_bench_times_training_where_the_module_trains(models: Path) -> None:
         (("own_models",), 2, "is not of the form MODULE:FACTORY"),
         (("no_such_module:make",), 2, "'no_such_module' cannot be imported"),
         (("own_models:absent",), 2, "'own_models' has no function 'absent'"),
+        (("own_models:maek",), 2, "has no function 'maek'; did you mean 'make'?"),
+        (("own_models:wrong",), 2, "cannot be called: missing a required argument: 'gm'"),
+        (("own_models:NET",), 2, "'own_models:NET' is a model; name a function that returns"),
         (("own_models:nothing",), 2, "own_models:nothing gave a Net; it has to return (module,"),
         (("own_models:make", "--chain", "onxrt"), 2, "did you mean 'onnxrt'?"),
         (("own_models:make", "--chain", "a, {"), 2, "the chain is no TOML"),
@@ -136,6 +142,17 @@ def test_a_model_that_writes_to_its_inputs_is_refused() -> None:
     subject = subject_of((lambda x: x.add_(1), torch.ones(2)), "here")
     with pytest.raises(RankingError, match="writes to its inputs"):
         rank(subject, ["aot_eager"])
+
+
+def test_each_candidate_is_timed_whatever_the_policy_selects() -> None:
+    """Under ``select = "fastest"`` eager would serve in the place of one that is slower."""
+    subject = subject_of((torch.nn.Linear(2, 2), torch.ones(1, 2)), "here")
+    with book.using(select="fastest"):
+        ranking = rank(subject, [FakeBackend("slow", at=1, seconds=0.005)], seconds=0.2)
+    (slow,) = ranking.candidates
+    assert slow.served == {"fake_slow": 1}
+    assert slow.latency is not None
+    assert slow.latency > 0.004
 
 
 def test_inputs_are_one_argument_several_or_named() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import composer
 from composer import disk
 from composer.disk import Shelf
 from composer.errors import CacheWarning
@@ -206,6 +207,13 @@ def test_place_that_cannot_be_written_is_warned_of_once(tmp_path: Path) -> None:
         assert not shelf.put(KEY, {})
     with pytest.warns(CacheWarning, match="cannot be read"):
         assert shelf.get(KEY) is None
+    with warnings.catch_warnings(record=True) as again:
+        warnings.simplefilter("always")
+        assert not shelf.put(KEY, {})
+    assert (again, "COMPOSER_CACHE_DIR names another" in shelf.trouble) == ([], True)
+    composer.reset()
+    with pytest.warns(CacheWarning, match="cannot be written"):
+        assert not shelf.put(KEY, {})
 
 
 def test_trouble_is_no_error_where_warnings_are(tmp_path: Path) -> None:

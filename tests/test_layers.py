@@ -36,7 +36,7 @@ LAYERS = [
     {"isolated", "succession", "lock"},
     {"overtaking"},
     {"dispatch"},
-    {"whole"},
+    {"subject"},
     {"workload"},
     {"testing", "explain", "tuning"},
     {"ranking"},

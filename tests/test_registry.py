@@ -59,6 +59,13 @@ def test_nearest_respects_its_cutoff() -> None:
     assert nearest("neuron", ["inductor", "eager"], cutoff=0.8) is None
 
 
+def test_nearest_looks_past_capitals() -> None:
+    """What differs in them only is meant, rather than what shares more of them."""
+    providers = ["CPUExecutionProvider", "CUDAExecutionProvider"]
+    assert nearest("CudaExecutionProvider", providers) == "CUDAExecutionProvider"
+    assert nearest("OnnxRT", ["inductor", "onnxrt"], cutoff=0.8) == "onnxrt"
+
+
 def test_a_value_of_this_process_takes_no_name_over() -> None:
     """A second one under the same name is refused; the same one may come again."""
     things = Registry("thing", {"dumps": "json:dumps"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 
@@ -13,6 +14,7 @@ from engines import honest
 from rewrites import Raises, Scale, at
 
 import composer
+from composer.telemetry.report import Report
 
 
 def test_an_empty_report_says_so() -> None:
@@ -49,6 +51,22 @@ def test_the_table_shows_the_passes() -> None:
         r"scale +joint +1 +3 -> 4 +0\.\d{3}",
     ):
         assert re.search(rf"^ +{row}", text, re.MULTILINE), text
+
+
+def test_the_table_says_times_in_words() -> None:
+    """Of what was measured a call and eager's, and when that was; of anything else what it is."""
+    made = composer.Attempt("here", composer.Status.SUCCEEDED, None, "", 0.1)
+    compiled(torch.cos, "eager")(torch.ones(2))
+    measured = {"ms": 0.2123, "eager_ms": 0.881, "rounds": 7, "measured": "2026-11-21T23:58:38Z"}
+    for timing, said in (
+        (measured, "0.21 ms a call, eager 0.88 ms, as measured on 2026-11-21"),
+        ({"ms": 1.5, "eager_ms": 3.0, "mib": 8.0}, "1.5 ms a call and 8 MiB, eager 3 ms"),
+        ("no: a training graph", "timing no: a training graph"),
+        ({"rounds": 1}, "timing rounds 1"),
+    ):
+        attempt = dataclasses.replace(made, engine={"timing": timing})
+        graph = dataclasses.replace(last(), attempts=(attempt,))
+        assert f"{said}\n" in f"{Report((graph,))}\n"
 
 
 def test_last_limits_the_report() -> None:

@@ -110,7 +110,7 @@ def test_record_has_the_figures() -> None:
     assert last().attempts[0].message.endswith(f"quick takes {quick['ms']:.3g} ms")
     text = str(composer.report())
     assert "slower" in text
-    assert "eager_ms" in text
+    assert "ms a call, eager" in text
     assert "ms a call; quick takes" in text.replace("\n", " ")
 
 

@@ -21,7 +21,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from typer.testing import CliRunner
 
 import composer
-from composer import machine, remembered, select, session, shared_store, verdicts
+from composer import disk, machine, remembered, select, session, shared_store, verdicts
 from composer.backends import dynamo, find_backend
 from composer.backends.dynamo import NamedBackend
 from composer.book import resolve
@@ -451,6 +451,7 @@ def test_what_is_no_verdict_is_not_used(chain: Chain) -> None:
         text = damage(json.loads(json.dumps(facts)))
         fsspec.filesystem("memory").pipe_file(f"/damaged/{facts['key']}.json", text.encode())
         verdicts.ledger().clear()
+        disk.warn_again()
         with pytest.warns(CacheWarning, match="'memory://damaged' holds .* it is not used"):
             report = chain.compile(verdict_store=url)
         assert report.chosen == "quick"

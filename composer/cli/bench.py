@@ -22,7 +22,8 @@ from composer import advice
 from composer.cli.progress import shown
 from composer.errors import ComposerError, OptionError, UnknownNameError
 from composer.ranking import Ranking, Standing, rank
-from composer.whole import Subject
+from composer.subject import Subject
+from composer.telemetry.report import counted
 from composer.workload import Workload
 
 Target = Annotated[
@@ -125,15 +126,18 @@ def _measured() -> str:
     """When, and on what: the CPU's capability and the number of threads decide much."""
     now = datetime.now(UTC).date().isoformat()
     kind = torch.backends.cpu.get_cpu_capability()
-    return f"{now}, torch {torch.__version__}, {kind}, {torch.get_num_threads()} threads"
+    threads = counted(torch.get_num_threads(), "thread")
+    return f"{now}, torch {torch.__version__}, {kind}, {threads}"
 
 
 def _table(ranking: Ranking) -> Table:
     kind = "forward and backward" if ranking.training else "a call"
     table = Table(title=f"{ranking.model} on {ranking.device}, ms of {kind}")
     table.add_column("", no_wrap=True)
-    for heading in ("ms", "eager / this (quartiles)", "largest error", "first call, s"):
-        table.add_column(heading, justify="right")
+    table.add_column("ms", justify="right", no_wrap=True)
+    table.add_column("eager / this (quartiles)", justify="right", min_width=17)
+    for heading in ("largest error", "first call, s"):
+        table.add_column(heading, justify="right", overflow="fold")
     table.add_column("graphs served, and why not all")
     for each in ranking.standings:
         table.add_row(*(escape(cell) for cell in _cells(each, ranking.eager)))

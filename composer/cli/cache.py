@@ -39,11 +39,12 @@ def list_entries(as_json: Json = False) -> None:
     typer.echo(f"{cache_dir()}: {_number(len(rows))}")
     if not rows:
         return
-    table = Table("kind", "key", "written", "KiB")
+    table = Table("kind", "key", "written, UTC", "KiB")
     table.add_column("what", overflow="fold")
     for row in rows:
         size = f"{row['bytes'] / 1024:.0f}"
-        table.add_row(row["kind"], row["key"][:12], row["written"], size, escape(row["what"]))
+        written = row["written"][:16].replace("T", " ")
+        table.add_row(row["kind"], row["key"][:12], written, size, escape(row["what"]))
     Console().print(table)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,6 +19,7 @@ from composer.errors import ComposerError
 from composer.passes import resolve
 from composer.policy import Candidate, Facts, Objective, Policy, Tolerance
 from composer.records import plain
+from composer.telemetry.report import counted
 
 app = typer.Typer(help="Policies of models, in a file.", no_args_is_help=True)
 
@@ -33,7 +35,7 @@ def check(file: Path) -> None:
     if mistakes:
         raise typer.Exit(1)
     found = book.read(file)
-    typer.echo(f"{file}: defaults and {len(found.models)} rules, nothing wrong")
+    typer.echo(f"{file}: defaults and {counted(len(found.models), 'rule')}, nothing wrong")
 
 
 def _mistakes(file: Path) -> Iterator[str]:
@@ -66,8 +68,10 @@ def show(
 ) -> None:
     """Say which policy holds for a model, and where each field comes from."""
     graph = Facts(model, device, dtype, training, dynamic)
+    if file is not None:
+        os.environ["COMPOSER_CONFIG"] = str(file.absolute())  # which goes before all others
     try:
-        rules = book.resolve(graph, configured=file)
+        rules = book.resolve(graph)
     except ComposerError as error:
         typer.echo(f"composer: {error}", err=True)
         raise typer.Exit(1) from error
@@ -79,6 +83,9 @@ def show(
         names = ("field", "value", "from")
         typer.echo(json.dumps([dict(zip(names, row, strict=True)) for row in rows], indent=2))
         return
+    found = book.file_in_force(None)
+    nowhere = "no policy file: COMPOSER_CONFIG names none, and none lies in this folder"
+    typer.echo(f"policy file: {found}" if found else nowhere)
     table = Table("field", "value", "from")
     for row in rows:
         table.add_row(row[0], row[1] if isinstance(row[1], str) else json.dumps(row[1]), row[2])

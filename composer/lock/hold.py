@@ -6,7 +6,6 @@ import dataclasses
 from pathlib import Path
 
 from composer import book, session
-from composer.choice import FLOOR
 from composer.contenders import Contender, resolve
 from composer.errors import LockError
 from composer.lock import file
@@ -16,7 +15,7 @@ from composer.lock.file import LOCK_FILE, LockedGraph
 from composer.lock.witness import Witness, precision_of
 from composer.passes.resolve import SharedPasses
 from composer.policy import Candidate, Policy
-from composer.records import GraphRequest
+from composer.records import FLOOR, GraphRequest
 
 
 def hold(

@@ -14,7 +14,7 @@ import sys
 import warnings
 
 from composer.errors import FallbackWarning
-from composer.records import CompileReport, Reason, Status
+from composer.records import FLOOR, CompileReport, Reason, Status
 
 log = logging.getLogger("composer")
 log.addHandler(logging.NullHandler())
@@ -33,7 +33,7 @@ def warn_of_fallbacks(
     for attempt in report.attempts:
         what = attempt.backend, str(attempt.reason)
         # Nobody misses an absent engine that he did not ask for, as long as another serves.
-        missed = asked_by_name or report.chosen == "eager"
+        missed = asked_by_name or report.chosen == FLOOR
         absent = attempt.status is Status.UNAVAILABLE and not missed
         unwanted = attempt.status is Status.SKIPPED or attempt.reason is Reason.SLOWER
         unwanted |= attempt.on_trial and attempt.reason is not Reason.RAISED_AT_RUNTIME

@@ -74,7 +74,19 @@ def counted(number: int, noun: str) -> str:
 
 def _facts(engine: dict[str, Any]) -> str:
     """``"onnxruntime 1.31.1, providers CPUExecutionProvider"``."""
-    return ", ".join(f"{name} {_fact(value)}" for name, value in engine.items())
+    return ", ".join(
+        _timing(value) if name == "timing" else f"{name} {_fact(value)}"
+        for name, value in engine.items()
+    )
+
+
+def _timing(value: Any) -> str:
+    """``"0.21 ms a call, eager 0.88 ms"``; the other figures are the record's."""
+    if not isinstance(value, dict) or not {"ms", "eager_ms"} <= value.keys():
+        return f"timing {_fact(value)}"
+    size = f" and {_fact(value['mib'])} MiB" if "mib" in value else ""
+    then = f", as measured on {str(value['measured'])[:10]}" if "measured" in value else ""
+    return f"{_fact(value['ms'])} ms a call{size}, eager {_fact(value['eager_ms'])} ms{then}"
 
 
 def _fact(value: Any) -> str:

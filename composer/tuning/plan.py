@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from composer.errors import OptionError
-from composer.policy import explain, read_policy
+from composer.policy import in_words, read_policy
 from composer.workload import Workload
 
 
@@ -113,5 +113,5 @@ def _plan(path: Path) -> Plan:
     try:
         return Plan.model_validate(table)
     except ValidationError as error:
-        mistakes = (explain(each, Plan, {"models": Entry}) for each in error.errors())
+        mistakes = (in_words(each, Plan, {"models": Entry}) for each in error.errors())
         raise OptionError("; ".join(f"{path}: {each}" for each in mistakes)) from None

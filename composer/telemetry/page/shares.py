@@ -6,10 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from composer.records import Attempt, CompileReport
+from composer.records import FLOOR, Attempt, CompileReport
 from composer.telemetry.page.words import percentages, sane
-
-FLOOR = "eager"
 
 
 @dataclass(frozen=True, slots=True)
