@@ -12,13 +12,17 @@ caches, and the lock is ``filelock``'s, which the kernel lets go of when its hol
 
 from __future__ import annotations
 
+import atexit
+import functools
 import hashlib
 import io
 import json
 import logging
 import os
 import re
+import shutil
 import stat
+import tempfile
 import time
 import warnings
 from collections.abc import Iterator, Mapping
@@ -43,10 +47,24 @@ def cache_dir() -> Path:
     """Where everything is: ``COMPOSER_CACHE_DIR``, else the user's folder for caches."""
     asked = os.environ.get(CACHE_DIR)
     if asked:
-        return Path(asked).expanduser().absolute()
+        folder = os.path.expanduser(asked)  # noqa: PTH111  # Path's raises where nobody is at home
+        return _without_home() if folder.startswith("~") else Path(folder).absolute()
     from platformdirs import user_cache_path  # not before it is needed
 
-    return user_cache_path("composer", appauthor=False)
+    try:
+        folder_of_user = user_cache_path("composer", appauthor=False)
+    except RuntimeError:  # of platformdirs 4.14; those before leave the tilde where it is
+        return _without_home()
+    return folder_of_user if folder_of_user.is_absolute() else _without_home()
+
+
+@functools.cache
+def _without_home() -> Path:
+    """Of this process alone: a user id without a name, as containers have, has no home either."""
+    warn_of(f"this user has no home directory, so nothing is kept on disk; {CACHE_DIR} says where")
+    folder = tempfile.mkdtemp(prefix="composer-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
 
 
 @dataclass(frozen=True, slots=True)
