@@ -24,6 +24,7 @@ import shutil
 import stat
 import tempfile
 import time
+import uuid
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -37,6 +38,7 @@ CACHE_DIR = "COMPOSER_CACHE_DIR"
 PATIENCE = 10.0
 """Seconds to wait for another process that writes; a write that waits longer is left out."""
 _SCHEMA = 1
+_PROCESS = uuid.uuid4().hex
 _KEY = re.compile("[0-9a-f]{64}")
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
@@ -65,6 +67,11 @@ def _without_home() -> Path:
     folder = tempfile.mkdtemp(prefix="composer-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return Path(folder)
+
+
+def this_process() -> str:
+    """What tells this process from all others, the one that it was forked from among them."""
+    return f"{_PROCESS}-{os.getpid()}"
 
 
 @dataclass(frozen=True, slots=True)
