@@ -194,12 +194,18 @@ class Memory:
         request: The graph.
         engines: The chain: names as it spells them, and what they stand for.
         terms: What the policy wants.
+        keys: What each of the chain is known by in quarantine.
     """
 
     def __init__(
-        self, request: GraphRequest, engines: Sequence[tuple[str, Backend]], terms: Terms
+        self,
+        request: GraphRequest,
+        engines: Sequence[tuple[str, Backend]],
+        terms: Terms,
+        keys: Sequence[str],
     ) -> None:
         self._request = request
+        self._keys = keys
         self._engines = engines
         self._terms = terms
         self._names = [name for name, _ in engines]
@@ -256,7 +262,8 @@ class Memory:
         here = session.current()
         if verdict.process == this_process() and self.key not in here.verdicts:
             return False  # composer.reset() has come since
-        if here.is_quarantined(self._request.graph_key, verdict.serves):
+        serves = FLOOR if verdict.winner is None else self._keys[verdict.winner]
+        if here.is_quarantined(self._request.graph_key, serves):
             return False
         days = (datetime.now(UTC) - verdict.measured).total_seconds() / _DAY
         terms = self._terms
