@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tomli_w
@@ -14,39 +14,36 @@ from composer.ranking import EAGER, Ranking, Standing
 from composer.records import first_line
 
 
-def policy_of(ranking: Ranking, match: str = "") -> dict[str, Any]:
-    """A book of one rule, as a mapping of the shape of the TOML.
+def policy_of(ranking: Ranking, matches: Sequence[str] = ()) -> dict[str, Any]:
+    """A book with a rule for each name that the model's graphs have, in the shape of the TOML.
 
-    Its chain has the candidates that were right and no slower than eager, the quickest first.
+    The chain has the candidates that were right and no slower than eager, the quickest first.
     ``select`` is ``"first"`` where that one was surely ahead on the whole model, and
     ``"fastest"`` where two were too close to tell, or graphs of the model want different engines.
 
     Args:
         ranking: What was measured.
-        match: The glob for the model's name; by default its qualified name.
+        matches: Globs for these names; by default the names themselves.
     """
     good = sorted(_good(ranking), key=lambda each: each.latency or 0.0)
+    graphs = {"device": ranking.device.partition(":")[0], "training": ranking.training}
     rule = {
-        "match": {
-            "model": match or ranking.model,
-            "device": ranking.device.partition(":")[0],
-            "training": ranking.training,
-        },
         "chain": [_spelled(each) for each in good] or [EAGER],
         "select": "first" if _is_clear(good, ranking) else "fastest",
     }
-    return {"version": 1, "models": [rule]}
+    names = matches or ranking.models
+    return {"version": 1, "models": [{"match": {"model": n, **graphs}, **rule} for n in names]}
 
 
-def text_of(ranking: Ranking, match: str = "", measured: str = "") -> str:
+def text_of(ranking: Ranking, matches: Sequence[str] = (), measured: str = "") -> str:
     """The policy as TOML, with comments that say what it follows from.
 
     Args:
         ranking: What was measured.
-        match: As for :func:`policy_of`.
+        matches: As for :func:`policy_of`.
         measured: When, where, on what; for the first line.
     """
-    policy = policy_of(ranking, match)
+    policy = policy_of(ranking, matches)
     said = [f"Measured by `composer bench`{': ' if measured else ''}{measured}.", *_said(ranking)]
     comments = "".join(f"# {line}\n" for line in said)
     text = f"{comments}{tomli_w.dumps(policy)}"
@@ -83,9 +80,8 @@ def _is_clear(good: list[Standing], ranking: Ranking) -> bool:
 
 def _spelled(each: Standing) -> str | dict[str, Any]:
     assert each.candidate is not None
-    if not each.candidate.options:
-        return each.candidate.name
-    return {"backend": each.candidate.name, "options": dict(each.candidate.options)}
+    given = each.candidate.model_dump(exclude_defaults=True) | {"backend": each.candidate.name}
+    return each.candidate.name if given.keys() == {"backend"} else given
 
 
 def _said(ranking: Ranking) -> Iterator[str]:

@@ -282,7 +282,7 @@ def _switches() -> Iterator[Layer]:
     if store := os.environ.get("COMPOSER_VERDICT_STORE"):
         yield Layer("COMPOSER_VERDICT_STORE", read_policy({"verdict_store": store}))
     if _is_on("COMPOSER_DISABLE"):
-        off = {"chain": ["eager"], "passes": [], "locked": False}
+        off = {"chain": ["eager"], "select": "first", "passes": [], "locked": False}
         yield Layer("COMPOSER_DISABLE", read_policy(off))
 
 

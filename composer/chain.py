@@ -98,8 +98,10 @@ def memory_of(
     request: GraphRequest, contenders: Sequence[Contender], contest: select.Contest
 ) -> verdicts.Memory | None:
     """What is remembered of a contest among these; ``None`` where nothing is to be."""
+    if not contest.terms:
+        return None
     engines = [(each.candidate.name, each.backend) for each in contenders]
-    return verdicts.Memory(request, engines, contest.terms) if contest.terms else None
+    return verdicts.Memory(request, engines, contest.terms, [each.key for each in contenders])
 
 
 def _tries(

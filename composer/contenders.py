@@ -41,8 +41,10 @@ class Contender:
 
     @property
     def key(self) -> str:
-        """What tells it from the others of a chain: the candidate's name, and its precision."""
-        return f"{self.candidate.name} in bf16" if self.precision == "bf16" else self.candidate.name
+        """What tells it from the others of a chain: name, options, and its precision."""
+        candidate = self.candidate
+        given = f" with {sorted(candidate.options.items())}" if candidate.options else ""
+        return f"{candidate.name}{given}{' in bf16' if self.precision == 'bf16' else ''}"
 
     def skip(self, request: GraphRequest) -> None:
         """Refuse a graph for which the policy does not want the candidate, or not any more.

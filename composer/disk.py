@@ -12,6 +12,7 @@ caches, and the lock is ``filelock``'s, which the kernel lets go of when its hol
 
 from __future__ import annotations
 
+import atexit
 import functools
 import hashlib
 import io
@@ -19,8 +20,11 @@ import json
 import logging
 import os
 import re
+import shutil
 import stat
+import tempfile
 import time
+import uuid
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -35,6 +39,7 @@ ELSEWHERE = f"{CACHE_DIR} names another folder"
 PATIENCE = 10.0
 """Seconds to wait for another process that writes; a write that waits longer is left out."""
 _SCHEMA = 1
+_PROCESS = uuid.uuid4().hex
 _KEY = re.compile("[0-9a-f]{64}")
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
@@ -45,10 +50,29 @@ def cache_dir() -> Path:
     """Where everything is: ``COMPOSER_CACHE_DIR``, else the user's folder for caches."""
     asked = os.environ.get(CACHE_DIR)
     if asked:
-        return Path(asked).expanduser().absolute()
+        folder = os.path.expanduser(asked)  # noqa: PTH111  # Path's raises where nobody is at home
+        return _without_home() if folder.startswith("~") else Path(folder).absolute()
     from platformdirs import user_cache_path  # not before it is needed
 
-    return user_cache_path("composer", appauthor=False)
+    try:
+        folder_of_user = user_cache_path("composer", appauthor=False)
+    except RuntimeError:  # of platformdirs 4.14; those before leave the tilde where it is
+        return _without_home()
+    return folder_of_user if folder_of_user.is_absolute() else _without_home()
+
+
+@functools.cache
+def _without_home() -> Path:
+    """Of this process alone: a user id without a name, as containers have, has no home either."""
+    warn_of(f"this user has no home directory, so nothing is kept on disk; {CACHE_DIR} says where")
+    folder = tempfile.mkdtemp(prefix="composer-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
+
+
+def this_process() -> str:
+    """What tells this process from all others, the one that it was forked from among them."""
+    return f"{_PROCESS}-{os.getpid()}"
 
 
 @dataclass(frozen=True, slots=True)

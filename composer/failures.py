@@ -11,14 +11,13 @@ import hashlib
 import json
 import platform
 import time
-import uuid
 from typing import Any
 
 import torch
 
 from composer import session
 from composer.backends.base import Backend, note, version_of
-from composer.disk import Shelf
+from composer.disk import Shelf, this_process
 from composer.errors import causes, refuse
 from composer.policy import Candidate
 from composer.records import Attempt, GraphRequest, Reason, Status
@@ -28,7 +27,6 @@ WORTH_SECONDS = 1.0
 DAY = 86_400.0
 _LIMIT = 16 << 20
 _BUILDS = (Reason.BUILD_FAILED, Reason.EXPORT_FAILED)
-_PROCESS = uuid.uuid4().hex
 
 
 def shelf() -> Shelf:
@@ -88,7 +86,7 @@ def refuse_known(key: str | None, days: float) -> None:
     if entry is None:
         return
     age = time.time() - entry.written
-    own = entry.facts.get("process") == _PROCESS
+    own = entry.facts.get("process") == this_process()
     if age > days * DAY or (own and key not in session.current().failures):
         return
     told = entry.facts
@@ -123,7 +121,7 @@ def remember(key: str | None, request: GraphRequest, attempt: Attempt) -> None:
     if key is None:
         return
     facts = {
-        "process": _PROCESS,
+        "process": this_process(),
         "backend": attempt.backend,
         "graph_key": request.graph_key,
         "model": request.model,

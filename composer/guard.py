@@ -103,13 +103,15 @@ class _Served:
     ``due`` is the tick from which on a call may be the next to be compared with the floor, or to
     be made by an engine out of quarantine; ``_sample_at`` and ``_retry_at`` are the numbers of
     those calls, the first being 0. At ``_begin_at`` begins what goes on beside the calls, and at
-    ``_let_go_at`` the engine that was taken over from is let go. While there is a ``_gate`` every
-    call goes through that. ``called_by`` is who calls.
+    ``_let_go_at`` the engine that was taken over from is let go. ``_first`` is whose place what
+    begins is about. While there is a ``_gate`` every call goes through that. ``called_by`` is who
+    calls.
     """
 
     __slots__ = (
         "_before",
         "_begin_at",
+        "_first",
         "_gate",
         "_later",
         "_let_go_at",
@@ -152,6 +154,7 @@ class _Served:
         self._runtime = runtime
         self._lock = threading.RLock()
         self.run = self._installed(engine)
+        self._first = self.run if later else None
         self._schedule()
 
     def _installed(self, engine: Engine) -> Compiled:
@@ -246,14 +249,18 @@ class _Served:
         return run, functools.partial(self._compare, sampler, run)
 
     def _begin(self, run: Compiled, *args: Any) -> Any:
-        """Answer a call by ``run``, and begin what goes on beside those that follow."""
+        """Answer a call by ``run``, and begin what goes on beside those that follow.
+
+        The one that this is about may have failed at the first call: its seat is not wanted then.
+        """
+        first = cast(Compiled, self._first)
         seat = Seat(
-            lambda: self.called_by() is not None and self.run is run,
-            functools.partial(self._take_over, run),
+            lambda: self.called_by() is not None and self.run is first,
+            functools.partial(self._take_over, first),
             self._gated,
         )
-        cast(Later, self._later).begin(args, run, seat)
-        self._later = None
+        cast(Later, self._later).begin(args, first, seat)
+        self._later = self._first = None
         return run(*args)
 
     @contextlib.contextmanager

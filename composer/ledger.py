@@ -89,7 +89,7 @@ class Ledger:
         def write(rows: sqlite3.Connection) -> None:
             rows.execute("DELETE FROM kept WHERE key = ?", (key,))
 
-        if self.file.exists():
+        if self._is_there():
             self._writing(write, None)
 
     def entries(self) -> list[Entry]:
@@ -103,9 +103,16 @@ class Ledger:
 
     def clear(self) -> int:
         """Keep nothing; how many rows that were."""
-        if not self.file.exists():
+        if not self._is_there():
             return 0
         return self._writing(lambda rows: rows.execute("DELETE FROM kept").rowcount, 0)
+
+    def _is_there(self) -> bool:
+        try:
+            return self.file.exists()
+        except OSError as error:
+            self._report(f"cannot be read: {error}")
+            return False
 
     def _reading(self, task: Callable[[sqlite3.Connection], T], default: T) -> T:
         try:

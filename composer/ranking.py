@@ -50,6 +50,7 @@ class Standing:
         refusals: Why it does not serve the others, a sentence each.
         wrong: Whether a graph was refused for what it computed.
         turns: Seconds a call, one for each round that it took part in.
+        models: The names by which policies match those graphs.
     """
 
     label: str
@@ -61,6 +62,7 @@ class Standing:
     refusals: tuple[str, ...] = ()
     wrong: bool = False
     turns: tuple[float, ...] = ()
+    models: tuple[str, ...] = ()
 
     @property
     def engines(self) -> tuple[str, ...]:
@@ -122,6 +124,16 @@ class Ranking:
     def candidates(self) -> tuple[Standing, ...]:
         """Each candidate by itself."""
         return self.standings[1:-1]
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """What policies match its graphs by: the model's name, unless it is called in other ways.
+
+        A graph is named for the frame that it is of. That can be a module within the model, where
+        Dynamo gave up on the model's own, or the function behind a ``functools.partial``.
+        """
+        found = dict.fromkeys(name for each in self.standings for name in each.models)
+        return tuple(found) or (self.model,)
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON, with each one's ratio to eager."""
@@ -258,6 +270,7 @@ def _standing(label: str, candidate: Candidate | None, graphs: Sequence[CompileR
         error=max(errors, default=None),
         refusals=tuple(dict.fromkeys(attempt.sentence() for attempt in refused)),
         wrong=any(attempt.status is Status.REJECTED for attempt in refused),
+        models=tuple(dict.fromkeys(graph.model for graph in graphs)),
     )
 
 

@@ -201,16 +201,32 @@ def fastest(
         too short for two calls of each.
     """
     started = time.perf_counter()
-    track = Track(request)
-    race = _Race(entrants, track, started + seconds, within, gauge, gate)
+    errors: dict[int, Exception] = {}
     try:
-        with track.laid_out():
+        with contextlib.ExitStack() as laid_out:
+            track = _track(request, laid_out)
+            race = _Race(entrants, track, started + seconds, within, gauge, gate, errors)
             race.warm_up()
             race.run()
         verdict = race.verdict()
-    except (_Undecided, TypeError) as undecided:  # inputs that cannot be copied are a TypeError
-        verdict = Verdict(None, {}, race.errors, str(undecided))
+    except _Undecided as undecided:
+        verdict = Verdict(None, {}, errors, str(undecided))
     return dataclasses.replace(verdict, seconds=time.perf_counter() - started)
+
+
+def _track(request: GraphRequest, laid_out: contextlib.ExitStack) -> Track:
+    """Where turns are taken, until ``laid_out`` is left.
+
+    Raises:
+        _Undecided: inputs cannot be copied.
+    """
+    try:
+        track = Track(request)
+        laid_out.enter_context(track.laid_out())
+    except Exception as error:  # noqa: BLE001  # recorded: what serves needs no copies
+        what = f"{type(error).__name__}: {first_line(text_of(error))}"
+        raise _Undecided(f"inputs cannot be copied: {what}") from None
+    return track
 
 
 class _Race:
@@ -224,6 +240,7 @@ class _Race:
         within: float | None,
         gauge: Gauge | None,
         gate: Gate | None,
+        errors: dict[int, Exception],
     ) -> None:
         self._within, self._gauge, self._gate = within, gauge, gate
         self._grown: dict[int, int] = {}
@@ -232,7 +249,7 @@ class _Race:
         self._deadline = deadline
         self._warm: dict[int, float] = {}
         self._turns: dict[int, list[float]] = {}
-        self.errors: dict[int, Exception] = {}
+        self.errors = errors
         self._alive: list[int] = []
 
     def warm_up(self) -> None:

@@ -22,7 +22,6 @@ import hashlib
 import json
 import math
 import platform
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -33,7 +32,7 @@ from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
 
 from composer import machine, session
 from composer.backends.base import Backend, version_of
-from composer.disk import warn_of
+from composer.disk import this_process, warn_of
 from composer.errors import Refusal, causes, text_of
 from composer.ledger import Ledger
 from composer.policy import Policy
@@ -41,8 +40,8 @@ from composer.records import FLOOR, Attempt, GraphRequest, Outcome, Reason, Stat
 from composer.shared_store import SharedStore
 
 _LIMIT = 10_000
+_LONGEST = 1000
 _DAY = 86_400.0
-_PROCESS = uuid.uuid4().hex
 _FAILED = (Status.FAILED, Status.TIMED_OUT, Status.CRASHED)
 _PASSING = (Reason.QUARANTINED, Reason.OUT_OF_MEMORY)
 _SKEW = 1.0
@@ -54,13 +53,18 @@ def ledger() -> Ledger:
     return Ledger("verdicts", limit=_LIMIT)
 
 
+def _shown(text: str) -> str:
+    """Text as a verdict can hold it, which may come from anybody."""
+    return "".join(c if c.isprintable() else " " for c in text)[:_LONGEST]
+
+
 def _printable(text: str) -> str:
     if not text.isprintable():
         raise ValueError("has characters that cannot be printed")
     return text
 
 
-Text = Annotated[str, Field(max_length=1000), AfterValidator(_printable)]
+Text = Annotated[str, Field(max_length=_LONGEST), AfterValidator(_printable)]
 Number = Annotated[int, Field(ge=0, le=1 << 53)] | Annotated[float, Field(ge=0.0, lt=math.inf)]
 
 
@@ -189,12 +193,18 @@ class Memory:
         request: The graph.
         engines: The chain: names as it spells them, and what they stand for.
         terms: What the policy wants.
+        keys: What each of the chain is known by in quarantine.
     """
 
     def __init__(
-        self, request: GraphRequest, engines: Sequence[tuple[str, Backend]], terms: Terms
+        self,
+        request: GraphRequest,
+        engines: Sequence[tuple[str, Backend]],
+        terms: Terms,
+        keys: Sequence[str],
     ) -> None:
         self._request = request
+        self._keys = keys
         self._engines = engines
         self._terms = terms
         self._names = [name for name, _ in engines]
@@ -249,9 +259,10 @@ class Memory:
 
     def _holds(self, verdict: Verdict) -> bool:
         here = session.current()
-        if verdict.process == _PROCESS and self.key not in here.verdicts:
+        if verdict.process == this_process() and self.key not in here.verdicts:
             return False  # composer.reset() has come since
-        if here.is_quarantined(self._request.graph_key, verdict.serves):
+        serves = FLOOR if verdict.winner is None else self._keys[verdict.winner]
+        if here.is_quarantined(self._request.graph_key, serves):
             return False
         days = (datetime.now(UTC) - verdict.measured).total_seconds() / _DAY
         terms = self._terms
@@ -267,7 +278,7 @@ class Memory:
             chosen=outcome.chosen,
             ranking=outcome.ranking or (),
             candidates=tuple(map(_entrant, outcome.attempts)),
-            model=request.model,
+            model=_shown(request.model),
             graph_key=request.graph_key,
             device=request.device,
             machine=machine.describe(request.device),
@@ -277,7 +288,7 @@ class Memory:
                 "python": platform.python_version(),
                 **{name: version for name, version in named.items() if version},
             },
-            process=_PROCESS,
+            process=this_process(),
         )
 
 
@@ -359,7 +370,7 @@ def _entrant(attempt: Attempt) -> Entrant:
         backend=attempt.backend,
         status=attempt.status,
         reason=attempt.reason,
-        message="".join(c if c.isprintable() else " " for c in first_line(attempt.message)),
+        message=_shown(first_line(attempt.message)),
         timing=_figures(attempt),
         precision="bf16" if attempt.engine.get("precision") == "bf16" else None,
     )

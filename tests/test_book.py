@@ -259,6 +259,7 @@ def test_switches_have_the_last_word(monkeypatch) -> None:
     monkeypatch.setenv("COMPOSER_DISABLE", "1")
     torch.compiler.reset()
     assert (run(chain=["aot_eager"]).chosen, last().policy[-1]) == ("eager", "COMPOSER_DISABLE")
+    assert "timing" not in run(select="fastest").attempts[0].engine
 
 
 def test_a_switch_that_is_neither_on_nor_off_is_an_error(monkeypatch) -> None:

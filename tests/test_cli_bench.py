@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 import tomllib
@@ -12,6 +13,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+import composer
 from composer import advice, book
 from composer.cli import app
 from composer.errors import OptionError, RankingError
@@ -44,6 +46,25 @@ def nothing():
     return Net()
 
 NET = Net()
+def bound():
+    return Net().eval().forward, torch.ones(4, 8)
+
+class Outer(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = Broken()
+
+    def forward(self, x):
+        return self.inner(x)
+
+class Broken(torch.nn.Module):
+    def forward(self, x):
+        y = x * 2
+        torch._dynamo.graph_break()
+        return torch.relu(y)
+
+def outer():
+    return Outer().eval(), torch.ones(2, 3)
 
 def wrong(gm, example_inputs):
     return lambda *args: [each + 1 for each in gm(*args)]
@@ -109,6 +130,18 @@ def test_bench_times_training_where_the_module_trains(models: Path) -> None:
     assert not rule.match.holds(Facts("__main__.Net", "cpu", "float32", False, False))
 
 
+@pytest.mark.parametrize("factory", ["bound", "outer"])
+@pytest.mark.usefixtures("models")
+def test_the_policy_matches_the_graphs_that_there_are(factory: str) -> None:
+    """A graph is named for the frame that it is of, which need not be that of what was made."""
+    asked = (f"own_models:{factory}", "--chain", "aot_eager", "--seconds", "0.2", "--json")
+    code, output = bench(*asked)
+    assert code == 0, output
+    rules = book.read(tomllib.loads(json.loads(output)["policy"])).models
+    for name in {report.model for report in composer.reports()}:
+        assert any(r.match.holds(Facts(name, "cpu", "float32", False, False)) for r in rules), name
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
@@ -121,6 +154,7 @@ def test_bench_times_training_where_the_module_trains(models: Path) -> None:
         (("own_models:nothing",), 2, "own_models:nothing gave a Net; it has to return (module,"),
         (("own_models:make", "--chain", "onxrt"), 2, "did you mean 'onnxrt'?"),
         (("own_models:make", "--chain", "a, {"), 2, "the chain is no TOML"),
+        (("own_models:make", "--write", "no/such/file"), 2, "there is no folder"),
     ],
 )
 @pytest.mark.usefixtures("models")
@@ -189,6 +223,14 @@ def test_the_policy_has_the_quickest_first_and_none_slower_than_eager() -> None:
     assert rule["chain"] == [{"backend": "inductor", "options": {"freezing": True}}, "onnxrt"]
     assert rule["select"] == "first"
     assert rule["match"] == {"model": "my.Net", "device": "cuda", "training": False}
+
+
+def test_the_policy_keeps_all_that_a_candidate_was_measured_with() -> None:
+    """Without its own least coverage, say, it would be declined."""
+    given = Candidate(backend="onnxrt", min_coverage=0.1, when={"dtype": "float32"})
+    measured = dataclasses.replace(standing("onnxrt", 4), candidate=given)
+    (candidate,) = policy(measured, served={"onnxrt": 1})["chain"]
+    assert Candidate.model_validate(candidate) == given
 
 
 def test_the_policy_measures_where_the_bench_could_not_tell() -> None:

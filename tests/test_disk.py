@@ -6,8 +6,10 @@ import errno
 import hashlib
 import json
 import os
+import pwd
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from pathlib import Path
@@ -324,6 +326,27 @@ def test_cache_dir_is_the_environments_or_the_users(
     monkeypatch.delenv("COMPOSER_CACHE_DIR")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert disk.cache_dir().name == "composer"
+
+
+def test_without_a_home_a_passing_folder_will_do(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """In a container a user may have none: nothing outlives the process, and nothing breaks."""
+    for name in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.delenv("COMPOSER_CACHE_DIR")
+    disk._without_home.cache_clear()
+    with pytest.warns(CacheWarning, match="COMPOSER_CACHE_DIR"):
+        folder = disk.cache_dir()
+    monkeypatch.setenv("COMPOSER_CACHE_DIR", "~/there")
+    assert folder == disk.cache_dir()
+    assert folder.parent == tmp_path
+    shelf = Shelf("things", limit=MIB)
+    assert shelf.put(KEY, {})
+    assert shelf.get(KEY)
+    disk._without_home.cache_clear()
 
 
 def test_record_is_json_that_a_person_can_read(shelf: Shelf) -> None:

@@ -19,7 +19,7 @@ from torch._dynamo import lookup_backend
 from typer.testing import CliRunner
 
 import composer
-from composer import failures
+from composer import disk, failures
 from composer.backends.base import Backend
 from composer.backends.dynamo import CallableBackend
 from composer.backends.tensorrt.cache import plans
@@ -59,7 +59,7 @@ def again(*chain: Any, **options: Any) -> composer.Attempt:
 
 
 def as_if_of_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failures, "_PROCESS", "another")
+    monkeypatch.setattr(disk, "_PROCESS", "another")
 
 
 def test_failed_build_is_not_paid_for_again() -> None:

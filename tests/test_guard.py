@@ -482,6 +482,27 @@ def test_failure_is_seen_by_prometheus_with_the_calls_of_each_engine() -> None:
     assert calls == [3, 1, 1]
 
 
+def test_quarantine_is_of_an_engine_with_its_options() -> None:
+    """The same engine with others may be well, and is next in line."""
+
+    def engine(gm: torch.fx.GraphModule, inputs: list[Any], *, options: dict[str, Any]) -> Any:
+        calls = itertools.count()
+
+        def run(*args: Any) -> Any:
+            if next(calls) >= options["lasts"]:
+                raise RuntimeError("worn out")
+            return gm(*args)
+
+        return run
+
+    chain = [{"backend": engine, "options": {"lasts": lasts}} for lasts in (1, 99)]
+    f = compiled(lambda x: x * 2, *chain)
+    for _ in range(4):
+        assert torch.equal(f(torch.ones(2)), torch.full((2,), 2.0))
+    assert [a.reason for a in last().attempts] == ["raised_at_runtime", None]
+    assert (last().chosen, last().runtime.fallbacks) == ("engine", 1)
+
+
 def test_engine_in_quarantine_is_tried_again() -> None:
     """``retry_after`` calls of this graph later, before a call; the others serve until then."""
     first, second = FakeBackend("raises", at=2, name="first"), FakeBackend(name="second")

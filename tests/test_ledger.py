@@ -192,3 +192,7 @@ def test_place_that_cannot_be_written_is_no_error_where_warnings_are(tmp_path: P
         assert not rows.put(KEY, "{}")
         assert rows.get(KEY) is None
     assert "cannot be read" in rows.trouble
+    unnameable = Ledger("x" * 300, limit=100, root=tmp_path)
+    with pytest.warns(CacheWarning, match="cannot be read"):
+        unnameable.remove(KEY)
+    assert unnameable.clear() == 0

@@ -16,7 +16,7 @@ import torch
 from conftest import compiled, last
 
 import composer
-from composer import select
+from composer import _torch, select
 from composer.errors import CandidateError, OptionError
 from composer.policy import read_policy
 from composer.testing import FakeBackend, expect
@@ -382,6 +382,18 @@ def test_passes_are_part_of_what_is_measured() -> None:
         assert not torch.equal(answer, x.cos())
         assert last().chosen == "eager"
         assert [record.stage for record in last().passes] == [stage]
+
+
+def test_inputs_that_cannot_be_copied_are_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There may be too little memory for that: nothing is measured, and the record says why."""
+
+    def starve(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+        raise torch.OutOfMemoryError("tried to allocate 80 GiB")
+
+    monkeypatch.setattr(_torch, "copy_storage", starve)
+    assert torch.equal(fastest(torch.cos, "eager")(torch.zeros(2)), torch.ones(2))
+    timing = last().attempts[0].engine["timing"]
+    assert timing == "no: inputs cannot be copied: OutOfMemoryError: tried to allocate 80 GiB"
 
 
 def test_error_that_eager_raises_is_the_programs() -> None:

@@ -253,6 +253,19 @@ def test_engine_that_fails_before_the_others_are_measured() -> None:
     assert timing() == "no: the graph was dropped, or its engine failed, before all were measured"
 
 
+def test_engine_that_fails_at_the_first_call_is_not_measured() -> None:
+    """Another serves when that would begin: its times are not those of the one that failed."""
+    first, second = Engine("first"), Engine("second")
+    first.raises = True
+    f = beside(double, first, second)
+    for _ in range(4):
+        assert torch.equal(f(torch.ones(2)), torch.full((2,), 2.0))
+    settle()
+    assert reasons() == [("first", "failed", "raised_at_runtime"), ("second", "succeeded", None)]
+    assert (last().chosen, len(second.built_in)) == ("second", 1)
+    assert timing() == "no: the graph was dropped, or its engine failed, before all were measured"
+
+
 def test_engine_that_fails_in_the_background_is_recorded() -> None:
     """Whether it does not build, is wrong or raises; the program notices nothing."""
     chain = [Engine("first"), FakeBackend("raises"), FakeBackend("wrong_value")]

@@ -18,7 +18,8 @@ from typer.testing import CliRunner
 from composer.child import Limits
 from composer.cli import app
 from composer.errors import OptionError
-from composer.tuning import Job, read_jobs
+from composer.records import Attempt, CompileReport, Reason, Status
+from composer.tuning import Job, read_jobs, work
 from composer.tuning.cluster import on_ray
 from composer.workload import Workload
 
@@ -153,6 +154,25 @@ def test_each_job_is_done_in_a_process_of_its_own(folder: Path) -> None:
     (graph,) = fine["graphs"]
     assert (fine["error"], graph["others"].keys() <= {"aot_eager"}) == ("", True)
     assert graph["chosen"] in ("aot_eager", "eager")
+
+
+def row_of(chosen: str, *attempts: Attempt) -> dict[str, Any]:
+    facts = {"time": "", "graph_id": "0/0", "graph_key": "", "model": "m.Net", "device": "cpu"}
+    more = {"dtype": "", "training": False, "dynamic": False, "nodes": 1, "seconds": 1.0}
+    told = {**facts, **more, "inputs": (), "policy": (), "chosen": chosen, "attempts": attempts}
+    return work._row(CompileReport(**told))
+
+
+def test_times_are_those_of_who_serves() -> None:
+    """Of two of one name the one that serves, and eager's own where that does."""
+    won = Attempt("inductor", Status.SUCCEEDED, None, "", 1.0, engine={"timing": {"ms": 1.0}})
+    times = {"ms": 5.0, "eager_ms": 3.0, "remembered_in": "/verdicts"}
+    lost = Attempt("inductor", Status.REJECTED, Reason.SLOWER, "", 1.0, engine={"timing": times})
+    assert row_of("inductor", won, lost)["timing"] == {"ms": 1.0}
+    eager = row_of("eager", lost)
+    assert (eager["timing"]["ms"], eager["timing"]["eager_ms"]) == (3.0, 3.0)
+    assert eager["remembered"]
+    assert row_of("eager", Attempt("a", Status.FAILED, None, "", 1.0))["timing"] == {}
 
 
 @pytest.mark.slow

@@ -111,7 +111,7 @@ def chain(monkeypatch: pytest.MonkeyPatch) -> Chain:
 
 
 def as_if_of_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verdicts, "_PROCESS", "another")
+    monkeypatch.setattr(disk, "_PROCESS", "another")
 
 
 def kept() -> list[dict[str, Any]]:
@@ -186,6 +186,21 @@ def test_reset_forgets_what_this_process_measured(
     as_if_of_another_process(monkeypatch)
     composer.reset()
     assert is_remembered(chain.compile())
+
+
+def test_forked_process_is_another(chain: Chain, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a server's workers the first measures."""
+    chain.compile()
+    composer.reset()
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    assert is_remembered(chain.compile())
+
+
+def test_model_of_any_name_is_remembered(chain: Chain) -> None:
+    """Also of one that cannot be printed, or written, or is very long."""
+    for name in ("two\nlines", "\udcff", "m" * 1200):
+        chain.compile(model=name)
+        assert is_remembered(chain.compile(model=name))
 
 
 def test_winner_that_is_refused_is_forgotten(chain: Chain) -> None:

@@ -64,6 +64,8 @@ def bench(
     """Time eager, each engine and composer on a model, and say which policy follows."""
     if write is not None and write.exists() and not force:
         _refuse(f"{write} exists; --force overwrites it", 2)
+    if write is not None and not write.parent.is_dir():
+        _refuse(f"there is no folder {str(write.parent)!r}", 2)
     for switch in ("COMPOSER_CHAIN", "COMPOSER_DISABLE"):
         if os.environ.get(switch):
             _refuse(f"{switch} is set, and would stand for every candidate; unset it", 2)
@@ -73,8 +75,7 @@ def bench(
         with shown(), _nothing_remembered():
             trains = _trains(subject) if training is None else training
             ranking = rank(subject, _chain(chain), training=trains, seconds=seconds)
-        match = f"*.{ranking.model.rpartition('.')[2]}" if workload.is_script else ""
-        policy = advice.text_of(ranking, match, _measured())
+        policy = advice.text_of(ranking, _matches(ranking, workload), _measured())
     except (OptionError, UnknownNameError) as mistake:
         _refuse(str(mistake), 2)
     except ComposerError as error:
@@ -91,6 +92,12 @@ def bench(
 def _refuse(what: str, code: int) -> NoReturn:
     typer.echo(f"composer: {what}", err=True)
     raise typer.Exit(code)
+
+
+def _matches(ranking: Ranking, workload: Workload) -> Sequence[str]:
+    """Globs for the names that a script's module has; none where the names are what they are."""
+    names = ranking.models if workload.is_script else ()
+    return tuple(dict.fromkeys(f"*.{name.rpartition('.')[2]}" for name in names))
 
 
 def _trains(subject: Subject) -> bool:

@@ -63,8 +63,7 @@ def _compile_and_call(job: Job) -> None:
 
 def _row(report: CompileReport) -> dict[str, Any]:
     """Who serves a graph, and what was measured; ``why`` where nothing was."""
-    timings = {each.backend: each.engine.get("timing") for each in report.attempts}
-    timing = timings.get(report.chosen)
+    timing = _timing(report)
     measured = timing if isinstance(timing, dict) else {}
     return {
         "model": report.model,
@@ -79,3 +78,21 @@ def _row(report: CompileReport) -> dict[str, Any]:
         "why": timing if isinstance(timing, str) else "",
         "others": {a.backend: str(a.reason) for a in report.attempts if a.reason is not None},
     }
+
+
+def _timing(report: CompileReport) -> Any:
+    """Of who serves: a name may stand in the chain more than once.
+
+    Where the captured graph does, and is no candidate, the others were measured against it.
+    """
+    for each in report.attempts:
+        if each.accepted:
+            return each.engine.get("timing")
+    timings = (each.engine.get("timing") for each in report.attempts)
+    beside = next((each for each in timings if isinstance(each, dict)), {})
+    own = {name: beside[name] for name in _OF_ALL if name in beside}
+    return {**own, "ms": own["eager_ms"]} if "eager_ms" in own else None
+
+
+_OF_ALL = ("eager_ms", "seconds", "measured", "remembered_in")
+"""What is said with each candidate's times, and is the same for all."""
