@@ -32,7 +32,8 @@ from torch._dynamo import convert_frame, eval_frame, external_utils
 from torch._dynamo.backends.registry import list_backends as _list_backends
 from torch._dynamo.backends.registry import lookup_backend as lookup_backend
 from torch._dynamo.backends.registry import register_backend as register_backend
-from torch._dynamo.convert_frame import ConvertFrameAssert, compile_lock
+from torch._dynamo.convert_frame import ConvertFrameAssert
+from torch._dynamo.convert_frame import compile_lock as compile_lock
 from torch._dynamo.eval_frame import OptimizedModule, innermost_backend
 from torch._dynamo.exc import InvalidBackend as InvalidBackend
 from torch._dynamo.exc import RestartAnalysis, SkipFrame, Unsupported, UserError
@@ -623,6 +624,14 @@ def recaptured(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Iterator[None
         _recaptured_numbers.reset(known)
 
 
+def fakes_of(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
+    """Inputs to compile a captured graph for again without keeping any tensor: Dynamo's fakes."""
+    known = [node.meta.get("example_value") for node in gm.graph.find_nodes(op="placeholder")]
+    mode = fake_mode_of(known)
+    pairs = zip(known, inputs, strict=True)
+    return [fake if isinstance(fake, FakeTensor) else as_fake(mode, value) for fake, value in pairs]
+
+
 @contextlib.contextmanager
 def as_if_captured(inputs: Sequence[Any]) -> Iterator[None]:
     """Compile as within Dynamo's compile, of inputs with fixed sizes.
@@ -954,6 +963,26 @@ def fresh_compiles() -> Iterator[None]:
         inductor_config.patch(fx_graph_cache=False),
     ):
         yield
+
+
+@contextlib.contextmanager
+def constants_let_go() -> Iterator[None]:
+    """Have the code that Inductor loads within go with the last who calls it.
+
+    Inductor keeps the modules of all code that it loaded, to clear its caches by, and in them the
+    constants of frozen graphs, for as long as the process lives (torch 2.13).
+    """
+    from torch._inductor.codecache import PyCodeCache
+
+    known = set(map(id, PyCodeCache.modules))
+    try:
+        yield
+    finally:
+        known |= set(map(id, PyCodeCache.modules_no_attr.values()))
+        for module in [each for each in PyCodeCache.modules if id(each) not in known]:
+            PyCodeCache.modules.remove(module)
+            if sys.modules.get(module.__name__) is module:
+                del sys.modules[module.__name__]
 
 
 def inductor_setting(name: str, config: Mapping[str, Any]) -> Any:
