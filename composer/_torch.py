@@ -471,16 +471,24 @@ def share_fake(original: torch.Tensor, copy: torch.Tensor) -> None:
     context = TracingContext.try_get()
     if context is None or context.fake_mode is None:
         return
+    fake = _fake_in(context, original)
+    context.fake_mode.fake_tensor_converter.set_tensor_memo(copy, fake)
+    cast(Any, copy)._composer_fake = fake  # the memo holds it weakly; it lives as long as the copy
+
+
+def _fake_in(context: TracingContext, value: torch.Tensor) -> FakeTensor:
+    """The fake of a tensor in a compile's own mode, which is kept there as long as it lives."""
+    if isinstance(value, FakeTensor):
+        return value
     mode = context.fake_mode
-    symbolic = cast(Any, context.tensor_to_context).get(original)
-    fake = mode.from_tensor(
-        original,
+    assert mode is not None
+    symbolic = cast(Any, context.tensor_to_context).get(value)
+    return mode.from_tensor(
+        value,
         symbolic_context=symbolic,
         source=None if symbolic is None else symbolic.tensor_source,
         trace=False,
     )
-    mode.fake_tensor_converter.set_tensor_memo(copy, fake)
-    cast(Any, copy)._composer_fake = fake  # the memo holds it weakly; it lives as long as the copy
 
 
 @contextlib.contextmanager
@@ -624,12 +632,25 @@ def recaptured(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Iterator[None
         _recaptured_numbers.reset(known)
 
 
-def fakes_of(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
-    """Inputs to compile a captured graph for again without keeping any tensor: Dynamo's fakes."""
-    known = [node.meta.get("example_value") for node in gm.graph.find_nodes(op="placeholder")]
-    mode = fake_mode_of(known)
-    pairs = zip(known, inputs, strict=True)
-    return [fake if isinstance(fake, FakeTensor) else as_fake(mode, value) for fake, value in pairs]
+def fakes_met(inputs: Sequence[Any]) -> list[Any]:
+    """What AOTAutograd meets for inputs in the compile under way: fakes, with their symbols.
+
+    To be asked before it runs, and kept for :func:`recompiling`.
+    """
+    context = TracingContext.try_get()
+    if context is None or context.fake_mode is None:
+        mode = FakeTensorMode()
+        return [as_fake(mode, value) for value in inputs]
+    return [
+        _fake_in(context, value) if isinstance(value, torch.Tensor) else value for value in inputs
+    ]
+
+
+@contextlib.contextmanager
+def recompiling(fakes: Sequence[Any]) -> Iterator[None]:
+    """Compile for these fakes, after the compile that met them is over."""
+    with compiling(), tracing(TracingContext(fake_mode_of(fakes))):
+        yield
 
 
 @contextlib.contextmanager

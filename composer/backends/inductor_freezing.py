@@ -7,8 +7,9 @@ unless Inductor's setting is on for the whole process: then the graph holds them
 
 from __future__ import annotations
 
-import contextlib
+import functools
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -88,11 +89,12 @@ class Frozen(BindingEngine[Made]):
         self._own = tuple(own_tensors(gm))
         self._held = frozenset(i for i in region.weights if i < len(self._own))
         self._config = config
+        fakes = _torch.fakes_met(example_inputs)
         self._inputs: Sequence[Any] = example_inputs
-        self._in_compile = True
+        self._compiling: Callable[[], AbstractContextManager[None]] = nullcontext  # Dynamo does
         self.bind_first(region)
-        self._in_compile = False
-        self._inputs = _torch.fakes_of(gm, example_inputs)
+        self._inputs = fakes
+        self._compiling = functools.partial(_torch.recompiling, fakes)
 
     def __call__(self, *args: Any) -> Any:
         """Run the code for the weights among the arguments, as they are now."""
@@ -104,17 +106,11 @@ class Frozen(BindingEngine[Made]):
         inlined = {i - len(self._own): v for i, v in values.items() if i >= len(self._own)}
         left = tuple(i for i in range(len(self._inputs)) if i not in inlined)
         config = {**self._config, "freezing": bool(values)}
-        with self._as_captured(), _torch.constants_let_go():
+        with self._compiling(), _torch.constants_let_go():
             gm = _holding(clones.clone_graph(self._gm), inlined)
             run = _torch.undisabled(_compile(gm, [self._inputs[i] for i in left], config))
         pick = picker(left)
         return lambda args: run(*pick(args))
-
-    def _as_captured(self) -> contextlib.AbstractContextManager[None]:
-        """Within Dynamo's compile, or as if."""
-        if self._in_compile:
-            return contextlib.nullcontext()
-        return _torch.recaptured(self._gm, [_torch.hint(each) for each in self._inputs])
 
 
 def _holding(gm: torch.fx.GraphModule, weights: Mapping[int, torch.Tensor]) -> torch.fx.GraphModule:
