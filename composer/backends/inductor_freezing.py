@@ -116,7 +116,7 @@ class Frozen(BindingEngine[Made]):
 def _holding(gm: torch.fx.GraphModule, weights: Mapping[int, torch.Tensor]) -> torch.fx.GraphModule:
     """Have a graph hold some of its inputs itself.
 
-    It holds other tensors of the same memory: the weights' own lives are watched.
+    It holds other tensors of the same memory: the weights themselves are to die with the model.
     """
     placeholders = gm.graph.find_nodes(op="placeholder")
     with _torch.unset_fake_temporarily(), torch.inference_mode(False), torch.no_grad():
@@ -174,6 +174,7 @@ def _passed(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> list[int
 
 
 def _is_fixed(placeholder: torch.fx.Node, value: Any) -> bool:
+    """Whether the compile made no symbol of a size, which would be lost with the input."""
     sizes = placeholder.meta.get("example_value", value).shape
     return all(isinstance(size, int) for size in sizes)
 

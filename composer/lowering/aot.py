@@ -35,13 +35,13 @@ class Kind(StrEnum):
 class FunctionalGraph:
     """Functional ATen: no mutation, fake tensors in every node's ``meta["val"]``.
 
-    ``weights`` maps positions among the placeholders to tensors whose values an engine may take
-    in; it is empty while grad mode is on, since weights that train do not stay. ``witnesses`` maps
-    some of these positions to a tensor whose version tells of changes that the weight's own does
-    not (:mod:`composer.lowering.statistics`). ``example_args`` are real arguments, those of the
-    first call; ``None`` where there are none to be had: for a backward, or where AOTAutograd took
-    some away or added some. ``expected`` are shape and dtype, in that call, of every output that
-    is a tensor, and ``None`` for the others.
+    ``weights`` maps positions among the placeholders to tensors whose values an engine may take in;
+    it is empty while grad mode is on, since weights that train do not stay, and under the policy's
+    ``freeze = false``. ``witnesses`` maps some of these positions to a tensor whose version tells
+    of changes that the weight's own does not (:mod:`composer.lowering.statistics`).
+    ``example_args`` are real arguments, those of the first call; ``None`` where there are none to
+    be had: for a backward, or where AOTAutograd took some away or added some. ``expected`` are
+    shape and dtype, in that call, of every output that is a tensor, and ``None`` for the others.
     """
 
     gm: torch.fx.GraphModule
