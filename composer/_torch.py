@@ -32,7 +32,8 @@ from torch._dynamo import convert_frame, eval_frame, external_utils
 from torch._dynamo.backends.registry import list_backends as _list_backends
 from torch._dynamo.backends.registry import lookup_backend as lookup_backend
 from torch._dynamo.backends.registry import register_backend as register_backend
-from torch._dynamo.convert_frame import ConvertFrameAssert, compile_lock
+from torch._dynamo.convert_frame import ConvertFrameAssert
+from torch._dynamo.convert_frame import compile_lock as compile_lock
 from torch._dynamo.eval_frame import OptimizedModule, innermost_backend
 from torch._dynamo.exc import InvalidBackend as InvalidBackend
 from torch._dynamo.exc import RestartAnalysis, SkipFrame, Unsupported, UserError
@@ -470,16 +471,24 @@ def share_fake(original: torch.Tensor, copy: torch.Tensor) -> None:
     context = TracingContext.try_get()
     if context is None or context.fake_mode is None:
         return
+    fake = _fake_in(context, original)
+    context.fake_mode.fake_tensor_converter.set_tensor_memo(copy, fake)
+    cast(Any, copy)._composer_fake = fake  # the memo holds it weakly; it lives as long as the copy
+
+
+def _fake_in(context: TracingContext, value: torch.Tensor) -> FakeTensor:
+    """The fake of a tensor in a compile's own mode, which is kept there as long as it lives."""
+    if isinstance(value, FakeTensor):
+        return value
     mode = context.fake_mode
-    symbolic = cast(Any, context.tensor_to_context).get(original)
-    fake = mode.from_tensor(
-        original,
+    assert mode is not None
+    symbolic = cast(Any, context.tensor_to_context).get(value)
+    return mode.from_tensor(
+        value,
         symbolic_context=symbolic,
         source=None if symbolic is None else symbolic.tensor_source,
         trace=False,
     )
-    mode.fake_tensor_converter.set_tensor_memo(copy, fake)
-    cast(Any, copy)._composer_fake = fake  # the memo holds it weakly; it lives as long as the copy
 
 
 @contextlib.contextmanager
@@ -621,6 +630,27 @@ def recaptured(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Iterator[None
             yield
     finally:
         _recaptured_numbers.reset(known)
+
+
+def fakes_met(inputs: Sequence[Any]) -> list[Any]:
+    """What AOTAutograd meets for inputs in the compile under way: fakes, with their symbols.
+
+    To be asked before it runs, and kept for :func:`recompiling`.
+    """
+    context = TracingContext.try_get()
+    if context is None or context.fake_mode is None:
+        mode = FakeTensorMode()
+        return [as_fake(mode, value) for value in inputs]
+    return [
+        _fake_in(context, value) if isinstance(value, torch.Tensor) else value for value in inputs
+    ]
+
+
+@contextlib.contextmanager
+def recompiling(fakes: Sequence[Any]) -> Iterator[None]:
+    """Compile for these fakes, after the compile that met them is over."""
+    with compiling(), tracing(TracingContext(fake_mode_of(fakes))):
+        yield
 
 
 @contextlib.contextmanager
@@ -954,6 +984,26 @@ def fresh_compiles() -> Iterator[None]:
         inductor_config.patch(fx_graph_cache=False),
     ):
         yield
+
+
+@contextlib.contextmanager
+def constants_let_go() -> Iterator[None]:
+    """Have the code that Inductor loads within go with the last who calls it.
+
+    Inductor keeps the modules of all code that it loaded, to clear its caches by, and in them the
+    constants of frozen graphs, for as long as the process lives (torch 2.13).
+    """
+    from torch._inductor.codecache import PyCodeCache
+
+    known = set(map(id, PyCodeCache.modules))
+    try:
+        yield
+    finally:
+        known |= set(map(id, PyCodeCache.modules_no_attr.values()))
+        for module in [each for each in PyCodeCache.modules if id(each) not in known]:
+            PyCodeCache.modules.remove(module)
+            if sys.modules.get(module.__name__) is module:
+                del sys.modules[module.__name__]
 
 
 def inductor_setting(name: str, config: Mapping[str, Any]) -> Any:

@@ -47,6 +47,7 @@ from composer.errors import (
 )
 from composer.lowering import keeping
 from composer.lowering.each import compile_each
+from composer.lowering.freeze import freezing
 from composer.passes import late
 from composer.passes.resolve import SharedPasses
 from composer.records import FLOOR, Attempt, GraphRequest, Outcome, Reason, Status
@@ -243,8 +244,10 @@ def _probe_and_build(
 def _build_within_limits(request: GraphRequest, contender: Contender) -> Callable[..., Any]:
     limits, backend = contender.limits, contender.backend
     if limits.isolate and not (backend.may_return_original or backend.isolates_itself):
-        isolate.probe(request, contender.candidate, limits, contender.min_coverage)
-    with within(limits), keeping.keeping(contender.kept):
+        isolate.probe(
+            request, contender.candidate, limits, contender.min_coverage, contender.freeze
+        )
+    with within(limits), keeping.keeping(contender.kept), freezing(contender.freeze):
         return _build(request, contender)
 
 

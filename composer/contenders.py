@@ -11,6 +11,7 @@ from composer.backends.base import Backend, Precision, note
 from composer.comparison import Bounds, Share
 from composer.errors import OptionError, UnknownNameError, refuse
 from composer.lowering import keeping
+from composer.lowering.freeze import Freeze
 from composer.policy import Candidate, Facts, Policy
 from composer.precision import Narrow, Stays, narrow
 from composer.records import Attempt, GraphRequest, Reason, Status
@@ -23,9 +24,9 @@ class Contender:
     ``min_coverage`` is the share of the graph that it has to take, ``bounds`` how far its numbers
     may be off eager's; ``None`` where they are not compared. ``limits`` are those of its build,
     ``remembered`` the days for which its failures are, and ``kept`` the GiB that what it can keep
-    may take on disk. ``barred`` says why it is not to be tried at all. ``precision`` is what it is
-    to compute in, where the policy says so, and ``on_trial`` whether it serves only if its numbers
-    hold: the same candidate in fp32 comes next.
+    may take on disk. ``freeze`` says whether it takes weights in. ``barred`` says why it is not to
+    be tried at all. ``precision`` is what it is to compute in, where the policy says so, and
+    ``on_trial`` whether it serves only if its numbers hold: the same candidate in fp32 comes next.
     """
 
     candidate: Candidate
@@ -35,6 +36,7 @@ class Contender:
     limits: child.Limits = child.NONE
     remembered: float = 0.0
     kept: float = keeping.GIB
+    freeze: Freeze = "auto"
     barred: str = ""
     precision: Precision | None = None
     on_trial: bool = False
@@ -123,7 +125,7 @@ def resolve(rules: Policy) -> tuple[Contender, ...]:
             limits = _limits(candidate, rules, backend)
             days = 0.0 if rules.strict else rules.remember_failures
             kept = rules.keep_artefacts
-            each = Contender(candidate, backend, least, bounds, limits, days, kept)
+            each = Contender(candidate, backend, least, bounds, limits, days, kept, rules.freeze)
             contenders += _in_each_precision(each, rules)
     if mistakes:
         raise type(mistakes[0])("; ".join(str(mistake) for mistake in mistakes))

@@ -12,6 +12,7 @@ from typing import Any
 from composer import child, collectives, parcel
 from composer.backends.base import note, precision
 from composer.errors import ChildRefusal, refuse
+from composer.lowering.freeze import Freeze
 from composer.passes import late
 from composer.passes.resolve import SharedPasses
 from composer.policy import Candidate
@@ -19,7 +20,11 @@ from composer.records import GraphRequest, Reason, Status
 
 
 def probe(
-    request: GraphRequest, candidate: Candidate, limits: child.Limits, min_coverage: float
+    request: GraphRequest,
+    candidate: Candidate,
+    limits: child.Limits,
+    min_coverage: float,
+    freeze: Freeze = "auto",
 ) -> None:
     """Build the candidate in a child process, and run it once there.
 
@@ -28,6 +33,7 @@ def probe(
         candidate: What to build.
         limits: For the build and the run; the start of the child is not counted.
         min_coverage: Share of the graph that the engine has to take.
+        freeze: Whether it takes weights in.
 
     Raises:
         Refusal: ``crashed``, ``timed_out``, ``failed`` with ``out_of_memory``, ``declined`` with
@@ -48,6 +54,7 @@ def probe(
             "mode": request.mode,
             "min_coverage": min_coverage,
             "precision": precision(),
+            "freeze": freeze,
         },
     }
     _judge(child.ask("composer.isolated:attempt", parcel.pack(contents), limits))

@@ -33,6 +33,7 @@ def _attempt(payload: bytes, ready: Callable[[], None]) -> Attempt:
         remember_failures=0.0,
         keep_artefacts=0.0,
         precision=around["precision"],
+        freeze=around["freeze"],
     )
     try:
         (contender,) = contenders.resolve(alone)

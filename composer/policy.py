@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from composer.errors import OptionError
+from composer.lowering.freeze import Freeze
 from composer.records import GraphRequest
 from composer.registry import did_you_mean
 
@@ -211,6 +212,10 @@ class Policy(BaseModel):
             over the largest number in it.
         keep_artefacts: GiB that the ONNX models which engines were built from may take on disk, so
             that the next process need not make them; 0 keeps none, and looks for none.
+        freeze: Whether engines take weights in, where grad mode is off; a change of one is seen at
+            the next call, and the engine made anew before it answers. ``"auto"``: those that share
+            the weights' memory do. ``True``: Inductor folds them into its code as well. ``False``:
+            all are inputs of every call. While grad mode is on they always are.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -242,6 +247,7 @@ class Policy(BaseModel):
     precision: Literal["fp32", "bf16", "auto"] = "fp32"
     max_error: Annotated[float, Field(gt=0.0)] = 0.01
     keep_artefacts: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 2.0
+    freeze: Freeze = "auto"
 
     @field_validator("chain", mode="before")
     @classmethod
@@ -276,7 +282,8 @@ class Policy(BaseModel):
         limits = f" {self._limits}" if any(map(any, self._limits)) else ""
         choice = f" {self.select} {self.objective}" if self.select != "first" else ""
         low = f" {self.precision} {self.max_error}" if self.precision != "fp32" else ""
-        rest = f"{checks}{limits}{choice}{low}"
+        baked = f" freeze={self.freeze}" if self.freeze != "auto" else ""
+        rest = f"{checks}{limits}{choice}{low}{baked}"
         return f"{chain} {self.strict} {self.on_exhausted} {self.min_coverage} {rest}"
 
     @property

@@ -38,6 +38,7 @@ def test_chain_accepts_names_tables_callables_and_candidates() -> None:
         ({"chian": ["eager"]}, "unknown option 'chian'; did you mean 'chain'"),
         ({"strict": "perhaps"}, "option 'strict' is 'perhaps'"),
         ({"on_exhausted": "explode"}, "'eager' or 'raise'"),
+        ({"freeze": "always"}, "'freeze' is 'always': Input should be 'auto', True or False"),
         ({"agree_within": -1}, "option 'agree_within' is -1"),
         ({"agree_within": float("inf")}, "option 'agree_within' is inf"),
         ({"chain": []}, "a chain needs a candidate"),
@@ -84,3 +85,11 @@ def test_policy_is_frozen() -> None:
     """A policy does not change under a compiled graph."""
     with pytest.raises(ValueError, match="frozen"):
         Policy().strict = True
+
+
+def test_freeze_is_part_of_the_key_where_it_is_said() -> None:
+    """It decides what is compiled; keys of policies without it stay as they were."""
+    keys = {Policy(freeze=wish).key for wish in ("auto", True, False)}
+    assert len(keys) == 3
+    assert Policy(freeze="auto").key == Policy().key
+    assert "freeze" not in Policy().key

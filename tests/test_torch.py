@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 import os
+import sys
 from typing import Any
 
 import pytest
@@ -266,6 +267,44 @@ def test_inductor_config_is_what_torch_compile_would_use() -> None:
     assert _torch.inductor_config(None, {"freezing": True}) == {"freezing": True}
     with pytest.raises(RuntimeError, match="Unexpected type"):
         _torch.inductor_config(None, {"freezing": "yes"})
+
+
+def test_constants_of_inductors_code_are_let_go() -> None:
+    """Torch keeps the modules of code that it loaded, but for those loaded within."""
+    from torch._inductor.codecache import PyCodeCache
+
+    key, path = PyCodeCache.write("def call():\n    return weight\n")
+    with _torch.constants_let_go():
+        module = PyCodeCache.load_by_key_path(key, path, attrs={"weight": 1})
+        assert module in PyCodeCache.modules
+    assert module not in PyCodeCache.modules
+    assert module.__name__ not in sys.modules
+    assert module.call() == 1
+
+
+def test_fakes_met_are_those_of_the_compile_with_its_symbols() -> None:
+    """What is compiled for them later has the symbols, and one fake mode."""
+    met = []
+
+    def probe(gm, inputs):
+        met.extend(_torch.fakes_met(inputs))
+        return gm.forward
+
+    torch.compile(lambda x: x + 1, backend=probe, dynamic=True)(torch.ones(5))
+    symbol, fake = met
+    assert isinstance(symbol, torch.SymInt)
+    assert fake.shape[0].node.expr == symbol.node.expr
+    with _torch.recompiling(met):
+        assert torch.compiler.is_compiling()
+        assert _torch.fakes_met(met)[1] is fake
+    (outside,) = _torch.fakes_met([torch.ones(2)])
+    assert isinstance(outside, _torch.FakeTensor)
+
+
+def test_the_lock_of_compiles_may_be_taken_twice_by_one_thread() -> None:
+    """Code is made anew under it, which compiles, which takes it."""
+    with _torch.compile_lock, _torch.compiling():
+        assert torch.compiler.is_compiling()
 
 
 def test_inductor_options_are_listed() -> None:

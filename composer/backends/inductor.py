@@ -9,7 +9,7 @@ import torch
 import torch.fx
 
 from composer import _torch
-from composer.backends import inductor_memory
+from composer.backends import inductor_freezing, inductor_memory
 from composer.backends.base import Backend, note
 from composer.backends.inductor_hooks import hooks
 from composer.capture import graph_key
@@ -57,10 +57,9 @@ class InductorBackend(Backend):
         config = _torch.inductor_config(mode, dict(options))
         passes = late.in_force()
         config |= hooks(passes, config)
-        compile_fx = _torch.lookup_backend("inductor")
         settings = f"{mode} {sorted(options.items())} {passes.shared.key}"
         key = graph_key(gm, settings) if passes.shared.late else ""
-        compiled = compile_fx(gm, example_inputs, config_patches=config)  # type: ignore[call-arg]  # Dynamo's protocol names two arguments; Inductor takes more
+        compiled = inductor_freezing.compiled(gm, example_inputs, config)
         if passes.shared.late:
             _complete(passes, key)
         note(coverage=1.0, torch=torch.__version__, **({"mode": mode} if mode else {}))

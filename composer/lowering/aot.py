@@ -15,6 +15,7 @@ import torch.fx
 from composer import _torch, capture, clones
 from composer.errors import refuse
 from composer.lowering.decompositions import Table, decompositions
+from composer.lowering.freeze import freeze
 from composer.lowering.statistics import statistics, witness_of
 from composer.lowering.weights import can_bind
 from composer.passes import late
@@ -34,13 +35,13 @@ class Kind(StrEnum):
 class FunctionalGraph:
     """Functional ATen: no mutation, fake tensors in every node's ``meta["val"]``.
 
-    ``weights`` maps positions among the placeholders to tensors whose values an engine may take
-    in; it is empty while grad mode is on, since weights that train do not stay. ``witnesses`` maps
-    some of these positions to a tensor whose version tells of changes that the weight's own does
-    not (:mod:`composer.lowering.statistics`). ``example_args`` are real arguments, those of the
-    first call; ``None`` where there are none to be had: for a backward, or where AOTAutograd took
-    some away or added some. ``expected`` are shape and dtype, in that call, of every output that
-    is a tensor, and ``None`` for the others.
+    ``weights`` maps positions among the placeholders to tensors whose values an engine may take in;
+    it is empty while grad mode is on, since weights that train do not stay, and under the policy's
+    ``freeze = false``. ``witnesses`` maps some of these positions to a tensor whose version tells
+    of changes that the weight's own does not (:mod:`composer.lowering.statistics`).
+    ``example_args`` are real arguments, those of the first call; ``None`` where there are none to
+    be had: for a backward, or where AOTAutograd took some away or added some. ``expected`` are
+    shape and dtype, in that call, of every output that is a tensor, and ``None`` for the others.
     """
 
     gm: torch.fx.GraphModule
@@ -88,9 +89,9 @@ def compile_functional(
         if kind is Kind.BACKWARD:
             _torch.donate_nothing()  # engines write to none of their inputs
         same = kind is not Kind.BACKWARD and len(fakes) == len(everything)
-        freeze = same and kind is Kind.INFERENCE and not torch.is_grad_enabled()
+        binds = same and kind is Kind.INFERENCE and not torch.is_grad_enabled()
         read, written = statistics(functional), _torch.mutated_inputs()
-        weights, witnesses = bindable(everything, owners, written, read) if freeze else ({}, {})
+        weights, witnesses = bindable(everything, owners, written, read) if binds else ({}, {})
         args, expected = real if same else None, _expected(functional)
         graph = FunctionalGraph(functional, kind, weights, witnesses, args, expected, read)
         with _torch.unset_fake_temporarily():
@@ -203,13 +204,15 @@ def bindable(
 ) -> tuple[dict[int, torch.Tensor], dict[int, torch.Tensor]]:
     """Weights that an engine may take in, and what tells of unseen changes of some of them.
 
+    None where the policy says ``freeze = false``.
+
     Args:
         everything: The inputs of a functional graph.
         owners: Positions of the weights among them, and whose buffers they are.
         written: Positions that the graph writes to.
         statistics: Positions that a batch norm reads as its running statistics.
     """
-    still = sorted(owners.keys() - written)
+    still = sorted(owners.keys() - written) if freeze() is not False else []
     weights = {i: everything[i] for i in still if can_bind(everything[i])}
     witnesses = {i: witness_of(owners[i]) for i in weights.keys() & statistics}
     weights = {i: each for i, each in weights.items() if witnesses.get(i, each) is not None}

@@ -11,6 +11,7 @@ import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -51,7 +52,7 @@ class BindingEngine(ABC, Generic[T]):
 
     def __init__(self, region: Region) -> None:
         self._constants = region.constants
-        self._lock = threading.Lock()
+        self._lock: AbstractContextManager[Any] = threading.Lock()
         self._positions = tuple(region.weights)
         self._pick = picker(self._positions)
         self._witnessed = [i for i, at in enumerate(self._positions) if at in region.witnesses]

@@ -42,8 +42,9 @@ def witness_of(owner: object) -> torch.Tensor | None:
 
 
 def find_witnesses(statistics: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
-    """A witness for each tensor, where one batch norm in memory owns it and has one.
+    """A witness for each tensor, where the batch norms in memory that own it have the same one.
 
+    Several do where Dynamo copied a module: the copy has the very tensors.
     A graph made for one module and called by another tells nothing of the other's batch norms.
     """
     if not statistics:
@@ -52,6 +53,7 @@ def find_witnesses(statistics: Mapping[int, torch.Tensor]) -> dict[int, torch.Te
     for norm in (each for each in gc.get_objects() if issubclass(type(each), _torch._BatchNorm)):
         buffers = vars(norm).get("_buffers", {})
         for name in ("running_mean", "running_var"):
-            found[id(buffers.get(name))][id(norm)] = buffers.get("num_batches_tracked")
-    owners = {i: [*found[id(each)].values()] for i, each in statistics.items()}
-    return {i: of[0] for i, of in owners.items() if len(of) == 1 and of[0] is not None}
+            witness = buffers.get("num_batches_tracked")
+            found[id(buffers.get(name))][id(witness)] = witness
+    witnesses = {i: [*found[id(each)].values()] for i, each in statistics.items()}
+    return {i: of[0] for i, of in witnesses.items() if len(of) == 1 and of[0] is not None}

@@ -124,8 +124,8 @@ def refresh() -> None:
     """Have every engine read its weights again at its next call.
 
     For weights that were changed behind torch's back, where no version tells: by ``p.data.mul_()``,
-    or through numpy or DLPack. All other changes are seen without it. What an engine of torch's own
-    has baked in (Inductor's ``freezing``) stays.
+    or through numpy or DLPack. All other changes are seen without it. That goes for what Inductor
+    has frozen, too.
     """
     for each in tuple(_bound):
         each.expire()

@@ -1,0 +1,194 @@
+"""Weights that Inductor folds into its code: watched, and folded in anew when one changes.
+
+Inductor's ``freezing`` (torch 2.13) takes in only what a graph holds itself, and never looks
+whether that is still as it was (pytorch/pytorch#108863). Dynamo hands weights over as inputs,
+unless Inductor's setting is on for the whole process: then the graph holds them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.fx
+
+from composer import _torch, capture, clones, writes
+from composer.backends.base import note
+from composer.lowering.aot import own_tensors
+from composer.lowering.bindings import BindingEngine
+from composer.lowering.freeze import freeze
+from composer.lowering.regions import Region
+from composer.lowering.statistics import find_witnesses
+from composer.lowering.weights import can_bind, picker
+
+Settings = Mapping[str, Any]
+Made = Callable[[Sequence[Any]], Any]
+
+
+def compiled(
+    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], config: Settings
+) -> Callable[..., Any]:
+    """Have Inductor compile a graph: frozen, if the policy or its own setting says so.
+
+    A candidate that sets ``freezing`` itself has the last word.
+
+    Args:
+        gm: The graph; it may be changed.
+        example_inputs: Tensors and symbols, in the order of the placeholders.
+        config: The candidate's settings; torch's own config stands behind them.
+    """
+    wish = freeze()
+    if wish is not True or not config.get("freezing", True):
+        off = {"freezing": False} if wish is False else {}
+        config = {**off, **config}
+        if not _torch.inductor_setting("freezing", config):
+            return _compile(gm, example_inputs, config)
+    if torch.is_grad_enabled():
+        return _compile(gm, example_inputs, config)
+    region = _to_freeze(gm, example_inputs, passed=wish is True)
+    if region is None:
+        note(frozen=0)
+        return _compile(gm, example_inputs, {**config, "freezing": False})
+    if not region.weights:
+        return _compile(gm, example_inputs, config)
+    note(frozen=len(region.weights))
+    return Frozen(gm, example_inputs, region, config)
+
+
+def _compile(
+    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], config: Settings
+) -> Callable[..., Any]:
+    compile_fx = _torch.lookup_backend("inductor")
+    return compile_fx(gm, list(example_inputs), config_patches=dict(config))  # type: ignore[call-arg]  # Dynamo's protocol names two arguments; Inductor takes more
+
+
+class Frozen(BindingEngine[Made]):
+    """Calls Inductor's code for the weights as they are; may be called from several threads.
+
+    Args:
+        gm: The graph.
+        example_inputs: Tensors and symbols, in the order of the placeholders.
+        region: The weights to fold in, by position among the tensors that the graph holds itself
+            and the inputs behind them.
+        config: Inductor's settings.
+    """
+
+    def __init__(
+        self,
+        gm: torch.fx.GraphModule,
+        example_inputs: Sequence[Any],
+        region: Region,
+        config: Settings,
+    ) -> None:
+        super().__init__(region)
+        self._lock = _torch.compile_lock  # a compile takes it, too: of two, one could wait for ever
+        self._gm = gm
+        self._own = tuple(own_tensors(gm))
+        self._held = frozenset(i for i in region.weights if i < len(self._own))
+        self._config = config
+        fakes = _torch.fakes_met(example_inputs)
+        self._inputs: Sequence[Any] = example_inputs
+        self._compiling: Callable[[], AbstractContextManager[None]] = nullcontext  # Dynamo does
+        self.bind_first(region)
+        self._inputs = fakes
+        self._compiling = functools.partial(_torch.recompiling, fakes)
+
+    def __call__(self, *args: Any) -> Any:
+        """Run the code for the weights among the arguments, as they are now."""
+        return self._made_for((*self._own, *args))(args)
+
+    def _make(self, values: Mapping[int, torch.Tensor]) -> Made:
+        if not self._held <= values.keys():  # Inductor freezes all that the graph holds, or nothing
+            values = {}
+        inlined = {i - len(self._own): v for i, v in values.items() if i >= len(self._own)}
+        left = tuple(i for i in range(len(self._inputs)) if i not in inlined)
+        config = {**self._config, "freezing": bool(values)}
+        with self._compiling(), _torch.constants_let_go():
+            gm = _holding(clones.clone_graph(self._gm), inlined)
+            run = _torch.undisabled(_compile(gm, [self._inputs[i] for i in left], config))
+        pick = picker(left)
+        return lambda args: run(*pick(args))
+
+
+def _holding(gm: torch.fx.GraphModule, weights: Mapping[int, torch.Tensor]) -> torch.fx.GraphModule:
+    """Have a graph hold some of its inputs itself.
+
+    It holds other tensors of the same memory: the weights themselves are to die with the model.
+    """
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    with _torch.unset_fake_temporarily(), torch.inference_mode(False), torch.no_grad():
+        for i, weight in weights.items():
+            name = f"frozen_weight_{i}"
+            gm.register_buffer(name, weight.detach())
+            node = placeholders[i]
+            with gm.graph.inserting_before(node):
+                held = gm.graph.get_attr(name)
+            held.meta.update(node.meta)
+            node.replace_all_uses_with(held)
+            gm.graph.erase_node(node)
+    _torch.name_sources(gm)
+    gm.recompile()
+    return gm
+
+
+def _to_freeze(
+    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *, passed: bool
+) -> Region | None:
+    """What is to be folded in; ``None`` where a change of what the graph holds could not be seen.
+
+    Args:
+        gm: The graph.
+        example_inputs: Tensors and symbols, in the order of the placeholders.
+        passed: Fold in the weights among the inputs, too.
+    """
+    own = own_tensors(gm)
+    everything = (*own, *example_inputs)
+    readers = _readers(gm, own)
+    written = {id(each) for each in writes.written_attributes(gm)}
+    held = [i for i, each in enumerate(own) if id(each) not in written]  # these Inductor passes on
+    wanted = [*held, *(len(own) + i for i in _passed(gm, example_inputs) if passed)]
+    weights = {i: everything[i] for i in wanted if can_bind(everything[i])}
+    buffers = {i: each for i, each in weights.items() if type(each) is not torch.nn.Parameter}
+    witnesses = find_witnesses({i: b for i, b in buffers.items() if b.is_floating_point()})
+    for i in buffers.keys() - witnesses.keys():
+        if any("norm" in str(node.target) for node in readers[i]):  # it may be moved unseen
+            del weights[i]
+    return Region(gm, weights, witnesses, {}) if weights.keys() >= set(held) else None
+
+
+def _passed(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> list[int]:
+    """Positions of the weights among the inputs that stay as they are, and are not returned."""
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    (returned,) = gm.graph.find_nodes(op="output")
+    still = capture.weight_positions(gm, example_inputs) - writes.assigned_inputs(gm)
+    if writes.may_write(gm):  # a norm moves its statistics
+        still = frozenset(i for i in still if type(example_inputs[i]) is torch.nn.Parameter)
+    return [
+        i
+        for i in sorted(still)
+        if returned not in placeholders[i].users and _is_fixed(placeholders[i], example_inputs[i])
+    ]
+
+
+def _is_fixed(placeholder: torch.fx.Node, value: Any) -> bool:
+    """Whether the compile made no symbol of a size, which would be lost with the input."""
+    sizes = placeholder.meta.get("example_value", value).shape
+    return all(isinstance(size, int) for size in sizes)
+
+
+def _readers(
+    gm: torch.fx.GraphModule, own: Sequence[torch.Tensor]
+) -> dict[int, list[torch.fx.Node]]:
+    """The operations that read each tensor that the graph holds, then each input."""
+    found: dict[int, list[torch.fx.Node]] = {i: [] for i in range(len(own))}
+    for node in gm.graph.find_nodes(op="get_attr"):
+        value = clones.attribute_at(gm, str(node.target))
+        for i, each in enumerate(own):
+            if each is value:
+                found[i] += node.users
+    for i, node in enumerate(gm.graph.find_nodes(op="placeholder"), len(own)):
+        found[i] = list(node.users)
+    return found
