@@ -213,7 +213,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-def test_next_process_does_not_pay_for_a_crash(run_python: Run, tmp_path: Path) -> None:
+def test_next_process_does_not_pay_for_a_crash(fresh_python: Run, tmp_path: Path) -> None:
     """What killed a child process once is not given another."""
     module = tmp_path / "crashing.py"
     module.write_text(textwrap.dedent(CRASH))
@@ -221,7 +221,7 @@ def test_next_process_does_not_pay_for_a_crash(run_python: Run, tmp_path: Path) 
     env = {"PYTHONPATH": path, "PYTHONWARNINGS": "ignore"}
 
     def run() -> list[str]:
-        done = run_python("import runpy; runpy.run_module('crashing', run_name='__main__')", env)
+        done = fresh_python("import runpy; runpy.run_module('crashing', run_name='__main__')", env)
         assert done.returncode == 0, done.stderr
         return done.stdout.split()
 

@@ -34,9 +34,9 @@ for engine in ("inductor", "onnxrt", "aot_eager", "eager"):
 """
 
 
-def test_users_kernel_runs_under_every_engine_by_the_interpreter(run_python) -> None:
+def test_users_kernel_runs_under_every_engine_by_the_interpreter(fresh_python) -> None:
     """A shared pass brings it in; ONNX Runtime leaves it to torch and takes the rest."""
-    done = run_python(INTERPRETED, env={"TRITON_INTERPRET": "1"}, cwd=TESTS)
+    done = fresh_python(INTERPRETED, env={"TRITON_INTERPRET": "1"}, cwd=TESTS)
     assert done.returncode == 0, done.stderr
     assert [line.strip() for line in done.stdout.splitlines()] == [
         "inductor 1",
