@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -16,8 +17,15 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pytest
 import torch
+from forked import Interpreter
 
 import composer
+
+
+def pytest_collection_finish() -> None:
+    """What is imported by now stays, and collections of garbage need not look at it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
@@ -30,9 +38,25 @@ def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     torch.compiler.reset()
 
 
+@pytest.fixture(scope="session")
+def interpreter() -> Interpreter:
+    """A Python in which torch and composer are there already."""
+    return Interpreter()
+
+
 @pytest.fixture
-def run_python() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run code in a fresh interpreter, as a user's own script would run."""
+def run_python(interpreter: Interpreter) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run code in a process of its own, forked from one that has imported torch and composer."""
+
+    def run(code: str, *args: str, env: Mapping[str, str] | None = None, **kwargs: Any) -> Any:
+        return interpreter.run(["-c", code, *args], env={**os.environ, **(env or {})}, **kwargs)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def fresh_python() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run code in a fresh interpreter: where imports, or what they read, are what is tested."""
 
     def run(code: str, env: Mapping[str, str] | None = None, **kwargs: Any) -> Any:
         return subprocess.run(

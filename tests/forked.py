@@ -7,18 +7,23 @@ environment meanwhile, is what a test is about, it wants a fresh interpreter ins
 from __future__ import annotations
 
 import atexit
+import gc
 import json
 import os
 import runpy
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+PATIENCE = 300
+"""Seconds until a run is ended by SIGALRM."""
+
 
 class Interpreter:
-    """Runs code and modules as ``python -c`` and ``python -m`` would; one run at a time."""
+    """Runs code, modules and scripts as ``python`` would; one run at a time."""
 
     def __init__(self) -> None:
         self._server = subprocess.Popen(
@@ -36,7 +41,7 @@ class Interpreter:
         env: Mapping[str, str] | None = None,
         cwd: str | Path | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """What ``python *args`` came to: ``-c`` and code, or ``-m`` and a module's name."""
+        """What ``python *args`` came to: ``-c`` and code, ``-m`` and a module, or a script."""
         assert self._server.stdin
         assert self._server.stdout
         with tempfile.TemporaryDirectory() as folder:
@@ -60,6 +65,8 @@ def serve() -> None:
     import composer.cli  # noqa: F401
 
     sys.path[0] = ""  # as with -c and -m, of the folder that each run is in
+    gc.collect()
+    gc.freeze()  # a child's collections would copy all that they look at
 
     for line in sys.stdin:
         child = os.fork()
@@ -79,9 +86,16 @@ def _be(args: list[str], env: dict[str, str], cwd: str, out: str, err: str) -> N
     os.environ.clear()
     os.environ.update(env)
     os.chdir(cwd)
-    how, what, *rest = args
-    sys.argv = [how, *rest]
+    more = env.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[1:1] = [each for each in more if each and each not in sys.path]
+    signal.alarm(PATIENCE)
+    how, *rest = args
     if how == "-m":
-        runpy.run_module(what, run_name="__main__", alter_sys=True)
+        sys.argv = [how, *rest[1:]]
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    elif how == "-c":
+        sys.argv = [how, *rest[1:]]
+        exec(compile(rest[0], "<string>", "exec"), vars(sys.modules["__main__"]))
     else:
-        exec(compile(what, "<string>", "exec"), vars(sys.modules["__main__"]))
+        sys.argv, sys.path[0] = args, str(Path(how).parent)
+        runpy.run_path(how, run_name="__main__")

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import copy
 import itertools
+import random
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from conftest import compiled, last
 from rewrites import Scale, at
+from torch._dynamo.utils import counters
+from torch._inductor.output_code import CompiledFxGraph
 
+import composer
 from composer import _torch
 from composer.backends.onnxrt import engine
 from composer.testing import FakeBackend, expect
@@ -197,43 +200,35 @@ def test_backward_of_onnxrt_is_answered_for(monkeypatch: pytest.MonkeyPatch) -> 
     assert last().attempts[0].message == "its backward raised at call 1: no such kernel"
 
 
-INDUCTOR = """
-import torch, composer
-from composer.testing import FakeBackend
-from torch._inductor.output_code import CompiledFxGraph
-x = torch.randn(64, requires_grad=True)
-options = {"chain": ["inductor", FakeBackend(name="second")]}
-f = torch.compile(lambda x: (x.sin() * x).exp(), backend="composer", options=options)
-f(x).sum().backward()
-loss, honest = f(x).sum(), CompiledFxGraph.__call__
-
-def breaks(self, inputs):
-    inputs.clear()
-    raise RuntimeError("no such kernel")
-
-CompiledFxGraph.__call__ = breaks
-try:
-    loss.backward()
-except RuntimeError as error:
-    print(error, *error.__notes__)
-CompiledFxGraph.__call__ = honest
-x.grad = None
-f(x).sum().backward()
-twin = x.detach().requires_grad_()
-(twin.sin() * twin).exp().sum().backward()
-torch.testing.assert_close(x.grad, twin.grad)
-report = composer.reports()[-1]
-print(report.chosen, report.attempts[0].reason)
-"""
-
-
-def test_backward_of_inductor_is_watched(run_python: Any, tmp_path: Path) -> None:
+def test_backward_of_inductor_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiled, or from its cache: the step after the one that failed has another engine."""
-    for _ in ("compiled", "from the cache"):
-        done = run_python(INDUCTOR, env={"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)})
-        assert done.returncode == 0, done.stderr
-        assert "no such kernel composer: an engine's backward raised" in done.stdout
-        assert "second raised_at_runtime" in done.stdout
+    factor = random.SystemRandom().random()  # in no cache of an earlier run
+    x = torch.randn(64, requires_grad=True)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return (x.sin() * x).exp() * factor
+
+    def breaks(self: CompiledFxGraph, inputs: list[Any]) -> Any:
+        inputs.clear()
+        raise RuntimeError("no such kernel")
+
+    for hits in (0, 1):
+        torch.compiler.reset()
+        composer.reset()
+        counters.clear()
+        f = compiled(program, "inductor", FakeBackend(name="second"))
+        f(x).sum().backward()
+        assert counters["aot_autograd"]["autograd_cache_hit"] == hits
+        loss = f(x).sum()
+        with monkeypatch.context() as patch:
+            patch.setattr(CompiledFxGraph, "__call__", breaks)
+            with pytest.raises(RuntimeError, match="no such kernel") as caught:
+                loss.backward()
+        assert "composer: an engine's backward raised" in caught.value.__notes__[0]
+        x.grad = None
+        f(x).sum().backward()
+        torch.testing.assert_close(x.grad, torch.autograd.grad(program(x).sum(), x)[0])
+        assert (last().chosen, last().attempts[0].reason) == ("second", "raised_at_runtime")
 
 
 def test_backward_may_run_twice_with_any_engine() -> None:

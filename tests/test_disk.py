@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import pwd
-import subprocess
 import sys
 import tempfile
 import time
@@ -239,11 +238,10 @@ print(shelf.put("a" * 64, {"n": 2}, b"x" * 100_000), shelf.trouble)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a limit on the size of files stands for it")
-def test_full_disk_keeps_what_was_there(tmp_path: Path) -> None:
+def test_full_disk_keeps_what_was_there(tmp_path: Path, run_python: Any) -> None:
     """A write that ends half-way leaves the old entry, and no rest of the new one."""
-    done = subprocess.run(
-        [sys.executable, "-c", FILL, str(tmp_path)], capture_output=True, text=True, check=True
-    )
+    done = run_python(FILL, str(tmp_path))
+    assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("False")
     assert os.strerror(errno.EFBIG) in done.stdout
     shelf = Shelf("things", limit=1 << 30, root=tmp_path)
@@ -301,11 +299,9 @@ def test_folder_that_cannot_be_looked_at_is_told_of_and_no_error(tmp_path: Path)
     assert "cannot be cleared" in shelf.trouble
 
 
-def test_killed_writers_leave_no_torn_entry(tmp_path: Path) -> None:
+def test_killed_writers_leave_no_torn_entry(tmp_path: Path, run_python: Any) -> None:
     """Killed at any moment, two writers at a time: what is got is what was put, and no rest."""
-    done = subprocess.run(
-        [sys.executable, "-c", KILL, str(tmp_path)], capture_output=True, text=True, check=False
-    )
+    done = run_python(KILL, str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 0
     shelf = Shelf("things", limit=MIB, root=tmp_path)

@@ -213,20 +213,22 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-def test_next_process_does_not_pay_for_a_crash(run_python: Run, tmp_path: Path) -> None:
+def test_next_process_does_not_pay_for_a_crash(
+    run_python: Run, fresh_python: Run, tmp_path: Path
+) -> None:
     """What killed a child process once is not given another."""
     module = tmp_path / "crashing.py"
     module.write_text(textwrap.dedent(CRASH))
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    env = {"PYTHONPATH": path, "PYTHONWARNINGS": "ignore"}
+    code = "import runpy; runpy.run_module('crashing', run_name='__main__')"
 
-    def run() -> list[str]:
-        done = run_python("import runpy; runpy.run_module('crashing', run_name='__main__')", env)
+    def printed(run: Run) -> list[str]:
+        done = run(code, env={"PYTHONPATH": path})
         assert done.returncode == 0, done.stderr
         return done.stdout.split()
 
-    assert run() == ["crashed", "crashed"]
-    assert run() == ["skipped", "known_failure"]
+    assert printed(run_python) == ["crashed", "crashed"]
+    assert printed(fresh_python) == ["skipped", "known_failure"]
 
 
 def test_cache_list_and_clear() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch._inductor.config as inductor_config
 from conftest import compiled, last
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._dynamo.utils import counters
@@ -22,9 +23,9 @@ def model() -> torch.nn.Module:
 
 
 def code(function, *args) -> list[str]:
-    """The source that Inductor generates, in a cache of its own."""
+    """The source that Inductor generates, and does not take from its cache of graphs."""
     torch.compiler.reset()
-    with fresh_cache(), torch.no_grad():
+    with inductor_config.patch(fx_graph_cache=False), torch.no_grad():
         _, sources = run_and_get_code(function, *args)
     return [line for source in sources for line in source.splitlines() if "AOT ID" not in line]
 

@@ -59,33 +59,26 @@ def verdict(made: composer.Attempt) -> tuple[str, str | None, str]:
 
 
 def test_engine_that_crashes_does_not_take_its_caller_along() -> None:
-    """The next candidate serves."""
-    crashed = attempt(FakeBackend("segfaults"), "eager")
-    assert verdict(crashed) == ("crashed", "crashed", "a child process was killed by SIGSEGV")
+    """The next candidate serves; what the engine printed, and where it ended, are kept."""
+    crashed = attempt(engines.aborts_after_a_word, "eager")
+    assert verdict(crashed) == ("crashed", "crashed", "a child process was killed by SIGABRT")
+    assert "loading the vendor's library" in crashed.traceback
+    assert "in aborts_after_a_word" in crashed.traceback
     assert last().chosen == "eager"
 
 
 @SLOW
-@pytest.mark.parametrize("fault", ["exits", "os_exits"])
-def test_exit_is_a_crash_with_its_status(fault: str) -> None:
-    """Of Python or of the C library."""
+def test_exit_is_a_crash_with_its_status() -> None:
+    """Of Python; of the C library, see tests/test_tuning.py."""
     said = "a child process exited with status 3"
-    assert verdict(attempt(FakeBackend(fault))) == ("crashed", "crashed", said)
+    assert verdict(attempt(FakeBackend("exits"))) == ("crashed", "crashed", said)
 
 
 @SLOW
 def test_crash_at_the_first_call_is_seen_as_well() -> None:
     """The child runs what it built once."""
-    assert attempt(FakeBackend("segfaults", at=1)).status == "crashed"
-
-
-@SLOW
-def test_last_output_is_kept() -> None:
-    """What the engine printed, and where Python was when it ended."""
-    crashed = attempt(engines.aborts_after_a_word)
-    assert crashed.message == "a child process was killed by SIGABRT"
-    assert "loading the vendor's library" in crashed.traceback
-    assert "in aborts_after_a_word" in crashed.traceback
+    crashed = attempt(FakeBackend("segfaults", at=1))
+    assert verdict(crashed) == ("crashed", "crashed", "a child process was killed by SIGSEGV")
 
 
 @SLOW
@@ -108,20 +101,16 @@ def test_memory_beyond_the_limit_is_out_of_memory() -> None:
 
 @SLOW
 def test_exception_in_the_child_is_the_attempts() -> None:
-    """Type, text and traceback; the caller does not build."""
+    """Type, text and traceback; the caller does not build. ``strict`` has it as the cause."""
     backend = FakeBackend("raises")
-    failed = attempt(backend)
+    with pytest.raises(Exception, match="made to raise") as caught:
+        attempt(backend, strict=True)
+    assert isinstance(caught.value.inner_exception.__cause__, ChildRefusal)
+    failed = last().attempts[0]
     assert verdict(failed) == ("failed", "build_failed", "fake_raises was made to raise")
     assert failed.error_type == "RuntimeError"
     assert "in _raise" in failed.traceback
     assert backend.compiles == 0
-
-
-@SLOW
-def test_exception_at_the_first_call_is_the_attempts() -> None:
-    """As under ``verify``."""
-    failed = attempt(FakeBackend("raises", at=1))
-    assert (failed.status, failed.reason) == ("failed", "raised_at_runtime")
 
 
 @SLOW
@@ -130,14 +119,6 @@ def test_refusal_in_the_child_is_the_attempts() -> None:
     refused = attempt(FakeBackend("returns_none"))
     assert (refused.status, refused.reason) == ("rejected", "returned_original")
     assert refused.error_type == ""
-
-
-@SLOW
-def test_error_of_the_child_is_raised_where_errors_are_wanted() -> None:
-    """``strict`` has it as the cause."""
-    with pytest.raises(Exception, match="made to raise") as caught:
-        attempt(FakeBackend("raises"), strict=True)
-    assert isinstance(caught.value.inner_exception.__cause__, ChildRefusal)
 
 
 @SLOW

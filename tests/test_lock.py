@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ import tomli_w
 import torch
 from click.testing import Result
 from conftest import compiled, last
+from forked import Interpreter
 from rewrites import CosineToSine, Scale
 from torch._dynamo.exc import BackendCompilerFailed
 from typer.testing import CliRunner
@@ -113,14 +113,13 @@ def test_lock_says_what_serves_each_graph_and_what_the_graph_is() -> None:
     assert tuple(graph["parts"]) == parts
 
 
-def test_lock_is_the_same_bytes_in_another_process() -> None:
+def test_lock_is_the_same_bytes_in_another_process(interpreter: Interpreter) -> None:
     """Nothing of a process, a clock or a folder is in it."""
     program(passes=["fold_constants"], chain=[{"backend": "tensorrt", "when": {"dtype": "no"}}])
     lock()
     before = LOCK.read_bytes()
     LOCK.unlink()
-    command = [sys.executable, "-m", "composer", "lock", "script.py"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = interpreter.run(["-m", "composer", "lock", "script.py"])
     assert done.returncode == 0, done.stderr
     assert LOCK.read_bytes() == before
     assert differences() == []

@@ -6,17 +6,21 @@ import logging
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import compiled, last
+from forked import Interpreter
 from rewrites import MISTAKES, CosineToSine, Scale, at, aten, cosines, reroute
 
 import composer
 from composer.errors import BisectError, PassCheckError, UnknownNameError
 from composer.passes import FunctionPass, GraphPass, bisect, check
+
+Runs = Callable[[Path], str]
 
 
 @pytest.fixture
@@ -29,10 +33,16 @@ def files(dumps: Path) -> list[Path]:
     return sorted(dumps.glob("*/*"))
 
 
-def runs(path: Path) -> str:
-    done = subprocess.run([sys.executable, path], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture
+def runs(interpreter: Interpreter) -> Runs:
+    """What a dump prints, run as a script."""
+
+    def run(path: Path) -> str:
+        done = interpreter.run([str(path)])
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
 
 
 class Keep(GraphPass):
@@ -82,7 +92,7 @@ def test_dumps_are_named_by_order_graph_candidate_stage_and_pass(dumps: Path) ->
 
 
 @pytest.mark.parametrize("stage", ["torch", "aten", "joint", "post_grad"])
-def test_dumps_run_by_themselves(dumps: Path, stage: str) -> None:
+def test_dumps_run_by_themselves(dumps: Path, runs: Runs, stage: str) -> None:
     """At every stage, in training, with dynamic sizes; symbols have the first call's values."""
     net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
     function = compiled(
@@ -99,7 +109,7 @@ def test_dumps_run_by_themselves(dumps: Path, stage: str) -> None:
     assert '+        cos: "f32[s77, 4]" = torch.ops.aten.sin.default(' in difference.read_text()
 
 
-def test_dumps_of_a_module_hold_shapes_and_no_weights(dumps: Path) -> None:
+def test_dumps_of_a_module_hold_shapes_and_no_weights(dumps: Path, runs: Runs) -> None:
     """Attributes, layers and nested graphs of a module that did not come from Dynamo."""
     net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Tanh())
     net.scale = torch.nn.Parameter(torch.full((3,), 1234.5))
@@ -125,7 +135,7 @@ def test_dumps_of_a_module_hold_shapes_and_no_weights(dumps: Path) -> None:
 
 
 def test_dumps_of_nested_graphs_run(dumps: Path) -> None:
-    """The body of a checkpoint is a class of its own."""
+    """The body of a checkpoint is a class of its own; nothing but torch has to be imported."""
     from torch.utils.checkpoint import checkpoint
 
     def program(x):
@@ -135,7 +145,8 @@ def test_dumps_of_nested_graphs_run(dumps: Path) -> None:
     compiled(program, "aot_eager", passes=[at("torch")])(x)
     before = files(dumps)[0]
     assert "class Graph_wrap_body_0(torch.nn.Module):" in before.read_text()
-    assert "output 0: torch.float32 (3,)" in runs(before)
+    alone = subprocess.run([sys.executable, before], capture_output=True, text=True, check=True)
+    assert "output 0: torch.float32 (3,)" in alone.stdout
 
 
 def test_dumps_are_tables_on_request(dumps: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,20 +33,20 @@ def test_entry_points_name_the_backends() -> None:
     assert "tensorrt" not in found
 
 
-def test_importing_composer_imports_no_engine(run_python) -> None:
+def test_importing_composer_imports_no_engine(fresh_python) -> None:
     """Nothing heavy is loaded before a graph asks for it, but what Dynamo itself loads."""
     heavy = "onnx onnxruntime onnxscript tensorrt torch_tensorrt triton openvino transformers"
     code = (
         "import torch._dynamo, sys; dynamos = set(sys.modules); import composer;"
         f"print([m for m in {heavy.split()} if m in sys.modules and m not in dynamos])"
     )
-    assert run_python(code).stdout.strip() == "[]"
+    assert fresh_python(code).stdout.strip() == "[]"
 
 
 @pytest.mark.slow
-def test_works_in_a_fresh_process_with_nothing_imported_but_torch(run_python) -> None:
+def test_works_in_a_fresh_process_with_nothing_imported_but_torch(fresh_python) -> None:
     """The one-liner of the README."""
-    done = run_python(
+    done = fresh_python(
         "import torch; f = torch.compile(torch.nn.Linear(4, 4), backend='composer');"
         "print(f(torch.ones(2, 4)).shape)"
     )

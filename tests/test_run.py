@@ -44,12 +44,6 @@ def python(*args: Any, **kwargs: Any) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.fixture(scope="module")
-def interpreter() -> Interpreter:
-    """A Python in which torch and composer are there already."""
-    return Interpreter()
-
-
 @pytest.fixture
 def composer(interpreter: Interpreter) -> Any:
     """Runs the command."""

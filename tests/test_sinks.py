@@ -188,12 +188,12 @@ def test_own_sink_is_documented_and_off_until_asked_for(name: str) -> None:
         assert kind.wanted(name, frozenset({name})) is True
 
 
-def test_own_sinks_modules_import_no_optional_package(run_python: Any) -> None:
+def test_own_sinks_modules_import_no_optional_package(fresh_python: Any) -> None:
     """They are imported when the sink is made, so that others may look at its class."""
     optional = {"opentelemetry", "prometheus_client", "jinja2", "filelock"}
     modules = ", ".join(place.partition(":")[0] for place in OWN.values())
     code = f"import {modules}, sys; print({optional} & set(sys.modules))"
-    done = run_python(code)
+    done = fresh_python(code)
     assert done.stdout.strip() == "set()", done.stderr
 
 

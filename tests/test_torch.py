@@ -64,9 +64,9 @@ print("".join(log.read_text() for log in folder.glob("*.log")))
 """
 
 
-def test_structured_trace_takes_artifacts(tmp_path, run_python) -> None:
+def test_structured_trace_takes_artifacts(tmp_path, fresh_python) -> None:
     """A line with the name and the compile id, then the text; without an id where there is none."""
-    is_on, log = run_python(TRACE, env={"TORCH_TRACE": str(tmp_path)}).stdout.split("\n", 1)
+    is_on, log = fresh_python(TRACE, env={"TORCH_TRACE": str(tmp_path)}).stdout.split("\n", 1)
     assert is_on == "True"
     assert '{"artifact": {"name": "found_it", "encoding": "string"}, "frame_id": 3, ' in log
     assert '"frame_compile_id": 1' in log

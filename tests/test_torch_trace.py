@@ -16,9 +16,8 @@ from jsonschema import validate
 from composer.telemetry import schema
 
 TLPARSE = shutil.which("tlparse", path=str(Path(sys.executable).parent)) or shutil.which("tlparse")
-needs_tlparse = pytest.mark.skipif(TLPARSE is None, reason="tlparse is not installed")
 
-MODEL = """
+PROGRAM = """
 import torch
 from torch._dynamo import lookup_backend
 from composer import session, reports
@@ -34,16 +33,27 @@ def broken_up(x):
     torch._dynamo.graph_break()
     return x.cos()
 torch.compile(broken_up, backend="composer", options=options)(torch.ones(2))
+def later(x):
+    return x.tan()
+torch.compile(later, backend="composer", options=options)(torch.ones(2))
+session.current().sinks.emit(reports()[-1], first=False)
+gm = torch.fx.symbolic_trace(torch.nn.Linear(3, 3))
+lookup_backend("composer")(gm, [torch.ones(2, 3)], options={"chain": ["aot_eager"]})
 """
 
 
-def parsed(folder: Path, run_python: Any, code: str = MODEL) -> Path:
-    """Run the code with torch's trace on, then ``tlparse``; the folder of its pages."""
-    done = run_python(code, env={"TORCH_TRACE": str(folder / "trace")})
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory, fresh_python: Any) -> Path:
+    """Run the program with torch's trace on, then ``tlparse``; the folder of its pages."""
+    if TLPARSE is None:
+        pytest.skip("tlparse is not installed")
+    folder = tmp_path_factory.mktemp("traced")
+    cache, trace, pages = folder / "cache", folder / "trace", folder / "pages"
+    env = {"TORCH_TRACE": str(trace), "COMPOSER_CACHE_DIR": str(cache)}
+    done = fresh_python(PROGRAM, env=env)
     assert done.returncode == 0, done.stderr
-    (log,) = (folder / "trace").iterdir()
-    pages = folder / "pages"
-    command = [str(TLPARSE), str(log), "-o", str(pages), "--no-browser", "--strict"]
+    (log,) = trace.iterdir()
+    command = [TLPARSE, str(log), "-o", str(pages), "--no-browser", "--strict"]
     subprocess.run(command, check=True, capture_output=True)
     return pages
 
@@ -55,13 +65,11 @@ def linked(pages: Path, section: str) -> list[str]:
     return re.findall(r'<a href="([^"]+)">', text)
 
 
-@needs_tlparse
-def test_tlparse_shows_the_attempts_of_each_compile(tmp_path: Path, run_python: Any) -> None:
+def test_tlparse_shows_the_attempts_of_each_compile(pages: Path) -> None:
     """Linked under Dynamo's compile id, beside the graphs of AOTAutograd; both graphs of a break.
 
     Dynamo captures the first of them at its second try, which is the ``_1``.
     """
-    pages = parsed(tmp_path, run_python)
     for section, graph_id in {"0/0": "0/0", "1/0_1": "1/0", "2/0": "2/0"}.items():
         (page,) = [each for each in linked(pages, section) if "composer_attempts" in each]
         record = json.loads((pages / page).read_text())
@@ -72,39 +80,24 @@ def test_tlparse_shows_the_attempts_of_each_compile(tmp_path: Path, run_python: 
     assert any(name.startswith("aot_backward_graph") for name in training)
 
 
-@needs_tlparse
-def test_tlparse_shows_the_report_for_a_person(tmp_path: Path, run_python: Any) -> None:
+def test_tlparse_shows_the_report_for_a_person(pages: Path) -> None:
     """The same table as ``composer.report``."""
-    pages = parsed(tmp_path, run_python)
     (page,) = [each for each in linked(pages, "0/0") if "composer_report" in each]
     text = (pages / page).read_text()
     assert text.startswith("composer: 1 graph in ")
     assert "broken    failed      build_failed" in text
 
 
-@needs_tlparse
-def test_tlparse_shows_a_later_record_under_the_same_compile(
-    tmp_path: Path, run_python: Any
-) -> None:
+def test_tlparse_shows_a_later_record_under_the_same_compile(pages: Path) -> None:
     """No compile is under way when an engine fails at run time."""
-    later = "session.current().sinks.emit(reports()[0], first=False)"
-    pages = parsed(tmp_path, run_python, f"{MODEL}\n{later}")
-    found = [each for each in linked(pages, "0/0") if "composer_attempts" in each]
+    found = [each for each in linked(pages, "3/0") if "composer_attempts" in each]
     calls = [json.loads((pages / page).read_text())["runtime"]["calls"] for page in found]
     assert sorted(calls) == [0, 1]
 
 
-@needs_tlparse
-def test_tlparse_shows_a_graph_compiled_without_dynamo(tmp_path: Path, run_python: Any) -> None:
+def test_tlparse_shows_a_graph_compiled_without_dynamo(pages: Path) -> None:
     """It has no compile id, and stands with what belongs to none."""
-    code = """
-import torch
-from torch._dynamo import lookup_backend
-gm = torch.fx.symbolic_trace(torch.nn.Linear(3, 3))
-lookup_backend("composer")(gm, [torch.ones(2, 3)], options={"chain": ["aot_eager"]})
-"""
-    pages = parsed(tmp_path, run_python, code)
-    (page,) = pages.glob("*/composer_attempts*")
+    (page,) = pages.glob("-_-_-_-/composer_attempts*")
     assert json.loads(page.read_text())["graph_id"] == "direct"
 
 

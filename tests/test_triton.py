@@ -5,12 +5,11 @@ What only a GPU can show is in tests/test_gpu.py.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from forked import Interpreter
 
 triton = pytest.importorskip("triton", reason="needs triton")
 
@@ -34,9 +33,9 @@ for engine in ("inductor", "onnxrt", "aot_eager", "eager"):
 """
 
 
-def test_users_kernel_runs_under_every_engine_by_the_interpreter(run_python) -> None:
+def test_users_kernel_runs_under_every_engine_by_the_interpreter(fresh_python) -> None:
     """A shared pass brings it in; ONNX Runtime leaves it to torch and takes the rest."""
-    done = run_python(INTERPRETED, env={"TRITON_INTERPRET": "1"}, cwd=TESTS)
+    done = fresh_python(INTERPRETED, env={"TRITON_INTERPRET": "1"}, cwd=TESTS)
     assert done.returncode == 0, done.stderr
     assert [line.strip() for line in done.stdout.splitlines()] == [
         "inductor 1",
@@ -80,14 +79,11 @@ def test_users_kernel_compiles_for_a_card_that_is_not_here(monkeypatch, tmp_path
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="needs a torch without CUDA")
-def test_composed_graph_lowers_to_triton_for_a_card_that_is_not_here() -> None:
+def test_composed_graph_lowers_to_triton_for_a_card_that_is_not_here(
+    interpreter: Interpreter,
+) -> None:
     """One kernel for softmax and what stands before it, the shared pass's bound included."""
-    done = subprocess.run(
-        [sys.executable, str(TESTS / "lowered_to_triton.py")],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = interpreter.run([str(TESTS / "lowered_to_triton.py")])
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("async_compile.triton(") == 1
     assert "kernels: 1" in done.stdout

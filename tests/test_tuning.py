@@ -151,6 +151,7 @@ def test_each_job_is_done_in_a_process_of_its_own(folder: Path) -> None:
     dead, fine = map(json.loads, done.stdout.splitlines())
     assert done.exit_code == 1
     assert dead["error"].startswith("crashed: ")
+    assert "exited with status 3" in dead["error"]
     (graph,) = fine["graphs"]
     assert (fine["error"], graph["others"].keys() <= {"aot_eager"}) == ("", True)
     assert graph["chosen"] in ("aot_eager", "eager")

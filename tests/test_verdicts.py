@@ -594,7 +594,7 @@ def test_second_process_imports_nothing_but_the_winner(
     assert first.chosen == "engines_of_a_test:quick"
     assert "heavy_engine_of_a_test" in sys.modules
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    done = run_python(SECOND, {"PYTHONPATH": path})
+    done = run_python(SECOND, env={"PYTHONPATH": path})
     assert done.returncode == 0, done.stderr
     statuses = "['skipped', 'succeeded']"
     assert done.stdout.strip() == f"engines_of_a_test:quick {statuses} []"
@@ -656,8 +656,7 @@ def test_killed_writers_and_a_full_disk_leave_what_was_written(
 ) -> None:
     """Killed at any moment, two at a time: what is got is what was put, and more can be put."""
     shared = tmp_path / "shared"
-    arguments = f"import sys; sys.argv = ['', {str(tmp_path)!r}, {str(shared)!r}]"
-    done = run_python(f"{arguments}\n{KILL}")
+    done = run_python(KILL, str(tmp_path), str(shared))
     assert done.returncode == 0, done.stderr
     assert "cannot be written" in done.stdout
     rows = Ledger("things", limit=5, root=tmp_path)
