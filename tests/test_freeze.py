@@ -120,6 +120,18 @@ def test_false_turns_inductors_own_freezing_off(candidate, freeze, taken_in) -> 
     assert frozen() == taken_in
 
 
+@pytest.mark.parametrize("freeze", ["auto", False])
+def test_a_candidate_that_wants_freezing_has_its_weights_taken_in(freeze) -> None:
+    """Torch alone takes in what the graph holds, which is nothing; and here they are watched."""
+    model, x = two_linears(), torch.randn(3, 8)
+    f = compiled(model, FREEZING, freeze=freeze)
+    torch.testing.assert_close(f(x), model(x))
+    assert frozen() == 2
+    with torch.no_grad():
+        model[0].weight.mul_(2)
+    torch.testing.assert_close(f(x), model(x))
+
+
 def test_a_candidate_that_does_not_want_freezing_has_none() -> None:
     """Its own option wins over the policy."""
     own = {"backend": "inductor", "options": {"freezing": False}}

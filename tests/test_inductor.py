@@ -39,15 +39,6 @@ def test_generated_code_is_the_same(dynamic) -> None:
     assert ours == code(torch.compile(net, dynamic=dynamic), x)
 
 
-def test_freezing_folds_the_weights_as_it_does_alone() -> None:
-    """Freezing needs Dynamo's source metadata to tell weights from inputs."""
-    net, x = model(), torch.randn(2, 3, 8, 8)
-    options = {"freezing": True}
-    ours = code(compiled(net, {"backend": "inductor", "options": options}), x)
-    assert ours == code(torch.compile(net, options=options), x)
-    assert ours != code(torch.compile(net), x)
-
-
 def test_a_second_compile_hits_inductors_caches() -> None:
     """The clone of the graph has the original's cache key."""
     net, x = model(), torch.randn(2, 3, 8, 8)

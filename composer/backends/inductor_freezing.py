@@ -31,24 +31,24 @@ Made = Callable[[Sequence[Any]], Any]
 def compiled(
     gm: torch.fx.GraphModule, example_inputs: Sequence[Any], config: Settings
 ) -> Callable[..., Any]:
-    """Have Inductor compile a graph: frozen, if the policy or its own setting says so.
+    """Have Inductor compile a graph: frozen, if the candidate, the policy or the process says so.
 
-    A candidate that sets ``freezing`` itself has the last word.
+    The first of these that does has the last word. What the process alone asks for is done as
+    Inductor does it: what the graph holds is taken in, and no input.
 
     Args:
         gm: The graph; it may be changed.
         example_inputs: Tensors and symbols, in the order of the placeholders.
         config: The candidate's settings; torch's own config stands behind them.
     """
-    wish = freeze()
-    if wish is not True or not config.get("freezing", True):
-        off = {"freezing": False} if wish is False else {}
-        config = {**off, **config}
-        if not _torch.inductor_setting("freezing", config):
-            return _compile(gm, example_inputs, config)
     if torch.is_grad_enabled():
         return _compile(gm, example_inputs, config)
-    region = _to_freeze(gm, example_inputs, passed=wish is True)
+    wish = freeze()
+    asked = config.get("freezing", None if wish == "auto" else wish)
+    config = config if asked is None else {**config, "freezing": asked}
+    if not _torch.inductor_setting("freezing", config):
+        return _compile(gm, example_inputs, config)
+    region = _to_freeze(gm, example_inputs, passed=asked is not None)
     if region is None:
         note(frozen=0)
         return _compile(gm, example_inputs, {**config, "freezing": False})
