@@ -457,6 +457,23 @@ def test_a_dynamic_dimension_is_not_squeezed_for_good() -> None:
             assert f(r(3, size, 5)).shape == (3, size, 5)
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, n: F.pad(x, (0, -(-x.shape[0] // 4) * 4 - x.shape[0])) + x.shape[0] // 2,
+        lambda x, n: x + n // 2,
+    ],
+    ids=["a pad to a multiple of four", "half of a number"],
+)
+def test_integers_are_divided_towards_minus_infinity(function) -> None:
+    """ONNX rounds towards zero."""
+    run = compiled(function, "onnxrt", dynamic=True)
+    with torch.no_grad():
+        for size, number in ((6, 7), (7, -5), (8, 4)):
+            torch.testing.assert_close(run(r(size), number), function(r(size), number))
+    assert last().chosen == "onnxrt", last().attempts[0].message
+
+
 def test_what_only_shows_at_run_time_shows_while_compiling(monkeypatch) -> None:
     """A session that fails on the first inputs is a failed attempt, not the user's error."""
     from composer.backends.onnxrt import engine

@@ -111,6 +111,16 @@ def _integer_division(node: torch.fx.Node) -> str | None:
     return "an integer division by zero would end the process" if by_zero else None
 
 
+def _division_of_sizes(node: torch.fx.Node) -> str | None:
+    """Torchlib divides with ONNX's ``Div``, which is right for what is not negative."""
+    if node.target is not operator.floordiv:
+        return None
+    numbers = (v.meta["val"] if isinstance(v, torch.fx.Node) else v for v in node.args)
+    bounds = map(_torch.least, numbers)
+    negative = any(least is None or least < 0 for least in bounds)
+    return "a negative number is rounded towards zero" if negative else None
+
+
 def _long_integers(node: torch.fx.Node) -> str | None:
     values = next(_results(node), None)  # indices come second
     wrong = (
@@ -165,6 +175,7 @@ _RULES: tuple[Callable[[torch.fx.Node], str | None], ...] = (
     _dynamic_squeeze,
     _fractional_range,
     _integer_division,
+    _division_of_sizes,
     _long_integers,
     _double_precision,
     _half_precision,
