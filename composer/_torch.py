@@ -1091,6 +1091,13 @@ def symbol_facts(size: torch.SymInt) -> dict[str, tuple[int | None, int | None, 
     return facts
 
 
+def least(size: Any) -> int | None:
+    """The least that a size can be, by the bounds of its symbols; ``None`` where there is none."""
+    if not isinstance(size, torch.SymInt):
+        return int(size)
+    return _finite(size.node.shape_env.bound_sympy(size.node.expr).lower)
+
+
 def _finite(bound: Any) -> int | None:
     return int(bound) if bound.is_Integer else None
 

@@ -96,11 +96,25 @@ TAKEN = {
     ),
     "an expanded result": (lambda x: (x + 1).expand(4, 3, 3), r(3, 3)),
     "clamp with float bounds": (lambda x: x.clamp(-0.5, 0.5), r(9)),
+    "half precision and numbers that it holds": (
+        lambda x: (x + 1e-8) * 6e4 / 1e3 - 1e-9,
+        r(5).half() / 9,
+    ),
     "float64 times a tenth": (lambda x: x * 0.1 - 0.3, r(9).double()),
     "a fractional range": (lambda: torch.arange(0.1, -7.9, -4.0),),
     "a part of a range": (lambda x: (y := torch.arange(0.5, 9), y[1:], x + y), r(9)),
     "a window": (lambda x: x * torch.signal.windows.kaiser(10, beta=2.0), r(10)),
     "a window in float64": (lambda: torch.signal.windows.hann(10, dtype=torch.float64),),
+    "products to which nothing is added": (
+        lambda x, a: (
+            torch.addmm(x, a, a, beta=0),
+            torch.addmv(x[0], a, a[0], beta=0, alpha=2),
+            torch.baddbmm(x[None], a[None], a[None], beta=0, alpha=0.5),
+            torch.addbmm(x, a.expand(2, 3, 3), a.expand(2, 3, 3), beta=0.0),
+            torch.addmm(x, a[:, :0], a[:0], beta=0),
+        ),
+        *(torch.full((3, 3), NAN), r(3, 3)),
+    ),
     "mean of nothing": (lambda x: x.mean(0), torch.ones(0, 3)),
     "moments of nothing": (lambda x: (x.mean(), x.sum() + 1, x.sort()), torch.ones(0)),
     "determinant of nothing": (torch.linalg.slogdet, torch.ones(0, 0)),
@@ -320,6 +334,8 @@ DECLINED = {
         lambda x, i, s: x.scatter_add(0, i, s),
         *(r(4).half(), T([0, 1]), r(2).half()),
     ),
+    "half precision and a large number": (lambda x: (1 - x) * -1e9, T([0.0, 1.0]).half()),
+    "half precision and a small number": (lambda x: x / 1e5 + x * 1e-8, T([1e4, 6e4]).half()),
     "negative padding": (lambda x: F.pad(x, (-4, 5, 0, 0), mode="replicate"), r(1, 1, 4, 4)),
 }
 
@@ -385,6 +401,7 @@ CRASHES = {"embedding bag"}
 SEEN_BY_RUNNING = {"half precision scatter", "negative padding"}
 
 
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast:RuntimeWarning")
 @pytest.mark.parametrize("name", sorted(DECLINED.keys() - CRASHES - SEEN_BY_RUNNING))
 def test_rules_are_still_needed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without its rule the case gives other results, or is not taken either."""
@@ -438,6 +455,23 @@ def test_a_dynamic_dimension_is_not_squeezed_for_good() -> None:
     with torch.no_grad():
         for size in (4, 6):
             assert f(r(3, size, 5)).shape == (3, size, 5)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, n: F.pad(x, (0, -(-x.shape[0] // 4) * 4 - x.shape[0])) + x.shape[0] // 2,
+        lambda x, n: x + n // 2,
+    ],
+    ids=["a pad to a multiple of four", "half of a number"],
+)
+def test_integers_are_divided_towards_minus_infinity(function) -> None:
+    """ONNX rounds towards zero."""
+    run = compiled(function, "onnxrt", dynamic=True)
+    with torch.no_grad():
+        for size, number in ((6, 7), (7, -5), (8, 4)):
+            torch.testing.assert_close(run(r(size), number), function(r(size), number))
+    assert last().chosen == "onnxrt", last().attempts[0].message
 
 
 def test_what_only_shows_at_run_time_shows_while_compiling(monkeypatch) -> None:

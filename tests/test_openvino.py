@@ -134,6 +134,45 @@ def onnx_graph(operator: str, kind: int, shape: list[int], names: str = "ab") ->
     return OnnxGraph(onnx.helper.make_model(graph, opset_imports=opsets), tuple(names), ())
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, w: (x @ w) @ w.t(),
+        lambda x, w: (F.linear(x, w, w[0]), x @ w, F.linear(x.relu(), w)),
+        lambda x, w: (x @ w[:4].relu().mT, F.linear(x, w * 2), x @ (w * 2)),
+        lambda x, w: (x @ w[None], x @ w[None].mT),
+        lambda x, w: (x[:, :4] @ w[:4, :4], F.linear(x[:, :4], w[:4, :4])),
+        lambda x, w: tuple(F.linear(x, half) + x @ half.mT for half in w.split(4)),
+        lambda x, w: (x.view(8, 4) @ w.view(4, 16), F.linear(x.view(8, 4), w.view(16, 4))),
+    ],
+)
+def test_a_weight_may_be_read_in_several_ways(function) -> None:
+    """Transposed and as it is, for one; OpenVINO took one for the other."""
+    weight = torch.nn.Parameter(torch.randn(8, 8))
+    check(lambda x: function(x, weight), torch.randn(4, 8))
+    again = torch.nn.Parameter(weight.data)
+    check(lambda x: (x @ weight, F.linear(x, again)), torch.randn(4, 8))
+
+
+def test_a_kernel_may_be_read_in_both_directions() -> None:
+    """By a convolution, and by a transposed one."""
+    kernel = torch.nn.Parameter(torch.randn(4, 4, 3, 3))
+    both = lambda x: (F.conv2d(x, kernel), F.conv_transpose2d(x, kernel))  # noqa: E731
+    check(both, torch.randn(1, 4, 6, 6))
+
+
+def test_a_constant_that_is_read_in_several_ways_is_declined() -> None:
+    """Nobody could pass it as an input."""
+
+    def both(x):
+        constant = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+        return x @ constant, F.linear(x, constant)
+
+    x = torch.randn(4, 2)
+    torch.testing.assert_close(compiled(both, NAME)(x), both(x))
+    assert last().attempts[0].reason == "unsupported_op"
+
+
 def test_every_dtype_goes_in_and_out() -> None:
     """By address, bfloat16 too, which numpy does not have; with fixed and with dynamic sizes."""
     masks = torch.randn(3, 4) > 0

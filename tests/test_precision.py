@@ -208,6 +208,16 @@ def test_changed_weights_are_seen(change: str) -> None:
     assert len(composer.reports()) == 1
 
 
+def test_weight_seen_otherwise_is_rounded_anew() -> None:
+    """Its memory and its version are the same; Dynamo compiles the other strides anew."""
+    weight = nn.Parameter(torch.randn(8, 8))
+    f, x = compiled(lambda x: x @ weight, Spy(), precision="bf16"), torch.randn(2, 8)
+    with torch.no_grad():
+        f(x)
+        weight.data = weight.data.t()
+        assert error(f(x), x @ weight) < 0.02
+
+
 def test_copies_are_shared_and_die_with_their_engines() -> None:
     """Two graphs that read one weight have one copy of it; without engines there is none."""
     weight = nn.Parameter(torch.randn(8, 8))

@@ -991,6 +991,7 @@ def test_sizes_tell_their_symbols_bounds_and_values() -> None:
     assert _torch.symbols(columns) == frozenset()
     assert _torch.symbol_facts(rows) == {name: (6, 4, 40)}
     assert _torch.size_with(rows * 2 + 1, {name: 10}) == 21
+    assert [_torch.least(each) for each in (rows, rows - 7, -rows, 5)] == [4, -3, -40, 5]
     assert _torch.size_with(columns, {}) == 3
 
 
@@ -1005,6 +1006,7 @@ def test_number_that_is_passed_in_has_no_bounds() -> None:
     torch.compile(lambda x, n: x * n, backend=backend, dynamic=True)(torch.ones(2), 7)
     (number,) = (each for each in seen if _torch.hint(each) == 7)
     assert [*_torch.symbol_facts(number).values()] == [(7, None, None)]
+    assert _torch.least(number) is None
 
 
 def test_a_backend_can_be_registered_by_name() -> None:

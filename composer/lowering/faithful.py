@@ -7,6 +7,7 @@ it, ``tests/test_faithful.py`` says so and the rule can go.
 
 from __future__ import annotations
 
+import math
 import operator
 import struct
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +23,8 @@ aten = torch.ops.aten
 _POOLS = (aten.avg_pool2d.default, aten.avg_pool3d.default)
 _SCATTERS = (aten.scatter_reduce.two,)
 _DIVISIONS = ("aten::div", "aten::floor_divide", "aten::remainder", "aten::fmod")
+_HALF = torch.finfo(torch.float16)
+_FACTORS = ("aten::mul", "aten::div")
 _KEEP_EMPTY = ("aten::cat", "aten::clone", "aten::_to_copy", "aten::lift_fresh_copy")
 _INEXACT_CONSTANTS = ("hardswish", "hardsigmoid", "sinc", "upsample", "gelu", "softplus", "mish")
 
@@ -108,6 +111,16 @@ def _integer_division(node: torch.fx.Node) -> str | None:
     return "an integer division by zero would end the process" if by_zero else None
 
 
+def _division_of_sizes(node: torch.fx.Node) -> str | None:
+    """Torchlib divides with ONNX's ``Div``, which is right for what is not negative."""
+    if node.target is not operator.floordiv:
+        return None
+    numbers = (v.meta["val"] if isinstance(v, torch.fx.Node) else v for v in node.args)
+    bounds = map(_torch.least, numbers)
+    negative = any(least is None or least < 0 for least in bounds)
+    return "a negative number is rounded towards zero" if negative else None
+
+
 def _long_integers(node: torch.fx.Node) -> str | None:
     values = next(_results(node), None)  # indices come second
     wrong = (
@@ -126,6 +139,19 @@ def _double_precision(node: torch.fx.Node) -> str | None:
     name = _torch.operator_name(node.target)
     rounded = any(not _is_single(v) for v in scalars) or any(c in name for c in _INEXACT_CONSTANTS)
     return "float64 is computed with float32 constants" if rounded else None
+
+
+def _half_precision(node: torch.fx.Node) -> str | None:
+    """Eager multiplies by the number in float32; ONNX wants it in the dtype of the tensor.
+
+    One below the normal range is there, too, but rounded by up to half of it.
+    """
+    halves = all(value.dtype is torch.float16 for value in _results(node))
+    if not halves or _torch.operator_name(node.target) not in _FACTORS:
+        return None
+    numbers = (abs(v) for v in node.args if isinstance(v, int | float) and math.isfinite(v) and v)
+    lost = any(not _HALF.tiny <= v <= _HALF.max for v in numbers)
+    return "float16 does not hold the factor" if lost else None
 
 
 def _empty_operand(node: torch.fx.Node) -> str | None:
@@ -149,8 +175,10 @@ _RULES: tuple[Callable[[torch.fx.Node], str | None], ...] = (
     _dynamic_squeeze,
     _fractional_range,
     _integer_division,
+    _division_of_sizes,
     _long_integers,
     _double_precision,
+    _half_precision,
     _empty_operand,
 )
 

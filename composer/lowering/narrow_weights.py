@@ -26,11 +26,18 @@ class Copy:
         self._weight = weakref.ref(weight)
         # The state is read first: a write while the values are taken is seen.
         self._state = BoundWeights({0: weight}, {}, 1)
+        self._layout = _layout(weight)
         self.values = torch.nn.Parameter(narrowed(weight), requires_grad=False)
 
     def is_of(self, weight: torch.Tensor) -> bool:
         """Whether it is of this very weight, and that is what it was."""
-        return self._weight() is weight and self._state.unchanged((weight,))
+        same = self._weight() is weight and self._layout == _layout(weight)
+        return same and self._state.unchanged((weight,))
+
+
+def _layout(weight: torch.Tensor) -> tuple[torch.Size, tuple[int, ...]]:
+    """How memory is read: ``p.data = p.data.t()`` changes neither its address nor a version."""
+    return weight.shape, weight.stride()
 
 
 _copies: weakref.WeakValueDictionary[int, Copy] = weakref.WeakValueDictionary()

@@ -57,6 +57,9 @@ def reductions() -> dict[Any, Callable[..., Any]]:
         aten._trilinear.default: trilinear,
         aten._cdist_forward.default: cdist,
         aten.addmm.default: addmm,
+        aten.addmv.default: functools.partial(alone, torch.mv),
+        aten.baddbmm.default: functools.partial(alone, torch.bmm),
+        aten.addbmm.default: functools.partial(alone, lambda a, b: torch.bmm(a, b).sum(0)),
         aten.avg_pool2d.default: functools.partial(pool, aten.avg_pool2d.default, 2),
         aten.avg_pool3d.default: functools.partial(pool, aten.avg_pool3d.default, 3),
     }
@@ -332,8 +335,28 @@ def addmm(
 ) -> Any:
     """A product over no elements adds nothing."""
     if not isinstance(a.shape[1], int) or a.shape[1]:
-        return NotImplemented
+        return alone(torch.mm, x, a, b, beta=beta, alpha=alpha)
+    if beta == 0:
+        return x.new_zeros(a.shape[0], b.shape[1])
     return (x * beta).expand(a.shape[0], b.shape[1]).clone()
+
+
+def alone(
+    product: Callable[..., torch.Tensor],
+    x: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    beta: Any = 1,
+    alpha: Any = 1,
+) -> Any:
+    """The product to which nothing is added; engines add zero times ``x``, which may be NaN.
+
+    Models give memory that nobody has written to as such an ``x``.
+    """
+    if not isinstance(beta, int | float) or beta != 0:
+        return NotImplemented
+    return product(a, b) if alpha == 1 else product(a, b) * alpha
 
 
 def pool(
