@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -11,6 +12,9 @@ import torch.fx
 
 from composer import _torch, writes
 from composer.records import GraphRequest
+
+_LARGE = 64 << 20
+"""Bytes of a storage up to which all of it is copied."""
 
 
 def clone_graph(
@@ -59,18 +63,25 @@ def flat_outputs(
 def copy_inputs(example_inputs: Sequence[Any], keep: frozenset[int]) -> list[Any]:
     """Copies of the tensor inputs except those at the positions ``keep``.
 
-    Strides, offsets and the storage that several inputs share stay as they are. Tensors that are
+    Strides, offsets and the storage that several inputs share stay as they are; of a large storage,
+    such as a mapped file, of which one input is a small part, that part is copied. Tensors that are
     not plain (conjugated, sparse) are cloned; subclasses and everything else are passed on.
     """
+    copied = [each for i, each in enumerate(example_inputs) if i not in keep and is_plain(each)]
+    sharing = Counter(_torch.storage_id(each) for each in copied)
     storages: dict[int, torch.UntypedStorage] = {}
 
     def twin(tensor: torch.Tensor) -> torch.Tensor:
         shared = _torch.storage_id(tensor)
-        if shared not in storages:
-            storages[shared] = _torch.copy_storage(tensor.untyped_storage())
-        made = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(
-            storages[shared], tensor.storage_offset(), tensor.shape, tensor.stride()
-        )
+        part = _part(tensor) if sharing[shared] == 1 else None
+        if part is not None:
+            made = part
+        else:
+            if shared not in storages:
+                storages[shared] = _torch.copy_storage(tensor.untyped_storage())
+            made = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(
+                storages[shared], tensor.storage_offset(), tensor.shape, tensor.stride()
+            )
         made.requires_grad_(tensor.requires_grad)
         _torch.share_fake(tensor, made)
         return made
@@ -87,6 +98,19 @@ def copy_inputs(example_inputs: Sequence[Any], keep: frozenset[int]) -> list[Any
             value if i in keep else twin(value) if is_plain(value) else aside(value)
             for i, value in enumerate(example_inputs)
         ]
+
+
+def _part(tensor: torch.Tensor) -> torch.Tensor | None:
+    """A copy of a tensor that is a small part of a large storage; ``None`` for all others.
+
+    What lies around it is out of reach of ``as_strided`` then.
+    """
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    reach = 1 + sum((size - 1) * stride for size, stride in steps) if tensor.numel() else 0
+    if tensor.untyped_storage().nbytes() <= max(_LARGE, 2 * reach * tensor.element_size()):
+        return None
+    memory = tensor.as_strided((reach,), (1,)).clone()
+    return memory.as_strided(tensor.shape, tensor.stride())
 
 
 def not_leaf(leaf: torch.Tensor) -> torch.Tensor:

@@ -159,6 +159,29 @@ def test_copies_keep_strides_offsets_and_shared_memory() -> None:
     assert base[3] == 3
 
 
+def test_part_of_a_large_storage_is_copied_alone() -> None:
+    """A slice of a mapped file costs what the slice takes, and is laid out as it was."""
+    file = torch.empty(1 << 29, dtype=torch.float32, device="cpu")  # touched nowhere else
+    x = file[1000:1120].view(10, 12).t()[:, 2:8]
+    x.copy_(torch.randn(12, 6))
+    (copied,) = clones.copy_inputs([x], keep=frozenset())
+    assert torch.equal(copied, x)
+    assert (copied.stride(), copied.untyped_storage().nbytes()) == (x.stride(), 288)
+    one, other = clones.copy_inputs([torch.zeros(20)[:10], x], keep=frozenset({0}))
+    assert one.untyped_storage().nbytes() == 80
+    other.zero_()
+    assert x.abs().sum() > 0
+
+
+def test_parts_of_a_large_storage_that_meet_share_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is written to one of them is read in the other."""
+    monkeypatch.setattr(clones, "_LARGE", 16)
+    base = torch.arange(100.0)
+    one, other = clones.copy_inputs([base[2:6], base[4:8]], keep=frozenset())
+    one.fill_(-1.0)
+    assert other.tolist() == [-1.0, -1.0, 6.0, 7.0]
+
+
 def test_copies_of_leaves_are_leaves() -> None:
     """With their own ``requires_grad``."""
     x = torch.ones(3, requires_grad=True)
