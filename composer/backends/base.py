@@ -285,6 +285,24 @@ def require_installed(modules: Sequence[str], remedy: str) -> None:
         refuse(Status.UNAVAILABLE, Reason.NOT_INSTALLED, what)
 
 
+def require_inference(request: GraphRequest, remedy: str) -> None:
+    """Refuse a graph with an output that is to be differentiated; nothing is compiled for that.
+
+    Args:
+        request: The graph.
+        remedy: What the engine runs instead, for the message.
+
+    Raises:
+        Refusal: it is one.
+    """
+    (returned,) = request.gm.graph.find_nodes(op="output")
+    known = (
+        node.meta.get("example_value", node.meta.get("val")) for node in returned.all_input_nodes
+    )
+    if request.training and any(isinstance(v, torch.Tensor) and v.requires_grad for v in known):
+        refuse(Status.DECLINED, Reason.TRAINING_GRAPH, remedy)
+
+
 def check_known(options: Mapping[str, Any], known: Sequence[str], backend: str) -> None:
     """Raise an ``OptionError`` that names every option outside ``known``."""
     unknown = [name for name in options if name not in known]

@@ -12,7 +12,15 @@ from typing import Any
 import torch
 import torch.fx
 
-from composer.backends.base import Backend, check_time, covers, note, precision, require_installed
+from composer.backends.base import (
+    Backend,
+    check_time,
+    covers,
+    note,
+    precision,
+    require_inference,
+    require_installed,
+)
 from composer.backends.onnxrt.fusions import fusions
 from composer.backends.openvino import library
 from composer.backends.openvino.cut import cut
@@ -25,6 +33,7 @@ from composer.lowering.trial import try_once
 from composer.records import GraphRequest, Reason, Status
 
 NAME = "composer_openvino"
+ONLY_INFERENCE = f"{NAME} runs inference; under torch.no_grad() the graph is that"
 
 
 class OpenVinoBackend(Backend):
@@ -44,8 +53,9 @@ class OpenVinoBackend(Backend):
         read_settings(options)
 
     def probe(self, request: GraphRequest) -> None:
-        """Packages and device."""
+        """Packages, device, and that there is no backward."""
         _require(request.device)
+        require_inference(request, ONLY_INFERENCE)
 
     def build(
         self,
@@ -86,8 +96,7 @@ def composer_openvino(
 
     def build(graph: FunctionalGraph) -> Callable[..., Any]:
         if graph.kind is not Kind.INFERENCE:
-            what = f"{NAME} runs inference; under torch.no_grad() the graph is that"
-            refuse(Status.DECLINED, Reason.TRAINING_GRAPH, what)
+            refuse(Status.DECLINED, Reason.TRAINING_GRAPH, ONLY_INFERENCE)
         pieces = cut(graph)
         parts = pieces.parts
         covers(parts.taken, parts.total, parts.left)

@@ -16,7 +16,14 @@ import torch
 import torch.fx
 
 from composer import _torch
-from composer.backends.base import Backend, check_time, covers, is_installed, note
+from composer.backends.base import (
+    Backend,
+    check_time,
+    covers,
+    is_installed,
+    note,
+    require_inference,
+)
 from composer.backends.tensorrt import probe
 from composer.backends.tensorrt.foreign import build_with_torch_tensorrt
 from composer.errors import refuse
@@ -25,6 +32,9 @@ from composer.lowering.trial import try_once
 from composer.records import GraphRequest, Reason, Status
 
 NAME = "tensorrt"
+
+
+ONLY_INFERENCE = "TensorRT has no backward; under torch.no_grad() the graph is inference"
 
 
 class TensorRTBackend(Backend):
@@ -55,6 +65,8 @@ class TensorRTBackend(Backend):
         """Device, driver, package, in this order; nothing is imported."""
         probe.require_device(request.device)
         probe.require_package()
+        if self._is_own:
+            require_inference(request, ONLY_INFERENCE)
 
     def build(
         self,
@@ -103,8 +115,7 @@ def tensorrt(
 
     def build(graph: FunctionalGraph) -> Callable[..., Any]:
         if graph.kind is not Kind.INFERENCE:
-            what = "TensorRT has no backward; under torch.no_grad() the graph is inference"
-            refuse(Status.DECLINED, Reason.TRAINING_GRAPH, what)
+            refuse(Status.DECLINED, Reason.TRAINING_GRAPH, ONLY_INFERENCE)
         pieces = cut(graph, trt, asked)
         covers(pieces.parts.taken, pieces.parts.total, pieces.parts.left)
         pieces.parts.decline_if_empty()
