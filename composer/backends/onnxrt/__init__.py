@@ -25,12 +25,12 @@ from composer.backends.base import (
     require_installed,
 )
 from composer.backends.onnxrt.engine import make_engine
-from composer.backends.onnxrt.fusions import fusions
 from composer.backends.onnxrt.kernels import why_not_here
 from composer.backends.onnxrt.settings import read_settings
 from composer.errors import refuse
 from composer.lowering import keeping
 from composer.lowering.aot import FunctionalGraph, Kind, compile_functional
+from composer.lowering.fusions import fusions
 from composer.lowering.onnx import OnnxGraph, to_onnx
 from composer.lowering.regions import Split, split
 from composer.lowering.trial import try_once

@@ -21,7 +21,6 @@ from composer.backends.base import (
     require_inference,
     require_installed,
 )
-from composer.backends.onnxrt.fusions import fusions
 from composer.backends.openvino import library
 from composer.backends.openvino.cut import cut
 from composer.backends.openvino.engine import OpenVinoEngine
@@ -29,6 +28,7 @@ from composer.backends.openvino.settings import read_settings
 from composer.errors import refuse
 from composer.lowering import keeping
 from composer.lowering.aot import FunctionalGraph, Kind, compile_functional
+from composer.lowering.fusions import fusions
 from composer.lowering.trial import try_once
 from composer.records import GraphRequest, Reason, Status
 

@@ -19,10 +19,6 @@ from composer.lowering.attention import laid_out_as
 
 aten = torch.ops.aten
 
-SLOWER = ("SkipLayerNormFusion",)
-"""Optimizers of ONNX Runtime to switch off: on the CPU (1.31) the fused kernel takes 0.26 ms for
-128 x 768 numbers, LayerNormalization and an Add about 0.1 ms. To try again with each release."""
-
 
 def fusions() -> dict[Any, Callable[..., Any]]:
     """What to put in front of the lowering's own decompositions, in inference."""
