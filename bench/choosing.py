@@ -99,9 +99,9 @@ def choose(
     picks: Counter[str] = Counter()
     taken = []
     for _ in range(selections):
-        verdict = select.fastest(entrants, request, budget)
-        picks["nobody" if verdict.winner is None else entrants[verdict.winner].name] += 1
-        taken.append(verdict.seconds)
+        result = select.race(entrants, request, budget)
+        picks["nobody" if result.winner is None else entrants[result.winner].name] += 1
+        taken.append(result.seconds)
     best = min(truth.values())
     wrong = sum(n for name, n in picks.items() if truth.get(name, best) > WRONG * best)
     return {

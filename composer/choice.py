@@ -91,11 +91,11 @@ def fastest(
     budget = contest.budget(sum(each.attempt.seconds for each in made))
     with session.current().progress.step(request, "measuring"):
         entrants = [_entrant(each, contest) for each in field]
-        verdict = select.fastest(entrants, request, budget, contest.within, gauge, contest.gate)
-    winner, judged = _judged(field, verdict)
+        result = select.race(entrants, request, budget, contest.within, gauge, contest.gate)
+    winner, judged = _judged(field, result)
     for place, each in zip(racing, judged, strict=False):  # the floor may stand behind the chain
         made[place] = each
-    ahead = [racing[at] for at in _ranking(verdict, len(field)) if at < len(racing)]
+    ahead = [racing[at] for at in _ranking(result, len(field)) if at < len(racing)]
     quarantined = [at for at, e in enumerate(made) if e.attempt.reason is Reason.QUARANTINED]
     serves = field[winner]
     assert serves.compiled is not None
@@ -130,38 +130,38 @@ def _entrant(each: Tried, contest: select.Contest) -> select.Entrant:
     return select.Entrant(each.attempt.backend, each.compiled, handicap, each.grown)
 
 
-def _judged(field: Sequence[Tried], verdict: select.Verdict) -> tuple[int, list[Tried]]:
+def _judged(field: Sequence[Tried], result: select.Result) -> tuple[int, list[Tried]]:
     """Who serves, and the entrants with what came of it in their attempts.
 
     Where nothing was found that is the first which did not raise. Nothing refers to what the others
     compiled.
     """
-    fit = (at for at in range(len(field)) if at not in verdict.errors)
-    winner = next(fit) if verdict.winner is None else verdict.winner
+    fit = (at for at in range(len(field)) if at not in result.errors)
+    winner = next(fit) if result.winner is None else result.winner
     judged = []
     for at, each in enumerate(field):
-        if at in verdict.errors:
-            judged.append(_raised(each, verdict.errors[at]))
+        if at in result.errors:
+            judged.append(_raised(each, result.errors[at]))
         elif at == winner:
-            judged.append(_with_timing(each, _figures(verdict, at, len(field) - 1)))
+            judged.append(_with_timing(each, _figures(result, at, len(field) - 1)))
         else:
-            judged.append(_beaten(each, at, field[winner].attempt.who, verdict, len(field) - 1))
+            judged.append(_beaten(each, at, field[winner].attempt.who, result, len(field) - 1))
     return winner, judged
 
 
-def _beaten(each: Tried, at: int, winner: str, verdict: select.Verdict, floor: int) -> Tried:
-    if verdict.winner is None:
-        what = f"it was accepted, and not measured: {verdict.why}"
+def _beaten(each: Tried, at: int, winner: str, result: select.Result, floor: int) -> Tried:
+    if result.winner is None:
+        what = f"it was accepted, and not measured: {result.why}"
         refusal = Refusal(Status.SKIPPED, Reason.POLICY, what)
         attempt = dataclasses.replace(
             each.attempt, status=refusal.status, reason=refusal.reason, message=what
         )
         return Tried(attempt, None, refusal)
-    timing = verdict.timings[at]
+    timing = result.timings[at]
     counted = ", its build counted" if timing.handicap else ""
-    mine, best = (_size(each) for each in (timing, verdict.timings[verdict.winner]))
+    mine, best = (_size(each) for each in (timing, result.timings[result.winner]))
     attempt = dataclasses.replace(
-        _with_timing(each, _figures(verdict, at, floor)).attempt,
+        _with_timing(each, _figures(result, at, floor)).attempt,
         status=Status.REJECTED,
         reason=Reason.SLOWER,
         message=f"{mine[0]} ms a call{mine[1]}{counted}; {winner} takes {best[0]} ms{best[1]}",
@@ -175,20 +175,20 @@ def _size(timing: select.Timing) -> tuple[str, str]:
     return f"{_ms(timing.cost):.3g}", taken
 
 
-def _figures(verdict: select.Verdict, at: int, floor: int) -> str | dict[str, Any]:
+def _figures(result: select.Result, at: int, floor: int) -> str | dict[str, Any]:
     """What the record says of an entrant's time; the floor's stands with every other's."""
-    if verdict.winner is None:
-        return f"no: {verdict.why}"
-    timing = verdict.timings[at]
+    if result.winner is None:
+        return f"no: {result.why}"
+    timing = result.timings[at]
     return {
         "ms": _ms(timing.seconds),
         "least_ms": _ms(min(timing.turns)),
-        "ratio": round(timing.seconds / verdict.timings[verdict.winner].seconds, 4),
+        "ratio": round(timing.seconds / result.timings[result.winner].seconds, 4),
         "rounds": timing.rounds,
-        "eager_ms": _ms(verdict.timings[floor].seconds),
+        "eager_ms": _ms(result.timings[floor].seconds),
         **({"build_ms": _ms(timing.handicap)} if timing.handicap else {}),
         **({} if timing.grown is None else {"mib": round(timing.grown / MIB, 1)}),
-        "seconds": round(verdict.seconds, 4),
+        "seconds": round(result.seconds, 4),
     }
 
 
@@ -204,20 +204,20 @@ def _raised(each: Tried, error: Exception) -> Tried:
     return Tried(attempt, None, error.with_traceback(None))  # its frames hold all that took part
 
 
-def _ranking(verdict: select.Verdict, count: int) -> list[int]:
+def _ranking(result: select.Result, count: int) -> list[int]:
     """The winner, then those that may follow it: none that is slower than the floor.
 
     Where nothing was measured, all in the order of the chain, but those that raised.
     """
     floor = count - 1
-    if verdict.winner is None:
-        return [at for at in range(count) if at not in verdict.errors]
-    if verdict.winner == floor:
+    if result.winner is None:
+        return [at for at in range(count) if at not in result.errors]
+    if result.winner == floor:
         return [floor]
-    limit = select.TIE * verdict.timings[floor].cost
-    measured = ((at, timing.cost) for at, timing in verdict.timings.items())
-    good = {at: cost for at, cost in measured if cost <= limit or at == verdict.winner}
-    return sorted(good, key=lambda at: (at != verdict.winner, good[at]))
+    limit = select.TIE * result.timings[floor].cost
+    measured = ((at, timing.cost) for at, timing in result.timings.items())
+    good = {at: cost for at, cost in measured if cost <= limit or at == result.winner}
+    return sorted(good, key=lambda at: (at != result.winner, good[at]))
 
 
 def _with_timing(each: Tried, timing: str | Mapping[str, Any]) -> Tried:

@@ -281,16 +281,16 @@ def _timed(
     places = [i for i, (_, run) in enumerate(found) if run is not None]
     order = sorted(places, reverse=True)  # eager, the first, is the floor: it stands last
     entrants = [select.Entrant(found[i][0].label, run) for i in order if (run := found[i][1])]
-    verdict = select.fastest(entrants, request, seconds)
-    if verdict.winner is None:
-        raise RankingError(f"nothing could be timed: {verdict.why}")
+    result = select.race(entrants, request, seconds)
+    if result.winner is None:
+        raise RankingError(f"nothing could be timed: {result.why}")
     standings = [standing for standing, _ in found]
     for at, place in enumerate(order):
-        if at in verdict.timings:
-            turns = verdict.timings[at].turns
+        if at in result.timings:
+            turns = result.timings[at].turns
             standings[place] = dataclasses.replace(standings[place], turns=turns)
         else:
-            raised = verdict.errors[at]
+            raised = result.errors[at]
             why = (
                 f"raised when it was timed: {type(raised).__name__}: {first_line(text_of(raised))}"
             )

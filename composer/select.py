@@ -140,7 +140,7 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Result:
     """What was found, by places among the entrants.
 
     Attributes:
@@ -178,14 +178,14 @@ def obstacle(request: GraphRequest, *, among_ranks: bool) -> str:
     return ""
 
 
-def fastest(
+def race(
     entrants: Sequence[Entrant],
     request: GraphRequest,
     seconds: float,
     within: float | None = None,
     gauge: Gauge | None = None,
     gate: Gate | None = None,
-) -> Verdict:
+) -> Result:
     """Let the entrants take turns until one is surely ahead, or the time is over.
 
     Args:
@@ -197,7 +197,7 @@ def fastest(
         gate: As in :class:`Contest`; the time is that of the turns alone.
 
     Returns:
-        The verdict. There is none where the floor itself raises for these inputs, or the time was
+        What was found: no winner where the floor itself raises for these inputs, or the time was
         too short for two calls of each.
     """
     started = time.perf_counter()
@@ -205,13 +205,13 @@ def fastest(
     try:
         with contextlib.ExitStack() as laid_out:
             track = _track(request, laid_out)
-            race = _Race(entrants, track, started + seconds, within, gauge, gate, errors)
-            race.warm_up()
-            race.run()
-        verdict = race.verdict()
+            runners = _Race(entrants, track, started + seconds, within, gauge, gate, errors)
+            runners.warm_up()
+            runners.run()
+        result = runners.result()
     except _Undecided as undecided:
-        verdict = Verdict(None, {}, errors, str(undecided))
-    return dataclasses.replace(verdict, seconds=time.perf_counter() - started)
+        result = Result(None, {}, errors, str(undecided))
+    return dataclasses.replace(result, seconds=time.perf_counter() - started)
 
 
 def _track(request: GraphRequest, laid_out: contextlib.ExitStack) -> Track:
@@ -360,7 +360,7 @@ class _Race:
         mine = self._costs(first)
         return all(surely_ahead(mine, self._costs(each), 1 / TIE) for each in others)
 
-    def verdict(self) -> Verdict:
+    def result(self) -> Result:
         """The first, in the order of the chain, that is as good as the best."""
         timings = {
             place: Timing(
@@ -376,7 +376,7 @@ class _Race:
         costs = {place: timings[place].cost for place in self._alive}
         if self._within is not None:
             costs = least_memory(costs, self._grown, self._within)
-        return Verdict(_first_of_the_best(costs), timings, self.errors)
+        return Result(_first_of_the_best(costs), timings, self.errors)
 
 
 def least_memory(
