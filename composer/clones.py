@@ -73,10 +73,8 @@ def copy_inputs(example_inputs: Sequence[Any], keep: frozenset[int]) -> list[Any
 
     def twin(tensor: torch.Tensor) -> torch.Tensor:
         shared = _torch.storage_id(tensor)
-        part = _part(tensor) if sharing[shared] == 1 else None
-        if part is not None:
-            made = part
-        else:
+        made = _part(tensor) if sharing[shared] == 1 else None
+        if made is None:
             if shared not in storages:
                 storages[shared] = _torch.copy_storage(tensor.untyped_storage())
             made = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(

@@ -66,8 +66,14 @@ def _without_home() -> Path:
     """Of this process alone: a user id without a name, as containers have, has no home either."""
     warn_of(f"this user has no home directory, so nothing is kept on disk; {CACHE_DIR} says where")
     folder = tempfile.mkdtemp(prefix="composer-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    atexit.register(_remove, folder, this_process())
     return Path(folder)
+
+
+def _remove(folder: str, made_by: str) -> None:
+    """At the end of the process that made it; a forked child has inherited the task."""
+    if this_process() == made_by:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def this_process() -> str:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from conftest import compiled, last
 from torch._inductor import config as inductor_config
+from weight_changes import CHANGES, assign_data, load_state_dict, update_in_place
 
 import composer
 from composer.backends import inductor_freezing
@@ -29,25 +30,6 @@ def two_linears() -> torch.nn.Module:
     """Products alone: Inductor has no kernel to compile for them."""
     up, down = (torch.nn.Linear(*sizes, bias=False) for sizes in ((8, 16), (16, 4)))
     return torch.nn.Sequential(up, down).eval()
-
-
-def update_in_place(model) -> None:
-    model[0].weight.mul_(2)
-
-
-def load_state_dict(model) -> None:
-    model.load_state_dict({k: torch.randn_like(v) for k, v in model.state_dict().items()})
-
-
-def replace_parameter(model) -> None:
-    model[0].weight = torch.nn.Parameter(torch.randn(16, 8))
-
-
-def assign_data(model) -> None:
-    model[0].weight.data = torch.randn(16, 8)
-
-
-CHANGES = [update_in_place, load_state_dict, replace_parameter, assign_data]
 
 
 def write_unseen(model) -> None:

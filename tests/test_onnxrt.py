@@ -9,6 +9,7 @@ import pytest
 import torch
 from conftest import compiled, last
 from torch._dynamo.exc import BackendCompilerFailed
+from weight_changes import CHANGES
 
 import composer
 from composer import _torch
@@ -63,25 +64,7 @@ def test_the_record_says_what_ran() -> None:
     }
 
 
-def update_in_place(model) -> None:
-    model[0].weight.mul_(2)
-
-
-def load_state_dict(model) -> None:
-    model.load_state_dict({k: torch.randn_like(v) for k, v in model.state_dict().items()})
-
-
-def replace_parameter(model) -> None:
-    model[0].weight = torch.nn.Parameter(torch.randn(16, 8))
-
-
-def assign_data(model) -> None:
-    model[0].weight.data = torch.randn(16, 8)
-
-
-@pytest.mark.parametrize(
-    "change", [update_in_place, load_state_dict, replace_parameter, assign_data]
-)
+@pytest.mark.parametrize("change", CHANGES)
 def test_changed_weights_are_never_stale(change) -> None:
     """The very next call answers with the new weights, and no second export happens."""
     model, x = mlp(), torch.randn(3, 8)

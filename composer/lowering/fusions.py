@@ -62,7 +62,7 @@ def attention(
     factor = 1 / math.sqrt(size) if scale is None else scale
     rows = _microsoft(
         "MultiHeadAttention",
-        [_heads_inside(each) for each in (query, key, value)],
+        [_heads_joined(each) for each in (query, key, value)],
         {"num_heads": heads, "scale": factor},
         (batch, length, heads * value.shape[-1]),
     )
@@ -72,7 +72,7 @@ def attention(
     return laid_out_as(result, query), torch.logsumexp(scores, -1)
 
 
-def _heads_inside(x: torch.Tensor) -> torch.Tensor:
+def _heads_joined(x: torch.Tensor) -> torch.Tensor:
     batch, heads, length, size = x.shape
     return x.transpose(1, 2).reshape(batch, length, heads * size)
 
