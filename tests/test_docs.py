@@ -23,6 +23,7 @@ NOT_GIVEN = "No part of this release gives this reason yet."
 FENCE = re.compile(r"^```([^\s`]*)[^\n]*\n(.*?)^```[ ]*$", re.MULTILINE | re.DOTALL)
 NOT_RUN = re.compile(r"<!-- not run: \S.*-->\s*\Z")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
 
 def python_blocks(text: str) -> Iterator[str]:
@@ -108,3 +109,18 @@ def test_relative_links_lead_to_files(page: Path) -> None:
     links = LINK.findall(FENCE.sub("", page.read_text()))
     files = [link.partition("#")[0] for link in links if not re.match(r"[a-z]+:", link)]
     assert [file for file in files if not (page.parent / file).exists()] == []
+
+
+def anchors(page: Path) -> set[str]:
+    """What GitHub makes of a page's headings: no punctuation, hyphens for spaces."""
+    headings = HEADING.findall(FENCE.sub("", page.read_text()))
+    return {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_anchors_of_links_lead_to_headings(page: Path) -> None:
+    """Of this page, or of another one in Markdown."""
+    links = LINK.findall(FENCE.sub("", page.read_text()))
+    parts = [link.partition("#") for link in links if not re.match(r"[a-z]+:", link)]
+    named = [(file, anchor) for file, _, anchor in parts if anchor]
+    assert [each for each in named if each[1] not in anchors(page.parent / (each[0] or page))] == []
