@@ -1,13 +1,14 @@
 """How often ``select = "fastest"`` picks the wrong engine, and what picking costs.
 
 ``python bench/choosing.py`` builds Inductor, ONNX Runtime and, where it is installed, OpenVINO once
-for each of two small models, and then has composer choose among them and eager, over and over, with
-the budget that the policy gives by default. ``--load`` runs a process beside it that keeps one core
-busy.
+for each of two small models, with empty caches, and then has composer choose among them and eager,
+over and over, with the budget that the policy gives by default. ``--load`` runs a process beside it
+that keeps one core busy.
 
 A pick is wrong if the engine takes more than 5 % longer than the best. What an engine takes is
-measured apart from the selections, under the same load, by ``timing.measure``: the lower quartile
-of its rounds. On a machine that others use as well that is a moving target: look at the spread.
+measured apart from the selections, under the same load, by ``timing.measure``, before them and
+after them: the mean of all calls, since a load is waited for as well. On a machine that others use
+too that is a moving target: the figures of both halves are in the JSON.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ import statistics
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from compiles import cold_compiles
 from timing import machine, measure, write_json
 
 from composer import capture, chain, contenders, select
@@ -37,6 +39,8 @@ ENGINES: tuple[str, ...] = ("inductor", "onnxrt")
 if importlib.util.find_spec("openvino") is not None:
     ENGINES += ("composer_openvino",)
 WRONG = 1.05
+CALLS = 20
+"""As many are timed together; as many before them do not count."""
 SPIN = "import os, sys\nos.sched_setaffinity(0, {int(sys.argv[1])})\nwhile True: pass"
 
 
@@ -84,7 +88,8 @@ def built(model: torch.nn.Module, x: torch.Tensor) -> tuple[GraphRequest, dict[s
         return gm.forward
 
     torch.compiler.reset()
-    torch.compile(model, backend=backend, dynamic=False)(x)
+    with cold_compiles():
+        torch.compile(model, backend=backend, dynamic=False)(x)
     return found[0]
 
 
@@ -95,17 +100,20 @@ def choose(
     entrants = [select.Entrant(name, run) for name, run in runs.items()]
     budget = select.Contest().budget(seconds)
     calls = {n: functools.partial(run, *request.example_inputs) for n, run in runs.items()}
-    truth = {n: series.p25 for n, series in measure(calls, rounds, settle=5).items()}
+    halves = [_taken(calls, rounds)]
     picks: Counter[str] = Counter()
     taken = []
     for _ in range(selections):
         result = select.race(entrants, request, budget)
         picks["nobody" if result.winner is None else entrants[result.winner].name] += 1
         taken.append(result.seconds)
+    halves.append(_taken(calls, rounds))
+    truth = {name: statistics.fmean(half[name] for half in halves) for name in runs}
     best = min(truth.values())
     wrong = sum(n for name, n in picks.items() if truth.get(name, best) > WRONG * best)
     return {
         "milliseconds": truth,
+        "halves": halves,
         "picks": dict(picks),
         "wrong": wrong,
         "selections": selections,
@@ -120,11 +128,17 @@ def choose(
     }
 
 
+def _taken(calls: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """Milliseconds of a call of each, the mean of all rounds."""
+    taken = measure(calls, rounds, calls=CALLS, settle=CALLS)
+    return {name: statistics.fmean(series.milliseconds) for name, series in taken.items()}
+
+
 def main() -> None:
     """Print the figures of each model; ``--json PATH`` writes them as well."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--selections", type=int, default=50)
-    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--load", type=int, metavar="CORE", help="keep this core busy")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()

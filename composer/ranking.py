@@ -71,7 +71,7 @@ class Standing:
 
     @property
     def latency(self) -> float | None:
-        """Seconds a call, the lower quartile; ``None`` where it was not measured."""
+        """Seconds a call, the mean of its turns; ``None`` where it was not measured."""
         return select.Timing(self.turns, len(self.turns)).seconds if self.turns else None
 
     def over(self, other: Standing) -> tuple[float, float, float] | None:

@@ -8,19 +8,20 @@ How it decides, on a machine that is busy with other things as well:
 - *Turns, not blocks.* A round gives each entrant one turn, in an order drawn anew for each round.
   A load that comes and goes meets all of them alike, and rounds are compared as pairs. A turn is
   made of as many calls as fill 5 ms, so that the clock does not decide.
-- *Calls that do not count* begin each turn, for 10 ms. The threads of the one before go on spinning
+- *Calls that do not count* begin each turn, for 5 ms. The threads of the one before go on spinning
   for some milliseconds, in wait for more work, and take the cores from the next: on two cores ONNX
   Runtime's made Inductor's code four times as slow. To sleep instead would not do: who has slept is
   let run undisturbed for a while, and an engine that suffers from a load would not show it. A call
   of 50 ms or more has no such lead: what is left of the spinning is little of it.
-- *The lower quartile.* A load only ever adds time, often several times the call's own. A mean is
-  that of the load; the minimum is that of one lucky moment. A quarter of the turns quicker is a
-  time that the engine does reach, and half of the turns may be disturbed without moving it.
-- *Leaving early.* Against the one in front an entrant is out when it was more than 2 % behind in
-  so many rounds that chance alone has it so in 1 of 500 (a sign test: how large an outlier is plays
-  no part), or when even its quickest turn is far behind the other's median: three times after four
-  rounds, half as much again after six. That one which is 5 % quicker is lost in this way takes
-  such a streak of bad luck against it.
+- *The mean.* What a program waits for under a load is the whole of its calls, and a load does not
+  treat all alike: an engine whose threads wait for one another loses a time slice where another
+  loses none. Any quantile hides that, and is less sure besides (``bench/choosing.py``). So that one
+  standstill of a second does not decide, a turn counts for ten times the lower quartile at most.
+- *Leaving early.* Against the one in front an entrant is out when it was more than 2 % behind on
+  the average of the rounds, so far that chance alone has it so in 1 of 1,000 (a paired t-test,
+  after six rounds at least), or when even its quickest turn is far behind the other's median:
+  three times after four rounds, half as much again after six. That one which is 5 % quicker is
+  lost in this way takes such a streak of bad luck against it.
 - *A tie* is for the one that stands first in the chain: of those that are not out, and within 2 %
   of the best. The floor stands last, so nobody serves who is more than that behind it. The contest
   ends as soon as the first of those left is as surely no more than 2 % behind any other.
@@ -61,10 +62,12 @@ SHARE, LEAST, MOST = 0.15, 1.0, 5.0
 _SAME_BYTES, _SAME_SHARE = 8 << 20, 0.05
 """By how much two readings of the same differ at most."""
 
-_TURN, _LEAD, _LONG = 0.005, 0.010, 0.050
+_TURN, _LEAD, _LONG = 0.005, 0.005, 0.050
 _MOST_CALLS = 100
 _MOST_ROUNDS = 40
-_CHANCE = 1 / 500
+_SURE_ROUNDS = 6
+_SURE = statistics.NormalDist().inv_cdf(1 - 1 / 1000)
+_OUTLIER = 10.0
 _FAR_BEHIND = ((4, 3.0), (6, 1.5))
 """After how many rounds an entrant is out whose best is so many times the other's median."""
 
@@ -130,8 +133,8 @@ class Timing:
 
     @property
     def seconds(self) -> float:
-        """What a call takes: the lower quartile of the turns."""
-        return _lower_quartile(self.turns)
+        """What a call takes: the mean of the turns, none of which counts for more than it may."""
+        return _mean(self.turns)
 
     @property
     def cost(self) -> float:
@@ -304,9 +307,10 @@ class _Race:
             for place in order.sample(self._alive, len(self._alive)):
                 if self._is_over():
                     return
-                calls = math.ceil(_TURN / max(self._warm[place], 1e-9))
-                lead = _LEAD if self._warm[place] < _LONG else 0.0
-                times[place] = self._turn(place, min(calls, _MOST_CALLS), lead, self._gate)
+                usual = _mean(self._turns[place] or [self._warm[place]])
+                calls = min(math.ceil(_TURN / max(usual, 1e-9)), _MOST_CALLS)
+                lead = _LEAD if usual < _LONG else 0.0
+                times[place] = self._turn(place, calls, lead, self._gate)
             for place in self._alive:
                 self._turns[place].append(times[place])
             self._send_off()
@@ -344,7 +348,7 @@ class _Race:
 
     def _send_off(self) -> None:
         """Those that are surely behind the one in front take no more turns."""
-        front = min(self._alive, key=lambda place: _lower_quartile(self._costs(place)))
+        front = min(self._alive, key=lambda place: _mean(self._costs(place)))
         best, margin = self._costs(front), _margin(self._within)
         self._alive = [
             place
@@ -422,10 +426,29 @@ def surely_ahead(front: Sequence[float], other: Sequence[float], margin: float) 
     rounds, typical = len(front), statistics.median(front)
     if any(rounds >= least and min(other) > far * typical for least, far in _FAR_BEHIND):
         return True
-    won = sum(margin * mine < theirs for mine, theirs in zip(front, other, strict=True))
-    as_good = sum(math.comb(rounds, count) for count in range(won, rounds + 1))
-    return math.ldexp(as_good, -rounds) <= _CHANCE
+    if rounds < _SURE_ROUNDS:
+        return False
+    pairs = zip(_limited(front), _limited(other), strict=True)
+    behind = [theirs - margin * mine for mine, theirs in pairs]
+    mean = statistics.fmean(behind)
+    error = statistics.stdev(behind) / math.sqrt(rounds)
+    return mean > 0 and mean >= _student(rounds - 1) * error
 
 
-def _lower_quartile(times: Sequence[float]) -> float:
-    return sorted(times)[(len(times) - 1) // 4]
+def _student(freedom: int) -> float:
+    """What Student's t exceeds by chance in 1 of 1,000; Abramowitz and Stegun, 26.7.5."""
+    z = _SURE
+    first = (z**3 + z) / 4
+    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+    return z + first / freedom + second / freedom**2 + third / freedom**3
+
+
+def _mean(times: Sequence[float]) -> float:
+    return statistics.fmean(_limited(times))
+
+
+def _limited(times: Sequence[float]) -> list[float]:
+    """No time longer than ten times the lower quartile."""
+    limit = _OUTLIER * sorted(times)[(len(times) - 1) // 4]
+    return [min(each, limit) for each in times]

@@ -488,13 +488,17 @@ BURSTS = [1.0, 4.0] * 6
         ([1.0] * 3, [3.5] * 3, False),
         ([1.0] * 4, [2.0] * 4, False),
         ([1.0] * 6, [1.6] * 6, True),
-        ([1.0] * 6, [1.1] * 6, False),
+        ([1.0] * 5, [1.1] * 5, False),
+        ([1.0] * 6, [1.1] * 6, True),
         (STEADY, [1.05] * 12, True),
         (STEADY, [1.01] * 12, False),
         (STEADY, STEADY, False),
         (STEADY, BURSTS, False),
         (BURSTS, BURSTS[::-1], False),
         (BURSTS, [1.1 * each for each in BURSTS], True),
+        (STEADY, [1.0] * 11 + [1000.0], False),
+        ([1.0] * 8 + [3.0] * 4, [1.0] * 4 + [3.0] * 8, False),
+        ([1.0] * 28 + [3.0] * 4, [1.0] * 4 + [3.0] * 28, True),
     ],
 )
 def test_who_is_surely_ahead(front: Sequence[float], other: Sequence[float], ahead: bool) -> None:
