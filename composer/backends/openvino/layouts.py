@@ -11,8 +11,11 @@ from collections.abc import Collection, Hashable
 from dataclasses import dataclass, replace
 from typing import Any
 
-_SAME_MEMORY = {"Transpose", "Reshape", "Squeeze", "Unsqueeze"}
+_SAME_MEMORY = {"Transpose", "Reshape", "Squeeze", "Unsqueeze", "Identity"}
 """Nodes that hand a constant on to a product without a copy."""
+
+_MAY_BE_NOTHING = {"Slice", "StridedSlice", "Convert", "Broadcast", "Pad"}
+"""Nodes that do so where they leave out and add nothing, which they may if the shape stays."""
 
 _SMALL = 4096
 """Bytes; constants of as many are compared by what is in them, larger ones by name."""
@@ -72,8 +75,8 @@ class _Memories:
                     self.made_of[value.memory] = value.weights
         known = [each for each in given if each is not None and each.folded]
         folded = len(known) == len(given)
-        if kind in _SAME_MEMORY and given[0] is not None:
-            seen = f"{given[0].seen}{_way(node.input(0))}"
+        if given and given[0] is not None and _hands_on(node):
+            seen = f"{given[0].seen}{'' if kind == 'Identity' else _way(node.input(0))}"
             self._values[_place(node.output(0))] = replace(given[0], seen=seen, folded=folded)
         elif given and folded:
             made = kind, str(node.get_attributes()), tuple((it.memory, it.seen) for it in known)
@@ -98,6 +101,15 @@ class _Memories:
 
 def _place(output: Any) -> tuple[str, int]:
     return output.get_node().get_name(), output.get_index()
+
+
+def _hands_on(node: Any) -> bool:
+    """Whether a node may give the memory of its first operand."""
+    if node.get_type_name() in _MAY_BE_NOTHING:
+        given, made = node.input(0), node.output(0)
+        same = given.get_partial_shape() == made.get_partial_shape()
+        return bool(same and given.get_element_type() == made.get_element_type())
+    return node.get_type_name() in _SAME_MEMORY
 
 
 def _content(constant: Any) -> Hashable:
