@@ -144,7 +144,8 @@ def onnx_graph(operator: str, kind: int, shape: list[int], names: str = "ab") ->
         lambda x, w: (x[:, :4] @ w[:4, :4], F.linear(x[:, :4], w[:4, :4])),
         lambda x, w: tuple(F.linear(x, half) + x @ half.mT for half in w.split(4)),
         lambda x, w: (x.view(8, 4) @ w.view(4, 16), F.linear(x.view(8, 4), w.view(16, 4))),
-        lambda x, w: (F.linear(x, w), x @ w[:8]),
+        lambda x, w: (F.linear(x, w), x @ w[:8], x @ (w * 1), x @ w.chunk(1)[0]),
+        lambda x, w: (F.linear(x, w * torch.ones(8, 8).tril()), x @ (w * torch.ones(8, 8).tril())),
         lambda x, w: (F.linear(x, w.flip(0).clone()), x @ w.flip(0).view(8, 8)[:8]),
     ],
 )

@@ -88,13 +88,13 @@ class OpenVinoEngine(BindingEngine[Bound]):
 
     def _make(self, values: Mapping[int, torch.Tensor]) -> Bound:
         names = self._model.graph.inputs
-        confused = read_in_several_ways(self._model.read, {names[i] for i in values})
-        own = {names[i] for i in self._constants}
-        if any(each <= own for each in confused):
+        taken = {names[i] for i in values}
+        confused = frozenset[str]().union(*read_in_several_ways(self._model.read, taken))
+        confused -= {names[i] for i in self._constants}
+        if read_in_several_ways(self._model.read, taken - confused):
             what = "OpenVINO takes a constant that is read transposed for the one that is not"
             refuse(Status.DECLINED, Reason.UNSUPPORTED_OP, what)
-        inputs = frozenset[str]().union(*confused) - own
-        values = {i: each for i, each in values.items() if names[i] not in inputs}
+        values = {i: each for i, each in values.items() if names[i] not in confused}
         held = {names[i]: each.detach().contiguous() for i, each in values.items()}
         compiled = core().compile_model(with_weights(self._model, held), self._device, self._config)
         _require_precision(compiled, self._config)

@@ -11,11 +11,8 @@ from collections.abc import Collection, Hashable
 from dataclasses import dataclass, replace
 from typing import Any
 
-_SAME_MEMORY = {"Transpose", "Reshape", "Squeeze", "Unsqueeze", "Identity"}
+_SAME_MEMORY = {"Transpose", "Reshape", "Squeeze", "Unsqueeze"}
 """Nodes that hand a constant on to a product without a copy."""
-
-_MAY_BE_NOTHING = {"Slice", "StridedSlice", "Convert", "Broadcast", "Pad"}
-"""Nodes that do so where they leave out and add nothing, which they may if the shape stays."""
 
 _SMALL = 4096
 """Bytes; constants of as many are compared by what is in them, larger ones by name."""
@@ -25,13 +22,12 @@ _SMALL = 4096
 class _Value:
     """A tensor that is the same at every call.
 
-    ``memory`` is the number of what made it, equal for what is made equally, ``seen`` how that is
-    looked at since, ``weights`` what it is made of. ``folded`` says whether it is there before the
-    first call.
+    ``looks`` are the memories that it may have, by numbers that are equal for what is made equally,
+    each with how it is seen since. ``weights`` are what it is made of. ``folded`` says whether it
+    is there before the first call.
     """
 
-    memory: int
-    seen: str
+    looks: frozenset[tuple[int, str]]
     weights: frozenset[str]
     folded: bool = True
 
@@ -70,19 +66,22 @@ class _Memories:
         if kind == "MatMul" or "Convolution" in kind:
             for reader, value in zip(node.inputs(), given, strict=True):
                 if value is not None:
-                    way = _way(reader) if kind == "MatMul" else kind
-                    self.ways[value.memory].add(f"{value.seen}{way}")
-                    self.made_of[value.memory] = value.weights
+                    self._read(value, _way(reader) if kind == "MatMul" else kind)
         known = [each for each in given if each is not None and each.folded]
         folded = len(known) == len(given)
-        if given and given[0] is not None and _hands_on(node):
-            seen = f"{given[0].seen}{'' if kind == 'Identity' else _way(node.input(0))}"
-            self._values[_place(node.output(0))] = replace(given[0], seen=seen, folded=folded)
+        if kind in _SAME_MEMORY and given[0] is not None:
+            way = _way(node.input(0))
+            looks = frozenset((memory, f"{seen}{way}") for memory, seen in given[0].looks)
+            self._values[_place(node.output(0))] = replace(given[0], looks=looks, folded=folded)
         elif given and folded:
-            made = kind, str(node.get_attributes()), tuple((it.memory, it.seen) for it in known)
+            made = kind, str(node.get_attributes()), tuple(each.looks for each in known)
             self._make(node, made, frozenset().union(*(each.weights for each in known)))
         elif (source := self._source(node)) is not None:
             self._make(node, source, self._weights & {node.friendly_name})
+
+    def _read(self, value: _Value, way: str) -> None:
+        for memory, seen in value.looks:
+            self.ways[memory].add(f"{seen}{way}")
 
     def _source(self, node: Any) -> Hashable:
         """What a node is known by that gives the same without any operand that is."""
@@ -94,22 +93,25 @@ class _Memories:
         return node.friendly_name if node.friendly_name in self._weights else None
 
     def _make(self, node: Any, made: Hashable, weights: frozenset[str]) -> None:
+        """New memory, or, where a node does nothing (a product with ones), that of an operand."""
         for output in node.outputs():
             number = self._numbers.setdefault((made, output.get_index()), len(self._numbers))
-            self._values[_place(output)] = _Value(number, "", weights)
+            self.made_of[number] = weights
+            looks = {(number, "")}
+            for given in node.input_values():
+                if _is_alike(given, output):
+                    looks |= self._values[_place(given)].looks
+            self._values[_place(output)] = _Value(frozenset(looks), weights)
 
 
 def _place(output: Any) -> tuple[str, int]:
     return output.get_node().get_name(), output.get_index()
 
 
-def _hands_on(node: Any) -> bool:
-    """Whether a node may give the memory of its first operand."""
-    if node.get_type_name() in _MAY_BE_NOTHING:
-        given, made = node.input(0), node.output(0)
-        same = given.get_partial_shape() == made.get_partial_shape()
-        return bool(same and given.get_element_type() == made.get_element_type())
-    return node.get_type_name() in _SAME_MEMORY
+def _is_alike(given: Any, made: Any) -> bool:
+    """Whether a node may have done nothing to an operand: shape and type are the same."""
+    same = given.get_partial_shape() == made.get_partial_shape()
+    return bool(same and given.get_element_type() == made.get_element_type())
 
 
 def _content(constant: Any) -> Hashable:
