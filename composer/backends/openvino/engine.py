@@ -89,9 +89,10 @@ class OpenVinoEngine(BindingEngine[Bound]):
     def _make(self, values: Mapping[int, torch.Tensor]) -> Bound:
         names = self._model.graph.inputs
         taken = {names[i] for i in values}
-        confused = frozenset[str]().union(*read_in_several_ways(self._model.read, taken))
+        found = read_in_several_ways(self._model.read, taken)
+        confused = frozenset[str]().union(*found)
         confused -= {names[i] for i in self._constants}
-        if read_in_several_ways(self._model.read, taken - confused):
+        if found and read_in_several_ways(self._model.read, taken - confused):
             what = "OpenVINO takes a constant that is read transposed for the one that is not"
             refuse(Status.DECLINED, Reason.UNSUPPORTED_OP, what)
         values = {i: each for i, each in values.items() if names[i] not in confused}
