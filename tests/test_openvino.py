@@ -144,6 +144,9 @@ def onnx_graph(operator: str, kind: int, shape: list[int], names: str = "ab") ->
         lambda x, w: (x[:, :4] @ w[:4, :4], F.linear(x[:, :4], w[:4, :4])),
         lambda x, w: tuple(F.linear(x, half) + x @ half.mT for half in w.split(4)),
         lambda x, w: (x.view(8, 4) @ w.view(4, 16), F.linear(x.view(8, 4), w.view(16, 4))),
+        lambda x, w: (F.linear(x, w), x @ w[:8], x @ (w * 1), x @ w.chunk(1)[0]),
+        lambda x, w: (F.linear(x, w * torch.ones(8, 8).tril()), x @ (w * torch.ones(8, 8).tril())),
+        lambda x, w: (F.linear(x, w.flip(0).clone()), x @ w.flip(0).view(8, 8)[:8]),
     ],
 )
 def test_a_weight_may_be_read_in_several_ways(function) -> None:
@@ -161,16 +164,46 @@ def test_a_kernel_may_be_read_in_both_directions() -> None:
     check(both, torch.randn(1, 4, 6, 6))
 
 
-def test_a_constant_that_is_read_in_several_ways_is_declined() -> None:
-    """Nobody could pass it as an input."""
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda a, b: a * b,
+        lambda a, b: torch.cat((a[:4], b[4:])),
+        lambda a, b: (a + b).sin().cos().exp().neg().tanh().exp() * a,
+    ],
+)
+def test_what_is_made_of_two_weights_may_be_read_in_several_ways(make) -> None:
+    """However far the making goes; OpenVINO folds it, and took one way for the other."""
+    one, other = torch.nn.Parameter(torch.randn(8, 8)), torch.nn.Parameter(torch.randn(8, 8))
+    check(lambda x: (x @ make(one, other), F.linear(x, make(one, other))), torch.randn(4, 8))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: torch.tensor([[1.0, 2.0], [3.0, 4.0]]),
+        lambda x: torch.arange(4.0).reshape(2, 2),
+        lambda x: torch.ones_like(x[:2]).triu(),
+        lambda x: torch.sin(torch.arange(2.0)[:, None] + torch.linspace(0, 9, 2)),
+    ],
+)
+def test_a_constant_that_is_read_in_several_ways_is_declined(make) -> None:
+    """Nobody could pass it as an input, be it written down or made by the graph."""
 
     def both(x):
-        constant = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+        constant = make(x)
         return x @ constant, F.linear(x, constant)
 
     x = torch.randn(4, 2)
     torch.testing.assert_close(compiled(both, NAME)(x), both(x))
     assert last().attempts[0].reason == "unsupported_op"
+
+
+def test_a_constant_that_is_read_in_one_way_is_taken() -> None:
+    """By two products, and one more of the same numbers in another shape."""
+    table = lambda: torch.arange(16.0).reshape(4, 4)  # noqa: E731
+    other = lambda: torch.linspace(0, 1, 16).reshape(4, 4)  # noqa: E731
+    check(lambda x: (x @ table(), x.relu() @ table(), F.linear(x, other())), torch.randn(3, 4))
 
 
 def test_every_dtype_goes_in_and_out() -> None:

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
+from composer.backends.openvino.layouts import read_in_several_ways
 from composer.backends.openvino.library import core
 from composer.backends.openvino.memory import Feed, Place, feed_for, place_for
-from composer.backends.openvino.model import Model, read_in_several_ways, with_weights
+from composer.backends.openvino.model import Model, with_weights
 from composer.backends.openvino.settings import Settings
 from composer.errors import refuse
 from composer.lowering.bindings import BindingEngine
@@ -87,8 +88,11 @@ class OpenVinoEngine(BindingEngine[Bound]):
 
     def _make(self, values: Mapping[int, torch.Tensor]) -> Bound:
         names = self._model.graph.inputs
-        confused = read_in_several_ways(self._model, {names[i] for i in values})
-        if any(names[i] in confused for i in self._constants):
+        taken = {names[i] for i in values}
+        found = read_in_several_ways(self._model.read, taken)
+        confused = frozenset[str]().union(*found)
+        confused -= {names[i] for i in self._constants}
+        if found and read_in_several_ways(self._model.read, taken - confused):
             what = "OpenVINO takes a constant that is read transposed for the one that is not"
             refuse(Status.DECLINED, Reason.UNSUPPORTED_OP, what)
         values = {i: each for i, each in values.items() if names[i] not in confused}

@@ -1,0 +1,135 @@
+"""Constants that OpenVINO would mistake for one another, since products read them in several ways.
+
+OpenVINO (2026.4) knows what it laid out for a product by the address of the constant, and takes
+what it made of the transposed one for the other. What is an input is laid out at every call.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Hashable
+from dataclasses import dataclass, replace
+from typing import Any
+
+_SAME_MEMORY = {"Transpose", "Reshape", "Squeeze", "Unsqueeze"}
+"""Nodes that hand a constant on to a product without a copy."""
+
+_SMALL = 4096
+"""Bytes; constants of as many are compared by what is in them, larger ones by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """A tensor that is the same at every call.
+
+    ``looks`` are the memories that it may have, by numbers that are equal for what is made equally,
+    each with how it is seen since. ``weights`` are what it is made of. ``folded`` says whether it
+    is there before the first call.
+    """
+
+    looks: frozenset[tuple[int, str]]
+    weights: frozenset[str]
+    folded: bool = True
+
+
+def read_in_several_ways(read: Any, weights: Collection[str]) -> list[frozenset[str]]:
+    """What products read both transposed and as it is, or in other shapes.
+
+    Args:
+        read: A model as OpenVINO read it.
+        weights: Names of its inputs that become constants.
+
+    Returns:
+        The names of the weights that each such constant is made of; none, where the model makes it
+        of its own constants.
+    """
+    memories = _Memories(frozenset(weights))
+    for node in read.get_ordered_ops():
+        memories.visit(node)
+    return [memories.made_of[it] for it, ways in memories.ways.items() if len(ways) > 1]
+
+
+class _Memories:
+    """Follows constants through a model, in the order of its nodes."""
+
+    def __init__(self, weights: frozenset[str]) -> None:
+        self._weights = weights
+        self._values: dict[tuple[str, int], _Value] = {}
+        self._numbers: dict[Hashable, int] = {}
+        self.ways: defaultdict[int, set[str]] = defaultdict(set)
+        self.made_of: dict[int, frozenset[str]] = {}
+
+    def visit(self, node: Any) -> None:
+        """See what a node reads, and what comes out of it."""
+        given = [self._values.get(_place(each)) for each in node.input_values()]
+        kind = node.get_type_name()
+        if kind == "MatMul" or "Convolution" in kind:
+            for reader, value in zip(node.inputs(), given, strict=True):
+                if value is not None:
+                    self._read(value, _way(reader) if kind == "MatMul" else kind)
+        known = [each for each in given if each is not None and each.folded]
+        folded = len(known) == len(given)
+        if kind in _SAME_MEMORY and given[0] is not None:
+            way = _way(node.input(0))
+            looks = frozenset((memory, f"{seen}{way}") for memory, seen in given[0].looks)
+            self._values[_place(node.output(0))] = replace(given[0], looks=looks, folded=folded)
+        elif given and folded:
+            made = kind, str(node.get_attributes()), tuple(each.looks for each in known)
+            self._make(node, made, frozenset().union(*(each.weights for each in known)))
+        elif (source := self._source(node)) is not None:
+            self._make(node, source, self._weights & {node.friendly_name})
+
+    def _read(self, value: _Value, way: str) -> None:
+        for memory, seen in value.looks:
+            self.ways[memory].add(f"{seen}{way}")
+
+    def _source(self, node: Any) -> Hashable:
+        """What a node is known by that gives the same without any operand that is."""
+        kind = node.get_type_name()
+        if kind == "Constant":
+            return _content(node)
+        if kind == "ShapeOf" and node.input(0).get_partial_shape().is_static:
+            return kind, str(node.get_attributes()), tuple(node.get_input_shape(0))
+        return node.friendly_name if node.friendly_name in self._weights else None
+
+    def _make(self, node: Any, made: Hashable, weights: frozenset[str]) -> None:
+        """New memory, or, where a node does nothing (a product with ones), that of an operand."""
+        for output in node.outputs():
+            number = self._numbers.setdefault((made, output.get_index()), len(self._numbers))
+            self.made_of[number] = weights
+            looks = {(number, "")}
+            for given in node.input_values():
+                if _is_alike(given, output):
+                    looks |= self._values[_place(given)].looks
+            self._values[_place(output)] = _Value(frozenset(looks), weights)
+
+
+def _place(output: Any) -> tuple[str, int]:
+    return output.get_node().get_name(), output.get_index()
+
+
+def _is_alike(given: Any, made: Any) -> bool:
+    """Whether a node may have done nothing to an operand: shape and type are the same."""
+    same = given.get_partial_shape() == made.get_partial_shape()
+    return bool(same and given.get_element_type() == made.get_element_type())
+
+
+def _content(constant: Any) -> Hashable:
+    """What a constant is known by: its numbers, or its name."""
+    if constant.get_byte_size() > _SMALL:
+        return str(constant.get_name())
+    shape = tuple(constant.get_output_shape(0))
+    numbers: bytes = constant.data.tobytes()
+    return str(constant.get_element_type()), shape, numbers
+
+
+def _way(reader: Any) -> str:
+    """How a node reads one of its inputs: what it is, by which axes or shape, at which place."""
+    node = reader.get_node()
+    given = (each.get_node() for each in node.input_values())
+    said = [
+        each.get_data().tolist()
+        for each in given
+        if each.get_type_name() == "Constant" and len(each.get_output_shape(0)) < 2
+    ]
+    return f"{node.get_type_name()} {node.get_attributes()} {said} {reader.get_index()}; "
