@@ -40,6 +40,7 @@ bench: $(STAMP)
 	$(BIN)/python bench/scaling.py --json bench/results/scaling.json
 	$(BIN)/python bench/warm.py --models bert,gpt2,resnet --json bench/results/warm.json
 	$(BIN)/python bench/choosing.py --load 0 --json bench/results/choosing.json
+	$(BIN)/python bench/guards.py --json bench/results/guards.json
 	$(BIN)/python bench/onnxrt.py --json bench/results/onnxrt.json
 	-$(BIN)/python bench/tensorrt_plans.py --json bench/results/tensorrt.json
 	$(BIN)/python bench/passes.py --json bench/results/passes.json

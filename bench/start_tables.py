@@ -1,4 +1,4 @@
-"""The Markdown tables of ``bench/warm.py`` and ``bench/choosing.py``: before the first calls."""
+"""The Markdown tables of ``bench/warm.py``, ``choosing.py`` and ``guards.py``: around the calls."""
 
 from __future__ import annotations
 
@@ -42,3 +42,14 @@ def choosing(record: Record) -> str:
     ]
     busy = "One core was kept busy." if record["load"] else "Nothing was run beside it."
     return f"{described(record)} {busy}\n\n{table(headings, rows)}"
+
+
+def guards(record: Record) -> str:
+    """What calls take by the guards that are left, over the engine by itself."""
+    rows = [
+        (model, name, f"{found['milliseconds'][name]['median_ms']:.2f}", ratio(each))
+        for model, found in record["models"].items()
+        for name, each in found["ratios"].items()
+    ]
+    headings = ("model", "guards", "median ms", "/ onnxruntime")
+    return f"{described(record)}\n\n{table(headings, rows)}"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from markdown_table import Record, described, ratio, table
 from model_tables import headline, models, scaling
-from start_tables import choosing, warm
+from start_tables import choosing, guards, warm
 
 HERE = Path(__file__).parent
 WRONG = ("wrong", "raised", "crashed")
@@ -317,6 +317,7 @@ PARTS = (
         choosing,
         command="choosing.py --load 0 --json bench/results/choosing.json",
     ),
+    Part(BENCH, "guards", guards, command="guards.py --json bench/results/guards.json"),
     Part(BENCH, "gpu", gpu),
     Part(BENCH, "onnxrt", onnxrt),
     Part(BENCH, "passes", passes),

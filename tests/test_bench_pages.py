@@ -139,6 +139,13 @@ def test_tables_of_starts_and_choices_say_what_was_measured(room: Any) -> None:
     assert "| perceptron | onnxrt 49, inductor 1 | 1 | 50 | 20.0 | 1.50 | 8% | 15% |" in page
 
 
+def test_table_of_guards_has_a_row_for_each_filter(room: Any) -> None:
+    """By model, with the ratio to the engine by itself."""
+    found = {"milliseconds": {"none": {"median_ms": 7.25}}, "ratios": {"none": RATIO}}
+    page = room("start_tables").guards({"machine": MACHINE, "models": {"t5": found}})
+    assert "| t5 | none | 7.25 | 2.000 (1.900-2.200) |" in page
+
+
 def test_tables_are_those_of_the_figures_kept(room: Any, tmp_path: Path) -> None:
     """Nobody typed into the pages, and no page has lost a marker."""
     copied_pages(room, tmp_path)

@@ -157,6 +157,17 @@ def test_the_faults_bench_says_what_became_of_every_call(tmp_path: Path) -> None
 
 
 @bench
+def test_the_guards_bench_compares_each_filter_with_the_engine(tmp_path: Path) -> None:
+    """A ratio for each, and none for the engine by itself."""
+    figures = tmp_path / "guards.json"
+    few = ("--tiny", "--models", "t5", "--rounds", "2", "--calls", "1")
+    run("bench/guards.py", *few, "--json", str(figures))
+    (found,) = json.loads(figures.read_text())["models"].values()
+    assert list(found["ratios"]) == ["all guards", "without modules'", "only tensors'", "none"]
+    assert len(found["milliseconds"]) == 5
+
+
+@bench
 def test_the_overhead_bench_measures_the_guard_alone(tmp_path: Path) -> None:
     """A row for each number of inputs."""
     figures = tmp_path / "guard.json"

@@ -1,0 +1,107 @@
+"""What Dynamo's guards are of a call: composer with and without them, against ONNX Runtime itself.
+
+``python bench/guards.py`` calls a model natively and through composer's ``onnxrt``, with all guards
+and with what each filter of ``torch.compiler`` leaves of them (docs/call-cost.md says what goes
+unnoticed then), in rounds. What a call without guards takes more than the engine by itself is
+composer's part; what guards add to that, every backend of ``torch.compile`` pays.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import types
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import zoo
+from native_cpu import OnnxRuntime
+from rich.console import Console
+from rich.table import Table
+from timing import Series, machine, measure, paired_ratio, write_json
+
+import composer
+
+NATIVE = "onnxruntime"
+FILTERS: dict[str, Callable[..., Any] | None] = {
+    "all guards": None,
+    "without modules'": torch.compiler.skip_guard_on_all_nn_modules_unsafe,
+    "only tensors'": torch.compiler.keep_tensor_guards_unsafe,
+    "none": torch.compiler.skip_all_guards_unsafe,
+}
+
+
+def call_it(module: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> object:
+    """What is compiled: a function, so that each filter can have a code object of its own."""
+    return module(**inputs)
+
+
+def compiled(name: str, keep: Callable[..., Any] | None) -> Callable[..., object]:
+    """The function, with the guards that ``keep`` leaves."""
+    code = call_it.__code__.replace(co_name=f"call with {name}")
+    options: dict[str, Any] = {"chain": ["onnxrt"], "remember_verdicts": 0}
+    options |= {"guard_filter_fn": keep} if keep else {}
+    own = types.FunctionType(code, call_it.__globals__)
+    return torch.compile(own, backend="composer", dynamic=False, options=options)
+
+
+def bench(model: str, rounds: int, calls: int, *, tiny: bool = False) -> dict[str, Any]:
+    """Milliseconds of a call by guards, and the ratios to the engine by itself.
+
+    Raises:
+        RuntimeError: ``onnxrt`` does not serve.
+    """
+    module, inputs = zoo.build(model, tiny=tiny)
+    variants: dict[str, Callable[[], object]] = {
+        NATIVE: functools.partial(OnnxRuntime(module), **inputs)
+    }
+    for name, keep in FILTERS.items():
+        variants[name] = functools.partial(compiled(name, keep), module, inputs)
+        variants[name]()
+        chosen = composer.reports()[-1].chosen
+        if chosen != "onnxrt":
+            raise RuntimeError(f"meant to measure onnxrt, but {chosen} serves")
+    taken = measure(variants, rounds, calls=calls, settle=calls)
+    return {"milliseconds": {n: s.to_dict() for n, s in taken.items()}, "ratios": ratios(taken)}
+
+
+def ratios(taken: Mapping[str, Series]) -> dict[str, Any]:
+    """Each by the native engine's, round by round."""
+    native = taken[NATIVE]
+    return {n: paired_ratio(s, native).to_dict() for n, s in taken.items() if n != NATIVE}
+
+
+def show(model: str, found: Mapping[str, Any]) -> None:
+    """A table of one model."""
+    table = Table("guards", "median ms", "of native", "quartiles", title=model)
+    for name, each in found["milliseconds"].items():
+        told = found["ratios"].get(name)
+        spread = (f"{told['median']:.3f}", f"{told['p25']:.3f}-{told['p75']:.3f}") if told else ()
+        table.add_row(name, f"{each['median_ms']:.2f}", *spread)
+    Console().print(table)
+
+
+def main() -> None:
+    """Print the figures of each model; ``--json PATH`` writes them as well."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", default="t5,mobilenet,bert", help="names of the zoo")
+    parser.add_argument("--rounds", type=int, default=31)
+    parser.add_argument("--calls", type=int, default=10, help="that are timed together")
+    parser.add_argument("--tiny", action="store_true", help="the small sizes")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    record: dict[str, Any] = {"machine": machine(), "models": {}}
+    with torch.no_grad():
+        for model in given.models.split(","):
+            torch.compiler.reset()
+            found = bench(model, given.rounds, given.calls, tiny=given.tiny)
+            record["models"][model] = found
+            show(model, found)
+    if given.json:
+        write_json(given.json, record)
+
+
+if __name__ == "__main__":
+    main()
