@@ -28,7 +28,8 @@ from typing import Any
 import torch
 from timing import machine, measure, write_json
 
-from composer import capture, chain, contenders, select
+from composer import chain, contenders, select
+from composer.graphs import capture
 from composer.lowering import once
 from composer.policy import Policy
 from composer.records import GraphRequest

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 import torch.fx
 
-from composer import _torch, writes
+from composer import _torch
+from composer.graphs import writes
 from composer.memory import free_memory, lacks_memory
 from composer.passes import late
 from composer.passes.base import Stage

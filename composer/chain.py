@@ -17,8 +17,6 @@ from composer import (
     _torch,
     agreement,
     choice,
-    clones,
-    collectives,
     isolate,
     prove,
     remembered,
@@ -45,6 +43,7 @@ from composer.errors import (
     refuse,
     text_of,
 )
+from composer.graphs import clones, collectives
 from composer.lowering import keeping
 from composer.lowering.each import compile_each
 from composer.lowering.freeze import freezing

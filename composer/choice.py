@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from composer import select, session
-from composer.comparison import devices
 from composer.errors import Refusal, text_of
 from composer.footprint import MIB, Gauge
+from composer.graphs.comparison import devices
 from composer.records import (
     FLOOR,
     Attempt,

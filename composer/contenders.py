@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from composer import child, failures, session
 from composer.backends import find_backend
 from composer.backends.base import Backend, Precision, note
-from composer.comparison import Bounds, Share
 from composer.errors import OptionError, UnknownNameError, refuse
+from composer.graphs.comparison import Bounds, Share
 from composer.lowering import keeping
 from composer.lowering.freeze import Freeze
 from composer.policy import Candidate, Facts, Policy

@@ -13,9 +13,7 @@ import torch.fx
 from composer import (
     backward,
     book,
-    capture,
     chain,
-    clones,
     contenders,
     guard,
     lock,
@@ -24,6 +22,7 @@ from composer import (
     session,
     standby,
 )
+from composer.graphs import capture, clones
 from composer.lowering import once
 from composer.passes import early, resolve
 from composer.policy import Facts, Policy, Rules

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from composer import clones
+from composer.graphs import clones
 from composer.records import GraphRequest
 
 _NARROW = (torch.float16, torch.bfloat16, torch.float32)

@@ -9,9 +9,10 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from composer import child, collectives, parcel
+from composer import child, parcel
 from composer.backends.base import note, precision
 from composer.errors import ChildRefusal, refuse
+from composer.graphs import collectives
 from composer.lowering.freeze import Freeze
 from composer.passes import late
 from composer.passes.resolve import SharedPasses

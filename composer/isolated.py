@@ -7,8 +7,9 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from composer import _torch, capture, chain, contenders, parcel, verify
+from composer import _torch, chain, contenders, parcel, verify
 from composer.errors import ComposerError, Refusal
+from composer.graphs import capture
 from composer.passes import late
 from composer.policy import Candidate, Policy
 from composer.records import Attempt, GraphRequest, Reason, Status, first_line, plain

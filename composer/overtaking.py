@@ -29,9 +29,10 @@ from typing import Any
 
 import torch
 
-from composer import _torch, background, chain, choice, clones, select, session, standby, writes
+from composer import _torch, background, chain, choice, select, session, standby
 from composer.contenders import Contender
 from composer.errors import text_of
+from composer.graphs import clones, writes
 from composer.lowering import once
 from composer.memory import free_memory
 from composer.policy import Policy

@@ -23,8 +23,9 @@ import torch
 import torch.fx
 from torch.fx.node import map_aggregate
 
-from composer import _torch, clones
+from composer import _torch
 from composer.errors import Refusal, refuse
+from composer.graphs import clones
 from composer.records import Reason, Status
 
 _FILLING = 0.01

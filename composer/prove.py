@@ -10,8 +10,9 @@ from typing import Any
 
 import torch.fx
 
-from composer import _torch, clones
+from composer import _torch
 from composer.errors import refuse
+from composer.graphs import clones
 from composer.records import Reason, Status
 
 _SILENT = frozenset(

@@ -19,12 +19,13 @@ from typing import Any
 
 import torch
 
-from composer import clones, select
+from composer import select
 from composer.backends import BACKENDS, find_backend
-from composer.comparison import devices
 from composer.contenders import resolve
 from composer.errors import FallbackWarning, RankingError, Refusal, text_of
 from composer.explain import collecting, compiled_anew
+from composer.graphs import clones
+from composer.graphs.comparison import devices
 from composer.memory import free_memory
 from composer.policy import Candidate, read_policy
 from composer.records import CompileReport, GraphRequest, Reason, Status, first_line

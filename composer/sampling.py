@@ -19,9 +19,10 @@ from typing import Any
 
 import torch
 
-from composer import clones, verify, writes
-from composer.comparison import Bounds, Values, devices, settled
+from composer import verify
 from composer.errors import Refusal
+from composer.graphs import clones, writes
+from composer.graphs.comparison import Bounds, Values, devices, settled
 from composer.records import GraphRequest, Runtime
 
 Compiled = Callable[..., Any]

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 import torch.fx
 
-from composer import _torch, capture
+from composer import _torch
 from composer.errors import OptionError
+from composer.graphs import capture
 from composer.records import GraphRequest
 
 Model = Callable[..., Any]

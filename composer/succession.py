@@ -14,20 +14,11 @@ from typing import Any
 
 import torch
 
-from composer import (
-    _torch,
-    backward,
-    chain,
-    choice,
-    collectives,
-    select,
-    session,
-    standby,
-    writes,
-)
-from composer.comparison import Bounds
+from composer import _torch, backward, chain, choice, select, session, standby
 from composer.contenders import Contender, bounds_of
 from composer.errors import FallbackWarning, Refusal, text_of
+from composer.graphs import collectives, writes
+from composer.graphs.comparison import Bounds
 from composer.passes.resolve import SharedPasses
 from composer.policy import Policy
 from composer.records import (

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from composer import _torch, clones, verify, writes
-from composer.comparison import Values, devices, pattern, requires_grad
+from composer import _torch, verify
+from composer.graphs import clones, writes
+from composer.graphs.comparison import Values, devices, pattern, requires_grad
 from composer.records import GraphRequest
 
 

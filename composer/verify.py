@@ -17,10 +17,13 @@ from typing import Any
 import torch
 import torch.fx
 
-from composer import _torch, clones, writes
+from composer import _torch
 from composer.backends.base import note
-from composer.clones import same_values
-from composer.comparison import (
+from composer.double import in_double
+from composer.errors import Refusal, refuse, text_of
+from composer.graphs import clones, writes
+from composer.graphs.clones import same_values
+from composer.graphs.comparison import (
     Bounds,
     Errors,
     Fault,
@@ -31,8 +34,6 @@ from composer.comparison import (
     gradients,
     settled,
 )
-from composer.double import in_double
-from composer.errors import Refusal, refuse, text_of
 from composer.records import GraphRequest, Reason, Status, first_line
 
 _REASONS = {

@@ -10,7 +10,8 @@ from typing import Any, cast
 import torch
 import torch.fx
 
-from composer import _torch, writes
+from composer import _torch
+from composer.graphs import writes
 from composer.records import GraphRequest
 
 _LARGE = 64 << 20

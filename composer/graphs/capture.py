@@ -16,7 +16,7 @@ import torch
 import torch.fx
 
 from composer import _torch
-from composer.clones import attribute_at
+from composer.graphs.clones import attribute_at
 from composer.records import GraphInput, GraphRequest
 
 _OPERATIONS = frozenset({"call_function", "call_method", "call_module"})
