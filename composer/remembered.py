@@ -16,7 +16,7 @@ from composer.choice import Made, Tried
 from composer.errors import Refusal
 from composer.memory import free_memory
 from composer.records import Attempt, GraphRequest, Outcome, Reason, Status
-from composer.verdicts import Entrant, Memory, Recalled
+from composer.store.verdicts import Entrant, Memory, Recalled
 
 
 def fastest(

@@ -44,13 +44,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from composer import _torch, verdicts
+from composer import _torch
 from composer.errors import text_of
 from composer.footprint import Gauge
 from composer.gate import Gate
 from composer.graphs import collectives
 from composer.policy import Policy
 from composer.records import GraphRequest, first_line
+from composer.store import verdicts
 from composer.track import Track
 
 TIE = 1.02

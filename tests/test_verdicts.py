@@ -21,15 +21,16 @@ from fsspec.implementations.memory import MemoryFileSystem
 from typer.testing import CliRunner
 
 import composer
-from composer import disk, machine, remembered, select, session, shared_store, verdicts
+from composer import machine, remembered, select, session
 from composer.backends import dynamo, find_backend
 from composer.backends.dynamo import NamedBackend
 from composer.book import resolve
 from composer.cli import app
 from composer.errors import CacheWarning, OptionError
-from composer.ledger import Ledger
 from composer.passes import fingerprint
 from composer.policy import Facts
+from composer.store import disk, shared_store, verdicts
+from composer.store.ledger import Ledger
 from composer.testing import FakeBackend
 
 pytestmark = pytest.mark.filterwarnings("ignore::composer.errors.FallbackWarning")
@@ -604,8 +605,8 @@ KILL = """
 import json, os, resource, signal, sys, time, warnings
 from pathlib import Path
 from composer import session
-from composer.ledger import Ledger
-from composer.shared_store import SharedStore
+from composer.store.ledger import Ledger
+from composer.store.shared_store import SharedStore
 
 root, folder = Path(sys.argv[1]), sys.argv[2]
 rows, store = Ledger("things", limit=5, root=root), SharedStore(folder)

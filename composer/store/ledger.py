@@ -1,8 +1,8 @@
 """What composer keeps on disk as rows of one SQLite file: small texts, each with a key.
 
-The manners are those of :mod:`composer.disk`: any number of processes may read and write, any of
-them may be killed, the disk may be full, read-only or hold what something else wrote, and none of
-that is an error of the user's. SQLite, which Python brings, sees to the first two by its
+The manners are those of :mod:`composer.store.disk`: any number of processes may read and write, any
+of them may be killed, the disk may be full, read-only or hold what something else wrote, and none
+of that is an error of the user's. SQLite, which Python brings, sees to the first two by its
 write-ahead log; on a file system that has no room for one it falls back to its rollback journal.
 
 Each operation opens the file and closes it again (about a millisecond), so that nothing is shared
@@ -19,7 +19,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from composer.disk import ELSEWHERE, Entry, cache_dir, check_owner, warn_of
+from composer.store.disk import ELSEWHERE, Entry, cache_dir, check_owner, warn_of
 
 if TYPE_CHECKING:
     import sqlite3
@@ -42,7 +42,7 @@ class Ledger:
     Args:
         name: The folder's name.
         limit: How many rows there may be; the oldest go first.
-        root: Where the folder is; by default :func:`composer.disk.cache_dir`.
+        root: Where the folder is; by default :func:`composer.store.disk.cache_dir`.
 
     ``trouble`` is what went wrong last, for the record of whoever asked; empty while all is well.
     """

@@ -1,10 +1,10 @@
 """What ``select = "fastest"`` found, kept so that the next process goes straight to the winner.
 
 A verdict is a JSON object that a person can read: who won, the times of everyone, when, and on
-what. It is kept in a :class:`~composer.ledger.Ledger` and, where the policy names one, in a
-:class:`~composer.shared_store.SharedStore`, which others can write to. So nothing in it is trusted:
-it is checked when it is read, it can only choose among the candidates of the chain that is being
-walked, and the one it chooses has to prove itself as ever.
+what. It is kept in a :class:`~composer.store.ledger.Ledger` and, where the policy names one, in a
+:class:`~composer.store.shared_store.SharedStore`, which others can write to. So nothing in it is
+trusted: it is checked when it is read, it can only choose among the candidates of the chain that is
+being walked, and the one it chooses has to prove itself as ever.
 
 Which verdicts are kept:
 
@@ -32,12 +32,12 @@ from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
 
 from composer import machine, session
 from composer.backends.base import Backend, version_of
-from composer.disk import this_process, warn_of
 from composer.errors import Refusal, causes, text_of
-from composer.ledger import Ledger
 from composer.policy import Policy
 from composer.records import FLOOR, Attempt, GraphRequest, Outcome, Reason, Status, first_line
-from composer.shared_store import SharedStore
+from composer.store.disk import this_process, warn_of
+from composer.store.ledger import Ledger
+from composer.store.shared_store import SharedStore
 
 _LIMIT = 10_000
 _LONGEST = 1000

@@ -17,10 +17,10 @@ import torch
 
 from composer import session
 from composer.backends.base import Backend, note, version_of
-from composer.disk import Shelf, this_process
 from composer.errors import causes, refuse
 from composer.policy import Candidate
 from composer.records import Attempt, GraphRequest, Reason, Status
+from composer.store.disk import Shelf, this_process
 
 WORTH_SECONDS = 1.0
 """A failed build is remembered if it took so long."""

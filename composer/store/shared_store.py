@@ -16,9 +16,9 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from composer import session
-from composer.disk import warn_of
 from composer.errors import text_of
 from composer.records import first_line
+from composer.store.disk import warn_of
 
 PATIENCE = 5.0
 """Seconds that an access may take, the import of the file system's package included."""
