@@ -10,24 +10,14 @@ from typing import Any
 
 import torch.fx
 
-from composer import (
-    backward,
-    book,
-    chain,
-    contenders,
-    guard,
-    lock,
-    overtaking,
-    select,
-    session,
-    standby,
-)
+from composer import book, chain, contenders, guard, lock, select, session
 from composer.graphs import capture, clones
+from composer.guard import backward, overtaking, standby
+from composer.guard.succession import Succession
 from composer.lowering import once
 from composer.passes import early, resolve
 from composer.policy import Facts, Policy, Rules
 from composer.records import CompileReport, GraphRequest, Outcome, PassRecord
-from composer.succession import Succession
 from composer.telemetry import notices
 
 

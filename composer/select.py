@@ -47,8 +47,8 @@ from typing import Any
 from composer import _torch
 from composer.errors import text_of
 from composer.footprint import Gauge
-from composer.gate import Gate
 from composer.graphs import collectives
+from composer.guard.gate import Gate
 from composer.policy import Policy
 from composer.records import GraphRequest, first_line
 from composer.store import verdicts

@@ -1,6 +1,6 @@
 """Does a candidate compute what eager computes? Asked on the first real inputs, before it serves.
 
-:mod:`composer.sampling` asks it again later.
+:mod:`composer.guard.sampling` asks it again later.
 
 The candidate and eager run on copies of the inputs, from the same random state; outputs, inputs
 and buffers afterwards and, in training, gradients are compared: shape, dtype, strides, numbers.

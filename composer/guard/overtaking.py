@@ -14,7 +14,7 @@ program could notice but by the cores, the memory and the interpreter that it ta
 - The program draws, writes to weights and compiles meanwhile as it likes. Nothing is put back to
   what it was before, as is done where the program waits.
 - The engines and the floor take turns as ever, each between two calls of the graph: a call may have
-  to wait for one of them (:mod:`composer.gate`).
+  to wait for one of them (:mod:`composer.guard.gate`).
 """
 
 from __future__ import annotations
@@ -29,10 +29,12 @@ from typing import Any
 
 import torch
 
-from composer import _torch, background, chain, choice, select, session, standby
+from composer import _torch, chain, choice, select, session
 from composer.contenders import Contender
 from composer.errors import text_of
 from composer.graphs import clones, writes
+from composer.guard import background, standby
+from composer.guard.succession import Succession
 from composer.lowering import once
 from composer.memory import free_memory
 from composer.policy import Policy
@@ -45,7 +47,6 @@ from composer.records import (
     Status,
     first_line,
 )
-from composer.succession import Succession
 
 _PENDING = "in the background, from the second call on"
 

@@ -14,11 +14,13 @@ from typing import Any
 
 import torch
 
-from composer import _torch, backward, chain, choice, select, session, standby
+from composer import _torch, chain, choice, select, session
 from composer.contenders import Contender, bounds_of
 from composer.errors import FallbackWarning, Refusal, text_of
 from composer.graphs import collectives, writes
 from composer.graphs.comparison import Bounds
+from composer.guard import backward, standby
+from composer.guard.sampling import Sampler, cannot_undo
 from composer.passes.resolve import SharedPasses
 from composer.policy import Policy
 from composer.records import (
@@ -32,7 +34,6 @@ from composer.records import (
     Status,
     first_line,
 )
-from composer.sampling import Sampler, cannot_undo
 from composer.telemetry import notices
 
 

@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar, cast
 
 from composer import _torch
-from composer.gate import Gate
+from composer.guard.gate import Gate
+from composer.guard.sampling import Sampler
+from composer.guard.standby import WRITTEN, Compiled, Engine, Later, Rescue, Seat, TakeOver
 from composer.memory import free_memory, lacks_memory
 from composer.records import Runtime
-from composer.sampling import Sampler
-from composer.standby import WRITTEN, Compiled, Engine, Later, Rescue, Seat, TakeOver
 
 _TIMED = 16
 """The first so many calls are timed, then one in so many, which stands for the others."""
