@@ -25,8 +25,9 @@ LAYERS = [
     {"book"},
     {"session"},
     {"agreement", "store.shared_store"},
-    {"prove"},
-    {"double"},
+    {"verify.prove"},
+    {"verify.double"},
+    {"verify.answers"},
     {"parcel", "verify"},
     {
         "isolate",

@@ -19,7 +19,6 @@ import torch.fx
 
 from composer import _torch
 from composer.backends.base import note
-from composer.double import in_double
 from composer.errors import Refusal, refuse, text_of
 from composer.graphs import clones, writes
 from composer.graphs.clones import same_values
@@ -35,6 +34,7 @@ from composer.graphs.comparison import (
     settled,
 )
 from composer.records import GraphRequest, Reason, Status, first_line
+from composer.verify.double import in_double
 
 _REASONS = {
     Fault.STRUCTURE: Reason.OUTPUT_MISMATCH,
