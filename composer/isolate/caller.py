@@ -1,7 +1,7 @@
 """A probe in a child process: an engine that ends or hangs its process does so there.
 
-The child (:mod:`composer.isolated`) builds the candidate, runs it once, and ends; only then does
-the caller build.
+The child (:mod:`composer.isolate.isolated`) builds the candidate, runs it once, and ends; only then
+does the caller build.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from composer import child, parcel
+from composer import child
 from composer.backends.base import note, precision
 from composer.errors import ChildRefusal, refuse
 from composer.graphs import collectives
+from composer.isolate import parcel
 from composer.lowering.freeze import Freeze
 from composer.passes import late
 from composer.passes.resolve import SharedPasses
@@ -58,7 +59,7 @@ def probe(
             "freeze": freeze,
         },
     }
-    _judge(child.ask("composer.isolated:attempt", parcel.pack(contents), limits))
+    _judge(child.ask("composer.isolate.isolated:attempt", parcel.pack(contents), limits))
     note(isolated={"seconds": round(time.perf_counter() - started, 3)})
 
 

@@ -147,7 +147,7 @@ class _Pickler(pickle.Pickler):
         return NotImplemented if path is None else (_torch.operator_at, path)
 
 
-_PICKLE: Any = types.SimpleNamespace(Pickler=_Pickler, __name__="composer.parcel")
+_PICKLE: Any = types.SimpleNamespace(Pickler=_Pickler, __name__="composer.isolate.parcel")
 """What ``torch.save`` takes for a pickle module."""
 
 

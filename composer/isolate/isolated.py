@@ -7,9 +7,10 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from composer import _torch, chain, contenders, parcel, verify
+from composer import _torch, chain, contenders, verify
 from composer.errors import ComposerError, Refusal
 from composer.graphs import capture
+from composer.isolate import parcel
 from composer.passes import late
 from composer.policy import Candidate, Policy
 from composer.records import Attempt, GraphRequest, Reason, Status, first_line, plain
