@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from composer import _torch, agreement, choice, isolate, remembered, select, session
+from composer import _torch, agreement, isolate, select, session
 from composer.backends.base import (
     Backend,
     Notes,
@@ -40,6 +40,7 @@ from composer.lowering.freeze import freezing
 from composer.passes import late
 from composer.passes.resolve import SharedPasses
 from composer.records import FLOOR, Attempt, GraphRequest, Outcome, Reason, Status
+from composer.select import choice, remembered
 from composer.store import verdicts
 from composer.verify import prove, verify
 

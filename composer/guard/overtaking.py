@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 
-from composer import _torch, chain, choice, select, session
+from composer import _torch, chain, select, session
 from composer.contenders import Contender
 from composer.errors import text_of
 from composer.graphs import clones, writes
@@ -47,6 +47,7 @@ from composer.records import (
     Status,
     first_line,
 )
+from composer.select import choice
 
 _PENDING = "in the background, from the second call on"
 

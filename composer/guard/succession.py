@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from composer import _torch, chain, choice, select, session
+from composer import _torch, chain, select, session
 from composer.contenders import Contender, bounds_of
 from composer.errors import FallbackWarning, Refusal, text_of
 from composer.graphs import collectives, writes
@@ -34,6 +34,7 @@ from composer.records import (
     Status,
     first_line,
 )
+from composer.select import choice
 from composer.telemetry import notices
 
 

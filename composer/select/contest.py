@@ -46,13 +46,13 @@ from typing import Any
 
 from composer import _torch
 from composer.errors import text_of
-from composer.footprint import Gauge
 from composer.graphs import collectives
 from composer.guard.gate import Gate
 from composer.policy import Policy
 from composer.records import GraphRequest, first_line
+from composer.select.footprint import Gauge
+from composer.select.track import Track
 from composer.store import verdicts
-from composer.track import Track
 
 TIE = 1.02
 """How much slower than the best is still as good."""

@@ -14,7 +14,6 @@ from typing import Any
 
 from composer import select, session
 from composer.errors import Refusal, text_of
-from composer.footprint import MIB, Gauge
 from composer.graphs.comparison import devices
 from composer.records import (
     FLOOR,
@@ -26,6 +25,7 @@ from composer.records import (
     Status,
     first_line,
 )
+from composer.select.footprint import MIB, Gauge
 
 Made = tuple[Callable[..., Any], tuple[PassRecord, ...]]
 """What serves a graph, and the shared passes that ran within it."""

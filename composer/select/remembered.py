@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC
 from typing import Any
 
-from composer import choice, select
-from composer.choice import Made, Tried
+from composer import select
 from composer.errors import Refusal
 from composer.memory import free_memory
 from composer.records import Attempt, GraphRequest, Outcome, Reason, Status
+from composer.select import choice
+from composer.select.choice import Made, Tried
 from composer.store.verdicts import Entrant, Memory, Recalled
 
 
