@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from composer.errors import OptionError
+from composer.models.subject import Subject, subject_of
 from composer.registry import did_you_mean
-from composer.subject import Subject, subject_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Workload:
 
     Attributes:
         target: ``module:factory``, or ``path/script.py:factory``. What the factory gives is as
-            :func:`~composer.subject.subject_of` says.
+            :func:`~composer.models.subject.subject_of` says.
         arguments: Given to it by name.
     """
 

@@ -10,7 +10,7 @@ import tomli_w
 
 from composer import book, select
 from composer.contenders import resolve
-from composer.ranking import EAGER, Ranking, Standing
+from composer.models.ranking import EAGER, Ranking, Standing
 from composer.records import first_line
 
 

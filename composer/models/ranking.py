@@ -27,9 +27,9 @@ from composer.explain import collecting, compiled_anew
 from composer.graphs import clones
 from composer.graphs.comparison import devices
 from composer.memory import free_memory
+from composer.models.subject import Subject
 from composer.policy import Candidate, read_policy
 from composer.records import CompileReport, GraphRequest, Reason, Status, first_line
-from composer.subject import Subject
 
 EAGER = "eager"
 COMPOSER = "composer, fastest"
