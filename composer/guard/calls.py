@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sys
 import threading
 import time
 import weakref
@@ -18,7 +17,9 @@ from typing import Any, TypeVar, cast
 from composer import _torch
 from composer.guard.gate import Gate
 from composer.guard.sampling import Sampler
+from composer.guard.schedule import Kind, Schedule
 from composer.guard.standby import WRITTEN, Compiled, Engine, Later, Rescue, Seat, TakeOver
+from composer.guard.versions import UNREADABLE, Versions
 from composer.memory import free_memory, lacks_memory
 from composer.records import Runtime
 
@@ -32,11 +33,6 @@ _STARVED = 3
 """Calls for which an engine may lack the memory before the next one is compiled."""
 
 T = TypeVar("T")
-
-Reader = Callable[[Sequence[Any]], object]
-
-_NO_VERSION = (RuntimeError, AttributeError)
-"""What reading the version of an inference tensor raises."""
 
 
 def watch(
@@ -61,18 +57,19 @@ def watch(
         sampler: What compares a call every so often; ``None`` where nobody asked for that.
         later: What begins with the second call.
     """
-    tick, versions, unread = runtime.tick, _reader(rescue), _unread(rescue)
-    served = _Served(engine, runtime, rescue, sampler, later)
+    versions = Versions(rescue)
+    tick, read, unread = runtime.tick, versions.read, versions.unread
+    served = _Served(engine, runtime, rescue, sampler, later, versions)
 
     def call(*args: Any) -> Any:
         number = tick()
         run = serve = served.run
         before: object = unread
         try:
-            if versions is not None:
+            if read is not None:
                 try:
-                    before = versions(args)
-                except _NO_VERSION:  # nobody can tell then what was written
+                    before = read(args)
+                except UNREADABLE:  # nobody can tell then what was written
                     before = None
             if number >= served.due:
                 run, serve = served.special(number, run)
@@ -98,33 +95,26 @@ def watch(
 
 
 class _Served:
-    """Who runs a graph now. ``run`` is replaced whole, between calls.
+    """Who runs a graph now, and who answers for it. ``run`` is replaced whole, between calls.
 
-    ``due`` is the tick from which on a call may be the next to be compared with the floor, or to
-    be made by an engine out of quarantine; ``_sample_at`` and ``_retry_at`` are the numbers of
-    those calls, the first being 0. At ``_begin_at`` begins what goes on beside the calls, and at
-    ``_let_go_at`` the engine that was taken over from is let go. ``_first`` is whose place what
-    begins is about. While there is a ``_gate`` every call goes through that. ``called_by`` is who
-    calls.
+    ``due`` is the tick from which on a call may be special, by its ``_schedule`` or because there
+    is a ``_gate``: then every call goes through that. ``_before`` is the engine that was taken over
+    from. ``_first`` is whose place what begins is about. ``called_by`` is who calls.
     """
 
     __slots__ = (
         "_before",
-        "_begin_at",
         "_first",
         "_gate",
         "_later",
-        "_let_go_at",
         "_lock",
         "_rescue",
         "_resuming",
-        "_retry_at",
         "_retrying",
         "_runtime",
-        "_sample_at",
         "_sampler",
+        "_schedule",
         "_starved",
-        "_unread",
         "_versions",
         "called_by",
         "due",
@@ -138,24 +128,23 @@ class _Served:
         rescue: Rescue | None,
         sampler: Sampler | None,
         later: Later | None,
+        versions: Versions,
     ) -> None:
         self.called_by: Callable[[], object] = lambda: None
         self._later = later
-        self._begin_at = 1 if later else sys.maxsize
         self._before: Engine | None = None
-        self._let_go_at = sys.maxsize
         self._gate: Gate | None = None
         self._sampler = sampler
-        self._sample_at = sampler.every - 1 if sampler else sys.maxsize
+        self._schedule = Schedule(sampler.every if sampler else None, begins=later is not None)
         self._starved = 0
-        self._versions, self._unread = _reader(rescue), _unread(rescue)
+        self._versions = versions
         self._rescue = rescue
         self._resuming, self._retrying = self._resume, self._retry
         self._runtime = runtime
         self._lock = threading.RLock()
         self.run = self._installed(engine)
         self._first = self.run if later else None
-        self._schedule()
+        self._reschedule()
 
     def _installed(self, engine: Engine) -> Compiled:
         """What to call; its backwards are answered for from now on."""
@@ -173,16 +162,14 @@ class _Served:
         """Whether the graph that a backward of ``run`` was made from may be run in its place."""
         return self._may_follow(run) and not cast(Rescue, self._rescue).collective
 
-    def _schedule(self) -> None:
+    def _reschedule(self) -> None:
         """Note when a call is to be special; with the lock held."""
-        retry_at = self._rescue.retry_at() if self._rescue else None
-        self._retry_at = sys.maxsize if retry_at is None else retry_at
+        self._schedule.retry(self._rescue.retry_at() if self._rescue else None)
         self._look_ahead()
 
     def _look_ahead(self) -> None:
-        """Note which is the next call of these kinds; with the lock held."""
-        kinds = self._sample_at, self._retry_at, self._begin_at, self._let_go_at
-        self.due = 0 if self._gate else min(kinds) + self._runtime.reads
+        """Note which is the next special call; with the lock held."""
+        self.due = 0 if self._gate else self._schedule.next + self._runtime.reads
 
     def answer(self, error: Exception, run: Compiled, args: tuple[Any, ...], before: object) -> Any:
         """Answer a call for the engine ``run``, which raised ``error``.
@@ -201,7 +188,7 @@ class _Served:
         if rescue is None or run is rescue.floor:
             self._runtime.failed(error)
             raise error
-        written = before is None or self._read(args) != before
+        written = before is None or self._versions.of(args) != before
         if why := rescue.once_only or (WRITTEN if written else ""):
             error.add_note(f"composer: {why}, so nobody can answer")
             self._runtime.failed(error)
@@ -227,24 +214,15 @@ class _Served:
         """
         with self._lock:
             call, sampler = number - self._runtime.reads, self._sampler
-            ready = run is not self._resuming
-            begins = ready and self._later is not None and call >= self._begin_at
-            if begins:
-                self._begin_at = sys.maxsize
-            if call >= self._let_go_at:
+            if self._schedule.lets_go(call):
                 self._let_go()
-            retries = ready and not begins and call >= self._retry_at
-            compares = ready and not (begins or retries) and call >= self._sample_at
-            if retries:
-                self._retry_at = sys.maxsize
-            if compares and sampler is not None:
-                self._sample_at = call + sampler.every - (call + 1) % sampler.every
+            kind = Kind.PLAIN if run is self._resuming else self._schedule.kind_of(call)
             self._look_ahead()
-        if begins:
+        if kind is Kind.BEGIN:
             return run, functools.partial(self._begin, run)
-        if retries:
+        if kind is Kind.RETRY:
             return self._retrying, self._retrying
-        if not compares or sampler is None or run is sampler.floor:
+        if kind is Kind.PLAIN or sampler is None or run is sampler.floor:
             return run, run
         return run, functools.partial(self._compare, sampler, run)
 
@@ -288,11 +266,12 @@ class _Served:
             self.run = self._installed(engine)
             if keeps and self._rescue is not None:
                 self._before = Engine(run)
-                self._let_go_at = self._runtime.calls + _TRIED
-            self._schedule()
+                self._schedule.let_go(self._runtime.calls + _TRIED)
+            self._reschedule()
 
     def _let_go(self) -> None:
-        self._before, self._let_go_at = None, sys.maxsize
+        self._before = None
+        self._schedule.let_go(None)
 
     def _compare(self, sampler: Sampler, run: Compiled, *args: Any) -> Any:
         """Answer a call by ``run``, or by the floor where ``run`` computes something else.
@@ -318,11 +297,11 @@ class _Served:
         One that never has enough is given up: emptying caches takes its time at every call.
         """
         free_memory()
-        before = self._read(args)
+        before = self._versions.of(args)
         try:
             return _given(run(*args))
         except Exception as again:
-            if self._read(args) != before:
+            if self._versions.of(args) != before:
                 self._runtime.failed(again)
                 raise
         outputs = rescue.floor(*args)
@@ -360,7 +339,7 @@ class _Served:
                     self.run = self._installed(self._before)
                     self._let_go()
                     rescue.reverted()
-                    self._schedule()
+                    self._reschedule()
 
     def _resume(self, *args: Any) -> Any:
         """The first call after a failure: have the next candidate compiled, and call it."""
@@ -369,7 +348,7 @@ class _Served:
             if self.run is self._resuming:
                 self.run = self._installed(self._made(cast(Rescue, self._rescue).successor, args))
                 self._starved = 0
-                self._schedule()
+                self._reschedule()
             run = self.run
         return self._guarded(run, args)
 
@@ -381,7 +360,7 @@ class _Served:
                 if engine is not None:
                     self.run = self._installed(engine)
                     self._starved = 0
-                self._schedule()
+                self._reschedule()
             run = self.run
         return self._guarded(run, args)
 
@@ -393,40 +372,14 @@ class _Served:
             raise
 
     def _guarded(self, run: Compiled, args: tuple[Any, ...]) -> Any:
-        before = self._read(args)
+        before = self._versions.of(args)
         try:
             return _given(run(*args))
         except Exception as error:  # noqa: BLE001  # answered for, or raised again
             return self.answer(error, run, args, before)
-
-    def _read(self, args: Sequence[Any]) -> object:
-        """Versions of the tensors that are looked at; ``None`` where one of them has none."""
-        try:
-            return self._versions(args) if self._versions else self._unread
-        except _NO_VERSION:
-            return None
 
 
 def _given(outputs: Any) -> Any:
     if outputs is None:
         raise TypeError("the engine returned None")
     return outputs
-
-
-def _reader(rescue: Rescue | None) -> Reader | None:
-    """What reads the versions of the tensors that are looked at; ``None`` where there are none.
-
-    Written out as an expression that names each: a loop over them takes two to four times as long,
-    and this stands in the way of every call.
-    """
-    if rescue is None or rescue.blind or not (rescue.tracked or rescue.held):
-        return None
-    reads = [f"args[{i}]._version" for i in rescue.tracked]
-    reads += [f"held[{i}]._version" for i in range(len(rescue.held))]
-    source = f"lambda args: ({''.join(f'{each}, ' for each in reads)})"
-    return cast(Reader, eval(source, {"held": rescue.held}))
-
-
-def _unread(rescue: Rescue | None) -> tuple[()] | None:
-    """The versions where none are read: ``None`` where nobody can tell what was written."""
-    return None if rescue is None or rescue.blind else ()
