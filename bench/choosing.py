@@ -30,7 +30,8 @@ import torch
 from compiles import cold_compiles
 from timing import machine, measure, write_json
 
-from composer import capture, chain, contenders, select
+from composer import chain, contenders, select
+from composer.graphs import capture
 from composer.lowering import once
 from composer.policy import Policy
 from composer.records import GraphRequest

@@ -26,7 +26,8 @@ from rich.console import Console
 from rich.table import Table
 from timing import machine, write_json
 
-from composer import _torch, clones
+from composer import _torch
+from composer.graphs import clones
 from composer.passes import GraphPass
 from composer.passes.canonical import to_aten
 from composer.passes.pipeline import Pipeline

@@ -19,8 +19,8 @@ from compiles import Outputs, flat
 from torch import Tensor, nn
 from torch.nn import functional
 
-from composer.capture import read_request
-from composer.double import in_double
+from composer.graphs.capture import read_request
+from composer.verify.double import in_double
 
 Inputs = dict[str, Tensor]
 

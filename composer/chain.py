@@ -13,19 +13,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from composer import (
-    _torch,
-    agreement,
-    choice,
-    clones,
-    collectives,
-    isolate,
-    prove,
-    remembered,
-    select,
-    session,
-    verdicts,
-)
+from composer import _torch, agreement, isolate, select, session
 from composer.backends.base import (
     Backend,
     Notes,
@@ -45,13 +33,16 @@ from composer.errors import (
     refuse,
     text_of,
 )
+from composer.graphs import clones, collectives
 from composer.lowering import keeping
 from composer.lowering.each import compile_each
 from composer.lowering.freeze import freezing
 from composer.passes import late
 from composer.passes.resolve import SharedPasses
 from composer.records import FLOOR, Attempt, GraphRequest, Outcome, Reason, Status
-from composer.verify import verify
+from composer.select import choice, remembered
+from composer.store import verdicts
+from composer.verify import prove, verify
 
 
 def walk(

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from composer import child, failures, session
+from composer import child, session
 from composer.backends import find_backend
 from composer.backends.base import Backend, Precision, note
-from composer.comparison import Bounds, Share
 from composer.errors import OptionError, UnknownNameError, refuse
+from composer.graphs.comparison import Bounds, Share
 from composer.lowering import keeping
 from composer.lowering.freeze import Freeze
 from composer.policy import Candidate, Facts, Policy
 from composer.precision import Narrow, Stays, narrow
 from composer.records import Attempt, GraphRequest, Reason, Status
+from composer.store import failures
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,12 @@
-"""The walk from a captured graph to the callable that serves it. Start reading here."""
+"""The walk from a captured graph to the callable that serves it. Start reading here.
+
+What was captured is read in :mod:`composer.graphs` and edited in :mod:`composer.passes`. Then
+:mod:`composer.chain` has candidates built (:mod:`composer.backends`, by :mod:`composer.lowering`),
+first in a child process if the policy says so (:mod:`composer.isolate`), checked
+(:mod:`composer.verify`) and one of them chosen (:mod:`composer.select`). At every call after that
+:mod:`composer.guard` is there. :mod:`composer.store` keeps what the next process should know, and
+:mod:`composer.telemetry` tells the user.
+"""
 
 from __future__ import annotations
 
@@ -10,25 +18,14 @@ from typing import Any
 
 import torch.fx
 
-from composer import (
-    backward,
-    book,
-    capture,
-    chain,
-    clones,
-    contenders,
-    guard,
-    lock,
-    overtaking,
-    select,
-    session,
-    standby,
-)
+from composer import book, chain, contenders, guard, lock, select, session
+from composer.graphs import capture, clones
+from composer.guard import backward, overtaking, standby
+from composer.guard.succession import Succession
 from composer.lowering import once
 from composer.passes import early, resolve
 from composer.policy import Facts, Policy, Rules
 from composer.records import CompileReport, GraphRequest, Outcome, PassRecord
-from composer.succession import Succession
 from composer.telemetry import notices
 
 

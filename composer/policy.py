@@ -121,7 +121,7 @@ class Candidate(BaseModel):
 class Tolerance(BaseModel):
     """How far a number may be off: ``atol + rtol * max(|eager's|, rms of eager's)``.
 
-    By default both are those of the dtype (:data:`composer.comparison.TOLERANCES`).
+    By default both are those of the dtype (:data:`composer.graphs.comparison.TOLERANCES`).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 import torch.fx
 
-from composer import _torch, clones, collectives, writes
+from composer import _torch
+from composer.graphs import clones, collectives, writes
 from composer.lowering.narrow_weights import Copy, NarrowWeights, copy_of
 from composer.lowering.regions import Region
 from composer.lowering.weights import can_bind

@@ -8,9 +8,9 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from composer import disk
 from composer.book import Source
 from composer.records import CompileReport
+from composer.store import disk
 from composer.telemetry.progress import Progress
 from composer.telemetry.sinks import Sinks
 

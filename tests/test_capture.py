@@ -12,7 +12,8 @@ import torch
 from conftest import compiled, last
 
 import composer
-from composer import _torch, capture, clones
+from composer import _torch
+from composer.graphs import capture, clones
 
 
 class Child(torch.nn.Module):

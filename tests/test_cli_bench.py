@@ -14,12 +14,13 @@ import torch
 from typer.testing import CliRunner
 
 import composer
-from composer import advice, book
+from composer import book
 from composer.cli import app
 from composer.errors import OptionError, RankingError
+from composer.models import advice
+from composer.models.ranking import COMPOSER, EAGER, Ranking, Standing, rank
+from composer.models.subject import subject_of
 from composer.policy import Candidate, Facts
-from composer.ranking import COMPOSER, EAGER, Ranking, Standing, rank
-from composer.subject import subject_of
 from composer.testing import FakeBackend
 
 runner = CliRunner()

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 import composer
-from composer import disk
-from composer.disk import Shelf
 from composer.errors import CacheWarning
+from composer.store import disk
+from composer.store.disk import Shelf
 
 MIB = 1 << 20
 
@@ -228,7 +228,7 @@ def test_trouble_is_no_error_where_warnings_are(tmp_path: Path) -> None:
 FILL = """
 import resource, signal, sys, warnings
 from pathlib import Path
-from composer.disk import Shelf
+from composer.store.disk import Shelf
 warnings.simplefilter("ignore")
 shelf = Shelf("things", limit=1 << 30, root=Path(sys.argv[1]))
 assert shelf.put("a" * 64, {"n": 1}, b"old")
@@ -254,7 +254,7 @@ def test_full_disk_keeps_what_was_there(tmp_path: Path, run_python: Any) -> None
 KILL = """
 import os, signal, sys, time
 from pathlib import Path
-from composer.disk import Shelf
+from composer.store.disk import Shelf
 
 def write():
     shelf = Shelf("things", limit=1 << 20, root=Path(sys.argv[1]))

@@ -271,7 +271,7 @@ def in_own_group(rank: int) -> Any:
     keys: list[str] = []
 
     def spy(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
-        from composer.capture import known_by, read_request
+        from composer.graphs.capture import known_by, read_request
 
         keys.append(known_by(read_request(gm, inputs), None, "").key_among_ranks)
         return gm.forward

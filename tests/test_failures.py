@@ -19,11 +19,11 @@ from torch._dynamo import lookup_backend
 from typer.testing import CliRunner
 
 import composer
-from composer import disk, failures
 from composer.backends.base import Backend
 from composer.backends.dynamo import CallableBackend
 from composer.backends.tensorrt.cache import plans
 from composer.cli import app
+from composer.store import disk, failures
 from composer.testing import FakeBackend
 
 pytestmark = pytest.mark.filterwarnings("ignore::composer.errors.FallbackWarning")
@@ -180,7 +180,7 @@ def test_failure_expires(monkeypatch: pytest.MonkeyPatch) -> None:
     """After the policy's days it is tried again."""
     again(fails_late)
     later = time.time() + 3 * failures.DAY
-    monkeypatch.setattr("composer.failures.time.time", lambda: later)
+    monkeypatch.setattr("composer.store.failures.time.time", lambda: later)
     assert "3 days ago" in again(fails_late).message
     assert again(fails_late, remember_failures=2.5).status == "failed"
 

@@ -18,9 +18,11 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import composer
-from composer import _torch, guard, session, standby, writes
-from composer.capture import read_request
+from composer import _torch, guard, session
 from composer.errors import FallbackWarning, OptionError
+from composer.graphs import writes
+from composer.graphs.capture import read_request
+from composer.guard import standby
 from composer.policy import read_policy
 from composer.telemetry.prometheus import PrometheusSink
 from composer.testing import FakeBackend, expect

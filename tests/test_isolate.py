@@ -19,9 +19,10 @@ from conftest import compiled, last
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import composer
-from composer import child, parcel
+from composer import child
 from composer.backends.base import Backend, limits_left, note
 from composer.errors import ChildRefusal, OptionError, Refusal
+from composer.isolate import parcel
 from composer.policy import Policy, read_policy
 from composer.testing import FakeBackend
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from composer import ledger
 from composer.errors import CacheWarning
-from composer.ledger import Ledger
+from composer.store import ledger
+from composer.store.ledger import Ledger
 
 KEY = "a" * 64
 

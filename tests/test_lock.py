@@ -21,9 +21,9 @@ from torch._dynamo.exc import BackendCompilerFailed
 from typer.testing import CliRunner
 
 import composer
-from composer import capture
 from composer.cli import app
 from composer.errors import LockError
+from composer.graphs import capture
 from composer.lock import file
 from composer.lock.describe import readable
 from composer.lock.witness import watching

@@ -9,10 +9,10 @@ import sys
 import pytest
 import torch
 
-from composer import capture
 from composer.backends import find_backend
 from composer.backends.openvino.settings import read_settings
 from composer.errors import OptionError, Refusal
+from composer.graphs import capture
 
 WRONG = {
     "unknown option": ({"thread": 2}, "did you mean 'threads'"),

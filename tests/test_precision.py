@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout, linear, scaled_dot_product_attention
 
 import composer
-from composer import Policy, _torch, parcel, precision
+from composer import Policy, _torch, precision
 from composer.backends import base
 from composer.backends.base import Backend
+from composer.isolate import parcel
 from composer.testing import FakeBackend, expect
 
 aten = torch.ops.aten

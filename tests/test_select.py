@@ -19,6 +19,8 @@ import composer
 from composer import _torch, select
 from composer.errors import CandidateError, OptionError
 from composer.policy import read_policy
+from composer.select.contest import least_memory
+from composer.select.track import Track
 from composer.testing import FakeBackend, expect
 
 pytestmark = pytest.mark.filterwarnings("ignore::composer.errors.FallbackWarning")
@@ -136,7 +138,7 @@ def test_slow_fake_loses_against_eager() -> None:
 
 def test_tie_goes_to_the_earlier_in_the_chain(monkeypatch: pytest.MonkeyPatch) -> None:
     """And to an engine rather than to eager; here all take the same time to the last digit."""
-    monkeypatch.setattr(select.Track, "time", lambda track, run, calls, lead: 1e-3)
+    monkeypatch.setattr(Track, "time", lambda track, run, calls, lead: 1e-3)
     fastest(double, Engine("one"), Engine("two"))(torch.ones(2))
     assert last().chosen == "one"
     assert [attempt.engine["timing"]["ratio"] for attempt in last().attempts] == [1.0, 1.0]
@@ -533,7 +535,7 @@ def test_least_memory_of_those_that_are_quick_enough(
 ) -> None:
     """By figures given."""
     sizes = {place: size * MIB for place, size in enumerate(grown)}
-    left = select.least_memory(dict(enumerate(costs)), sizes, within)
+    left = least_memory(dict(enumerate(costs)), sizes, within)
     assert list(left) == winners
 
 
@@ -574,7 +576,7 @@ def test_memory_decides_among_those_that_are_quick_enough(at_call: bool) -> None
 
 def test_memory_that_cannot_be_told_is_no_objective(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no file of the system says so: the first that is accepted serves."""
-    monkeypatch.setattr("composer.footprint._STATUS", Path("/nowhere"))
+    monkeypatch.setattr("composer.select.footprint._STATUS", Path("/nowhere"))
     fastest(double, Engine("first", NAP / 2), Engine("second"), objective="memory")(torch.ones(2))
     (attempt,) = last().attempts
     told = "no: this system does not tell what memory a process holds"

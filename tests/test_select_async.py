@@ -17,7 +17,7 @@ import torch
 from conftest import compiled, last
 
 import composer
-from composer import background
+from composer.guard import background
 from composer.testing import FakeBackend, expect, settle
 
 pytestmark = pytest.mark.filterwarnings("ignore::composer.errors.FallbackWarning")

@@ -13,7 +13,8 @@ import torch
 from engines import honest
 from torch._dynamo import convert_frame
 
-from composer import _torch, clones
+from composer import _torch
+from composer.graphs import clones
 
 
 def capture(function, *args, dynamic=None, backend=None):

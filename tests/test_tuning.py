@@ -18,10 +18,10 @@ from typer.testing import CliRunner
 from composer.child import Limits
 from composer.cli import app
 from composer.errors import OptionError
+from composer.models.workload import Workload
 from composer.records import Attempt, CompileReport, Reason, Status
 from composer.tuning import Job, read_jobs, work
 from composer.tuning.cluster import on_ray
-from composer.workload import Workload
 
 MODELS = """
 import os, torch

@@ -21,15 +21,17 @@ from fsspec.implementations.memory import MemoryFileSystem
 from typer.testing import CliRunner
 
 import composer
-from composer import disk, machine, remembered, select, session, shared_store, verdicts
+from composer import machine, session
 from composer.backends import dynamo, find_backend
 from composer.backends.dynamo import NamedBackend
 from composer.book import resolve
 from composer.cli import app
 from composer.errors import CacheWarning, OptionError
-from composer.ledger import Ledger
 from composer.passes import fingerprint
 from composer.policy import Facts
+from composer.select import contest, remembered
+from composer.store import disk, shared_store, verdicts
+from composer.store.ledger import Ledger
 from composer.testing import FakeBackend
 
 pytestmark = pytest.mark.filterwarnings("ignore::composer.errors.FallbackWarning")
@@ -105,8 +107,8 @@ class Chain:
 def chain(monkeypatch: pytest.MonkeyPatch) -> Chain:
     """Its engines have no threads to wait for, are far apart, and hold no memory."""
     monkeypatch.setattr(remembered, "free_memory", lambda: None)  # most of these tests' time
-    monkeypatch.setattr(select, "_LEAD", 0.0)
-    monkeypatch.setattr(select, "_TURN", 0.001)
+    monkeypatch.setattr(contest, "_LEAD", 0.0)
+    monkeypatch.setattr(contest, "_TURN", 0.001)
     return Chain()
 
 
@@ -604,8 +606,8 @@ KILL = """
 import json, os, resource, signal, sys, time, warnings
 from pathlib import Path
 from composer import session
-from composer.ledger import Ledger
-from composer.shared_store import SharedStore
+from composer.store.ledger import Ledger
+from composer.store.shared_store import SharedStore
 
 root, folder = Path(sys.argv[1]), sys.argv[2]
 rows, store = Ledger("things", limit=5, root=root), SharedStore(folder)

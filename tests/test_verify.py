@@ -11,7 +11,7 @@ from conftest import compiled, last
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from composer.comparison import Bounds, Fault, errors_of, fault_of
+from composer.graphs.comparison import Bounds, Fault, errors_of, fault_of
 from composer.testing import FakeBackend, expect
 
 pytestmark = pytest.mark.filterwarnings("ignore::composer.errors.FallbackWarning")

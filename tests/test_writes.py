@@ -13,10 +13,12 @@ import torch
 from conftest import compiled, last
 from torch.nn import functional
 
-from composer import guard, standby, writes
+from composer import guard
 from composer.backends.base import Backend
 from composer.backends.inductor import InductorBackend
-from composer.capture import read_request
+from composer.graphs import writes
+from composer.graphs.capture import read_request
+from composer.guard import standby
 from composer.testing import FakeBackend
 
 pytestmark = [

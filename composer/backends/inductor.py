@@ -12,8 +12,8 @@ from composer import _torch
 from composer.backends import inductor_freezing, inductor_memory
 from composer.backends.base import Backend, note
 from composer.backends.inductor_hooks import hooks
-from composer.capture import graph_key
 from composer.errors import OptionError
+from composer.graphs.capture import graph_key
 from composer.passes import late
 from composer.registry import did_you_mean
 

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 import torch.fx
 
-from composer import _torch, capture, clones, writes
+from composer import _torch
 from composer.backends.base import note
+from composer.graphs import capture, clones, writes
 from composer.lowering.aot import own_tensors
 from composer.lowering.bindings import BindingEngine
 from composer.lowering.freeze import freeze

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from composer import _torch
-from composer.disk import Shelf
 from composer.records import PassRecord
+from composer.store.disk import Shelf
 
 _LIMIT = 64 << 20
 

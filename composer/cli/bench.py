@@ -18,13 +18,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from composer import advice
 from composer.cli.progress import shown
 from composer.errors import ComposerError, OptionError, UnknownNameError
-from composer.ranking import Ranking, Standing, rank
-from composer.subject import Subject
+from composer.models import advice
+from composer.models.ranking import Ranking, Standing, rank
+from composer.models.subject import Subject
+from composer.models.workload import Workload
 from composer.telemetry.report import counted
-from composer.workload import Workload
 
 Target = Annotated[
     str,

@@ -11,12 +11,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from composer import failures, verdicts
 from composer.backends.tensorrt import cache as tensorrt
-from composer.disk import Entry, Shelf, cache_dir
-from composer.ledger import Ledger
 from composer.lowering import keeping
 from composer.registry import did_you_mean
+from composer.store import failures, verdicts
+from composer.store.disk import Entry, Shelf, cache_dir
+from composer.store.ledger import Ledger
 
 app = typer.Typer(help="What is kept on disk between processes.", no_args_is_help=True)
 

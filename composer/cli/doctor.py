@@ -14,9 +14,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from composer import capture
 from composer.backends import BACKENDS, find_backend
 from composer.errors import Refusal
+from composer.graphs import capture
 from composer.records import GraphRequest, Reason
 
 _PACKAGES = {

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from pydantic import BaseModel
 
-from composer import capture
 from composer.backends.base import Backend, version_of
+from composer.graphs import capture
 from composer.lock.file import LockedGraph, LockedPass
 from composer.passes.base import GraphPass
 from composer.passes.function import qualified_name

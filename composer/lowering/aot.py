@@ -12,8 +12,9 @@ from typing import Any
 import torch
 import torch.fx
 
-from composer import _torch, capture, clones
+from composer import _torch
 from composer.errors import refuse
+from composer.graphs import capture, clones
 from composer.lowering.decompositions import Table, decompositions
 from composer.lowering.freeze import freeze
 from composer.lowering.statistics import statistics, witness_of

@@ -9,8 +9,8 @@ from typing import Generic, TypeVar
 
 import torch.fx
 
-from composer import clones
 from composer.errors import Refusal, refuse
+from composer.graphs import clones
 from composer.lowering.aot import FunctionalGraph
 from composer.lowering.origins import mark_origins, origin_of, origins_of
 from composer.lowering.plain import PlainOnnx

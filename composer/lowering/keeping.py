@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from composer.disk import Entry, Shelf
+from composer.store.disk import Entry, Shelf
 
 GIB = 2.0
 """How much is kept where no policy says otherwise."""

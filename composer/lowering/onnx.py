@@ -12,9 +12,9 @@ import torch
 import torch.fx
 
 from composer import _torch
-from composer.capture import graph_key
-from composer.clones import attribute_at
 from composer.errors import Refusal
+from composer.graphs.capture import graph_key
+from composer.graphs.clones import attribute_at
 from composer.lowering import keeping
 from composer.lowering.faithful import unfaithful
 from composer.lowering.linears import keep_dimensions

@@ -1,7 +1,7 @@
 """Graphs as text, to the letter: two graphs of one text become the same ONNX model.
 
-Unlike :func:`composer.capture.graph_key`, which only has to tell graphs apart well enough, this
-refuses whatever it does not know to be said completely.
+Unlike :func:`composer.graphs.capture.graph_key`, which only has to tell graphs apart well enough,
+this refuses whatever it does not know to be said completely.
 """
 
 from __future__ import annotations

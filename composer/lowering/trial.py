@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from composer import _torch
-from composer.comparison import devices
 from composer.errors import Refusal, refuse
+from composer.graphs.comparison import devices
 from composer.lowering.aot import FunctionalGraph, Kind
 from composer.records import Reason, Status
 

@@ -9,7 +9,7 @@ import torch
 import torch.fx
 
 from composer import _torch
-from composer.clones import attribute_at
+from composer.graphs.clones import attribute_at
 from composer.passes import metadata
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from composer import _torch, clones
+from composer import _torch
+from composer.graphs import clones
 from composer.passes import metadata
 from composer.passes.base import GraphPass, Stage
 from composer.passes.canonical import to_aten

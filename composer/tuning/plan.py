@@ -10,15 +10,15 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from composer.errors import OptionError
+from composer.models.workload import Workload
 from composer.policy import in_words, read_policy
-from composer.workload import Workload
 
 
 class Job(BaseModel):
     """One model with one set of arguments, to be compiled and called once.
 
     Attributes:
-        target: ``module:factory``, see :class:`~composer.workload.Workload`.
+        target: ``module:factory``, see :class:`~composer.models.workload.Workload`.
         arguments: What the factory is called with.
         training: Whether gradients are on for the call.
         dynamic: ``torch.compile``'s.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from composer.disk import Shelf
+from composer.store.disk import Shelf
 
 _PLANS = 8 << 30
 _TIMINGS = 256 << 20

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from composer import _torch
-from composer.comparison import Values
 from composer.errors import BisectError
+from composer.graphs.comparison import Values
 from composer.passes.base import GraphPass, Stage, limited
 from composer.passes.debug.compare import Difference, Program, difference
 from composer.passes.function import qualified_name

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from composer import _torch
-from composer.clones import copy_inputs
-from composer.comparison import Values, devices, gradients, settled
+from composer.graphs.clones import copy_inputs
+from composer.graphs.comparison import Values, devices, gradients, settled
 from composer.records import first_line
 
 Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]

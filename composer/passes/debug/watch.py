@@ -7,8 +7,8 @@ from typing import Any
 
 import torch.fx
 
-from composer.clones import clone_graph
 from composer.errors import PassError
+from composer.graphs.clones import clone_graph
 from composer.passes.base import GraphPass, limited
 from composer.passes.metadata import key_at
 from composer.passes.snapshot import Snapshot

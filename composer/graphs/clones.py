@@ -1,0 +1,213 @@
+"""What a candidate may do as it likes with: copies of the graph, its inputs and its buffers."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+import torch.fx
+
+from composer import _torch
+from composer.graphs import writes
+from composer.records import GraphRequest
+
+_LARGE = 64 << 20
+"""Bytes of a storage up to which all of it is copied."""
+
+
+def clone_graph(
+    gm: torch.fx.GraphModule, make: Callable[..., torch.fx.GraphModule] = torch.fx.GraphModule
+) -> torch.fx.GraphModule:
+    """A graph module of its own that shares only tensors and leaf modules with ``gm``.
+
+    Graphs nested in it (the branches of ``torch.cond``, say) are cloned as well.
+
+    Args:
+        gm: What to clone.
+        make: The kind of graph module to make of it.
+    """
+    twin = make(gm, copy.deepcopy(gm.graph), gm.__class__.__name__)
+    twin.meta.update(gm.meta)
+    for name, child in list(twin.named_children()):
+        if isinstance(child, torch.fx.GraphModule):
+            setattr(twin, name, clone_graph(child))
+    twin.train(gm.training)
+    _torch.carry_source_metadata(gm, twin)
+    return twin
+
+
+def flat_outputs(
+    gm: torch.fx.GraphModule,
+) -> tuple[torch.fx.GraphModule, Callable[[Sequence[Any]], Any] | None]:
+    """A graph that returns a flat tuple, and how to make the caller's own structure of it.
+
+    Dynamo's graphs do so already and are returned as they are, with ``None``; the graph of a
+    direct call may return a tensor or a dict, which AOTAutograd refuses.
+    """
+    (returned,) = gm.graph.find_nodes(op="output")
+    value = returned.args[0]
+    if isinstance(value, tuple | list) and all(
+        not isinstance(v, tuple | list | dict) for v in value
+    ):
+        return gm, None
+    flat = clone_graph(gm)
+    (returned,) = flat.graph.find_nodes(op="output")
+    leaves, restore = _torch.flatten(returned.args[0])
+    returned.args = (tuple(leaves),)
+    flat.recompile()
+    return flat, restore
+
+
+def copy_inputs(example_inputs: Sequence[Any], keep: frozenset[int]) -> list[Any]:
+    """Copies of the tensor inputs except those at the positions ``keep``.
+
+    Strides, offsets and the storage that several inputs share stay as they are; of a large storage,
+    such as a mapped file, of which one input is a small part, that part is copied. Tensors that are
+    not plain (conjugated, sparse) are cloned; subclasses and everything else are passed on.
+    """
+    copied = [each for i, each in enumerate(example_inputs) if i not in keep and is_plain(each)]
+    sharing = Counter(_torch.storage_id(each) for each in copied)
+    storages: dict[int, torch.UntypedStorage] = {}
+
+    def twin(tensor: torch.Tensor) -> torch.Tensor:
+        shared = _torch.storage_id(tensor)
+        made = _part(tensor) if sharing[shared] == 1 else None
+        if made is None:
+            if shared not in storages:
+                storages[shared] = _torch.copy_storage(tensor.untyped_storage())
+            made = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(
+                storages[shared], tensor.storage_offset(), tensor.shape, tensor.stride()
+            )
+        made.requires_grad_(tensor.requires_grad)
+        _torch.share_fake(tensor, made)
+        return made
+
+    def aside(value: Any) -> Any:
+        if type(value) is not torch.Tensor:
+            return value
+        made = value.clone()
+        _torch.share_fake(value, made)
+        return made
+
+    with torch.no_grad(), torch.inference_mode(False):
+        return [
+            value if i in keep else twin(value) if is_plain(value) else aside(value)
+            for i, value in enumerate(example_inputs)
+        ]
+
+
+def _part(tensor: torch.Tensor) -> torch.Tensor | None:
+    """A copy of a tensor that is a small part of a large storage; ``None`` for all others.
+
+    What lies around it is out of reach of ``as_strided`` then.
+    """
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    reach = 1 + sum((size - 1) * stride for size, stride in steps) if tensor.numel() else 0
+    if tensor.untyped_storage().nbytes() <= max(_LARGE, 2 * reach * tensor.element_size()):
+        return None
+    memory = tensor.as_strided((reach,), (1,)).clone()
+    return memory.as_strided(tensor.shape, tensor.stride())
+
+
+def not_leaf(leaf: torch.Tensor) -> torch.Tensor:
+    """The same memory, sizes and strides in a tensor that autograd lets operations write to."""
+    return cast(torch.Tensor, _NotLeaf.apply(leaf) if is_plain(leaf) else leaf.clone())  # type: ignore[no-untyped-call]
+
+
+class _NotLeaf(torch.autograd.Function):
+    """No view, which could not be written to either, and no clone, which has other strides."""
+
+    @staticmethod
+    def forward(_: Any, leaf: torch.Tensor) -> torch.Tensor:
+        memory = leaf.untyped_storage(), leaf.storage_offset(), leaf.shape, leaf.stride()
+        return torch.empty(0, dtype=leaf.dtype, device=leaf.device).set_(*memory)
+
+    @staticmethod
+    def backward(_: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
+
+
+class Buffers:
+    """Copies of what a run may change of a model, to put it back afterwards.
+
+    These are its buffers, and the parameters that the graph writes to, as an optimizer's step
+    does. A warm-up run moves the statistics of a batch norm, and their versions do not tell.
+    While the program runs it is the program that changes them: then there are no copies.
+    """
+
+    def __init__(self, request: GraphRequest) -> None:
+        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+        if request.alongside:
+            return
+        passed = (request.example_inputs[i] for i in sorted(request.weights))
+        held = (*passed, *request.gm.buffers())
+        buffers = [b for b in held if type(b) is not torch.nn.Parameter and _is_real(b)]
+        parameters = [request.example_inputs[i] for i in sorted(writes.written_parameters(request))]
+        attributes = writes.written_attributes(request.gm)
+        more = [each for each in (*parameters, *attributes) if _is_real(each)]
+        buffers = list({id(each): each for each in (*buffers, *more)}.values())
+        with torch.no_grad():
+            self._copies = [(buffer, buffer.detach().clone()) for buffer in buffers]
+
+    def restore(self) -> bool:
+        """Put the buffers back to what they were; whether any had changed."""
+        changed = [put_back(buffer, copy) for buffer, copy in self._copies]
+        return any(changed)
+
+
+def put_back(tensor: torch.Tensor, copy: torch.Tensor) -> bool:
+    """Give a tensor its copy's values; whether it had others."""
+    if same_values(tensor, copy):
+        return False
+    with torch.no_grad():
+        tensor.copy_(copy)
+    return True
+
+
+def _is_real(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and not isinstance(value, _torch.FakeTensor)
+
+
+def same_values(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether all elements are equal, NaN to NaN."""
+    return bool(
+        torch.isclose(a, b, rtol=0, atol=0, equal_nan=a.is_floating_point() or a.is_complex()).all()
+    )
+
+
+def is_plain(value: Any) -> bool:
+    """Whether this is a tensor of dense memory and nothing else."""
+    return (
+        type(value) is torch.Tensor
+        and value.layout is torch.strided
+        and not value.is_quantized
+        and not value.is_conj()
+        and not value.is_neg()
+    )
+
+
+def same_graph(a: torch.fx.GraphModule, b: torch.fx.GraphModule) -> bool:
+    """Whether calling ``a`` does what calling ``b`` does: same code over the same objects."""
+    if a is b:
+        return True
+    if a.code != b.code:
+        return False
+    targets = {str(n.target) for n in b.graph.nodes if n.op in ("call_module", "get_attr")}
+    return all(_same_target(attribute_at(a, name), attribute_at(b, name)) for name in targets)
+
+
+def _same_target(a: object, b: object) -> bool:
+    if isinstance(a, torch.fx.GraphModule) and isinstance(b, torch.fx.GraphModule):
+        return same_graph(a, b)
+    return a is b
+
+
+def attribute_at(gm: torch.nn.Module | None, path: str) -> object:
+    """What a dotted path within the module leads to; ``None`` where it leads nowhere."""
+    value: object = gm
+    for name in path.split("."):
+        value = getattr(value, name, None)
+    return value

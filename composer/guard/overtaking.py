@@ -1,0 +1,283 @@
+"""``select_async``: the first engine accepted serves, the others are built and measured beside it.
+
+That begins with a graph's second call: a graph that is called once needs no faster engine, and a
+program that has begun to call a graph again has compiled, most often, what it had to compile before
+it could go on. The second call's inputs are copied, and the call goes its way.
+
+What the thread does is done on these copies, by the weights as they are, and is nothing that the
+program could notice but by the cores, the memory and the interpreter that it takes:
+
+- One candidate at a time is built under the lock of Dynamo's compiles, then the lock is free for a
+  while. So a compile of the program's waits for one build at most.
+- A graph that writes, draws random numbers, trains or meets other ranks is left alone: its calls
+  would be felt. Such a graph keeps the first engine.
+- The program draws, writes to weights and compiles meanwhile as it likes. Nothing is put back to
+  what it was before, as is done where the program waits.
+- The engines and the floor take turns as ever, each between two calls of the graph: a call may have
+  to wait for one of them (:mod:`composer.guard.gate`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from composer import _torch, chain, select, session
+from composer.contenders import Contender
+from composer.errors import text_of
+from composer.graphs import clones, writes
+from composer.guard import background, standby
+from composer.guard.succession import Succession
+from composer.lowering import once
+from composer.memory import free_memory
+from composer.policy import Policy
+from composer.records import (
+    FLOOR,
+    Attempt,
+    GraphRequest,
+    Outcome,
+    Reason,
+    Status,
+    first_line,
+)
+from composer.select import choice
+
+_PENDING = "in the background, from the second call on"
+
+_UNWANTED = "the graph was dropped, or its engine failed, before all were measured"
+
+_PAUSE = 0.05
+"""Seconds between two builds, in which a compile that waits for the lock gets it."""
+
+_OWN_GRAPHS = ("reduce-overhead", "max-autotune")
+"""Modes in which Inductor records CUDA graphs, each for the thread that records."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be done beside the calls of one graph, and what is in the way of it."""
+
+    contest: select.Contest
+    obstacle: str
+
+    @staticmethod
+    def of(policy: Policy, request: GraphRequest, contenders: Sequence[Contender]) -> Plan | None:
+        """The policy's; ``None`` where everything is to be built before the first call.
+
+        That is so for memory, too: it cannot be told whose it is while the program runs. Where the
+        fastest is known already there is nothing to be done later.
+        """
+        contest = select.Contest.of(policy)
+        waits = policy.strict or policy.objective.kind == "memory"
+        if contest is None or waits or not policy.select_async:
+            return None
+        memory = chain.memory_of(request, contenders, contest)
+        if memory is not None and memory.recall():
+            return None
+        among_ranks = policy.agree_within > 0
+        obstacle = select.obstacle(request, among_ranks=among_ranks) or _obstacle(request)
+        return Plan(contest, obstacle)
+
+    def announced(self, outcome: Outcome) -> Outcome:
+        """The walk that found the first engine, which says what is to come."""
+        told = f"no: {self.obstacle}" if self.obstacle else _PENDING
+        attempts = tuple(
+            dataclasses.replace(each, engine=each.engine | {"timing": told})
+            if each.accepted and outcome.chosen != FLOOR
+            else each
+            for each in outcome.attempts
+        )
+        return dataclasses.replace(outcome, attempts=attempts)
+
+    def behind(self, successors: Succession) -> standby.Later | None:
+        """What begins with the graph's second call."""
+        if self.obstacle or successors.report.chosen == FLOOR:
+            return None
+        *refused, serving = successors.report.attempts
+        engine = {key: value for key, value in serving.engine.items() if key != "timing"}
+        serving = dataclasses.replace(serving, engine=engine)
+        return Overtaking(successors, self.contest, len(refused), (*refused, serving))
+
+
+def _obstacle(request: GraphRequest) -> str:
+    """Why the calls of a graph cannot be repeated while the program runs; empty where they can."""
+    if request.training:
+        return "a training graph is not run beside the program"
+    if writes.may_write(request.gm):
+        return "the graph writes to its inputs or buffers, and is not run beside the program"
+    if not writes.is_known(request.gm):
+        what = "it is not known what all of the graph's operators write to or draw"
+        return f"{what}, and it is not run beside the program"
+    if request.device.startswith("cuda") and request.mode in _OWN_GRAPHS:
+        return "CUDA graphs belong to the thread that records them"
+    return ""
+
+
+class _Dropped(Exception):
+    """What is being done is of no use any more."""
+
+
+@dataclass(frozen=True)
+class Overtaking:
+    """The rest of a chain, to be built and measured beside the calls of one graph.
+
+    Attributes:
+        successors: The graph, its chain and its record.
+        contest: How the fastest is found.
+        first: The place in the chain of the engine that serves.
+        attempts: Those up to that one.
+    """
+
+    successors: Succession
+    contest: select.Contest
+    first: int
+    attempts: tuple[Attempt, ...]
+
+    def begin(self, args: Sequence[Any], run: standby.Compiled, seat: standby.Seat) -> None:
+        """Copy the inputs of the call that is about to be made, and leave the rest to the thread.
+
+        Args:
+            args: The inputs.
+            run: What serves the graph.
+            seat: The graph's place.
+        """
+        request = self.successors.request
+        try:
+            copies = clones.copy_inputs(args, keep=request.weights)
+            task = _Task(self, run, seat, session.current(), copies, _settings())
+            background.submit(background.carried(task, request.device))
+        except Exception as error:  # noqa: BLE001  # recorded: the call is to be made all the same
+            self.tell(seat, _sentence(error))
+
+    def tell(self, seat: standby.Seat, why: str) -> None:
+        """Record that nothing came of it, and why."""
+
+        def told(_: bool) -> tuple[None, bool]:
+            self.successors.tell(f"no: {why}")
+            return None, False
+
+        seat.take_over(told)
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What the thread does for one graph."""
+
+    plan: Overtaking
+    run: standby.Compiled
+    seat: standby.Seat
+    home: session.Session
+    inputs: list[Any]
+    settings: tuple[Any, ...]
+
+    def __call__(self) -> None:
+        self._measure()
+        free_memory()
+
+    def _measure(self) -> None:
+        try:
+            self._check()
+            with once.sharing():
+                outcome = self._race()
+            self._check()
+            self.seat.take_over(functools.partial(self._chosen, outcome))
+        except _Dropped as dropped:
+            self._tell(str(dropped))
+        # Who exits, exits a thread that is no concern of the program's.
+        except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001  # recorded
+            self._tell(_sentence(error))
+
+    def _tell(self, why: str) -> None:
+        if session.current() is self.home:
+            self.plan.tell(self.seat, why)
+
+    def _check(self) -> None:
+        """See whether there is still a use for it.
+
+        Raises:
+            _Dropped: there is none, and why.
+        """
+        if session.current() is not self.home:
+            raise _Dropped("composer.reset() was called")
+        if not self.seat.is_wanted():
+            raise _Dropped(_UNWANTED)
+        if _settings() != self.settings:
+            raise _Dropped("torch's default dtype, or another setting of its, was changed")
+
+    def _chosen(self, outcome: Outcome, served: bool) -> tuple[standby.Engine | None, bool]:
+        if not served:
+            raise _Dropped(_UNWANTED)
+        return self.plan.successors.overtaken(outcome, self.plan.first)
+
+    def _race(self) -> Outcome:
+        successors, inputs = self.plan.successors, self.inputs
+        request = successors.request_for(inputs)
+        with _torch.recaptured(request.gm, inputs):
+            if _torch.draws_random_numbers(request.gm.forward, inputs):
+                raise _Dropped("the graph draws random numbers, which the program would miss")
+        attempts = self.plan.attempts
+        refused = [choice.Tried(each, None) for each in attempts[:-1]]
+        serving = choice.Tried(attempts[-1], self.run)
+        with self.seat.gated() as gate:
+            outcome = choice.fastest(
+                itertools.chain(refused, (serving,), self._others()),
+                lambda: successors.floor_in_time(inputs),
+                dataclasses.replace(request, example_inputs=tuple(inputs), alongside=True),
+                dataclasses.replace(self.plan.contest, gate=gate),
+            )
+        memory = chain.memory_of(request, successors.contenders, self.plan.contest)
+        if memory is not None:
+            memory.keep(outcome)
+        return outcome
+
+    def _others(self) -> Iterator[choice.Tried]:
+        """The rest of the chain, as :mod:`composer.chain` tries it."""
+        for contender in self.plan.successors.contenders[self.plan.first + 1 :]:
+            time.sleep(_PAUSE)
+            self._check()
+            tried = self._try(contender)
+            yield tried
+            if tried.is_floor and tried.attempt.accepted:
+                return
+
+    def _try(self, contender: Contender) -> choice.Tried:
+        before = self._versions()
+        with _torch.compiling(), _torch.generators_as_they_are():
+            outcome, _ = self.plan.successors.walk(self.inputs, (contender,), alongside=True)
+        (attempt,) = outcome.attempts
+        is_floor = contender.backend.may_return_original
+        if attempt.accepted:
+            return choice.Tried(attempt, outcome.compiled, None, outcome.passes, is_floor)
+        if attempt.status is Status.REJECTED and self._versions() != before:
+            what = f"the program wrote to weights while it was compared: {attempt.message}"
+            attempt = dataclasses.replace(
+                attempt, status=Status.SKIPPED, reason=Reason.POLICY, message=what
+            )
+        return choice.Tried(attempt, None, outcome.errors[0], (), is_floor)
+
+    def _versions(self) -> list[int]:
+        """Of the weights, those that have one."""
+        request = self.plan.successors.request
+        passed = (self.inputs[place] for place in sorted(request.weights))
+        weights = (*passed, *request.gm.parameters(), *request.gm.buffers())
+        return [each._version for each in weights if not each.is_inference()]
+
+
+def _sentence(error: BaseException) -> str:
+    return f"{type(error).__name__}: {first_line(text_of(error))}"
+
+
+def _settings() -> tuple[Any, ...]:
+    """What holds for all threads, and has a say in what a graph computes."""
+    return (
+        torch.get_default_dtype(),
+        torch.get_float32_matmul_precision(),
+        torch.are_deterministic_algorithms_enabled(),
+    )

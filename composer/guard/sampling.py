@@ -1,0 +1,144 @@
+"""``verify = "sample"``: every so many calls the engine's answer is compared with the floor's.
+
+The floor runs on copies of the call's inputs, from the same random state, before the engine runs
+on the inputs themselves: it is the answer the user would get that is judged. No gradients are
+compared. Copies are made for these calls only.
+
+A wrong answer is taken back by writing the copies over what the engine wrote to. That cannot undo
+what autograd has recorded for an input. So where a training graph writes to inputs in place, the
+engine runs on copies, and the floor gives the answer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from composer import verify
+from composer.errors import Refusal
+from composer.graphs import clones, writes
+from composer.graphs.comparison import Bounds, Values, devices, settled
+from composer.records import GraphRequest, Runtime
+
+Compiled = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampler:
+    """What compares one call of a graph.
+
+    Attributes:
+        every: A call in how many is compared.
+        floor: Runs the graph as eager does.
+        request: The graph, with the inputs of a call.
+        bounds: How far the engine that serves may be off.
+        apart: Whether it is the engine that runs on copies.
+        runtime: Where comparisons are counted.
+    """
+
+    every: int
+    floor: Compiled
+    request: Callable[[Sequence[Any]], GraphRequest]
+    bounds: Callable[[], Bounds]
+    apart: bool
+    runtime: Runtime
+
+    def compare(self, run: Compiled, args: tuple[Any, ...]) -> tuple[Any, Refusal | None]:
+        """Call the engine ``run`` and compare its answer with the floor's.
+
+        Where the floor itself raises, or there is no memory for copies, nothing is compared.
+
+        Returns:
+            The answer and ``None``; or, where the engine's is wrong, why, after inputs, buffers and
+            the random state were put back to what they were before the call.
+
+        Raises:
+            Exception: whatever the engine raises.
+        """
+        request = dataclasses.replace(self.request(args), training=False)
+        try:
+            eager = verify.run(self.floor, args, request)
+            call = None if self.apart else _Undoable(args, request)
+        except Exception:  # noqa: BLE001  # the program's own error: the engine's to meet as well
+            return run(*args), None
+        if call is None:
+            got = verify.run(run, args, request)
+            refusal = self._verdict(got, eager, functools.partial(verify.exact, args, request))
+            return (None if refusal else self.floor(*args)), refusal
+        outputs = run(*args)
+        refusal = self._verdict(call.seen(outputs), eager, call.exact)
+        if refusal:
+            call.undo()
+        return outputs, refusal
+
+    def _verdict(
+        self, got: verify.Run, eager: verify.Run, exact: Callable[[], Values]
+    ) -> Refusal | None:
+        self.runtime.compared()
+        try:
+            verify.judge(got, eager, exact, self.bounds())
+        except Refusal as refusal:
+            return refusal
+        return None
+
+
+class _Undoable:
+    """A call that is about to be made, and what it takes to undo it."""
+
+    def __init__(self, args: Sequence[Any], request: GraphRequest) -> None:
+        parameters = {i for i in request.weights if type(args[i]) is torch.nn.Parameter}
+        self._copies = clones.copy_inputs(args, keep=frozenset(parameters))
+        self._args = args
+        self._request = request
+        self._buffers = clones.Buffers(request)
+        self._generator = verify.generator_state(args)
+        self._cpu = torch.get_rng_state()
+        self._cuda = [(each, torch.cuda.get_rng_state(each)) for each in devices(args)]
+
+    def seen(self, returned: Any) -> verify.Run:
+        """What the call gave."""
+        outputs = verify.named_outputs(returned)
+        passed = verify.changeable(self._args, self._request)
+        values = {name: settled(each) for name, each in (outputs | passed).items()}
+        generator = verify.generator_state(self._args)
+        random = not torch.equal(self._generator, generator)
+        return verify.Run(values, verify.strides_of(outputs), frozenset(), generator, random)
+
+    def undo(self) -> None:
+        """Put back what the call wrote to."""
+        for value, copy in zip(self._args, self._copies, strict=True):
+            if copy is not value and isinstance(value, torch.Tensor):
+                clones.put_back(value, copy)
+        self._buffers.restore()
+        self._rewind()
+
+    def exact(self) -> Values:
+        """The same call in float64; nothing where the engine has moved what it starts from."""
+        gm, moved = self._request.gm, writes.written_parameters(self._request)
+        if moved or writes.written_attributes(gm):
+            return {}
+        with torch.random.fork_rng(devices=devices(self._args)):
+            self._rewind()
+            return verify.exact(self._copies, self._request)
+
+    def _rewind(self) -> None:
+        """Have torch draw the random numbers of this call again."""
+        torch.set_rng_state(self._cpu)
+        for device, state in self._cuda:
+            torch.cuda.set_rng_state(state, device)
+
+
+def cannot_undo(request: GraphRequest) -> bool:
+    """Whether autograd may record what a call of the graph writes to one of its inputs."""
+    values = request.example_inputs
+    written = (values[i] for i in writes.assigned_inputs(request.gm))
+    return request.training and any(
+        each.is_floating_point() or each.is_complex()
+        for each in written
+        if isinstance(each, torch.Tensor)
+    )

@@ -1,0 +1,75 @@
+"""A probe in a child process: an engine that ends or hangs its process does so there.
+
+The child (:mod:`composer.isolate.isolated`) builds the candidate, runs it once, and ends; only then
+does the caller build.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from composer import child
+from composer.backends.base import note, precision
+from composer.errors import ChildRefusal, refuse
+from composer.graphs import collectives
+from composer.isolate import parcel
+from composer.lowering.freeze import Freeze
+from composer.passes import late
+from composer.passes.resolve import SharedPasses
+from composer.policy import Candidate
+from composer.records import GraphRequest, Reason, Status
+
+
+def probe(
+    request: GraphRequest,
+    candidate: Candidate,
+    limits: child.Limits,
+    min_coverage: float,
+    freeze: Freeze = "auto",
+) -> None:
+    """Build the candidate in a child process, and run it once there.
+
+    Args:
+        request: The graph; neither it nor its tensors are changed.
+        candidate: What to build.
+        limits: For the build and the run; the start of the child is not counted.
+        min_coverage: Share of the graph that the engine has to take.
+        freeze: Whether it takes weights in.
+
+    Raises:
+        Refusal: ``crashed``, ``timed_out``, ``failed`` with ``out_of_memory``, ``declined`` with
+            ``not_isolatable``; or what the child's own attempt came to.
+    """
+    if collectives.meets_other_ranks(request.gm):
+        what = "the graph has collectives, and a child process is no rank"
+        refuse(Status.DECLINED, Reason.NOT_ISOLATABLE, what)
+    started = time.perf_counter()
+    shared = late.in_force().shared
+    contents = {
+        f"the backend {candidate.name!r}": candidate.backend,
+        "its options": candidate.options,
+        "the shared passes": shared if shared.late else SharedPasses(),
+        "the graph": (request.gm, parcel.inputs_to_send(request.example_inputs)),
+        "its surroundings": {
+            "torch": parcel.surroundings(),
+            "mode": request.mode,
+            "min_coverage": min_coverage,
+            "precision": precision(),
+            "freeze": freeze,
+        },
+    }
+    _judge(child.ask("composer.isolate.isolated:attempt", parcel.pack(contents), limits))
+    note(isolated={"seconds": round(time.perf_counter() - started, 3)})
+
+
+def _judge(attempt: dict[str, Any]) -> None:
+    """End the caller's attempt as the child's ended."""
+    if attempt["status"] == Status.SUCCEEDED:
+        return
+    status, reason = Status(attempt["status"]), Reason(attempt["reason"])
+    message = attempt["message"]
+    if reason is Reason.NOT_REGISTERED:  # here it is: the caller's own probe found it
+        status, reason = Status.DECLINED, Reason.NOT_ISOLATABLE
+        message = f"in a child process {message}"
+    raise ChildRefusal(status, reason, message, attempt["error_type"], attempt["traceback"])

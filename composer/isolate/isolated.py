@@ -1,0 +1,77 @@
+"""The work of a child process for :mod:`composer.isolate`: make one attempt, and run it once."""
+
+from __future__ import annotations
+
+import dataclasses
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from composer import _torch, chain, contenders, verify
+from composer.errors import ComposerError, Refusal
+from composer.graphs import capture
+from composer.isolate import parcel
+from composer.passes import late
+from composer.policy import Candidate, Policy
+from composer.records import Attempt, GraphRequest, Reason, Status, first_line, plain
+
+
+def attempt(payload: bytes, ready: Callable[[], None]) -> dict[str, Any]:
+    """The record of the attempt that a parcel asks for."""
+    return dict(plain(_attempt(payload, ready)))
+
+
+def _attempt(payload: bytes, ready: Callable[[], None]) -> Attempt:
+    try:
+        contents = parcel.unpack(payload)
+    except Refusal as error:
+        return Attempt("", error.status, error.reason, str(error), 0.0)
+    backend, options, shared, (gm, sent), around = contents.values()
+    ready()
+    least = around["min_coverage"]
+    candidate = Candidate(backend=backend, options=options, min_coverage=least)
+    alone = Policy(
+        chain=(candidate,),
+        remember_failures=0.0,
+        keep_artefacts=0.0,
+        precision=around["precision"],
+        freeze=around["freeze"],
+    )
+    try:
+        (contender,) = contenders.resolve(alone)
+    except ComposerError as error:
+        what = f"in a child process: {error}"
+        return Attempt("", Status.DECLINED, Reason.NOT_ISOLATABLE, what, 0.0)
+    with parcel.within(around["torch"]), late.running(late.LatePasses(shared, "")):
+        inputs = parcel.opened(sent)
+        request = capture.read_request(gm, inputs, mode=around["mode"])
+        with _torch.as_if_captured(inputs):
+            attempt, compiled, _ = chain.try_candidate(request, contender)
+        return attempt if compiled is None else _run(compiled, request, attempt)
+
+
+def _run(compiled: Callable[..., Any], request: GraphRequest, attempt: Attempt) -> Attempt:
+    """Run once, with a backward in training. Weights are made up, so eager may raise as well."""
+    try:
+        verify.run(compiled, request.example_inputs, request)
+    except Exception as error:  # noqa: BLE001  # becomes a record in the caller
+        if _eager_raises(request):
+            return attempt
+        what = f"raised when it was run on the first inputs: {first_line(str(error))}"
+        return dataclasses.replace(
+            attempt,
+            status=Status.FAILED,
+            reason=Reason.RAISED_AT_RUNTIME,
+            message=what,
+            error_type=type(error).__name__,
+            traceback="".join(traceback.format_exception(error)),
+        )
+    return attempt
+
+
+def _eager_raises(request: GraphRequest) -> bool:
+    try:
+        verify.run(_torch.settled_forward(request.gm), request.example_inputs, request)
+    except Exception:  # noqa: BLE001  # that it raises is the answer
+        return True
+    return False

@@ -1,0 +1,248 @@
+"""A graph, its inputs and a candidate as bytes, for a child process of this one.
+
+Python's pickle, by ``torch.save``: it goes through a pipe to a child that this process started,
+and never through a file. Graphs are taken apart into nodes, since a ``GraphModule`` pickled by
+torch is traced again. What would make a parcel heavy or differs in another process stays here:
+
+- Floating-point parameters are made up by the receiver; everything else keeps its values.
+- Symbols, and numbers made of them, are sent as what they were in the first call.
+- Of the nodes' metadata only the source line and Dynamo's mark of weights are kept.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.fx
+from torch.fx.node import map_aggregate
+
+from composer import _torch
+from composer.errors import Refusal, refuse
+from composer.graphs import clones
+from composer.records import Reason, Status
+
+_FILLING = 0.01
+"""The value of a made-up weight: small, positive (a variance, say), and no special case."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Ref:
+    """A node, by its position in the graph."""
+
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """A tensor without the attributes that Python code hung on it."""
+
+    tensor: torch.Tensor
+    requires_grad: bool
+
+    def open(self) -> torch.Tensor:
+        return self.tensor.requires_grad_(self.requires_grad)
+
+
+def pack(contents: Mapping[str, Any]) -> bytes:
+    """The contents as bytes.
+
+    Args:
+        contents: What to send, by what a message calls it ("the graph").
+
+    Raises:
+        Refusal: ``declined`` with ``not_isolatable``, naming what cannot be sent.
+    """
+    packed: dict[str, bytes] = {}
+    for name, value in contents.items():
+        try:
+            packed[name] = _dumps(value)
+        except Refusal:
+            raise
+        except Exception as error:  # noqa: BLE001  # pickle raises whatever an object's class does
+            what = f"{name} cannot be sent to another process: {error}"
+            refuse(Status.DECLINED, Reason.NOT_ISOLATABLE, what)
+    return pickle.dumps(packed)
+
+
+def unpack(parcel: bytes) -> dict[str, Any]:
+    """What was packed.
+
+    Raises:
+        Refusal: ``declined`` with ``not_isolatable``, naming what cannot be imported here.
+    """
+    contents: dict[str, Any] = {}
+    for name, packed in pickle.loads(parcel).items():
+        try:
+            contents[name] = torch.load(io.BytesIO(packed), weights_only=False)
+        except Exception as error:  # noqa: BLE001  # importing runs anybody's code
+            what = f"{name} cannot be received by another process: {error}"
+            refuse(Status.DECLINED, Reason.NOT_ISOLATABLE, what)
+    return contents
+
+
+def inputs_to_send(example_inputs: Sequence[Any]) -> list[Any]:
+    """Symbols as numbers, tensors without what Python code hung on them.
+
+    Raises:
+        Refusal: ``declined`` with ``not_isolatable``: only data decide what a symbol is.
+    """
+    with _torch.unset_fake_temporarily():
+        return [_input(value) for value in example_inputs]
+
+
+def opened(sent: Sequence[Any]) -> list[Any]:
+    """The inputs that :func:`inputs_to_send` was given, as they arrived."""
+    return [each.open() if isinstance(each, _Sent) else each for each in sent]
+
+
+def surroundings() -> dict[str, Any]:
+    """What torch was told outside of the graph and changes what is compiled."""
+    devices = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
+    return {
+        "grad": torch.is_grad_enabled(),
+        "inference": torch.is_inference_mode_enabled(),
+        "autocast": [(device, torch.get_autocast_dtype(device)) for device in devices],
+        "dtype": torch.get_default_dtype(),
+        "threads": torch.get_num_threads(),
+        "precision": torch.get_float32_matmul_precision(),
+    }
+
+
+@contextmanager
+def within(given: Mapping[str, Any]) -> Iterator[None]:
+    """Have torch be told the same, here; the settings of the process stay."""
+    torch.set_default_dtype(given["dtype"])
+    torch.set_num_threads(given["threads"])
+    torch.set_float32_matmul_precision(given["precision"])
+    with ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(given["inference"]))
+        stack.enter_context(torch.set_grad_enabled(given["grad"]))
+        for device, dtype in given["autocast"]:
+            stack.enter_context(torch.autocast(device, dtype))
+        yield
+
+
+def _dumps(value: Any) -> bytes:
+    stream = io.BytesIO()
+    with _torch.unset_fake_temporarily():
+        torch.save(value, stream, pickle_module=_PICKLE)
+    return stream.getvalue()
+
+
+class _Pickler(pickle.Pickler):
+    def reducer_override(self, value: Any) -> Any:
+        """Take graphs apart, name operators, and leave the values of weights behind."""
+        if isinstance(value, torch.fx.GraphModule):
+            return _graph, (*_parts(value),)
+        if isinstance(value, torch.Tensor):
+            return _weight(value)
+        path = _torch.operator_path(value)
+        return NotImplemented if path is None else (_torch.operator_at, path)
+
+
+_PICKLE: Any = types.SimpleNamespace(Pickler=_Pickler, __name__="composer.isolate.parcel")
+"""What ``torch.save`` takes for a pickle module."""
+
+
+def _input(value: Any) -> Any:
+    if type(value) is torch.Tensor:
+        return _Sent(value.detach(), value.requires_grad)
+    return _first(value)
+
+
+def _weight(value: torch.Tensor) -> Any:
+    """How a tensor without values is sent; ``NotImplemented`` for one that keeps them."""
+    is_fake = isinstance(value, _torch.FakeTensor)
+    is_float = type(value) is torch.nn.Parameter and value.is_floating_point()
+    if not is_fake and not (is_float and value.layout is torch.strided):
+        return NotImplemented
+    sizes, strides = map(_torch.hint, value.shape), map(_torch.hint, value.stride())
+    layout = tuple(sizes), tuple(strides), value.dtype, value.device
+    return _made_up, (*layout, value.requires_grad, isinstance(value, torch.nn.Parameter))
+
+
+def _made_up(
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    requires_grad: bool,
+    is_parameter: bool,
+) -> torch.Tensor:
+    made = torch.empty_strided(shape, strides, dtype=dtype, device=device)
+    made.fill_(_FILLING if dtype.is_floating_point else 0)
+    if is_parameter:
+        return torch.nn.Parameter(made, requires_grad)
+    return made.requires_grad_(requires_grad)
+
+
+def _parts(gm: torch.fx.GraphModule) -> tuple[list[tuple[Any, ...]], dict[str, Any], str, bool]:
+    """The nodes and, by their paths, the tensors and modules that they name."""
+    numbers = {node: _number(node) for node in gm.graph.nodes}
+    kept = [node for node in gm.graph.nodes if numbers[node] is None]
+    position = {node: i for i, node in enumerate(kept)}
+
+    def sent(value: Any) -> Any:
+        if not isinstance(value, torch.fx.Node):
+            return _torch.hint(value)
+        return _Ref(position[value]) if value in position else numbers[value]
+
+    nodes = [
+        (
+            node.op,
+            node.name,
+            node.target,
+            map_aggregate(node.args, sent),
+            map_aggregate(node.kwargs, sent),
+            _torch.lasting_metadata(node),
+        )
+        for node in kept
+    ]
+    paths = {str(n.target) for n in gm.graph.nodes if n.op in ("get_attr", "call_module")}
+    held = {path: clones.attribute_at(gm, path) for path in sorted(paths)}
+    return nodes, held, gm.__class__.__name__, gm.training
+
+
+def _number(node: torch.fx.Node) -> int | float | None:
+    """What a size, or a number made of sizes, was in the first call; ``None`` for what is none."""
+    value = node.meta.get("example_value", node.meta.get("val"))
+    if node.op == "placeholder" or not isinstance(value, torch.SymInt | torch.SymFloat):
+        return None
+    number: int | float = _first(value)
+    return number
+
+
+def _first(value: Any) -> Any:
+    """A symbol's number in the first call, which not all have; anything else as it is."""
+    number = _torch.hint(value)
+    if isinstance(value, torch.SymInt | torch.SymFloat) and not isinstance(number, int | float):
+        what = f"the graph cannot be sent to another process: only data decide its size {value}"
+        refuse(Status.DECLINED, Reason.NOT_ISOLATABLE, what)
+    return number
+
+
+def _graph(
+    nodes: Sequence[tuple[Any, ...]], held: dict[str, Any], name: str, training: bool
+) -> torch.fx.GraphModule:
+    graph = torch.fx.Graph()
+    made: list[torch.fx.Node] = []
+
+    def received(value: Any) -> Any:
+        return made[value.position] if isinstance(value, _Ref) else value
+
+    for op, node_name, target, args, kwargs, metadata in nodes:
+        given: Any = map_aggregate(args, received)
+        named: Any = map_aggregate(kwargs, received)
+        node = graph.create_node(op, target, given, named, node_name)
+        node.meta.update(metadata)
+        made.append(node)
+    gm = torch.fx.GraphModule(held, graph, name)
+    gm.train(training)
+    return gm

@@ -1,0 +1,106 @@
+"""The policy that follows from a ranking: the quickest right engine first, in a file's words."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tomli_w
+
+from composer import book, select
+from composer.contenders import resolve
+from composer.models.ranking import EAGER, Ranking, Standing
+from composer.records import first_line
+
+
+def policy_of(ranking: Ranking, matches: Sequence[str] = ()) -> dict[str, Any]:
+    """A book with a rule for each name that the model's graphs have, in the shape of the TOML.
+
+    The chain has the candidates that were right and no slower than eager, the quickest first.
+    ``select`` is ``"first"`` where that one was surely ahead on the whole model, and
+    ``"fastest"`` where two were too close to tell, or graphs of the model want different engines.
+
+    Args:
+        ranking: What was measured.
+        matches: Globs for these names; by default the names themselves.
+    """
+    good = sorted(_good(ranking), key=lambda each: each.latency or 0.0)
+    graphs = {"device": ranking.device.partition(":")[0], "training": ranking.training}
+    rule = {
+        "chain": [_spelled(each) for each in good] or [EAGER],
+        "select": "first" if _is_clear(good, ranking) else "fastest",
+    }
+    names = matches or ranking.models
+    return {"version": 1, "models": [{"match": {"model": n, **graphs}, **rule} for n in names]}
+
+
+def text_of(ranking: Ranking, matches: Sequence[str] = (), measured: str = "") -> str:
+    """The policy as TOML, with comments that say what it follows from.
+
+    Args:
+        ranking: What was measured.
+        matches: As for :func:`policy_of`.
+        measured: When, where, on what; for the first line.
+    """
+    policy = policy_of(ranking, matches)
+    said = [f"Measured by `composer bench`{': ' if measured else ''}{measured}.", *_said(ranking)]
+    comments = "".join(f"# {line}\n" for line in said)
+    text = f"{comments}{tomli_w.dumps(policy)}"
+    for rule in book.read(tomllib.loads(text)).models:  # what is written can be read, and resolved
+        resolve(rule)
+    return text
+
+
+def _good(ranking: Ranking) -> Iterator[Standing]:
+    for each in ranking.candidates:
+        if not _objection(each, ranking.eager):
+            yield each
+
+
+def _objection(each: Standing, eager: Standing) -> str:
+    """Why a candidate is left out; empty where it is not."""
+    if each.wrong or each.latency is None:
+        why = " | ".join(first_line(refusal) for refusal in each.refusals)
+        return why or "took no graph"
+    if eager.latency is not None and each.latency > select.TIE * eager.latency:
+        return f"slower than eager: {_ms(each)} a call"
+    return ""
+
+
+def _is_clear(good: list[Standing], ranking: Ranking) -> bool:
+    if len(ranking.composer.engines) > 1:
+        return False
+    if len(good) < 2:
+        return True
+    first, second = (each.turns for each in good[:2])
+    rounds = min(len(first), len(second))
+    return select.surely_ahead(first[:rounds], second[:rounds], select.TIE)
+
+
+def _spelled(each: Standing) -> str | dict[str, Any]:
+    assert each.candidate is not None
+    given = each.candidate.model_dump(exclude_defaults=True) | {"backend": each.candidate.name}
+    return each.candidate.name if given.keys() == {"backend"} else given
+
+
+def _said(ranking: Ranking) -> Iterator[str]:
+    if not any(_good(ranking)):
+        yield "No engine is faster than eager here: leave torch.compile out."
+    for each in ranking.standings:
+        objection = _objection(each, ranking.eager) if each.candidate else ""
+        if objection:
+            yield f"left out: {each.label}: {objection}"
+        elif each.latency is not None:
+            yield f"{each.label}: {_ms(each)} a call{_speed(each, ranking.eager)}"
+
+
+def _speed(each: Standing, eager: Standing) -> str:
+    found = each.over(eager) if each.label != EAGER else None
+    return (
+        f", {found[0]:.2f} times as fast as eager ({found[1]:.2f}-{found[2]:.2f})" if found else ""
+    )
+
+
+def _ms(each: Standing) -> str:
+    return f"{(each.latency or 0.0) * 1e3:.3g} ms"

@@ -1,0 +1,300 @@
+"""How fast each engine, and composer's own choice, runs a whole model: measured side by side.
+
+Each candidate compiles the model by itself, as ``verify = "compile"`` has it, and so does composer
+with the whole chain and ``select = "fastest"``. Calls of the model, eager's among them, are then
+timed as :mod:`composer.select` times engines: in turns, until it is clear who is ahead.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import threading
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from composer import select
+from composer.backends import BACKENDS, find_backend
+from composer.contenders import resolve
+from composer.errors import FallbackWarning, RankingError, Refusal, text_of
+from composer.explain import collecting, compiled_anew
+from composer.graphs import clones
+from composer.graphs.comparison import devices
+from composer.memory import free_memory
+from composer.models.subject import Subject
+from composer.policy import Candidate, read_policy
+from composer.records import CompileReport, GraphRequest, Reason, Status, first_line
+
+EAGER = "eager"
+COMPOSER = "composer, fastest"
+
+Run = Callable[..., tuple[Any, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What became of one way to run the model.
+
+    Attributes:
+        label: The candidate as a table names it; ``eager`` and ``composer, fastest`` are none.
+        candidate: As a chain holds it.
+        graphs: How many graphs Dynamo made of the model.
+        served: How many of them each engine serves; ``eager`` those that none does.
+        seconds: What the first call took, compiling included.
+        error: The largest relative error against eager, of the graphs that were compared.
+        refusals: Why it does not serve the others, a sentence each.
+        wrong: Whether a graph was refused for what it computed.
+        turns: Seconds a call, one for each round that it took part in.
+        models: The names by which policies match those graphs.
+    """
+
+    label: str
+    candidate: Candidate | None = None
+    graphs: int = 0
+    served: Mapping[str, int] = field(default_factory=dict)
+    seconds: float | None = None
+    error: float | None = None
+    refusals: tuple[str, ...] = ()
+    wrong: bool = False
+    turns: tuple[float, ...] = ()
+    models: tuple[str, ...] = ()
+
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """Those that serve a graph."""
+        return tuple(name for name in self.served if name != EAGER)
+
+    @property
+    def latency(self) -> float | None:
+        """Seconds a call, the mean of its turns; ``None`` where it was not measured."""
+        return select.Timing(self.turns, len(self.turns)).seconds if self.turns else None
+
+    def over(self, other: Standing) -> tuple[float, float, float] | None:
+        """How many times as fast as another, from the rounds that both were in.
+
+        Returns:
+            Median, lower and upper quartile; ``None`` where either was not measured.
+        """
+        ratios = [b / a for a, b in zip(self.turns, other.turns, strict=False)]
+        if len(ratios) < 2:
+            return (ratios[0],) * 3 if ratios else None
+        low, median, high = statistics.quantiles(ratios, n=4, method="inclusive")
+        return median, low, high
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON; ``None`` for what is not known."""
+        return {
+            "label": self.label,
+            "graphs": self.graphs,
+            "served": dict(self.served),
+            "first_call_seconds": self.seconds,
+            "max_relative_error": self.error,
+            "refusals": list(self.refusals),
+            "wrong": self.wrong,
+            "ms": None if self.latency is None else self.latency * 1e3,
+            "rounds": len(self.turns),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """What was found for one model: eager first, then the candidates as given, then composer."""
+
+    model: str
+    device: str
+    training: bool
+    standings: tuple[Standing, ...]
+
+    @property
+    def eager(self) -> Standing:
+        """The model as it is."""
+        return self.standings[0]
+
+    @property
+    def composer(self) -> Standing:
+        """The whole chain, with ``select = "fastest"``."""
+        return self.standings[-1]
+
+    @property
+    def candidates(self) -> tuple[Standing, ...]:
+        """Each candidate by itself."""
+        return self.standings[1:-1]
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """What policies match its graphs by: the model's name, unless it is called in other ways.
+
+        A graph is named for the frame that it is of. That can be a module within the model, where
+        Dynamo gave up on the model's own, or the function behind a ``functools.partial``.
+        """
+        found = dict.fromkeys(name for each in self.standings for name in each.models)
+        return tuple(found) or (self.model,)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON, with each one's ratio to eager."""
+        names = ("median", "p25", "p75")
+        rows = []
+        for each in self.standings:
+            found = each.over(self.eager)
+            ratio = dict(zip(names, found, strict=True)) if found else None
+            rows.append(each.to_dict() | {"eager_over_this": ratio})
+        facts = {"model": self.model, "device": self.device, "training": self.training}
+        return facts | {"standings": rows}
+
+
+def rank(
+    subject: Subject,
+    chain: Sequence[Any] = (),
+    *,
+    training: bool = False,
+    seconds: float = 10.0,
+) -> Ranking:
+    """Compile a model by each candidate and by composer, and time all against eager.
+
+    The policy in force holds for whatever is not said here. Inputs, buffers, gradients and the
+    random state are left as they were.
+
+    Args:
+        subject: The model and the arguments of a call.
+        chain: Candidates as a policy's chain has them; by default all engines that are here.
+        training: Time forward and backward, with gradients; otherwise calls without gradients.
+        seconds: What timing may take; builds are not counted.
+
+    Raises:
+        OptionError: a candidate has an option that its engine does not know.
+        UnknownNameError: a candidate's name is nearly a known one.
+        RankingError: the model writes to its inputs, or there was no time for two calls of each.
+        Exception: whatever the model itself raises.
+    """
+    with torch.set_grad_enabled(training):
+        request = subject.request()
+        wanted = _chain(chain, request)
+        with torch.random.fork_rng(devices=devices(request.example_inputs)):
+            _refuse_writes(subject, request)
+            alone = [(c, {"chain": [c], "select": "first"}) for c in wanted]
+            found = [_compiled(subject, request, _label(c), c, each) for c, each in alone]
+            whole = {"chain": wanted, "select": "fastest"}
+            found.append(_compiled(subject, request, COMPOSER, None, whole))
+            eager = (Standing(EAGER), subject.flat(subject.model))
+            standings = _timed([eager, *found], request, seconds)
+    return Ranking(subject.name, request.device, request.training, standings)
+
+
+def engines_here(request: GraphRequest) -> list[Candidate]:
+    """The engines that would take such a graph on this machine; Inductor freezing as well."""
+    found = []
+    for name in BACKENDS.names():
+        try:
+            find_backend(name).probe(request)
+        except Refusal:
+            continue
+        found += [Candidate(backend=name)] if name != EAGER else []
+        if name == "inductor" and not request.training:
+            found.append(Candidate(backend=name, options={"freezing": True}))
+    return found
+
+
+def _chain(given: Sequence[Any], request: GraphRequest) -> list[Candidate]:
+    if not given:
+        return engines_here(request)
+    policy = read_policy({"chain": list(given)})
+    resolve(policy)  # mistakes in it, before anything is compiled
+    return [each for each in policy.chain if each.name != EAGER]
+
+
+def _label(candidate: Candidate) -> str:
+    """``"inductor, freezing=True"``."""
+    options = (f"{key}={value}" for key, value in candidate.options.items())
+    return ", ".join((candidate.name, *options))
+
+
+def _refuse_writes(subject: Subject, request: GraphRequest) -> None:
+    """Run the model once. One that writes to its inputs would be timed on ever other numbers."""
+    tensors = [each for each in request.example_inputs if isinstance(each, torch.Tensor)]
+    before = [each._version for each in tensors if not each.is_inference()]
+    buffers = clones.Buffers(request)
+    try:
+        subject.call()
+    finally:
+        buffers.restore()
+    if before != [each._version for each in tensors if not each.is_inference()]:
+        raise RankingError(f"{subject.name} writes to its inputs, so its calls are not alike")
+
+
+def _compiled(
+    subject: Subject,
+    request: GraphRequest,
+    label: str,
+    candidate: Candidate | None,
+    options: Mapping[str, Any],
+) -> tuple[Standing, Run | None]:
+    """Compile the model and call it once; nothing to run where no graph has an engine."""
+    now = {"verify": "compile", "select_async": False, "locked": False}
+    compiled = compiled_anew(subject.model, options={**options, **now})
+    buffers = clones.Buffers(request)
+    error = ""
+    started = time.perf_counter()
+    with collecting(threading.get_ident()) as collected, warnings.catch_warnings():
+        warnings.simplefilter("ignore", FallbackWarning)  # the standing says as much
+        try:
+            subject.call(compiled)
+        except Exception as raised:  # noqa: BLE001  # recorded: this way to run the model failed
+            error = f"{type(raised).__name__}: {first_line(text_of(raised))}"
+        finally:
+            buffers.restore()
+    seconds = time.perf_counter() - started
+    free_memory()
+    standing = _standing(label, candidate, collected.explanation.graphs)
+    if error:
+        return dataclasses.replace(standing, refusals=(*standing.refusals, error)), None
+    standing = dataclasses.replace(standing, seconds=seconds)
+    is_run = bool(standing.engines) or candidate is None
+    return standing, subject.flat(compiled) if is_run else None
+
+
+def _standing(label: str, candidate: Candidate | None, graphs: Sequence[CompileReport]) -> Standing:
+    attempts = [attempt for graph in graphs for attempt in graph.attempts]
+    refused = [a for a in attempts if not a.accepted and a.reason is not Reason.SLOWER]
+    checks = [a.engine["verified"] for a in attempts if a.accepted and "verified" in a.engine]
+    errors = [check["max_relative_error"] for check in checks if "max_relative_error" in check]
+    return Standing(
+        label,
+        candidate,
+        graphs=len(graphs),
+        served=Counter(graph.chosen for graph in graphs),
+        error=max(errors, default=None),
+        refusals=tuple(dict.fromkeys(attempt.sentence() for attempt in refused)),
+        wrong=any(attempt.status is Status.REJECTED for attempt in refused),
+        models=tuple(dict.fromkeys(graph.model for graph in graphs)),
+    )
+
+
+def _timed(
+    found: Sequence[tuple[Standing, Run | None]], request: GraphRequest, seconds: float
+) -> tuple[Standing, ...]:
+    """The standings with their turns. Composer's is first in line, so that a tie leaves it in."""
+    places = [i for i, (_, run) in enumerate(found) if run is not None]
+    order = sorted(places, reverse=True)  # eager, the first, is the floor: it stands last
+    entrants = [select.Entrant(found[i][0].label, run) for i in order if (run := found[i][1])]
+    result = select.race(entrants, request, seconds)
+    if result.winner is None:
+        raise RankingError(f"nothing could be timed: {result.why}")
+    standings = [standing for standing, _ in found]
+    for at, place in enumerate(order):
+        if at in result.timings:
+            turns = result.timings[at].turns
+            standings[place] = dataclasses.replace(standings[place], turns=turns)
+        else:
+            raised = result.errors[at]
+            why = (
+                f"raised when it was timed: {type(raised).__name__}: {first_line(text_of(raised))}"
+            )
+            refusals = (*standings[place].refusals, why)
+            standings[place] = dataclasses.replace(standings[place], refusals=refusals)
+    return tuple(standings)

@@ -1,0 +1,231 @@
+"""Which of the candidates that were tried serves the graph: the first accepted, or the fastest.
+
+Both are given the candidates one by one, and what makes the floor. What is not chosen is let go:
+an outcome refers to one compiled callable only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from composer import select, session
+from composer.errors import Refusal, text_of
+from composer.graphs.comparison import devices
+from composer.records import (
+    FLOOR,
+    Attempt,
+    GraphRequest,
+    Outcome,
+    PassRecord,
+    Reason,
+    Status,
+    first_line,
+)
+from composer.select.footprint import MIB, Gauge
+
+Made = tuple[Callable[..., Any], tuple[PassRecord, ...]]
+"""What serves a graph, and the shared passes that ran within it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """One candidate behind its attempt: what it compiled, or the error that ended it.
+
+    ``is_floor`` says that running the captured graph is what it does, ``grown`` by how many bytes
+    the process grew when it was built, where that counts.
+    """
+
+    attempt: Attempt
+    compiled: Callable[..., Any] | None
+    error: Exception | None = None
+    passes: tuple[PassRecord, ...] = ()
+    is_floor: bool = False
+    grown: int = 0
+
+
+def first(tries: Iterable[Tried], floor: Callable[[], Made], why: str = "") -> Outcome:
+    """The first that is accepted serves, or the floor.
+
+    Args:
+        tries: The chain; what stands behind the one that is accepted is not tried.
+        floor: Makes what serves where none is.
+        why: What kept the candidates from being measured, for the record; empty where nobody asked
+            for that.
+    """
+    made: list[Tried] = []
+    for each in tries:
+        made.append(_with_timing(each, f"no: {why}") if why else each)
+        if each.compiled is not None:
+            return _outcome(made, each.attempt.backend, (each.compiled, each.passes))
+    return _outcome(made, FLOOR, floor())
+
+
+def fastest(
+    tries: Iterable[Tried],
+    floor: Callable[[], Made],
+    request: GraphRequest,
+    contest: select.Contest,
+) -> Outcome:
+    """All are tried; of those accepted, and the floor, the one that takes the least time serves.
+
+    Args:
+        tries: The chain.
+        floor: Makes what runs the captured graph.
+        request: The graph and the inputs to measure with.
+        contest: What the policy wants of that.
+    """
+    gauge = None if contest.within is None else Gauge(devices(request.example_inputs))
+    if gauge is not None and not gauge.works:
+        return first(tries, floor, "this system does not tell what memory a process holds")
+    made = list(tries if gauge is None else _weighed(tries, gauge))
+    racing = [place for place, each in enumerate(made) if each.compiled is not None]
+    if not racing:
+        return _outcome(made, FLOOR, floor())
+    field = [made[place] for place in racing]
+    if not field[-1].is_floor:
+        field.append(_floor(floor()))
+    budget = contest.budget(sum(each.attempt.seconds for each in made))
+    with session.current().progress.step(request, "measuring"):
+        entrants = [_entrant(each, contest) for each in field]
+        result = select.race(entrants, request, budget, contest.within, gauge, contest.gate)
+    winner, judged = _judged(field, result)
+    for place, each in zip(racing, judged, strict=False):  # the floor may stand behind the chain
+        made[place] = each
+    ahead = [racing[at] for at in _ranking(result, len(field)) if at < len(racing)]
+    quarantined = [at for at, e in enumerate(made) if e.attempt.reason is Reason.QUARANTINED]
+    serves = field[winner]
+    assert serves.compiled is not None
+    outcome = _outcome(made, serves.attempt.backend, (serves.compiled, serves.passes))
+    return dataclasses.replace(outcome, ranking=(*ahead, *quarantined))
+
+
+def _weighed(tries: Iterable[Tried], gauge: Gauge) -> Iterator[Tried]:
+    """The candidates, each with what its own build added to the process."""
+    tries, before = iter(tries), gauge.held()
+    for each in tries:
+        held = gauge.held()
+        yield dataclasses.replace(each, grown=max(held - before, 0))
+        before = held
+
+
+def _outcome(made: Sequence[Tried], chosen: str, serves: Made) -> Outcome:
+    errors = tuple(each.error for each in made if each.error is not None)
+    return Outcome(tuple(each.attempt for each in made), errors, chosen, *serves)
+
+
+def _floor(made: Made) -> Tried:
+    compiled, passes = made
+    attempt = Attempt(FLOOR, Status.SUCCEEDED, None, "", 0.0)
+    return Tried(attempt, compiled, None, passes, is_floor=True)
+
+
+def _entrant(each: Tried, contest: select.Contest) -> select.Entrant:
+    assert each.compiled is not None
+    counts = contest.calls is not None and not each.is_floor
+    handicap = each.attempt.seconds / contest.calls if counts and contest.calls else 0.0
+    return select.Entrant(each.attempt.backend, each.compiled, handicap, each.grown)
+
+
+def _judged(field: Sequence[Tried], result: select.Result) -> tuple[int, list[Tried]]:
+    """Who serves, and the entrants with what came of it in their attempts.
+
+    Where nothing was found that is the first which did not raise. Nothing refers to what the others
+    compiled.
+    """
+    fit = (at for at in range(len(field)) if at not in result.errors)
+    winner = next(fit) if result.winner is None else result.winner
+    judged = []
+    for at, each in enumerate(field):
+        if at in result.errors:
+            judged.append(_raised(each, result.errors[at]))
+        elif at == winner:
+            judged.append(_with_timing(each, _figures(result, at, len(field) - 1)))
+        else:
+            judged.append(_beaten(each, at, field[winner].attempt.who, result, len(field) - 1))
+    return winner, judged
+
+
+def _beaten(each: Tried, at: int, winner: str, result: select.Result, floor: int) -> Tried:
+    if result.winner is None:
+        what = f"it was accepted, and not measured: {result.why}"
+        refusal = Refusal(Status.SKIPPED, Reason.POLICY, what)
+        attempt = dataclasses.replace(
+            each.attempt, status=refusal.status, reason=refusal.reason, message=what
+        )
+        return Tried(attempt, None, refusal)
+    timing = result.timings[at]
+    counted = ", its build counted" if timing.handicap else ""
+    mine, best = (_size(each) for each in (timing, result.timings[result.winner]))
+    attempt = dataclasses.replace(
+        _with_timing(each, _figures(result, at, floor)).attempt,
+        status=Status.REJECTED,
+        reason=Reason.SLOWER,
+        message=f"{mine[0]} ms a call{mine[1]}{counted}; {winner} takes {best[0]} ms{best[1]}",
+    )
+    return Tried(attempt, None)
+
+
+def _size(timing: select.Timing) -> tuple[str, str]:
+    """Milliseconds, and the memory where that counts."""
+    taken = "" if timing.grown is None else f" and {timing.grown / MIB:.0f} MiB"
+    return f"{_ms(timing.cost):.3g}", taken
+
+
+def _figures(result: select.Result, at: int, floor: int) -> str | dict[str, Any]:
+    """What the record says of an entrant's time; the floor's stands with every other's."""
+    if result.winner is None:
+        return f"no: {result.why}"
+    timing = result.timings[at]
+    return {
+        "ms": _ms(timing.seconds),
+        "least_ms": _ms(min(timing.turns)),
+        "ratio": round(timing.seconds / result.timings[result.winner].seconds, 4),
+        "rounds": timing.rounds,
+        "eager_ms": _ms(result.timings[floor].seconds),
+        **({"build_ms": _ms(timing.handicap)} if timing.handicap else {}),
+        **({} if timing.grown is None else {"mib": round(timing.grown / MIB, 1)}),
+        "seconds": round(result.seconds, 4),
+    }
+
+
+def _raised(each: Tried, error: Exception) -> Tried:
+    attempt = dataclasses.replace(
+        each.attempt,
+        status=Status.FAILED,
+        reason=Reason.RAISED_AT_RUNTIME,
+        message=f"raised when it was measured on the first inputs: {first_line(text_of(error))}",
+        error_type=type(error).__name__,
+        traceback="".join(traceback.format_exception(error)),
+    )
+    return Tried(attempt, None, error.with_traceback(None))  # its frames hold all that took part
+
+
+def _ranking(result: select.Result, count: int) -> list[int]:
+    """The winner, then those that may follow it: none that is slower than the floor.
+
+    Where nothing was measured, all in the order of the chain, but those that raised.
+    """
+    floor = count - 1
+    if result.winner is None:
+        return [at for at in range(count) if at not in result.errors]
+    if result.winner == floor:
+        return [floor]
+    limit = select.TIE * result.timings[floor].cost
+    measured = ((at, timing.cost) for at, timing in result.timings.items())
+    good = {at: cost for at, cost in measured if cost <= limit or at == result.winner}
+    return sorted(good, key=lambda at: (at != result.winner, good[at]))
+
+
+def _with_timing(each: Tried, timing: str | Mapping[str, Any]) -> Tried:
+    if each.compiled is None:
+        return each
+    engine = each.attempt.engine | {"timing": timing}
+    return dataclasses.replace(each, attempt=dataclasses.replace(each.attempt, engine=engine))
+
+
+def _ms(seconds: float) -> float:
+    return float(f"{seconds * 1e3:.4g}")

@@ -1,0 +1,104 @@
+"""The fastest candidate, as it was measured before, or, where nobody has, as it is measured now.
+
+With a verdict only its winner is tried: nothing else is built, probed or imported. It proves itself
+as ever. If it is not accepted the verdict is forgotten, and the others have their contest.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC
+from typing import Any
+
+from composer import select
+from composer.errors import Refusal
+from composer.memory import free_memory
+from composer.records import Attempt, GraphRequest, Outcome, Reason, Status
+from composer.select import choice
+from composer.select.choice import Made, Tried
+from composer.store.verdicts import Entrant, Memory, Recalled
+
+
+def fastest(
+    trial: Callable[[int], Tried],
+    tries: Callable[[Mapping[int, Tried]], Iterator[Tried]],
+    floor: Callable[[], Made],
+    request: GraphRequest,
+    contest: select.Contest,
+    memory: Memory | None,
+) -> Outcome:
+    """The winner of a remembered verdict serves, or that of a contest, which is then remembered.
+
+    Args:
+        trial: Tries the candidate at a place of the chain.
+        tries: Tries the chain, but for those given by their places, which were tried already.
+        floor: Makes what runs the captured graph.
+        request: The graph and the inputs to measure with.
+        contest: What the policy wants of a measurement.
+        memory: What is known of this graph; ``None`` where nothing is to be remembered.
+    """
+    done: dict[int, Tried] = {}
+    recalled = memory.recall() if memory else None
+    if memory and recalled:
+        winner = recalled.verdict.winner
+        if winner is None:
+            return _outcome(recalled, None, floor())
+        tried = trial(winner)
+        if tried.compiled is not None:
+            return _outcome(recalled, tried.attempt, (tried.compiled, tried.passes))
+        memory.forget()
+        done[winner] = tried
+    outcome = choice.fastest(tries(done), floor, request, contest)
+    free_memory()  # of those that lost
+    if memory:
+        memory.keep(outcome)
+    return outcome
+
+
+def _outcome(recalled: Recalled, served: Attempt | None, serves: Made) -> Outcome:
+    """What the contest would have come to, had it been held."""
+    verdict, attempts, errors = recalled.verdict, [], []
+    for place, each in enumerate(verdict.candidates):
+        if served is not None and place == verdict.winner:
+            engine = served.engine | {"timing": _timing(each, recalled)}
+            attempts.append(dataclasses.replace(served, engine=engine))
+        elif each.timing:
+            attempts.append(_skipped(each, Reason.SLOWER, _beaten(each, recalled), recalled))
+        else:
+            what = _refused(each, recalled)
+            refusal = Refusal(Status.SKIPPED, each.reason or Reason.POLICY, what)
+            attempts.append(_skipped(each, refusal.reason, what, recalled))
+            errors.append(refusal)
+    return Outcome(tuple(attempts), tuple(errors), verdict.chosen, *serves, ranking=verdict.ranking)
+
+
+def _skipped(each: Entrant, reason: Reason, message: str, recalled: Recalled) -> Attempt:
+    engine: dict[str, Any] = {"precision": each.precision} if each.precision else {}
+    engine |= {"timing": _timing(each, recalled)} if each.timing else {}
+    return Attempt(each.backend, Status.SKIPPED, reason, message, 0.0, engine=engine)
+
+
+def _timing(each: Entrant, recalled: Recalled) -> dict[str, Any]:
+    """The figures as they were then; measuring them took no time now."""
+    measured = recalled.verdict.measured.astimezone(UTC).isoformat(timespec="seconds")
+    now = {"seconds": 0.0, "measured": measured, "remembered_in": recalled.source}
+    return {**(each.timing or {}), **now}
+
+
+def _beaten(each: Entrant, recalled: Recalled) -> str:
+    counted = ", its build counted" if "build_ms" in (each.timing or {}) else ""
+    best = f"{recalled.verdict.serves} takes {recalled.verdict.milliseconds:.3g} ms"
+    return f"{each.milliseconds:.3g} ms a call{counted}; {best}, as measured on {_date(recalled)}"
+
+
+def _refused(each: Entrant, recalled: Recalled) -> str:
+    if each.reason is Reason.POLICY:
+        return each.message
+    remedy = "`composer cache clear verdicts` has it tried again"
+    then = f"when it was tried on {_date(recalled)}"
+    return f"{each.status} ({each.reason}) {then}: {each.message}; {remedy}"
+
+
+def _date(recalled: Recalled) -> str:
+    return f"{recalled.verdict.measured.astimezone(UTC):%Y-%m-%d %H:%M} UTC"

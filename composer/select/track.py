@@ -1,0 +1,117 @@
+"""Where engines are timed: on copies of the first call's inputs, all else put back afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from composer import _torch, verify
+from composer.graphs import clones, writes
+from composer.graphs.comparison import Values, devices, pattern, requires_grad
+from composer.records import GraphRequest
+
+
+class Track:
+    """One graph's first inputs, copied, and the way back.
+
+    A graph that writes to what it is given starts every call from the same values: numbers that
+    grow from call to call end as infinities, or as an index out of range.
+    """
+
+    def __init__(self, request: GraphRequest) -> None:
+        self._request = request
+        self._inputs = [_torch.hint(value) for value in request.example_inputs]
+        self._writes = writes.may_write(request.gm)
+        self._buffers = clones.Buffers(request)
+        self._given: list[Any] = []
+        self._leaves: Values = {}
+        self._weights: dict[int, torch.Tensor] = {}
+        self._devices = _accelerators(self._inputs)
+
+    @contextlib.contextmanager
+    def laid_out(self) -> Iterator[None]:
+        """While turns are taken; buffers and the random state are put back at the end.
+
+        Raises:
+            TypeError: the graph writes to an input that cannot be copied.
+        """
+        with _torch.unset_fake_temporarily(), _torch.saving_as_it_is(), self._drawing():
+            self._lay_out()
+            try:
+                yield
+            finally:
+                self._buffers.restore()
+                self._given, self._leaves = [], {}
+
+    def _drawing(self) -> contextlib.AbstractContextManager[None]:
+        """Leaves the random state as it was, unless it is the program's to change meanwhile."""
+        if self._request.alongside:
+            return contextlib.nullcontext()
+        return torch.random.fork_rng(devices=devices(self._inputs))
+
+    def _lay_out(self) -> None:
+        self._given, copies = verify.given_copies(self._inputs, self._request)
+        named = {f"input {i}": each for i, each in enumerate(copies)}
+        sources = named | dict(self._request.gm.named_parameters())
+        self._leaves = {n: v for n, v in sources.items() if requires_grad(v) and v.is_leaf}
+
+    def time(self, run: Callable[..., Any], calls: int, lead: float) -> float:
+        """Seconds a call takes, of so many; of one where the graph writes.
+
+        Args:
+            run: What is called.
+            calls: How many are timed together.
+            lead: Seconds of calls before that are not; at least one is made, if not 0.
+        """
+        until = time.perf_counter() + lead
+        while lead and time.perf_counter() < until:
+            self._timed(run, 1)
+        return self._timed(run, calls)
+
+    def _timed(self, run: Callable[..., Any], calls: int) -> float:
+        if self._writes:
+            calls = 1
+            self._buffers.restore()
+            self._lay_out()
+        self._settle()
+        started = time.perf_counter()
+        for _ in range(calls):
+            self._call(run)
+        self._settle()
+        return (time.perf_counter() - started) / calls
+
+    def _settle(self) -> None:
+        """Wait for what was launched."""
+        for device in self._devices:
+            torch.accelerator.synchronize(device)
+
+    def _call(self, run: Callable[..., Any]) -> None:
+        outputs = run(*self._given)
+        if outputs is None:
+            raise TypeError("the engine returned None")
+        if not self._request.training or not self._leaves:
+            return
+        roots = {i: each for i, each in enumerate(outputs) if requires_grad(each)}
+        if roots:
+            weights = [self._weight(i, root) for i, root in roots.items()]
+            leaves = list(self._leaves.values())
+            with _torch.without_hooks(leaves):
+                torch.autograd.grad(list(roots.values()), leaves, weights, allow_unused=True)
+
+    def _weight(self, index: int, root: torch.Tensor) -> torch.Tensor:
+        """What an output's gradient begins with: made once, at the first call of all."""
+        if index not in self._weights:
+            self._weights[index] = pattern(root.detach())
+        return self._weights[index]
+
+
+def _accelerators(values: Sequence[Any]) -> list[torch.device]:
+    """The devices of the tensors that compute while the host goes on."""
+    kind = torch.accelerator.current_accelerator()
+    tensors = (each for each in values if isinstance(each, torch.Tensor))
+    found = {each.device for each in tensors if kind and each.device.type == kind.type}
+    return sorted(found, key=str)

@@ -1,0 +1,154 @@
+"""What failed in earlier processes, kept on disk, so that the next one does not pay for it again.
+
+Only what costs something is worth it: a crash, a build beyond its ``timeout``, and one that failed
+after a second or more. What failed sooner is tried again, since the news are worth more than the
+time. What may be well a moment later is left out: memory that was short, a disk that was full.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import time
+from typing import Any
+
+import torch
+
+from composer import session
+from composer.backends.base import Backend, note, version_of
+from composer.errors import causes, refuse
+from composer.policy import Candidate
+from composer.records import Attempt, GraphRequest, Reason, Status
+from composer.store.disk import Shelf, this_process
+
+WORTH_SECONDS = 1.0
+"""A failed build is remembered if it took so long."""
+DAY = 86_400.0
+_LIMIT = 16 << 20
+_BUILDS = (Reason.BUILD_FAILED, Reason.EXPORT_FAILED)
+
+
+def shelf() -> Shelf:
+    """Where failures are kept."""
+    return Shelf("failures", limit=_LIMIT)
+
+
+def key_of(
+    request: GraphRequest,
+    candidate: Candidate,
+    backend: Backend,
+    limits: object,
+    precision: str | None = None,
+) -> str | None:
+    """SHA-256 of all that has to be as it was for a failure to be expected again.
+
+    Args:
+        request: The graph; its key covers shapes, passes and the policy's settings.
+        candidate: As the chain has it.
+        backend: The engine, which says what it is made of.
+        limits: What its build may take.
+        precision: What it is to compute in, where the policy says so.
+
+    Returns:
+        ``None`` where the engine cannot say that.
+    """
+    identity = backend.identity()
+    if identity is None:
+        return None
+    facts = {
+        "graph": request.graph_key,
+        "backend": [candidate.name, identity],
+        "options": repr(sorted(candidate.options.items())),
+        "mode": request.mode,
+        "limits": repr(limits),
+        "versions": [version_of("torch-composer"), torch.__version__, platform.python_version()],
+        "device": _device(request.device),
+        **({"precision": precision} if precision else {}),
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def refuse_known(key: str | None, days: float) -> None:
+    """Refuse what failed no longer than ``days`` ago.
+
+    What this process itself remembered counts until :func:`composer.reset`.
+
+    Raises:
+        Refusal: ``skipped`` with ``known_failure``.
+    """
+    if key is None:
+        return
+    kept = shelf()
+    entry = kept.get(key)
+    if kept.trouble:
+        note(failures=kept.trouble)
+    if entry is None:
+        return
+    age = time.time() - entry.written
+    own = entry.facts.get("process") == this_process()
+    if age > days * DAY or (own and key not in session.current().failures):
+        return
+    told = entry.facts
+    what = f"{told['status']} ({told['reason']}) {_ago(age)}: {told['message']}"
+    remedy = "`composer cache clear failures` has it tried again"
+    refuse(Status.SKIPPED, Reason.KNOWN_FAILURE, f"{what}; {remedy}")
+
+
+def is_dear(attempt: Attempt, error: Exception) -> bool:
+    """Whether a failure is worth remembering.
+
+    Args:
+        attempt: What became of the candidate.
+        error: What ended it.
+    """
+    if attempt.status in (Status.CRASHED, Status.TIMED_OUT):
+        return True
+    if any(isinstance(each, OSError) for each in causes(error)):
+        return False
+    failed = attempt.status is Status.FAILED and attempt.reason in _BUILDS
+    return failed and attempt.seconds >= WORTH_SECONDS
+
+
+def remember(key: str | None, request: GraphRequest, attempt: Attempt) -> None:
+    """Keep a failure for this process and others.
+
+    Args:
+        key: Of :func:`key_of`.
+        request: The graph.
+        attempt: What became of the candidate; where it cannot be kept, its record says why.
+    """
+    if key is None:
+        return
+    facts = {
+        "process": this_process(),
+        "backend": attempt.backend,
+        "graph_key": request.graph_key,
+        "model": request.model,
+        "device": request.device,
+        "status": str(attempt.status),
+        "reason": str(attempt.reason),
+        "message": attempt.message,
+        "seconds": attempt.seconds,
+        "torch": torch.__version__,
+    }
+    kept = shelf()
+    if kept.put(key, facts):
+        session.current().failures.add(key)
+    else:
+        attempt.engine["failures"] = kept.trouble
+
+
+def _ago(seconds: float) -> str:
+    for unit, size in (("day", DAY), ("hour", 3600.0), ("minute", 60.0)):
+        number = int(seconds / size)
+        if number:
+            return f"{number} {unit}{'s' if number > 1 else ''} ago"
+    return "less than a minute ago"
+
+
+def _device(device: str) -> list[Any]:
+    """The kind of machine: a cache may lie where several share it."""
+    if device.startswith("cuda") and torch.cuda.is_available():
+        return [torch.cuda.get_device_name(device), *torch.cuda.get_device_capability(device)]
+    return [device.partition(":")[0], platform.machine(), torch.backends.cpu.get_cpu_capability()]

@@ -1,0 +1,119 @@
+"""A folder that many machines share, by any URL that ``fsspec`` knows: one JSON file for each key.
+
+``fsspec`` has the file systems (local, S3, GCS, Azure, SFTP, HTTP, ...), their credentials and
+their packages. The folder may be slow, offline or forbidden: each access has a few seconds, in a
+thread that is not waited for any longer, and after the first trouble the folder is left alone until
+:func:`composer.reset`.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import uuid
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from composer import session
+from composer.errors import text_of
+from composer.records import first_line
+from composer.store.disk import warn_of
+
+PATIENCE = 5.0
+"""Seconds that an access may take, the import of the file system's package included."""
+LIMIT = 1 << 16
+"""Bytes of the largest file that is read."""
+
+T = TypeVar("T")
+
+
+class SharedStore:
+    """Texts by key, at a URL.
+
+    Args:
+        url: The folder's URL or path.
+
+    ``name`` is the URL without a password, for people to read.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.name = re.sub(r"//[^/@]*@", "//", url)
+
+    def get(self, key: str) -> str | None:
+        """The text of this key; ``None`` if there is none, or none can be had."""
+        return self._attempt(lambda: self._read(key), None)
+
+    def put(self, key: str, text: str) -> None:
+        """Keep a text in place of any other of its key, if that can be done."""
+        self._attempt(lambda: self._write(key, text.encode()), None)
+
+    def _attempt(self, task: Callable[[], T], default: T) -> T:
+        left_alone = session.current().left_alone
+        if self.url in left_alone:
+            return default
+        try:
+            return _within(PATIENCE, task)
+        except Exception as error:  # noqa: BLE001  # told of; a shared folder is never the user's problem
+            left_alone.add(self.url)
+            what = f"{type(error).__name__}: {first_line(text_of(error))}".removesuffix(": ")
+            warn_of(f"the verdict store {self.name!r} is not used any more in this process: {what}")
+            return default
+
+    def _read(self, key: str) -> str | None:
+        files, folder = _file_system(self.url)
+        try:
+            content = files.cat_file(f"{folder}/{key}.json")
+        except FileNotFoundError:
+            return None
+        if len(content) > LIMIT:
+            raise ValueError(f"{key}.json has {len(content)} bytes; a verdict has at most {LIMIT}")
+        return bytes(content).decode(errors="replace")
+
+    def _write(self, key: str, content: bytes) -> None:
+        files, folder = _file_system(self.url)
+        try:
+            _replace(files, folder, key, content)
+        except FileNotFoundError:
+            files.makedirs(folder, exist_ok=True)
+            _replace(files, folder, key, content)
+
+
+def _file_system(url: str) -> tuple[Any, str]:
+    import fsspec  # not before it is needed
+
+    files, folder = fsspec.core.url_to_fs(url)
+    return files, folder.rstrip("/")
+
+
+def _replace(files: Any, folder: str, key: str, content: bytes) -> None:
+    """Whole or not at all: object stores do so by themselves, a disk by renaming."""
+    path = f"{folder}/{key}.json"
+    if "file" not in files.protocol:
+        files.pipe_file(path, content)
+        return
+    unfinished = f"{folder}/.{key}.{uuid.uuid4().hex}.tmp"
+    files.pipe_file(unfinished, content)
+    files.mv(unfinished, path)
+
+
+def _within(seconds: float, task: Callable[[], T]) -> T:
+    """What a task gives, if it does so in time; else it goes on, and nobody waits for it.
+
+    Raises:
+        TimeoutError: it does not.
+    """
+    result: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(task())
+        except BaseException as error:  # noqa: BLE001  # the one who waits raises it
+            result.set_exception(error)
+
+    threading.Thread(target=run, name="composer-verdict-store", daemon=True).start()
+    try:
+        return result.result(timeout=seconds)
+    except TimeoutError as late:
+        raise TimeoutError(text_of(late) or f"no answer within {seconds:g} s") from None

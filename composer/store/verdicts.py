@@ -1,0 +1,376 @@
+"""What ``select = "fastest"`` found, kept so that the next process goes straight to the winner.
+
+A verdict is a JSON object that a person can read: who won, the times of everyone, when, and on
+what. It is kept in a :class:`~composer.store.ledger.Ledger` and, where the policy names one, in a
+:class:`~composer.store.shared_store.SharedStore`, which others can write to. So nothing in it is
+trusted: it is checked when it is read, it can only choose among the candidates of the chain that is
+being walked, and the one it chooses has to prove itself as ever.
+
+Which verdicts are kept:
+
+- none where an engine that may be well the next time did not take part: one in quarantine, one for
+  which memory was short or the disk full;
+- for as long as failures are, where a candidate failed, took too long or crashed: it has to have
+  another chance;
+- all others for the policy's ``remember_verdicts``. An engine that is not installed, or has no
+  device here, is part of the key by its packages' versions and by what torch finds in the machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
+
+from composer import machine, session
+from composer.backends.base import Backend, version_of
+from composer.errors import Refusal, causes, text_of
+from composer.policy import Policy
+from composer.records import FLOOR, Attempt, GraphRequest, Outcome, Reason, Status, first_line
+from composer.store.disk import this_process, warn_of
+from composer.store.ledger import Ledger
+from composer.store.shared_store import SharedStore
+
+_LIMIT = 10_000
+_LONGEST = 1000
+_DAY = 86_400.0
+_FAILED = (Status.FAILED, Status.TIMED_OUT, Status.CRASHED)
+_PASSING = (Reason.QUARANTINED, Reason.OUT_OF_MEMORY)
+_SKEW = 1.0
+"""By how many days another machine's clock may be ahead."""
+
+
+def ledger() -> Ledger:
+    """Where verdicts are kept."""
+    return Ledger("verdicts", limit=_LIMIT)
+
+
+def _shown(text: str) -> str:
+    """Text as a verdict can hold it, which may come from anybody."""
+    return "".join(c if c.isprintable() else " " for c in text)[:_LONGEST]
+
+
+def _printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("has characters that cannot be printed")
+    return text
+
+
+Text = Annotated[str, Field(max_length=_LONGEST), AfterValidator(_printable)]
+Number = Annotated[int, Field(ge=0, le=1 << 53)] | Annotated[float, Field(ge=0.0, lt=math.inf)]
+
+
+class Entrant(BaseModel):
+    """What became of one candidate; ``timing`` are its figures, if it was measured.
+
+    ``precision`` is what it computes in, where that is not the graph's own.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    backend: Text
+    status: Status
+    reason: Reason | None
+    message: Text
+    timing: dict[Text, Number] | None
+    precision: Literal["bf16"] | None = None
+
+    @property
+    def who(self) -> str:
+        """The backend, and its precision where that is not the graph's own."""
+        return f"{self.backend} in bf16" if self.precision == "bf16" else self.backend
+
+    @property
+    def milliseconds(self) -> float:
+        """What it was compared by: a call, and the share of the build that the policy counts."""
+        timing = self.timing or {}
+        return timing["ms"] + timing.get("build_ms", 0.0)
+
+
+class Verdict(BaseModel):
+    """Who is the fastest for one graph, on one kind of machine, with these versions.
+
+    ``candidates`` stand in the order of the chain; where ``eager`` ended it, those behind are left
+    out. ``ranking`` are the places in it of those that may serve, the best first: none where the
+    captured graph itself was the fastest.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    version: Literal[1] = 1
+    key: Text
+    measured: AwareDatetime
+    chosen: Text
+    ranking: tuple[int, ...]
+    candidates: Annotated[tuple[Entrant, ...], Field(min_length=1)]
+    model: Text
+    graph_key: Text
+    device: Text
+    machine: tuple[Text, ...]
+    threads: int
+    versions: dict[Text, Text]
+    process: Text
+
+    @property
+    def winner(self) -> int | None:
+        """The place of the fastest in the chain; ``None`` for the captured graph itself."""
+        return self.ranking[0] if self.ranking else None
+
+    @property
+    def serves(self) -> str:
+        """Who that is, with its precision."""
+        return FLOOR if self.winner is None else self.candidates[self.winner].who
+
+    @property
+    def milliseconds(self) -> float:
+        """The winner's, by which it won."""
+        if self.winner is not None:
+            return self.candidates[self.winner].milliseconds
+        return next(each.timing["eager_ms"] for each in self.candidates if each.timing)
+
+    def fits(self, key: str, names: Sequence[str]) -> bool:
+        """Whether it is about this key and chain, and says what a contest can have come to."""
+        own = [each.backend for each in self.candidates]
+        timings = {at: each.timing for at, each in enumerate(self.candidates) if each.timing}
+        if self.key != key or own != list(names[: len(own)]):
+            return False
+        if not timings or not timings.keys() >= set(self.ranking):
+            return False
+        return (
+            self.chosen == (FLOOR if self.winner is None else own[self.winner])
+            and len(set(self.ranking)) == len(self.ranking)
+            and all(each.keys() >= {"ms", "eager_ms"} for each in timings.values())
+        )
+
+    def has_failures(self) -> bool:
+        """Whether one of the candidates failed, and is to have another chance some day."""
+        return any(
+            each.status in _FAILED or each.reason is Reason.KNOWN_FAILURE
+            for each in self.candidates
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What the policy wants: for how many days verdicts are kept, and where else.
+
+    ``days_with_failures`` holds for those in which a candidate failed.
+    """
+
+    days: float
+    days_with_failures: float
+    store: str | None = None
+
+    @staticmethod
+    def of(policy: Policy) -> Terms | None:
+        """The policy's; ``None`` where nothing is to be remembered, or looked for."""
+        days = policy.remember_verdicts
+        if policy.strict or not days:
+            return None
+        return Terms(days, min(days, policy.remember_failures), policy.verdict_store)
+
+
+@dataclass(frozen=True, slots=True)
+class Recalled:
+    """A verdict, and where it was found."""
+
+    verdict: Verdict
+    source: str
+
+
+class Memory:
+    """What is remembered of one graph and one chain.
+
+    Args:
+        request: The graph.
+        engines: The chain: names as it spells them, and what they stand for.
+        terms: What the policy wants.
+        keys: What each of the chain is known by in quarantine.
+    """
+
+    def __init__(
+        self,
+        request: GraphRequest,
+        engines: Sequence[tuple[str, Backend]],
+        terms: Terms,
+        keys: Sequence[str],
+    ) -> None:
+        self._request = request
+        self._keys = keys
+        self._engines = engines
+        self._terms = terms
+        self._names = [name for name, _ in engines]
+        self._store = SharedStore(terms.store) if terms.store else None
+        self.key = key_of(request, engines)
+
+    def recall(self) -> Recalled | None:
+        """The verdict, if there is one that still holds: the user's own, else the shared one."""
+        if self.key is None:
+            return None
+        own = ledger()
+        if recalled := self._from(str(own.path), own.get(self.key)):
+            return recalled
+        if self._store is None:
+            return None
+        recalled = self._from(self._store.name, self._store.get(self.key))
+        if recalled:
+            own.put(self.key, recalled.verdict.model_dump_json(indent=1))
+        return recalled
+
+    def keep(self, outcome: Outcome) -> None:
+        """Remember what a contest came to, if that is worth it."""
+        if self.key is None or not _deserves_it(outcome):
+            return
+        text = self._verdict(self.key, outcome).model_dump_json(indent=1)
+        session.current().verdicts.add(self.key)
+        ledger().put(self.key, text)
+        if self._store is not None:
+            self._store.put(self.key, text)
+
+    def forget(self) -> None:
+        """It did not hold. The shared one is left to the next contest to replace."""
+        if self.key is not None:
+            ledger().remove(self.key)
+            session.current().verdicts.discard(self.key)
+
+    def _from(self, source: str, text: str | None) -> Recalled | None:
+        """What stands there, if it can be used; what is no verdict is told of, once."""
+        if text is None or self.key is None:
+            return None
+        try:
+            verdict = Verdict.model_validate_json(text)
+        except ValidationError as error:
+            first = error.errors()[0]
+            what = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+            warn_of(f"{source!r} holds what is no verdict ({what[:200]!r}); it is not used")
+            return None
+        if not verdict.fits(self.key, self._names):
+            warn_of(f"{source!r} holds a verdict on another chain; it is not used")
+            return None
+        return Recalled(verdict, source) if self._holds(verdict) else None
+
+    def _holds(self, verdict: Verdict) -> bool:
+        here = session.current()
+        if verdict.process == this_process() and self.key not in here.verdicts:
+            return False  # composer.reset() has come since
+        serves = FLOOR if verdict.winner is None else self._keys[verdict.winner]
+        if here.is_quarantined(self._request.graph_key, serves):
+            return False
+        days = (datetime.now(UTC) - verdict.measured).total_seconds() / _DAY
+        terms = self._terms
+        return -_SKEW < days < (terms.days_with_failures if verdict.has_failures() else terms.days)
+
+    def _verdict(self, key: str, outcome: Outcome) -> Verdict:
+        request = self._request
+        packages = {name for _, backend in self._engines for name in backend.packages}
+        named = {name: version_of(name) for name in (*sorted(packages), "torch-composer")}
+        return Verdict.model_construct(
+            key=key,
+            measured=datetime.now(UTC),
+            chosen=outcome.chosen,
+            ranking=outcome.ranking or (),
+            candidates=tuple(map(_entrant, outcome.attempts)),
+            model=_shown(request.model),
+            graph_key=request.graph_key,
+            device=request.device,
+            machine=machine.describe(request.device),
+            threads=torch.get_num_threads(),
+            versions={
+                "torch": torch.__version__,
+                "python": platform.python_version(),
+                **{name: version for name, version in named.items() if version},
+            },
+            process=this_process(),
+        )
+
+
+def key_of(request: GraphRequest, engines: Sequence[tuple[str, Backend]]) -> str | None:
+    """SHA-256 of all that has to be as it was for a verdict to be expected again.
+
+    Args:
+        request: The graph; its key covers shapes, passes, options and the policy's settings.
+        engines: Names and engines of the chain.
+
+    Returns:
+        ``None`` where an engine cannot say what it is made of.
+    """
+    try:
+        identities = [(name, _identity(backend)) for name, backend in engines]
+        nameless = any(identity is None for _, identity in identities)
+        return None if nameless else _digest(request, identities)
+    except Exception as error:  # noqa: BLE001  # an engine's slip, say: told of, nothing is remembered
+        why = f"{type(error).__name__}: {first_line(text_of(error))}"
+        warn_of(f"no verdict is kept, since nobody knows what the engines are: {why}")
+        return None
+
+
+def _digest(request: GraphRequest, identities: Sequence[tuple[str, str | None]]) -> str:
+    facts = {
+        "graph": request.graph_key,
+        "engines": identities,
+        "machine": machine.describe(request.device),
+        "threads": torch.get_num_threads(),
+        "products": torch.get_float32_matmul_precision(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "versions": [version_of("torch-composer"), torch.__version__, platform.python_version()],
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def sentence(facts: Mapping[str, Any]) -> str:
+    """A verdict as it was kept, in one line: who won for which model, and everyone's times."""
+    try:
+        verdict = Verdict.model_validate(facts)
+    except ValidationError:
+        return "no verdict"
+    if not verdict.fits(verdict.key, [each.backend for each in verdict.candidates]):
+        return "no verdict"
+    times = [f"{e.who} {e.milliseconds:.3g} ms" for e in verdict.candidates if e.timing]
+    named = verdict.serves, verdict.model, verdict.device
+    return "  ".join((*named, f"of {', '.join(times)}"))
+
+
+def _identity(backend: Backend) -> str | None:
+    try:
+        return backend.identity()
+    except Refusal as refusal:  # a name that nobody here registers
+        return f"{refusal.status} {refusal.reason}"
+
+
+def _deserves_it(outcome: Outcome) -> bool:
+    """Whether everyone who can take part did, and somebody was measured."""
+    attempts = outcome.attempts
+    passing = any(each.reason in _PASSING for each in attempts)
+    system = any(_is_the_systems(each) for error in outcome.errors for each in causes(error))
+    return any(_figures(each) for each in attempts) and not passing and not system
+
+
+def _is_the_systems(error: BaseException) -> bool:
+    """A full disk, too many open files, and such; a compiler that is missing stays so."""
+    return isinstance(error, OSError) and not isinstance(error, FileNotFoundError)
+
+
+def _figures(attempt: Attempt) -> dict[str, float] | None:
+    timing = attempt.engine.get("timing")
+    if not isinstance(timing, dict):
+        return None
+    return {name: each for name, each in timing.items() if isinstance(each, int | float)}
+
+
+def _entrant(attempt: Attempt) -> Entrant:
+    return Entrant.model_construct(
+        backend=attempt.backend,
+        status=attempt.status,
+        reason=attempt.reason,
+        message=_shown(first_line(attempt.message)),
+        timing=_figures(attempt),
+        precision="bf16" if attempt.engine.get("precision") == "bf16" else None,
+    )

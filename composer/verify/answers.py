@@ -1,0 +1,264 @@
+"""Does a candidate compute what eager computes? Asked on the first real inputs, before it serves.
+
+:mod:`composer.guard.sampling` asks it again later.
+
+The candidate and eager run on copies of the inputs, from the same random state; outputs, inputs
+and buffers afterwards and, in training, gradients are compared: shape, dtype, strides, numbers.
+Numbers that are off are judged against a run in float64, as torch's own benchmarks do
+(``torch._dynamo.utils.same``), so that an engine is not blamed for eager's rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.fx
+
+from composer import _torch
+from composer.backends.base import note
+from composer.errors import Refusal, refuse, text_of
+from composer.graphs import clones, writes
+from composer.graphs.clones import same_values
+from composer.graphs.comparison import (
+    Bounds,
+    Errors,
+    Fault,
+    Values,
+    devices,
+    errors_of,
+    fault_of,
+    gradients,
+    settled,
+)
+from composer.records import GraphRequest, Reason, Status, first_line
+from composer.verify.double import in_double
+
+_REASONS = {
+    Fault.STRUCTURE: Reason.OUTPUT_MISMATCH,
+    Fault.NON_FINITE: Reason.NON_FINITE,
+    Fault.NUMBERS: Reason.NUMERIC_MISMATCH,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What one run gave.
+
+    ``strides`` are those of its outputs, ``kept`` the names of inputs that it did not write to,
+    ``generator`` the state that torch's generator was left in, and ``random`` whether that is
+    another than before.
+    """
+
+    values: Values
+    strides: dict[str, tuple[int, ...]]
+    kept: frozenset[str]
+    generator: torch.Tensor
+    random: bool
+
+
+def verify(
+    compiled: Callable[..., Any],
+    request: GraphRequest,
+    reference: Callable[..., Any],
+    bounds: Bounds,
+) -> bool:
+    """Run a candidate once, eager once, and eager in float64 where that has to decide.
+
+    What was found stands in the attempt's ``engine`` under ``verified``.
+
+    Args:
+        compiled: The candidate.
+        request: The graph and the first call's inputs, which are not changed.
+        reference: What eager runs for this graph.
+        bounds: How far the candidate may be off.
+
+    Returns:
+        Whether all its numbers were compared.
+
+    Raises:
+        Refusal: ``rejected`` with ``output_mismatch``, ``mutated_inputs``, ``non_finite`` or
+            ``numeric_mismatch``; ``failed`` with ``raised_at_runtime``.
+    """
+    inputs = [_torch.hint(value) for value in request.example_inputs]
+    if any(isinstance(value, _torch.FakeTensor) for value in inputs):
+        note(verified="no: the graph was compiled without real inputs")
+        return False
+    try:
+        eager = run(reference, inputs, request)
+    except Exception as error:  # noqa: BLE001  # eager's own error is the user's to see at the call
+        note(
+            verified=f"no: eager itself raises {type(error).__name__}: {first_line(text_of(error))}"
+        )
+        return False
+    try:
+        got = run(compiled, inputs, request)
+    except Exception as error:
+        what = f"raised when it was run on the first inputs: {first_line(text_of(error))}"
+        raise Refusal(Status.FAILED, Reason.RAISED_AT_RUNTIME, what) from error
+    return judge(got, eager, lambda: exact(inputs, request), bounds)
+
+
+def run(function: Callable[..., Any], inputs: Sequence[Any], request: GraphRequest) -> Run:
+    """Run a graph on copies of its inputs; buffers and the random state are put back after.
+
+    Args:
+        function: Takes the graph's inputs, returns its outputs.
+        inputs: Real ones; weights are not copied.
+        request: The graph.
+
+    Raises:
+        TypeError: it would write to an input that cannot be copied.
+    """
+    given, copies = given_copies(inputs, request)
+    leaves = {f"input {i}": each for i, each in enumerate(copies)}
+    held = {f"weight {name}": each for name, each in request.gm.named_parameters()}
+    passed = changeable(given, request)
+    buffers = clones.Buffers(request)
+    apart = torch.random.fork_rng(devices=devices(inputs))
+    with _torch.unset_fake_temporarily(), _torch.saving_as_it_is(), apart:
+        before = generator_state(inputs)
+        try:
+            returned = function(*given)
+            outputs = named_outputs(returned)
+            wanted = gradients(outputs, leaves | held) if request.training else {}
+            values = {n: settled(each) for n, each in (outputs | wanted | passed).items()}
+        finally:
+            buffers.restore()
+        generator = generator_state(inputs)
+    before_run = changeable(inputs, request)
+    kept = frozenset(n for n in passed if same_values(values[n], before_run[n]))
+    return Run(values, strides_of(outputs), kept, generator, not torch.equal(before, generator))
+
+
+def given_copies(inputs: Sequence[Any], request: GraphRequest) -> tuple[list[Any], list[Any]]:
+    """What to run a graph on in place of its inputs, and the copies that this was made of.
+
+    Weights are not copied. A copy is a leaf for autograd.
+
+    Raises:
+        TypeError: the graph would write to an input that cannot be copied.
+    """
+    copies = clones.copy_inputs(inputs, keep=request.weights)
+    _refuse_to_write(copies, inputs, request)
+    return [_as_deep(copy, value) for copy, value in zip(copies, inputs, strict=True)], copies
+
+
+def named_outputs(returned: Any) -> Values:
+    """What a graph returned, by name."""
+    return {f"output {i}": each for i, each in enumerate(_torch.flatten(returned)[0])}
+
+
+def changeable(given: Sequence[Any], request: GraphRequest) -> Values:
+    """What a run of the graph on these inputs may write to: inputs, and what the graph holds."""
+    written = writes.written_parameters(request)
+    held = writes.written_attributes(request.gm)
+    passed = ((i, each) for i, each in enumerate(given) if i in written or _may_change(each))
+    return {
+        **{f"input {i} afterwards": each for i, each in passed},
+        **{f"held tensor {i} afterwards": each for i, each in enumerate(held)},
+    }
+
+
+def strides_of(outputs: Values) -> dict[str, tuple[int, ...]]:
+    """Strides of the outputs that have some."""
+    tensors = {n: each for n, each in outputs.items() if isinstance(each, torch.Tensor)}
+    return {n: each.stride() for n, each in tensors.items() if each.layout is torch.strided}
+
+
+def _refuse_to_write(copies: Sequence[Any], inputs: Sequence[Any], request: GraphRequest) -> None:
+    """What a subclass of tensor holds is not copied; parameters are put back after a run."""
+    passed = {i for i, value in enumerate(inputs) if isinstance(value, torch.Tensor)}
+    shared = {i for i in passed - request.weights if copies[i] is inputs[i]}
+    for i in sorted(shared & writes.assigned_inputs(request.gm)):
+        what = f"input {i}, a {type(inputs[i]).__name__} that the graph writes to, cannot be copied"
+        raise TypeError(what)
+
+
+def _as_deep(copy: Any, value: Any) -> Any:
+    """A copy that is no leaf where the input is none: in-place operations on leaves are refused."""
+    if isinstance(value, torch.Tensor) and value.requires_grad and not value.is_leaf:
+        return clones.not_leaf(copy)
+    return copy
+
+
+def _may_change(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and type(value) is not torch.nn.Parameter
+
+
+def generator_state(inputs: Sequence[Any]) -> torch.Tensor:
+    """The state of the CPU's generator and of those of the devices in play."""
+    states = [torch.cuda.get_rng_state(device) for device in devices(inputs)]
+    return torch.cat([torch.get_rng_state(), *states])
+
+
+def exact(inputs: Sequence[Any], request: GraphRequest) -> Values:
+    """The same in float64; nothing where the graph cannot be run so."""
+    try:
+        gm, wide, twin = in_double(request, inputs)
+        return run(gm, wide, twin).values
+    except Exception:  # noqa: BLE001  # then eager itself is what there is to compare with
+        return {}
+
+
+def judge(got: Run, eager: Run, exact: Callable[[], Values], bounds: Bounds) -> bool:
+    """Refuse the candidate, or note how far it is off; whether all its numbers were compared.
+
+    Where the graph draws random numbers the candidate need not draw eager's. One that leaves
+    torch's generator in another state does not: then what depends on them is compared in
+    structure and finiteness only.
+    """
+    if list(got.values) != list(eager.values):
+        what = f"gives {len(got.values)} values where eager gives {len(eager.values)}"
+        refuse(Status.REJECTED, Reason.OUTPUT_MISMATCH, what)
+    free = eager.random and not torch.equal(got.generator, eager.generator)
+    in_float64: Values | None = None
+    unlike = False
+    for name in sorted(eager.values, key=lambda name: name not in eager.kept):
+        mine, expected, kept = got.values[name], eager.values[name], name in eager.kept
+        found = _stride_fault(name, got, eager) or fault_of(mine, expected, None, bounds)
+        if found and found[0] is Fault.NUMBERS and free and not kept:
+            unlike, found = True, None
+        if found and found[0] is Fault.NUMBERS:
+            in_float64 = exact() if in_float64 is None else in_float64
+            found = fault_of(mine, expected, in_float64.get(name), bounds)
+        if found:
+            _refuse(name, *found, kept=kept)
+    errors = [errors_of(got.values[name], expected) for name, expected in eager.values.items()]
+    note(verified=_summary(errors, unlike=unlike, in_float64=bool(in_float64)))
+    return not unlike
+
+
+def _stride_fault(name: str, got: Run, eager: Run) -> tuple[Fault, str] | None:
+    """Strides matter where there is more than one element along a dimension, and to views only."""
+    value = got.values[name]
+    if name not in eager.strides or not isinstance(value, torch.Tensor) or not value.numel():
+        return None
+    mine, eagers = got.strides.get(name), eager.strides[name]
+    if mine is None or len(mine) != len(eagers):
+        return None
+    sizes = zip(value.shape, mine, eagers, strict=True)
+    if all(size == 1 or a == b for size, a, b in sizes):
+        return None
+    return Fault.STRUCTURE, f"has strides {mine}, eager's has {eagers}"
+
+
+def _refuse(name: str, fault: Fault, what: str, *, kept: bool) -> None:
+    """``kept`` says that this is an input that eager leaves as it was."""
+    reason = Reason.MUTATED_INPUTS if kept else _REASONS[fault]
+    refuse(Status.REJECTED, reason, f"{name} {what}")
+
+
+def _summary(errors: Sequence[Errors], *, unlike: bool, in_float64: bool) -> dict[str, Any]:
+    """What the attempt's record says of a candidate that computes what eager computes."""
+    if unlike:
+        return {"against": "structure only: the graph draws random numbers", "values": len(errors)}
+    return {
+        "against": "float64" if in_float64 else "eager",
+        "values": len(errors),
+        "max_absolute_error": max((each.absolute for each in errors), default=0.0),
+        "max_relative_error": max((each.relative for each in errors), default=0.0),
+        "min_cosine": min((each.cosine for each in errors), default=1.0),
+    }

@@ -1,0 +1,70 @@
+"""A graph in float64: what eager would compute without its own rounding."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.fx
+
+from composer.graphs import clones
+from composer.records import GraphRequest
+
+_NARROW = (torch.float16, torch.bfloat16, torch.float32)
+_METHODS = {"float", "half", "bfloat16"}
+
+
+def in_double(
+    request: GraphRequest, inputs: Sequence[Any]
+) -> tuple[torch.fx.GraphModule, list[Any], GraphRequest]:
+    """The graph with every floating dtype in it turned into float64, and inputs to go with it.
+
+    Args:
+        request: The graph; neither it nor its tensors are changed.
+        inputs: Real inputs of it.
+
+    Returns:
+        The graph, its inputs, and a request that describes them.
+    """
+    gm = clones.clone_graph(request.gm)
+    for each in (each for each in gm.modules() if isinstance(each, torch.fx.GraphModule)):
+        for node in each.graph.nodes:
+            _widen(each, node)
+        each.recompile()
+    wide = [_wide(value) for value in inputs]
+    twin = dataclasses.replace(request, gm=gm, example_inputs=tuple(wide), weights=frozenset())
+    return gm, wide, twin
+
+
+def _widen(gm: torch.fx.GraphModule, node: torch.fx.Node) -> None:
+    node.args = _mapped(node.args)
+    node.kwargs = _mapped(node.kwargs)
+    if node.op == "call_method" and node.target in _METHODS:
+        node.target = "double"
+    if node.op == "get_attr":
+        value = clones.attribute_at(gm, str(node.target))
+        if isinstance(value, torch.Tensor):
+            name = f"_wide_{node.name}"
+            gm.register_buffer(name, _wide(value.detach()))
+            node.target = name
+    if node.op == "call_module":
+        raise TypeError("a module within the graph holds weights of its own")
+
+
+def _mapped(value: Any) -> Any:
+    if isinstance(value, torch.dtype):
+        return torch.float64 if value in _NARROW else value
+    if isinstance(value, tuple | list):
+        return type(value)(_mapped(each) for each in value)
+    if isinstance(value, dict):
+        return {key: _mapped(each) for key, each in value.items()}
+    return value
+
+
+def _wide(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor) or value.dtype not in _NARROW:
+        return value
+    made = value.detach().to(torch.float64)
+    return made.requires_grad_(value.requires_grad)
