@@ -7,12 +7,12 @@ How it decides, on a machine that is busy with other things as well:
 
 - *Turns, not blocks.* A round gives each entrant one turn, in an order drawn anew for each round.
   A load that comes and goes meets all of them alike, and rounds are compared as pairs. A turn is
-  made of as many calls as fill 5 ms, so that the clock does not decide.
-- *Calls that do not count* begin each turn, for 5 ms. The threads of the one before go on spinning
+  made of as many calls as fill 20 ms.
+- *Calls that do not count* begin each turn, for 10 ms. The threads of the one before go on spinning
   for some milliseconds, in wait for more work, and take the cores from the next: on two cores ONNX
-  Runtime's made Inductor's code four times as slow. To sleep instead would not do: who has slept is
-  let run undisturbed for a while, and an engine that suffers from a load would not show it. A call
-  of 50 ms or more has no such lead: what is left of the spinning is little of it.
+  Runtime's made Inductor's code four times as slow. And who has slept is let run undisturbed for a
+  while after that: an engine that suffers from a load does not show it in its first 15 ms. A call
+  of 50 ms or more has no such lead: what is left of either is little of it.
 - *The mean.* What a program waits for under a load is the whole of its calls, and a load does not
   treat all alike: an engine whose threads wait for one another loses a time slice where another
   loses none. Any quantile hides that, and is less sure besides (``bench/choosing.py``). So that one
@@ -64,7 +64,7 @@ SHARE, LEAST, MOST = 0.15, 1.0, 5.0
 _SAME_BYTES, _SAME_SHARE = 8 << 20, 0.05
 """By how much two readings of the same differ at most."""
 
-_TURN, _LEAD, _LONG = 0.005, 0.005, 0.050
+_TURN, _LEAD, _LONG = 0.020, 0.010, 0.050
 _MOST_CALLS = 100
 _MOST_ROUNDS = 40
 _SURE_ROUNDS = 6
