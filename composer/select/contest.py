@@ -7,12 +7,13 @@ How it decides, on a machine that is busy with other things as well:
 
 - *Turns, not blocks.* A round gives each entrant one turn, in an order drawn anew for each round.
   A load that comes and goes meets all of them alike, and rounds are compared as pairs. A turn is
-  made of as many calls as fill 20 ms.
+  made of as many calls as fill 10 ms, so that a clear case is clear soon, and of twice as many
+  after each three rounds, up to 160 ms, where it is not: under a load, who has slept through the
+  turns of others is let run undisturbed for a while, and would not show what it suffers.
 - *Calls that do not count* begin each turn, for 10 ms. The threads of the one before go on spinning
   for some milliseconds, in wait for more work, and take the cores from the next: on two cores ONNX
-  Runtime's made Inductor's code four times as slow. And who has slept is let run undisturbed for a
-  while after that: an engine that suffers from a load does not show it in its first 15 ms. A call
-  of 50 ms or more has no such lead: what is left of either is little of it.
+  Runtime's made Inductor's code four times as slow. A call of 50 ms or more has no such lead: what
+  is left of the spinning is little of it.
 - *The mean.* What a program waits for under a load is the whole of its calls, and a load does not
   treat all alike: an engine whose threads wait for one another loses a time slice where another
   loses none. Any quantile hides that, and is less sure besides (``bench/choosing.py``). So that one
@@ -64,8 +65,10 @@ SHARE, LEAST, MOST = 0.15, 1.0, 5.0
 _SAME_BYTES, _SAME_SHARE = 8 << 20, 0.05
 """By how much two readings of the same differ at most."""
 
-_TURN, _LEAD, _LONG = 0.020, 0.010, 0.050
-_MOST_CALLS = 100
+_LEAD, _LONG = 0.010, 0.050
+_TURN, _LONGEST_TURN, _LONGER = 0.010, 0.160, 3
+
+_MOST_CALLS = 1000
 _MOST_ROUNDS = 40
 _SURE_ROUNDS = 6
 _SURE = statistics.NormalDist().inv_cdf(1 - 1 / 1000)
@@ -300,18 +303,22 @@ class _Race:
         return held
 
     def run(self) -> None:
-        """Rounds, until one is left or the time is over; a round that is cut short is left out."""
+        """Rounds, until one is left or the next turn would take too long.
+
+        A round that is cut short is left out.
+        """
         order = random.Random(0)
-        for _ in range(_MOST_ROUNDS):
+        for number in range(_MOST_ROUNDS):
             if self._is_settled():
                 return
             times: dict[int, float] = {}
+            length = min(_TURN * 2 ** (number // _LONGER), _LONGEST_TURN)
             for place in order.sample(self._alive, len(self._alive)):
-                if self._is_over():
-                    return
                 usual = _mean(self._turns[place] or [self._warm[place]])
-                calls = min(math.ceil(_TURN / max(usual, 1e-9)), _MOST_CALLS)
+                calls = min(math.ceil(length / max(usual, 1e-9)), _MOST_CALLS)
                 lead = _LEAD if usual < _LONG else 0.0
+                if self._is_over(after=lead + calls * usual):
+                    return
                 times[place] = self._turn(place, calls, lead, self._gate)
             for place in self._alive:
                 self._turns[place].append(times[place])
@@ -342,8 +349,9 @@ class _Race:
         finally:
             self._deadline += gate.waited - waited
 
-    def _is_over(self) -> bool:
-        return time.perf_counter() >= self._deadline
+    def _is_over(self, after: float = 0.0) -> bool:
+        """Whether the time for this is over, or will be after so many seconds."""
+        return time.perf_counter() + after >= self._deadline
 
     def _costs(self, place: int) -> list[float]:
         return [each + self._entrants[place].handicap for each in self._turns[place]]
