@@ -1,4 +1,4 @@
-"""What benches that compile whole models share: caches, timing what compiled, errors in a line."""
+"""What benches that compile share: caches, code objects, timing what compiled, errors in a line."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import logging
 import os
 import re
 import tempfile
+import types
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar, cast
 
 import torch
 from timing import Series, VariantError
@@ -19,6 +21,7 @@ log = logging.getLogger("bench.compiles")
 
 Call = Callable[[], object]
 Outputs = tuple[Tensor, ...]
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def time_together(
@@ -46,6 +49,17 @@ def time_together(
                 failures[error.variant] = "timing: " + first_line(error.__cause__ or error)
                 del left[error.variant]
     return {}, failures
+
+
+def own_code(function: Function, name: str) -> Function:
+    """The same function over a code object of its own.
+
+    Dynamo looks through the cache entries of one code object in turn.
+    """
+    given = cast(types.FunctionType, function)
+    code = given.__code__.replace(co_name=name, co_qualname=name)
+    made = types.FunctionType(code, given.__globals__, name, None, given.__closure__)
+    return cast(Function, made)
 
 
 def flat(outputs: Tensor | Outputs) -> Outputs:

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import argparse
 import functools
-import types
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import zoo
+from compiles import own_code
 from native_cpu import OnnxRuntime
 from rich.console import Console
 from rich.table import Table
@@ -40,10 +40,9 @@ def call_it(module: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> obje
 
 def compiled(name: str, keep: Callable[..., Any] | None) -> Callable[..., object]:
     """The function, with the guards that ``keep`` leaves."""
-    code = call_it.__code__.replace(co_name=f"call with {name}")
     options: dict[str, Any] = {"chain": ["onnxrt"], "remember_verdicts": 0}
     options |= {"guard_filter_fn": keep} if keep else {}
-    own = types.FunctionType(code, call_it.__globals__)
+    own = own_code(call_it, name)
     return torch.compile(own, backend="composer", dynamic=False, options=options)
 
 

@@ -19,12 +19,12 @@ import argparse
 import functools
 import itertools
 import sys
-import types
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from compiles import own_code
 from rich.console import Console
 from rich.table import Table
 from timing import Ratio, Series, machine, measure, paired_ratio, write_json
@@ -40,12 +40,6 @@ Function = Callable[[torch.Tensor], torch.Tensor]
 def three_operations(x: torch.Tensor) -> torch.Tensor:
     """The smallest graph worth compiling."""
     return torch.relu(x * 2.0) + 1.0
-
-
-def own_code(function: Function, name: str) -> Function:
-    """The same function over a code object of its own."""
-    code = function.__code__.replace(co_name=name, co_qualname=name)
-    return types.FunctionType(code, function.__globals__, name)
 
 
 def compiled(name: str, backend: str, chain: list[object] | None = None) -> Function:

@@ -20,14 +20,13 @@ import itertools
 import sys
 import time
 import tracemalloc
-import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from compiles import positive
+from compiles import own_code, positive
 from rich.console import Console
 from rich.table import Table
 from timing import Series, machine, measure, paired_ratio, rotated, write_json
@@ -59,7 +58,7 @@ class Case:
 
     def compiled(self, side: str) -> Function:
         """Through composer or not, over a code object of its own; its first call compiles."""
-        function = own_code(self.function)
+        function = own_code(self.function, side)
         if side == "plain":
             return torch.compile(function, backend=self.engine)
         return torch.compile(function, backend="composer", options={"chain": [self.engine]})
@@ -69,12 +68,6 @@ def gives_its_first_input(gm: torch.fx.GraphModule, example_inputs: list[Any]) -
     """The engine whose builds and calls are the cheapest, for graphs with one output."""
     (place,) = (i for i, each in enumerate(example_inputs) if not isinstance(each, nn.Parameter))
     return lambda *args: (args[place],)
-
-
-def own_code(function: Function) -> Function:
-    """The same function over a code object of its own."""
-    code, name = function.__code__.replace(), function.__name__
-    return types.FunctionType(code, function.__globals__, name, None, function.__closure__)
 
 
 def of_nodes(count: int) -> Case:

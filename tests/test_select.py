@@ -18,6 +18,8 @@ from conftest import compiled, last
 import composer
 from composer import _torch, select
 from composer.errors import CandidateError, OptionError
+from composer.graphs.capture import read_request
+from composer.guard.gate import Gate
 from composer.policy import read_policy
 from composer.select.contest import least_memory
 from composer.select.track import Track
@@ -513,6 +515,26 @@ def test_who_is_surely_no_slower() -> None:
     assert select.surely_ahead([1.01] * 12, STEADY, 1 / select.TIE)
     assert not select.surely_ahead([1.03] * 12, STEADY, 1 / select.TIE)
     assert not select.surely_ahead([], [], select.TIE)
+
+
+@pytest.mark.parametrize(("gate", "longest"), [(None, 0.160), (Gate(), 0.010)])
+def test_turns_grow_while_nothing_is_decided_unless_calls_wait_for_them(
+    gate: Gate | None, longest: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A load shows in long turns only; a program whose calls wait does not get any."""
+    lengths, noise = [], random.Random(0)
+
+    def time_taken(track: Track, run: Any, calls: int, lead: float) -> float:
+        lengths.append(calls * 0.001)
+        return noise.choice((0.0005, 0.0015))
+
+    monkeypatch.setattr(Track, "time", time_taken)
+    monkeypatch.setattr(Gate, "perform", lambda gate, turn: turn())
+    gm = torch.fx.symbolic_trace(lambda x: x.sin())
+    entrants = [select.Entrant(name, gm.forward) for name in ("one", "floor")]
+    result = select.race(entrants, read_request(gm, [torch.ones(2)]), 60.0, gate=gate)
+    assert {each.rounds for each in result.timings.values()} == {40}
+    assert max(lengths) == pytest.approx(longest, rel=0.5)
 
 
 MIB = 1 << 20

@@ -9,7 +9,8 @@ How it decides, on a machine that is busy with other things as well:
   A load that comes and goes meets all of them alike, and rounds are compared as pairs. A turn is
   made of as many calls as fill 10 ms, so that a clear case is clear soon, and of twice as many
   after each three rounds, up to 160 ms, where it is not: under a load, who has slept through the
-  turns of others is let run undisturbed for a while, and would not show what it suffers.
+  turns of others is let run undisturbed for a while, and would not show what it suffers. Beside a
+  running program, whose calls wait for turns, they stay short.
 - *Calls that do not count* begin each turn, for 10 ms. The threads of the one before go on spinning
   for some milliseconds, in wait for more work, and take the cores from the next: on two cores ONNX
   Runtime's made Inductor's code four times as slow. A call of 50 ms or more has no such lead: what
@@ -30,7 +31,8 @@ How it decides, on a machine that is busy with other things as well:
 Where memory is the objective, an entrant is out when it is as surely further behind than the policy
 lets it be; of the others, :func:`least_memory` decides when the rounds are over.
 
-The time for this is bounded; a call cannot be interrupted, so the last one may end beyond that.
+The time for this is bounded: no turn begins that is likely to end beyond it, by what the entrant
+took before. A call cannot be interrupted, so one that takes longer than that does end beyond it.
 """
 
 from __future__ import annotations
@@ -67,7 +69,6 @@ _SAME_BYTES, _SAME_SHARE = 8 << 20, 0.05
 
 _LEAD, _LONG = 0.010, 0.050
 _TURN, _LONGEST_TURN, _LONGER = 0.010, 0.160, 3
-
 _MOST_CALLS = 1000
 _MOST_ROUNDS = 40
 _SURE_ROUNDS = 6
@@ -312,7 +313,7 @@ class _Race:
             if self._is_settled():
                 return
             times: dict[int, float] = {}
-            length = min(_TURN * 2 ** (number // _LONGER), _LONGEST_TURN)
+            length = self._length(number)
             for place in order.sample(self._alive, len(self._alive)):
                 usual = _mean(self._turns[place] or [self._warm[place]])
                 calls = min(math.ceil(length / max(usual, 1e-9)), _MOST_CALLS)
@@ -323,6 +324,11 @@ class _Race:
             for place in self._alive:
                 self._turns[place].append(times[place])
             self._send_off()
+
+    def _length(self, number: int) -> float:
+        """Seconds of a turn in this round; where calls wait for turns, they stay short."""
+        longest = _LONGEST_TURN if self._gate is None else _TURN
+        return min(math.ldexp(_TURN, number // _LONGER), longest)
 
     def _turn(self, place: int, calls: int, lead: float = 0.0, gate: Gate | None = None) -> float:
         """Seconds a call; who raises is out, and where that is the floor, nothing can be found.
