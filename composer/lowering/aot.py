@@ -17,7 +17,7 @@ from composer.errors import refuse
 from composer.graphs import capture, clones
 from composer.lowering.decompositions import Table, decompositions
 from composer.lowering.freeze import freeze
-from composer.lowering.statistics import statistics, witness_of
+from composer.lowering.statistics import find_witnesses, statistics, witness_of
 from composer.lowering.weights import can_bind
 from composer.passes import late
 from composer.passes.base import Stage
@@ -215,7 +215,9 @@ def bindable(
     """
     still = sorted(owners.keys() - written) if freeze() is not False else []
     weights = {i: everything[i] for i in still if can_bind(everything[i])}
-    witnesses = {i: witness_of(owners[i]) for i in weights.keys() & statistics}
+    read = weights.keys() & statistics
+    orphans = {i: weights[i] for i in read if owners[i] is None}
+    witnesses = {i: witness_of(owners[i]) for i in read} | find_witnesses(orphans)
     weights = {i: each for i, each in weights.items() if witnesses.get(i, each) is not None}
     return weights, {i: each for i, each in witnesses.items() if each is not None}
 
