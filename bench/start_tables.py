@@ -16,7 +16,7 @@ def warm(record: Record) -> str:
     ]
     kinds = {"first": "to the first result", "engine": "without Dynamo's share"}
     ratios = [
-        (model, told, *(ratio(found[kind][pair]) for pair in pairs))
+        (model, told, *(ratio(cell) if (cell := found[kind].get(pair)) else "" for pair in pairs))
         for model, found in models.items()
         for kind, told in kinds.items()
     ]

@@ -1,8 +1,9 @@
 """How long a process takes to its first result, with nothing on disk and after another process.
 
 Every start is a process of its own, and the variants take turns: Inductor and composer with ONNX
-Runtime, each cold (empty caches) and warm (right after a process that filled them), and Dynamo with
-nothing behind it, below which no engine can come. Run from anywhere, with composer installed::
+Runtime, each cold (empty caches), warm (right after a process that filled them), and loaded from a
+file that another process wrote (docs/saved-functions.md); and Dynamo with nothing behind it, below
+which no engine can come that it has to trace for. Run from anywhere, with composer installed::
 
     python bench/warm.py --models bert,resnet --rounds 5 --json bench/results/warm.json
 
@@ -14,6 +15,7 @@ own start without an engine. Ratios are those within a round.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import subprocess
@@ -34,15 +36,20 @@ from timing import Series, machine, paired_ratio, quartiles, write_json
 FLOOR = "dynamo"
 INDUCTOR_COLD, INDUCTOR_WARM = "inductor, cold", "inductor, warm"
 COMPOSER_COLD, COMPOSER_WARM = "composer[onnxrt], cold", "composer[onnxrt], warm"
+INDUCTOR_LOADED, COMPOSER_LOADED = "inductor, loaded", "composer[onnxrt], loaded"
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A way to start: ``backend`` and ``options`` of ``torch.compile``."""
+    """A way to start: ``backend`` and ``options`` of ``torch.compile``.
+
+    Those that are ``loaded`` read what was compiled from a file.
+    """
 
     name: str
     backend: str
     options: dict[str, Any] | None = None
+    loaded: bool = False
 
 
 ONNXRT = {"chain": ["onnxrt"]}
@@ -52,6 +59,8 @@ VARIANTS = (
     Variant(INDUCTOR_WARM, "inductor"),
     Variant(COMPOSER_COLD, "composer", ONNXRT),
     Variant(COMPOSER_WARM, "composer", ONNXRT),
+    Variant(INDUCTOR_LOADED, "inductor", loaded=True),
+    Variant(COMPOSER_LOADED, "composer", ONNXRT, loaded=True),
 )
 """In the order of a round, whose caches are empty at first: a warm start finds what the cold one
 before it left."""
@@ -60,6 +69,8 @@ RATIOS = (
     (COMPOSER_WARM, INDUCTOR_COLD),
     (COMPOSER_WARM, INDUCTOR_WARM),
     (COMPOSER_COLD, INDUCTOR_COLD),
+    (COMPOSER_LOADED, INDUCTOR_LOADED),
+    (COMPOSER_LOADED, INDUCTOR_WARM),
 )
 
 
@@ -69,11 +80,34 @@ def start(model: str, variant: Variant, *, tiny: bool) -> dict[str, Any]:
 
     module, inputs = zoo.build(model, tiny=tiny)
     began = time.perf_counter()
-    run = torch.compile(module, backend=variant.backend, options=variant.options)
+    if variant.loaded:
+        with _file(variant).open("rb") as file:
+            run = functools.partial(torch.compiler.load_compiled_function(file), module)
+    else:
+        run = torch.compile(module, backend=variant.backend, options=variant.options)
     with torch.no_grad():
         run(**inputs)
     seconds = time.perf_counter() - began
     return {"seconds": seconds, "artefacts": _artefacts(variant)}
+
+
+def write(model: str, variant: Variant, *, tiny: bool) -> dict[str, Any]:
+    """Write the file that starts are loaded from, with the guards that torch can write."""
+    import zoo
+
+    module, inputs = zoo.build(model, tiny=tiny)
+    options = {
+        **(variant.options or {}),
+        "guard_filter_fn": torch.compiler.keep_tensor_guards_unsafe,
+    }
+    run = torch.compile(module.forward, backend=variant.backend, options=options, fullgraph=True)
+    with torch.no_grad():
+        run.aot_compile(((), inputs)).save_compiled_function(str(_file(variant)))
+    return {}
+
+
+def _file(variant: Variant) -> Path:
+    return Path(os.environ["COMPOSER_CACHE_DIR"], f"{variant.backend}.compiled")
 
 
 def _artefacts(variant: Variant) -> list[Any]:
@@ -84,14 +118,14 @@ def _artefacts(variant: Variant) -> list[Any]:
     return [each.attempts[0].engine.get("artefacts") for each in composer.reports()]
 
 
-def start_apart(model: str, variant: Variant, folder: Path, *, tiny: bool) -> dict[str, Any]:
-    """The same in a child process, whose caches are in ``folder``.
+def apart(work: str, model: str, variant: Variant, folder: Path, *, tiny: bool) -> dict[str, Any]:
+    """``start`` or ``write`` in a child process, whose caches are in ``folder``.
 
     Raises:
         RuntimeError: the child failed; with what it said last.
     """
     caches = {"TORCHINDUCTOR_CACHE_DIR": folder / "inductor", "COMPOSER_CACHE_DIR": folder / "own"}
-    command = [sys.executable, __file__, "--start", variant.name, "--models", model]
+    command = [sys.executable, __file__, f"--{work}", variant.name, "--models", model]
     done = subprocess.run(
         [*command, *(["--tiny"] if tiny else [])],
         env=os.environ | {name: str(path) for name, path in caches.items()},
@@ -112,14 +146,20 @@ def measure(model: str, rounds: int, *, tiny: bool) -> dict[str, Any]:
     for _ in range(rounds):
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             for variant in VARIANTS:
-                found = start_apart(model, variant, Path(folder), tiny=tiny)
+                if variant.loaded:
+                    apart("write", model, variant, Path(folder), tiny=tiny)
+                found = apart("start", model, variant, Path(folder), tiny=tiny)
                 times[variant.name].append(found["seconds"])
                 artefacts[variant.name] = found["artefacts"]
     return {
         "seconds": {name: _spread(taken) for name, taken in times.items()},
         "artefacts": {name: found for name, found in artefacts.items() if found},
         "first": {f"{a} / {b}": _ratio(times[a], times[b]) for a, b in RATIOS},
-        "engine": {f"{a} / {b}": _ratio(_beyond(times, a), _beyond(times, b)) for a, b in RATIOS},
+        "engine": {
+            f"{a} / {b}": _ratio(_beyond(times, a), _beyond(times, b))
+            for a, b in RATIOS
+            if COMPOSER_LOADED not in (a, b)  # nothing of that is Dynamo's
+        },
     }
 
 
@@ -149,8 +189,11 @@ def show(model: str, found: dict[str, Any]) -> None:
     console.print(table)
     table = Table("ratio", "to the first result", "without Dynamo's share")
     for pair in found["first"]:
-        cells = (found[kind][pair] for kind in ("first", "engine"))
-        texts = (f"{each['median']:.2f} ({each['p25']:.2f} to {each['p75']:.2f})" for each in cells)
+        cells = (found[kind].get(pair) for kind in ("first", "engine"))
+        texts = (
+            f"{each['median']:.2f} ({each['p25']:.2f} to {each['p75']:.2f})" if each else ""
+            for each in cells
+        )
         table.add_row(escape(pair), *texts)
     console.print(table)
 
@@ -163,10 +206,12 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="the small sizes")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--start", help=argparse.SUPPRESS)  # what a child process is told
+    parser.add_argument("--write", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.start:
-        (variant,) = (each for each in VARIANTS if each.name == given.start)
-        print(json.dumps(start(given.models, variant, tiny=given.tiny)))
+    if given.start or given.write:
+        work, name = (start, given.start) if given.start else (write, given.write)
+        (variant,) = (each for each in VARIANTS if each.name == name)
+        print(json.dumps(work(given.models, variant, tiny=given.tiny)))
         return
     record: dict[str, Any] = {"machine": machine(), "rounds": given.rounds, "models": {}}
     for model in given.models.split(","):

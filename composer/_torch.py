@@ -8,6 +8,7 @@ moved. Heavy parts (the ONNX exporter) are imported when first used.
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import inspect
@@ -17,6 +18,7 @@ import sys
 import threading
 import traceback
 import types
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -28,7 +30,9 @@ import torch.fx
 
 # Dynamo's registry of backends is what the mission names; it has no public spelling.
 from torch._C._dynamo.eval_frame import reset_code
+from torch._dynamo import aot_compile as dynamo_aot_compile
 from torch._dynamo import convert_frame, eval_frame, external_utils
+from torch._dynamo.aot_compile_types import SerializableCallable as SerializableCallable
 from torch._dynamo.backends.registry import list_backends as _list_backends
 from torch._dynamo.backends.registry import lookup_backend as lookup_backend
 from torch._dynamo.backends.registry import register_backend as register_backend
@@ -139,25 +143,34 @@ def traced_frame() -> tuple[types.CodeType, dict[str, Any], str] | None:
     After a graph break Dynamo traces a generated function that goes on in the middle of the
     user's; its metadata lead back to the user's code, whose frame waits on the Python stack.
     ``torch.compile(torch.nn.Linear(...))`` traces a frame of torch's own around ``fn``: the frame
-    given is then that of the ``forward`` within. ``None`` outside of a compile.
+    given is then that of the ``forward`` within. What ``aot_compile`` was asked for has been traced
+    when a backend is called. ``None`` outside of a compile.
     """
     try:
         root = InstructionTranslator.current_tx().output.root_tx
     except AttributeError:  # nothing is being traced on this thread
-        return None
-    wrapped = root.f_locals.get("fn")
-    if root.f_code.co_filename == external_utils.__file__ and callable(wrapped):
-        method = wrapped.forward if isinstance(wrapped, torch.nn.Module) else wrapped
-        method = method.func if isinstance(method, functools.partial) else method
-        function = getattr(method, "__func__", method)
-        owner = getattr(method, "__self__", None)
-        if hasattr(function, "__code__"):
-            code = function.__code__
-            return code, dict.fromkeys(code.co_varnames[:1], owner), function.__module__
+        saving = dynamo_aot_compile.aot_compile_fullgraph.__code__
+        return _frame_to_be(_locals_on_the_stack(saving).get("model"))
+    if root.f_code.co_filename == external_utils.__file__:
+        wrapped = _frame_to_be(root.f_locals.get("fn"))
+        if wrapped is not None:
+            return wrapped
     resumed = ContinueExecutionCache.generated_code_metadata.get(root.f_code)
     code = root.f_code if resumed is None else resumed.code
     scope = dict(root.f_locals) if resumed is None else _locals_on_the_stack(code)
     return code, scope, str(root.f_globals.get("__name__", ""))
+
+
+def _frame_to_be(called: Any) -> tuple[types.CodeType, dict[str, Any], str] | None:
+    """What :func:`traced_frame` says of a call of this; ``None`` where it has no code in Python."""
+    method = called.forward if isinstance(called, torch.nn.Module) else called
+    method = method.func if isinstance(method, functools.partial) else method
+    function = getattr(method, "__func__", method)
+    code = getattr(function, "__code__", None)
+    if not isinstance(code, types.CodeType):
+        return None
+    owner = getattr(method, "__self__", None)
+    return code, dict.fromkeys(code.co_varnames[:1], owner), function.__module__
 
 
 def _locals_on_the_stack(code: types.CodeType) -> dict[str, Any]:
@@ -630,6 +643,100 @@ def recaptured(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Iterator[None
             yield
     finally:
         _recaptured_numbers.reset(known)
+
+
+def with_symbols(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
+    """The inputs of a call as Dynamo passes them to a backend: symbols stand for numbers."""
+    fakes = (node.meta.get("example_value") for node in gm.graph.find_nodes(op="placeholder"))
+    pairs = zip(fakes, inputs, strict=True)
+    return [fake if isinstance(fake, torch.SymInt) else value for fake, value in pairs]
+
+
+# --- graphs in files ----------------------------------------------------------------------------
+
+
+def goes_to_a_file() -> bool:
+    """Whether torch is going to write to a file what is being compiled (``aot_compile``).
+
+    Dynamo's own ``eager`` backend asks the same.
+    """
+    from torch._functorch import config as functorch_config
+
+    return bool(functorch_config.force_autograd_cache)
+
+
+def stays_here() -> contextlib.AbstractContextManager[None]:
+    """Compile as if nothing were written to a file.
+
+    What AOTAutograd makes is to be Inductor's then, and nobody else's: it refuses other compilers'.
+    """
+    from torch._functorch import config as functorch_config
+
+    settings = {
+        "force_autograd_cache": False,
+        "strict_autograd_cache": False,
+        "bundled_autograd_cache": False,
+        "bypass_autograd_cache_key": False,
+    }
+    return cast(contextlib.AbstractContextManager[None], functorch_config.patch(settings))
+
+
+def graph_as_bytes(gm: torch.fx.GraphModule) -> bytes:
+    """A captured graph with its symbols, for another process; the tensors that it holds as well.
+
+    Raises:
+        ValueError: inputs that share memory are views, whose common memory cannot be written.
+    """
+    from torch.fx._graph_pickler import GraphPickler, Options
+
+    fakes = [node.meta.get("example_value") for node in gm.graph.find_nodes(op="placeholder")]
+    tensors = [fake for fake in fakes if isinstance(fake, FakeTensor)]
+    places = Counter(map(storage_id, tensors))
+    if any(fake._is_view() and places[storage_id(fake)] > 1 for fake in tensors):
+        raise ValueError("inputs of the graph share memory, which cannot be written to a file")
+    return GraphPickler.dumps(_bare(gm), Options(ops_filter=None))
+
+
+def _bare(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """A copy whose metadata mean the same in another process.
+
+    Of what values are there are inputs and numbers: a view leads to the fakes of this process.
+    """
+    bare = torch.fx.GraphModule(gm, copy.deepcopy(gm.graph), gm.__class__.__name__)
+    for node in bare.graph.nodes:
+        value = node.meta.get("example_value")
+        node.meta = lasting_metadata(node)
+        if isinstance(value, torch.SymInt | torch.SymFloat):
+            node.meta["example_value"] = value
+        elif isinstance(value, FakeTensor) and node.op == "placeholder":
+            node.meta["example_value"] = _by_itself(value)
+    for name, child in list(bare.named_children()):
+        if isinstance(child, torch.fx.GraphModule):
+            setattr(bare, name, _bare(child))
+    bare.train(gm.training)
+    return bare
+
+
+def _by_itself(fake: FakeTensor) -> FakeTensor:
+    """The fake, or one of its sizes and strides that is no view."""
+    if not fake._is_view():
+        return fake
+    with fake.fake_mode:
+        memory = torch.empty_strided(
+            fake.shape, fake.stride(), dtype=fake.dtype, device=fake.device
+        )
+        return cast(FakeTensor, memory.requires_grad_(fake.requires_grad))
+
+
+def graph_of_bytes(data: bytes) -> torch.fx.GraphModule:
+    """The graph that was written, ready to be compiled by :func:`recaptured`."""
+    from torch.fx._graph_pickler import GraphPickler
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    gm = GraphPickler.loads(data, FakeTensorMode(shape_env=ShapeEnv()))
+    assert isinstance(gm, torch.fx.GraphModule)
+    gm.recompile()
+    return gm
 
 
 def fakes_met(inputs: Sequence[Any]) -> list[Any]:

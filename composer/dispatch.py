@@ -18,7 +18,7 @@ from typing import Any
 
 import torch.fx
 
-from composer import book, chain, contenders, guard, lock, select, session
+from composer import _torch, book, chain, contenders, guard, lock, saved, select, session
 from composer.graphs import capture, clones
 from composer.guard import backward, overtaking, standby
 from composer.guard.succession import Succession
@@ -56,6 +56,10 @@ def compose(
         CandidateError: a candidate was not accepted and ``strict`` is on.
         ChainExhausted: none was accepted and ``on_exhausted`` is ``"raise"``.
     """
+    if _torch.goes_to_a_file():
+        with _torch.stays_here():
+            served = compose(gm, example_inputs, mode=mode, options=options)
+        return saved.Saved.of(gm, served, mode, options)
     started = time.perf_counter()
     gm, restore = clones.flat_outputs(gm)
     case = _case_of(capture.read_request(gm, example_inputs, mode=mode), options)

@@ -42,7 +42,7 @@ LAYERS = [
     {"select.remembered", "contenders"},
     {"chain"},
     {"isolate.isolated", "guard.succession", "lock"},
-    {"guard.overtaking"},
+    {"guard.overtaking", "saved"},
     {"dispatch"},
     {"models", "models.subject"},
     {"models.workload"},

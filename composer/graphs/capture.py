@@ -19,6 +19,9 @@ from composer import _torch
 from composer.graphs.clones import attribute_at
 from composer.records import GraphInput, GraphRequest
 
+_NAME = "composer_model"
+"""Where a graph says what the model is called; Dynamo's do not."""
+
 _OPERATIONS = frozenset({"call_function", "call_method", "call_module"})
 
 
@@ -97,12 +100,17 @@ def model_name(gm: torch.fx.GraphModule) -> str:
     """
     traced = _torch.traced_frame()
     if traced is None:
-        return type(gm).__name__
+        return str(gm.meta.get(_NAME, type(gm).__name__))
     code, scope, module = traced
     owner = _first_argument(code, scope)
     if isinstance(owner, torch.nn.Module) and _is_frame_of(owner, code):
         return f"{type(owner).__module__}.{type(owner).__qualname__}"
     return f"{module}.{code.co_qualname.removesuffix('.forward')}".lstrip(".")
+
+
+def name_it(gm: torch.fx.GraphModule, name: str) -> None:
+    """Say what the model of a graph is called, for when there is no frame to read it from."""
+    gm.meta[_NAME] = name
 
 
 def _first_argument(code: types.CodeType, scope: Mapping[str, Any]) -> Any:

@@ -1,0 +1,130 @@
+"""A graph in a file: what torch writes of one that composer serves, and the process that reads it.
+
+``torch.compile(..., fullgraph=True).aot_compile(...)``, ``save_compiled_function`` and
+``torch.compiler.load_compiled_function`` spare a process what Dynamo's tracing takes. torch keeps
+guards and the code around the graph, composer the captured graph and what was asked for. The graph
+is compiled again at its first call, since a session of an engine cannot go into a file; its key is
+the same, so the verdict and the ONNX model that are kept on disk are found.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch.fx
+
+from composer import _torch
+from composer.errors import OptionError
+from composer.graphs import capture
+
+
+@dataclass(frozen=True, slots=True)
+class _Recipe:
+    """What it takes to compile a graph again.
+
+    ``graph`` is the graph as it was captured, with its symbols; ``model`` what it is called. Of the
+    options of ``torch.compile`` each is pickled by itself. ``grad`` and ``autocast``, devices with
+    their dtypes, are what torch was told when the graph was captured.
+    """
+
+    graph: bytes
+    model: str
+    mode: str | None
+    options: Mapping[str, bytes]
+    grad: bool
+    autocast: tuple[tuple[str, torch.dtype], ...]
+
+
+class Saved(_torch.SerializableCallable):
+    """What serves a graph, or will from the first call on, and can be written to a file.
+
+    Args:
+        recipe: How to compile the graph.
+        served: What serves it; ``None`` where it was read from a file.
+    """
+
+    def __init__(self, recipe: _Recipe, served: Callable[..., Any] | None = None) -> None:
+        self._recipe = recipe
+        self._served = served
+
+    @classmethod
+    def of(
+        cls,
+        gm: torch.fx.GraphModule,
+        served: Callable[..., Any],
+        mode: str | None,
+        options: Mapping[str, Any] | None,
+    ) -> Saved:
+        """A graph that is being compiled.
+
+        Args:
+            gm: The graph as Dynamo captured it.
+            served: What composer made of it.
+            mode: ``torch.compile``'s mode.
+            options: ``torch.compile``'s options.
+
+        Raises:
+            OptionError: an option cannot be written: a function that is not to be imported, say.
+        """
+        devices = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
+        recipe = _Recipe(
+            graph=_torch.graph_as_bytes(gm),
+            model=capture.model_name(gm),
+            mode=mode,
+            options={name: _as_bytes(name, value) for name, value in (options or {}).items()},
+            grad=torch.is_grad_enabled(),
+            autocast=tuple((device, torch.get_autocast_dtype(device)) for device in devices),
+        )
+        return cls(recipe, served)
+
+    def __call__(self, *args: Any) -> Any:
+        """Call what serves the graph."""
+        served = self._served
+        if served is None:
+            served = self._compiled(args)
+        return served(*args)
+
+    @classmethod
+    def serialize_compile_artifacts(cls, fn: Saved) -> bytes:
+        """Composer's part of the file."""
+        return pickle.dumps(fn._recipe)
+
+    @classmethod
+    def deserialize_compile_artifacts(cls, data: bytes) -> Saved:
+        """The graph, to be compiled at the first call. Files are pickles: only trusted ones."""
+        return cls(pickle.loads(data))
+
+    def _compiled(self, args: Sequence[Any]) -> Callable[..., Any]:
+        """Have the graph compiled for these inputs; of several threads the quickest does."""
+        recipe = self._recipe
+        with _torch.compiling():
+            if self._served is None:
+                gm = _torch.graph_of_bytes(recipe.graph)
+                capture.name_it(gm, recipe.model)
+                options = {name: pickle.loads(value) for name, value in recipe.options.items()}
+                compose: Callable[..., Any] = _torch.lookup_backend("composer")
+                with _as_captured(recipe), _torch.recaptured(gm, args):
+                    inputs = _torch.with_symbols(gm, args)
+                    self._served = compose(gm, inputs, mode=recipe.mode, options=options)
+            return self._served
+
+
+@contextmanager
+def _as_captured(recipe: _Recipe) -> Iterator[None]:
+    """Have torch be told what it was when the graph was captured."""
+    with ExitStack() as stack:
+        stack.enter_context(torch.set_grad_enabled(recipe.grad))
+        for device, dtype in recipe.autocast:
+            stack.enter_context(torch.autocast(device, dtype))
+        yield
+
+
+def _as_bytes(name: str, value: Any) -> bytes:
+    try:
+        return pickle.dumps(value)
+    except Exception as error:  # pickle raises whatever an object's class does
+        raise OptionError(f"option {name!r} cannot be written to a file: {error}") from error
