@@ -72,7 +72,8 @@ def read(source: Source) -> PolicyBook:
     """The book that a source holds; an empty one for ``None``.
 
     Raises:
-        OptionError: a file is missing or no TOML, or naming every key and value that is wrong.
+        OptionError: it is no source, a file is missing or no TOML, or naming every key and value
+            that is wrong.
     """
     if source is None:
         return PolicyBook()
@@ -82,7 +83,10 @@ def read(source: Source) -> PolicyBook:
         return PolicyBook(defaults=source)
     if isinstance(source, Mapping):
         return _validated(source, "")
-    return _read_file(Path(source).absolute())
+    if isinstance(source, str | Path):
+        return _read_file(Path(source).absolute())
+    what = "a policy is a PolicyBook, a Policy, a mapping shaped like the TOML, or a file's path"
+    raise OptionError(f"{what}, not {source!r}")
 
 
 def _read_file(path: Path) -> PolicyBook:

@@ -279,3 +279,14 @@ def test_reset_keeps_the_configuration() -> None:
 def test_a_book_of_nothing_is_empty() -> None:
     """So are its layers."""
     assert read(None) == composer.PolicyBook()
+
+
+@pytest.mark.parametrize("source", [3, ["eager"], b"composer.toml"])
+def test_what_is_no_source_is_named(source) -> None:
+    """At the first compile, as all that is wrong with a source; at once by ``using``."""
+    composer.configure(source)
+    with pytest.raises(BackendCompilerFailed, match="a policy is a PolicyBook") as caught:
+        torch.compile(torch.sin, backend="composer")(torch.ones(2))
+    assert isinstance(caught.value.inner_exception, OptionError)
+    with pytest.raises(OptionError, match="not "), composer.using(source):
+        pass

@@ -26,7 +26,7 @@ from torch._inductor.pattern_matcher import (
 )
 
 from composer._torch import CustomInferenceAwareGraphPass
-from composer.passes import FunctionPass
+from composer.passes import FunctionPass, GraphPass
 
 ENGINES = ("inductor", "onnxrt", "aot_eager")
 engines = pytest.mark.parametrize("engine", ENGINES)
@@ -271,6 +271,29 @@ def scaled(factor: float) -> str:
     assert (record.changed, record.matches, record.error) == (True, 1, ""), record
     seen = counters["aot_autograd"]["autograd_cache_hit"], cache_counts()["hit"]
     return "hit" if any(seen) else "miss"
+
+
+class ScaleByHand(GraphPass):
+    """As ``Scale``, but no dataclass: its parameter is kept by a constructor of its own."""
+
+    stage = "post_grad"
+
+    def __init__(self, factor):
+        self.factor = factor
+
+    def run(self, gm):
+        return Scale(self.factor).run(gm)
+
+
+def test_inductors_cache_knows_parameters_that_are_no_fields(own_cache) -> None:
+    """Two passes of one class that differ in what their constructor kept are two passes."""
+    x, keys = torch.ones(8), set()
+    for factor in (2.0, 3.0):
+        torch.compiler.reset()
+        result = compiled(program, "inductor", passes=[ScaleByHand(factor)], strict=True)(x)
+        torch.testing.assert_close(result, factor * torch.cos(x) + 1)
+        keys.add(last().graph_key)
+    assert len(keys) == 2
 
 
 def test_inductors_cache_knows_a_passs_parameters(run_python) -> None:

@@ -389,6 +389,19 @@ def test_check_sees_fields_without_a_dataclass() -> None:
         check(Plain(), torch.cos, (torch.ones(2),))
 
 
+def test_check_takes_a_pass_with_a_constructor_of_its_own() -> None:
+    """Its uuid covers what that keeps; an equal pass is a copy of it."""
+
+    class ByHand(GraphPass):
+        def __init__(self, factor):
+            self.factor = factor
+
+        def run(self, gm):
+            return 0
+
+    assert check(ByHand(2.0), torch.cos, (torch.ones(2),))
+
+
 def test_check_sees_weights_that_a_pass_writes_to() -> None:
     """Those that the captured graph holds itself."""
 

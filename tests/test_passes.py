@@ -341,6 +341,31 @@ def test_a_uuid_covers_the_file_that_the_class_stands_in(tmp_path, monkeypatch) 
         lost().uuid()
 
 
+class Counted(GraphPass):
+    """Its parameter is one of a constructor of its own."""
+
+    def __init__(self, count=1):
+        self.count = count
+
+    def run(self, gm):
+        return self.count
+
+
+def test_a_uuid_covers_parameters_that_are_no_fields() -> None:
+    """Whatever a constructor of its own kept."""
+    assert Counted(2).uuid() == Counted(2).uuid() != Counted(3).uuid()
+
+
+def test_a_table_gives_parameters_of_a_pass_that_is_no_dataclass() -> None:
+    """By the names that its constructor has; others are the user's own mistake."""
+    spelled = f"{__name__}:Counted"
+    compiled(torch.sin, "eager", passes=[{"pass": spelled, "count": 5}])(torch.ones(2))
+    assert last().passes[0].matches == 5
+    torch.compiler.reset()
+    with pytest.raises(Exception, match=r"unknown parameter 'coutn'; did you mean 'count'"):
+        compiled(torch.sin, "eager", passes=[{"pass": spelled, "coutn": 5}])(torch.ones(2))
+
+
 @pytest.mark.parametrize(("stage", "breaks"), [("aten", True), ("post_grad", False)])
 def test_nodes_are_not_sorted_across_a_write(stage: str, breaks: bool) -> None:
     """Before autograd it makes a difference; functional graphs write nothing."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
@@ -51,7 +52,8 @@ class PassResult:
 class GraphPass(ABC):
     """One rewrite: one class, one file, one name. Its options are its fields.
 
-    A subclass that has options is itself decorated with ``@dataclass(frozen=True)``.
+    A subclass that has options is itself decorated with ``@dataclass(frozen=True)``, or keeps what
+    a constructor of its own is given.
 
     **Before** :meth:`run`, the graph passes ``lint``, is in topological order and every node
     carries its fake value: ``meta["example_value"]`` at stage ``torch``, ``meta["val"]`` at all
@@ -113,8 +115,17 @@ class GraphPass(ABC):
             return None
 
     def _parameters(self) -> dict[str, Any]:
-        """What :meth:`uuid` covers of the instance."""
-        return {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        """What :meth:`uuid` covers of the instance: its fields, and what else it was given to keep.
+
+        A pass need not be a dataclass. What it computes once and keeps follows from the rest.
+        """
+        fields = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        kept = {
+            name: value
+            for name, value in vars(self).items()
+            if not isinstance(getattr(type(self), name, None), functools.cached_property)
+        }
+        return {**fields, **kept}
 
     def chosen(self, places: Iterable[T]) -> Iterator[T]:
         """The places to rewrite: all, or as many as :func:`composer.passes.bisect` allows.

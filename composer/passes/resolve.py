@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import pkgutil
 from collections.abc import Mapping, Sequence
@@ -146,9 +145,9 @@ def _make(found: Any, fields: dict[str, Any]) -> Any:
 
 
 def _instance(cls: type[GraphPass], fields: dict[str, Any]) -> GraphPass:
-    known = [each.name for each in dataclasses.fields(cls)]
+    known = list(inspect.signature(cls).parameters)
     undeclared = [name for name in annotated(cls) if name not in known]
-    if undeclared:
+    if undeclared and "__init__" not in vars(cls):
         what = f"annotates {', '.join(undeclared)}; decorate it with @dataclass(frozen=True)"
         raise OptionError(f"pass {cls.name!r} {what}")
     unknown = [name for name in fields if name not in known]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import enum
 import inspect
@@ -62,7 +63,7 @@ def _examine_uuid(each: GraphPass, notes: Notes) -> None:
     if uuid is None:
         notes.advise("it has no uuid, so Inductor's caches are bypassed where it is listed")
         return
-    if each.uuid() != uuid or dataclasses.replace(each).uuid() != uuid:
+    if each.uuid() != uuid or copy.copy(each).uuid() != uuid:
         notes.broke(PassError(each.name, "uuid", "an equal pass has another uuid"))
     for field in () if isinstance(each, FunctionPass) else dataclasses.fields(each):
         other = _other(getattr(each, field.name)) if field.init else None
