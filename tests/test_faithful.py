@@ -325,6 +325,10 @@ DECLINED = {
     "product that wraps": (lambda a: a.prod(1), torch.full((3, 3), 2**22)),
     "integer power": (lambda a: 3**a, T([-1, 0, 5, 60])),
     "float64 hardswish": (F.hardswish, r(9).double()),
+    "float64 compared with a tenth": (
+        lambda x: (x == 0.1, x >= 0.1, x > 0.2),
+        T([1.0, 2.0, 3.0]).double() / 10,
+    ),
     "antialiased resize": (
         lambda x: F.interpolate(x, scale_factor=0.5, mode="bilinear", antialias=True),
         r(1, 2, 9, 9),
@@ -419,6 +423,25 @@ def test_integer_division_by_zero_does_not_end_the_process() -> None:
     with torch.no_grad(), pytest.raises(RuntimeError, match="ZeroDivision"):
         f(T([1, 2]), T([1, 0]))
     assert last().chosen == "eager"
+
+
+NUMBERS = {
+    "product": lambda x: x * (x.sum().item() / 3),
+    "full": lambda x: torch.full((2,), x.sum().item() / 3, dtype=torch.float64),
+    "clamp": lambda x: x.clamp(max=x.sum().item() / 7),
+    "comparison": lambda x: x == x[0].item(),
+    "returned": lambda x: x.sum().item() * 2,
+}
+
+
+@pytest.mark.parametrize("function", NUMBERS.values(), ids=NUMBERS)
+def test_numbers_read_from_float64_keep_their_digits(function) -> None:
+    """They are symbols in the graph, which the exporter writes as float32."""
+    x = T([0.1, 0.7, 1.3]).double() / 3
+    with torch.no_grad(), torch._dynamo.config.patch(capture_scalar_outputs=True):
+        run = compiled(function, "onnxrt", "aot_eager", min_coverage=0.0)
+        for _ in range(2):
+            torch.testing.assert_close(run(x), function(x), rtol=1e-14, atol=0.0)
 
 
 OUT_OF_RANGE = {
