@@ -465,6 +465,17 @@ def test_an_index_out_of_range_is_an_error(function, index: int) -> None:
             run(x, T([1, index]))
 
 
+def test_wrong_inputs_in_the_first_call_are_not_the_engines_fault() -> None:
+    """The trial run is on them; the program's error is eager's, and right inputs are answered."""
+    run, x = compiled(OUT_OF_RANGE["index_select"], "onnxrt"), r(4)
+    with torch.no_grad():
+        with pytest.raises(IndexError, match="out of range"):
+            run(x, T([1, 4]))
+        torch.testing.assert_close(run(x, T([1, 2])), x[1:3])
+    assert (last().chosen, last().runtime.calls) == ("onnxrt", 2)
+    assert last().runtime.fallbacks == 0
+
+
 def test_gaps_of_an_empty_tensor_are_kept() -> None:
     """What torch evaluated once is not given in a copy without them."""
     with torch.no_grad():
