@@ -28,6 +28,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import torch
 import torch.fx
 
+# What is within the tensors of torch.func's transforms, which have no storage to be asked for.
+from torch._C import _functorch
+
 # Dynamo's registry of backends is what the mission names; it has no public spelling.
 from torch._C._dynamo.eval_frame import reset_code
 from torch._dynamo import aot_compile as dynamo_aot_compile
@@ -774,7 +777,12 @@ def as_if_captured(inputs: Sequence[Any]) -> Iterator[None]:
 
 
 def storage_id(tensor: torch.Tensor) -> int:
-    """Equal for tensors that share memory; works for fake tensors, which have no address."""
+    """Equal for tensors that share memory; works for fake tensors, which have no address.
+
+    What ``torch.func`` wraps in a graph that Dynamo captured has the memory of what is within.
+    """
+    while _functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = _functorch.get_unwrapped(tensor)
     return int(tensor.untyped_storage()._cdata)
 
 

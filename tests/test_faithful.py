@@ -325,6 +325,10 @@ DECLINED = {
     "product that wraps": (lambda a: a.prod(1), torch.full((3, 3), 2**22)),
     "integer power": (lambda a: 3**a, T([-1, 0, 5, 60])),
     "float64 hardswish": (F.hardswish, r(9).double()),
+    "float64 compared with a tenth": (
+        lambda x: (x == 0.1, x >= 0.1, x > 0.2),
+        T([1.0, 2.0, 3.0]).double() / 10,
+    ),
     "antialiased resize": (
         lambda x: F.interpolate(x, scale_factor=0.5, mode="bilinear", antialias=True),
         r(1, 2, 9, 9),
@@ -421,6 +425,25 @@ def test_integer_division_by_zero_does_not_end_the_process() -> None:
     assert last().chosen == "eager"
 
 
+NUMBERS = {
+    "product": lambda x: x * (x.sum().item() / 3),
+    "full": lambda x: torch.full((2,), x.sum().item() / 3, dtype=torch.float64),
+    "clamp": lambda x: x.clamp(max=x.sum().item() / 7),
+    "comparison": lambda x: x == x[0].item(),
+    "returned": lambda x: x.sum().item() * 2,
+}
+
+
+@pytest.mark.parametrize("function", NUMBERS.values(), ids=NUMBERS)
+def test_numbers_read_from_float64_keep_their_digits(function) -> None:
+    """They are symbols in the graph, which the exporter writes as float32."""
+    x = T([0.1, 0.7, 1.3]).double() / 3
+    with torch.no_grad(), torch._dynamo.config.patch(capture_scalar_outputs=True):
+        run = compiled(function, "onnxrt", "aot_eager", min_coverage=0.0)
+        for _ in range(2):
+            torch.testing.assert_close(run(x), function(x), rtol=1e-14, atol=0.0)
+
+
 OUT_OF_RANGE = {
     "embedding": lambda x, i: F.embedding(i, x[:, None]),
     "index_select": lambda x, i: x.index_select(0, i),
@@ -440,6 +463,17 @@ def test_an_index_out_of_range_is_an_error(function, index: int) -> None:
         assert last().chosen == "onnxrt"
         with pytest.raises(Exception, match=r"bounds|range|index"):
             run(x, T([1, index]))
+
+
+def test_wrong_inputs_in_the_first_call_are_not_the_engines_fault() -> None:
+    """The trial run is on them; the program's error is eager's, and right inputs are answered."""
+    run, x = compiled(OUT_OF_RANGE["index_select"], "onnxrt"), r(4)
+    with torch.no_grad():
+        with pytest.raises(IndexError, match="out of range"):
+            run(x, T([1, 4]))
+        torch.testing.assert_close(run(x, T([1, 2])), x[1:3])
+    assert (last().chosen, last().runtime.calls) == ("onnxrt", 2)
+    assert last().runtime.fallbacks == 0
 
 
 def test_gaps_of_an_empty_tensor_are_kept() -> None:

@@ -36,6 +36,32 @@ def test_simple_graph_runs_on_the_engine_asked_for(chain) -> None:
     assert last().runtime.calls == 2
 
 
+def _writes_to_rows(x):
+    def row(r):
+        r.add_(1)
+        y = r * 2
+        y += r
+        return y.sin()
+
+    return torch.func.vmap(row)(x)
+
+
+def _differentiates_a_write(x):
+    def loss(t):
+        y = t * 2
+        y.mul_(t)
+        return y.sin().sum()
+
+    return torch.func.grad(loss)(x), torch.func.vmap(torch.func.grad(loss))(x)
+
+
+@pytest.mark.parametrize("function", [_writes_to_rows, _differentiates_a_write])
+def test_transforms_of_what_writes_in_place(function, chain) -> None:
+    """The tensors that ``torch.func`` makes have no storage to be asked for."""
+    check(function, torch.randn(3, 4), chain=chain)
+    assert last().chosen == chain[0]
+
+
 def test_graph_break_gives_two_graphs_and_two_reports(chain) -> None:
     """Both named by the function that was broken."""
 

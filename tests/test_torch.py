@@ -213,6 +213,21 @@ def test_storage_id_is_shared_by_views_and_copy_storage_is_apart() -> None:
     assert twin.nbytes() == 16
 
 
+def test_storage_id_looks_into_the_tensors_of_transforms() -> None:
+    """A row under ``vmap``, and what ``grad`` follows, within each other too."""
+    x = torch.ones(2, 4)
+    seen = []
+
+    def note(row: torch.Tensor) -> torch.Tensor:
+        seen.append(_torch.storage_id(row))
+        return row.sum()
+
+    torch.func.vmap(note)(x)
+    torch.func.grad(note)(x)
+    torch.func.vmap(torch.func.grad(note))(x)
+    assert seen == [_torch.storage_id(x)] * 3
+
+
 def test_settled_forward_of_a_lazy_graph_module_is_generated_code() -> None:
     """Not ``_lazy_forward``, which goes through ``__call__`` each time."""
     names = capture(

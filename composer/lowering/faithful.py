@@ -132,9 +132,14 @@ def _long_integers(node: torch.fx.Node) -> str | None:
 
 
 def _double_precision(node: torch.fx.Node) -> str | None:
-    """Scalars and constants within translations are written as float32."""
-    if not any(value.dtype is torch.float64 for value in _results(node)):
+    """Scalars and constants within translations are written as float32, and so are symbols.
+
+    A comparison has operands in float64 only.
+    """
+    if not any(v.dtype is torch.float64 for v in (*_results(node), *_operands(node))):
         return None
+    if any(isinstance(each.meta.get("val"), torch.SymFloat) for each in node.all_input_nodes):
+        return "float64 is computed with a symbol of float32"
     scalars = (v for v in (*node.args, *node.kwargs.values()) if isinstance(v, float))
     name = _torch.operator_name(node.target)
     rounded = any(not _is_single(v) for v in scalars) or any(c in name for c in _INEXACT_CONSTANTS)

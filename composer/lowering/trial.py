@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,8 @@ def try_once(compiled: Callable[..., Any], graph: FunctionalGraph) -> None:
     """Run ``compiled`` on the inputs of the first call; a backward on ones of the right shapes.
 
     Nothing is run where there are no real inputs to be had. Torch's random state stays as it is.
+    Inputs on which torch itself fails say nothing of the engine: the program meets that error at
+    the call, and other inputs may be right.
 
     Raises:
         Refusal: the run fails, or an output has not the shape or dtype of eager's.
@@ -26,17 +28,32 @@ def try_once(compiled: Callable[..., Any], graph: FunctionalGraph) -> None:
     if args is None:
         return
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=devices(args)):
-            results = compiled(*args)
+        results = _run(compiled, args)
     except Exception as error:
-        what = f"the engine fails on the first inputs: {error}"
         lacks_memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
+        if not lacks_memory and _torch_fails(graph, args):
+            return
+        what = f"the engine fails on the first inputs: {error}"
         reason = Reason.OUT_OF_MEMORY if lacks_memory else Reason.BUILD_FAILED
         raise Refusal(Status.FAILED, reason, what) from error
     for index, (got, expected) in enumerate(zip(results, graph.expected, strict=True)):
         if expected is not None and (tuple(got.shape), got.dtype) != expected:
             what = f"output {index} is {got.dtype} {tuple(got.shape)}, not {expected}"
             refuse(Status.REJECTED, Reason.OUTPUT_MISMATCH, what)
+
+
+def _run(compiled: Callable[..., Any], args: Sequence[Any]) -> Any:
+    with torch.no_grad(), torch.random.fork_rng(devices=devices(args)):
+        return compiled(*args)
+
+
+def _torch_fails(graph: FunctionalGraph, args: Sequence[Any]) -> bool:
+    """Whether the graph's own operators raise on these inputs, for any cause but memory."""
+    try:
+        _run(_torch.settled_forward(graph.gm), args)
+    except Exception as error:  # noqa: BLE001  # the program meets it at the call
+        return not isinstance(error, torch.OutOfMemoryError | MemoryError)
+    return False
 
 
 def made_up(gm: torch.fx.GraphModule) -> tuple[Any, ...]:
