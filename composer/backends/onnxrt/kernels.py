@@ -32,8 +32,13 @@ _MOVES = frozenset(
 )
 """What can be done with bfloat16: no arithmetic."""
 
-_FAILS = {"aten::scatter_add": torch.float16}
-"""What has a kernel that raises."""
+_RAISES = {
+    "aten::scatter_add": frozenset({torch.float16}),
+    "aten::scatter_reduce": frozenset({torch.float16, torch.bool}),
+    "aten::index_put": frozenset({torch.float16}),
+    "aten::_unsafe_index_put": frozenset({torch.float16}),
+}
+"""Dtypes of which several elements cannot come to one place: there is a kernel, and it raises."""
 
 
 def why_not_here(node: torch.fx.Node, device: torch.device) -> str | None:
@@ -57,6 +62,9 @@ def _no_kernel(node: torch.fx.Node) -> str | None:
         return None
     dtypes = dtypes_of(node)
     name = _torch.operator_name(node.target)
-    moves = is_view(node) or name in _MOVES
-    missing = dtypes & {*_FLOAT8, _FAILS.get(name), None if moves else torch.bfloat16}
+    missing = dtypes & _FLOAT8
+    if name in _RAISES and _torch.argument(node, "accumulate") is not False:
+        missing |= dtypes & _RAISES[name]
+    if not is_view(node) and name not in _MOVES:
+        missing |= dtypes & {torch.bfloat16}
     return lacking(missing) if missing else None
