@@ -26,10 +26,13 @@ NO_KERNEL = "ONNX Runtime has no kernel for "
 REFUSES = "ONNX Runtime refuses it: "
 
 CASES: dict[str, tuple[Callable[..., Any], torch.Tensor, str]] = {
-    "max of bool": (lambda x: x.max(1), BOOLS, REFUSES),
+    "places of bool": (lambda x: x.max(1), BOOLS, REFUSES),
     "sort of bool": (lambda x: torch.sort(x, stable=True), BOOLS, REFUSES),
-    "floor of int32": (torch.floor, INTS, REFUSES),
-    "round of int64": (torch.round, INTS.long(), REFUSES),
+    "choice among int16": (
+        lambda x: torch.where(x > 0, x, 0),
+        INTS.short(),
+        NO_KERNEL + "bool, int16",
+    ),
     "pool of int32": (lambda x: F.max_pool2d(x, 2), INTS, REFUSES),
     "shuffle of int32": (
         lambda x: F.pixel_shuffle(x, 2),
@@ -44,11 +47,6 @@ CASES: dict[str, tuple[Callable[..., Any], torch.Tensor, str]] = {
     ),
     "pool of float64": (lambda x: F.avg_pool1d(x, 2), DOUBLES, NO_KERNEL + "float64"),
     "error function of float64": (torch.erf, DOUBLES, NO_KERNEL + "float64"),
-    "mixed types": (
-        lambda x: x.slice_scatter(x[:, :1].double(), 1, 0, 1),
-        DOUBLES.float(),
-        REFUSES,
-    ),
     "what the exporter fails on": (
         lambda x: torch.repeat_interleave(x[0, :, 0], x[0, :, 3].clamp(0, 2), output_size=3),
         INTS.long(),
