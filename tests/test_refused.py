@@ -99,6 +99,22 @@ def test_many_refused_calls_are_found_at_once(monkeypatch: pytest.MonkeyPatch) -
     assert len(models) == whole + kinds + regions
 
 
+def test_results_of_several_parts_stay_with_the_engine() -> None:
+    """What only picks one of them is nothing to ask about."""
+
+    def f(x, y):
+        values, places = torch.sort(x, stable=True)
+        return torch.erf(y) * values, places + 1
+
+    x = torch.randn(3, 4)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(f, "onnxrt")(x, DOUBLES), f(x, DOUBLES))
+    (attempt,) = last().attempts
+    assert attempt.coverage == 3 / 4
+    (line,) = attempt.engine["left_to_torch"]
+    assert line.startswith("aten.erf.default ")
+
+
 def test_sizes_may_change_around_a_refused_call() -> None:
     """The call is asked for with the symbols of the graph."""
 

@@ -6,6 +6,8 @@ nothing to name. A call by itself is translated and loaded in some milliseconds.
 
 from __future__ import annotations
 
+import operator
+
 import torch
 import torch.fx
 
@@ -61,8 +63,9 @@ def cut(graph: FunctionalGraph, settings: Settings, device: torch.device) -> Cut
         except Refusal as why:
             if why.reason not in _OF_ONE_CALL:
                 raise
-            calls = (node for node in calls_of(graph.gm) if node.name in within)
-            found = {node.name: said for node in calls if (said := why_alone(node))}
+            calls = (node for node in calls_of(graph.gm) if node.target is not operator.getitem)
+            asks = (node for node in calls if node.name in within)
+            found = {node.name: said for node in asks if (said := why_alone(node))}
             if not found:
                 raise
             return None, found
@@ -76,12 +79,12 @@ def _said(why: Refusal, node: torch.fx.Node) -> str:
     Raises:
         Refusal: it is not the call's fault.
     """
-    said = str(why).partition("\n")[0].rpartition(" : ")[2]
+    said, *_ = str(why).partition("\n")
     match why.reason:
         case Reason.UNSUPPORTED_OP:
             return lacking(dtypes_of(node))
         case Reason.EXPORT_FAILED:
             return f"the exporter fails: {said}"
         case Reason.BUILD_FAILED:
-            return f"ONNX Runtime refuses it: {said}"
+            return f"ONNX Runtime refuses it: {said.rpartition(' : ')[2]}"  # behind its codes
     raise why
