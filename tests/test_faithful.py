@@ -269,6 +269,54 @@ TAKEN = {
         f"{f.__name__} as usual": (f, USUAL[:, None].expand(-1, 17).contiguous(), USUAL)
         for f in (torch.remainder, torch.floor_divide, torch.heaviside, torch.xlogy)
     },
+    "truth values chosen": (
+        lambda m, a, b: (torch.where(m, a, b), torch.where(m, a, T(True)), a.masked_fill(m, True)),
+        *(MASK, ~MASK[:1], MASK.roll(1, 1)),
+    ),
+    "truth values masked": (
+        lambda m, a: (
+            a.masked_fill(m, False),
+            a.masked_fill(m, T(True)),
+            a[:, :1].masked_fill(m, 1),
+        ),
+        *(MASK, ~MASK),
+    ),
+    "extremes of truth values": (
+        lambda x: (
+            x.amax(),
+            x.amax(1),
+            x.amin((0, 1), keepdim=True),
+            x.max(),
+            x.min(),
+            x[0, 0].max(),
+        ),
+        MASK,
+    ),
+    "integers made whole": (
+        lambda x, y: (x.floor(), x.ceil(), x.trunc(), x.t().round(), y.floor(), y.trunc()),
+        *(torch.arange(-3, 3, dtype=torch.int32).reshape(2, 3), torch.arange(-3, 3)),
+    ),
+    "one dtype for all that is stacked": (
+        lambda x, i, m: (
+            torch.stack((i, x, m), 1),
+            torch.hstack((m, i)),
+            torch.stack((m, x.half())),
+        ),
+        *(r(2, 3), torch.arange(6, dtype=torch.int32).reshape(2, 3), MASK),
+    ),
+    "another dtype put in": (
+        lambda x, y: (
+            x.slice_scatter(y[:, :1], 1, 0, 1),
+            x.select_scatter(y[0], 0, 1),
+            y.slice_scatter(x[:1], 0, 1, 2),
+        ),
+        *(r(2, 3), torch.full((2, 3), 0.1, dtype=torch.float64)),
+    ),
+    "a form of integers": (
+        F.bilinear,
+        *(torch.arange(n, dtype=torch.int32).reshape(s) for n, s in ((6, (2, 3)), (8, (2, 4)))),
+        *(torch.arange(n, dtype=torch.int32).reshape(s) for n, s in ((60, (5, 3, 4)), (5, (5,)))),
+    ),
     "division towards zero": (
         lambda a, b: torch.div(a, b, rounding_mode="trunc"),
         *(USUAL[:, None].expand(-1, 17).contiguous(), USUAL),

@@ -44,11 +44,22 @@ LACKING = {
     "float8 down": (lambda x: (x * 2).to(torch.float8_e4m3fn), torch.ones(3)),
     "bfloat16 product": (lambda x: x @ x, torch.ones(3, 3, dtype=torch.bfloat16)),
     "bfloat16 sum": (lambda x: x + x, torch.ones(3, dtype=torch.bfloat16)),
-    "float64 convolution": (
-        lambda x: F.conv2d(x, x),
-        torch.ones(1, 1, 3, 3, dtype=torch.float64),
+    "float16 added up": (
+        lambda x: x.scatter_add(0, torch.zeros(3, dtype=torch.int64), x),
+        torch.ones(3).half(),
     ),
-    "float64 error function": (torch.erf, torch.ones(3, dtype=torch.float64)),
+    "float16 reduced": (
+        lambda x: x.scatter_reduce(0, torch.zeros(3, dtype=torch.int64), x, "amax"),
+        torch.ones(3).half(),
+    ),
+    "float16 put in and added up": (
+        lambda x: x.index_put((torch.zeros(3, dtype=torch.int64),), x, accumulate=True),
+        torch.ones(3).half(),
+    ),
+    "bool reduced": (
+        lambda x: x.scatter_reduce(0, torch.zeros(3, dtype=torch.int64), x, "amax"),
+        torch.ones(3).bool(),
+    ),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -35,7 +36,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         engines.append(original(*args))
         return engines[-1]
 
-    monkeypatch.setattr(onnxrt, "make_engine", keep)
+    monkeypatch.setattr(sys.modules["composer.backends.onnxrt.cut"], "make_engine", keep)
     return engines
 
 

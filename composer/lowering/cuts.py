@@ -35,7 +35,7 @@ def cut(
     graph: FunctionalGraph,
     reader: str,
     why_not: Callable[[torch.fx.Node], str | None],
-    read: Callable[[Region], tuple[M, dict[str, str]]],
+    read: Callable[[Region], tuple[M | None, dict[str, str]]],
 ) -> Cut[M]:
     """Cut a functional graph so that an engine's reader takes the whole of every region.
 
@@ -43,7 +43,7 @@ def cut(
         graph: The graph; it is not changed.
         reader: What the reader is called, for messages.
         why_not: Why a call is left to torch without asking; ``None`` if it is not.
-        read: Makes the engine's model of a region, and says why nodes are refused, by the names
+        read: Makes the engine's model of a region, or says why nodes are refused, by the names
             of the functional graph's.
 
     Raises:
@@ -60,7 +60,9 @@ def cut(
         models: dict[str, M] = {}
         found: dict[str, str] = {}
         for name, region in parts.regions.items():
-            models[name], said = read(region)
+            model, said = read(region)
+            if model is not None:
+                models[name] = model
             found |= said
         if not found:
             return Cut(parts, models)

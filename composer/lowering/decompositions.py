@@ -16,6 +16,7 @@ import torch
 from composer import _torch
 from composer.lowering.attention import attentions
 from composer.lowering.convolution import convolution_backward
+from composer.lowering.dtypes import dtypes
 from composer.lowering.elementwise import edges, elementwise
 from composer.lowering.pool_gradients import pool_gradients
 from composer.lowering.reductions import reductions
@@ -55,8 +56,9 @@ def decompositions(dialect: Table, training: bool) -> dict[Any, Callable[..., An
     written_out = (*_TRAINING_NORMS, aten.nll_loss_forward.default)
     table |= {operator: _torch.decomposition_of(operator) for operator in written_out}
     table |= elementwise() | reductions() | attentions(training)
-    for operator, function in (edges() | selections() | pool_gradients()).items():
-        table[operator] = _first_of(function, table.get(operator))
+    for part in (edges(), selections(), pool_gradients(), dtypes()):
+        for operator, function in part.items():
+            table[operator] = _first_of(function, table.get(operator))
     table |= {
         aten.max_unpool2d.default: functools.partial(max_unpool2d, unpool),
         aten.convolution_backward.default: convolution_backward,

@@ -86,6 +86,8 @@ def extreme(
     """Name all dimensions where none is named; int64 by sorting, see :func:`extreme_along`."""
     if not x.dim():
         return x.clone()
+    if x.dtype is torch.bool:
+        return (aten.any.dims if largest else aten.all.dims)(x, dim or range(x.dim()), keepdim)
     if x.dtype is torch.int64:
         return _extreme_long(largest, x, dim or range(x.dim()), keepdim)
     return NotImplemented if dim else operator(x, list(range(x.dim())), keepdim)
@@ -98,7 +100,9 @@ def _extreme_long(largest: bool, x: torch.Tensor, dims: Sequence[int], keepdim: 
 
 
 def extreme_of_all(largest: bool, x: torch.Tensor) -> Any:
-    """Of int64, by sorting."""
+    """Of int64, by sorting; of truth values whether any is true, or all are."""
+    if x.dtype is torch.bool:
+        return torch.any(x) if largest else torch.all(x)
     if x.dtype is not torch.int64 or not x.dim():
         return NotImplemented
     return torch.topk(x.reshape(-1), 1, 0, largest).values.reshape(())
@@ -320,14 +324,14 @@ def trilinear(
     sumdim: Sequence[int],
     unroll_dim: int = 1,
 ) -> Any:
-    """The product of all three, summed."""
+    """The product of all three, summed in their own dtype."""
     for dim in expand_a:
         a = a.unsqueeze(dim)
     for dim in expand_b:
         b = b.unsqueeze(dim)
     for dim in expand_c:
         c = c.unsqueeze(dim)
-    return (a * b * c).sum(list(sumdim))
+    return (a * b * c).sum(list(sumdim), dtype=a.dtype)
 
 
 def addmm(

@@ -12,10 +12,11 @@ import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.fx
+from torch.fx.node import map_arg
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import create_op_support
 from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
@@ -93,8 +94,8 @@ def split(graph: FunctionalGraph, why_not: Callable[[torch.fx.Node], str | None]
         decline_special_tensors(tensors_of(node))
     lift_scalars(gm)
     evaluate_constants(gm, lambda node: why_not(node) is not None)
-    refused = {node: why for node in _calls(gm) if (why := why_not(node)) is not None}
-    compute = [node for node in _calls(gm) if is_compute(node)]
+    refused = {node: why for node in calls_of(gm) if (why := why_not(node)) is not None}
+    compute = [node for node in calls_of(gm) if is_compute(node)]
     left = _described((node for node in compute if node in refused), refused)
     taken = [node for node in compute if node not in refused]
     if not taken:
@@ -125,7 +126,27 @@ def tensors_of(node: torch.fx.Node) -> Iterator[torch.Tensor]:
             yield each
 
 
-def _calls(gm: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
+def alone(node: torch.fx.Node) -> Region:
+    """A call as a region by itself, whatever it is given as a placeholder.
+
+    It is named by what it calls, so that what is said of it can be said of another like it.
+    """
+    graph = torch.fx.Graph()
+    copies: dict[torch.fx.Node, torch.fx.Node] = {}
+    for index, source in enumerate(node.all_input_nodes):
+        copies[source] = graph.placeholder(f"arg{index}")
+        copies[source].meta["val"] = source.meta["val"]
+    parts = [user for user in node.users if user.target is operator.getitem]
+    for each in (node, *parts):
+        args, kwargs = map_arg((each.args, each.kwargs), copies.__getitem__)
+        copies[each] = graph.call_function(cast(Any, each.target), args, kwargs)
+        copies[each].meta.update(each.meta)
+    graph.output(tuple(copies[each] for each in parts or (node,)))
+    return Region(torch.fx.GraphModule(torch.nn.Module(), graph), {}, {}, {})
+
+
+def calls_of(gm: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
+    """The nodes that call something."""
     return (node for node in gm.graph.nodes if node.op == "call_function")
 
 

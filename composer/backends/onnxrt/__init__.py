@@ -6,7 +6,6 @@ backend of that name (pytorch/pytorch#158258), and as a member of composer's cha
 
 from __future__ import annotations
 
-import functools
 import importlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -18,21 +17,19 @@ import torch.fx
 from composer import _torch
 from composer.backends.base import (
     Backend,
-    check_time,
     covers,
     note,
     precision,
     require_installed,
 )
-from composer.backends.onnxrt.engine import make_engine
-from composer.backends.onnxrt.kernels import why_not_here
+from composer.backends.onnxrt.cut import cut
+from composer.backends.onnxrt.engine import OnnxRuntimeEngine, make_engine
 from composer.backends.onnxrt.settings import read_settings
 from composer.errors import refuse
 from composer.lowering import keeping
 from composer.lowering.aot import FunctionalGraph, Kind, compile_functional
 from composer.lowering.fusions import fusions
-from composer.lowering.onnx import OnnxGraph, to_onnx
-from composer.lowering.regions import Split, split
+from composer.lowering.regions import Split
 from composer.lowering.trial import try_once
 from composer.lowering.whole import whole_of
 from composer.records import GraphRequest, Reason, Status
@@ -93,29 +90,22 @@ def onnxrt(
     device = _require(*dict.fromkeys(str(each.device) for each in tensors))
     nodes: Counter[str] = Counter()
 
-    def serve(parts: Split, models: Mapping[str, OnnxGraph]) -> Callable[..., Any]:
-        engines = {}
-        for name, region in parts.regions.items():
-            check_time()
-            engines[name] = make_engine(models[name], region, settings, device)
+    def serve(parts: Split, engines: Mapping[str, OnnxRuntimeEngine]) -> Callable[..., Any]:
         for engine in engines.values():
             nodes.update(engine.nodes)
             note(providers=engine.providers, nodes=dict(nodes))
         return parts.assemble(engines)
 
     def build(graph: FunctionalGraph) -> Callable[..., Any]:
-        parts = split(graph, functools.partial(why_not_here, device=device))
+        pieces = cut(graph, settings, device)
+        parts = pieces.parts
         covers(parts.taken, parts.total, parts.left)
         if graph.kind is not Kind.BACKWARD:  # which may hold no more than a view
             parts.decline_if_empty()
-        models = {}
-        for name, region in parts.regions.items():
-            check_time()
-            models[name] = to_onnx(region)
-        compiled = serve(parts, models)
+        compiled = serve(parts, pieces.models)
         try_once(compiled, graph)
         if whole is not None:
-            whole.keep(graph, parts, [*models.values()])
+            whole.keep(graph, parts, [engine.graph for engine in pieces.models.values()])
         return compiled
 
     version = importlib.import_module("onnxruntime").__version__
@@ -128,7 +118,9 @@ def onnxrt(
         else:
             parts, model = found
             covers(parts.taken, parts.total)
-            compiled = serve(parts, dict.fromkeys(parts.regions, model))
+            regions = parts.regions.items()
+            engines = {name: make_engine(model, each, settings, device) for name, each in regions}
+            compiled = serve(parts, engines)
     if told := str(artefacts):
         note(artefacts=told)
     return compiled

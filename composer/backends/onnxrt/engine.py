@@ -53,7 +53,8 @@ class OnnxRuntimeEngine(BindingEngine[Bound]):
         from onnxruntime.capi import _pybind_state as native
 
         super().__init__(region)
-        self._graph = graph
+        self.graph = graph
+        """The model."""
         self._dtypes = input_dtypes(region.gm)
         self._settings = settings
         self._device = device
@@ -90,9 +91,9 @@ class OnnxRuntimeEngine(BindingEngine[Bound]):
         return results
 
     def _make(self, values: Mapping[int, torch.Tensor]) -> Bound:
-        names = self._graph.inputs
+        names = self.graph.inputs
         held = {names[i]: as_value(each.detach().contiguous()) for i, each in values.items()}
-        session = make_session(self._graph, held, self._settings, self._device)
+        session = make_session(self.graph, held, self._settings, self._device)
         asked = {each.name for each in session.get_inputs()}
         fed = [i for i, name in enumerate(names) if name in asked]
         return Bound(

@@ -1,10 +1,13 @@
-"""Dtypes for which ONNX Runtime has no kernel on the CPU: such calls stay torch's.
+"""Dtypes for which ONNX Runtime has no kernel on the CPU: such calls stay torch's, unasked.
 
-The session would refuse the whole model for one of them. Read from its own list of kernels
-(``get_all_opkernel_def``, onnxruntime 1.31); ``tests/test_onnxrt.py`` says when one appears.
+What it has no other kernel for it says itself (:mod:`composer.backends.onnxrt.cut`). These are
+dtypes of which whole models are made, and what only shows when it runs (onnxruntime 1.31);
+``tests/test_onnxrt_memory.py`` says when a kernel appears.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import torch
 import torch.fx
@@ -29,13 +32,13 @@ _MOVES = frozenset(
 )
 """What can be done with bfloat16: no arithmetic."""
 
-_MISSING = {
-    torch.float64: frozenset(
-        {"aten::convolution", "aten::avg_pool1d", "aten::avg_pool2d", "aten::avg_pool3d"}
-        | {"aten::erf", "aten::special_erf", "aten::tan"}
-    ),
-    torch.float16: frozenset({"aten::scatter_add"}),
+_RAISES = {
+    "aten::scatter_add": frozenset({torch.float16}),
+    "aten::scatter_reduce": frozenset({torch.float16, torch.bool}),
+    "aten::index_put": frozenset({torch.float16}),
+    "aten::_unsafe_index_put": frozenset({torch.float16}),
 }
+"""Dtypes of which several elements cannot come to one place: there is a kernel, and it raises."""
 
 
 def why_not_here(node: torch.fx.Node, device: torch.device) -> str | None:
@@ -43,17 +46,25 @@ def why_not_here(node: torch.fx.Node, device: torch.device) -> str | None:
     return why_not(node) or (_no_kernel(node) if device.type == "cpu" else None)
 
 
+def dtypes_of(node: torch.fx.Node) -> set[torch.dtype]:
+    """The dtypes of a call's operands and results."""
+    return {each.dtype for source in (node, *node.all_input_nodes) for each in tensors_of(source)}
+
+
+def lacking(dtypes: Iterable[torch.dtype]) -> str:
+    """That there is no kernel for these dtypes, in the record's words."""
+    names = sorted(str(dtype).removeprefix("torch.") for dtype in dtypes)
+    return f"ONNX Runtime has no kernel for {', '.join(names)}"
+
+
 def _no_kernel(node: torch.fx.Node) -> str | None:
     if node.op != "call_function":
         return None
-    dtypes = {each.dtype for source in (node, *node.all_input_nodes) for each in tensors_of(source)}
+    dtypes = dtypes_of(node)
     name = _torch.operator_name(node.target)
-    moves = is_view(node) or name in _MOVES
-    if dtypes & _FLOAT8:
-        missing = "float8"
-    elif torch.bfloat16 in dtypes and not moves:
-        missing = "bfloat16"
-    else:
-        lacking = (dtype for dtype in dtypes if name in _MISSING.get(dtype, ()))
-        missing = ", ".join(str(dtype).removeprefix("torch.") for dtype in lacking)
-    return f"ONNX Runtime has no kernel for {missing}" if missing else None
+    missing = dtypes & _FLOAT8
+    if name in _RAISES and _torch.argument(node, "accumulate") is not False:
+        missing |= dtypes & _RAISES[name]
+    if not is_view(node) and name not in _MOVES:
+        missing |= dtypes & {torch.bfloat16}
+    return lacking(missing) if missing else None

@@ -30,11 +30,12 @@ def make_session(
     """A session that reads ``values`` (ONNX Runtime values, by name) where they lie.
 
     Raises:
-        Refusal: ``declined`` where there is no kernel, ``failed`` with ``wrong_provider`` where a
-            provider did not arrive.
+        Refusal: ``declined`` where there is no kernel, ``failed`` with ``build_failed`` where the
+            model is refused for another cause, with ``wrong_provider`` where a provider did not
+            arrive.
     """
     import onnxruntime
-    from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NoKernel
+    from onnxruntime.capi import onnxruntime_pybind11_state as native
 
     providers = _providers(settings, device)
     _require_built_in(providers, onnxruntime.get_available_providers(), settings)
@@ -56,8 +57,10 @@ def make_session(
             disabled_optimizers=[*SLOWER],
             enable_fallback=0,
         )
-    except NoKernel as error:
+    except native.NotImplemented as error:
         raise Refusal(Status.DECLINED, Reason.UNSUPPORTED_OP, str(error)) from error
+    except (native.Fail, native.InvalidGraph, native.RuntimeException) as error:
+        raise Refusal(Status.FAILED, Reason.BUILD_FAILED, str(error)) from error
     session.disable_fallback()
     arrived = session.get_providers()
     missing = [name for name in providers if name not in arrived]

@@ -1,0 +1,90 @@
+"""Which regions of a graph ONNX Runtime takes: where it refuses one, it is asked call by call.
+
+Of a model that it refuses it names one node at most, and of one that cannot be translated there is
+nothing to name. A call by itself is translated and loaded in some milliseconds.
+"""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+import torch.fx
+
+from composer.backends.base import check_time
+from composer.backends.onnxrt.engine import OnnxRuntimeEngine, make_engine
+from composer.backends.onnxrt.kernels import dtypes_of, lacking, why_not_here
+from composer.backends.onnxrt.settings import Settings
+from composer.errors import Refusal
+from composer.graphs.capture import graph_key
+from composer.lowering import cuts, keeping
+from composer.lowering.aot import FunctionalGraph
+from composer.lowering.onnx import to_onnx
+from composer.lowering.origins import origins_of
+from composer.lowering.regions import Region, alone, calls_of
+from composer.records import Reason
+
+Cut = cuts.Cut[OnnxRuntimeEngine]
+"""A graph cut into regions, with the engine of each."""
+
+_OF_ONE_CALL = frozenset({Reason.UNSUPPORTED_OP, Reason.EXPORT_FAILED, Reason.BUILD_FAILED})
+"""Why a region is refused where one of its calls may be the cause."""
+
+
+def cut(graph: FunctionalGraph, settings: Settings, device: torch.device) -> Cut:
+    """Cut a functional graph so that ONNX Runtime takes the whole of every region.
+
+    Raises:
+        Refusal: a region is refused of which every call is taken by itself, or calls are refused
+            after as many rounds as there are.
+    """
+    asked: dict[str, str | None] = {}
+
+    def load(region: Region) -> OnnxRuntimeEngine:
+        check_time()
+        return make_engine(to_onnx(region), region, settings, device)
+
+    def why_alone(node: torch.fx.Node) -> str | None:
+        region = alone(node)
+        key = graph_key(region.gm)
+        if key not in asked:
+            try:
+                with keeping.keeping(0):
+                    load(region)
+                asked[key] = None
+            except Refusal as why:
+                asked[key] = _said(why, node)
+        return asked[key]
+
+    def read(region: Region) -> tuple[OnnxRuntimeEngine | None, dict[str, str]]:
+        within = {*origins_of(region.gm).values()}
+        try:
+            return load(region), {}
+        except Refusal as why:
+            if why.reason not in _OF_ONE_CALL:
+                raise
+            calls = (node for node in calls_of(graph.gm) if node.target is not operator.getitem)
+            asks = (node for node in calls if node.name in within)
+            found = {node.name: said for node in asks if (said := why_alone(node))}
+            if not found:
+                raise
+            return None, found
+
+    return cuts.cut(graph, "ONNX Runtime", lambda node: why_not_here(node, device), read)
+
+
+def _said(why: Refusal, node: torch.fx.Node) -> str:
+    """Why a call was refused, in a few words.
+
+    Raises:
+        Refusal: it is not the call's fault.
+    """
+    said, *_ = str(why).partition("\n")
+    match why.reason:
+        case Reason.UNSUPPORTED_OP:
+            return lacking(dtypes_of(node))
+        case Reason.EXPORT_FAILED:
+            return f"the exporter fails: {said}"
+        case Reason.BUILD_FAILED:
+            return f"ONNX Runtime refuses it: {said.rpartition(' : ')[2]}"  # behind its codes
+    raise why
