@@ -2,8 +2,9 @@
 
 ``python bench/guards.py`` calls a model natively and through composer's ``onnxrt``, with all guards
 and with what each filter of ``torch.compiler`` leaves of them (docs/call-cost.md says what goes
-unnoticed then), in rounds. What a call without guards takes more than the engine by itself is
-composer's part; what guards add to that, every backend of ``torch.compile`` pays.
+unnoticed then), in rounds. One more variant calls what composer gave to Dynamo on the graph's own
+inputs: what that takes more than the engine by itself is composer's part. The rest is Dynamo's, and
+every backend of ``torch.compile`` pays it: guards, and fetching each weight of the model.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from rich.table import Table
 from timing import Series, machine, measure, paired_ratio, write_json
 
 import composer
+from composer.dispatch import compose
 
 NATIVE = "onnxruntime"
 FILTERS: dict[str, Callable[..., Any] | None] = {
@@ -31,6 +33,8 @@ FILTERS: dict[str, Callable[..., Any] | None] = {
     "only tensors'": torch.compiler.keep_tensor_guards_unsafe,
     "none": torch.compiler.skip_all_guards_unsafe,
 }
+BY_ITSELF = "without Dynamo"
+OPTIONS: dict[str, Any] = {"chain": ["onnxrt"], "remember_verdicts": 0}
 
 
 def call_it(module: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> object:
@@ -40,10 +44,27 @@ def call_it(module: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> obje
 
 def compiled(name: str, keep: Callable[..., Any] | None) -> Callable[..., object]:
     """The function, with the guards that ``keep`` leaves."""
-    options: dict[str, Any] = {"chain": ["onnxrt"], "remember_verdicts": 0}
-    options |= {"guard_filter_fn": keep} if keep else {}
+    options = OPTIONS | ({"guard_filter_fn": keep} if keep else {})
     own = own_code(call_it, name)
     return torch.compile(own, backend="composer", dynamic=False, options=options)
+
+
+def by_itself(module: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> Callable[[], object]:
+    """A call of what composer gave to Dynamo for the model's graph, on the graph's inputs."""
+    calls: list[Callable[[], object]] = []
+
+    def backend(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        served = compose(gm, example_inputs, options=OPTIONS)
+
+        def call(*args: Any) -> Any:
+            calls.append(functools.partial(served, *args))
+            return served(*args)
+
+        return call
+
+    torch.compile(own_code(call_it, "by_itself"), backend=backend, dynamic=False)(module, inputs)
+    (only,) = calls
+    return only
 
 
 def bench(model: str, rounds: int, calls: int, *, tiny: bool = False) -> dict[str, Any]:
@@ -58,8 +79,11 @@ def bench(model: str, rounds: int, calls: int, *, tiny: bool = False) -> dict[st
     }
     for name, keep in FILTERS.items():
         variants[name] = functools.partial(compiled(name, keep), module, inputs)
-        variants[name]()
-        chosen = composer.reports()[-1].chosen
+    variants[BY_ITSELF] = by_itself(module, inputs)
+    for each in variants.values():
+        each()
+    for report in composer.reports():
+        chosen = report.chosen
         if chosen != "onnxrt":
             raise RuntimeError(f"meant to measure onnxrt, but {chosen} serves")
     taken = measure(variants, rounds, calls=calls, settle=calls)
