@@ -665,7 +665,7 @@ def goes_to_a_file() -> bool:
     """
     from torch._functorch import config as functorch_config
 
-    return bool(functorch_config.force_autograd_cache)
+    return bool(getattr(functorch_config, "force_autograd_cache", False))
 
 
 def stays_here() -> contextlib.AbstractContextManager[None]:
@@ -675,13 +675,14 @@ def stays_here() -> contextlib.AbstractContextManager[None]:
     """
     from torch._functorch import config as functorch_config
 
-    settings = {
-        "force_autograd_cache": False,
-        "strict_autograd_cache": False,
-        "bundled_autograd_cache": False,
-        "bypass_autograd_cache_key": False,
-    }
-    return cast(contextlib.AbstractContextManager[None], functorch_config.patch(settings))
+    settings = (
+        "force_autograd_cache",
+        "strict_autograd_cache",
+        "bundled_autograd_cache",
+        "bypass_autograd_cache_key",
+    )
+    off = {name: False for name in settings if hasattr(functorch_config, name)}
+    return cast(contextlib.AbstractContextManager[None], functorch_config.patch(off))
 
 
 def graph_as_bytes(gm: torch.fx.GraphModule) -> bytes:
