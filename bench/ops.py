@@ -31,12 +31,13 @@ import unittest
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from timing import machine, write_json
+from timing import cores, machine, write_json
 from torch.utils._pytree import tree_flatten, tree_map
 
 import composer
@@ -117,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     directions = (FORWARD, BACKWARD) if options.backward else (FORWARD,)
     units = [f"{direction}:{name}" for direction in directions for name in names]
     record: dict[str, Any] = {"machine": machine(), "settings": asdict(settings)}
-    results = sweep(units, settings, options.limit, options.verbose)
+    results = sweep_all(units, settings, options.limit, options.verbose, options.jobs)
     record["summary"] = {each: summary(results, each) for each in directions}
     record["results"] = [asdict(each) for each in results]
     if options.json:
@@ -142,6 +143,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         default=True,
         help="gradients, too, for operators that have them",
     )
+    parser.add_argument("--jobs", type=int, default=cores() or 1, help="workers (one a core)")
     parser.add_argument("--limit", type=float, default=120.0, help="seconds an operator (120)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results there")
     parser.add_argument("--verbose", action="store_true", help="show what the samples print")
@@ -174,6 +176,16 @@ def operators() -> dict[str, Any]:
 
 
 # --- the process that watches -------------------------------------------------------------------
+
+
+def sweep_all(
+    units: Sequence[str], settings: Settings, limit: float, verbose: bool, jobs: int
+) -> list[Result]:
+    """Results of all units in their order, by so many workers at a time."""
+    shares = [units[i::jobs] for i in range(jobs)]
+    with ThreadPoolExecutor(jobs) as pool:
+        found = [*pool.map(lambda share: sweep(share, settings, limit, verbose), shares)]
+    return [found[i % jobs][i // jobs] for i in range(len(units))]
 
 
 def sweep(units: Sequence[str], settings: Settings, limit: float, verbose: bool) -> list[Result]:

@@ -21,6 +21,8 @@ from forked import Interpreter
 
 import composer
 
+torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # some plugin may have imported it before
+
 
 def pytest_collection_finish() -> None:
     """What is imported by now stays, and collections of garbage need not look at it."""

@@ -12,7 +12,7 @@ import torch
 from conftest import compiled, last
 from torch.nn import functional
 
-from composer.backends import onnxrt as backend
+from composer.backends.onnxrt import cut
 from composer.lowering.onnx import _settle_casts, to_onnx
 
 pytestmark = pytest.mark.slow
@@ -34,7 +34,7 @@ def operators(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         count.update(node.op_type for node in made.model.graph.node)
         return made
 
-    monkeypatch.setattr(backend, "to_onnx", counting)
+    monkeypatch.setattr(cut, "to_onnx", counting)
     return count
 
 
