@@ -739,8 +739,21 @@ def graph_of_bytes(data: bytes) -> torch.fx.GraphModule:
 
     gm = GraphPickler.loads(data, FakeTensorMode(shape_env=ShapeEnv()))
     assert isinstance(gm, torch.fx.GraphModule)
+    _give_numbers_their_symbols(gm)
     gm.recompile()
     return gm
+
+
+def _give_numbers_their_symbols(gm: torch.fx.GraphModule) -> None:
+    """Have the fakes of inputs that stand for dynamic numbers know their symbols, as Dynamo's do.
+
+    Files leave that out, and AOTAutograd takes a symbol that no ``item`` has for one that an engine
+    needs as a constant: it asks Dynamo to start again.
+    """
+    for node in gm.graph.find_nodes(op="call_method", target="item"):
+        fake, number = (each.meta.get("example_value") for each in (node.args[0], node))
+        if isinstance(fake, FakeTensor) and isinstance(number, torch.SymFloat):
+            fake.item_memo = number
 
 
 def fakes_met(inputs: Sequence[Any]) -> list[Any]:

@@ -128,6 +128,27 @@ def test_dynamic_sizes_stay_dynamic(engine: str) -> None:
     assert len(composer.reports()) == 1
 
 
+def scaled(x: Tensor, by: float) -> Tensor:
+    """A number that Dynamo gives the graph as a tensor, where it is dynamic."""
+    return x * by + by
+
+
+@pytest.mark.parametrize("engine", ["aot_eager", "onnxrt", "inductor"])
+@torch.no_grad()
+def test_a_number_that_is_dynamic_stays_one(engine: str) -> None:
+    """Its ``item`` is the symbol that the graph was captured with, so that nothing restarts."""
+    x = torch.randn(4)
+    options = {"chain": [engine], "strict": True}
+    ahead = torch.compile(
+        scaled, backend="composer", fullgraph=True, dynamic=True, options=options
+    ).aot_compile(((x, 3.5), {}))
+    data = io.BytesIO(written(ahead))
+    torch.compiler.reset()
+    function = torch.compiler.load_compiled_function(data, f_globals=globals())
+    for number in (2.5, 3.5, -1.0):
+        torch.testing.assert_close(function(x, number), scaled(x, number))
+
+
 @pytest.mark.parametrize("engine", ["onnxrt", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_a_loaded_function_trains(engine: str) -> None:
     """Also where the first call is made under ``no_grad``: the graph was captured with grad."""
