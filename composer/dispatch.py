@@ -4,8 +4,8 @@ What was captured is read in :mod:`composer.graphs` and edited in :mod:`composer
 :mod:`composer.chain` has candidates built (:mod:`composer.backends`, by :mod:`composer.lowering`),
 first in a child process if the policy says so (:mod:`composer.isolate`), checked
 (:mod:`composer.verify`) and one of them chosen (:mod:`composer.select`). At every call after that
-:mod:`composer.guard` is there. :mod:`composer.store` keeps what the next process should know, and
-:mod:`composer.telemetry` tells the user.
+:mod:`composer.guard` is there. :mod:`composer.store` keeps what the next process should know,
+:mod:`composer.saved` is what torch writes to a file, and :mod:`composer.telemetry` tells the user.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ def compose(
         options: ``torch.compile``'s options: fields of :class:`composer.Policy`.
 
     Returns:
-        A callable that takes the graph's inputs and returns its outputs.
+        A callable that takes the graph's inputs and returns its outputs; one that torch can write
+        to a file, where it is going to.
 
     Raises:
         OptionError, UnknownNameError: the user's own mistakes.

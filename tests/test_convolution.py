@@ -35,7 +35,7 @@ def test_convolution_backward_is_torchs(case) -> None:
     """Gradients of input, weight and bias, grouped, strided, dilated, transposed."""
     args = sample(*case)
     expected = torch.ops.aten.convolution_backward(*args)
-    torch.testing.assert_close(convolution_backward(*args), expected)
+    torch.testing.assert_close(convolution_backward(*args), expected, check_stride=True)
 
 
 @pytest.mark.parametrize("way", [convolution._by_taps, convolution._by_convolution])

@@ -7,6 +7,7 @@ get right by now is caught by ``test_rules_are_still_needed``.
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
@@ -79,6 +80,13 @@ TAKEN = {
         *(masked, r(2, 2, 2, 4), r(2, 2, 3, 4)),
         torch.zeros(2, 1, 2, 3).masked_fill(~MASK, -INF),
     ),
+    "a transposed matrix with a vector": (lambda a, x: torch.mv(a.T, x), r(4, 4), r(4)),
+    "a long transposed matrix with a vector": (lambda a, x: a.T @ x, r(3, 5), r(3)),
+    "a vector, and a transposed matrix with one": (
+        *(lambda a, x: torch.addmv(x, a.mT, x), r(4, 4), r(4)),
+    ),
+    "a vector with a transposed matrix": (lambda a, x: x @ a.T, r(3, 5), r(5)),
+    "transposed matrices with a vector": (lambda a, x: a.mT @ x, r(2, 3, 5), r(3)),
     "maximum of large integers": (torch.maximum, BIG, BIG.flip(0)),
     "minimum of large integers": (torch.minimum, BIG, BIG.flip(0)),
     "clamp of large integers": (lambda a: a.clamp(min=0), BIG),
@@ -565,3 +573,38 @@ def test_what_only_shows_at_run_time_shows_while_compiling(monkeypatch) -> None:
     (attempt,) = last().attempts
     assert (attempt.status, attempt.reason) == ("failed", "build_failed")
     assert attempt.error_type == "ZeroDivisionError"
+
+
+def test_onnx_runtime_still_forgets_a_transposition() -> None:
+    """Before a vector; ``matrix_vector`` can go when it does not."""
+    onnx, onnxruntime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
+    kinds = [onnx.helper.make_tensor_value_info(n, 1, s) for n, s in (("a", [4, 4]), ("x", [4]))]
+    nodes = [
+        onnx.helper.make_node("Transpose", ["a"], ["t"]),
+        onnx.helper.make_node("MatMul", ["t", "x"], ["y"]),
+    ]
+    result = onnx.helper.make_tensor_value_info("y", 1, [4])
+    graph = onnx.helper.make_graph(nodes, "product", kinds, [result])
+    opset = onnx.helper.make_opsetid("", 18)
+    model = onnx.helper.make_model(graph, ir_version=8, opset_imports=[opset])
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    a, x = r(4, 4), r(4)
+    (found,) = session.run(None, {"a": a.numpy(), "x": x.numpy()})
+    torch.testing.assert_close(torch.from_numpy(found), a @ x)  # and not a.T @ x
+
+
+def test_spectral_normalisation_trains() -> None:
+    """Its power iteration multiplies by the transposed weight and writes what it finds."""
+    plain = torch.nn.utils.parametrizations.spectral_norm(torch.nn.Linear(4, 6))
+    twin = copy.deepcopy(plain)
+    served = compiled(twin, "onnxrt", on_exhausted="raise")
+    for _ in range(3):
+        x = torch.randn(2, 4)
+        found, expected = served(x), plain(x)
+        torch.testing.assert_close(found, expected)
+        for each in (found, expected):
+            each.square().sum().backward()
+    for ours, theirs in zip(twin.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad)

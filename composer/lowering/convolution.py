@@ -152,4 +152,4 @@ def _by_convolution(
     found = torch.convolution(images, errors, None, dilation, padding, stride, False, zero, groups)
     for dim, size in enumerate(weight.shape[2:]):
         found = found.narrow(dim + 2, 0, size)
-    return found.transpose(0, 1)
+    return found.transpose(0, 1).clone(memory_format=torch.contiguous_format)

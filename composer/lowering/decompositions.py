@@ -62,6 +62,8 @@ def decompositions(dialect: Table, training: bool) -> dict[Any, Callable[..., An
     table |= {
         aten.max_unpool2d.default: functools.partial(max_unpool2d, unpool),
         aten.convolution_backward.default: convolution_backward,
+        aten.mv.default: matrix_vector,
+        aten.addmv.default: add_matrix_vector,
         aten.maximum.default: maximum,
         aten.minimum.default: minimum,
         aten.clamp.default: clamp,
@@ -99,6 +101,24 @@ def constant_pad(x: torch.Tensor, pad: Sequence[int], value: Any = 0) -> Any:
     """
     nothing = all(isinstance(size, int) and size == 0 for size in pad)
     return x.clone() if nothing else NotImplemented
+
+
+def matrix_vector(matrix: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
+    """A product of two matrices, of which one has one column.
+
+    Of a transposed matrix with a vector ONNX Runtime's optimizer makes a product that forgets the
+    transposition (``MatmulTransposeFusion``, 1.31): wrong numbers, or of another size.
+    """
+    return torch.mm(matrix, vector.unsqueeze(1)).squeeze(1)
+
+
+def add_matrix_vector(
+    x: torch.Tensor, matrix: torch.Tensor, vector: torch.Tensor, *, beta: Any = 1, alpha: Any = 1
+) -> torch.Tensor:
+    """The same, added to ``x`` unless ``beta`` is zero: then ``x`` may hold anything."""
+    product = matrix_vector(matrix, vector)
+    product = product if alpha == 1 else product * alpha
+    return product if beta == 0 else product + (x if beta == 1 else x * beta)
 
 
 # ONNX Runtime's Max, Min, Clip, Relu compare only the low half of int64 (1.31, AVX-512); its

@@ -57,7 +57,6 @@ def reductions() -> dict[Any, Callable[..., Any]]:
         aten._trilinear.default: trilinear,
         aten._cdist_forward.default: cdist,
         aten.addmm.default: addmm,
-        aten.addmv.default: functools.partial(alone, torch.mv),
         aten.baddbmm.default: functools.partial(alone, torch.bmm),
         aten.addbmm.default: functools.partial(alone, lambda a, b: torch.bmm(a, b).sum(0)),
         aten.avg_pool2d.default: functools.partial(pool, aten.avg_pool2d.default, 2),
