@@ -246,7 +246,10 @@ def operators(record: Record) -> str:
             f"{back['declined']} are declined."
         )
     wrong = sum(each[kind] for each in record["summary"].values() for kind in WRONG)
-    said += f" Wrong, crashed, or raising what eager does not: {wrong}. Declined going forward:"
+    said += f" Wrong, crashed, or raising what eager does not: {wrong}."
+    if again := record.get("repeated_after_a_mend"):
+        said += f" Repeated after a mend: {', '.join(f'`{op}`' for op in again)}."
+    said += " Declined going forward:"
     causes: dict[str, list[str]] = {}
     for result in record["results"]:
         if (result["direction"], result["verdict"]) == ("forward", "declined"):
