@@ -287,7 +287,7 @@ def test_engine_that_raises_when_measured_has_failed() -> None:
 def test_winner_that_fails_is_followed_by_the_next_fastest() -> None:
     """By the times measured, not in the order of the chain; never by one slower than eager."""
     quick = Engine("quick")
-    third, second = Engine("third", NAP * 0.7), Engine("second", NAP * 0.3)
+    third, second = Engine("third", NAP / 2), Engine("second", NAP / 5)
     hopeless = Engine("hopeless", NAP * 3)
     f = fastest(double, hopeless, third, quick, second)
     x = torch.randn(3)
