@@ -8,7 +8,6 @@ moved. Heavy parts (the ONNX exporter) are imported when first used.
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 import functools
 import inspect
@@ -18,7 +17,6 @@ import sys
 import threading
 import traceback
 import types
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -686,50 +684,10 @@ def stays_here() -> contextlib.AbstractContextManager[None]:
 
 
 def graph_as_bytes(gm: torch.fx.GraphModule) -> bytes:
-    """A captured graph with its symbols, for another process; the tensors that it holds as well.
-
-    Raises:
-        ValueError: inputs that share memory are views, whose common memory cannot be written.
-    """
+    """A graph with its symbols, for another process; the tensors that it holds as well."""
     from torch.fx._graph_pickler import GraphPickler, Options
 
-    fakes = [node.meta.get("example_value") for node in gm.graph.find_nodes(op="placeholder")]
-    tensors = [fake for fake in fakes if isinstance(fake, FakeTensor)]
-    places = Counter(map(storage_id, tensors))
-    if any(fake._is_view() and places[storage_id(fake)] > 1 for fake in tensors):
-        raise ValueError("inputs of the graph share memory, which cannot be written to a file")
-    return GraphPickler.dumps(_bare(gm), Options(ops_filter=None))
-
-
-def _bare(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """A copy whose metadata mean the same in another process.
-
-    Of what values are there are inputs and numbers: a view leads to the fakes of this process.
-    """
-    bare = torch.fx.GraphModule(gm, copy.deepcopy(gm.graph), gm.__class__.__name__)
-    for node in bare.graph.nodes:
-        value = node.meta.get("example_value")
-        node.meta = lasting_metadata(node)
-        if isinstance(value, torch.SymInt | torch.SymFloat):
-            node.meta["example_value"] = value
-        elif isinstance(value, FakeTensor) and node.op == "placeholder":
-            node.meta["example_value"] = _by_itself(value)
-    for name, child in list(bare.named_children()):
-        if isinstance(child, torch.fx.GraphModule):
-            setattr(bare, name, _bare(child))
-    bare.train(gm.training)
-    return bare
-
-
-def _by_itself(fake: FakeTensor) -> FakeTensor:
-    """The fake, or one of its sizes and strides that is no view."""
-    if not fake._is_view():
-        return fake
-    with fake.fake_mode:
-        memory = torch.empty_strided(
-            fake.shape, fake.stride(), dtype=fake.dtype, device=fake.device
-        )
-        return cast(FakeTensor, memory.requires_grad_(fake.requires_grad))
+    return GraphPickler.dumps(gm, Options(ops_filter=None))
 
 
 def graph_of_bytes(data: bytes) -> torch.fx.GraphModule:

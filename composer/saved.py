@@ -9,7 +9,9 @@ the same, so the verdict and the ONNX model that are kept on disk are found.
 
 from __future__ import annotations
 
+import copy
 import pickle
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -69,10 +71,11 @@ class Saved(_torch.SerializableCallable):
 
         Raises:
             OptionError: an option cannot be written: a function that is not to be imported, say.
+            ValueError: inputs are views of one memory, which cannot be written.
         """
         devices = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
         recipe = _Recipe(
-            graph=_torch.graph_as_bytes(gm),
+            graph=_torch.graph_as_bytes(_bare(gm)),
             model=capture.model_name(gm),
             mode=mode,
             options={name: _as_bytes(name, value) for name, value in (options or {}).items()},
@@ -121,6 +124,44 @@ def _as_captured(recipe: _Recipe) -> Iterator[None]:
         for device, dtype in recipe.autocast:
             stack.enter_context(torch.autocast(device, dtype))
         yield
+
+
+def _bare(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """A copy whose metadata mean the same in another process.
+
+    Of what values are there are inputs and numbers: a view leads to the fakes of this process.
+
+    Raises:
+        ValueError: inputs are views of one memory.
+    """
+    bare = torch.fx.GraphModule(gm, copy.deepcopy(gm.graph), gm.__class__.__name__)
+    inputs: list[_torch.FakeTensor] = []
+    for node in bare.graph.nodes:
+        value = node.meta.get("example_value")
+        node.meta = _torch.lasting_metadata(node)
+        if isinstance(value, torch.SymInt | torch.SymFloat):
+            node.meta["example_value"] = value
+        elif isinstance(value, _torch.FakeTensor) and node.op == "placeholder":
+            node.meta["example_value"] = _by_itself(value)
+            inputs.append(value)
+    places = Counter(map(_torch.storage_id, inputs))
+    if any(each._is_view() and places[_torch.storage_id(each)] > 1 for each in inputs):
+        raise ValueError("inputs of the graph share memory, which cannot be written to a file")
+    for name, child in list(bare.named_children()):
+        if isinstance(child, torch.fx.GraphModule):
+            setattr(bare, name, _bare(child))
+    bare.train(gm.training)
+    return bare
+
+
+def _by_itself(fake: _torch.FakeTensor) -> torch.Tensor:
+    """The fake, or one of its sizes and strides that is no view."""
+    if not fake._is_view():
+        return fake
+    layout = fake.shape, fake.stride()
+    with fake.fake_mode:
+        memory = torch.empty_strided(*layout, dtype=fake.dtype, device=fake.device)
+        return memory.requires_grad_(fake.requires_grad)
 
 
 def _as_bytes(name: str, value: Any) -> bytes:
