@@ -991,13 +991,15 @@ def backwards_by(guard: GuardBackward) -> Iterator[None]:
 
 
 def _with_guard(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """``post_compile`` with the backward replaced: a field of its one argument (torch 2.13)."""
+    """``post_compile`` with the backward replaced."""
     guard = _guard_backward.get()
-    spec = args[0] if args else None
-    compiled = getattr(spec, "compiled_bw_func", None)
-    if guard is None or compiled is None:
+    if guard is None:
         return original(*args, **kwargs)
-    metadata, kept = cast(Any, spec).fw_metadata, cast(Any, spec).lazy_backward_info
+    given, call_with = _at_autograd(original, args, kwargs)
+    compiled = given["compiled_bw_func"]
+    if compiled is None:
+        return original(*args, **kwargs)
+    metadata, kept = given["fw_metadata"], given["lazy_backward_info"]
     if metadata.bw_donated_idxs is None:  # not asked for: ``retain_graph`` then holds as well
         metadata.bw_donated_idxs = []
     own = getattr(compiled, "_composer_graph", None)
@@ -1007,8 +1009,29 @@ def _with_guard(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         own is not None,
         lambda: bool(metadata.bw_donated_idxs),
     )
-    changed = dataclasses.replace(cast(Any, spec), compiled_bw_func=guard(built))
-    return original(changed, *args[1:], **kwargs)
+    return call_with(guard(built))
+
+
+def _at_autograd(
+    original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Mapping[str, Any], Callable[[Any], Any]]:
+    """What ``post_compile`` is given, by name, and a call of it with another backward.
+
+    They are the fields of its first argument, or (torch < 2.13) arguments of its own.
+    """
+    spec = args[0] if args else None
+    if dataclasses.is_dataclass(spec) and not isinstance(spec, type):
+        fields = vars(spec)
+        return fields, lambda backward: original(
+            dataclasses.replace(spec, compiled_bw_func=backward), *args[1:], **kwargs
+        )
+    bound = inspect.signature(original).bind(*args, **kwargs)
+
+    def call(backward: Any) -> Any:
+        bound.arguments["compiled_bw_func"] = backward
+        return original(*bound.args, **bound.kwargs)
+
+    return bound.arguments, call
 
 
 def _kept_backward(kept: Any) -> torch.fx.GraphModule | None:
