@@ -656,8 +656,8 @@ def with_symbols(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
 # --- graphs in files ----------------------------------------------------------------------------
 
 
-def goes_to_a_file() -> bool:
-    """Whether torch is going to write to a file what is being compiled (``aot_compile``).
+def will_be_saved() -> bool:
+    """Whether torch is about to save what is being compiled to a file (``aot_compile``).
 
     Dynamo's own ``eager`` backend asks the same.
     """
@@ -666,10 +666,10 @@ def goes_to_a_file() -> bool:
     return bool(getattr(functorch_config, "force_autograd_cache", False))
 
 
-def stays_here() -> contextlib.AbstractContextManager[None]:
-    """Compile as if nothing were written to a file.
+def not_saving() -> contextlib.AbstractContextManager[None]:
+    """Compile as if nothing were saved to a file.
 
-    What AOTAutograd makes is to be Inductor's then, and nobody else's: it refuses other compilers'.
+    While it saves, AOTAutograd accepts what Inductor makes and refuses that of any other compiler.
     """
     from torch._functorch import config as functorch_config
 
