@@ -930,9 +930,10 @@ def eager_backward_lowering() -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def donating_nothing() -> Iterator[None]:
-    """Have AOTAutograd offer engines none of what the forward saved as memory to write to.
+    """Keep AOTAutograd from donating what the forward saved to the backward, to be overwritten.
 
-    Only Inductor makes use of it. What no engine writes to can be used by another one.
+    Only Inductor makes use of such memory. As long as no engine writes to it, another engine can
+    answer for one that failed.
     """
     import torch._functorch.config as functorch_config
 
