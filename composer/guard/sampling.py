@@ -30,14 +30,14 @@ Compiled = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class Sampler:
-    """What compares one call of a graph.
+    """Compares single calls of a graph with eager.
 
     Attributes:
-        every: A call in how many is compared.
+        every: One call in so many is compared.
         floor: Runs the graph as eager does.
-        request: The graph, with the inputs of a call.
-        bounds: How far the engine that serves may be off.
-        apart: Whether it is the engine that runs on copies.
+        request: Gives the graph's request with the inputs of a call.
+        bounds: Gives how far the engine that serves may be off.
+        apart: Whether the engine, rather than the floor, runs on copies of the inputs.
         runtime: Where comparisons are counted.
     """
 
@@ -88,7 +88,7 @@ class Sampler:
 
 
 class _Undoable:
-    """A call that is about to be made, and what it takes to undo it."""
+    """A call that is about to be made, with copies of all that it may change."""
 
     def __init__(self, args: Sequence[Any], request: GraphRequest) -> None:
         parameters = {i for i in request.weights if type(args[i]) is torch.nn.Parameter}
