@@ -76,18 +76,18 @@ def among_ranks(graph: str, within: float) -> Iterator[Ballots]:
         graph: What the graph is known by on all ranks.
         within: Seconds to wait for others, for all of the chain; 0 does not ask them.
     """
-    seat = _torch.seat() if within else None
-    if seat is None:
+    member = _torch.group_member() if within else None
+    if member is None:
         yield lambda _: NOBODY
     else:
-        with between(seat, graph, within) as ballots:
+        with between(member, graph, within) as ballots:
             yield ballots
 
 
 @contextlib.contextmanager
-def between(seat: _torch.Seat, graph: str, within: float) -> Iterator[Ballots]:
+def between(member: _torch.GroupMember, graph: str, within: float) -> Iterator[Ballots]:
     """Let this rank and the others agree on one graph."""
-    talk = _Agreement(seat, graph, within)
+    talk = _Agreement(member, graph, within)
     with talk.unless_it_fails():
         talk.begin()
     try:
@@ -136,18 +136,18 @@ class _Agreement:
     - ``missed``: how many waits were in vain; ``met``: that count when all ranks last agreed.
     """
 
-    def __init__(self, seat: _torch.Seat, graph: str, within: float) -> None:
+    def __init__(self, member: _torch.GroupMember, graph: str, within: float) -> None:
         self.alone = ""
         self._broken = False
-        self._seat = seat
-        self._rank, self._world = seat.rank, seat.world
-        self._others = [each for each in range(seat.world) if each != seat.rank]
+        self._member = member
+        self._rank, self._world = member.rank, member.world
+        self._others = [each for each in range(member.world) if each != member.rank]
         self._graph = graph
         self._left = within
 
     def begin(self) -> None:
         """Announce this rank, and read where the others are and how long to wait for them."""
-        self._store = self._seat.store_below(f"composer/{self._world}")
+        self._store = self._member.store_below(f"composer/{self._world}")
         self._store.set(f"{self._graph}/here/{self._rank}", "-")
         if not self._has(f"{self._graph}/here/{self._rank}"):
             raise LookupError("it keeps nothing")

@@ -1,4 +1,7 @@
-"""Functional graphs for a backend that knows no shared passes: each one as if captured."""
+"""Runs the later passes for a backend that knows of none: it compiles each of AOTAutograd's graphs.
+
+The backend is given each functional graph as if Dynamo had captured it.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ Build = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Any]]
 def compile_each(
     gm: torch.fx.GraphModule, example_inputs: Sequence[Any], build: Build
 ) -> Callable[..., Any]:
-    """Make the AOT step, with the shared passes in it, and let ``build`` compile what comes out.
+    """Run AOTAutograd with the shared passes, and let ``build`` compile each graph that it makes.
 
     Args:
         gm: The captured graph.

@@ -1,4 +1,4 @@
-"""One run before acceptance: what only shows at run time shows before it matters."""
+"""One run of a compiled graph before it is accepted, for errors that show only at run time."""
 
 from __future__ import annotations
 
