@@ -27,8 +27,8 @@ from typing import Any
 
 from composer import _torch
 from composer.backends.base import note
-from composer.errors import Refusal, refuse, text_of
-from composer.records import Reason, Status, first_line
+from composer.errors import Refusal, refuse
+from composer.records import Reason, Status, error_line
 
 _IMPATIENCE = 4
 """By how much less each wait may take after one that was in vain, on whatever rank."""
@@ -206,7 +206,7 @@ class _Agreement:
         except Refusal:
             raise
         except Exception as error:  # noqa: BLE001  # recorded; agreement is never the user's problem
-            what = f"{type(error).__name__}: {first_line(text_of(error))}"
+            what = error_line(error)
             self._broken = True
             self.alone = f"the store of the default group failed: {what}"
 

@@ -126,7 +126,7 @@ def _validated(table: Mapping[str, Any], where: str) -> PolicyBook:
         raise OptionError("; ".join(f"{where}{each}" for each in mistakes)) from None
 
 
-def found_here() -> Path | None:
+def file_in_working_directory() -> Path | None:
     """The policy file of the working directory, if there is one."""
     own = Path(CONFIG_FILE)
     if own.is_file():
@@ -147,7 +147,7 @@ def file_in_force(configured: Source) -> Path | None:
     if named:
         return Path(named).absolute()
     if configured is None:
-        return found_here()
+        return file_in_working_directory()
     return Path(configured).absolute() if isinstance(configured, str | Path) else None
 
 
@@ -166,7 +166,7 @@ def in_force(configured: Source) -> PolicyBook:
         return read(named)
     if configured is not None:
         return read(configured)
-    here = found_here()
+    here = file_in_working_directory()
     if here is None:
         return PolicyBook()
     book = read(here)

@@ -228,9 +228,16 @@ def try_candidate(
             ballot.refuse(_failed(name, error, notes, 0.0).sentence())
             _raise_pass_error(error)
             return _failed(name, error, notes, time.perf_counter() - started), None, error
-    seconds = time.perf_counter() - started
-    done = Attempt(name, Status.SUCCEEDED, None, "", seconds, notes.coverage, notes.engine)
-    return done, compiled, None
+    accepted = Attempt(
+        backend=name,
+        status=Status.SUCCEEDED,
+        reason=None,
+        message="",
+        seconds=time.perf_counter() - started,
+        coverage=notes.coverage,
+        engine=notes.engine,
+    )
+    return accepted, compiled, None
 
 
 def _probe_and_build(
@@ -253,7 +260,7 @@ def _build_within_limits(request: GraphRequest, contender: Contender) -> Callabl
         isolate.probe(
             request, contender.candidate, limits, contender.min_coverage, contender.freeze
         )
-    with within(limits), keeping.keeping(contender.kept), freezing(contender.freeze):
+    with within(limits), keeping.keeping(contender.keep_gib), freezing(contender.freeze):
         return _build(request, contender)
 
 

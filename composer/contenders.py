@@ -28,8 +28,8 @@ class Contender:
         min_coverage: Share of the graph's compute nodes that the engine has to take.
         bounds: How far its numbers may be off eager's; ``None`` where they are not compared.
         limits: What its build may take, and whether a child process builds it first.
-        remembered: Days for which its failures are remembered; 0 for not at all.
-        kept: GiB on disk for the artefacts that its build keeps.
+        remember_days: For how many days its failures are remembered; 0 for not at all.
+        keep_gib: GiB on disk for the artefacts that builds keep.
         freeze: Whether the engine may take weights in.
         barred: Why it must not be tried; empty where it may be.
         precision: What it computes in; ``None`` where the policy does not say.
@@ -41,8 +41,8 @@ class Contender:
     min_coverage: float
     bounds: Bounds | None = None
     limits: child.Limits = child.NONE
-    remembered: float = 0.0
-    kept: float = keeping.GIB
+    remember_days: float = 0.0
+    keep_gib: float = keeping.DEFAULT_GIB
     freeze: Freeze = "auto"
     barred: str = ""
     precision: Precision | None = None
@@ -73,7 +73,7 @@ class Contender:
 
     def remember(self, request: GraphRequest, attempt: Attempt, error: Exception) -> None:
         """Keep a failure that was expensive, so that no other process repeats it."""
-        if self.remembered and failures.is_dear(attempt, error):
+        if self.remember_days and failures.is_expensive(attempt, error):
             failures.remember(self._failure_key(request), request, attempt)
 
     def recall(self, request: GraphRequest) -> None:
@@ -82,8 +82,8 @@ class Contender:
         Raises:
             Refusal: ``skipped`` with ``known_failure``.
         """
-        if self.remembered and not self.backend.may_return_original:
-            failures.refuse_known(self._failure_key(request), self.remembered)
+        if self.remember_days and not self.backend.may_return_original:
+            failures.refuse_known(self._failure_key(request), self.remember_days)
 
     def _failure_key(self, request: GraphRequest) -> str | None:
         facts = self.candidate, self.backend, self.limits, self.precision
@@ -129,11 +129,17 @@ def resolve(rules: Policy) -> tuple[Contender, ...]:
         except (UnknownNameError, OptionError) as mistake:
             mistakes.append(mistake)
         else:
-            limits = _limits(candidate, rules, backend)
-            days = 0.0 if rules.strict else rules.remember_failures
-            kept = rules.keep_artefacts
-            each = Contender(candidate, backend, least, bounds, limits, days, kept, rules.freeze)
-            contenders += _in_each_precision(each, rules)
+            contender = Contender(
+                candidate=candidate,
+                backend=backend,
+                min_coverage=least,
+                bounds=bounds,
+                limits=_limits(candidate, rules, backend),
+                remember_days=0.0 if rules.strict else rules.remember_failures,
+                keep_gib=rules.keep_artefacts,
+                freeze=rules.freeze,
+            )
+            contenders += _in_each_precision(contender, rules)
     if mistakes:
         raise type(mistakes[0])("; ".join(str(mistake) for mistake in mistakes))
     return tuple(contenders)

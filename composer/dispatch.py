@@ -91,9 +91,9 @@ def compose(
         standby.Engine(outcome.compiled, backwards),
         report.runtime,
         restore,
-        successors.rescue(),
-        successors.sampler(),
-        plan.behind(successors) if plan else None,
+        rescue=successors.rescue(),
+        sampler=successors.sampler(),
+        later=plan.behind(successors) if plan else None,
     )
 
 
@@ -125,7 +125,7 @@ def _prepare(request: GraphRequest, options: Mapping[str, Any] | None) -> _Case:
     policy = rules.policy
     candidates = contenders.resolve(policy)
     shared = resolve.resolve(policy.passes, policy.on_pass_error)
-    request = capture.known_by(request, policy.model, f"{mode} {policy.key} {shared.key}")
+    request = capture.with_key(request, policy.model, f"{mode} {policy.key} {shared.key}")
     policy, candidates = lock.hold(request, policy, candidates, shared)
     with session.current().progress.step(request, "shared passes"):
         request, rewritten = early.rewrite(request, shared)

@@ -272,7 +272,7 @@ class Runtime:
         """Keep the error of a call, and count it if the floor answered in the engine's place."""
         with self._lock:
             self.fallbacks += answered
-            self.last_error = f"{type(error).__name__}: {first_line(text_of(error))}"
+            self.last_error = error_line(error)
 
     def compared(self) -> None:
         """Count a call that was compared with eager."""
@@ -407,3 +407,8 @@ def plain(value: Any) -> Any:
 def first_line(text: str) -> str:
     """The first line of ``text`` that says something, up to 1,000 characters."""
     return next((line.strip() for line in text.splitlines() if line.strip()), "")[:1000]
+
+
+def error_line(error: BaseException) -> str:
+    """The class of an error and the first line of its text: ``"ValueError: no such size"``."""
+    return f"{type(error).__name__}: {first_line(text_of(error))}"

@@ -112,7 +112,7 @@ class Saved(_torch.SerializableCallable):
         with _torch.compiling():
             if self._served is None:
                 gm = _torch.graph_of_bytes(recipe.graph)
-                capture.name_it(gm, recipe.model)
+                capture.set_model_name(gm, recipe.model)
                 options = {name: pickle.loads(value) for name, value in recipe.options.items()}
                 compose: Callable[..., Any] = _torch.lookup_backend("composer")
                 with _as_captured(recipe), _torch.recaptured(gm, args):

@@ -1,4 +1,9 @@
-"""What an engine is to composer: a probe, a build, and nothing that knows of fallbacks."""
+"""What an engine is to composer: a probe, a build, and nothing that knows of fallbacks.
+
+:class:`Backend` is the contract. While it builds, an engine can tell the attempt under way what it
+does (:func:`note`, :func:`covers`) and ask what it is allowed (:func:`limits_left`,
+:func:`check_time`, :func:`precision`). The ``require_...`` functions refuse for many engines alike.
+"""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class PartitionHook(_torch.CustomPartitionerFn):
         self, gm: torch.fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
     ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
         """Cut a joint graph into forward and backward."""
-        return self._passes.cut(_torch.min_cut, gm, joint_inputs, **kwargs)
+        return self._passes.partition(_torch.min_cut, gm, joint_inputs, **kwargs)
 
     def uuid(self) -> Any:
         """The partitioner's own."""

@@ -42,7 +42,7 @@ def requires_grad(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.requires_grad
 
 
-def settled(value: Any) -> Any:
+def detached_copy(value: Any) -> Any:
     """A detached copy, which later writes to the value do not change."""
     return value.detach().clone() if isinstance(value, torch.Tensor) else value
 

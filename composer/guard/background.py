@@ -138,7 +138,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_begin_anew)
 
 
-def carried(task: Task, device: str) -> Task:
+def in_this_context(task: Task, device: str) -> Task:
     """A task that runs in another thread under the modes and contexts of this one, as they are now.
 
     torch keeps grad mode, autocast and the like for each thread, and Dynamo's and Inductor's

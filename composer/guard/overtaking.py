@@ -31,7 +31,6 @@ import torch
 
 from composer import _torch, chain, select, session
 from composer.contenders import Contender
-from composer.errors import text_of
 from composer.graphs import clones, writes
 from composer.guard import background, standby
 from composer.guard.succession import Succession
@@ -45,7 +44,7 @@ from composer.records import (
     Outcome,
     Reason,
     Status,
-    first_line,
+    error_line,
 )
 from composer.select import choice
 
@@ -156,9 +155,9 @@ class Overtaking:
         try:
             copies = clones.copy_inputs(args, keep=request.weights)
             task = _Task(self, run, seat, session.current(), copies, _settings())
-            background.submit(background.carried(task, request.device))
+            background.submit(background.in_this_context(task, request.device))
         except Exception as error:  # noqa: BLE001  # recorded: the call is to be made all the same
-            self.tell(seat, _sentence(error))
+            self.tell(seat, error_line(error))
 
     def tell(self, seat: standby.Seat, why: str) -> None:
         """Record why the contest came to nothing."""
@@ -196,7 +195,7 @@ class _Task:
             self._tell(str(dropped))
         # An exit in here would end only this thread, which the program knows nothing of.
         except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001  # recorded
-            self._tell(_sentence(error))
+            self._tell(error_line(error))
 
     def _tell(self, why: str) -> None:
         if session.current() is self.home:
@@ -272,10 +271,6 @@ class _Task:
         passed = (self.inputs[place] for place in sorted(request.weights))
         weights = (*passed, *request.gm.parameters(), *request.gm.buffers())
         return [each._version for each in weights if not each.is_inference()]
-
-
-def _sentence(error: BaseException) -> str:
-    return f"{type(error).__name__}: {first_line(text_of(error))}"
 
 
 def _settings() -> tuple[Any, ...]:

@@ -22,7 +22,7 @@ import torch
 from composer import verify
 from composer.errors import Refusal
 from composer.graphs import clones, writes
-from composer.graphs.comparison import Bounds, Values, devices, settled
+from composer.graphs.comparison import Bounds, Values, detached_copy, devices
 from composer.records import GraphRequest, Runtime
 
 Compiled = Callable[..., Any]
@@ -104,7 +104,7 @@ class _Undoable:
         """What the call gave."""
         outputs = verify.named_outputs(returned)
         passed = verify.changeable(self._args, self._request)
-        values = {name: settled(each) for name, each in (outputs | passed).items()}
+        values = {name: detached_copy(each) for name, each in (outputs | passed).items()}
         generator = verify.generator_state(self._args)
         random = not torch.equal(self._generator, generator)
         return verify.Run(values, verify.strides_of(outputs), frozenset(), generator, random)

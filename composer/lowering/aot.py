@@ -146,7 +146,7 @@ def through_aot(
 
     def partition(joint: torch.fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Any:
         run_all(Stage.JOINT, joint, inference=False)
-        return passes.cut(_torch.min_cut, joint, inputs, **kwargs)
+        return passes.partition(_torch.min_cut, joint, inputs, **kwargs)
 
     return _torch.aot_compile(
         gm,

@@ -13,7 +13,7 @@ import torch.fx
 
 from composer import _torch
 from composer.lowering.aot import Kind, through_aot
-from composer.lowering.trial import made_up
+from composer.lowering.trial import placeholder_values
 
 Build = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Any]]
 
@@ -38,7 +38,7 @@ def compile_each(
         with _torch.unset_fake_temporarily(), torch.no_grad():
             inputs = [
                 made if isinstance(made, torch.Tensor) else fake
-                for made, fake in zip(made_up(functional), fakes, strict=True)
+                for made, fake in zip(placeholder_values(functional), fakes, strict=True)
             ]
             with _torch.captured_with(fakes, inputs):
                 return _torch.boxed(build(functional, inputs))

@@ -26,7 +26,7 @@ import torch
 
 from composer.store.disk import Entry, Shelf
 
-GIB = 2.0
+DEFAULT_GIB = 2.0
 """How much is kept where no policy says otherwise."""
 
 _PACKAGES = ("onnx", "onnx-ir", "onnxscript", "torchvision")
@@ -68,7 +68,7 @@ class Tally:
         return "kept" if self.kept else ""
 
 
-_gib: ContextVar[float] = ContextVar("composer_keep_artefacts", default=GIB)
+_gib: ContextVar[float] = ContextVar("composer_keep_artefacts", default=DEFAULT_GIB)
 _tally: ContextVar[Tally | None] = ContextVar("composer_artefacts", default=None)
 
 
@@ -105,7 +105,7 @@ def keeps() -> bool:
 
 def shelf() -> Shelf:
     """Where it is kept."""
-    return Shelf("onnx", limit=int((_gib.get() or GIB) * (1 << 30)))
+    return Shelf("onnx", limit=int((_gib.get() or DEFAULT_GIB) * (1 << 30)))
 
 
 def find(key: str | None) -> Entry | None:

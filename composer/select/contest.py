@@ -35,11 +35,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from composer import _torch
-from composer.errors import text_of
 from composer.graphs import collectives
 from composer.guard.gate import Gate
 from composer.policy import Policy
-from composer.records import GraphRequest, first_line
+from composer.records import GraphRequest, error_line
 from composer.select.footprint import Gauge
 from composer.select.rules import (
     TIE,
@@ -210,10 +209,18 @@ def race(
     try:
         with contextlib.ExitStack() as laid_out:
             track = _track(request, laid_out)
-            runners = _Race(entrants, track, started + seconds, within, gauge, gate, errors)
-            runners.warm_up()
-            runners.run()
-        result = runners.result()
+            turns = _Race(
+                entrants,
+                track,
+                deadline=started + seconds,
+                within=within,
+                gauge=gauge,
+                gate=gate,
+                errors=errors,
+            )
+            turns.warm_up()
+            turns.run()
+        result = turns.result()
     except _Undecided as undecided:
         result = Result(None, {}, errors, str(undecided))
     return dataclasses.replace(result, seconds=time.perf_counter() - started)
@@ -229,7 +236,7 @@ def _track(request: GraphRequest, laid_out: contextlib.ExitStack) -> Track:
         track = Track(request)
         laid_out.enter_context(track.laid_out())
     except Exception as error:  # noqa: BLE001  # recorded: what serves needs no copies
-        what = f"{type(error).__name__}: {first_line(text_of(error))}"
+        what = error_line(error)
         raise _Undecided(f"inputs cannot be copied: {what}") from None
     return track
 
@@ -241,6 +248,7 @@ class _Race:
         self,
         entrants: Sequence[Entrant],
         track: Track,
+        *,
         deadline: float,
         within: float | None,
         gauge: Gauge | None,
@@ -337,7 +345,7 @@ class _Race:
             return turn() if gate is None else self._between_calls(turn, gate)
         except Exception as error:  # noqa: BLE001  # recorded: its attempt has failed
             if place == len(self._entrants) - 1:
-                what = f"{type(error).__name__}: {first_line(text_of(error))}"
+                what = error_line(error)
                 raise _Undecided(f"eager itself raises {what}") from None
             self.errors[place] = error
             self._alive.remove(place)

@@ -31,9 +31,18 @@ from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
 
 from composer import machine, session
 from composer.backends.base import Backend, version_of
-from composer.errors import Refusal, causes, text_of
+from composer.errors import Refusal, causes
 from composer.policy import Policy
-from composer.records import FLOOR, Attempt, GraphRequest, Outcome, Reason, Status, first_line
+from composer.records import (
+    FLOOR,
+    Attempt,
+    GraphRequest,
+    Outcome,
+    Reason,
+    Status,
+    error_line,
+    first_line,
+)
 from composer.store.disk import this_process, warn_of
 from composer.store.ledger import Ledger
 from composer.store.shared_store import SharedStore
@@ -325,7 +334,7 @@ def key_of(request: GraphRequest, engines: Sequence[tuple[str, Backend]]) -> str
         nameless = any(identity is None for _, identity in identities)
         return None if nameless else _digest(request, identities)
     except Exception as error:  # noqa: BLE001  # an engine's slip, say: told of, nothing is remembered
-        why = f"{type(error).__name__}: {first_line(text_of(error))}"
+        why = error_line(error)
         warn_of(f"no verdict is kept, since nobody knows what the engines are: {why}")
         return None
 

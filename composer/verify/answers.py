@@ -28,13 +28,13 @@ from composer.graphs.comparison import (
     Errors,
     Fault,
     Values,
+    detached_copy,
     devices,
     errors_of,
     fault_of,
     gradients,
-    settled,
 )
-from composer.records import GraphRequest, Reason, Status, first_line
+from composer.records import GraphRequest, Reason, Status, error_line, first_line
 from composer.verify.double import in_double
 
 _REASONS = {
@@ -93,9 +93,7 @@ def verify(
     try:
         eager = run(reference, inputs, request)
     except Exception as error:  # noqa: BLE001  # eager's own error is the user's to see at the call
-        note(
-            verified=f"no: eager itself raises {type(error).__name__}: {first_line(text_of(error))}"
-        )
+        note(verified=f"no: eager itself raises {error_line(error)}")
         return False
     try:
         got = run(compiled, inputs, request)
@@ -128,7 +126,7 @@ def run(function: Callable[..., Any], inputs: Sequence[Any], request: GraphReque
             returned = function(*given)
             outputs = named_outputs(returned)
             wanted = gradients(outputs, leaves | held) if request.training else {}
-            values = {n: settled(each) for n, each in (outputs | wanted | passed).items()}
+            values = {n: detached_copy(each) for n, each in (outputs | wanted | passed).items()}
         finally:
             buffers.restore()
         generator = generator_state(inputs)
