@@ -387,7 +387,7 @@ def in_words(
         held = next((kinds[p] for p in reversed(parents) if p in kinds), root)
         known = tuple(held.model_fields)
         guess = did_you_mean(str(key), known)
-        hint = "" if parents or guess else _engine_option_hint(str(key))
+        hint = "" if parents or guess else _where_it_belongs(str(key), root, tables)
         return f"unknown option {where!r}{guess} (accepted: {', '.join(known)}){hint}"
     message = error["msg"].removeprefix("Value error, ")
     return f"option {where!r} is {error['input']!r}: {message}"
@@ -411,6 +411,13 @@ def _path(location: tuple[str | int, ...]) -> str:
 _UNION_BRANCHES = frozenset({"str", "callable", "Candidate"})
 
 
-def _engine_option_hint(key: str) -> str:
+def _where_it_belongs(
+    key: str, root: type[BaseModel], tables: Mapping[str | int, type[BaseModel]]
+) -> str:
+    """What to write instead of an unknown key at the top; nothing where nobody knows."""
+    if table := next((name for name, held in tables.items() if key in held.model_fields), None):
+        return f"; {key!r} is an option of the table {table!r}"
+    if root is not Policy:
+        return ""
     candidate = {"backend": "inductor", "options": {key: ...}}
     return f"; an engine's own option stands in the chain: {candidate}".replace("Ellipsis", "...")

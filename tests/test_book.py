@@ -211,6 +211,7 @@ def test_a_chain_of_skipped_candidates_is_exhausted() -> None:
             r"models\[0\].match.modle'; did you mean 'model'?",
         ),
         ("[modles]\n", "'modles'; did you mean 'models'?"),
+        ('chain = ["eager"]\n', "'chain' is an option of the table 'defaults'"),
         ("[defaults]\nstrict = 'perhaps'\nmin_coverage = 3\n", "strict.*min_coverage"),
     ],
 )
