@@ -80,7 +80,7 @@ def built(model: torch.nn.Module, x: torch.Tensor) -> tuple[GraphRequest, dict[s
     found: list[tuple[GraphRequest, dict[str, Any], float]] = []
 
     def backend(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        request = capture.known_by(capture.read_request(gm, inputs), None, "")
+        request = capture.with_key(capture.read_request(gm, inputs), None, "")
         candidates = contenders.resolve(Policy(chain=ENGINES, remember_failures=0))
         with once.sharing():
             tried = [chain.try_candidate(request, each) for each in candidates]

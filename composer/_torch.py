@@ -1,8 +1,8 @@
 """The only file that names torch's private modules.
 
-Every borrowed name stands here with the reason why no public one serves, and
-``tests/test_torch.py`` has a test per name, so that a torch upgrade fails with the name of what
-moved. Heavy parts (the ONNX exporter) are imported when first used.
+Each import, or the function here that uses it, says why no public name serves.
+``tests/test_torch.py`` has a test for each, so that after a torch upgrade a test fails with the
+name of what moved. Heavy parts (the ONNX exporter) are imported when first used.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import torch
 import torch.fx
 
-# What is within the tensors of torch.func's transforms, which have no storage to be asked for.
+# Unwraps the tensors of torch.func's transforms, which have no storage of their own.
 from torch._C import _functorch
 
-# Dynamo's registry of backends is what the mission names; it has no public spelling.
+# Dynamo: the registry of backends, the frame that is being traced, and the compile under way.
+# Only ``torch.compile`` itself is public, and ``torch._dynamo`` as far as it is documented.
 from torch._C._dynamo.eval_frame import reset_code
 from torch._dynamo import aot_compile as dynamo_aot_compile
 from torch._dynamo import convert_frame, eval_frame, external_utils
@@ -72,7 +73,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 DYNAMO_CONTROL_FLOW: tuple[type[Exception], ...] = (RestartAnalysis, SkipFrame)
-"""Exceptions by which Dynamo steers itself through a backend; they are never an engine's fault."""
+"""Exceptions with which Dynamo's own control flow passes through a backend: no engine's fault."""
 
 StopRecomputation = _StopRecomputationError
 """How a checkpoint ends its second forward: raised within whatever saves the last tensor."""
@@ -87,7 +88,7 @@ if TYPE_CHECKING or hasattr(custom_graph_pass, "CustomInferenceAwareGraphPass"):
 else:
 
     class CustomInferenceAwareGraphPass(CustomGraphPass):
-        """A pass that is told whether the graph is for inference: nobody tells in torch 2.11."""
+        """Stands in for a class that torch 2.11 lacks: there, no pass is told of inference."""
 
 
 GraphCompiler = Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]
@@ -259,9 +260,9 @@ def compiled_as(function: Callable[..., Any]) -> Compiled | None:
 
 
 def forget_given_up() -> None:
-    """Have Dynamo try again what it gave up and marked to be left alone, for any backend.
+    """Have Dynamo try again the functions that it gave up on, for whatever backend that was.
 
-    Code that has cache entries keeps them: only code without any is reset.
+    Only code without cache entries is reset; other code keeps its entries.
     """
     count = getattr(eval_frame, "_get_total_cache_entry_count", None)  # torch >= 2.13
     count = count or (lambda code: len(eval_frame._debug_get_cache_entry_list(code)))
@@ -273,8 +274,8 @@ def forget_given_up() -> None:
 
 
 OnBreak = Callable[[str, Sequence[traceback.FrameSummary], bool], None]
-"""Is told of a graph break: torch's message, the traced frames with the innermost last, and
-whether the whole function was given up; of such a one it may have been told as of any other."""
+"""Called at a graph break with torch's message, the traced frames, the innermost last, and whether
+the whole function was given up. Before that, it may have been called for the same place without."""
 
 _listeners: list[OnBreak] = []
 _listening = threading.Lock()
@@ -342,22 +343,28 @@ def world_size() -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
-    """A rank's place among all: its number, how many there are, and the store they met by."""
+class GroupMember:
+    """This process in the default group of ``torch.distributed``.
+
+    Attributes:
+        rank: Its rank.
+        world: How many ranks there are.
+        store: The key-value store by which the ranks found each other.
+    """
 
     rank: int
     world: int
     store: Any
 
     def store_below(self, prefix: str) -> Any:
-        """The store, for keys that nobody else's are mixed up with."""
+        """The store with a prefix before every key, so that no one else's keys are met."""
         from torch.distributed.distributed_c10d import PrefixStore
 
         return PrefixStore(prefix, self.store)
 
 
-def seat() -> Seat | None:
-    """This process's seat in the default group; ``None`` where it is alone.
+def group_member() -> GroupMember | None:
+    """This process in the default group; ``None`` where it is alone.
 
     The key-value store is there already, whatever the ranks were started by (there is none under
     MPI), and no public function gives it.
@@ -367,7 +374,10 @@ def seat() -> Seat | None:
         return None
     from torch.distributed.distributed_c10d import _get_default_store
 
-    return Seat(torch.distributed.get_rank(), world, _get_default_store())
+    return GroupMember(torch.distributed.get_rank(), world, _get_default_store())
+
+
+# --- operators, and what autograd saves ---------------------------------------------------------
 
 
 def takes_functions(target: Any) -> bool:
@@ -385,7 +395,7 @@ def operator_namespace(target: Any) -> str:
 
 
 def saving_as_it_is() -> contextlib.AbstractContextManager[Any]:
-    """Keep what autograd saves from a checkpoint's hooks, which count it.
+    """Hide what autograd saves from the hooks of a checkpoint, which counts saved tensors.
 
     torch has no public way to ask whether hooks may be set; within ``torch.func`` they may not.
     """
@@ -397,9 +407,9 @@ def saving_as_it_is() -> contextlib.AbstractContextManager[Any]:
 
 @contextlib.contextmanager
 def without_hooks(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
-    """Run a backward that is nobody's business but ours: no hook of these tensors hears of it.
+    """Run a backward of composer's own, at which no hook of these tensors is called.
 
-    ``register_hook`` has no public counterpart that takes off all hooks and puts them back.
+    There is no public way to remove all hooks of a tensor and put them back.
     """
     kept = [(each, each._backward_hooks) for each in tensors if each._backward_hooks]
     for tensor, _ in kept:
@@ -433,10 +443,10 @@ def carry_attributes(source: torch.fx.GraphModule, copy: torch.fx.GraphModule) -
 
 
 def name_sources(gm: torch.fx.GraphModule) -> None:
-    """Say of buffers that Dynamo has not seen where they come from: from the graph itself.
+    """Give a source, the graph itself, to buffers and parameters that Dynamo has not seen.
 
-    AOTAutograd refuses a graph of Dynamo's with a buffer or parameter that has no source. Tracing
-    adds such buffers (for ``torch.tensor([1.0])``), and so may passes.
+    AOTAutograd refuses a graph of Dynamo's in which one has no source. Tracing adds such buffers
+    (for ``torch.tensor([1.0])``), and so may passes.
     """
     from torch._dynamo.source import ConstantSource
 
@@ -455,10 +465,10 @@ def carry_node_source(node: torch.fx.Node, twin: torch.fx.Node) -> None:
 
 
 def carry_no_source(node: torch.fx.Node, added: torch.fx.Node) -> None:
-    """Say that a placeholder was added to those of ``node``'s graph: Dynamo knows no source of it.
+    """Mark a placeholder as added to ``node``'s graph, so that it has no source of Dynamo's.
 
-    AOTAutograd refuses a graph of Dynamo's in which one does not say; it takes ``None``, for the
-    placeholders that splitting a graph adds.
+    AOTAutograd refuses a graph of Dynamo's in which a placeholder lacks the attribute. It accepts
+    the value ``None``, which is meant for placeholders that are added when a graph is split.
     """
     if hasattr(node, "_dynamo_source"):
         cast(Any, added)._dynamo_source = None
@@ -538,9 +548,9 @@ def compiling() -> Iterator[None]:
 
 
 def forget_other_threads_compile() -> None:
-    """In a forked child: no other thread compiles here, whatever the parent's were about.
+    """In a forked child, release the compile lock that a thread of the parent held, and its flags.
 
-    The lock would be held for good, and the flags say so.
+    That thread does not exist in the child, so nobody else would.
     """
     compile_lock._at_fork_reinit()  # type: ignore[attr-defined]  # CPython's, as for its own locks
     torch.compiler._is_compiling_flag = False
@@ -549,11 +559,11 @@ def forget_other_threads_compile() -> None:
 
 @contextlib.contextmanager
 def generators_as_they_are() -> Iterator[None]:
-    """Within, this thread sees the random state that it met, and cannot set it; others can.
+    """Show this thread a frozen random state, and ignore its attempts to set it.
 
-    AOTAutograd, Inductor and ``fork_rng`` put the state of the generators back that they began
-    with. In a thread of its own that has the program draw once more what it drew in the meantime.
-    To be used by one thread at a time, which compiles.
+    AOTAutograd, Inductor and ``fork_rng`` restore the state that the generators had when they
+    began. From a background thread that would make the program draw the same numbers once more.
+    Other threads are not affected. To be used by one thread at a time, the one that compiles.
     """
     homes = [(torch, torch.random), *([(torch.cuda,)] if torch.cuda.is_available() else [])]
     with contextlib.ExitStack() as undo:
@@ -569,7 +579,7 @@ def generators_as_they_are() -> Iterator[None]:
 def _unmoved(
     read: Callable[..., torch.Tensor], write: Callable[..., None]
 ) -> tuple[Callable[..., torch.Tensor], Callable[..., None]]:
-    """Both, as this thread is to see them: what is read first of a device is read ever after."""
+    """Versions of both for this thread: each device's state stays what it was when first read."""
     here = threading.get_ident()
     seen: dict[str, torch.Tensor] = {}
 
@@ -587,12 +597,12 @@ def _unmoved(
 
 
 def draws_random_numbers(run: Callable[..., Any], inputs: Sequence[Any]) -> bool:
-    """Whether a graph does for such inputs: run on fake ones, no operator with that tag is called.
+    """Whether a graph draws random numbers for such inputs, found by running it on fake ones.
 
     Most functions that may draw do not: dropout when not training, attention without dropout.
 
     Raises:
-        Exception: what the graph returns, or does, cannot be told without the data.
+        Exception: whatever the graph raises on fake inputs, if its control flow needs the data.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     seen = _Seen()
@@ -602,9 +612,9 @@ def draws_random_numbers(run: Callable[..., Any], inputs: Sequence[Any]) -> bool
 
 
 class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    """Looks at the operators that are called below autograd.
+    """Watches the operators that are called below autograd for one that draws.
 
-    Attention has the tag without dropout as well.
+    Attention has the tag of those even without dropout, so ``dropout_p`` decides.
     """
 
     def __init__(self) -> None:
@@ -628,7 +638,7 @@ class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves
 
 
 _recaptured_numbers: ContextVar[Mapping[Any, Any]] = ContextVar("numbers", default={})  # noqa: B039
-"""What the symbols stand for in the call for which a graph is compiled again."""
+"""The values of the symbols in the call for which a graph is compiled again."""
 
 
 @contextlib.contextmanager
@@ -656,8 +666,8 @@ def with_symbols(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
 # --- graphs in files ----------------------------------------------------------------------------
 
 
-def goes_to_a_file() -> bool:
-    """Whether torch is going to write to a file what is being compiled (``aot_compile``).
+def will_be_saved() -> bool:
+    """Whether torch is about to save what is being compiled to a file (``aot_compile``).
 
     Dynamo's own ``eager`` backend asks the same.
     """
@@ -666,10 +676,10 @@ def goes_to_a_file() -> bool:
     return bool(getattr(functorch_config, "force_autograd_cache", False))
 
 
-def stays_here() -> contextlib.AbstractContextManager[None]:
-    """Compile as if nothing were written to a file.
+def not_saving() -> contextlib.AbstractContextManager[None]:
+    """Compile as if nothing were saved to a file.
 
-    What AOTAutograd makes is to be Inductor's then, and nobody else's: it refuses other compilers'.
+    While it saves, AOTAutograd accepts what Inductor makes and refuses that of any other compiler.
     """
     from torch._functorch import config as functorch_config
 
@@ -930,9 +940,10 @@ def eager_backward_lowering() -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def donating_nothing() -> Iterator[None]:
-    """Have AOTAutograd offer engines none of what the forward saved as memory to write to.
+    """Keep AOTAutograd from donating what the forward saved to the backward, to be overwritten.
 
-    Only Inductor makes use of it. What no engine writes to can be used by another one.
+    Only Inductor makes use of such memory. As long as no engine writes to it, another engine can
+    answer for one that failed.
     """
     import torch._functorch.config as functorch_config
 
@@ -1082,7 +1093,7 @@ def inductor_cache_dir() -> str:
 
 @contextlib.contextmanager
 def fresh_compiles() -> Iterator[None]:
-    """Neither Inductor nor AOTAutograd takes a graph from its cache.
+    """Compile anew: neither Inductor nor AOTAutograd takes a graph from its cache.
 
     ``torch.compiler.config.force_disable_caches`` does that, too, and warns.
     """
@@ -1098,10 +1109,10 @@ def fresh_compiles() -> Iterator[None]:
 
 @contextlib.contextmanager
 def constants_let_go() -> Iterator[None]:
-    """Have the code that Inductor loads within go with the last who calls it.
+    """Let the code that Inductor loads within be freed when nothing refers to it any more.
 
-    Inductor keeps the modules of all code that it loaded, to clear its caches by, and in them the
-    constants of frozen graphs, for as long as the process lives (torch 2.13).
+    Otherwise Inductor keeps the modules of all code that it has loaded for as long as the process
+    lives, and in them the constants of frozen graphs (torch 2.13).
     """
     from torch._inductor.codecache import PyCodeCache
 
@@ -1121,6 +1132,9 @@ def inductor_setting(name: str, config: Mapping[str, Any]) -> Any:
     import torch._inductor.config as inductor_config
 
     return config[name] if name in config else getattr(inductor_config, name)
+
+
+# --- schemas and sizes --------------------------------------------------------------------------
 
 
 def argument(node: torch.fx.Node, name: str) -> Any:
@@ -1146,7 +1160,7 @@ def written_by(node: torch.fx.Node) -> list[torch.fx.Node]:
 
 
 def may_write_by_schema(node: torch.fx.Node) -> bool:
-    """Whether an operator writes to an operand; any overload will do where it is left open."""
+    """Whether an operator, or any overload of one whose overload is open, writes to an operand."""
     target = node.target
     if isinstance(target, OpOverload):
         return bool(written_by(node))
@@ -1355,10 +1369,10 @@ def mutated_inputs() -> frozenset[int]:
 
 
 def aot_adds_nothing(outputs: int) -> bool:
-    """Whether what AOTAutograd puts around the graph it has just traced only passes values on.
+    """Whether AOTAutograd's run-time wrapper has nothing to do for the graph it has just traced.
 
-    No input is written to, no output looks at one, and the graph's ``outputs`` are those of the
-    captured one. ``False`` where AOTAutograd does not say.
+    That is so where no input is written to, no output is a view of one, and the graph has as many
+    ``outputs`` as the captured one. ``False`` where AOTAutograd does not say.
     """
     from torch._functorch._aot_autograd.schemas import OutputType
 
@@ -1374,7 +1388,8 @@ def aot_adds_nothing(outputs: int) -> bool:
 def tracing_state() -> str:
     """Text of the global settings that decide what AOTAutograd makes of a graph.
 
-    What AOTAutograd's own cache (torch 2.13) makes its key of, and the choice of an attention.
+    They are those in the key of AOTAutograd's own cache (torch 2.13), and the kernels of attention
+    that are allowed.
     """
     import torch._functorch.config
 
@@ -1393,7 +1408,7 @@ def tracing_state() -> str:
 
 
 def is_watched() -> bool:
-    """Whether a mode watches what is called, and may change it (``torch.set_default_device``)."""
+    """Whether a mode is active that may change what is called (``torch.set_default_device``)."""
     from torch import overrides
     from torch.utils import _python_dispatch as dispatch
 
@@ -1415,9 +1430,9 @@ _FOLDER = str(Path(torch.__file__).parent)
 
 
 def path_in_torch(function: Any) -> str | None:
-    """``"torch.nn.functional.linear"``, where it is a function of torch's, or Python's, own.
+    """``"torch.nn.functional.linear"``, for a function of torch's own or Python's own.
 
-    ``None`` for any other, one that was put in its place included.
+    ``None`` for any other, and for one that somebody put in the place of torch's.
     """
     name = str(getattr(function, "__name__", ""))
     home = getattr(function, "__module__", None)
@@ -1464,11 +1479,11 @@ class OnnxTranslator:
         self._lock = threading.Lock()
         self._core, self._passes = _core, _fx_passes
         self._promotions = type_promotion.TypePromotionTable()
-        with _quiet(_registration.logger):  # torchvision's operators are not installed: not news
+        with _quiet(_registration.logger):  # it warns where torchvision is not installed
             self._registry = _registration.ONNXRegistry.from_torchlib()
         known = _decomp.get_onnx_implemented_overloads(self._registry)
-        self.known: frozenset[str] = frozenset(map(word_of, known))
-        """What the exporter itself translates, in :func:`word_of`'s words."""
+        self.known: frozenset[str] = frozenset(map(registry_name, known))
+        """What the exporter itself translates, by :func:`registry_name`."""
 
     def register(self, translations: Mapping[Any, Callable[..., Any]]) -> None:
         """Have these functions translate their operators, in place of the exporter's own."""
@@ -1477,11 +1492,9 @@ class OnnxTranslator:
 
     @property
     def translated(self) -> frozenset[str]:
-        """What it translates by now, in :func:`word_of`'s words."""
-        return frozenset(each if isinstance(each, str) else word_of(each) for each in self._words())
-
-    def _words(self) -> Iterator[Any]:
-        return (each for each, found in self._registry.functions.items() if found)
+        """What it translates by now, by :func:`registry_name`."""
+        targets = (each for each, found in self._registry.functions.items() if found)
+        return frozenset(each if isinstance(each, str) else registry_name(each) for each in targets)
 
     def prepare(self, gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
         """Make type promotion explicit and drop assertions, as the exporter does. In place.
@@ -1507,7 +1520,7 @@ class OnnxTranslator:
         return bool(numbers) and not all(dtype.is_floating_point for dtype in dtypes)
 
     def translate(self, gm: torch.fx.GraphModule) -> onnx_ir.Model:
-        """An ONNX model with an input a placeholder and an output a node that ``gm`` returns."""
+        """An ONNX model with an input for each placeholder and an output for each returned node."""
         for node in gm.graph.nodes:
             node.meta.setdefault("nn_module_stack", {})  # else a warning for every node without
         program = types.SimpleNamespace(
@@ -1527,7 +1540,7 @@ class OnnxTranslator:
         return translated.model
 
 
-def word_of(target: Any) -> str:
+def registry_name(target: Any) -> str:
     """A node's target as the exporter's registry names it; equal in every process."""
     if isinstance(target, OpOverload | HigherOrderOperator):
         return cast(str, cast(Any, target).name())
@@ -1535,10 +1548,10 @@ def word_of(target: Any) -> str:
 
 
 def onnx_decompositions(known: frozenset[str]) -> dict[Any, Callable[..., Any]]:
-    """The exporter's table of what to write out, without the exporter, which is slow to import.
+    """The exporter's table of decompositions, made without the exporter: that is slow to import.
 
     Args:
-        known: What it translates, and so leaves as it is.
+        known: The operators that it translates, and so does not decompose.
     """
     from torch._decomp import decomposition_table
     from torch.export import default_decompositions
@@ -1546,13 +1559,13 @@ def onnx_decompositions(known: frozenset[str]) -> dict[Any, Callable[..., Any]]:
     first: Any = default_decompositions()
     table: dict[Any, Callable[..., Any]] = {}
     for operator, function in (*first.items(), *decomposition_table.items()):
-        if isinstance(operator, OpOverload) and word_of(operator) not in known:
+        if isinstance(operator, OpOverload) and registry_name(operator) not in known:
             table.setdefault(operator, function)
     return table
 
 
 def decomposition_of(operator: OpOverload) -> Callable[..., Any]:
-    """Torch's own way to write the operator out."""
+    """Torch's own decomposition of the operator."""
     from torch._decomp import decomposition_table
 
     return decomposition_table[operator]

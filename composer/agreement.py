@@ -27,8 +27,8 @@ from typing import Any
 
 from composer import _torch
 from composer.backends.base import note
-from composer.errors import Refusal, refuse, text_of
-from composer.records import Reason, Status, first_line
+from composer.errors import Refusal, refuse
+from composer.records import Reason, Status, error_line
 
 _IMPATIENCE = 4
 """By how much less each wait may take after one that was in vain, on whatever rank."""
@@ -40,10 +40,10 @@ log = logging.getLogger("composer")
 
 
 class Ballot:
-    """What is asked about one candidate; this is one for a rank that asks nobody."""
+    """The vote of the ranks on one candidate. This one is for a process that asks nobody."""
 
     def open(self) -> None:
-        """Before anything is built.
+        """Look, before anything is built, whether the candidate is passed over already.
 
         Raises:
             Refusal: ``skipped``, ``policy``: another rank could not take the candidate.
@@ -61,7 +61,7 @@ class Ballot:
 
 
 NOBODY = Ballot()
-"""To be asked where there is one rank only."""
+"""The ballot where there is only one rank, or the policy asks no others."""
 
 
 Ballots = Callable[[int], Ballot]
@@ -76,18 +76,18 @@ def among_ranks(graph: str, within: float) -> Iterator[Ballots]:
         graph: What the graph is known by on all ranks.
         within: Seconds to wait for others, for all of the chain; 0 does not ask them.
     """
-    seat = _torch.seat() if within else None
-    if seat is None:
+    member = _torch.group_member() if within else None
+    if member is None:
         yield lambda _: NOBODY
     else:
-        with between(seat, graph, within) as ballots:
+        with between(member, graph, within) as ballots:
             yield ballots
 
 
 @contextlib.contextmanager
-def between(seat: _torch.Seat, graph: str, within: float) -> Iterator[Ballots]:
+def between(member: _torch.GroupMember, graph: str, within: float) -> Iterator[Ballots]:
     """Let this rank and the others agree on one graph."""
-    talk = _Talk(seat, graph, within)
+    talk = _Agreement(member, graph, within)
     with talk.unless_it_fails():
         talk.begin()
     try:
@@ -99,7 +99,14 @@ def between(seat: _torch.Seat, graph: str, within: float) -> Iterator[Ballots]:
 
 @dataclass(frozen=True, slots=True)
 class _Fate:
-    """What was decided about a candidate: ``by`` which rank, ``without`` whom, and why."""
+    """What was decided about a candidate.
+
+    Attributes:
+        taken: Whether all take it, rather than pass it over.
+        by: The rank that decided.
+        why: The reason, where it is passed over or not all ranks take part.
+        without: Ranks that take no part.
+    """
 
     taken: bool
     by: int
@@ -117,27 +124,30 @@ class _Fate:
         return _Fate(taken, by, why, tuple(without))
 
 
-class _Talk:
-    """What this rank says about one graph, and what it hears of the others.
+class _Agreement:
+    """One rank's side of the agreement on one graph, by the keys of the store.
 
-    Keys, all below the number of ranks: ``at/RANK`` is which graph a rank is, or was last, busy
-    with, ``GRAPH/here/RANK`` that it has met a graph, ``GRAPH/PLACE`` a candidate's fate,
-    ``GRAPH/PLACE/RANK`` that a rank can take it. ``missed`` counts waits in vain, ``met`` is that
-    count when all ranks last agreed.
+    All keys are below a prefix with the number of ranks:
+
+    - ``at/RANK``: which graph a rank is busy with, or was last;
+    - ``GRAPH/here/RANK``: that the rank has met the graph;
+    - ``GRAPH/PLACE``: the fate of the candidate at a place of the chain;
+    - ``GRAPH/PLACE/RANK``: that the rank can take it;
+    - ``missed``: how many waits were in vain; ``met``: that count when all ranks last agreed.
     """
 
-    def __init__(self, seat: _torch.Seat, graph: str, within: float) -> None:
+    def __init__(self, member: _torch.GroupMember, graph: str, within: float) -> None:
         self.alone = ""
         self._broken = False
-        self._seat = seat
-        self._rank, self._world = seat.rank, seat.world
-        self._others = [each for each in range(seat.world) if each != seat.rank]
+        self._member = member
+        self._rank, self._world = member.rank, member.world
+        self._others = [each for each in range(member.world) if each != member.rank]
         self._graph = graph
         self._left = within
 
     def begin(self) -> None:
-        """Say that this rank has met the graph; see where the others are, and how patient to be."""
-        self._store = self._seat.store_below(f"composer/{self._world}")
+        """Announce this rank, and read where the others are and how long to wait for them."""
+        self._store = self._member.store_below(f"composer/{self._world}")
         self._store.set(f"{self._graph}/here/{self._rank}", "-")
         if not self._has(f"{self._graph}/here/{self._rank}"):
             raise LookupError("it keeps nothing")
@@ -190,13 +200,13 @@ class _Talk:
 
     @contextlib.contextmanager
     def unless_it_fails(self) -> Iterator[None]:
-        """A store that fails ends the talk, and nothing else."""
+        """Let a failure of the store end the agreement; this rank then decides alone."""
         try:
             yield
         except Refusal:
             raise
         except Exception as error:  # noqa: BLE001  # recorded; agreement is never the user's problem
-            what = f"{type(error).__name__}: {first_line(text_of(error))}"
+            what = error_line(error)
             self._broken = True
             self.alone = f"the store of the default group failed: {what}"
 
@@ -231,7 +241,11 @@ class _Talk:
         return gone and not self._has(f"{graph}/here/{self._rank}")
 
     def _move(self, state: str) -> int:
-        """Say so; how many times this rank has by now."""
+        """Write that this rank enters (``in``) or leaves (``out``) the graph.
+
+        Returns:
+            How many times it has entered or left a graph by now.
+        """
         number = int((self._read(f"at/{self._rank}") or b"0").split()[0]) + 1
         self._store.set(f"at/{self._rank}", f"{number} {state} {self._graph}")
         return number
@@ -247,7 +261,7 @@ class _Talk:
 class _Asked(Ballot):
     """A candidate's ballot among several ranks."""
 
-    def __init__(self, talk: _Talk, place: int) -> None:
+    def __init__(self, talk: _Agreement, place: int) -> None:
         self._talk = talk
         self._place = place
 

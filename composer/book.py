@@ -126,7 +126,7 @@ def _validated(table: Mapping[str, Any], where: str) -> PolicyBook:
         raise OptionError("; ".join(f"{where}{each}" for each in mistakes)) from None
 
 
-def found_here() -> Path | None:
+def file_in_working_directory() -> Path | None:
     """The policy file of the working directory, if there is one."""
     own = Path(CONFIG_FILE)
     if own.is_file():
@@ -147,12 +147,12 @@ def file_in_force(configured: Source) -> Path | None:
     if named:
         return Path(named).absolute()
     if configured is None:
-        return found_here()
+        return file_in_working_directory()
     return Path(configured).absolute() if isinstance(configured, str | Path) else None
 
 
 def in_force(configured: Source) -> PolicyBook:
-    """The book of the first source that there is.
+    """The book of the first of these sources that exists.
 
     ``COMPOSER_CONFIG``, then what ``composer.configure`` was given, then ``composer.toml`` in the
     working directory, then ``[tool.composer]`` of ``pyproject.toml`` there.
@@ -166,7 +166,7 @@ def in_force(configured: Source) -> PolicyBook:
         return read(named)
     if configured is not None:
         return read(configured)
-    here = found_here()
+    here = file_in_working_directory()
     if here is None:
         return PolicyBook()
     book = read(here)
@@ -175,7 +175,7 @@ def in_force(configured: Source) -> PolicyBook:
 
 
 def _refuse_code(book: PolicyBook, path: Path) -> None:
-    """A stranger's folder may choose among what is installed; it imports and is sent nothing."""
+    """Refuse a found file that names code to import, or a place to send verdicts to."""
     policies = (book.defaults, *book.models)
     backends = [candidate.backend for policy in policies for candidate in policy.chain]
     passes = [p["pass"] if isinstance(p, Mapping) else p for each in policies for p in each.passes]
@@ -257,13 +257,13 @@ def resolve(
 
 
 def _meant_by(mode: str | None) -> Iterator[Layer]:
-    """What ``torch.compile``'s mode asks of composer, behind all that the user says."""
+    """The layer that ``torch.compile``'s mode stands for; every other layer goes over it."""
     if mode == "max-autotune":
         yield Layer("mode", read_policy({"select": "fastest"}))
 
 
 def _all_of(*steps: Callable[[], Any]) -> list[Any]:
-    """What the steps give; the mistakes of all of them in one error."""
+    """The results of the steps, or one error that names the mistakes of all of them."""
     results, mistakes = [], []
     for step in steps:
         try:
@@ -276,7 +276,7 @@ def _all_of(*steps: Callable[[], Any]) -> list[Any]:
 
 
 def _switches() -> Iterator[Layer]:
-    """What the environment says, to whoever is on call, over all that the program says."""
+    """The on-call switches of the environment, as layers over all that the program says."""
     chain = os.environ.get("COMPOSER_CHAIN", "")
     names = [name.strip() for name in chain.split(",") if name.strip()]
     if names:

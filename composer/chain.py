@@ -57,6 +57,9 @@ def walk(
 ) -> Outcome:
     """Try one candidate after the other, and choose who serves the graph.
 
+    Without a ``contest`` that is the first candidate that is accepted, else the fastest of those
+    that are. The floor serves where no candidate does.
+
     Args:
         request: The graph, as the passes of the stages ``torch`` and ``aten`` left it.
         contenders: The chain.
@@ -64,46 +67,54 @@ def walk(
         contest: How the fastest is found; ``None`` takes the first that is accepted.
         strict: End the walk at the first candidate that is not accepted.
         agree_within: Seconds to wait for other ranks of ``torch.distributed``; 0 asks none.
-        at_run_time: Dynamo's compile is over: its control flow fails a candidate, as other errors.
+        at_run_time: Whether Dynamo's compile is over. Its control-flow exceptions then fail a
+            candidate, as any other error does.
 
     Raises:
         PassError: a pass failed, and the policy says ``on_pass_error = "raise"``.
     """
     shared = shared or SharedPasses()
-    serves = functools.partial(_floor_of, request, shared)
+    make_floor = functools.partial(_floor_of, request, shared)
     obstacle = select.obstacle(request, among_ranks=agree_within > 0) if contest else ""
     with agreement.among_ranks(request.key_among_ranks, agree_within) as ballot:
 
         def trial(place: int) -> choice.Tried:
-            return _tried(
+            return _try_and_remember(
                 request, contenders[place], shared, ballot(place), at_run_time=at_run_time
             )
 
-        tries = functools.partial(_tries, trial, len(contenders), strict=strict)
+        tries = functools.partial(_try_in_turn, trial, len(contenders), strict=strict)
         if contest is None or obstacle:
-            return choice.first(tries(), serves, why=obstacle)
+            return choice.first(tries(), make_floor, why=obstacle)
         memory = None if at_run_time else memory_of(request, contenders, contest)
-        return remembered.fastest(trial, tries, serves, request, contest, memory)
+        return remembered.fastest(trial, tries, make_floor, request, contest, memory)
 
 
 def memory_of(
     request: GraphRequest, contenders: Sequence[Contender], contest: select.Contest
 ) -> verdicts.Memory | None:
-    """What is remembered of a contest among these; ``None`` where nothing is to be."""
+    """Where the verdict of a contest is kept; ``None`` where the policy remembers none."""
     if not contest.terms:
         return None
     engines = [(each.candidate.name, each.backend) for each in contenders]
     return verdicts.Memory(request, engines, contest.terms, [each.key for each in contenders])
 
 
-def _tries(
+def _try_in_turn(
     trial: Callable[[int], choice.Tried],
     number: int,
     done: Mapping[int, choice.Tried] = MappingProxyType({}),
     *,
     strict: bool,
 ) -> Iterator[choice.Tried]:
-    """The candidates in turn; one that runs the captured graph ends them, as the floor would."""
+    """Yield the candidates in turn; an accepted one that is the floor itself ends the chain.
+
+    Args:
+        trial: Tries the candidate at a place of the chain.
+        number: Of the candidates.
+        done: Those that were tried before, by their places.
+        strict: End at the first that is not accepted.
+    """
     for place in range(number):
         tried = done.get(place) or trial(place)
         attempt = tried.attempt
@@ -113,7 +124,7 @@ def _tries(
             return
 
 
-def _tried(
+def _try_and_remember(
     request: GraphRequest,
     contender: Contender,
     shared: SharedPasses,
@@ -121,6 +132,7 @@ def _tried(
     *,
     at_run_time: bool,
 ) -> choice.Tried:
+    """One attempt with the shared passes within it; a failure that was expensive is remembered."""
     name, is_floor = contender.candidate.name, contender.backend.may_return_original
     step = session.current().progress.step(request, name)
     with step, late.running(late.LatePasses(shared, name)) as passes:
@@ -147,9 +159,9 @@ def _forward_of(functional: torch.fx.GraphModule, _: list[Any]) -> Callable[...,
 
 
 def _floor(request: GraphRequest, passes: late.LatePasses) -> Callable[..., Any]:
-    """The graph's own forward; with passes within AOTAutograd's step, those of what comes out.
+    """The graph's own forward; with passes of the later stages, of AOTAutograd's graphs.
 
-    Where AOTAutograd cannot make that step, the passes are recorded as not run.
+    Where AOTAutograd cannot make those, the passes are recorded as not run.
     """
     if passes.shared.late:
         gm = clones.clone_graph(request.gm)
@@ -168,11 +180,14 @@ def objection(outcome: Outcome, *, strict: bool, on_exhausted: str) -> Exception
     """The error to raise where the user asked for one rather than for a fallback.
 
     That is a ``CandidateError`` under ``strict`` when a candidate was not accepted, and
-    ``ChainExhausted`` under ``on_exhausted="raise"`` when none was. One that was measured to be
-    slower had been accepted, and one on trial need not be.
+    ``ChainExhausted`` under ``on_exhausted="raise"`` when none was. A candidate that was measured
+    to be slower had been accepted before, and one on trial need not be accepted.
     """
-    told = [attempt for attempt in outcome.attempts if attempt.reason is not Reason.SLOWER]
-    refused = [attempt for attempt in told if not attempt.accepted]
+    refused = [
+        attempt
+        for attempt in outcome.attempts
+        if not attempt.accepted and attempt.reason is not Reason.SLOWER
+    ]
     for attempt, cause in zip(refused, outcome.errors, strict=True):
         if strict and not (attempt.status is Status.SKIPPED or attempt.on_trial):
             error = CandidateError(attempt)
@@ -192,9 +207,9 @@ def try_candidate(
 ) -> tuple[Attempt, Callable[..., Any] | None, Exception | None]:
     """One attempt: its record, and either the compiled callable or the error that ended it.
 
-    Other ranks are asked by ``ballot``, but for eager, which all can take. ``KeyboardInterrupt``
-    and ``SystemExit`` pass through, and so does Dynamo's control flow while Dynamo is there to be
-    steered.
+    Other ranks are asked by ``ballot``, except for eager, which all of them can take.
+    ``KeyboardInterrupt`` and ``SystemExit`` pass through, and so does Dynamo's control flow while
+    Dynamo's compile is under way.
     """
     name = contender.candidate.name
     ballot = agreement.NOBODY if contender.backend.may_return_original else ballot
@@ -213,9 +228,16 @@ def try_candidate(
             ballot.refuse(_failed(name, error, notes, 0.0).sentence())
             _raise_pass_error(error)
             return _failed(name, error, notes, time.perf_counter() - started), None, error
-    seconds = time.perf_counter() - started
-    done = Attempt(name, Status.SUCCEEDED, None, "", seconds, notes.coverage, notes.engine)
-    return done, compiled, None
+    accepted = Attempt(
+        backend=name,
+        status=Status.SUCCEEDED,
+        reason=None,
+        message="",
+        seconds=time.perf_counter() - started,
+        coverage=notes.coverage,
+        engine=notes.engine,
+    )
+    return accepted, compiled, None
 
 
 def _probe_and_build(
@@ -238,7 +260,7 @@ def _build_within_limits(request: GraphRequest, contender: Contender) -> Callabl
         isolate.probe(
             request, contender.candidate, limits, contender.min_coverage, contender.freeze
         )
-    with within(limits), keeping.keeping(contender.kept), freezing(contender.freeze):
+    with within(limits), keeping.keeping(contender.keep_gib), freezing(contender.freeze):
         return _build(request, contender)
 
 
@@ -251,12 +273,12 @@ def _build(request: GraphRequest, contender: Contender) -> Callable[..., Any]:
     versions = _weight_versions(request)
     buffers = clones.Buffers(request) if backend.reads_example_inputs else None
     build = functools.partial(backend.build, mode=request.mode, options=options)
-    own = contextlib.nullcontext() if backend.runs_shared_passes else _torch.donating_nothing()
+    donation = contextlib.nullcontext() if backend.runs_shared_passes else _torch.donating_nothing()
     try:
-        with _torch.eager_backward_lowering(), own:
+        with _torch.eager_backward_lowering(), donation:
             if late.in_force().shared.late and not backend.runs_shared_passes:
                 compiled: object = compile_each(
-                    gm, inputs, functools.partial(_part, build, backend)
+                    gm, inputs, functools.partial(_build_part, build, backend)
                 )
             else:
                 compiled = build(gm, inputs)
@@ -281,19 +303,19 @@ def _verify(compiled: Callable[..., Any], request: GraphRequest, contender: Cont
         refuse(Status.SKIPPED, Reason.POLICY, "in bf16 its numbers could not be compared")
 
 
-def _part(
+def _build_part(
     build: Callable[..., object],
     backend: Backend,
     functional: torch.fx.GraphModule,
     inputs: list[Any],
 ) -> Callable[..., Any]:
-    """Have a backend compile one of AOTAutograd's graphs, and see that it did."""
+    """Have a backend compile one of AOTAutograd's graphs, and prove that it did."""
     compiled = build(clones.clone_graph(functional), inputs)
     return prove.proven(compiled, None if backend.may_return_original else functional)
 
 
 def _raise_pass_error(error: Exception) -> None:
-    """A pass that the policy wants to raise is no engine's fault."""
+    """Re-raise a pass's error (``on_pass_error="raise"``): it is no fault of the engine's."""
     for cause in causes(error):
         if isinstance(cause, PassError):
             raise cause
@@ -320,6 +342,7 @@ def _weight_versions(request: GraphRequest) -> list[int]:
 
 
 def _failed(name: str, error: Exception, notes: Notes, seconds: float) -> Attempt:
+    """The record of an attempt that ``error`` ended."""
     status, reason = classify(error)
     # A plain "no" carries no traceback worth reading; one that wraps an error shows that error.
     fault = error.__cause__ if isinstance(error, Refusal) else error

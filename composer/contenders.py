@@ -20,14 +20,20 @@ from composer.store import failures
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A candidate, the engine it stands for, and what is asked of it.
+    """A candidate of the policy, the engine that its name stands for, and what is asked of it.
 
-    ``min_coverage`` is the share of the graph that it has to take, ``bounds`` how far its numbers
-    may be off eager's; ``None`` where they are not compared. ``limits`` are those of its build,
-    ``remembered`` the days for which its failures are, and ``kept`` the GiB that what it can keep
-    may take on disk. ``freeze`` says whether it takes weights in. ``barred`` says why it is not to
-    be tried at all. ``precision`` is what it is to compute in, where the policy says so, and
-    ``on_trial`` whether it serves only if its numbers hold: the same candidate in fp32 comes next.
+    Attributes:
+        candidate: The entry of the policy's chain.
+        backend: The engine.
+        min_coverage: Share of the graph's compute nodes that the engine has to take.
+        bounds: How far its numbers may be off eager's; ``None`` where they are not compared.
+        limits: What its build may take, and whether a child process builds it first.
+        remember_days: For how many days its failures are remembered; 0 for not at all.
+        keep_gib: GiB on disk for the artefacts that builds keep.
+        freeze: Whether the engine may take weights in.
+        barred: Why it must not be tried; empty where it may be.
+        precision: What it computes in; ``None`` where the policy does not say.
+        on_trial: Whether it serves only if its numbers hold. The same candidate in fp32 is next.
     """
 
     candidate: Candidate
@@ -35,8 +41,8 @@ class Contender:
     min_coverage: float
     bounds: Bounds | None = None
     limits: child.Limits = child.NONE
-    remembered: float = 0.0
-    kept: float = keeping.GIB
+    remember_days: float = 0.0
+    keep_gib: float = keeping.DEFAULT_GIB
     freeze: Freeze = "auto"
     barred: str = ""
     precision: Precision | None = None
@@ -44,13 +50,13 @@ class Contender:
 
     @property
     def key(self) -> str:
-        """What tells it from the others of a chain: name, options, and its precision."""
+        """Name, options and precision: what identifies it within a chain."""
         candidate = self.candidate
         given = f" with {sorted(candidate.options.items())}" if candidate.options else ""
         return f"{candidate.name}{given}{' in bf16' if self.precision == 'bf16' else ''}"
 
     def skip(self, request: GraphRequest) -> None:
-        """Refuse a graph for which the policy does not want the candidate, or not any more.
+        """Refuse where the policy bars the candidate, or it is in quarantine for this graph.
 
         Raises:
             Refusal: ``skipped``.
@@ -66,28 +72,28 @@ class Contender:
             refuse(Status.SKIPPED, Reason.QUARANTINED, what)
 
     def remember(self, request: GraphRequest, attempt: Attempt, error: Exception) -> None:
-        """Keep what is not to be paid for again, where the policy wants that."""
-        if self.remembered and failures.is_dear(attempt, error):
+        """Keep a failure that was expensive, so that no other process repeats it."""
+        if self.remember_days and failures.is_expensive(attempt, error):
             failures.remember(self._failure_key(request), request, attempt)
 
     def recall(self, request: GraphRequest) -> None:
-        """Refuse what is known to fail.
+        """Refuse what an earlier process has seen fail on this graph.
 
         Raises:
             Refusal: ``skipped`` with ``known_failure``.
         """
-        if self.remembered and not self.backend.may_return_original:
-            failures.refuse_known(self._failure_key(request), self.remembered)
+        if self.remember_days and not self.backend.may_return_original:
+            failures.refuse_known(self._failure_key(request), self.remember_days)
 
     def _failure_key(self, request: GraphRequest) -> str | None:
         facts = self.candidate, self.backend, self.limits, self.precision
         return failures.key_of(request, *facts)
 
     def narrowed(self, request: GraphRequest) -> Narrow | None:
-        """The graph in bfloat16, where that is what it is to compute in.
+        """The graph rewritten to bfloat16, if that is the candidate's precision.
 
         Raises:
-            Refusal: ``skipped``: there is nothing to be tried.
+            Refusal: ``skipped``, for a trial in bf16 where the graph gains nothing from it.
         """
         if self.precision != "bf16":
             if self.precision is not None:
@@ -123,18 +129,24 @@ def resolve(rules: Policy) -> tuple[Contender, ...]:
         except (UnknownNameError, OptionError) as mistake:
             mistakes.append(mistake)
         else:
-            limits = _limits(candidate, rules, backend)
-            days = 0.0 if rules.strict else rules.remember_failures
-            kept = rules.keep_artefacts
-            each = Contender(candidate, backend, least, bounds, limits, days, kept, rules.freeze)
-            contenders += _in_each_precision(each, rules)
+            contender = Contender(
+                candidate=candidate,
+                backend=backend,
+                min_coverage=least,
+                bounds=bounds,
+                limits=_limits(candidate, rules, backend),
+                remember_days=0.0 if rules.strict else rules.remember_failures,
+                keep_gib=rules.keep_artefacts,
+                freeze=rules.freeze,
+            )
+            contenders += _in_each_precision(contender, rules)
     if mistakes:
         raise type(mistakes[0])("; ".join(str(mistake) for mistake in mistakes))
     return tuple(contenders)
 
 
 def _in_each_precision(contender: Contender, rules: Policy) -> Iterator[Contender]:
-    """As it is; in bf16; or the one behind the other, where the numbers are to decide."""
+    """The contender as it is, in bf16, or (``precision = "auto"``) in bf16 and then in fp32."""
     if rules.precision == "fp32" or contender.backend.may_return_original:
         yield contender
         return
@@ -146,7 +158,7 @@ def _in_each_precision(contender: Contender, rules: Policy) -> Iterator[Contende
 
 
 def _limits(candidate: Candidate, rules: Policy, backend: Backend) -> child.Limits:
-    """The candidate's own, the policy's where it has none, the engine's where nobody said."""
+    """The candidate's own limits, else the policy's; ``isolate`` has the engine's own default."""
     isolates = rules.isolate if "isolate" in rules.model_fields_set else backend.isolates_itself
     return child.Limits(
         isolates if candidate.isolate is None else candidate.isolate,

@@ -1,11 +1,20 @@
-"""The walk from a captured graph to the callable that serves it. Start reading here.
+"""From a captured graph to the callable that serves it. Start reading here, at :func:`compose`.
 
-What was captured is read in :mod:`composer.graphs` and edited in :mod:`composer.passes`. Then
-:mod:`composer.chain` has candidates built (:mod:`composer.backends`, by :mod:`composer.lowering`),
-first in a child process if the policy says so (:mod:`composer.isolate`), checked
-(:mod:`composer.verify`) and one of them chosen (:mod:`composer.select`). At every call after that
-:mod:`composer.guard` is there. :mod:`composer.store` keeps what the next process should know,
-:mod:`composer.saved` is what torch writes to a file, and :mod:`composer.telemetry` tells the user.
+The steps, in order, and the package that each of them lives in:
+
+1. :mod:`composer.graphs` reads what Dynamo captured into a :class:`~composer.records.GraphRequest`;
+2. :mod:`composer.book` and :mod:`composer.policy` find the policy in force for that graph;
+3. :mod:`composer.passes` rewrites the graph, once for all candidates;
+4. :mod:`composer.chain` tries the candidates. Engines are in :mod:`composer.backends`; most of them
+   share the ONNX :mod:`composer.lowering`. Where the policy asks for it, a candidate is first built
+   in a child process (:mod:`composer.isolate`), compared with eager (:mod:`composer.verify`), and
+   measured against the others (:mod:`composer.select`);
+5. the record is kept, sent to the sinks and, if needed, warned of (:mod:`composer.telemetry`);
+6. :mod:`composer.guard` stands around every call of the compiled graph, and answers when its engine
+   fails at run time.
+
+:mod:`composer.store` keeps on disk what the next process can use, and :mod:`composer.saved` is what
+torch writes to a file when it saves a compiled function.
 """
 
 from __future__ import annotations
@@ -47,8 +56,8 @@ def compose(
         options: ``torch.compile``'s options: fields of :class:`composer.Policy`.
 
     Returns:
-        A callable that takes the graph's inputs and returns its outputs; one that torch can write
-        to a file, where it is going to.
+        A callable that takes the graph's inputs and returns its outputs. Where torch is about to
+        save the compiled function to a file, one that can be saved.
 
     Raises:
         OptionError, UnknownNameError: the user's own mistakes.
@@ -57,17 +66,17 @@ def compose(
         CandidateError: a candidate was not accepted and ``strict`` is on.
         ChainExhausted: none was accepted and ``on_exhausted`` is ``"raise"``.
     """
-    if _torch.goes_to_a_file():
-        with _torch.stays_here():
+    if _torch.will_be_saved():
+        with _torch.not_saving():
             served = compose(gm, example_inputs, mode=mode, options=options)
         return saved.Saved.of(gm, served, mode, options)
     started = time.perf_counter()
     gm, restore = clones.flat_outputs(gm)
-    case = _case_of(capture.read_request(gm, example_inputs, mode=mode), options)
-    later = overtaking.Plan.of(case.policy, case.request, case.candidates)
+    case = _prepare(capture.read_request(gm, example_inputs, mode=mode), options)
+    plan = overtaking.Plan.of(case.policy, case.request, case.candidates)
     with once.sharing(), backward.watched() as backwards:
-        outcome = _walk(case, later)
-    report = _told(case, outcome, time.perf_counter() - started)
+        outcome = _walk(case, plan)
+    report = _publish(case, outcome, time.perf_counter() - started)
     successors = Succession(
         request=case.request,
         contenders=case.candidates,
@@ -82,18 +91,23 @@ def compose(
         standby.Engine(outcome.compiled, backwards),
         report.runtime,
         restore,
-        successors.rescue(),
-        successors.sampler(),
-        later.behind(successors) if later else None,
+        rescue=successors.rescue(),
+        sampler=successors.sampler(),
+        later=plan.behind(successors) if plan else None,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """One graph, as the first passes left it, and what is wanted of it.
+    """One graph, ready for the candidates.
 
-    ``policy`` is that of ``rules``, or what a lock makes of it. ``rewritten`` is the record of the
-    passes that have run.
+    Attributes:
+        request: The graph, as the passes of the stages ``torch`` and ``aten`` left it.
+        rules: The policy that the user's layers add up to.
+        policy: The policy to follow: that of ``rules``, narrowed by the lock if there is one.
+        candidates: The chain.
+        shared: The passes of the policy; those of the later stages are still to run.
+        rewritten: Records of the passes that have run.
     """
 
     request: GraphRequest
@@ -104,35 +118,38 @@ class _Case:
     rewritten: tuple[PassRecord, ...]
 
 
-def _case_of(request: GraphRequest, options: Mapping[str, Any] | None) -> _Case:
-    """Find out what is wanted of a graph, and run the passes that come before every candidate."""
+def _prepare(request: GraphRequest, options: Mapping[str, Any] | None) -> _Case:
+    """Resolve the policy for a graph, and run the passes that come before every candidate."""
     mode = request.mode
     rules = book.resolve(Facts.of(request), mode, options, session.current().configured)
     policy = rules.policy
     candidates = contenders.resolve(policy)
     shared = resolve.resolve(policy.passes, policy.on_pass_error)
-    request = capture.known_by(request, policy.model, f"{mode} {policy.key} {shared.key}")
+    request = capture.with_key(request, policy.model, f"{mode} {policy.key} {shared.key}")
     policy, candidates = lock.hold(request, policy, candidates, shared)
     with session.current().progress.step(request, "shared passes"):
         request, rewritten = early.rewrite(request, shared)
     return _Case(request, rules, policy, candidates, shared, rewritten)
 
 
-def _walk(case: _Case, later: overtaking.Plan | None) -> Outcome:
-    """Try the candidates; where the fastest is to be found later, until the first is accepted."""
+def _walk(case: _Case, plan: overtaking.Plan | None) -> Outcome:
+    """Try the candidates; with a ``plan``, only until the first is accepted.
+
+    The others are then built and measured in the background (``select_async``).
+    """
     outcome = chain.walk(
         case.request,
         case.candidates,
         case.shared,
-        contest=None if later else select.Contest.of(case.policy),
+        contest=None if plan else select.Contest.of(case.policy),
         strict=case.policy.strict,
         agree_within=case.policy.agree_within,
     )
-    return later.announced(outcome) if later else outcome
+    return plan.announced(outcome) if plan else outcome
 
 
-def _told(case: _Case, outcome: Outcome, seconds: float) -> CompileReport:
-    """Keep the record and send it; then raise, or warn, where the user is to hear of it."""
+def _publish(case: _Case, outcome: Outcome, seconds: float) -> CompileReport:
+    """Keep the record and give it to the sinks; then raise or warn, as the policy has it."""
     policy, here = case.policy, session.current()
     objection = chain.objection(outcome, strict=policy.strict, on_exhausted=policy.on_exhausted)
     report = _report(case, outcome, "" if objection else outcome.chosen, seconds)

@@ -1,7 +1,8 @@
-"""The policy's ``precision``: a graph whose products take bfloat16, for the candidates that may.
+"""The policy's ``precision``: the graph with its matrix products and convolutions in bfloat16.
 
-The graph is rewritten once (:class:`~composer.passes.lower_precision.LowerPrecision`), for all
-candidates, on a copy; the floor and every other candidate keep what was captured.
+The graph is rewritten once, on a copy, for all candidates that compute in bf16
+(:class:`~composer.passes.lower_precision.LowerPrecision`); the others and the floor keep the graph
+as it was captured.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from composer.records import GraphRequest
 
 
 class Stays(Exception):
-    """A graph is computed as it is, and why."""
+    """The graph is not rewritten, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +37,11 @@ class Narrow:
     """A graph in bfloat16.
 
     Attributes:
-        request: The graph, and inputs for it: weights rounded, those that it reads in both
-            precisions a second time behind the others.
+        request: The graph, with rounded weights among its inputs. A weight that is read in both
+            precisions stays, and its rounded copy is a further input behind all others.
         products: How many operations it computes in bfloat16.
-        around: Makes a callable with the arguments of the captured graph of one with these.
-        copies: The rounded weights, kept until an engine holds them.
+        around: Wraps what was compiled for this graph so that it takes the captured graph's inputs.
+        copies: The rounded weights, kept alive until an engine holds them.
     """
 
     request: GraphRequest
@@ -54,9 +55,9 @@ def narrow(request: GraphRequest, *, on_trial: bool, round_weights: bool = True)
 
     Args:
         request: The graph as every candidate is given it, and the inputs of a call.
-        on_trial: Do so only where it can be of use and its numbers can be compared: on a processor
-            that has such arithmetic, and not in training.
-        round_weights: Round them once, not at each call.
+        on_trial: Rewrite only where that may be faster and the numbers can be compared: on a
+            processor with bf16 arithmetic, and not in training.
+        round_weights: Round weights once, rather than at each call.
 
     Raises:
         Stays: there is nothing to gain, or nothing to rewrite.
@@ -79,7 +80,7 @@ def _why_not(request: GraphRequest) -> str:
 
 
 def _why_not_tried(request: GraphRequest) -> str:
-    """Why the user is better off without it, or nobody could tell."""
+    """Why bf16 would not be faster here, or its numbers could not be compared."""
     if request.training:
         return "the graph trains"
     if not _torch.multiplies_bf16():
@@ -94,8 +95,9 @@ def _why_not_tried(request: GraphRequest) -> str:
 _rewrites: weakref.WeakKeyDictionary[torch.fx.GraphModule, tuple[Any, int] | str] = (
     weakref.WeakKeyDictionary()
 )
-"""By the graph as it was: the rewritten one and its number of products, or why there is none. The
-next candidate needs it, also at run time, when a graph can no longer be captured with its symbols.
+"""Graph to its rewritten form and the number of products in it, or to why there is none. Kept for
+the next candidate, which may come at run time, when a graph cannot be captured with its symbols any
+more.
 """
 
 
@@ -118,9 +120,9 @@ def _rewrite(request: GraphRequest) -> tuple[torch.fx.GraphModule, int] | str:
 
 
 def _with_copies(request: GraphRequest, gm: torch.fx.GraphModule, products: int) -> Narrow:
-    """Take the weights out of the graph that it rounds at every call, where they stay as they are.
+    """Replace the weights that the graph rounds at every call by copies that are rounded once.
 
-    In training they do not, and gradients flow through the rounding.
+    Not in training, where weights change and gradients flow through the rounding.
     """
     placeholders = gm.graph.find_nodes(op="placeholder")
     written = writes.assigned_inputs(request.gm)
@@ -162,7 +164,7 @@ def _stays(placeholder: torch.fx.Node, value: Any) -> bool:
 
 
 def _added(graph: torch.fx.Graph, weight: torch.fx.Node) -> torch.fx.Node:
-    """A placeholder behind all others, for a weight that is passed in as it is as well."""
+    """A placeholder behind all others, for the copy of a weight that is passed in itself, too."""
     last = graph.find_nodes(op="placeholder")[-1]
     with graph.inserting_after(last):
         added = graph.placeholder(f"{weight.target}_in_bf16")
@@ -172,7 +174,7 @@ def _added(graph: torch.fx.Graph, weight: torch.fx.Node) -> torch.fx.Node:
 
 
 def _retype(weight: torch.fx.Node, placeholder: torch.fx.Node, copy: torch.Tensor) -> None:
-    """Read a placeholder for the copy in place of what rounds the weight."""
+    """Have all that read the rounded ``weight`` read ``placeholder``, which is the ``copy``."""
     casts = casts_in(weight)
     placeholder.meta["val"] = placeholder.meta["example_value"] = casts[0].meta["val"]
     fake = _torch.fake_of_fixed_size(copy)

@@ -1,8 +1,8 @@
 """The records that flow through a compile: what came in, what was tried, what is kept.
 
-All are frozen; only :class:`Runtime` is live, because it counts calls after the compile. What
-stands under the fields of a :class:`CompileReport` and its parts is their documentation, and
-becomes the committed schema (``telemetry/record.schema.json``).
+All are frozen; only :class:`Runtime` is live, because it counts calls after the compile. The text
+under each field of a :class:`CompileReport` and of its parts documents that field, and is taken
+over into the committed schema (``telemetry/record.schema.json``).
 """
 
 from __future__ import annotations
@@ -101,11 +101,18 @@ class GraphInput:
 class GraphRequest:
     """One graph as Dynamo handed it over, with what every later step asks about it.
 
-    ``weights`` are the positions in ``example_inputs`` that hold parameters and buffers. A
-    ``GraphModule`` that did not come from Dynamo may hold its weights as attributes instead.
-    ``key_among_ranks`` is ``graph_key`` without what tells one rank of ``torch.distributed`` from
-    another; empty where there is one only. ``alongside`` says that the program runs meanwhile: its
-    weights may change at any time, by its own doing, and nothing of it may be put back.
+    Fields that a :class:`CompileReport` has as well are documented there.
+
+    Attributes:
+        gm: The graph; once the first passes have run, as they left it.
+        example_inputs: Tensors and symbols of the first call, in the order of the placeholders.
+        weights: Positions in ``example_inputs`` that hold parameters and buffers. A
+            ``GraphModule`` that did not come from Dynamo may hold its weights as attributes.
+        mode: ``torch.compile``'s mode.
+        key_among_ranks: ``graph_key`` without what tells one rank of ``torch.distributed`` from
+            another; empty in a process that is the only rank.
+        alongside: Whether the program runs while this is compiled. The program may then change
+            its weights at any time, so nothing may be restored to an earlier value.
     """
 
     gm: torch.fx.GraphModule
@@ -219,9 +226,9 @@ class Runtime:
     """The :class:`Counters` of one graph, live.
 
     Counting a call takes about 30 ns and loses none between threads: the C iterator
-    ``itertools.count`` steps atomically, and a read takes back the step it costs. On a GPU the
-    seconds are those of the launches. A backward runs outside of the call
-    and is not in them. ``reads`` is how many ticks were no calls.
+    ``itertools.count`` steps atomically. Reading the count is itself a step of the iterator, so
+    ``reads`` counts the steps that were no calls. On a GPU the seconds are those of the launches.
+    A backward runs outside of the call, so its time is not included.
     """
 
     __slots__ = (
@@ -265,7 +272,7 @@ class Runtime:
         """Keep the error of a call, and count it if the floor answered in the engine's place."""
         with self._lock:
             self.fallbacks += answered
-            self.last_error = f"{type(error).__name__}: {first_line(text_of(error))}"
+            self.last_error = error_line(error)
 
     def compared(self) -> None:
         """Count a call that was compared with eager."""
@@ -286,10 +293,15 @@ class Runtime:
 class Outcome:
     """Where a walk along the chain ended.
 
-    ``passes`` are the shared passes that ran within the candidate that was accepted, or the floor.
-    ``ranking`` are the places in the chain of those that may serve, the best first, where they were
-    measured. ``errors`` are the exceptions behind the attempts that were not accepted; they live
-    only as long as the compile, since their tracebacks hold the graph and its tensors.
+    Attributes:
+        attempts: The candidates in the order in which they were tried.
+        errors: The exceptions of the attempts that were not accepted. They live only as long as
+            the compile, since their tracebacks hold the graph and its tensors.
+        chosen: Who serves the graph, as the chain spelled it; ``eager`` for the floor.
+        compiled: What serves it.
+        passes: The shared passes that ran within the candidate that serves, or within the floor.
+        ranking: Where candidates were measured, the places in the chain of those that may serve,
+            best first; ``None`` where nothing was measured.
     """
 
     attempts: tuple[Attempt, ...]
@@ -395,3 +407,8 @@ def plain(value: Any) -> Any:
 def first_line(text: str) -> str:
     """The first line of ``text`` that says something, up to 1,000 characters."""
     return next((line.strip() for line in text.splitlines() if line.strip()), "")[:1000]
+
+
+def error_line(error: BaseException) -> str:
+    """The class of an error and the first line of its text: ``"ValueError: no such size"``."""
+    return f"{type(error).__name__}: {first_line(text_of(error))}"

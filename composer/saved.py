@@ -1,10 +1,11 @@
-"""A graph in a file: what torch writes of one that composer serves, and the process that reads it.
+"""Saved functions: what torch writes to a file of a graph that composer serves, and reads again.
 
 ``torch.compile(..., fullgraph=True).aot_compile(...)``, ``save_compiled_function`` and
-``torch.compiler.load_compiled_function`` spare a process what Dynamo's tracing takes. torch keeps
-guards and the code around the graph, composer the captured graph and what was asked for. The graph
-is compiled again at its first call, since a session of an engine cannot go into a file; its key is
-the same, so the verdict and the ONNX model that are kept on disk are found.
+``torch.compiler.load_compiled_function`` spare a process Dynamo's tracing. torch saves the guards
+and the code around the graph; composer saves the captured graph, and the mode and options it was
+compiled with. The session of an engine cannot be saved, so the graph is compiled again at its first
+call. Its key is the same as before, so the verdict and the ONNX model that are kept on disk are
+found.
 """
 
 from __future__ import annotations
@@ -28,9 +29,13 @@ from composer.graphs import capture
 class _Recipe:
     """What it takes to compile a graph again.
 
-    ``graph`` is the graph as it was captured, with its symbols; ``model`` what it is called. Of the
-    options of ``torch.compile`` each is pickled by itself. ``grad`` and ``autocast``, devices with
-    their dtypes, are what torch was told when the graph was captured.
+    Attributes:
+        graph: The graph as it was captured, with its symbols.
+        model: The name of the model in reports.
+        mode: ``torch.compile``'s mode.
+        options: ``torch.compile``'s options, each pickled by itself.
+        grad: Whether grad mode was on when the graph was captured.
+        autocast: The devices for which autocast was on, with its dtype.
     """
 
     graph: bytes
@@ -42,11 +47,11 @@ class _Recipe:
 
 
 class Saved(_torch.SerializableCallable):
-    """What serves a graph, or will from the first call on, and can be written to a file.
+    """A compiled graph that can be saved to a file; one that was loaded compiles at its first call.
 
     Args:
         recipe: How to compile the graph.
-        served: What serves it; ``None`` where it was read from a file.
+        served: What serves it; ``None`` where it was loaded from a file.
     """
 
     def __init__(self, recipe: _Recipe, served: Callable[..., Any] | None = None) -> None:
@@ -61,7 +66,7 @@ class Saved(_torch.SerializableCallable):
         mode: str | None,
         options: Mapping[str, Any] | None,
     ) -> Saved:
-        """A graph that is being compiled.
+        """The graph that is being compiled, with the recipe for another process.
 
         Args:
             gm: The graph as Dynamo captured it.
@@ -102,12 +107,12 @@ class Saved(_torch.SerializableCallable):
         return cls(pickle.loads(data))
 
     def _compiled(self, args: Sequence[Any]) -> Callable[..., Any]:
-        """Have the graph compiled for these inputs; of several threads the quickest does."""
+        """Compile the graph for these inputs, unless another thread has just done so."""
         recipe = self._recipe
         with _torch.compiling():
             if self._served is None:
                 gm = _torch.graph_of_bytes(recipe.graph)
-                capture.name_it(gm, recipe.model)
+                capture.set_model_name(gm, recipe.model)
                 options = {name: pickle.loads(value) for name, value in recipe.options.items()}
                 compose: Callable[..., Any] = _torch.lookup_backend("composer")
                 with _as_captured(recipe), _torch.recaptured(gm, args):
@@ -118,7 +123,7 @@ class Saved(_torch.SerializableCallable):
 
 @contextmanager
 def _as_captured(recipe: _Recipe) -> Iterator[None]:
-    """Have torch be told what it was when the graph was captured."""
+    """Restore grad mode and autocast as they were when the graph was captured."""
     with ExitStack() as stack:
         stack.enter_context(torch.set_grad_enabled(recipe.grad))
         for device, dtype in recipe.autocast:
@@ -127,9 +132,10 @@ def _as_captured(recipe: _Recipe) -> Iterator[None]:
 
 
 def _bare(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """A copy whose metadata mean the same in another process.
+    """A copy of the graph with only the metadata that mean the same in another process.
 
-    Of what values are there are inputs and numbers: a view leads to the fakes of this process.
+    Fake values are kept for inputs and symbolic numbers only: the fake of a view refers to other
+    fakes of this process.
 
     Raises:
         ValueError: inputs are views of one memory.
@@ -155,7 +161,7 @@ def _bare(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
 
 
 def _by_itself(fake: _torch.FakeTensor) -> torch.Tensor:
-    """The fake, or one of its sizes and strides that is no view."""
+    """The fake itself or, if it is a view, one with the same sizes and strides that is none."""
     if not fake._is_view():
         return fake
     layout = fake.shape, fake.stride()

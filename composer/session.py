@@ -18,14 +18,19 @@ KEPT_REPORTS = 1000
 
 
 class Session:
-    """The last 1,000 reports, oldest first, and which fallbacks were warned of already.
+    """The last 1,000 reports, the engines in quarantine, and what else a process has to remember.
 
-    ``warned`` holds pairs of backend and reason, ``configured`` what ``composer.configure`` was
-    given, ``sinks`` take every record, and ``progress`` is what is being compiled now. Engines
-    in quarantine are those that failed at run time, each for one graph; ``failures`` are the keys
-    of those that were remembered for other processes, ``verdicts`` those of what was measured, and
-    ``left_alone`` the shared stores that were in trouble. ``witness`` is what ``composer lock``
-    runs a program under, and is shown every graph (:mod:`composer.lock.witness`).
+    An engine is in quarantine for one graph, for which it failed at run time.
+
+    Attributes:
+        configured: What ``composer.configure`` was given.
+        sinks: Take every record.
+        witness: Under ``composer lock``, what is shown every graph (:mod:`composer.lock.witness`).
+        progress: What is being compiled now.
+        warned: Pairs of backend and reason that the user was warned of already.
+        failures: Keys of the failures that this process has stored on disk.
+        verdicts: Keys of the verdicts that this process has stored on disk.
+        left_alone: URLs of shared stores that were in trouble and are not asked again.
     """
 
     def __init__(

@@ -24,7 +24,7 @@ class Rank:
     """One rank; ``facts`` is what the attempt at its last candidate noted."""
 
     def __init__(self, store: Any, number: int, world: int) -> None:
-        self.seat = _torch.Seat(number, world, store)
+        self.member = _torch.GroupMember(number, world, store)
         self.facts: Any = None
         self.said: list[str] = []
         self.waited = 0.0
@@ -34,7 +34,7 @@ class Rank:
     ) -> int:
         """The place of the candidate taken; -1 for the floor."""
         started = time.monotonic()
-        with agreement.between(self.seat, graph, within) as ballots:
+        with agreement.between(self.member, graph, within) as ballots:
             for place, able in enumerate(can):
                 with taking_notes() as notes:
                     try:

@@ -271,9 +271,9 @@ def in_own_group(rank: int) -> Any:
     keys: list[str] = []
 
     def spy(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
-        from composer.graphs.capture import known_by, read_request
+        from composer.graphs.capture import read_request, with_key
 
-        keys.append(known_by(read_request(gm, inputs), None, "").key_among_ranks)
+        keys.append(with_key(read_request(gm, inputs), None, "").key_among_ranks)
         return gm.forward
 
     for group in (groups[rank], distributed.group.WORLD):

@@ -315,11 +315,11 @@ def test_another_process_loads_it_from_a_file(
 
 
 def test_torch_still_says_when_it_is_going_to_write() -> None:
-    """The setting that ``goes_to_a_file`` reads, and none of torch's compiles has on otherwise."""
+    """The setting that ``will_be_saved`` reads, and none of torch's compiles has on otherwise."""
     seen = []
 
     def backend(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
-        seen.append(_torch.goes_to_a_file())
+        seen.append(_torch.will_be_saved())
         return gm.forward
 
     x = torch.randn(4)

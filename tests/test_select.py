@@ -21,7 +21,7 @@ from composer.errors import CandidateError, OptionError
 from composer.graphs.capture import read_request
 from composer.guard.gate import Gate
 from composer.policy import read_policy
-from composer.select.contest import least_memory
+from composer.select.rules import least_memory
 from composer.select.track import Track
 from composer.testing import FakeBackend, expect
 

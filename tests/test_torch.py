@@ -439,8 +439,8 @@ def test_onnx_translator_knows_what_the_exporter_knows() -> None:
     """Registry, decompositions, and the batch norm that torchlib exports wrongly."""
     translator = _torch.OnnxTranslator()
     aten = torch.ops.aten
-    assert _torch.word_of(aten.relu.default) in translator.translated
-    assert _torch.word_of(aten.nonzero_static.default) not in translator.translated
+    assert _torch.registry_name(aten.relu.default) in translator.translated
+    assert _torch.registry_name(aten.nonzero_static.default) not in translator.translated
     assert aten.silu_backward.default in _torch.onnx_decompositions(translator.known)
     assert callable(_torch.decomposition_of(aten._native_batch_norm_legit_functional.default))
     assert _torch.operator_name(aten.relu.default) == "aten::relu"
@@ -457,7 +457,7 @@ def test_table_made_without_the_exporter_is_the_exporters_own() -> None:
     with _torch._quiet(_registration.logger):
         registry = _registration.ONNXRegistry.from_torchlib()
     known = _decomp.get_onnx_implemented_overloads(registry)
-    words = frozenset(map(_torch.word_of, known))
+    words = frozenset(map(_torch.registry_name, known))
     assert len(words) == len(set(known))
     assert _torch.OnnxTranslator().known == words
     theirs = _decomp.create_onnx_friendly_decomposition_table(set(known))
@@ -882,13 +882,13 @@ def test_compiling_holds_dynamos_lock_and_says_that_it_compiles() -> None:
     assert not torch.compiler.is_compiling()
 
 
-def test_seat_is_none_for_a_process_alone() -> None:
+def test_group_member_is_none_for_a_process_alone() -> None:
     """As it is for most."""
     assert _torch.world_size() == 1
-    assert _torch.seat() is None
+    assert _torch.group_member() is None
 
 
-def test_seat_has_the_store_of_the_default_group() -> None:
+def test_group_member_has_the_store_of_the_default_group() -> None:
     """Keys of ours stand below a prefix of ours, next to torch's own."""
     from torch import distributed
     from torch.testing._internal.distributed import fake_pg  # noqa: F401  # registers the backend
@@ -896,10 +896,10 @@ def test_seat_has_the_store_of_the_default_group() -> None:
     store = distributed.HashStore()
     distributed.init_process_group("fake", store=store, rank=1, world_size=3)
     try:
-        seat = _torch.seat()
-        assert seat is not None
-        assert (seat.rank, seat.world, _torch.world_size()) == (1, 3, 3)
-        below = seat.store_below("composer/3")
+        member = _torch.group_member()
+        assert member is not None
+        assert (member.rank, member.world, _torch.world_size()) == (1, 3, 3)
+        below = member.store_below("composer/3")
         assert below.compare_set("key", "", "first") == b"first"
         assert below.compare_set("key", "", "second") == b"first"
         assert (below.check(["key"]), below.check(["other"])) == (True, False)

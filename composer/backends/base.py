@@ -1,4 +1,9 @@
-"""What an engine is to composer: a probe, a build, and nothing that knows of fallbacks."""
+"""What an engine is to composer: a probe, a build, and nothing that knows of fallbacks.
+
+:class:`Backend` is the contract. While it builds, an engine can tell the attempt under way what it
+does (:func:`note`, :func:`covers`) and ask what it is allowed (:func:`limits_left`,
+:func:`check_time`, :func:`precision`). The ``require_...`` functions refuse for many engines alike.
+"""
 
 from __future__ import annotations
 
@@ -44,13 +49,13 @@ class Backend(ABC):
     gives it each functional graph as if captured; without such passes it is given the graph."""
 
     writes_as_the_graph: ClassVar[bool] = False
-    """Whether what it compiles writes to an input only where the graph does, also when it raises.
-    Then nobody looks at the inputs of a graph that writes to nothing, at each of its calls."""
+    """Whether what it compiles writes only to inputs that the graph itself writes to, even when it
+    raises. For a graph that writes to none, calls are then spared the check for such writes."""
 
     isolates_itself: ClassVar[bool] = False
-    """Whether the build has its native part done by a child process where :func:`limits_left` says
-    so, and takes the artefact over. ``isolate`` is on by default then. For any other backend the
-    child is a probe, which builds and runs the whole candidate, and nothing comes back."""
+    """Whether the build itself runs its native part in a child process, where :func:`limits_left`
+    says so, and uses the artefact that the child made. ``isolate`` is then on by default. For any
+    other backend a child builds and runs the whole candidate as a rehearsal, and is thrown away."""
 
     chooses_precision: ClassVar[bool] = False
     """Whether the build itself computes in what :func:`precision` says. For any other backend the
@@ -60,11 +65,11 @@ class Backend(ABC):
     """The distributions that the engine is made of, besides torch."""
 
     def identity(self) -> str | None:
-        """What has to be as it was for this engine to fail again, or be as fast again.
+        """Text that stays the same for as long as the engine will fail, or be fast, as before.
 
-        By default its class, the file that stands in, and the versions of its ``packages``. It is
-        asked before the engine is wanted, so it imports nothing of that. ``None`` where nothing
-        says so: neither is remembered then.
+        Failures and verdicts are remembered by it. By default: the class, its source file, and the
+        versions of ``packages``. It must not import the engine, which may not be needed at all.
+        ``None`` where an engine cannot tell; then nothing is remembered of it.
         """
         kind = type(self)
         source = fingerprint.source_of_class(kind, Backend)
@@ -106,10 +111,14 @@ class Backend(ABC):
 
 @dataclass
 class Notes:
-    """What an engine says of itself while it builds: its share of the graph, its providers.
+    """What an engine says of itself while it builds.
 
-    An engine that says how much it takes of each of several graphs, a forward and a backward say,
-    has them added up; ``left`` are the lines that it gave for what it leaves to torch.
+    Attributes:
+        coverage: Share of the graph's compute nodes that it takes; ``None`` if it did not say.
+        taken: How many nodes that is, added up over its graphs (a forward and a backward, say).
+        total: Compute nodes of those graphs.
+        left: A line for each operator that it leaves to torch.
+        engine: Facts for the attempt's ``engine`` record.
     """
 
     coverage: float | None = None
@@ -169,7 +178,7 @@ def covers(taken: int, total: int, left: Sequence[str] = ()) -> None:
 
 @dataclass(slots=True)
 class _Build:
-    """What a build may take, when it began, and the seconds that do not count."""
+    """The limits of a build, when it began, and the seconds that do not count against them."""
 
     limits: Limits
     began: float
@@ -186,7 +195,7 @@ _build: ContextVar[_Build | None] = ContextVar("composer_build", default=None)
 
 @contextmanager
 def within(limits: Limits) -> Iterator[None]:
-    """Let a build take so much; one that ends later than ``timeout`` is refused as well."""
+    """Build within these limits; a build that ends later than ``timeout`` is refused as well."""
     token = _build.set(_Build(limits, time.perf_counter()))
     try:
         yield
@@ -217,7 +226,7 @@ def precision() -> Precision:
 
 
 def limits_left() -> Limits:
-    """What the build under way may still take; for engines that do a part of it in a child."""
+    """What is left of the limits, for engines that do a part of the build in a child process."""
     build = _build.get()
     if build is None:
         return NONE
@@ -286,7 +295,7 @@ def require_installed(modules: Sequence[str], remedy: str) -> None:
 
 
 def require_inference(request: GraphRequest, remedy: str) -> None:
-    """Refuse a graph with an output that is to be differentiated; nothing is compiled for that.
+    """Refuse a graph with an output that requires grad, before anything is compiled.
 
     Args:
         request: The graph.

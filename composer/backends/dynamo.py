@@ -20,7 +20,7 @@ from composer.records import GraphRequest, Reason, Status
 
 @functools.cache
 def _entry_points() -> dict[str, EntryPoint]:
-    """The backends of other packages, by name; to look for them takes a while."""
+    """The backends of other packages, by name; cached, since looking for them is slow."""
     groups = ("composer.backends", "torch_dynamo_backends")
     return {each.name: each for group in groups for each in entry_points(group=group)}
 
@@ -32,7 +32,7 @@ class CallableBackend(Backend):
         self.function = function
 
     def identity(self) -> str | None:
-        """Its source, with what it closes over; what an object says of itself by ``uuid()``."""
+        """A digest of its source and of what it closes over; an object may have a ``uuid()``."""
         uuid = getattr(self.function, "uuid", None)
         says = self.function if uuid is None else uuid()
         try:
@@ -54,7 +54,7 @@ class CallableBackend(Backend):
         mode: str | None,
         options: Mapping[str, Any],
     ) -> object:
-        """Call the function; ``mode`` is a word of torch's that only torch's engines know."""
+        """Call the function; ``mode`` is not passed on, since only torch's own engines know it."""
         if options:
             return self.function(gm, example_inputs, options=dict(options))
         return self.function(gm, example_inputs)
@@ -79,9 +79,10 @@ class NamedBackend(Backend):
         self._function()
 
     def identity(self) -> str | None:
-        """That of what the name stands for; of another package's, its version and source.
+        """The identity of what the name stands for.
 
-        To load that would import its engine.
+        For an entry point of another package that is the package's version and the module's source,
+        since loading it would import the engine.
         """
         entry = _entry_points().get(self.name)
         if entry is not None:

@@ -1,8 +1,8 @@
-"""Weights that Inductor folds into its code: watched, and folded in anew when one changes.
+"""Inductor's ``freezing``, made safe: a change of a frozen weight is seen, and compiled in anew.
 
-Inductor's ``freezing`` (torch 2.13) takes in only what a graph holds itself, and never looks
-whether that is still as it was (pytorch/pytorch#108863). Dynamo hands weights over as inputs,
-unless Inductor's setting is on for the whole process: then the graph holds them.
+Inductor (torch 2.13) freezes only tensors that a graph holds itself, and never checks whether they
+still have the same values (pytorch/pytorch#108863). Dynamo passes weights as inputs; only where
+Inductor's setting is on for the whole process does the graph hold them.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def compiled(
 ) -> Callable[..., Any]:
     """Have Inductor compile a graph: frozen, if the candidate, the policy or the process says so.
 
-    The first of these that does has the last word. What the process alone asks for is done as
-    Inductor does it: what the graph holds is taken in, and no input.
+    The first of these that says anything decides. Where only the process asks for it, it is done as
+    Inductor does it: tensors that the graph holds are frozen, and no inputs.
 
     Args:
         gm: The graph; it may be changed.
@@ -117,7 +117,7 @@ class Frozen(BindingEngine[Made]):
 def _holding(gm: torch.fx.GraphModule, weights: Mapping[int, torch.Tensor]) -> torch.fx.GraphModule:
     """Have a graph hold some of its inputs itself.
 
-    It holds other tensors of the same memory: the weights themselves are to die with the model.
+    It holds other tensors over the same memory, so that it does not keep the weights alive.
     """
     placeholders = gm.graph.find_nodes(op="placeholder")
     with _torch.unset_fake_temporarily(), torch.inference_mode(False), torch.no_grad():
@@ -138,7 +138,7 @@ def _holding(gm: torch.fx.GraphModule, weights: Mapping[int, torch.Tensor]) -> t
 def _to_freeze(
     gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *, passed: bool
 ) -> Region | None:
-    """What is to be folded in; ``None`` where a change of what the graph holds could not be seen.
+    """What to freeze; ``None`` where a change of what the graph holds could not be seen.
 
     Args:
         gm: The graph.

@@ -1,4 +1,4 @@
-"""Shared passes in Inductor's own slots: added behind the user's, never in their place."""
+"""Shared passes in the slots of Inductor's config for custom passes, behind those of the user."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Hook(_torch.CustomInferenceAwareGraphPass):
         return (*users, *shared) if all((*users, *shared)) else None
 
     def __deepcopy__(self, memo: object) -> Hook:
-        """Inductor copies its config; what the passes did is recorded in one place."""
+        """The hook itself: Inductor copies its config, and all copies record into one place."""
         return self
 
 
@@ -97,7 +97,7 @@ class PartitionHook(_torch.CustomPartitionerFn):
         self, gm: torch.fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
     ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
         """Cut a joint graph into forward and backward."""
-        return self._passes.cut(_torch.min_cut, gm, joint_inputs, **kwargs)
+        return self._passes.partition(_torch.min_cut, gm, joint_inputs, **kwargs)
 
     def uuid(self) -> Any:
         """The partitioner's own."""

@@ -1,4 +1,4 @@
-"""What passes did to a graph that Inductor now takes from its cache, without running them again."""
+"""Records of the passes within graphs that Inductor has cached, for when it does not run them."""
 
 from __future__ import annotations
 

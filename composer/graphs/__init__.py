@@ -1,7 +1,7 @@
 """A captured graph, looked at and copied: nothing here knows of an engine or of a policy.
 
 :mod:`~composer.graphs.capture` reads what Dynamo handed over, :mod:`~composer.graphs.writes` finds
-what a graph may write to, :mod:`~composer.graphs.collectives` whether it meets other ranks,
+what a graph may write to, :mod:`~composer.graphs.collectives` whether it waits for other ranks,
 :mod:`~composer.graphs.clones` copies a graph and its inputs, and
-:mod:`~composer.graphs.comparison` holds what two runs gave against each other.
+:mod:`~composer.graphs.comparison` compares what two runs of it gave.
 """

@@ -64,7 +64,7 @@ def read_request(
     )
 
 
-def known_by(request: GraphRequest, name: str | None, settings: str) -> GraphRequest:
+def with_key(request: GraphRequest, name: str | None, settings: str) -> GraphRequest:
     """The request with its key, and with the user's own name for the model if there is one.
 
     Args:
@@ -108,7 +108,7 @@ def model_name(gm: torch.fx.GraphModule) -> str:
     return f"{module}.{code.co_qualname.removesuffix('.forward')}".lstrip(".")
 
 
-def name_it(gm: torch.fx.GraphModule, name: str) -> None:
+def set_model_name(gm: torch.fx.GraphModule, name: str) -> None:
     """Say what the model of a graph is called, for when there is no frame to read it from."""
     gm.meta[_NAME] = name
 
@@ -198,7 +198,7 @@ def parts_of(request: GraphRequest, settings: Mapping[str, str]) -> dict[str, st
     }
     names = ["surroundings", *(held.get(node, "operations") for node in graph.nodes), *settings]
     lines = (*_lines(request.gm, request.example_inputs), *settings.values())
-    text = settled("\n".join(line.replace("\n", " ") for line in lines))
+    text = normalized("\n".join(line.replace("\n", " ") for line in lines))
     parts: dict[str, list[str]] = {name: [] for name in ("surroundings", "inputs", "weights")}
     for name, line in zip(names, _as_on_every_rank(text).split("\n"), strict=True):
         # Where a placeholder stands among the others is told by the operations that read it.
@@ -207,7 +207,7 @@ def parts_of(request: GraphRequest, settings: Mapping[str, str]) -> dict[str, st
     return {name: "\n".join(own) for name, own in parts.items()}
 
 
-def settled(text: str) -> str:
+def normalized(text: str) -> str:
     """A text without addresses, and with the names of symbols replaced by their position."""
     symbols: dict[str, str] = {}
     return re.sub(
@@ -218,7 +218,7 @@ def settled(text: str) -> str:
 
 
 def _text(gm: torch.fx.GraphModule, settings: str, example_inputs: Sequence[Any]) -> str:
-    return settled("\n".join((*_lines(gm, example_inputs), settings)))
+    return normalized("\n".join((*_lines(gm, example_inputs), settings)))
 
 
 def _digest(text: str) -> str:

@@ -1,4 +1,4 @@
-"""What a candidate may do as it likes with: copies of the graph, its inputs and its buffers."""
+"""Copies of a graph, its inputs and its buffers, which a candidate may change as it likes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LARGE = 64 << 20
 def clone_graph(
     gm: torch.fx.GraphModule, make: Callable[..., torch.fx.GraphModule] = torch.fx.GraphModule
 ) -> torch.fx.GraphModule:
-    """A graph module of its own that shares only tensors and leaf modules with ``gm``.
+    """A copy of the graph module that shares only tensors and leaf modules with ``gm``.
 
     Graphs nested in it (the branches of ``torch.cond``, say) are cloned as well.
 
@@ -102,7 +102,7 @@ def copy_inputs(example_inputs: Sequence[Any], keep: frozenset[int]) -> list[Any
 def _part(tensor: torch.Tensor) -> torch.Tensor | None:
     """A copy of a tensor that is a small part of a large storage; ``None`` for all others.
 
-    What lies around it is out of reach of ``as_strided`` then.
+    The copy holds nothing of what lies around it, so ``as_strided`` cannot reach that.
     """
     steps = zip(tensor.shape, tensor.stride(), strict=True)
     reach = 1 + sum((size - 1) * stride for size, stride in steps) if tensor.numel() else 0
@@ -118,7 +118,7 @@ def not_leaf(leaf: torch.Tensor) -> torch.Tensor:
 
 
 class _NotLeaf(torch.autograd.Function):
-    """No view, which could not be written to either, and no clone, which has other strides."""
+    """Neither a view of the leaf, which could not be written to, nor a clone with other strides."""
 
     @staticmethod
     def forward(_: Any, leaf: torch.Tensor) -> torch.Tensor:
@@ -134,8 +134,9 @@ class Buffers:
     """Copies of what a run may change of a model, to put it back afterwards.
 
     These are its buffers, and the parameters that the graph writes to, as an optimizer's step
-    does. A warm-up run moves the statistics of a batch norm, and their versions do not tell.
-    While the program runs it is the program that changes them: then there are no copies.
+    does. Buffers are compared by value: a warm-up run changes the statistics of a batch norm
+    without raising their versions. While the program runs alongside, nothing is copied: it is the
+    program then that changes them.
     """
 
     def __init__(self, request: GraphRequest) -> None:

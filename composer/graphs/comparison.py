@@ -1,4 +1,4 @@
-"""What a run of a graph gives, by name, and whether one value is what another run has for it."""
+"""Values that two runs of a graph gave, and whether they are equal within bounds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Values = dict[str, Any]
 def gradients(outputs: Values, sources: Values) -> Values:
     """Gradients of the outputs with respect to the leaves among ``sources`` that require one.
 
-    Hooks that the user put on those leaves do not hear of it.
+    Hooks that the user put on those leaves are not called.
     """
     roots = [each for each in outputs.values() if requires_grad(each)]
     wanted = {n: each for n, each in sources.items() if requires_grad(each) and each.is_leaf}
@@ -32,7 +32,7 @@ def gradients(outputs: Values, sources: Values) -> Values:
 
 
 def pattern(root: torch.Tensor) -> torch.Tensor:
-    """Weights of an output's elements, no two neighbours alike, so that errors do not cancel."""
+    """A gradient for an output: no two neighbouring elements are equal, so errors do not cancel."""
     numbers = torch.arange(root.numel(), device=root.device).remainder(7) + 1
     return numbers.view(root.shape).to(root)
 
@@ -42,8 +42,8 @@ def requires_grad(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.requires_grad
 
 
-def settled(value: Any) -> Any:
-    """A copy that nothing writes to any more."""
+def detached_copy(value: Any) -> Any:
+    """A detached copy, which later writes to the value do not change."""
     return value.detach().clone() if isinstance(value, torch.Tensor) else value
 
 
@@ -69,21 +69,22 @@ TOLERANCES = {
 }
 """``rtol`` and ``atol`` of each dtype, for :class:`Bounds` that do not say.
 
-Engines that are right stay below 3e-5 in float32 on ten public models (bench/models.py); computing
-in TF32 or bfloat16 in secret gives 1e-3 and 1e-2.
+Correct engines stay below 3e-5 in float32 on ten public models (bench/models.py); an engine that
+silently computes in TF32 or bfloat16 is off by 1e-3 and 1e-2.
 """
 
-_OF_EAGERS_OWN = 3.0
-"""How much further from float64 than eager an engine may be; torch's benchmarks say 2 or 3."""
+_TIMES_EAGERS = 3.0
+"""How many times eager's own error against float64 an engine may add; torch's benchmarks have 2
+or 3."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """How far a value may be off: ``atol + rtol * max(|expected|, rms(expected))``, elementwise.
 
-    The root mean square stands in for small elements of a value, whose rounding is that of the
-    sums they came from. Integers and truth values have to be equal. By default both are those of
-    the dtype, see ``TOLERANCES``.
+    Elements below the root mean square of a value are allowed the same error as that: they come
+    from sums of larger numbers, whose rounding they carry. Integers and booleans have to be equal.
+    ``rtol`` and ``atol`` default to those of the dtype in :data:`TOLERANCES`.
     """
 
     rtol: float | None = None
@@ -109,8 +110,8 @@ class Bounds:
 class Share(Bounds):
     """How far low precision may be off: the largest error over the largest number in a value.
 
-    Rounding to bfloat16 is off by up to 0.4 % at each operand, and in sums that cancel by far more
-    of what is left: a bound on each element, or on their root mean square, would forbid it.
+    Rounding to bfloat16 changes each operand by up to 0.4 %, and sums that cancel by far more than
+    that: a bound on each element, or on their root mean square, would refuse every such engine.
     """
 
     share: float = 1e-2
@@ -143,7 +144,7 @@ class Errors:
 def fault_of(
     got: Any, expected: Any, exact: torch.Tensor | None, bounds: Bounds
 ) -> tuple[Fault, str] | None:
-    """In which way ``got`` is not ``expected``, and a sentence about it; ``None`` if it is.
+    """In which way ``got`` differs from ``expected``, and a sentence about it; ``None`` if equal.
 
     Args:
         got: What was computed.
@@ -187,7 +188,7 @@ def _fault_of_numbers(
         return Fault.NON_FINITE, what
     slack = torch.zeros((), dtype=torch.float64, device=got.device)
     if exact is not None and exact.shape == got.shape and exact.isfinite().all():
-        slack = _OF_EAGERS_OWN * (expected - exact).abs()[finite].max() if finite.any() else slack
+        slack = _TIMES_EAGERS * (expected - exact).abs()[finite].max() if finite.any() else slack
         expected, finite = exact, finite & exact.isfinite()
     elif not _equal_strange(got, expected):
         return Fault.NUMBERS, "has numbers where eager's has NaN or infinity"

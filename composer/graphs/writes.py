@@ -1,4 +1,4 @@
-"""What a graph may write to: by the names and marks that torch gives operations in place."""
+"""What a graph may write to, judged by the schemas and names of its operations."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _ASSIGNS = frozenset(
     | {"iand", "ior", "ixor", "ilshift", "irshift"}
 )
 _NORMS = {"batch_norm": (5, False), "instance_norm": (5, True)}
-"""Where the argument stands that says whether their statistics move, and its default."""
+"""Position and default of the argument that says whether running statistics are updated."""
 _MAX_NORM = 3
-"""Where the argument stands that has an embedding write to its weight."""
+"""Position of ``max_norm``, with which an embedding writes to its weight."""
 
 Writes = Callable[[torch.fx.Node], bool]
 
@@ -129,7 +129,7 @@ def _name(node: torch.fx.Node) -> str:
 
 
 def _moves(node: torch.fx.Node) -> bool:
-    """Whether this is a norm that moves its statistics."""
+    """Whether this is a norm that updates its running statistics."""
     if _name(node) not in _NORMS:
         return False
     at, default = _NORMS[_name(node)]

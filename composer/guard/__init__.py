@@ -1,15 +1,17 @@
-"""A graph that is served: what goes on at its calls, and what follows when its engine fails.
+"""The run time of a compiled graph: what happens at its calls, and when its engine fails.
 
-:func:`watch` (:mod:`~composer.guard.calls`) is around every call. What it knows of the graph stands
-in :mod:`~composer.guard.standby`; :mod:`~composer.guard.versions` tells whether an engine wrote to
-what it was given, and :mod:`~composer.guard.schedule` which calls are special.
-:mod:`~composer.guard.backward` answers for compiled backwards, :mod:`~composer.guard.sampling`
-compares a call every so often, and :mod:`~composer.guard.gate` lets something be done between two
-calls.
+Read in this order:
 
-:mod:`~composer.guard.succession` finds the next engine in the chain, and
-:mod:`~composer.guard.overtaking` a faster one beside the calls, in the thread of
-:mod:`~composer.guard.background`.
+- :mod:`~composer.guard.calls`: :func:`watch`, the code around every call;
+- :mod:`~composer.guard.served`: which engine serves the graph now, and the change to another;
+- :mod:`~composer.guard.standby`: the records that those two work with;
+- :mod:`~composer.guard.succession`: the rest of the chain, for when an engine fails;
+- :mod:`~composer.guard.overtaking`: ``select_async``, which measures the other candidates in the
+  thread of :mod:`~composer.guard.background`, between two calls (:mod:`~composer.guard.gate`).
+
+Smaller subjects: :mod:`~composer.guard.versions` tells whether an engine wrote to its inputs,
+:mod:`~composer.guard.schedule` which calls are special, :mod:`~composer.guard.sampling` compares
+every N-th call with eager, and :mod:`~composer.guard.backward` guards compiled backwards.
 """
 
 from __future__ import annotations

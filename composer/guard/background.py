@@ -1,13 +1,13 @@
-"""One thread for what can wait, one task after another, beside the user's program.
+"""A background thread that does one task after another beside the user's program.
 
-The thread begins with the first task and ends with the last, so that none lies about in between. It
-runs at the priority of the program's own: threads inherit it, and the pools that engines make for
-themselves while they are built here go on to serve the program's calls.
+The thread starts with the first task and ends with the last. It runs at normal priority: the thread
+pools that engines create while they are built here inherit its priority, and serve the program's
+calls later.
 
-A process that ends does not wait for a task to be done. The thread is stopped at its next line of
-Python: torch's native code, left to run while the interpreter goes down, may abort the process, and
-an engine whose build fails because pools are closed is no engine that failed. A forked child has no
-such thread, waits for none, and begins with no task.
+A process that ends does not wait for a task to be finished. The thread is stopped at its next line
+of Python: native code of torch's that runs while the interpreter shuts down may abort the process,
+and a build that fails because pools are closed must not count as a failure of the engine. A forked
+child has no such thread and no tasks.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Worker:
         self._ending = False
 
     def submit(self, task: Task) -> None:
-        """Have a task done after those that wait already; it answers for its own errors.
+        """Queue a task; it handles its own errors.
 
         Raises:
             RuntimeError: the system gives no thread.
@@ -60,7 +60,7 @@ class Worker:
             self._tasks.append(task)
 
     def settled(self, timeout: float | None = None) -> bool:
-        """Wait until nothing is left to do; whether it came to that within so many seconds."""
+        """Wait until no task is left; whether that was so within ``timeout`` seconds."""
         with self._changed:
             return self._changed.wait_for(lambda: self._thread is None, timeout)
 
@@ -70,14 +70,14 @@ class Worker:
         return self._thread is not None
 
     def end(self) -> None:
-        """Let go of what waits, and stop what is under way."""
+        """Drop the tasks that wait, and stop the one that is under way."""
         with self._changed:
             self._ending = True
             self._tasks.clear()
             thread = self._thread
         if thread is None or thread is threading.current_thread():
             return
-        # The one way to stop a thread; what it leaves half done, nobody will meet any more.
+        # There is no other way to stop a thread. The process ends, so no one sees what it left.
         raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
         raise_in(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(_Ended))
         thread.join(_LAST_WAIT)
@@ -127,7 +127,7 @@ threading._register_atexit(_end)  # type: ignore[attr-defined]
 
 
 def _begin_anew() -> None:
-    """A forked child has none of the threads, and what they held is held by nobody."""
+    """In a forked child none of the threads exist, so the locks that they held are released."""
     global _worker
     if _worker.is_busy:
         _torch.forget_other_threads_compile()
@@ -138,11 +138,11 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_begin_anew)
 
 
-def carried(task: Task, device: str) -> Task:
-    """A task that runs in another thread as it would in this one, now.
+def in_this_context(task: Task, device: str) -> Task:
+    """A task that runs in another thread under the modes and contexts of this one, as they are now.
 
-    Threads have torch's modes for themselves, and so they have contexts: the settings of Dynamo's
-    and Inductor's configs are among those (torch 2.13).
+    torch keeps grad mode, autocast and the like for each thread, and Dynamo's and Inductor's
+    configs are context variables (torch 2.13).
 
     Args:
         task: What to run.

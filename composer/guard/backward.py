@@ -1,8 +1,8 @@
-"""A compiled backward that raises: AOTAutograd's own graph of it answers, where that can be.
+"""What happens when a compiled backward raises: AOTAutograd's own graph of it answers, if possible.
 
-A backward runs outside of the call, in autograd. AOTAutograd makes every one that an engine
-compiles and keeps the graph it was compiled from, so what it hands to autograd is guarded as it is
-made. Nothing is added to a call, and to a backward 50 ns for each of its arguments.
+A backward runs outside of the call, in autograd. AOTAutograd makes every backward that an engine
+compiles, and keeps the graph it was compiled from; so the guard is put around the compiled backward
+as it is made. That adds nothing to a call, and 50 ns for each argument to a backward.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ Told = Callable[[Exception, bool], None]
 
 
 class Backwards:
-    """The backwards of the engine that is being compiled, or that serves.
+    """The backwards of one engine.
 
-    While a candidate is tried, and where the policy wants errors, what they raise is raised.
+    Until :meth:`serve` is called, errors pass through: while the candidate is tried, and where the
+    policy wants errors.
     """
 
     def __init__(self) -> None:
@@ -39,17 +40,17 @@ class Backwards:
         self._answers = False
 
     def serve(self, told: Told, *, answers: bool) -> None:
-        """From now on tell of errors, and answer in the engine's place.
+        """From now on report errors, and have torch answer in the engine's place.
 
         Args:
-            told: Is given an error, and whether torch answered for the engine.
-            answers: Whether torch may.
+            told: Called with each error, and whether torch has answered.
+            answers: Whether torch may answer at all.
         """
         self._told, self._answers = told, answers
 
     def guard(self, built: _torch.BuiltBackward) -> Callable[[list[Any]], Any]:
         """What autograd is to call in place of a compiled backward."""
-        # AOTAutograd's own graph is the one before the passes of that stage
+        # AOTAutograd keeps the graph as it was before the passes of that stage.
         stale = late.in_force().rewrites(Stage.POST_GRAD) and not built.exact
 
         def run(args: list[Any]) -> Any:
@@ -83,7 +84,7 @@ class Backwards:
 
 
 def _versions(args: list[Any]) -> list[int | None] | None:
-    """They tell whether the engine took arguments out of the list, or wrote to one.
+    """The versions of the arguments: they tell whether the engine removed one, or wrote to one.
 
     ``None`` where one is an inference tensor, which has no version.
     """
@@ -94,7 +95,7 @@ def _versions(args: list[Any]) -> list[int | None] | None:
 
 
 def _repeatable(graph: torch.fx.GraphModule, donated: bool) -> bool:
-    """Whether a backward that stopped half-way has left its arguments, and all else, as it was."""
+    """Whether a backward that stopped half-way has changed nothing, and can be run again."""
     targets = (node.target for node in graph.graph.nodes if node.op == "call_function")
     return not (donated or writes.may_write(graph) or any(map(_torch.draws, targets)))
 

@@ -1,13 +1,13 @@
-"""A gate at the calls of one graph: what a call would disturb is done between two of them.
+"""A gate that lets background work be timed between two calls of a graph, never during one.
 
-An engine that is timed beside a call is not timed: both want the same cores, the threads of the one
-wait by spinning while the other computes, and a second caller's pool is not the program's. On two
-cores the order of two engines was seen to be reversed.
+Timing an engine while a call of the program runs measures nothing: both want the same cores, the
+threads of one spin while the other computes, and the pool of a second calling thread is not that of
+the program. On two cores this was seen to reverse the order of two engines.
 
-So the thread that has something to time offers it here. The next call of the graph does it, in the
-program's own thread, before it is answered; if none comes within a moment the one that offered does
-it, and a call that comes meanwhile waits. Then the gate stands open for as long as it was closed:
-the program keeps half of its time.
+So the background thread offers its work at the gate. The next call of the graph does the work in
+the program's own thread, and is answered after that. If no call comes within a moment, the
+background thread does the work itself, and a call that comes meanwhile waits. Then the gate stays
+open for as long as it was closed, so the program keeps at least half of the time.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ T = TypeVar("T")
 Work = Callable[[], float]
 
 _PATIENCE = 0.02
-"""Seconds in which a call may come and do what is offered."""
+"""Seconds to wait for a call that does the work."""
 
 _LONGEST = 10.0
-"""Seconds that anybody waits for others: who calls a graph within a call of it is one of them."""
+"""Seconds that a thread waits for others. A call within a call of the same graph waits for itself,
+and would wait forever."""
 
 
 class _Offer:
-    """Something to do; ``begun`` once somebody does it."""
+    """Work that waits to be done; ``begun`` once a thread has taken it."""
 
     def __init__(self, work: Work) -> None:
         self.work = work
@@ -40,10 +41,10 @@ class _Offer:
 
 
 class Gate:
-    """Keeps the calls of a graph, and what one thread does beside them, apart.
+    """Keeps the calls of a graph and the work of one background thread apart.
 
     Attributes:
-        waited: Seconds in which that thread had to wait, for the calls or to let them pass.
+        waited: Seconds that the background thread has spent waiting, for calls or to let them pass.
     """
 
     def __init__(self) -> None:
@@ -55,13 +56,16 @@ class Gate:
         self._process = os.getpid()
 
     def perform(self, work: Work) -> float:
-        """Have something done while no call is under way, in this thread or one that calls.
+        """Have work done while no call is under way, in this thread or in that of a call.
 
         Args:
-            work: What to do; returns a number, as this does.
+            work: What to do.
+
+        Returns:
+            What ``work`` returns.
 
         Raises:
-            BaseException: what it raises.
+            BaseException: whatever ``work`` raises.
         """
         arrived = time.perf_counter()
         time.sleep(self._closed)
@@ -79,13 +83,13 @@ class Gate:
             self.waited += time.perf_counter() - arrived - self._closed
 
     def admit(self, serve: Callable[..., T], *args: Any) -> T:
-        """Make a call, after what is offered or under way is done.
+        """Make a call, once the work that is offered or under way is done.
 
-        A forked child has inherited a gate whose other threads are not there.
+        In a forked child the gate is open: the threads that could close it do not exist there.
 
         Args:
-            serve: What answers it.
-            *args: Its inputs.
+            serve: What answers the call.
+            *args: The call's inputs.
         """
         if os.getpid() != self._process:
             return serve(*args)
@@ -105,7 +109,7 @@ class Gate:
                 self._changed.notify_all()
 
     def _begins(self, offer: _Offer | None) -> bool:
-        """Whether the one that asks is to do it, as nobody does yet; with the condition held."""
+        """Whether the caller is to do the work, since no other thread does; with the lock held."""
         if offer is None or offer.begun:
             return False
         offer.begun = True
@@ -113,9 +117,10 @@ class Gate:
         return True
 
     def _do(self, offer: _Offer) -> None:
-        """Do it once the calls under way are over; those that come wait.
+        """Do the work once the calls under way are over; calls that come meanwhile wait.
 
-        Its error is for the one that asked; who interrupts the program interrupts that, too.
+        An error is handed to the thread that offered the work; ``KeyboardInterrupt`` and its kin
+        are raised here as well, since this may be the program's thread.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._inside == 0, _LONGEST)

@@ -1,20 +1,20 @@
-"""``select_async``: the first engine accepted serves, the others are built and measured beside it.
+"""``select_async``: the first engine accepted serves; the others are built in the background.
 
-That begins with a graph's second call: a graph that is called once needs no faster engine, and a
-program that has begun to call a graph again has compiled, most often, what it had to compile before
-it could go on. The second call's inputs are copied, and the call goes its way.
+This begins with a graph's second call: a graph that is called once needs no faster engine, and when
+a program calls a graph again, it has mostly compiled all that it needs to go on. The inputs of the
+second call are copied, and the call is answered as usual.
 
-What the thread does is done on these copies, by the weights as they are, and is nothing that the
-program could notice but by the cores, the memory and the interpreter that it takes:
+A background thread works on these copies, with the weights as they are. The program notices nothing
+of it except the cores, the memory and the interpreter time that it takes:
 
-- One candidate at a time is built under the lock of Dynamo's compiles, then the lock is free for a
-  while. So a compile of the program's waits for one build at most.
-- A graph that writes, draws random numbers, trains or meets other ranks is left alone: its calls
-  would be felt. Such a graph keeps the first engine.
-- The program draws, writes to weights and compiles meanwhile as it likes. Nothing is put back to
-  what it was before, as is done where the program waits.
-- The engines and the floor take turns as ever, each between two calls of the graph: a call may have
-  to wait for one of them (:mod:`composer.guard.gate`).
+- Candidates are built one at a time under the lock of Dynamo's compiles, and the lock is free for a
+  while between two builds. So a compile of the program waits for one build at most.
+- A graph that writes, draws random numbers, trains or meets other ranks keeps its first engine:
+  additional calls of it would have effects.
+- Meanwhile the program may draw random numbers, write to weights and compile. So nothing is
+  restored to an earlier state, as is done where the program waits for the contest.
+- The engines and the floor take turns as in any contest, each turn between two calls of the graph.
+  A call may have to wait for one turn (:mod:`composer.guard.gate`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ import torch
 
 from composer import _torch, chain, select, session
 from composer.contenders import Contender
-from composer.errors import text_of
 from composer.graphs import clones, writes
 from composer.guard import background, standby
 from composer.guard.succession import Succession
@@ -45,7 +44,7 @@ from composer.records import (
     Outcome,
     Reason,
     Status,
-    first_line,
+    error_line,
 )
 from composer.select import choice
 
@@ -62,17 +61,17 @@ _OWN_GRAPHS = ("reduce-overhead", "max-autotune")
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be done beside the calls of one graph, and what is in the way of it."""
+    """The background contest that a policy asks for, and why it cannot be held (may be empty)."""
 
     contest: select.Contest
     obstacle: str
 
     @staticmethod
     def of(policy: Policy, request: GraphRequest, contenders: Sequence[Contender]) -> Plan | None:
-        """The policy's; ``None`` where everything is to be built before the first call.
+        """The plan for a graph; ``None`` where everything is built before the first call.
 
-        That is so for memory, too: it cannot be told whose it is while the program runs. Where the
-        fastest is known already there is nothing to be done later.
+        That is also so where memory is the objective, since the memory of an engine cannot be told
+        from that of the running program; and where the fastest is remembered already.
         """
         contest = select.Contest.of(policy)
         waits = policy.strict or policy.objective.kind == "memory"
@@ -86,7 +85,7 @@ class Plan:
         return Plan(contest, obstacle)
 
     def announced(self, outcome: Outcome) -> Outcome:
-        """The walk that found the first engine, which says what is to come."""
+        """The outcome of the compile, with a note in its attempt of what is still to come."""
         told = f"no: {self.obstacle}" if self.obstacle else _PENDING
         attempts = tuple(
             dataclasses.replace(each, engine=each.engine | {"timing": told})
@@ -97,7 +96,11 @@ class Plan:
         return dataclasses.replace(outcome, attempts=attempts)
 
     def behind(self, successors: Succession) -> standby.Later | None:
-        """What begins with the graph's second call."""
+        """The work that begins with the graph's second call; ``None`` where there is none.
+
+        Args:
+            successors: The rest of the graph's chain.
+        """
         if self.obstacle or successors.report.chosen == FLOOR:
             return None
         *refused, serving = successors.report.attempts
@@ -121,7 +124,7 @@ def _obstacle(request: GraphRequest) -> str:
 
 
 class _Dropped(Exception):
-    """What is being done is of no use any more."""
+    """The contest is abandoned, and why."""
 
 
 @dataclass(frozen=True)
@@ -152,12 +155,12 @@ class Overtaking:
         try:
             copies = clones.copy_inputs(args, keep=request.weights)
             task = _Task(self, run, seat, session.current(), copies, _settings())
-            background.submit(background.carried(task, request.device))
+            background.submit(background.in_this_context(task, request.device))
         except Exception as error:  # noqa: BLE001  # recorded: the call is to be made all the same
-            self.tell(seat, _sentence(error))
+            self.tell(seat, error_line(error))
 
     def tell(self, seat: standby.Seat, why: str) -> None:
-        """Record that nothing came of it, and why."""
+        """Record why the contest came to nothing."""
 
         def told(_: bool) -> tuple[None, bool]:
             self.successors.tell(f"no: {why}")
@@ -168,7 +171,7 @@ class Overtaking:
 
 @dataclass(frozen=True)
 class _Task:
-    """What the thread does for one graph."""
+    """The work of the background thread for one graph."""
 
     plan: Overtaking
     run: standby.Compiled
@@ -190,19 +193,19 @@ class _Task:
             self.seat.take_over(functools.partial(self._chosen, outcome))
         except _Dropped as dropped:
             self._tell(str(dropped))
-        # Who exits, exits a thread that is no concern of the program's.
+        # An exit in here would end only this thread, which the program knows nothing of.
         except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001  # recorded
-            self._tell(_sentence(error))
+            self._tell(error_line(error))
 
     def _tell(self, why: str) -> None:
         if session.current() is self.home:
             self.plan.tell(self.seat, why)
 
     def _check(self) -> None:
-        """See whether there is still a use for it.
+        """See whether the result can still be used.
 
         Raises:
-            _Dropped: there is none, and why.
+            _Dropped: it cannot, and why.
         """
         if session.current() is not self.home:
             raise _Dropped("composer.reset() was called")
@@ -270,12 +273,8 @@ class _Task:
         return [each._version for each in weights if not each.is_inference()]
 
 
-def _sentence(error: BaseException) -> str:
-    return f"{type(error).__name__}: {first_line(text_of(error))}"
-
-
 def _settings() -> tuple[Any, ...]:
-    """What holds for all threads, and has a say in what a graph computes."""
+    """The settings of torch that hold for all threads and decide what a graph computes."""
     return (
         torch.get_default_dtype(),
         torch.get_float32_matmul_precision(),

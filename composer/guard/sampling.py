@@ -22,7 +22,7 @@ import torch
 from composer import verify
 from composer.errors import Refusal
 from composer.graphs import clones, writes
-from composer.graphs.comparison import Bounds, Values, devices, settled
+from composer.graphs.comparison import Bounds, Values, detached_copy, devices
 from composer.records import GraphRequest, Runtime
 
 Compiled = Callable[..., Any]
@@ -30,14 +30,14 @@ Compiled = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class Sampler:
-    """What compares one call of a graph.
+    """Compares single calls of a graph with eager.
 
     Attributes:
-        every: A call in how many is compared.
+        every: One call in so many is compared.
         floor: Runs the graph as eager does.
-        request: The graph, with the inputs of a call.
-        bounds: How far the engine that serves may be off.
-        apart: Whether it is the engine that runs on copies.
+        request: Gives the graph's request with the inputs of a call.
+        bounds: Gives how far the engine that serves may be off.
+        apart: Whether the engine, rather than the floor, runs on copies of the inputs.
         runtime: Where comparisons are counted.
     """
 
@@ -88,7 +88,7 @@ class Sampler:
 
 
 class _Undoable:
-    """A call that is about to be made, and what it takes to undo it."""
+    """A call that is about to be made, with copies of all that it may change."""
 
     def __init__(self, args: Sequence[Any], request: GraphRequest) -> None:
         parameters = {i for i in request.weights if type(args[i]) is torch.nn.Parameter}
@@ -104,7 +104,7 @@ class _Undoable:
         """What the call gave."""
         outputs = verify.named_outputs(returned)
         passed = verify.changeable(self._args, self._request)
-        values = {name: settled(each) for name, each in (outputs | passed).items()}
+        values = {name: detached_copy(each) for name, each in (outputs | passed).items()}
         generator = verify.generator_state(self._args)
         random = not torch.equal(self._generator, generator)
         return verify.Run(values, verify.strides_of(outputs), frozenset(), generator, random)

@@ -1,4 +1,4 @@
-"""Which of a graph's calls are special: compared, made by another engine, or where work begins."""
+"""Which calls of a graph are special: compared with eager, or made by another engine, say."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ _NEVER = sys.maxsize
 
 
 class Kind(Enum):
-    """What there is to a call but that it is answered."""
+    """What happens at a call besides its answer.
+
+    ``BEGIN``: background work begins. ``RETRY``: an engine in quarantine is tried again.
+    ``COMPARE``: the answer is compared with eager's.
+    """
 
     PLAIN = auto()
     BEGIN = auto()
@@ -18,11 +22,9 @@ class Kind(Enum):
 
 
 class Schedule:
-    """When the next call of each kind is, by the numbers of calls, the first being 0.
+    """The number of the next call of each kind, the first call being 0.
 
-    ``_begin_at`` is when what goes on beside the calls begins, ``_retry_at`` when an engine out of
-    quarantine is tried again, ``_compare_at`` when the answer is compared with the floor's. From
-    ``_let_go_at`` on, the engine that was taken over from is kept no longer.
+    From ``_let_go_at`` on, the engine that was replaced is not kept any longer.
     """
 
     __slots__ = ("_begin_at", "_compare_at", "_every", "_let_go_at", "_retry_at")
@@ -35,23 +37,23 @@ class Schedule:
 
     @property
     def next(self) -> int:
-        """The first call that there may be something to."""
+        """The next call that may be special."""
         return min(self._compare_at, self._retry_at, self._begin_at, self._let_go_at)
 
     def retry(self, call: int | None) -> None:
-        """Have an engine tried again at this call; ``None`` for at none."""
+        """Schedule the next try of an engine in quarantine; ``None`` for none."""
         self._retry_at = _NEVER if call is None else call
 
     def let_go(self, call: int | None) -> None:
-        """Have an engine let go at this call; ``None`` where there is none, or none any more."""
+        """Schedule the release of the engine that was replaced; ``None`` for none."""
         self._let_go_at = _NEVER if call is None else call
 
     def lets_go(self, call: int) -> bool:
-        """Whether the engine that was taken over from has been kept long enough."""
+        """Whether the engine that was replaced has been kept long enough."""
         return call >= self._let_go_at
 
     def kind_of(self, call: int) -> Kind:
-        """What there is to this call, and to no other after it."""
+        """The kind of this call; asked once for each, since what is due is then done."""
         if call >= self._begin_at:
             self._begin_at = _NEVER
             return Kind.BEGIN

@@ -1,4 +1,4 @@
-"""What stands by a graph that is served: its engine, what answers for that, what may take over."""
+"""The records that a served graph works with: its engine, the rescue, and who may take over."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ class Rescue:
 
     Attributes:
         floor: Answers the call in its place; what it raises is the program's own error.
-        blame: Told of the error, and what raised it, after which the engine is not called for this
-            graph. May raise in its turn, where the policy asks for that.
+        blame: Records the error, and what raised it, and puts the engine into quarantine. It may
+            raise, where the user turned composer's warnings into errors.
         successor: Compiles the next candidate for these inputs, or returns ``floor``.
         retry_at: The number of the call, the first being 0, before which an engine in quarantine
             is to be tried again; ``None`` for never.
-        retry: Tries that: compiles it for these inputs; ``None`` if it is not accepted.
-        tracked: Positions of the inputs that are looked at for writes.
-        held: Tensors of the graph's own that it writes to, and that are looked at as well.
-        blind: Whether there are others that the graph may write to and that have no version.
-        collective: Whether the graph waits for other ranks, which would not do so a second time.
-        reverted: Told that the engine which was taken over from serves again.
+        retry: Compiles that engine for these inputs; ``None`` if it is not accepted.
+        tracked: Positions of the inputs whose versions tell whether the engine wrote to them.
+        held: Tensors that the graph itself holds and writes to; their versions are read as well.
+        blind: Whether the graph may write to a tensor that has no version.
+        collective: Whether the graph waits for other ranks, which would not wait a second time.
+        reverted: Records that the engine which had been replaced serves again.
     """
 
     floor: Compiled
@@ -57,25 +57,29 @@ class Rescue:
 
     @property
     def once_only(self) -> str:
-        """Why no call can be answered once an engine has begun it; empty where one can."""
+        """Why a call that an engine has begun cannot be answered by another; empty where it can."""
         if self.collective:
             return "the engine may have begun what other ranks wait for"
         return WRITTEN if self.blind else ""
 
 
 TakeOver = Callable[[bool], tuple[Engine | None, bool]]
+"""Names the engine that takes over; ``None`` leaves everything as it is.
+
+Given whether the graph is still served by the same engine as when the work began. The second result
+says whether the engine that is replaced is to be kept for the first calls.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """A graph's place to be served from, for what goes on beside its calls.
+    """What background work may do with a served graph.
 
     Attributes:
-        is_wanted: Whether the graph can still be called, and is served as it was.
-        take_over: Has what its argument returns serve it, from the next call on; ``None`` changes
-            nothing. It is told whether the graph is served as it was, which stays so meanwhile, and
-            says as well whether the one before is to be kept for the first calls.
-        gated: Puts a gate at the calls, for as long as the context lasts.
+        is_wanted: Whether the graph can still be called, and its engine is the same as before.
+        take_over: Asks its argument for an engine, which serves from the next call on. No other
+            change of engines happens meanwhile.
+        gated: Puts a gate before the calls, for as long as the context lasts.
     """
 
     is_wanted: Callable[[], bool]
@@ -84,13 +88,13 @@ class Seat:
 
 
 class Later(Protocol):
-    """What begins with the second call of a graph."""
+    """Background work that begins with the second call of a graph."""
 
     def begin(self, args: Sequence[Any], run: Compiled, seat: Seat) -> None:
-        """Begin; the call waits for it to return.
+        """Begin the work; the call is made when this returns.
 
         Args:
-            args: Of the call, which comes after.
+            args: The inputs of the call.
             run: What serves the graph.
-            seat: Its place.
+            seat: Access to the graph.
         """

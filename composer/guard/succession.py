@@ -1,6 +1,7 @@
-"""What follows when the engine that serves a graph raises: the record of it, and the next engine.
+"""What follows when the engine that serves a graph fails at run time.
 
-The graph, its policy and what is left of its chain are kept for that; no tensor is.
+The failure is recorded, the engine goes into quarantine, and the next candidate of the chain is
+compiled. The graph, its policy and its chain are kept for that; the first call's inputs are not.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from composer.telemetry import notices
 
 @dataclass(frozen=True, slots=True)
 class _Quarantine:
-    """How many calls an engine is left out for, and how many of them there are to be until then."""
+    """For how many calls an engine is left out, and the call before which it is tried again."""
 
     calls: int
     until: int
@@ -48,17 +49,19 @@ class _Quarantine:
 
 @dataclass
 class Succession:
-    """The rest of a chain, for when the engine chosen fails at run time.
+    """One graph's chain after the compile: who serves, who is in quarantine, and who comes next.
 
     Attributes:
-        request: The graph, as the passes of the stages ``torch`` and ``aten`` left it.
-        contenders: The chain; where candidates were measured, those that may serve, the best first.
+        request: The graph, as the passes of the stages ``torch`` and ``aten`` left it; of the
+            example inputs only the symbols.
+        contenders: The chain; where candidates were measured, those that may serve, best first.
         shared: The passes of the later stages.
-        policy: What the user wants.
+        policy: The policy in force for the graph.
         early: Records of the passes that ran before every candidate.
-        report: The record of this graph, as it stands.
+        report: The current record of the graph.
         outcome: Where the walk along the chain ended.
         asked_by_name: Whether the user wrote the chain.
+        floor: The callable that answers where no engine does.
     """
 
     request: GraphRequest
@@ -73,7 +76,7 @@ class Succession:
     _reverting: Attempt = field(init=False)
 
     def __post_init__(self, outcome: Outcome) -> None:
-        """Let go of the tensors."""
+        """Find who serves, and release the example inputs."""
         self._tracked = self._open_to_writes()
         self._apart = cannot_undo(self.request)
         self._collective = collectives.meets_other_ranks(self.request.gm)
@@ -95,7 +98,7 @@ class Succession:
         self.request = dataclasses.replace(self.request, example_inputs=symbols)
 
     def _open_to_writes(self) -> tuple[tuple[int, ...], bool]:
-        """Which inputs to look at, whichever engine of the chain serves, and if that tells all."""
+        """Inputs that an engine of the chain may write to, and whether some cannot be watched."""
         gm, engines = self.request.gm, (each.backend for each in self.contenders)
         trusted = all(e.writes_as_the_graph or e.may_return_original for e in engines)
         if trusted and not writes.may_write(gm) and writes.is_known(gm):
@@ -111,8 +114,16 @@ class Succession:
         tracked, blind = self._tracked
         held = tuple(writes.written_attributes(self.request.gm))
         return standby.Rescue(
-            *(self.floor, self.blame, self.successor, self.retry_at, self.retry),
-            *(tracked, held, blind, self._collective, self.reverted),
+            floor=self.floor,
+            blame=self.blame,
+            successor=self.successor,
+            retry_at=self.retry_at,
+            retry=self.retry,
+            tracked=tracked,
+            held=held,
+            blind=blind,
+            collective=self._collective,
+            reverted=self.reverted,
         )
 
     def sampler(self) -> Sampler | None:
@@ -122,33 +133,38 @@ class Succession:
         if self._collective:
             return None
         return Sampler(
-            self.policy.sample_every,
-            self.floor,
-            self.request_for,
-            self._bounds,
-            self._apart,
-            self.report.runtime,
+            every=self.policy.sample_every,
+            floor=self.floor,
+            request=self.request_for,
+            bounds=self._bounds,
+            apart=self._apart,
+            runtime=self.report.runtime,
         )
 
     def _bounds(self) -> Bounds:
-        """Those of the one that serves; by now that may be the floor, which has none."""
+        """The bounds of the engine that serves now; the policy's where that is the floor."""
         serving = (each.bounds for each in self.contenders[self._serving :])
         return next(serving, None) or bounds_of(self.policy)
 
     def _answer(self, *args: Any) -> Any:
-        """The floor where passes run within AOTAutograd's step: made when it is first needed."""
+        """The floor where passes run on AOTAutograd's graphs: compiled when it is first needed."""
         if self._answering is None:
             with _torch.recaptured(self.request.gm, args):
                 self._answering = chain.floor(self.request_for(args), self.shared)
         return self._answering(*args)
 
     def blame(self, error: Exception, what: str) -> None:
-        """Record that the engine failed, and let this graph have it no more until it is retried."""
+        """Record that the engine failed, and put it into quarantine for this graph.
+
+        Args:
+            error: What it raised, or the refusal of a comparison that found it wrong.
+            what: Who raised it, for the message: ``"raised"``, ``"its backward raised"``.
+        """
         attempts = list(self.report.attempts)
         place = max(i for i, attempt in enumerate(attempts) if attempt.accepted)
         engine = attempts[place]
         at = f"at call {self.report.runtime.calls}: {first_line(text_of(error))}"
-        if isinstance(error, Refusal):  # it answered, and was found to be wrong
+        if isinstance(error, Refusal):  # it answered, and a comparison found it wrong
             attempts[place] = dataclasses.replace(
                 engine, status=error.status, reason=error.reason, message=at
             )
@@ -173,13 +189,14 @@ class Succession:
         return standby.Engine(self.floor) if outcome.chosen == FLOOR else engine
 
     def retry_at(self) -> int | None:
-        """The call before which an engine that the chain prefers is to be tried again."""
+        """The next call before which an engine that the chain prefers is tried again."""
         return min((each.until for each in self._preferred().values()), default=None)
 
     def retry(self, args: Sequence[Any]) -> standby.Engine | None:
-        """The first whose time has come and that is accepted; the wait of the others doubles.
+        """The first engine in quarantine whose time has come and that is accepted.
 
-        Where the fastest is wanted it is measured, against the floor.
+        The wait of those that are not accepted doubles. Where the policy wants the fastest, the
+        engine is measured against the floor.
         """
         calls = self.report.runtime.calls
         due = [place for place, each in self._preferred().items() if each.until < calls]
@@ -197,16 +214,15 @@ class Succession:
         return None
 
     def overtaken(self, outcome: Outcome, first: int) -> tuple[standby.Engine | None, bool]:
-        """Record what became of the chain beside the calls, and who serves from now on.
+        """Record the result of the background contest, and reduce the chain to who may serve.
 
         Args:
-            outcome: Its attempts are those of the chain's first candidates, its ranking their
-                places; the chain is reduced to those that may serve.
-            first: The place of the one that has served.
+            outcome: Of the contest; its attempts and its ranking are by place in the chain.
+            first: The place of the engine that has served so far.
 
         Returns:
-            The engine; ``None`` where it stays the same. And whether the one before may serve
-            again if that fails; it comes next then.
+            The engine that takes over, ``None`` where the same one stays; and whether the one that
+            is replaced may serve again if the new one fails.
         """
         ahead = list(outcome.ranking or ())
         stays, may_return = outcome.attempts[first].accepted, first in ahead
@@ -226,13 +242,13 @@ class Succession:
         return None if stays else standby.Engine(outcome.compiled), may_return
 
     def reverted(self) -> None:
-        """Record that the engine which was taken over from serves again."""
+        """Record that the engine which had been replaced serves again."""
         self._serving += 1
         attempt = self._reverting
         self._record((*self.report.attempts, attempt), attempt.backend)
 
     def tell(self, timing: str) -> None:
-        """Record why nothing came of what went on beside the calls."""
+        """Record why the background contest came to nothing."""
         attempts = [
             dataclasses.replace(each, engine=each.engine | {"timing": timing})
             if "timing" in each.engine
@@ -242,7 +258,7 @@ class Succession:
         self._record(tuple(attempts), self.report.chosen, alongside=True)
 
     def floor_in_time(self, args: Sequence[Any]) -> choice.Made:
-        """The floor, made for these inputs if that takes a compile, and its passes."""
+        """The floor and its passes; compiled now, for these inputs, if it has to be compiled."""
         if not self.shared.late:
             return self.floor, ()
         outcome, _ = self.walk(args, ())
@@ -257,23 +273,23 @@ class Succession:
         *,
         alongside: bool = False,
     ) -> tuple[Outcome, standby.Engine]:
-        """Try some candidates again, or for the first time, after Dynamo's compile is over.
+        """Try candidates after Dynamo's compile is over.
 
         Args:
             args: The inputs to build for.
-            contenders: Which.
+            contenders: The candidates.
             contest: How the fastest is found; ``None`` takes the first that is accepted.
             alongside: Whether the program runs meanwhile.
         """
         request = dataclasses.replace(self.request_for(args), alongside=alongside)
         with _torch.recaptured(request.gm, args), backward.watched() as backwards:
             outcome = chain.walk(
-                *(request, contenders, self.shared, contest), strict=False, at_run_time=True
+                request, contenders, self.shared, contest, strict=False, at_run_time=True
             )
         return outcome, standby.Engine(outcome.compiled, backwards)
 
     def _arrive(self, first: int, attempts: Sequence[Attempt]) -> None:
-        """Note where in the chain the one stands that serves (the floor behind its end)."""
+        """Note the place in the chain of the engine that serves; the floor's is behind its end."""
         accepted = (place for place, each in enumerate(attempts, first) if each.accepted)
         self._serving = next(accepted, len(self.contenders))
         for place, attempt in enumerate(attempts, first):
@@ -281,11 +297,11 @@ class Succession:
                 self._wait(place, self.report.runtime.calls)
 
     def _preferred(self) -> dict[int, _Quarantine]:
-        """Those in quarantine that stand before the one that serves, in the chain's order."""
+        """The engines in quarantine that the chain has before the one that serves, in order."""
         return {p: each for p, each in sorted(self._quarantined.items()) if p < self._serving}
 
     def _wait(self, place: int, since: int) -> None:
-        """Have an engine wait from this call on, twice as long as the last time."""
+        """Put an engine into quarantine from this call on, for twice as long as the last time."""
         session.current().quarantine(self.request.graph_key, self.contenders[place].key)
         if self.policy.retry_after is None:
             return
@@ -313,7 +329,7 @@ class Succession:
         here.replace(self.report, changed)
         self.report = changed
         here.sinks.emit(changed, first=False)
-        # It is in the log as well; as an error it has nobody to reach beside the calls.
-        nobodys = contextlib.suppress(FallbackWarning) if alongside else contextlib.nullcontext()
-        with nobodys:
+        # In the background a warning that is an error reaches nobody; the log has it as well.
+        unheard = contextlib.suppress(FallbackWarning) if alongside else contextlib.nullcontext()
+        with unheard:
             notices.warn_of_fallbacks(changed, here.warned, asked_by_name=self.asked_by_name)

@@ -1,7 +1,4 @@
-"""Has an engine written to the tensors that a graph must find as they were?
-
-torch counts the writes to a tensor in its version.
-"""
+"""Whether an engine that failed had written to its inputs, by torch's version counters."""
 
 from __future__ import annotations
 
@@ -17,12 +14,13 @@ UNREADABLE = (RuntimeError, AttributeError)
 
 
 class Versions:
-    """The versions of the tensors that a graph's rescue looks at.
+    """Reads the versions of the tensors that a graph may write to.
 
     Attributes:
-        read: Reads them, of a call's arguments and of what the graph holds; ``None`` where there
-            are none to read.
-        unread: What stands for them there: ``None`` where nobody can tell what was written.
+        read: Gives the versions of a call's tracked arguments, and of what the graph holds;
+            ``None`` where there is nothing to read.
+        unread: What stands in place of versions then: ``()`` where the graph writes to nothing,
+            ``None`` where it may write to a tensor that has no version.
     """
 
     __slots__ = ("read", "unread")
@@ -41,9 +39,9 @@ class Versions:
 
 
 def _reader(rescue: Rescue) -> Reader | None:
-    """Written out as an expression that names each tensor.
+    """A generated function that reads each version by its own expression.
 
-    A loop over them takes two to four times as long, and this stands in the way of every call.
+    A loop takes two to four times as long, and this runs at every call.
     """
     reads = [f"args[{i}]._version" for i in rescue.tracked]
     reads += [f"held[{i}]._version" for i in range(len(rescue.held))]

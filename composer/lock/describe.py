@@ -40,7 +40,7 @@ def describe(
     policy = policy.model_copy(update={"strict": False, "on_exhausted": "eager"})
     settings = {"mode": str(request.mode), "policy": policy.key, "passes": shared.key}
     parts = capture.parts_of(request, settings)
-    inputs = capture.settled("\n".join(map(_input, request.inputs)))
+    inputs = capture.normalized("\n".join(map(_input, request.inputs)))
     return LockedGraph(
         model=request.model,
         position=position,

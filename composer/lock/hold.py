@@ -1,4 +1,4 @@
-"""``locked = true``: the lock says who serves a graph, and nobody else is tried."""
+"""``locked = true``: the lock says which engine serves a graph, and no other is tried."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def hold(
     contenders: tuple[Contender, ...],
     shared: SharedPasses,
 ) -> tuple[Policy, tuple[Contender, ...]]:
-    """The policy and the chain, of which only what the lock says may serve where it is ``locked``.
+    """The policy and the chain; where the policy is ``locked``, narrowed to what the lock says.
 
-    The lock chooses among the candidates that there are; it names no code. Under ``composer lock``
-    it is not asked, under ``composer assert`` a graph that it does not hold is compiled without it.
+    The lock chooses among the candidates of the chain; it names no code. Under ``composer lock`` it
+    is not read; under ``composer assert`` a graph that is not in it is compiled as if unlocked.
 
     Raises:
         LockError: the lock is missing or malformed, or the graph is not as it says.
@@ -62,10 +62,10 @@ def _position(request: GraphRequest) -> int:
 
 
 def _entry(graph: LockedGraph, contenders: tuple[Contender, ...]) -> LockedGraph:
-    """What the lock has of this graph.
+    """The lock's entry of this graph.
 
     Raises:
-        LockError: naming all that is not as the lock says.
+        LockError: naming everything in which graph or versions differ from the lock.
     """
     path = lock_path()
     lock = file.read(path)
@@ -87,9 +87,9 @@ def _entry(graph: LockedGraph, contenders: tuple[Contender, ...]) -> LockedGraph
 
 
 def _held_to(entry: LockedGraph, contenders: tuple[Contender, ...]) -> tuple[Contender, ...]:
-    """The chain, of which only the locked engine may be tried; empty where it is not in there.
+    """The chain with all but the locked engine barred; empty where the chain does not have it.
 
-    The captured graph's own forward can be the fastest without a place in the chain.
+    The floor is added if it is the locked one: it can be the fastest without being in the chain.
     """
     if entry.engine == FLOOR and not any(_is(each, entry) for each in contenders):
         contenders = (*contenders, *resolve(Policy(chain=(Candidate(backend=FLOOR),))))

@@ -36,13 +36,19 @@ class Kind(StrEnum):
 class FunctionalGraph:
     """Functional ATen: no mutation, fake tensors in every node's ``meta["val"]``.
 
-    ``weights`` maps positions among the placeholders to tensors whose values an engine may take in;
-    it is empty while grad mode is on, since weights that train do not stay, and under the policy's
-    ``freeze = false``. ``witnesses`` maps some of these positions to a tensor whose version tells
-    of changes that the weight's own does not (:mod:`composer.lowering.statistics`).
-    ``example_args`` are real arguments, those of the first call; ``None`` where there are none to
-    be had: for a backward, or where AOTAutograd took some away or added some. ``expected`` are
-    shape and dtype, in that call, of every output that is a tensor, and ``None`` for the others.
+    Attributes:
+        gm: The graph.
+        kind: Which of AOTAutograd's graphs it is.
+        weights: Positions among the placeholders to tensors whose values an engine may take in.
+            Empty while grad mode is on, since weights change in training, and under the policy's
+            ``freeze = false``.
+        witnesses: Some of these positions to a tensor whose version tells of changes that the
+            version of the weight itself does not (:mod:`composer.lowering.statistics`).
+        example_args: Real arguments, those of the first call; ``None`` for a backward, and where
+            AOTAutograd removed or added some.
+        expected: Shape and dtype, in the first call, of each output; ``None`` for outputs that are
+            not tensors.
+        statistics: Positions of placeholders that are running statistics of a batch norm.
     """
 
     gm: torch.fx.GraphModule
@@ -72,9 +78,9 @@ def compile_functional(
     Args:
         gm: The captured graph.
         example_inputs: Tensors and symbols, in the order of the placeholders.
-        build: What compiles a functional graph.
-        dialect: How the engine wants operators of inference written, in front of the
-            lowering's own decompositions.
+        build: Compiles a functional graph.
+        dialect: Decompositions that this engine wants in inference graphs; they go before the
+            lowering's own.
 
     Raises:
         Refusal: ``declined``, for inputs that are not plain dense tensors.
@@ -140,7 +146,7 @@ def through_aot(
 
     def partition(joint: torch.fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Any:
         run_all(Stage.JOINT, joint, inference=False)
-        return passes.cut(_torch.min_cut, joint, inputs, **kwargs)
+        return passes.partition(_torch.min_cut, joint, inputs, **kwargs)
 
     return _torch.aot_compile(
         gm,
@@ -154,9 +160,9 @@ def through_aot(
 
 
 def _with_memory(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a gradient memory of its own where torch only says that it is nothing, or negative.
+    """Have lazily zero or negated gradients written to memory before an engine reads them.
 
-    Nothing guards what kind of tensor autograd hands to a backward.
+    Autograd may hand such tensors to any compiled backward, since no guard looks at gradients.
     """
 
     def run(*args: Any) -> Any:
@@ -203,15 +209,17 @@ def bindable(
     written: frozenset[int],
     statistics: frozenset[int],
 ) -> tuple[dict[int, torch.Tensor], dict[int, torch.Tensor]]:
-    """Weights that an engine may take in, and what tells of unseen changes of some of them.
-
-    None where the policy says ``freeze = false``.
+    """Weights that an engine may take in, by position; none where ``freeze`` is false.
 
     Args:
         everything: The inputs of a functional graph.
-        owners: Positions of the weights among them, and whose buffers they are.
+        owners: Positions of the weights among them, and the module that each buffer belongs to.
         written: Positions that the graph writes to.
         statistics: Positions that a batch norm reads as its running statistics.
+
+    Returns:
+        The weights, and the witnesses of those among them that have one
+        (:class:`FunctionalGraph`).
     """
     still = sorted(owners.keys() - written) if freeze() is not False else []
     weights = {i: everything[i] for i in still if can_bind(everything[i])}
@@ -241,7 +249,7 @@ def _expected(gm: torch.fx.GraphModule) -> tuple[tuple[tuple[int, ...], torch.dt
 
 
 def owners_of(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> dict[int, object]:
-    """Positions of the weights among AOTAutograd's inputs, and whose buffers they are."""
+    """Positions of the weights among AOTAutograd's inputs, and the owner of each, if known."""
     own = [*dict(gm.named_parameters(remove_duplicate=False))]
     own += [*dict(gm.named_buffers(remove_duplicate=False))]
     owners: dict[int, object] = {

@@ -1,4 +1,8 @@
-"""Which regions of a graph an engine takes: its own reader is asked, until it takes all of them."""
+"""Which regions of a graph an engine takes, found by trial: its own model reader is asked.
+
+What it refuses becomes torch's, the graph is cut again, and the reader is asked about the new
+regions, until it takes all of them.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +24,12 @@ from composer.records import Reason, Status
 M = TypeVar("M")
 
 _ROUNDS = 8
-"""How often the reader is asked: what it refuses may hide what else it would."""
+"""How many times a graph is cut: one refused node may hide others that would be refused."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cut(Generic[M]):
-    """A graph cut into regions, with what the reader made of each."""
+    """A graph cut into regions, and the reader's model of each, by the region's name."""
 
     parts: Split
     models: dict[str, M]
@@ -42,12 +46,12 @@ def cut(
     Args:
         graph: The graph; it is not changed.
         reader: What the reader is called, for messages.
-        why_not: Why a call is left to torch without asking; ``None`` if it is not.
-        read: Makes the engine's model of a region, or says why nodes are refused, by the names
-            of the functional graph's.
+        why_not: Why a call is left to torch without asking the reader; ``None`` if it is asked.
+        read: Makes the engine's model of a region; or gives ``None``, and why nodes are refused,
+            by their names in the functional graph.
 
     Raises:
-        Refusal: ``declined``, where after as many rounds as there are something is refused still.
+        Refusal: ``declined``, where something is still refused after the last round.
     """
     mark_origins(graph.gm)
     refused: dict[str, str] = {}
@@ -72,15 +76,18 @@ def cut(
 
 
 def refused_nodes(plain: PlainOnnx, region: Region, why: dict[int, str]) -> dict[str, str]:
-    """Why nodes of the functional graph are refused, by name.
+    """Trace a reader's refusals from nodes of the model back to nodes of the functional graph.
 
     Args:
         plain: The model that was read.
         region: What it was made from.
         why: Why nodes of the model are refused, by their index.
 
+    Returns:
+        Why nodes of the functional graph are refused, by name.
+
     Raises:
-        Refusal: ``declined``, where something is refused and it belongs to no node of the graph.
+        Refusal: ``declined``, where none of the refused nodes comes from a node of the graph.
     """
     origins = origins_of(region.gm)
     named = {plain.origins[index] or "": said for index, said in why.items()}

@@ -1,7 +1,7 @@
-"""Operators written out before translation, where theirs would give other numbers than eager.
+"""Operators that are decomposed because their ONNX translation gives other numbers than eager.
 
 Each entry of :func:`decompositions` is for AOTAutograd's table: a function with the operator's
-signature that returns ``NotImplemented`` where the exporter's translation is right.
+signature that returns ``NotImplemented`` for calls whose translation is right.
 """
 
 from __future__ import annotations
@@ -44,10 +44,14 @@ Table = Mapping[Any, Callable[..., Any]]
 
 
 def decompositions(dialect: Table, training: bool) -> dict[Any, Callable[..., Any]]:
-    """The exporter's own table, ours in front of it, and in front of both an engine's.
+    """The table for AOTAutograd: an engine's entries first, then composer's, then the exporter's.
 
-    In ``training`` the engine's is left out, and attention is written out, since its backward reads
+    In ``training`` the engine's are left out, and attention is decomposed, since its backward reads
     a logarithm of sums that its translation leaves at zero.
+
+    Args:
+        dialect: The engine's entries.
+        training: Whether a backward will be made.
     """
     table = dict(vocabulary().decompositions)
     for operator in _KEPT:
@@ -95,19 +99,20 @@ def max_unpool2d(written_out: Callable[..., Any], x: torch.Tensor, *args: Any) -
 
 
 def constant_pad(x: torch.Tensor, pad: Sequence[int], value: Any = 0) -> Any:
-    """A pad by nothing, which models for inputs of any size write: ONNX Runtime would copy.
+    """A pad by zero elements, as models for inputs of any size have it, becomes no pad.
 
-    Swin pads so before every block (1.03 times as long at a tiny size).
+    ONNX Runtime would copy the tensor. Swin pads so before every block: 1.03 times the time of a
+    call at a tiny size.
     """
     nothing = all(isinstance(size, int) and size == 0 for size in pad)
     return x.clone() if nothing else NotImplemented
 
 
 def matrix_vector(matrix: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
-    """A product of two matrices, of which one has one column.
+    """The product as one of two matrices, the second with one column.
 
-    Of a transposed matrix with a vector ONNX Runtime's optimizer makes a product that forgets the
-    transposition (``MatmulTransposeFusion``, 1.31): wrong numbers, or of another size.
+    For a transposed matrix and a vector, ONNX Runtime's optimizer makes a product that forgets the
+    transposition (``MatmulTransposeFusion``, 1.31): wrong numbers, or a result of another size.
     """
     return torch.mm(matrix, vector.unsqueeze(1)).squeeze(1)
 

@@ -1,7 +1,7 @@
-"""Calls said by other operators, where those of ONNX do not have their dtype, or want one for all.
+"""Decompositions for dtypes: what ONNX Runtime has no kernel for, and what ONNX does not promote.
 
-``Where``, ``ReduceMax`` and ``Floor`` have no kernel for every dtype that torch's operators take;
-``Concat`` and ``ScatterND`` promote nothing.
+``Where``, ``ReduceMax`` and ``Floor`` lack kernels for some dtypes that torch's operators take;
+``Concat`` and ``ScatterND`` want one dtype for all operands.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ def dtypes() -> dict[Any, Callable[..., Any]]:
 
 
 def where(condition: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> Any:
-    """Of truth values, by logic."""
+    """A choice between booleans, by logical operators."""
     if a.dtype is not torch.bool or b.dtype is not torch.bool:
         return NotImplemented
     return (condition & a) | (~condition & b)
 
 
 def masked_fill(x: torch.Tensor, mask: torch.Tensor, value: Any) -> Any:
-    """Of truth values, by logic."""
+    """A fill of booleans, by logical operators."""
     if x.dtype is not torch.bool:
         return NotImplemented
     if isinstance(value, torch.Tensor):
@@ -48,12 +48,12 @@ def masked_fill(x: torch.Tensor, mask: torch.Tensor, value: Any) -> Any:
 
 
 def whole(x: torch.Tensor) -> Any:
-    """An integer is whole already."""
+    """Rounding of an integer, which does nothing."""
     return NotImplemented if x.dtype.is_floating_point else x.clone()
 
 
 def stack(tensors: Sequence[torch.Tensor], dim: int = 0) -> Any:
-    """All in the dtype that holds each of them."""
+    """A stack of tensors of several dtypes, promoted first."""
     dtype = functools.reduce(torch.promote_types, (each.dtype for each in tensors))
     if all(each.dtype is dtype for each in tensors):
         return NotImplemented
@@ -61,7 +61,7 @@ def stack(tensors: Sequence[torch.Tensor], dim: int = 0) -> Any:
 
 
 def put(operator: Any, x: torch.Tensor, src: torch.Tensor, *place: Any, **places: Any) -> Any:
-    """In the dtype of what is put into."""
+    """A scatter of values of another dtype, cast first to that of ``x``."""
     if src.dtype is x.dtype:
         return NotImplemented
     return operator(x, src.to(x.dtype), *place, **places)

@@ -1,4 +1,7 @@
-"""Functional graphs for a backend that knows no shared passes: each one as if captured."""
+"""Runs the later passes for a backend that knows of none: it compiles each of AOTAutograd's graphs.
+
+The backend is given each functional graph as if Dynamo had captured it.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import torch.fx
 
 from composer import _torch
 from composer.lowering.aot import Kind, through_aot
-from composer.lowering.trial import made_up
+from composer.lowering.trial import placeholder_values
 
 Build = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Any]]
 
@@ -18,7 +21,7 @@ Build = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Any]]
 def compile_each(
     gm: torch.fx.GraphModule, example_inputs: Sequence[Any], build: Build
 ) -> Callable[..., Any]:
-    """Make the AOT step, with the shared passes in it, and let ``build`` compile what comes out.
+    """Run AOTAutograd with the shared passes, and let ``build`` compile each graph that it makes.
 
     Args:
         gm: The captured graph.
@@ -35,7 +38,7 @@ def compile_each(
         with _torch.unset_fake_temporarily(), torch.no_grad():
             inputs = [
                 made if isinstance(made, torch.Tensor) else fake
-                for made, fake in zip(made_up(functional), fakes, strict=True)
+                for made, fake in zip(placeholder_values(functional), fakes, strict=True)
             ]
             with _torch.captured_with(fakes, inputs):
                 return _torch.boxed(build(functional, inputs))

@@ -1,4 +1,4 @@
-"""The policy's ``freeze``, for the build under way: whether engines take weights in."""
+"""The policy's ``freeze`` for the build under way: whether engines take weights in as constants."""
 
 from __future__ import annotations
 

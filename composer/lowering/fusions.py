@@ -1,10 +1,10 @@
-"""Operators said in ONNX Runtime's own words (domain ``com.microsoft``), where that is faster.
+"""ONNX Runtime's own fused operators (domain ``com.microsoft``), where they are faster.
 
-ONNX's standard operators write attention and GELU out, and ONNX Runtime's optimizer does not put
-the exporter's spelling of them together again. Each entry of :func:`fusions` is for AOTAutograd's
-table, like those of :mod:`composer.lowering.decompositions`: it writes the one operator, or returns
-``NotImplemented`` where that would not mean the same. Nothing has to be matched afterwards, and the
-graph gets smaller before it is translated.
+In ONNX's standard operators attention and GELU are many nodes, and ONNX Runtime's optimizer does
+not recognise them in the form that the exporter gives them. Each entry of :func:`fusions` is for
+AOTAutograd's table, like those of :mod:`composer.lowering.decompositions`: it makes the one fused
+operator, or returns ``NotImplemented`` for calls where that would not mean the same. So nothing has
+to be matched afterwards, and the graph gets smaller before it is translated.
 """
 
 from __future__ import annotations

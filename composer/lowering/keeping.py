@@ -1,10 +1,10 @@
-"""What the lowering keeps on disk, so that another process need not make it again.
+"""The artefacts that the lowering keeps on disk, so that another process need not make them again.
 
-Three kinds of entries stand on one shelf: what the exporter can translate
-(:mod:`composer.lowering.vocabulary`), the ONNX models of regions (:mod:`composer.lowering.onnx`),
-and which model a whole captured graph becomes (:mod:`composer.lowering.whole`). Each is found by
-the text of all that it was made from; whatever has no such text is made anew every time. No value
-of a weight and no code is in any of them, and nothing is ever unpickled.
+There are three kinds: what the exporter can translate (:mod:`composer.lowering.vocabulary`), the
+ONNX models of regions (:mod:`composer.lowering.onnx`), and which model a whole captured graph
+becomes (:mod:`composer.lowering.whole`). The key of each is a digest of the text of all that it was
+made from; what has no such text (:class:`composer.lowering.texts.Unsayable`) is made anew every
+time. No artefact holds the value of a weight or code, and nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ import torch
 
 from composer.store.disk import Entry, Shelf
 
-GIB = 2.0
+DEFAULT_GIB = 2.0
 """How much is kept where no policy says otherwise."""
 
 _PACKAGES = ("onnx", "onnx-ir", "onnxscript", "torchvision")
-"""What the exporter is made of; it has more words where torchvision is installed."""
+"""What the exporter consists of; where torchvision is installed it translates more operators."""
 
 _IMPORTED = time.time()
 
@@ -39,8 +39,11 @@ _IMPORTED = time.time()
 class Tally:
     """What became of the models of one attempt.
 
-    ``reused`` were found on disk, ``kept`` were made and are there now, ``lost`` says of the others
-    why they are not.
+    Attributes:
+        reused: How many were found on disk.
+        kept: How many were made, and stored on disk.
+        lost: Why each of the others could not be stored.
+        whole: Whether the captured graph's model was found, so that AOTAutograd was skipped.
     """
 
     reused: int = 0
@@ -65,13 +68,13 @@ class Tally:
         return "kept" if self.kept else ""
 
 
-_gib: ContextVar[float] = ContextVar("composer_keep_artefacts", default=GIB)
+_gib: ContextVar[float] = ContextVar("composer_keep_artefacts", default=DEFAULT_GIB)
 _tally: ContextVar[Tally | None] = ContextVar("composer_artefacts", default=None)
 
 
 @contextmanager
 def keeping(gib: float) -> Iterator[None]:
-    """Let builds keep so much on disk; with 0 they keep nothing and look for nothing."""
+    """Let builds keep this many GiB on disk; with 0 they keep nothing and look for nothing."""
     token = _gib.set(gib)
     try:
         yield
@@ -102,7 +105,7 @@ def keeps() -> bool:
 
 def shelf() -> Shelf:
     """Where it is kept."""
-    return Shelf("onnx", limit=int((_gib.get() or GIB) * (1 << 30)))
+    return Shelf("onnx", limit=int((_gib.get() or DEFAULT_GIB) * (1 << 30)))
 
 
 def find(key: str | None) -> Entry | None:
@@ -111,13 +114,13 @@ def find(key: str | None) -> Entry | None:
 
 
 def put(key: str, facts: Mapping[str, Any], blob: bytes | None = None) -> str:
-    """Keep an entry; why it cannot be kept, empty if it is."""
+    """Keep an entry. Returns why it cannot be kept; empty if it is."""
     kept = shelf()
     return "" if kept.put(key, facts, blob) else kept.trouble
 
 
 def key_of(kind: str, text: str) -> str:
-    """SHA-256 of a text and of all that makes the same text become something else."""
+    """SHA-256 of a text and of all else that decides what becomes of it."""
     return hashlib.sha256(f"{kind}\n{environment()}\n{text}".encode()).hexdigest()
 
 
@@ -133,7 +136,7 @@ def environment() -> str:
 def _sources() -> str:
     """SHA-256 over every file of composer: any of them may have a part in what is made.
 
-    Nobody else's where a file is newer than what was imported of it.
+    A random text, equal to no other, where a file was changed after it was imported.
     """
     root = Path(__file__).parents[1]
     digest = hashlib.sha256()

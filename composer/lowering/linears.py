@@ -1,4 +1,4 @@
-"""Matrix products over more than two dimensions, as ONNX says them: one ``MatMul``.
+"""Matrix products over more than two dimensions become one ``MatMul``, without views around it.
 
 Torch flattens what comes before the matrices and gives the result its dimensions back. ONNX Runtime
 (1.31) runs each view as a node of its own (for a small T5 a tenth of a call), and folds factors and
@@ -16,7 +16,7 @@ _VIEWS = (aten.view.default, aten._unsafe_view.default)
 
 
 def keep_dimensions(gm: torch.fx.GraphModule) -> None:
-    """Say linear layers without bias, and products of stacked matrices, without their views.
+    """Remove the views around linear layers without bias, and around batched matrix products.
 
     ``view(mm(view(x), w))`` becomes ``matmul(x, w)`` where only the last size differs, and
     ``view(bmm(view(a), view(b)))`` becomes ``matmul(a, b)`` where all have the same leading sizes.

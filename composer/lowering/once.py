@@ -1,4 +1,4 @@
-"""What is made once for a captured graph, however many engines of the chain ask for it."""
+"""Makes a thing once for each captured graph, however many engines of the chain ask for it."""
 
 from __future__ import annotations
 

@@ -35,10 +35,13 @@ if TYPE_CHECKING:
 class Output:
     """One output of the model, and how it becomes the region's.
 
-    ``dtype`` is ``None`` for an integer that the graph computes with, which the model gives as an
-    int64 of no dimensions. ``shape`` is the shape in which the model gives the tensor, ``None``
-    where a size is dynamic. ``order`` permutes the model's dimensions to the region's: an output
-    that eager lays out otherwise than row by row leaves the model in the order of its memory.
+    Attributes:
+        dtype: Of the tensor; ``None`` for an integer that the graph computes with, which the model
+            gives as an int64 tensor of no dimensions.
+        shape: The shape in which the model gives the tensor; ``None`` where a size is dynamic.
+        order: Permutes the model's dimensions to the region's; ``None`` where they are the same.
+            The model gives every output row-major; where eager's strides are other than that, in
+            the order of eager's memory.
     """
 
     dtype: torch.dtype | None
@@ -46,7 +49,7 @@ class Output:
     order: tuple[int, ...] | None
 
     def receiver(self) -> Callable[[torch.Tensor], Any]:
-        """What makes the region's output of the tensor that an engine gives; for every call."""
+        """The function that turns a tensor from the engine into the region's output."""
         order = self.order
         if self.dtype is None:
             return torch.Tensor.item
@@ -59,11 +62,14 @@ def _same(tensor: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class OnnxGraph:
-    """An ONNX model whose inputs are those of the region's placeholders that it reads, weights too.
+    """A region as an ONNX model.
 
-    ``inputs`` are the names of all placeholders by position. Dynamic sizes are named dimensions,
-    after the symbols of the captured graph. ``outputs`` are in the model's order. ``key`` is what
-    the model is kept under on disk; empty if it is not.
+    Attributes:
+        model: Its inputs are the placeholders that it reads, weights among them. Dynamic sizes are
+            named dimensions, after the symbols of the captured graph.
+        inputs: The names of all placeholders, by position, of those that are not read as well.
+        outputs: In the model's order.
+        key: What the model is kept under on disk; empty where it is not kept.
     """
 
     model: onnx.ModelProto
@@ -98,9 +104,10 @@ class OnnxGraph:
 
 
 def why_not(node: torch.fx.Node) -> str | None:
-    """Why a call of an operator cannot be said in ONNX; ``None`` if it can.
+    """Why a call of an operator cannot be translated to ONNX faithfully; ``None`` if it can.
 
-    What is translatable is what stands in the exporter's own registry.
+    Translations are those in the exporter's own registry, and composer's
+    (:mod:`composer.lowering.translations`).
     """
     values = node.meta.get("val")
     for each in values if isinstance(values, tuple | list) else (values,):
@@ -121,9 +128,10 @@ def _is_graph(node: torch.fx.Node) -> bool:
 
 
 def to_onnx(region: Region) -> OnnxGraph:
-    """Translate a region, which is changed on the way; once for each graph that is compiled.
+    """Translate a region, which is changed on the way.
 
-    One that an earlier process kept is not made again (:mod:`composer.lowering.keeping`).
+    The model is made once for each captured graph, whatever engines ask for it, and not at all if
+    an earlier process kept it (:mod:`composer.lowering.keeping`).
 
     Raises:
         Refusal: ``failed`` with ``export_failed`` where the exporter breaks.
@@ -133,7 +141,7 @@ def to_onnx(region: Region) -> OnnxGraph:
 
 
 def _find_or_translate(gm: torch.fx.GraphModule, outputs: tuple[Output, ...]) -> OnnxGraph:
-    """The model that is kept for this very graph, or else a new one, kept for the next process."""
+    """The model that is kept for this graph, or a new one, which is kept for the next process."""
     keep_dimensions(gm)
     join_views(gm)
     if not keeping.keeps():
@@ -196,10 +204,10 @@ def _translate(gm: torch.fx.GraphModule, outputs: tuple[Output, ...]) -> OnnxGra
 
 
 def _forget_places(model: onnx_ir.Model) -> None:
-    """Leave of each node's notes only which node of the graph it was.
+    """Remove all metadata of nodes but the name of the graph's node that each was made from.
 
-    The exporter notes every line of the user's code that led to it: nine tenths of a model's bytes,
-    for which ONNX Runtime (1.31) takes a third longer to make a session.
+    The exporter writes down every line of the user's code that led to a node: nine tenths of a
+    model's bytes, and ONNX Runtime (1.31) takes a third longer to make a session of it.
     """
     origin = "pkg.torch.onnx.fx_node"
     for node in model.graph:
@@ -210,10 +218,10 @@ def _forget_places(model: onnx_ir.Model) -> None:
 
 
 def _settle_casts(model: onnx_ir.Model) -> None:
-    """Say ``CastLike`` by the type it casts to, where that is known.
+    """Turn each ``CastLike`` into a ``Cast``, where the type is known.
 
-    It is a function, which ONNX Runtime (1.31) writes out only after it has folded constants: every
-    constant behind one, such as a table of positions, would be computed at each call.
+    ``CastLike`` is a function, which ONNX Runtime (1.31) inlines only after it has folded
+    constants: a constant behind one, such as a table of positions, would be computed at each call.
     """
     import onnx_ir
 
@@ -228,9 +236,10 @@ def _settle_casts(model: onnx_ir.Model) -> None:
 
 
 def _dtype_of(value: onnx_ir.Value | None) -> int | None:
-    """The ONNX type of a value's elements; of what a translation makes on its way, if it is plain.
+    """The ONNX type of a value's elements; ``None`` where it cannot be told.
 
-    The exporter notes types only of what the graph itself names.
+    The exporter types only the values that stand for nodes of the graph. Of those between, the type
+    is known if a ``Cast`` or a constant made them.
     """
     from onnx_ir.convenience import get_const_tensor
 
@@ -245,7 +254,10 @@ def _dtype_of(value: onnx_ir.Value | None) -> int | None:
 
 
 def _plan_outputs(gm: torch.fx.GraphModule) -> tuple[Output, ...]:
-    """Say how each output is laid out, and have the graph return it in the order of its memory."""
+    """Have the graph return each output in the order of its memory, and say how to permute it back.
+
+    An ONNX output is row-major; that is how any other strides of eager's are reproduced.
+    """
     (returned,) = gm.graph.find_nodes(op="output")
     plans: list[Output] = []
     nodes: list[torch.fx.Node] = []

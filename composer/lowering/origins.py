@@ -1,4 +1,4 @@
-"""Which node of a functional graph a node of one of its regions was, under whatever name."""
+"""Traces nodes of a region back to the functional graph it was cut from, by a mark in ``meta``."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The ONNX model as engines want it that read the standard to the letter and no more.
+"""A simpler ONNX model, for engines whose parsers take only a part of the standard.
 
-ONNX Runtime writes functions out, folds constants and reads sequences by itself. TensorRT's parser
-does not: it wants axes, shapes and splits as constants, no functions, no sequences, and sizes that
-come from the shapes of tensors. The folding is onnxscript's.
+ONNX Runtime inlines functions, folds constants and reads sequences by itself. TensorRT's parser
+wants axes, shapes and splits as constants, no functions, no sequences, and sizes that come from the
+shapes of tensors; OpenVINO's reader takes more of such a model, too. The folding is onnxscript's.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Precision = Literal["fp32", "fp16", "bf16"]
 
 _PRODUCTS = ("MatMul", "Gemm", "Conv", "ConvTranspose")
-"""What gains by low precision and is as good as its operands: sums are kept in float32."""
+"""What is computed in low precision: only the operands are rounded, sums are kept in float32."""
 
 _LOW = {"fp16": "FLOAT16", "bf16": "BFLOAT16"}
 _NODE = re.compile(r"%(\w+) ")
@@ -34,10 +34,12 @@ _NODE = re.compile(r"%(\w+) ")
 
 @dataclass(frozen=True, slots=True)
 class PlainOnnx:
-    """A model and where its nodes come from.
+    """A simplified model, and where its nodes come from.
 
-    ``origins`` are, for each node of the model, the name of the node that it was translated from;
-    ``None`` where that is not known.
+    Attributes:
+        graph: The model.
+        origins: For each of its nodes, the name of the graph's node that it was translated from;
+            ``None`` where that is not known.
     """
 
     graph: OnnxGraph
@@ -47,7 +49,7 @@ class PlainOnnx:
 def to_plain(
     graph: OnnxGraph, gm: torch.fx.GraphModule, precision: Precision = "fp32"
 ) -> PlainOnnx:
-    """Say a model in the plain words of the standard; the same bytes in every process.
+    """Simplify a model; the result has the same bytes in every process.
 
     Args:
         graph: The model; it is not changed.
@@ -158,7 +160,7 @@ def _origin(node: onnx_ir.Node) -> str | None:
 
 
 def _forget_where_it_came_from(model: onnx_ir.Model) -> None:
-    """Paths and lines of the user's code, which differ between machines and change nothing."""
+    """Remove paths and lines of the user's code, which differ between machines."""
     for holder in (model, model.graph, *model.graph):
         holder.metadata_props.clear()
         holder.doc_string = None

@@ -1,9 +1,9 @@
 """Which parts of a functional graph an engine takes, and what torch runs around them.
 
-A graph that is taken whole is one region and costs nothing around it. Otherwise torch.fx's
-``CapabilityBasedPartitioner`` finds the connected regions, and what is left runs in place as eager
-ATen: operators that were refused, and views that are returned, which only torch can make share
-memory the way eager's do.
+A graph that is taken whole is one region, with nothing to run around it. Otherwise torch.fx's
+``CapabilityBasedPartitioner`` finds the connected regions, and the rest runs in place as eager
+ATen: operators that were refused, and views that are returned, since only torch can have them share
+memory as eager's do.
 """
 
 from __future__ import annotations
@@ -35,9 +35,12 @@ _PREFIX = "region_"
 class Region:
     """A part of a functional graph that one engine takes; a pure function of its placeholders.
 
-    ``weights`` and ``witnesses`` are those of :class:`FunctionalGraph`, by position among the
-    region's own placeholders. ``constants`` are tensors that the graph holds itself, by position;
-    a placeholder stands for each, but no argument has to be given where it comes after the last.
+    Attributes:
+        gm: The part.
+        weights: Those of :class:`FunctionalGraph`, by position among the part's own placeholders.
+        witnesses: As for weights.
+        constants: Tensors that the graph held itself, by the position of the placeholder that
+            stands for each. Those behind the last argument need not be passed at a call.
     """
 
     gm: torch.fx.GraphModule
@@ -50,9 +53,12 @@ class Region:
 class Split:
     """A functional graph cut into what an engine takes and what stays torch's.
 
-    ``taken`` of ``total`` compute nodes are in ``regions``; ``left`` says in a line each which
-    operators are not, why, and where they stand in the user's code. ``outer`` calls the regions
-    by name; it is ``None`` where the one region is the whole graph.
+    Attributes:
+        outer: Calls the regions by name; ``None`` where a single region is the whole graph.
+        regions: What the engine takes.
+        taken: How many of the graph's compute nodes are in the regions.
+        total: How many there are.
+        left: A line for each operator outside of them: why, and where in the user's code it is.
     """
 
     outer: torch.fx.GraphModule | None
@@ -127,9 +133,10 @@ def tensors_of(node: torch.fx.Node) -> Iterator[torch.Tensor]:
 
 
 def alone(node: torch.fx.Node) -> Region:
-    """A call as a region by itself, whatever it is given as a placeholder.
+    """One call as a region of its own, with a placeholder for each of its operands.
 
-    It is named by what it calls, so that what is said of it can be said of another like it.
+    Names of nodes say nothing of the graph it came from, so an answer about this region holds for
+    every call that is like it.
     """
     graph = torch.fx.Graph()
     copies: dict[torch.fx.Node, torch.fx.Node] = {}
@@ -151,9 +158,10 @@ def calls_of(gm: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
 
 
 def _in_order(gm: torch.fx.GraphModule, refused: Iterable[torch.fx.Node]) -> list[torch.fx.Node]:
-    """The refused nodes, those that draw random numbers made to wait for each other.
+    """The refused nodes, with those that draw random numbers chained in their order.
 
-    Cutting out regions moves what depends on nothing; random numbers depend on those before.
+    Cutting out regions may move a node that depends on nothing, but a random number depends on how
+    many were drawn before it.
     """
     kept: list[torch.fx.Node] = []
     before: torch.fx.Node | None = None
@@ -175,12 +183,12 @@ def _in_order(gm: torch.fx.GraphModule, refused: Iterable[torch.fx.Node]) -> lis
 
 
 def call_after(_: object, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call ``function``, now that the first argument is there."""
+    """Call ``function``; the first argument only makes the call wait for it."""
     return function(*args, **kwargs)
 
 
 def _returns_computed_values(gm: torch.fx.GraphModule) -> bool:
-    """Whether every output is a result of its own: no input, no constant, none of them twice."""
+    """Whether every output is the result of a call, and none is returned twice."""
     (returned,) = gm.graph.find_nodes(op="output")
     nodes = [n for n in returned.args[0] if isinstance(n, torch.fx.Node)]
     computed = all(node.op == "call_function" for node in nodes)
@@ -190,7 +198,7 @@ def _returns_computed_values(gm: torch.fx.GraphModule) -> bool:
 def _partition(
     gm: torch.fx.GraphModule, outside: set[torch.fx.Node]
 ) -> list[dict[torch.fx.Node, Any]]:
-    """The nodes of each region; a region that computes nothing is none."""
+    """The nodes of each region; regions that compute nothing are left out."""
 
     def taken(_: object, node: torch.fx.Node) -> bool:
         of = node.args[0] if node.target is operator.getitem else node

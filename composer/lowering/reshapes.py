@@ -1,4 +1,4 @@
-"""Views of views as one: ONNX Runtime (1.31) runs each as a node of its own, about 1 us a call."""
+"""Joins chains of views: ONNX Runtime (1.31) runs each view as a node, about 1 us a call."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _VIEWS = (aten.view.default, aten._unsafe_view.default)
 
 
 def join_views(gm: torch.fx.GraphModule) -> None:
-    """View at once what is viewed again, and leave out views that change nothing.
+    """Replace a chain of views by its last one, and remove views that change nothing.
 
-    ONNX reads elements row by row however they lie in memory, so that only the last shape counts.
-    Shapes must be static.
+    ONNX tensors are row-major whatever torch's strides are, so only the last shape counts. Shapes
+    must be static.
     """
     for target in _VIEWS:
         for view in gm.graph.find_nodes(op="call_function", target=target):

@@ -1,7 +1,7 @@
-"""Graphs as text, to the letter: two graphs of one text become the same ONNX model.
+"""A graph as text, so complete that two graphs with the same text become the same ONNX model.
 
-Unlike :func:`composer.graphs.capture.graph_key`, which only has to tell graphs apart well enough,
-this refuses whatever it does not know to be said completely.
+Unlike :func:`composer.graphs.capture.graph_key`, which may leave things out, this refuses whatever
+it cannot express completely.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import torch.fx
 from composer import _torch
 
 _NAMESPACES = ("aten", "prims", "onnx_symbolic")
-"""Operators that torch itself brings: of one name and version, of one meaning."""
+"""Operators that torch itself brings, so that their names and torch's version say what they do."""
 
 _WORDS = (str, bool, int, float, complex, type(None), type(Ellipsis))
 _NAMES = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
 class Unsayable(Exception):
-    """A graph holds something of which no text says all that matters."""
+    """A graph holds something that no text can express completely."""
 
 
 def text_of(gm: torch.fx.GraphModule, inputs: Sequence[Any] | None = None) -> str:
-    """All that a graph says.
+    """The text of a graph.
 
     Args:
         gm: A graph whose nodes have values (``meta["val"]``), or a captured one.

@@ -1,4 +1,4 @@
-"""One run before acceptance: what only shows at run time shows before it matters."""
+"""One run of a compiled graph before it is accepted, for errors that show only at run time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def try_once(compiled: Callable[..., Any], graph: FunctionalGraph) -> None:
     Raises:
         Refusal: the run fails, or an output has not the shape or dtype of eager's.
     """
-    args = made_up(graph.gm) if graph.kind is Kind.BACKWARD else graph.example_args
+    args = placeholder_values(graph.gm) if graph.kind is Kind.BACKWARD else graph.example_args
     if args is None:
         return
     try:
@@ -56,12 +56,14 @@ def _torch_fails(graph: FunctionalGraph, args: Sequence[Any]) -> bool:
     return False
 
 
-def made_up(gm: torch.fx.GraphModule) -> tuple[Any, ...]:
-    """Ones for floating-point placeholders, zeros (valid as indices) for others."""
-    return tuple(_made_up(node.meta["val"]) for node in gm.graph.find_nodes(op="placeholder"))
+def placeholder_values(gm: torch.fx.GraphModule) -> tuple[Any, ...]:
+    """A value for each placeholder: ones if it is floating point, else zeros (valid as indices)."""
+    return tuple(
+        _placeholder_value(node.meta["val"]) for node in gm.graph.find_nodes(op="placeholder")
+    )
 
 
-def _made_up(value: Any) -> Any:
+def _placeholder_value(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return _torch.hint(value)
     sizes, strides = map(_torch.hint, value.shape), map(_torch.hint, value.stride())

@@ -1,7 +1,7 @@
-"""What ONNX can say: which operators are translated, and what the others are written out as.
+"""Which operators can be translated to ONNX, and into what the others are decomposed.
 
-To ask the exporter takes two seconds, most of them imports. Its answer is the same for the same
-versions, so it is kept on disk; the exporter is only imported to translate.
+Asking the exporter takes two seconds, most of them imports. Its answer is the same for the same
+versions, so it is kept on disk, and the exporter is imported only to translate.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from composer.lowering.translations import translator
 
 
 class Vocabulary:
-    """The words of the exporter and of our own translations.
+    """The operators that can be translated, by their names in the exporter's registry.
 
     Args:
-        known: What the exporter itself translates.
-        translated: What is translated with ours.
+        known: Those that the exporter itself translates.
+        translated: Those, and the ones of composer's own translations.
     """
 
     def __init__(self, known: frozenset[str], translated: frozenset[str]) -> None:
@@ -29,17 +29,17 @@ class Vocabulary:
 
     def translates(self, target: Any) -> bool:
         """Whether there is a translation for a node's target."""
-        return _torch.word_of(target) in self._translated
+        return _torch.registry_name(target) in self._translated
 
     @functools.cached_property
     def decompositions(self) -> dict[Any, Callable[..., Any]]:
-        """The exporter's own table of what to write out."""
+        """The exporter's own table of decompositions."""
         return _torch.onnx_decompositions(self.known)
 
 
 @functools.cache
 def vocabulary() -> Vocabulary:
-    """That of this process: from disk where it is kept, else from the exporter."""
+    """The vocabulary of this process: from disk if it is kept there, else from the exporter."""
     key = keeping.key_of("vocabulary", "")
     entry = keeping.find(key)
     if entry is not None:

@@ -1,9 +1,10 @@
-"""Which ONNX model a whole captured graph becomes, so that AOTAutograd need not be asked again.
+"""Remembers which ONNX model a captured graph becomes: another process can then skip AOTAutograd.
 
-Only where AOTAutograd adds nothing that its own wrapper would have to do at every call: inference
+That works only where AOTAutograd's run-time wrapper would have nothing to do at a call: inference
 with grad off, all sizes fixed, no input written to, no output that shares memory, no pass that runs
-within its step, and one region that is the whole graph. All other graphs go through AOTAutograd in
-every process, and only the models of their regions are found (:mod:`composer.lowering.onnx`).
+within its step, and a single region that is the whole graph. All other graphs go through
+AOTAutograd in every process; only the ONNX models of their regions are found on disk
+(:mod:`composer.lowering.onnx`).
 """
 
 from __future__ import annotations
@@ -35,16 +36,19 @@ _REGION = "region_0"
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """A captured graph that may be known as a whole, and what it is kept under."""
+    """A captured graph whose model may be remembered, and the key that it is kept under."""
 
     gm: torch.fx.GraphModule
     key: str
 
     def find(self, inputs: Sequence[Any]) -> tuple[Split, OnnxGraph] | None:
-        """What the graph was lowered to in an earlier process, with the weights of this one.
+        """What an earlier process lowered the graph to, with the weights of this process.
 
         Args:
-            inputs: Those that the key was made with.
+            inputs: The example inputs that the key was made with.
+
+        Returns:
+            The graph as one region, and its model; ``None`` where nothing is kept.
         """
         entry = keeping.find(self.key)
         if entry is None:
@@ -60,13 +64,13 @@ class Whole:
         return Split(None, {_REGION: region}, facts["taken"], facts["taken"], ()), model
 
     def keep(self, graph: FunctionalGraph, parts: Split, models: Sequence[OnnxGraph]) -> None:
-        """Keep what the graph was lowered to, if that is all there is to it.
+        """Keep what the graph was lowered to, if that model alone can serve it.
 
-        To be called while AOTAutograd is at work on it.
+        To be called from within AOTAutograd's compile of the graph.
 
         Args:
             graph: What AOTAutograd made of it.
-            parts: What was taken of that.
+            parts: How that was cut.
             models: The models of its regions.
         """
         if not (len(models) == 1 and models[0].key and self._is_all(graph, parts, models[0])):
@@ -97,12 +101,12 @@ class Whole:
 
 
 def whole_of(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], engine: str) -> Whole | None:
-    """The captured graph with its key; ``None`` where it cannot be known as a whole.
+    """The captured graph with its key; ``None`` where its model cannot be remembered.
 
     Args:
         gm: The captured graph.
         example_inputs: Tensors and symbols, in the order of the placeholders.
-        engine: Text of all that decides what the engine takes, and how it wants it written.
+        engine: Text of all that decides which operators the engine takes, and in what form.
     """
     passes = late.in_force().shared
     if not keeping.keeps() or torch.is_grad_enabled() or passes.late or _torch.is_watched():
@@ -117,7 +121,7 @@ def whole_of(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], engine: st
 
 
 def _is_static(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> bool:
-    """Whether all are plain tensors, and no size has a symbol, which might ask for a guard."""
+    """Whether all values are plain tensors of fixed sizes; a symbol might ask for a guard."""
     known = (node.meta.get("example_value", node.meta.get("val")) for node in gm.graph.nodes)
     return not any(map(_may_vary, (*example_inputs, *known)))
 
@@ -133,7 +137,7 @@ def _may_vary(value: Any) -> bool:
 
 
 def _placeholders(inputs: Sequence[Any]) -> torch.fx.GraphModule:
-    """A graph of placeholders alone: what an engine asks of a region that it need not translate."""
+    """A graph of placeholders only: of a region whose model is there, engines read nothing else."""
     graph = torch.fx.Graph()
     for index, value in enumerate(inputs):
         is_tensor = isinstance(value, torch.Tensor)

@@ -99,7 +99,7 @@ class LatePasses:
         pairs = itertools.zip_longest(before, records)  # a pass that raises ends its run
         self._records[stage, last] = [_added(a, b) if a and b else a or b for a, b in pairs]
 
-    def cut(
+    def partition(
         self, usual: Partitioner, gm: torch.fx.GraphModule, inputs: Sequence[Any], **kwargs: Any
     ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
         """Partition a joint graph by the policy's partitioner, or the usual one.

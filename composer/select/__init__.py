@@ -1,24 +1,17 @@
 """Which of the candidates that are accepted serves a graph.
 
-:func:`race` (:mod:`~composer.select.contest`) measures some against each other: on the first call's
-inputs (:mod:`~composer.select.track`), for time and for memory (:mod:`~composer.select.footprint`).
-
-By that, :mod:`~composer.select.choice` chooses, the first or the fastest, and
+:mod:`~composer.select.choice` takes the first, or the fastest;
 :mod:`~composer.select.remembered` goes straight to the one that was the fastest before.
+
+To find the fastest, :func:`race` (:mod:`~composer.select.contest`) has the candidates take turns on
+the first call's inputs (:mod:`~composer.select.track`), measures time and memory
+(:mod:`~composer.select.footprint`), and ends when :mod:`~composer.select.rules` say who has won.
 """
 
 from __future__ import annotations
 
-from composer.select.contest import (
-    TIE,
-    Contest,
-    Entrant,
-    Result,
-    Timing,
-    obstacle,
-    race,
-    surely_ahead,
-)
+from composer.select.contest import Contest, Entrant, Result, Timing, obstacle, race
+from composer.select.rules import TIE, surely_ahead
 
 __all__ = [
     "Contest",

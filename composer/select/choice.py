@@ -1,7 +1,7 @@
 """Which of the candidates that were tried serves the graph: the first accepted, or the fastest.
 
-Both are given the candidates one by one, and what makes the floor. What is not chosen is let go:
-an outcome refers to one compiled callable only.
+Both are given the candidates one by one, and a function that makes the floor. What is not chosen is
+released: an outcome refers to one compiled callable only.
 """
 
 from __future__ import annotations
@@ -33,10 +33,15 @@ Made = tuple[Callable[..., Any], tuple[PassRecord, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """One candidate behind its attempt: what it compiled, or the error that ended it.
+    """What became of one candidate.
 
-    ``is_floor`` says that running the captured graph is what it does, ``grown`` by how many bytes
-    the process grew when it was built, where that counts.
+    Attributes:
+        attempt: Its record.
+        compiled: What it compiled; ``None`` where it was not accepted.
+        error: What ended the attempt; ``None`` where it was accepted.
+        passes: The shared passes that ran within it.
+        is_floor: Whether it runs the captured graph as it is (``eager``).
+        grown: By how many bytes the process grew when it was built; 0 where nobody looked.
     """
 
     attempt: Attempt
@@ -51,10 +56,11 @@ def first(tries: Iterable[Tried], floor: Callable[[], Made], why: str = "") -> O
     """The first that is accepted serves, or the floor.
 
     Args:
-        tries: The chain; what stands behind the one that is accepted is not tried.
-        floor: Makes what serves where none is.
-        why: What kept the candidates from being measured, for the record; empty where nobody asked
-            for that.
+        tries: Tries the candidates in the order of the chain, one each time it is asked for the
+            next; what stands behind the first that is accepted is not tried.
+        floor: Makes what serves where none is accepted.
+        why: For the record, why the candidates could not be measured; empty where the policy does
+            not ask for that.
     """
     made: list[Tried] = []
     for each in tries:
@@ -73,10 +79,10 @@ def fastest(
     """All are tried; of those accepted, and the floor, the one that takes the least time serves.
 
     Args:
-        tries: The chain.
+        tries: Tries the candidates in the order of the chain.
         floor: Makes what runs the captured graph.
         request: The graph and the inputs to measure with.
-        contest: What the policy wants of that.
+        contest: How the policy wants them measured.
     """
     gauge = None if contest.within is None else Gauge(devices(request.example_inputs))
     if gauge is not None and not gauge.works:
@@ -104,7 +110,7 @@ def fastest(
 
 
 def _weighed(tries: Iterable[Tried], gauge: Gauge) -> Iterator[Tried]:
-    """The candidates, each with what its own build added to the process."""
+    """The candidates, each with the bytes that its build added to the process."""
     tries, before = iter(tries), gauge.held()
     for each in tries:
         held = gauge.held()
@@ -131,10 +137,10 @@ def _entrant(each: Tried, contest: select.Contest) -> select.Entrant:
 
 
 def _judged(field: Sequence[Tried], result: select.Result) -> tuple[int, list[Tried]]:
-    """Who serves, and the entrants with what came of it in their attempts.
+    """The place of the entrant that serves, and all entrants with the result in their attempts.
 
-    Where nothing was found that is the first which did not raise. Nothing refers to what the others
-    compiled.
+    Without a result that is the first entrant that did not raise. The others lose their compiled
+    callables here.
     """
     fit = (at for at in range(len(field)) if at not in result.errors)
     winner = next(fit) if result.winner is None else result.winner
@@ -170,7 +176,7 @@ def _beaten(each: Tried, at: int, winner: str, result: select.Result, floor: int
 
 
 def _size(timing: select.Timing) -> tuple[str, str]:
-    """Milliseconds, and the memory where that counts."""
+    """Milliseconds of a call, and the memory where that was measured."""
     taken = "" if timing.grown is None else f" and {timing.grown / MIB:.0f} MiB"
     return f"{_ms(timing.cost):.3g}", taken
 
@@ -205,9 +211,9 @@ def _raised(each: Tried, error: Exception) -> Tried:
 
 
 def _ranking(result: select.Result, count: int) -> list[int]:
-    """The winner, then those that may follow it: none that is slower than the floor.
+    """The winner, then those that may serve if it fails, best first: none slower than the floor.
 
-    Where nothing was measured, all in the order of the chain, but those that raised.
+    Where nothing was measured, all that did not raise, in the order of the chain.
     """
     floor = count - 1
     if result.winner is None:

@@ -1,38 +1,25 @@
-"""``select = "fastest"``: which of several engines, all of them right, serves a graph soonest?
+"""``select = "fastest"``: which of several accepted engines runs a graph in the least time?
 
-All take turns on copies of the first call's inputs, the captured graph's own forward (the floor)
-among them. In training a call is a forward and a backward. What a run changes is put back.
+All engines and the floor (the captured graph's own forward) take turns on copies of the first
+call's inputs. In training a call is a forward and a backward. What a run changes is put back.
 
-How it decides, on a machine that is busy with other things as well:
+The machine may be busy with other things as well. So:
 
 - *Turns, not blocks.* A round gives each entrant one turn, in an order drawn anew for each round.
-  A load that comes and goes meets all of them alike, and rounds are compared as pairs. A turn is
-  made of as many calls as fill 10 ms, so that a clear case is clear soon, and of twice as many
-  after each three rounds, up to 160 ms, where it is not: under a load, who has slept through the
-  turns of others is let run undisturbed for a while, and would not show what it suffers. Beside a
-  running program, whose calls wait for turns, they stay short.
-- *Calls that do not count* begin each turn, for 10 ms. The threads of the one before go on spinning
-  for some milliseconds, in wait for more work, and take the cores from the next: on two cores ONNX
-  Runtime's made Inductor's code four times as slow. A call of 50 ms or more has no such lead: what
-  is left of the spinning is little of it.
-- *The mean.* What a program waits for under a load is the whole of its calls, and a load does not
-  treat all alike: an engine whose threads wait for one another loses a time slice where another
-  loses none. Any quantile hides that, and is less sure besides (``bench/choosing.py``). So that one
-  standstill of a second does not decide, a turn counts for ten times the lower quartile at most.
-- *Leaving early.* Against the one in front an entrant is out when it was more than 2 % behind on
-  the average of the rounds, so far that chance alone has it so in 1 of 1,000 (a paired t-test,
-  after six rounds at least), or when even its quickest turn is far behind the other's median:
-  three times after four rounds, half as much again after six. That one which is 5 % quicker is
-  lost in this way takes such a streak of bad luck against it.
-- *A tie* is for the one that stands first in the chain: of those that are not out, and within 2 %
-  of the best. The floor stands last, so nobody serves who is more than that behind it. The contest
-  ends as soon as the first of those left is as surely no more than 2 % behind any other.
+  A load that comes and goes meets all of them alike, and rounds are compared as pairs. A turn is as
+  many calls as fill 10 ms, so that a clear case is decided soon. While it is not clear, turns
+  double in length after every three rounds, up to 160 ms: under a load, the scheduler lets a thread
+  that has slept run undisturbed for a while, so short turns would not show what an engine suffers.
+  Beside a running program, whose calls wait for turns, they stay short.
+- *Lead.* Calls that are not timed begin each turn, for 10 ms. The threads of the previous entrant
+  go on spinning for some milliseconds, waiting for more work, and take the cores from the next: on
+  two cores ONNX Runtime's threads made Inductor's code four times as slow. Calls of 50 ms or more
+  need no lead: the rest of the spinning is a small part of them.
 
-Where memory is the objective, an entrant is out when it is as surely further behind than the policy
-lets it be; of the others, :func:`least_memory` decides when the rounds are over.
+:mod:`composer.select.rules` decides by the times: who is out, who has won, and when that is clear.
 
-The time for this is bounded: no turn begins that is likely to end beyond it, by what the entrant
-took before. A call cannot be interrupted, so one that takes longer than that does end beyond it.
+The time for a contest is bounded: no turn begins that is likely to end too late, by what the
+entrant took before. A call cannot be interrupted, so one that takes longer than before may overrun.
 """
 
 from __future__ import annotations
@@ -42,40 +29,39 @@ import dataclasses
 import functools
 import math
 import random
-import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from composer import _torch
-from composer.errors import text_of
 from composer.graphs import collectives
 from composer.guard.gate import Gate
 from composer.policy import Policy
-from composer.records import GraphRequest, first_line
+from composer.records import GraphRequest, error_line
 from composer.select.footprint import Gauge
+from composer.select.rules import (
+    TIE,
+    first_of_the_best,
+    least_memory,
+    margin_of,
+    mean,
+    surely_ahead,
+)
 from composer.select.track import Track
 from composer.store import verdicts
-
-TIE = 1.02
-"""How much slower than the best is still as good."""
 
 SHARE, LEAST, MOST = 0.15, 1.0, 5.0
 """Where the policy gives no time: a share of the seconds that the builds took, within limits."""
 
-_SAME_BYTES, _SAME_SHARE = 8 << 20, 0.05
-"""By how much two readings of the same differ at most."""
-
 _LEAD, _LONG = 0.010, 0.050
+"""Seconds of calls before a turn that are not timed, and of a call that needs none of them."""
+
 _TURN, _LONGEST_TURN, _LONGER = 0.010, 0.160, 3
+"""Seconds of the first turns and of the longest, and after how many rounds they double."""
+
 _MOST_CALLS = 1000
 _MOST_ROUNDS = 40
-_SURE_ROUNDS = 6
-_SURE = statistics.NormalDist().inv_cdf(1 - 1 / 1000)
-_OUTLIER = 10.0
-_FAR_BEHIND = ((4, 3.0), (6, 1.5))
-"""After how many rounds an entrant is out whose best is so many times the other's median."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +69,13 @@ class Contest:
     """What the policy wants of a choice by measurement.
 
     Attributes:
-        seconds: What it may take; ``None`` for a share of the builds.
-        calls: Over how many calls the seconds of a build are counted; ``None`` does not count them.
-        within: By which share one may be slower than the fastest and win by taking less memory;
-            ``None`` does not look at memory.
-        terms: On which its verdict is remembered; ``None`` for not at all.
-        gate: Where the turns are taken beside a running program; ``None`` where that waits.
+        seconds: How long it may take; ``None`` for a share of the time that the builds took.
+        calls: Over how many calls the seconds of a build are spread; ``None`` leaves them out.
+        within: By which share an engine that takes less memory may be slower than the fastest and
+            still win; ``None`` does not look at memory.
+        terms: How long its verdict is remembered; ``None`` for not at all.
+        gate: Lets turns be taken between the calls of a running program; ``None`` where the program
+            waits for the contest.
     """
 
     seconds: float | None = None
@@ -99,7 +86,7 @@ class Contest:
 
     @staticmethod
     def of(policy: Policy) -> Contest | None:
-        """The policy's; ``None`` where the first that is accepted is to serve."""
+        """The contest that a policy asks for; ``None`` for ``select = "first"``."""
         if policy.select == "first":
             return None
         objective = policy.objective
@@ -114,9 +101,13 @@ class Contest:
 
 @dataclass(frozen=True, slots=True)
 class Entrant:
-    """One that takes part: its name, what is called, and seconds that count as part of a call.
+    """One that takes part in a contest.
 
-    ``grown`` is by how many bytes the process grew when it was built.
+    Attributes:
+        name: The backend, for messages.
+        run: What is called.
+        handicap: Seconds added to each of its calls: its share of the build.
+        grown: By how many bytes the process grew when it was built.
     """
 
     name: str
@@ -127,9 +118,13 @@ class Entrant:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds a call in each turn of one entrant; ``cost`` has the handicap in it.
+    """What was measured of one entrant.
 
-    ``grown`` are the bytes that it takes, ``None`` where nobody asked.
+    Attributes:
+        turns: Seconds of a call, one figure for each turn.
+        rounds: How many rounds it took part in; 0 where there was time for the warm-up only.
+        handicap: As in :class:`Entrant`.
+        grown: Bytes that it takes; ``None`` where memory was not looked at.
     """
 
     turns: tuple[float, ...]
@@ -139,25 +134,25 @@ class Timing:
 
     @property
     def seconds(self) -> float:
-        """What a call takes: the mean of the turns, none of which counts for more than it may."""
-        return _mean(self.turns)
+        """Seconds of a call: the mean of the turns, outliers cut."""
+        return mean(self.turns)
 
     @property
     def cost(self) -> float:
-        """What entrants are compared by."""
+        """What entrants are compared by: seconds of a call, and the handicap."""
         return self.seconds + self.handicap
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What was found, by places among the entrants.
+    """What a contest came to; entrants are named by their places.
 
     Attributes:
-        winner: Who is to serve; ``None`` where nothing was found.
-        timings: Of those that were measured.
-        errors: Of those that raised.
-        why: What was in the way where nothing was found.
-        seconds: What finding it took.
+        winner: Who is to serve; ``None`` where the contest could not be held.
+        timings: Of the entrants that were measured.
+        errors: Of the entrants that raised.
+        why: Why the contest could not be held.
+        seconds: How long it took.
     """
 
     winner: int | None
@@ -168,7 +163,7 @@ class Result:
 
 
 class _Undecided(Exception):
-    """Nothing can be found, and why."""
+    """The contest cannot be held, and why."""
 
 
 def obstacle(request: GraphRequest, *, among_ranks: bool) -> str:
@@ -202,29 +197,37 @@ def race(
         request: The graph and the first call's inputs, which are not changed.
         seconds: How long this may take.
         within: As in :class:`Contest`.
-        gauge: What memory is told by, where that is given.
-        gate: As in :class:`Contest`; the time is that of the turns alone.
+        gauge: Measures memory; ``None`` where that is not the objective.
+        gate: As in :class:`Contest`; waiting at the gate does not count as time of the contest.
 
     Returns:
-        What was found: no winner where the floor itself raises for these inputs, or the time was
-        too short for two calls of each.
+        The result, without a winner where the floor itself raises for these inputs, inputs cannot
+        be copied, or the time was too short for two calls of each entrant.
     """
     started = time.perf_counter()
     errors: dict[int, Exception] = {}
     try:
         with contextlib.ExitStack() as laid_out:
             track = _track(request, laid_out)
-            runners = _Race(entrants, track, started + seconds, within, gauge, gate, errors)
-            runners.warm_up()
-            runners.run()
-        result = runners.result()
+            turns = _Race(
+                entrants,
+                track,
+                deadline=started + seconds,
+                within=within,
+                gauge=gauge,
+                gate=gate,
+                errors=errors,
+            )
+            turns.warm_up()
+            turns.run()
+        result = turns.result()
     except _Undecided as undecided:
         result = Result(None, {}, errors, str(undecided))
     return dataclasses.replace(result, seconds=time.perf_counter() - started)
 
 
 def _track(request: GraphRequest, laid_out: contextlib.ExitStack) -> Track:
-    """Where turns are taken, until ``laid_out`` is left.
+    """The copied inputs that turns are taken on, until the stack ``laid_out`` is closed.
 
     Raises:
         _Undecided: inputs cannot be copied.
@@ -233,7 +236,7 @@ def _track(request: GraphRequest, laid_out: contextlib.ExitStack) -> Track:
         track = Track(request)
         laid_out.enter_context(track.laid_out())
     except Exception as error:  # noqa: BLE001  # recorded: what serves needs no copies
-        what = f"{type(error).__name__}: {first_line(text_of(error))}"
+        what = error_line(error)
         raise _Undecided(f"inputs cannot be copied: {what}") from None
     return track
 
@@ -245,6 +248,7 @@ class _Race:
         self,
         entrants: Sequence[Entrant],
         track: Track,
+        *,
         deadline: float,
         within: float | None,
         gauge: Gauge | None,
@@ -275,7 +279,7 @@ class _Race:
                 self._warm_up(place)
 
     def _warm_up(self, place: int) -> None:
-        # The first may compile, allocate or tune, and no call waits; the second tells the time.
+        # The first call may compile, allocate or tune, outside of the gate; the second is timed.
         for gate in (None, self._gate):
             if self._is_over():
                 raise _Undecided("the time for it was too short for two calls of each engine")
@@ -284,9 +288,9 @@ class _Race:
 
     @contextlib.contextmanager
     def _weighed(self, place: int) -> Iterator[None]:
-        """Note what an entrant takes, its first calls and their peak included.
+        """Note the memory that an entrant takes, the peak of its first calls included.
 
-        To collect the garbage takes a while, which is not taken from the time for turns.
+        A reading collects garbage first; the time for that does not count as time of the contest.
         """
         if self._gauge is None:
             yield
@@ -315,7 +319,7 @@ class _Race:
             times: dict[int, float] = {}
             length = self._length(number)
             for place in order.sample(self._alive, len(self._alive)):
-                usual = _mean(self._turns[place] or [self._warm[place]])
+                usual = mean(self._turns[place] or [self._warm[place]])
                 calls = min(math.ceil(length / max(usual, 1e-9)), _MOST_CALLS)
                 lead = _LEAD if usual < _LONG else 0.0
                 if self._is_over(after=lead + calls * usual):
@@ -331,24 +335,24 @@ class _Race:
         return min(math.ldexp(_TURN, number // _LONGER), longest)
 
     def _turn(self, place: int, calls: int, lead: float = 0.0, gate: Gate | None = None) -> float:
-        """Seconds a call; who raises is out, and where that is the floor, nothing can be found.
+        """Seconds of a call; an entrant that raises is out, and takes infinitely long.
 
         Raises:
-            _Undecided: it is.
+            _Undecided: the floor itself raises.
         """
         try:
             turn = functools.partial(self._track.time, self._entrants[place].run, calls, lead)
             return turn() if gate is None else self._between_calls(turn, gate)
         except Exception as error:  # noqa: BLE001  # recorded: its attempt has failed
             if place == len(self._entrants) - 1:
-                what = f"{type(error).__name__}: {first_line(text_of(error))}"
+                what = error_line(error)
                 raise _Undecided(f"eager itself raises {what}") from None
             self.errors[place] = error
             self._alive.remove(place)
             return math.inf
 
     def _between_calls(self, turn: Callable[[], float], gate: Gate) -> float:
-        """What waiting for the program's calls takes is not taken from the time for turns."""
+        """Take a turn at the gate; waiting there does not count as time of the contest."""
         waited = gate.waited
         try:
             return gate.perform(turn)
@@ -356,16 +360,16 @@ class _Race:
             self._deadline += gate.waited - waited
 
     def _is_over(self, after: float = 0.0) -> bool:
-        """Whether the time for this is over, or will be after so many seconds."""
+        """Whether the time of the contest is over, or will be ``after`` so many seconds."""
         return time.perf_counter() + after >= self._deadline
 
     def _costs(self, place: int) -> list[float]:
         return [each + self._entrants[place].handicap for each in self._turns[place]]
 
     def _send_off(self) -> None:
-        """Those that are surely behind the one in front take no more turns."""
-        front = min(self._alive, key=lambda place: _mean(self._costs(place)))
-        best, margin = self._costs(front), _margin(self._within)
+        """Drop the entrants that are surely behind the one in front."""
+        front = min(self._alive, key=lambda place: mean(self._costs(place)))
+        best, margin = self._costs(front), margin_of(self._within)
         self._alive = [
             place
             for place in self._alive
@@ -381,7 +385,7 @@ class _Race:
         return all(surely_ahead(mine, self._costs(each), 1 / TIE) for each in others)
 
     def result(self) -> Result:
-        """The first, in the order of the chain, that is as good as the best."""
+        """What the rules make of the times: the first in the chain that is as good as the best."""
         timings = {
             place: Timing(
                 tuple(turns) or (self._warm[place],),
@@ -396,75 +400,4 @@ class _Race:
         costs = {place: timings[place].cost for place in self._alive}
         if self._within is not None:
             costs = least_memory(costs, self._grown, self._within)
-        return Result(_first_of_the_best(costs), timings, self.errors)
-
-
-def least_memory(
-    costs: Mapping[int, float], grown: Mapping[int, int], within: float
-) -> dict[int, float]:
-    """Those that take the least memory, of those that take not much longer than the fastest.
-
-    Args:
-        costs: Seconds of each entrant, by its place.
-        grown: Bytes of each.
-        within: By which share one may be slower.
-
-    Returns:
-        The seconds of those left: what differs by 8 MiB or 5 % is no less memory.
-    """
-    limit = _margin(within) * min(costs.values())
-    fit = [place for place, cost in costs.items() if cost <= limit]
-    least = min(grown[place] for place in fit)
-    most = least + max(_SAME_BYTES, _SAME_SHARE * least)
-    return {place: costs[place] for place in fit if grown[place] <= most}
-
-
-def _margin(within: float | None) -> float:
-    """How much slower than the best is still good enough."""
-    return max(TIE, 1 + (within or 0.0))
-
-
-def _first_of_the_best(costs: Mapping[int, float]) -> int:
-    best = min(costs.values())
-    return next(place for place, cost in costs.items() if cost <= TIE * best)
-
-
-def surely_ahead(front: Sequence[float], other: Sequence[float], margin: float) -> bool:
-    """Whether one is faster than another, by times taken in the same rounds.
-
-    Args:
-        front: Of the one.
-        other: Of the other.
-        margin: By what factor it has to be faster.
-    """
-    if not front:
-        return False
-    rounds, typical = len(front), statistics.median(front)
-    if any(rounds >= least and min(other) > far * typical for least, far in _FAR_BEHIND):
-        return True
-    if rounds < _SURE_ROUNDS:
-        return False
-    pairs = zip(_limited(front), _limited(other), strict=True)
-    behind = [theirs - margin * mine for mine, theirs in pairs]
-    mean = statistics.fmean(behind)
-    error = statistics.stdev(behind) / math.sqrt(rounds)
-    return mean > 0 and mean >= _student(rounds - 1) * error
-
-
-def _student(freedom: int) -> float:
-    """What Student's t exceeds by chance in 1 of 1,000; Abramowitz and Stegun, 26.7.5."""
-    z = _SURE
-    first = (z**3 + z) / 4
-    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
-    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
-    return z + first / freedom + second / freedom**2 + third / freedom**3
-
-
-def _mean(times: Sequence[float]) -> float:
-    return statistics.fmean(_limited(times))
-
-
-def _limited(times: Sequence[float]) -> list[float]:
-    """No time longer than ten times the lower quartile."""
-    limit = _OUTLIER * sorted(times)[(len(times) - 1) // 4]
-    return [min(each, limit) for each in times]
+        return Result(first_of_the_best(costs), timings, self.errors)

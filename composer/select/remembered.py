@@ -1,7 +1,8 @@
-"""The fastest candidate, as it was measured before, or, where nobody has, as it is measured now.
+"""The winner of an earlier contest for this graph; without one, that of a contest held now.
 
-With a verdict only its winner is tried: nothing else is built, probed or imported. It proves itself
-as ever. If it is not accepted the verdict is forgotten, and the others have their contest.
+Where a verdict is remembered only its winner is tried: no other candidate is built, probed or
+imported. The winner is proven and verified like any candidate. If it is not accepted, the verdict
+is forgotten and the others have their contest.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ def fastest(
 
     Args:
         trial: Tries the candidate at a place of the chain.
-        tries: Tries the chain, but for those given by their places, which were tried already.
+        tries: Tries the chain, except for candidates that were tried already, given by place.
         floor: Makes what runs the captured graph.
         request: The graph and the inputs to measure with.
         contest: What the policy wants of a measurement.
-        memory: What is known of this graph; ``None`` where nothing is to be remembered.
+        memory: Where verdicts on this graph are kept; ``None`` where none is to be remembered.
     """
     done: dict[int, Tried] = {}
     recalled = memory.recall() if memory else None
@@ -57,7 +58,7 @@ def fastest(
 
 
 def _outcome(recalled: Recalled, served: Attempt | None, serves: Made) -> Outcome:
-    """What the contest would have come to, had it been held."""
+    """The outcome of the remembered contest, with ``served`` in the place of the winner."""
     verdict, attempts, errors = recalled.verdict, [], []
     for place, each in enumerate(verdict.candidates):
         if served is not None and place == verdict.winner:

@@ -1,4 +1,4 @@
-"""Where engines are timed: on copies of the first call's inputs, all else put back afterwards."""
+"""Times engines on copies of the first call's inputs, and puts back whatever a call changes."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from composer.records import GraphRequest
 
 
 class Track:
-    """One graph's first inputs, copied, and the way back.
+    """The copied inputs of one graph, and what it takes to start every call from the same state.
 
-    A graph that writes to what it is given starts every call from the same values: numbers that
-    grow from call to call end as infinities, or as an index out of range.
+    A graph that writes to its inputs needs that: numbers that grow from call to call end as
+    infinities, or as an index out of range.
     """
 
     def __init__(self, request: GraphRequest) -> None:
@@ -34,7 +34,7 @@ class Track:
 
     @contextlib.contextmanager
     def laid_out(self) -> Iterator[None]:
-        """While turns are taken; buffers and the random state are put back at the end.
+        """Copy the inputs; when the context ends, put back buffers and the random state.
 
         Raises:
             TypeError: the graph writes to an input that cannot be copied.
@@ -60,12 +60,12 @@ class Track:
         self._leaves = {n: v for n, v in sources.items() if requires_grad(v) and v.is_leaf}
 
     def time(self, run: Callable[..., Any], calls: int, lead: float) -> float:
-        """Seconds a call takes, of so many; of one where the graph writes.
+        """Seconds of a call, by timing several together; a single one if the graph writes.
 
         Args:
             run: What is called.
-            calls: How many are timed together.
-            lead: Seconds of calls before that are not; at least one is made, if not 0.
+            calls: How many calls to time together.
+            lead: Seconds to make calls for before timing begins; unless 0, at least one is made.
         """
         until = time.perf_counter() + lead
         while lead and time.perf_counter() < until:
@@ -85,7 +85,7 @@ class Track:
         return (time.perf_counter() - started) / calls
 
     def _settle(self) -> None:
-        """Wait for what was launched."""
+        """Wait until the devices have done what was launched."""
         for device in self._devices:
             torch.accelerator.synchronize(device)
 
@@ -103,7 +103,7 @@ class Track:
                 torch.autograd.grad(list(roots.values()), leaves, weights, allow_unused=True)
 
     def _weight(self, index: int, root: torch.Tensor) -> torch.Tensor:
-        """What an output's gradient begins with: made once, at the first call of all."""
+        """The gradient of an output that a backward starts from; made once, at the first call."""
         if index not in self._weights:
             self._weights[index] = pattern(root.detach())
         return self._weights[index]

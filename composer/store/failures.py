@@ -1,8 +1,8 @@
 """What failed in earlier processes, kept on disk, so that the next one does not pay for it again.
 
-Only what costs something is worth it: a crash, a build beyond its ``timeout``, and one that failed
-after a second or more. What failed sooner is tried again, since the news are worth more than the
-time. What may be well a moment later is left out: memory that was short, a disk that was full.
+Only expensive failures are kept: a crash, a build that exceeded its ``timeout``, and one that
+failed after a second or more. What fails sooner costs little to try again, and may work by then.
+Causes that may be over a moment later do not count: memory that was short, a disk that was full.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ def key_of(
     limits: object,
     precision: str | None = None,
 ) -> str | None:
-    """SHA-256 of all that has to be as it was for a failure to be expected again.
+    """SHA-256 of all that a failure depends on: equal where the same one is to be expected.
 
     Args:
         request: The graph; its key covers shapes, passes and the policy's settings.
-        candidate: As the chain has it.
-        backend: The engine, which says what it is made of.
+        candidate: The entry of the chain.
+        backend: Its engine.
         limits: What its build may take.
-        precision: What it is to compute in, where the policy says so.
+        precision: What it computes in, where the policy says so.
 
     Returns:
-        ``None`` where the engine cannot say that.
+        ``None`` where the engine has no :meth:`~composer.backends.base.Backend.identity`.
     """
     identity = backend.identity()
     if identity is None:
@@ -72,7 +72,7 @@ def key_of(
 def refuse_known(key: str | None, days: float) -> None:
     """Refuse what failed no longer than ``days`` ago.
 
-    What this process itself remembered counts until :func:`composer.reset`.
+    Failures of this process itself count until :func:`composer.reset`.
 
     Raises:
         Refusal: ``skipped`` with ``known_failure``.
@@ -95,8 +95,8 @@ def refuse_known(key: str | None, days: float) -> None:
     refuse(Status.SKIPPED, Reason.KNOWN_FAILURE, f"{what}; {remedy}")
 
 
-def is_dear(attempt: Attempt, error: Exception) -> bool:
-    """Whether a failure is worth remembering.
+def is_expensive(attempt: Attempt, error: Exception) -> bool:
+    """Whether a failure was expensive enough to be remembered.
 
     Args:
         attempt: What became of the candidate.
@@ -148,7 +148,7 @@ def _ago(seconds: float) -> str:
 
 
 def _device(device: str) -> list[Any]:
-    """The kind of machine: a cache may lie where several share it."""
+    """The kind of machine: several machines may share one cache."""
     if device.startswith("cuda") and torch.cuda.is_available():
         return [torch.cuda.get_device_name(device), *torch.cuda.get_device_capability(device)]
     return [device.partition(":")[0], platform.machine(), torch.backends.cpu.get_cpu_capability()]

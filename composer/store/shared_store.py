@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from composer import session
 from composer.errors import text_of
-from composer.records import first_line
+from composer.records import error_line
 from composer.store.disk import warn_of
 
 PATIENCE = 5.0
@@ -57,7 +57,7 @@ class SharedStore:
             return _within(PATIENCE, task)
         except Exception as error:  # noqa: BLE001  # told of; a shared folder is never the user's problem
             left_alone.add(self.url)
-            what = f"{type(error).__name__}: {first_line(text_of(error))}".removesuffix(": ")
+            what = error_line(error).removesuffix(": ")
             warn_of(f"the verdict store {self.name!r} is not used any more in this process: {what}")
             return default
 

@@ -1,19 +1,18 @@
 """What ``select = "fastest"`` found, kept so that the next process goes straight to the winner.
 
-A verdict is a JSON object that a person can read: who won, the times of everyone, when, and on
-what. It is kept in a :class:`~composer.store.ledger.Ledger` and, where the policy names one, in a
-:class:`~composer.store.shared_store.SharedStore`, which others can write to. So nothing in it is
-trusted: it is checked when it is read, it can only choose among the candidates of the chain that is
-being walked, and the one it chooses has to prove itself as ever.
+A verdict is a JSON object that a person can read: who won, everyone's times, when, and on what
+machine. It is kept in a :class:`~composer.store.ledger.Ledger` and, where the policy names one, in
+a :class:`~composer.store.shared_store.SharedStore`, which others can write to. So nothing in it is
+trusted: it is checked when it is read, it can only choose among the candidates of the chain, and
+the one it chooses is proven and verified like any other.
 
-Which verdicts are kept:
+How long verdicts are kept:
 
-- none where an engine that may be well the next time did not take part: one in quarantine, one for
-  which memory was short or the disk full;
-- for as long as failures are, where a candidate failed, took too long or crashed: it has to have
-  another chance;
-- all others for the policy's ``remember_verdicts``. An engine that is not installed, or has no
-  device here, is part of the key by its packages' versions and by what torch finds in the machine.
+- not at all, if an engine took no part that may take part the next time: one in quarantine, or one
+  for which memory was short or the disk full;
+- as long as failures, if a candidate failed, took too long or crashed: it gets another chance;
+- otherwise for the policy's ``remember_verdicts``. The verdict of a contest in which an engine was
+  missing does not outlive that: the versions of its packages and the machine are part of the key.
 """
 
 from __future__ import annotations
@@ -32,9 +31,18 @@ from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
 
 from composer import machine, session
 from composer.backends.base import Backend, version_of
-from composer.errors import Refusal, causes, text_of
+from composer.errors import Refusal, causes
 from composer.policy import Policy
-from composer.records import FLOOR, Attempt, GraphRequest, Outcome, Reason, Status, first_line
+from composer.records import (
+    FLOOR,
+    Attempt,
+    GraphRequest,
+    Outcome,
+    Reason,
+    Status,
+    error_line,
+    first_line,
+)
 from composer.store.disk import this_process, warn_of
 from composer.store.ledger import Ledger
 from composer.store.shared_store import SharedStore
@@ -69,9 +77,15 @@ Number = Annotated[int, Field(ge=0, le=1 << 53)] | Annotated[float, Field(ge=0.0
 
 
 class Entrant(BaseModel):
-    """What became of one candidate; ``timing`` are its figures, if it was measured.
+    """What became of one candidate.
 
-    ``precision`` is what it computes in, where that is not the graph's own.
+    Attributes:
+        backend: As the chain spelled it.
+        status: Of its attempt.
+        reason: Of its attempt.
+        message: Of its attempt, the first line.
+        timing: Its figures; ``None`` where it was not measured.
+        precision: What it computes in, where that is not the graph's own.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -98,9 +112,19 @@ class Entrant(BaseModel):
 class Verdict(BaseModel):
     """Who is the fastest for one graph, on one kind of machine, with these versions.
 
-    ``candidates`` stand in the order of the chain; where ``eager`` ended it, those behind are left
-    out. ``ranking`` are the places in it of those that may serve, the best first: none where the
-    captured graph itself was the fastest.
+    Attributes:
+        version: Of the format; 1.
+        key: What the verdict is kept under.
+        measured: When the contest was held.
+        chosen: The backend that won; ``eager`` for the captured graph itself.
+        ranking: Places in the chain of those that may serve, best first; empty where the captured
+            graph itself was the fastest.
+        candidates: In the order of the chain, as far as it was tried.
+        model: Of the graph's report, as ``graph_key`` and ``device`` are.
+        machine: The processor or GPU (:func:`composer.machine.describe`).
+        threads: torch's number of threads.
+        versions: Of torch, Python and the engines' packages.
+        process: The one that held the contest (:func:`composer.store.disk.this_process`).
     """
 
     model_config = ConfigDict(frozen=True)
@@ -126,18 +150,18 @@ class Verdict(BaseModel):
 
     @property
     def serves(self) -> str:
-        """Who that is, with its precision."""
+        """The winner's backend, with its precision."""
         return FLOOR if self.winner is None else self.candidates[self.winner].who
 
     @property
     def milliseconds(self) -> float:
-        """The winner's, by which it won."""
+        """What the winner was compared by, in milliseconds."""
         if self.winner is not None:
             return self.candidates[self.winner].milliseconds
         return next(each.timing["eager_ms"] for each in self.candidates if each.timing)
 
     def fits(self, key: str, names: Sequence[str]) -> bool:
-        """Whether it is about this key and chain, and says what a contest can have come to."""
+        """Whether it is about this key and chain, and is consistent in itself."""
         own = [each.backend for each in self.candidates]
         timings = {at: each.timing for at, each in enumerate(self.candidates) if each.timing}
         if self.key != key or own != list(names[: len(own)]):
@@ -160,9 +184,12 @@ class Verdict(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What the policy wants: for how many days verdicts are kept, and where else.
+    """How the policy wants verdicts remembered.
 
-    ``days_with_failures`` holds for those in which a candidate failed.
+    Attributes:
+        days: For how many days.
+        days_with_failures: The same for verdicts of contests in which a candidate failed.
+        store: Path or URL of the shared store; ``None`` for none.
     """
 
     days: float
@@ -171,7 +198,7 @@ class Terms:
 
     @staticmethod
     def of(policy: Policy) -> Terms | None:
-        """The policy's; ``None`` where nothing is to be remembered, or looked for."""
+        """The policy's terms; ``None`` where nothing is remembered, nor looked for."""
         days = policy.remember_verdicts
         if policy.strict or not days:
             return None
@@ -187,13 +214,13 @@ class Recalled:
 
 
 class Memory:
-    """What is remembered of one graph and one chain.
+    """Keeps and recalls the verdict on one graph and one chain.
 
     Args:
         request: The graph.
-        engines: The chain: names as it spells them, and what they stand for.
-        terms: What the policy wants.
-        keys: What each of the chain is known by in quarantine.
+        engines: The chain: names as it spells them, and the engines that they stand for.
+        terms: How the policy wants verdicts remembered.
+        keys: What each candidate is known by in quarantine.
     """
 
     def __init__(
@@ -226,7 +253,7 @@ class Memory:
         return recalled
 
     def keep(self, outcome: Outcome) -> None:
-        """Remember what a contest came to, if that is worth it."""
+        """Remember the outcome of a contest, unless it may well be another the next time."""
         if self.key is None or not _deserves_it(outcome):
             return
         text = self._verdict(self.key, outcome).model_dump_json(indent=1)
@@ -236,13 +263,13 @@ class Memory:
             self._store.put(self.key, text)
 
     def forget(self) -> None:
-        """It did not hold. The shared one is left to the next contest to replace."""
+        """Remove a verdict whose winner was not accepted; a shared one is left to be replaced."""
         if self.key is not None:
             ledger().remove(self.key)
             session.current().verdicts.discard(self.key)
 
     def _from(self, source: str, text: str | None) -> Recalled | None:
-        """What stands there, if it can be used; what is no verdict is told of, once."""
+        """The verdict in ``text``, if it can be used; what is no verdict is warned of, once."""
         if text is None or self.key is None:
             return None
         try:
@@ -293,21 +320,21 @@ class Memory:
 
 
 def key_of(request: GraphRequest, engines: Sequence[tuple[str, Backend]]) -> str | None:
-    """SHA-256 of all that has to be as it was for a verdict to be expected again.
+    """SHA-256 of all that a verdict depends on: equal where the same result is to be expected.
 
     Args:
         request: The graph; its key covers shapes, passes, options and the policy's settings.
         engines: Names and engines of the chain.
 
     Returns:
-        ``None`` where an engine cannot say what it is made of.
+        ``None`` where an engine has no :meth:`~composer.backends.base.Backend.identity`.
     """
     try:
         identities = [(name, _identity(backend)) for name, backend in engines]
         nameless = any(identity is None for _, identity in identities)
         return None if nameless else _digest(request, identities)
     except Exception as error:  # noqa: BLE001  # an engine's slip, say: told of, nothing is remembered
-        why = f"{type(error).__name__}: {first_line(text_of(error))}"
+        why = error_line(error)
         warn_of(f"no verdict is kept, since nobody knows what the engines are: {why}")
         return None
 
@@ -346,7 +373,7 @@ def _identity(backend: Backend) -> str | None:
 
 
 def _deserves_it(outcome: Outcome) -> bool:
-    """Whether everyone who can take part did, and somebody was measured."""
+    """Whether somebody was measured, and nobody was kept from it by what may soon be over."""
     attempts = outcome.attempts
     passing = any(each.reason in _PASSING for each in attempts)
     system = any(_is_the_systems(each) for error in outcome.errors for each in causes(error))
@@ -354,7 +381,10 @@ def _deserves_it(outcome: Outcome) -> bool:
 
 
 def _is_the_systems(error: BaseException) -> bool:
-    """A full disk, too many open files, and such; a compiler that is missing stays so."""
+    """Whether a full disk, too many open files or the like is to blame, which may soon be over.
+
+    A file that is missing, such as a compiler, stays missing.
+    """
     return isinstance(error, OSError) and not isinstance(error, FileNotFoundError)
 
 

@@ -1,9 +1,9 @@
-"""Warnings, once per distinct reason, that what was asked for does not run.
+"""Warnings that something the user asked for does not run, once for each reason.
 
-A candidate that was not accepted is a ``FallbackWarning`` and a ``WARNING`` line, the first time
-for each backend and reason, and so is a pass that was rolled back. Engines of the default chain
-that cannot be on this machine are no news: nobody asked for them by name. Nor is one that was
-measured to be slower: that is what measuring was asked for; nor one that ``precision = "auto"``
+A candidate that was not accepted, and a pass that was rolled back, give a ``FallbackWarning`` and a
+``WARNING`` line in the log, the first time for each backend and reason. Not warned of are engines
+of the default chain that are missing on this machine, since nobody asked for them by name; engines
+that were measured to be slower, which is what measuring is for; and what ``precision = "auto"``
 tried in bf16 and did not take.
 """
 
@@ -32,7 +32,7 @@ def warn_of_fallbacks(
     """
     for attempt in report.attempts:
         what = attempt.backend, str(attempt.reason)
-        # Nobody misses an absent engine that he did not ask for, as long as another serves.
+        # An absent engine is missed only if it was asked for, or if nothing else serves.
         missed = asked_by_name or report.chosen == FLOOR
         absent = attempt.status is Status.UNAVAILABLE and not missed
         unwanted = attempt.status is Status.SKIPPED or attempt.reason is Reason.SLOWER

@@ -1,9 +1,9 @@
 """Did a candidate do anything, and is it right?
 
-:mod:`~composer.verify.prove` looks at what a backend returned. :func:`verify` compares what that
-computes with what eager computes (:mod:`~composer.verify.answers`), or with the graph in float64
-(:mod:`~composer.verify.double`). The other names are the steps of such a comparison, for those who
-make it at another time or measure instead.
+:mod:`~composer.verify.prove` looks at what a backend returned: is it more than the captured graph?
+:func:`verify` (:mod:`~composer.verify.answers`) compares the candidate's numbers with eager's, and
+in doubt with the graph in float64 (:mod:`~composer.verify.double`). The other names are the steps
+of that comparison, which :mod:`composer.guard.sampling` and :mod:`composer.select.track` also use.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """Does a candidate compute what eager computes? Asked on the first real inputs, before it serves.
 
-:mod:`composer.guard.sampling` asks it again later.
+:mod:`composer.guard.sampling` asks the same of later calls.
 
-The candidate and eager run on copies of the inputs, from the same random state; outputs, inputs
-and buffers afterwards and, in training, gradients are compared: shape, dtype, strides, numbers.
-Numbers that are off are judged against a run in float64, as torch's own benchmarks do
-(``torch._dynamo.utils.same``), so that an engine is not blamed for eager's rounding.
+The candidate and eager run on copies of the inputs, from the same random state. What is compared
+are the outputs, the inputs and buffers as they are afterwards and, in training, the gradients:
+shape, dtype, strides and numbers. Numbers that are off are judged against a run in float64, as
+torch's own benchmarks do (``torch._dynamo.utils.same``), so that an engine is not blamed for
+eager's rounding.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from composer.graphs.comparison import (
     Errors,
     Fault,
     Values,
+    detached_copy,
     devices,
     errors_of,
     fault_of,
     gradients,
-    settled,
 )
-from composer.records import GraphRequest, Reason, Status, first_line
+from composer.records import GraphRequest, Reason, Status, error_line, first_line
 from composer.verify.double import in_double
 
 _REASONS = {
@@ -45,11 +46,14 @@ _REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What one run gave.
+    """What one run of a graph gave.
 
-    ``strides`` are those of its outputs, ``kept`` the names of inputs that it did not write to,
-    ``generator`` the state that torch's generator was left in, and ``random`` whether that is
-    another than before.
+    Attributes:
+        values: Outputs, gradients, and what the run may have written to, by name.
+        strides: Those of the outputs.
+        kept: Names of the values that the run could have written to and did not.
+        generator: The state that torch's random generators were left in.
+        random: Whether that state is another than before the run.
     """
 
     values: Values
@@ -89,9 +93,7 @@ def verify(
     try:
         eager = run(reference, inputs, request)
     except Exception as error:  # noqa: BLE001  # eager's own error is the user's to see at the call
-        note(
-            verified=f"no: eager itself raises {type(error).__name__}: {first_line(text_of(error))}"
-        )
+        note(verified=f"no: eager itself raises {error_line(error)}")
         return False
     try:
         got = run(compiled, inputs, request)
@@ -102,15 +104,15 @@ def verify(
 
 
 def run(function: Callable[..., Any], inputs: Sequence[Any], request: GraphRequest) -> Run:
-    """Run a graph on copies of its inputs; buffers and the random state are put back after.
+    """Run a graph on copies of its inputs; buffers and the random state are put back afterwards.
 
     Args:
         function: Takes the graph's inputs, returns its outputs.
-        inputs: Real ones; weights are not copied.
+        inputs: Real inputs; weights are not copied.
         request: The graph.
 
     Raises:
-        TypeError: it would write to an input that cannot be copied.
+        TypeError: the graph would write to an input that cannot be copied.
     """
     given, copies = given_copies(inputs, request)
     leaves = {f"input {i}": each for i, each in enumerate(copies)}
@@ -124,7 +126,7 @@ def run(function: Callable[..., Any], inputs: Sequence[Any], request: GraphReque
             returned = function(*given)
             outputs = named_outputs(returned)
             wanted = gradients(outputs, leaves | held) if request.training else {}
-            values = {n: settled(each) for n, each in (outputs | wanted | passed).items()}
+            values = {n: detached_copy(each) for n, each in (outputs | wanted | passed).items()}
         finally:
             buffers.restore()
         generator = generator_state(inputs)
@@ -134,9 +136,10 @@ def run(function: Callable[..., Any], inputs: Sequence[Any], request: GraphReque
 
 
 def given_copies(inputs: Sequence[Any], request: GraphRequest) -> tuple[list[Any], list[Any]]:
-    """What to run a graph on in place of its inputs, and the copies that this was made of.
+    """Inputs to run a graph on in place of its own, and the copies behind them.
 
-    Weights are not copied. A copy is a leaf for autograd.
+    The copies are leaves for autograd; where an input is no leaf, what stands in for it is computed
+    from the copy. Weights are not copied.
 
     Raises:
         TypeError: the graph would write to an input that cannot be copied.
@@ -195,7 +198,7 @@ def generator_state(inputs: Sequence[Any]) -> torch.Tensor:
 
 
 def exact(inputs: Sequence[Any], request: GraphRequest) -> Values:
-    """The same in float64; nothing where the graph cannot be run so."""
+    """The values of a run in float64; none where the graph cannot be run so."""
     try:
         gm, wide, twin = in_double(request, inputs)
         return run(gm, wide, twin).values
@@ -204,11 +207,22 @@ def exact(inputs: Sequence[Any], request: GraphRequest) -> Values:
 
 
 def judge(got: Run, eager: Run, exact: Callable[[], Values], bounds: Bounds) -> bool:
-    """Refuse the candidate, or note how far it is off; whether all its numbers were compared.
+    """Refuse the candidate, or note how far it is off.
 
-    Where the graph draws random numbers the candidate need not draw eager's. One that leaves
-    torch's generator in another state does not: then what depends on them is compared in
-    structure and finiteness only.
+    A candidate need not draw the same random numbers as eager. If it leaves torch's generator in
+    another state, it has not; values are then compared in structure and finiteness only.
+
+    Args:
+        got: The candidate's run.
+        eager: Eager's run.
+        exact: Makes the values in float64; called where they have to decide.
+        bounds: How far numbers may be off.
+
+    Returns:
+        Whether all numbers were compared.
+
+    Raises:
+        Refusal: as for :func:`verify`.
     """
     if list(got.values) != list(eager.values):
         what = f"gives {len(got.values)} values where eager gives {len(eager.values)}"
@@ -232,7 +246,7 @@ def judge(got: Run, eager: Run, exact: Callable[[], Values], bounds: Bounds) -> 
 
 
 def _stride_fault(name: str, got: Run, eager: Run) -> tuple[Fault, str] | None:
-    """Strides matter where there is more than one element along a dimension, and to views only."""
+    """Strides that differ where it matters: along a dimension of more than one element."""
     value = got.values[name]
     if name not in eager.strides or not isinstance(value, torch.Tensor) or not value.numel():
         return None
@@ -246,7 +260,7 @@ def _stride_fault(name: str, got: Run, eager: Run) -> tuple[Fault, str] | None:
 
 
 def _refuse(name: str, fault: Fault, what: str, *, kept: bool) -> None:
-    """``kept`` says that this is an input that eager leaves as it was."""
+    """Refuse because of one value; ``kept`` is whether eager leaves it as it was."""
     reason = Reason.MUTATED_INPUTS if kept else _REASONS[fault]
     refuse(Status.REJECTED, reason, f"{name} {what}")
 

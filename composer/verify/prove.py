@@ -56,7 +56,7 @@ def proven(compiled: object, original: torch.fx.GraphModule | None) -> Callable[
 
 
 def _passed_on_to(compiled: object) -> Iterator[object]:
-    """The callable and, one after the other, what each does nothing but call."""
+    """The callable, then what it does nothing but call, what that does nothing but call, ..."""
     seen: list[object] = []
     while compiled is not _UNKNOWN and not any(compiled is each for each in seen):
         yield compiled

@@ -2,6 +2,11 @@
 
 ``torch.compile(model, backend="onnxrt")`` works by itself, as it did until torch removed its own
 backend of that name (pytorch/pytorch#158258), and as a member of composer's chain.
+
+:mod:`~composer.backends.onnxrt.cut` decides which regions of a graph ONNX Runtime takes;
+:mod:`~composer.backends.onnxrt.engine` runs one region by a session that
+:mod:`~composer.backends.onnxrt.session` makes, on torch's memory
+(:mod:`~composer.backends.onnxrt.memory`).
 """
 
 from __future__ import annotations
@@ -88,39 +93,39 @@ def onnxrt(
     settings = read_settings(options or {})
     tensors = (each for each in example_inputs if isinstance(each, torch.Tensor))
     device = _require(*dict.fromkeys(str(each.device) for each in tensors))
+    version = importlib.import_module("onnxruntime").__version__
+    note(onnxruntime=version, threads=settings.threads)
+    whole = whole_of(gm, example_inputs, f"onnxrt {version} {device} {settings!r} {precision()}")
     nodes: Counter[str] = Counter()
 
-    def serve(parts: Split, engines: Mapping[str, OnnxRuntimeEngine]) -> Callable[..., Any]:
+    def assemble(parts: Split, engines: Mapping[str, OnnxRuntimeEngine]) -> Callable[..., Any]:
         for engine in engines.values():
             nodes.update(engine.nodes)
             note(providers=engine.providers, nodes=dict(nodes))
         return parts.assemble(engines)
 
     def build(graph: FunctionalGraph) -> Callable[..., Any]:
-        pieces = cut(graph, settings, device)
-        parts = pieces.parts
+        found = cut(graph, settings, device)
+        parts, engines = found.parts, found.models
         covers(parts.taken, parts.total, parts.left)
         if graph.kind is not Kind.BACKWARD:  # which may hold no more than a view
             parts.decline_if_empty()
-        compiled = serve(parts, pieces.models)
+        compiled = assemble(parts, engines)
         try_once(compiled, graph)
         if whole is not None:
-            whole.keep(graph, parts, [engine.graph for engine in pieces.models.values()])
+            whole.keep(graph, parts, [engine.graph for engine in engines.values()])
         return compiled
 
-    version = importlib.import_module("onnxruntime").__version__
-    note(onnxruntime=version, threads=settings.threads)
-    whole = whole_of(gm, example_inputs, f"onnxrt {version} {device} {settings!r} {precision()}")
     with keeping.counting() as artefacts:
-        found = whole.find(example_inputs) if whole else None
-        if found is None:
+        kept = whole.find(example_inputs) if whole else None
+        if kept is None:
             compiled = compile_functional(gm, example_inputs, build, fusions())
         else:
-            parts, model = found
+            parts, model = kept
             covers(parts.taken, parts.total)
             regions = parts.regions.items()
             engines = {name: make_engine(model, each, settings, device) for name, each in regions}
-            compiled = serve(parts, engines)
+            compiled = assemble(parts, engines)
     if told := str(artefacts):
         note(artefacts=told)
     return compiled

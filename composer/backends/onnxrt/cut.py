@@ -1,7 +1,8 @@
-"""Which regions of a graph ONNX Runtime takes: where it refuses one, it is asked call by call.
+"""Which regions of a graph ONNX Runtime takes: if it refuses one, it is asked about single calls.
 
-Of a model that it refuses it names one node at most, and of one that cannot be translated there is
-nothing to name. A call by itself is translated and loaded in some milliseconds.
+When it refuses a model it names one node at most, and for a model that cannot be translated it has
+nothing to name. So each call of a refused region is translated and loaded by itself, which takes
+some milliseconds.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ Cut = cuts.Cut[OnnxRuntimeEngine]
 """A graph cut into regions, with the engine of each."""
 
 _OF_ONE_CALL = frozenset({Reason.UNSUPPORTED_OP, Reason.EXPORT_FAILED, Reason.BUILD_FAILED})
-"""Why a region is refused where one of its calls may be the cause."""
+"""Reasons for which a region is refused because of one of its calls."""
 
 
 def cut(graph: FunctionalGraph, settings: Settings, device: torch.device) -> Cut:
     """Cut a functional graph so that ONNX Runtime takes the whole of every region.
 
     Raises:
-        Refusal: a region is refused of which every call is taken by itself, or calls are refused
-            after as many rounds as there are.
+        Refusal: a region is refused although each of its calls is taken by itself, or calls are
+            still refused after the last round.
     """
     asked: dict[str, str | None] = {}
 
@@ -77,7 +78,7 @@ def _said(why: Refusal, node: torch.fx.Node) -> str:
     """Why a call was refused, in a few words.
 
     Raises:
-        Refusal: it is not the call's fault.
+        Refusal: ``why`` itself, where the cause is not the call.
     """
     said, *_ = str(why).partition("\n")
     match why.reason:

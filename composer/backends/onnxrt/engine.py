@@ -27,7 +27,12 @@ from composer.lowering.regions import Region
 class Bound:
     """A session with the weights it took in.
 
-    ``feeds`` are the position of each input among the arguments and what hands it over.
+    Attributes:
+        session: The ``onnxruntime.InferenceSession``.
+        run: Its native call, without the checks of the Python wrapper.
+        names: Of the inputs that it is fed at a call.
+        feeds: For each of these, its position among the arguments and the function that feeds it.
+        keep_alive: The values of the weights, whose memory the session reads.
     """
 
     session: Any
@@ -42,7 +47,7 @@ class OnnxRuntimeEngine(BindingEngine[Bound]):
 
     Args:
         graph: The model.
-        region: What it was made from: the weights to take in by address, and their witnesses.
+        region: What the model was made from: its weights are taken in by address.
         settings: How to make sessions.
         device: Where the region's tensors are.
     """

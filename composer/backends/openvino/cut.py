@@ -1,4 +1,4 @@
-"""Which regions of a graph OpenVINO takes: its reader is asked, until it takes all of them."""
+"""Which regions of a graph OpenVINO takes, found by asking its model reader."""
 
 from __future__ import annotations
 

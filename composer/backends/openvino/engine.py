@@ -25,9 +25,12 @@ _HINTS = {"fp32": "f32", "bf16": "bf16"}
 class Bound:
     """A compiled model with the weights it took in.
 
-    ``feeds`` are, for each input, the position of its argument and what hands it over, ``places``
-    what each output is written to. ``idle`` are requests that no thread is using,
-    ``keep_alive`` the weights, in case that the device reads some of them where they lie.
+    Attributes:
+        compiled: OpenVINO's compiled model.
+        feeds: For each input, the position of its argument and the function that hands it over.
+        places: For each output, the function that gives the memory it is written to.
+        keep_alive: The weights, whose memory the device may read.
+        idle: Requests that no thread is using.
     """
 
     compiled: Any
@@ -37,7 +40,7 @@ class Bound:
     idle: list[Any] = field(default_factory=list)
 
     def request(self) -> Any:
-        """One that is used by nobody else, and goes back to ``idle`` when it is done."""
+        """A request that no other thread uses; the caller puts it back into ``idle``."""
         try:
             return self.idle.pop()
         except IndexError:
@@ -49,7 +52,7 @@ class OpenVinoEngine(BindingEngine[Bound]):
 
     Args:
         model: The model.
-        region: What it was made from: the weights to take in by address, and their witnesses.
+        region: What the model was made from: its weights are taken in by address.
         settings: How to compile.
         precision: What float32 is computed in: ``"fp32"``, ``"bf16"`` or ``"default"``.
     """

@@ -1,4 +1,4 @@
-"""Which regions of a graph TensorRT takes: its own parser is asked, until it takes all of them."""
+"""Which regions of a graph TensorRT takes, found by asking its parser."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ import torch
 
 from composer import _torch
 from composer.graphs.clones import copy_inputs
-from composer.graphs.comparison import Values, devices, gradients, settled
+from composer.graphs.comparison import Values, detached_copy, devices, gradients
 from composer.records import first_line
 
 Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -66,7 +66,7 @@ def _values(returned: Any, inputs: Values, state: Values) -> Values:
     outputs = {f"output {i}": each for i, each in enumerate(_torch.flatten(returned)[0])}
     wanted = gradients(outputs, inputs | state)
     after = {f"{name} afterwards": each for name, each in (inputs | state).items()}
-    return {name: settled(each) for name, each in (outputs | after | wanted).items()}
+    return {name: detached_copy(each) for name, each in (outputs | after | wanted).items()}
 
 
 def _leaf(value: Any) -> Any:

@@ -1,0 +1,351 @@
+"""Who serves a graph at the moment, and how that changes when an engine fails or is overtaken.
+
+An engine that raises costs its user nothing but time: its inputs are still what they were, so the
+captured graph answers that call, and the next candidate is compiled for the calls that follow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar, cast
+
+from composer import _torch
+from composer.guard.gate import Gate
+from composer.guard.sampling import Sampler
+from composer.guard.schedule import Kind, Schedule
+from composer.guard.standby import WRITTEN, Compiled, Engine, Later, Rescue, Seat, TakeOver
+from composer.guard.versions import Versions
+from composer.memory import free_memory, lacks_memory
+from composer.records import Runtime
+
+_PROBATION = 32
+"""Calls that an engine which took over has to serve before the one it replaced is released."""
+
+_STARVED = 3
+"""Calls for which an engine may lack the memory before the next one is compiled."""
+
+T = TypeVar("T")
+
+
+class ServedGraph:
+    """One graph's current engine, and the transitions to another one.
+
+    Transitions are made with the lock held; an ordinary call reads ``run`` and ``due`` without it.
+
+    Attributes:
+        run: What serves the graph now. It is replaced whole, between calls; calls under way end
+            with the one that they began with.
+        due: The tick (:attr:`Runtime.tick`) from which on a call may be special, by the schedule or
+            because there is a gate that every call has to pass.
+        called_by: A weak reference to the callable that the program holds.
+    """
+
+    __slots__ = (
+        "_gate",
+        "_incumbent",
+        "_later",
+        "_lock",
+        "_previous",
+        "_rescue",
+        "_resuming",
+        "_retrying",
+        "_runtime",
+        "_sampler",
+        "_schedule",
+        "_starved",
+        "_versions",
+        "called_by",
+        "due",
+        "run",
+    )
+
+    def __init__(
+        self,
+        engine: Engine,
+        runtime: Runtime,
+        rescue: Rescue | None,
+        sampler: Sampler | None,
+        later: Later | None,
+        versions: Versions,
+    ) -> None:
+        self.called_by: Callable[[], object] = lambda: None
+        self._later = later
+        self._previous: Engine | None = None
+        self._gate: Gate | None = None
+        self._sampler = sampler
+        self._schedule = Schedule(sampler.every if sampler else None, begins=later is not None)
+        self._starved = 0
+        self._versions = versions
+        self._rescue = rescue
+        # Bound once, since they are compared by identity.
+        self._resuming, self._retrying = self._resume, self._retry
+        self._runtime = runtime
+        self._lock = threading.RLock()
+        self.run = self._installed(engine)
+        self._incumbent = self.run if later else None
+        self._reschedule()
+
+    def _installed(self, engine: Engine) -> Compiled:
+        """The callable of an engine, whose backwards are guarded from now on."""
+        run = _torch.undisabled(engine.compiled)
+        if engine.backwards is not None:
+            told = functools.partial(self._backward_failed, run)
+            engine.backwards.serve(told, answers=self._may_answer(run))
+        return run
+
+    def _may_follow(self, run: Compiled) -> bool:
+        """Whether something else can serve the graph if ``run`` raises."""
+        return self._rescue is not None and run is not self._rescue.floor
+
+    def _may_answer(self, run: Compiled) -> bool:
+        """Whether a backward of ``run`` may be answered by the graph it was compiled from."""
+        return self._may_follow(run) and not cast(Rescue, self._rescue).collective
+
+    def _reschedule(self) -> None:
+        """Put the next retry into the schedule; with the lock held."""
+        self._schedule.retry(self._rescue.retry_at() if self._rescue else None)
+        self._update_due()
+
+    def _update_due(self) -> None:
+        """Note the tick of the next special call; with the lock held."""
+        self.due = 0 if self._gate else self._schedule.next + self._runtime.reads
+
+    def answer(self, error: Exception, run: Compiled, args: tuple[Any, ...], before: object) -> Any:
+        """Answer a call by the floor, since the engine ``run`` raised ``error``.
+
+        Args:
+            error: What it raised.
+            run: The engine's callable.
+            args: Of the call.
+            before: Versions of the tracked tensors before it; ``None`` where they are not known.
+
+        Raises:
+            Exception: the error itself, if the engine had written to its inputs, other ranks may
+                take part in the call, or nothing is there to answer; whatever the captured graph
+                raises for these inputs.
+        """
+        rescue = self._rescue
+        # These two have called an engine and answered for it already, or found none to call.
+        if run is self._resuming or run is self._retrying:
+            raise error
+        if isinstance(error, _torch.StopRecomputation):  # a checkpoint has what it wants
+            raise error
+        if rescue is None or run is rescue.floor:
+            self._runtime.failed(error)
+            raise error
+        written = before is None or self._versions.of(args) != before
+        if why := rescue.once_only or (WRITTEN if written else ""):
+            error.add_note(f"composer: {why}, so nobody can answer")
+            self._runtime.failed(error)
+            self._hand_over(error, run)
+            raise error
+        if lacks_memory(error):
+            return self._with_more_memory(error, run, rescue, args)
+        outputs = rescue.floor(*args)
+        self._runtime.failed(error, answered=True)
+        self._hand_over(error, run)
+        return outputs
+
+    def special(self, number: int, run: Compiled) -> tuple[Compiled, Compiled]:
+        """Which engine makes this call, and the callable by which it does.
+
+        Args:
+            number: The tick of the call.
+            run: What serves the graph.
+        """
+        gate = self._gate
+        run, serve = self._plan_call(number, run)
+        return run, serve if gate is None else functools.partial(gate.admit, serve)
+
+    def _plan_call(self, number: int, run: Compiled) -> tuple[Compiled, Compiled]:
+        """As :meth:`special`, without the gate.
+
+        If several threads call at once, the first of them makes the comparison, or the compile.
+        """
+        with self._lock:
+            call, sampler = number - self._runtime.reads, self._sampler
+            if self._schedule.lets_go(call):
+                self._release_previous()
+            kind = Kind.PLAIN if run is self._resuming else self._schedule.kind_of(call)
+            self._update_due()
+        if kind is Kind.BEGIN:
+            return run, functools.partial(self._begin, run)
+        if kind is Kind.RETRY:
+            return self._retrying, self._retrying
+        if kind is Kind.PLAIN or sampler is None or run is sampler.floor:
+            return run, run
+        return run, functools.partial(self._compare, sampler, run)
+
+    def _begin(self, run: Compiled, *args: Any) -> Any:
+        """Begin the background work, and answer the call by ``run``.
+
+        The incumbent may have failed at the first call; its seat is then not wanted any more.
+        """
+        first = cast(Compiled, self._incumbent)
+        seat = Seat(
+            lambda: self.called_by() is not None and self.run is first,
+            functools.partial(self._take_over, first),
+            self._gated,
+        )
+        cast(Later, self._later).begin(args, first, seat)
+        self._later = self._incumbent = None
+        return run(*args)
+
+    @contextlib.contextmanager
+    def _gated(self) -> Iterator[Gate]:
+        """Have every call pass a gate, for as long as the context lasts."""
+        gate = Gate()
+        try:
+            self._set_gate(gate)
+            yield gate
+        finally:
+            self._set_gate(None)
+
+    def _set_gate(self, gate: Gate | None) -> None:
+        with self._lock:
+            self._gate = gate
+            self._update_due()
+
+    def _take_over(self, run: Compiled, chosen: TakeOver) -> None:
+        """Let another engine serve in place of ``run``, unless that has failed meanwhile.
+
+        What it replaces is kept for :data:`_PROBATION` calls, where ``chosen`` says so.
+        """
+        with self._lock:
+            served = self.run is run
+            engine, keeps = chosen(served)
+            if engine is None or not served:
+                return
+            self.run = self._installed(engine)
+            if keeps and self._rescue is not None:
+                self._previous = Engine(run)
+                self._schedule.let_go(self._runtime.calls + _PROBATION)
+            self._reschedule()
+
+    def _release_previous(self) -> None:
+        self._previous = None
+        self._schedule.let_go(None)
+
+    def _compare(self, sampler: Sampler, run: Compiled, *args: Any) -> Any:
+        """Answer a call by ``run``, or by the floor where the numbers of ``run`` are wrong.
+
+        Raises:
+            Refusal: they are wrong, and the policy wants errors.
+        """
+        outputs, refusal = sampler.compare(run, args)
+        if refusal is None:
+            return outputs
+        if self._rescue is None:
+            raise refusal
+        self._runtime.failed(refusal, answered=True)
+        outputs = self._rescue.floor(*args)
+        self._hand_over(refusal, run)
+        return outputs
+
+    def _with_more_memory(
+        self, error: Exception, run: Compiled, rescue: Rescue, args: tuple[Any, ...]
+    ) -> Any:
+        """Try the call again with caches emptied, then by the floor; the engine stays.
+
+        One that lacks memory again and again is given up: emptying caches at every call takes time.
+        """
+        free_memory()
+        before = self._versions.of(args)
+        try:
+            return _given(run(*args))
+        except Exception as again:
+            if self._versions.of(args) != before:
+                self._runtime.failed(again)
+                raise
+        outputs = rescue.floor(*args)
+        self._runtime.failed(error, answered=True)
+        self._lacked_memory(error, run)
+        return outputs
+
+    def _lacked_memory(self, error: Exception, run: Compiled, what: str = "raised") -> None:
+        self._starved += 1
+        if self._starved >= _STARVED:
+            self._hand_over(error, run, what)
+
+    def _backward_failed(self, run: Compiled, error: Exception, answered: bool) -> None:
+        """Record an error in a backward of ``run``, and give ``run`` up.
+
+        Args:
+            run: The engine's callable.
+            error: What its backward raised.
+            answered: Whether torch has computed the gradients instead.
+        """
+        self._runtime.failed(error, answered=answered)
+        if not self._may_follow(run):
+            return
+        what = "its backward raised"
+        if answered and lacks_memory(error):
+            self._lacked_memory(error, run, what)
+        else:
+            self._hand_over(error, run, what)
+
+    def _hand_over(self, error: Exception, run: Compiled, what: str = "raised") -> None:
+        """Give ``run`` up, unless a failure in another thread has done so already.
+
+        The engine that it had replaced serves again, if that is still kept; else the next call has
+        the next candidate compiled. The failure is recorded first, while the lock is held.
+        """
+        with self._lock:
+            if self.run is run:
+                self.run = self._resuming
+                rescue = cast(Rescue, self._rescue)
+                rescue.blame(error, what)
+                if self._previous is not None:
+                    self.run = self._installed(self._previous)
+                    self._release_previous()
+                    rescue.reverted()
+                    self._reschedule()
+
+    def _resume(self, *args: Any) -> Any:
+        """The first call after a failure: have the next candidate compiled, and call it."""
+        # Dynamo's lock first: a compile in another thread may call this very graph.
+        with _torch.compiling(), self._lock:
+            if self.run is self._resuming:
+                self.run = self._installed(
+                    self._compile(cast(Rescue, self._rescue).successor, args)
+                )
+                self._starved = 0
+                self._reschedule()
+            run = self.run
+        return self._run_guarded(run, args)
+
+    def _retry(self, *args: Any) -> Any:
+        """A call before which an engine in quarantine is compiled again."""
+        with _torch.compiling(), self._lock:
+            if self.run is not self._resuming:  # else an engine failed meanwhile; that comes first
+                engine = self._compile(cast(Rescue, self._rescue).retry, args)
+                if engine is not None:
+                    self.run = self._installed(engine)
+                    self._starved = 0
+                self._reschedule()
+            run = self.run
+        return self._run_guarded(run, args)
+
+    def _compile(self, make: Callable[[Sequence[Any]], T], args: tuple[Any, ...]) -> T:
+        """What ``make`` compiles for these inputs; its error is recorded on the way out."""
+        try:
+            return make(args)
+        except Exception as error:
+            self._runtime.failed(error)
+            raise
+
+    def _run_guarded(self, run: Compiled, args: tuple[Any, ...]) -> Any:
+        before = self._versions.of(args)
+        try:
+            return _given(run(*args))
+        except Exception as error:  # noqa: BLE001  # answered for, or raised again
+            return self.answer(error, run, args, before)
+
+
+def _given(outputs: Any) -> Any:
+    if outputs is None:
+        raise TypeError("the engine returned None")
+    return outputs

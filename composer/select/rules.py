@@ -1,0 +1,111 @@
+"""The rules by which measured times decide a contest: pure functions, without a clock.
+
+- *The mean.* What a program waits for under a load is the sum of its calls, and a load does not
+  treat all engines alike: one whose threads wait for one another loses a time slice where another
+  loses none. Any quantile hides that, and is less certain besides (``bench/choosing.py``). So that
+  no single standstill of a second decides, a turn counts for ten times the lower quartile at most.
+- *Leaving early.* An entrant is out against the one in front when it was more than 2 % behind on
+  the average of the rounds, by so much that chance alone would do that in 1 of 1,000 cases (a
+  paired t-test, after six rounds at least). It is also out when even its quickest turn is far
+  behind the other's median: three times after four rounds, one and a half times after six. An
+  entrant that is 5 % quicker is lost by this only after such a streak of bad luck.
+- *A tie* goes to the one that stands first in the chain, among those that are not out and within
+  2 % of the best. The floor stands last, so no engine serves that is more than 2 % slower than it.
+  The contest ends as soon as the first of those left is known, with the same certainty, to be no
+  more than 2 % behind any other.
+- *Memory.* Where memory is the objective, the policy's ``within`` takes the place of the 2 % for
+  leaving early, and :func:`least_memory` decides among those that are left.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+
+TIE = 1.02
+"""How much slower than the best is still as good."""
+
+_SAME_BYTES, _SAME_SHARE = 8 << 20, 0.05
+"""By how much two readings of the same memory differ at most."""
+
+_SURE_ROUNDS = 6
+_SURE = statistics.NormalDist().inv_cdf(1 - 1 / 1000)
+_OUTLIER = 10.0
+_FAR_BEHIND = ((4, 3.0), (6, 1.5))
+"""After how many rounds an entrant is out whose best turn is so many times the other's median."""
+
+
+def least_memory(
+    costs: Mapping[int, float], grown: Mapping[int, int], within: float
+) -> dict[int, float]:
+    """Those that take the least memory, among those that are not much slower than the fastest.
+
+    Args:
+        costs: Seconds of a call of each entrant, by its place.
+        grown: Bytes that each takes.
+        within: By which share one may be slower than the fastest.
+
+    Returns:
+        The seconds of those left. Differences of up to 8 MiB, or 5 %, count as none.
+    """
+    limit = margin_of(within) * min(costs.values())
+    fit = [place for place, cost in costs.items() if cost <= limit]
+    least = min(grown[place] for place in fit)
+    most = least + max(_SAME_BYTES, _SAME_SHARE * least)
+    return {place: costs[place] for place in fit if grown[place] <= most}
+
+
+def margin_of(within: float | None) -> float:
+    """By what factor one may be slower than the best and still win."""
+    return max(TIE, 1 + (within or 0.0))
+
+
+def first_of_the_best(costs: Mapping[int, float]) -> int:
+    """The first place, in the order of ``costs``, that ties with the cheapest."""
+    best = min(costs.values())
+    return next(place for place, cost in costs.items() if cost <= TIE * best)
+
+
+def surely_ahead(front: Sequence[float], other: Sequence[float], margin: float) -> bool:
+    """Whether one entrant is faster than another, and chance can be ruled out.
+
+    Args:
+        front: Seconds of a call of the one, in each round.
+        other: Those of the other, in the same rounds.
+        margin: By what factor the one has to be faster.
+    """
+    if not front:
+        return False
+    rounds, typical = len(front), statistics.median(front)
+    if any(rounds >= least and min(other) > far * typical for least, far in _FAR_BEHIND):
+        return True
+    if rounds < _SURE_ROUNDS:
+        return False
+    pairs = zip(_limited(front), _limited(other), strict=True)
+    behind = [theirs - margin * mine for mine, theirs in pairs]
+    mean = statistics.fmean(behind)
+    error = statistics.stdev(behind) / math.sqrt(rounds)
+    return mean > 0 and mean >= _student(rounds - 1) * error
+
+
+def _student(freedom: int) -> float:
+    """What Student's t exceeds by chance in 1 of 1,000 cases, by its degrees of freedom.
+
+    The expansion is Abramowitz and Stegun's, 26.7.5.
+    """
+    z = _SURE
+    first = (z**3 + z) / 4
+    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+    return z + first / freedom + second / freedom**2 + third / freedom**3
+
+
+def mean(times: Sequence[float]) -> float:
+    """The mean of an entrant's times, outliers cut to ten times the lower quartile."""
+    return statistics.fmean(_limited(times))
+
+
+def _limited(times: Sequence[float]) -> list[float]:
+    limit = _OUTLIER * sorted(times)[(len(times) - 1) // 4]
+    return [min(each, limit) for each in times]
