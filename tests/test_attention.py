@@ -8,6 +8,7 @@ from __future__ import annotations
 import onnxruntime
 import pytest
 import torch
+from conftest import compiled, last
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -67,3 +68,17 @@ def test_a_mask_is_added_and_what_sees_nothing_is_zero(kernel) -> None:
     bias[0, :, 1] = -torch.inf
     found = run(lambda q, k, v, b: (kernel(q, k, v, b)[0],), q, k, v, bias)
     torch.testing.assert_close(found, reference(q, k, v, attn_mask=bias).nan_to_num(0.0))
+
+
+@pytest.mark.parametrize("engine", ["onnxrt", "composer_openvino"])
+@pytest.mark.parametrize("causal", [True, False])
+def test_heads_of_the_query_share_those_of_key_and_value(engine, causal) -> None:
+    """Grouped heads on the CPU, as a decoder without padding has them, are the engine's."""
+    q, k, v = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 5, 8), torch.randn(2, 2, 5, 8)
+
+    def grouped(q, k, v):
+        return reference(q, k, v, is_causal=causal, enable_gqa=True)
+
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(grouped, engine)(q, k, v), grouped(q, k, v))
+    assert last().attempts[0].coverage == 1.0

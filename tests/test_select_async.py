@@ -372,6 +372,20 @@ def test_graph_whose_runs_would_be_felt_is_left_alone(case: str) -> None:
     assert (last().chosen, other.compiles) == ("aot_eager", 0)
 
 
+def test_what_a_graph_writes_to_by_itself_is_no_obstacle() -> None:
+    """As a mask put together by ``&``, and a ReLU in place on a product."""
+
+    def masked(x: torch.Tensor) -> torch.Tensor:
+        mask = (x > 0) & (x < 2)
+        return torch.nn.functional.relu(x @ x.t(), inplace=True).masked_fill(mask, 0.0)
+
+    f = beside(masked, "aot_eager")
+    f(torch.ones(2, 2))
+    f(torch.ones(2, 2))
+    settle()
+    assert timing()["ms"] > 0
+
+
 def test_dropout_that_is_off_draws_nothing() -> None:
     """What may draw is no obstacle, only what does."""
     f = beside(lambda x: torch.nn.functional.dropout(x, 0.5, training=False) * 2, "aot_eager")

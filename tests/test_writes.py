@@ -101,6 +101,7 @@ T, P = torch.ones(2, 2), torch.nn.Parameter(torch.ones(2, 2))
         (lambda x, w: x + w, False),
         (lambda x, w: x.add_(w), True),
         (lambda x, w: x.__ior__(w), False),
+        (lambda x, w: (x & w) | w, False),
         (lambda x, w: torch.add(x, w, out=x), True),
         (lambda x, w: functional.relu(x + w, inplace=True), True),
         (lambda x, w: torch.ops.aten.copy_.default(x, w), True),
@@ -114,6 +115,48 @@ T, P = torch.ones(2, 2), torch.nn.Parameter(torch.ones(2, 2))
 def test_writes_are_known_by_name_mark_and_schema(function: Any, writing: bool) -> None:
     """In-place names, ``out=``, ``inplace=True``, mutable schemas, norms that move."""
     assert writes.may_write(torch.fx.symbolic_trace(function)) is writing
+
+
+class Counts(torch.nn.Module):
+    """Writes to its buffer, through a view of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(2, 2))
+
+    def forward(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        self.seen.view(4)[0] = 1
+        return x + w
+
+
+def _assigned_item(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    y = x @ w
+    y[0] += 1
+    return y
+
+
+@pytest.mark.parametrize(
+    ("function", "writing"),
+    [
+        (lambda x, w: functional.relu(x @ w, inplace=True), False),
+        (_assigned_item, False),
+        (lambda x, w: x.clone().view(-1).add_(1), False),
+        (lambda x, w: x.t().mul_(2) + w, True),
+        (lambda x, w: torch.add(x, w, out=w[:]), True),
+        (Counts(), True),
+    ],
+)
+def test_only_what_outlives_the_call_is_written_to(function: Any, writing: bool) -> None:
+    """What the graph has made by itself is nobody else's, its views too."""
+    seen: list[bool] = []
+
+    def see(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+        seen.append(writes.may_write(gm))
+        return gm.forward
+
+    with torch.no_grad():
+        torch.compile(function, backend=see)(torch.ones(2, 2), torch.ones(2, 2))
+    assert seen == [writing]
 
 
 def test_only_the_parameters_that_are_written_to_count() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keyword
 import operator
 from collections.abc import Callable, Iterable
 
@@ -24,9 +25,19 @@ Writes = Callable[[torch.fx.Node], bool]
 
 
 def may_write(gm: torch.fx.GraphModule) -> bool:
-    """Whether any operation of the graph, or of one nested in it, writes to an operand."""
+    """Whether an operation may write to what is there after the call: inputs, or what gm holds.
+
+    What the graph makes and writes to by itself, such as the product behind a ReLU in place, does
+    not count. A graph nested in it, and memory of which the graph does not know whose it is, may
+    be anybody's.
+    """
     graphs = (each for each in gm.modules() if isinstance(each, torch.fx.GraphModule))
-    return any(_moves(node) or _assigns(node) for each in graphs for node in each.graph.nodes)
+    nested = (node for each in graphs if each is not gm for node in each.graph.nodes)
+    if any(map(_writes, nested)):
+        return True
+    lasting = {_memory(n) for n in gm.graph.nodes if n.op in ("placeholder", "get_attr")}
+    written = _memory_written(gm, _writes)
+    return any(each in lasting or isinstance(each, torch.fx.Node) for each in written)
 
 
 def is_known(gm: torch.fx.GraphModule) -> bool:
@@ -128,6 +139,10 @@ def _name(node: torch.fx.Node) -> str:
     return str(getattr(node.target, "__name__", node.target)).partition(".")[0]
 
 
+def _writes(node: torch.fx.Node) -> bool:
+    return _moves(node) or _assigns(node)
+
+
 def _moves(node: torch.fx.Node) -> bool:
     """Whether this is a norm that updates its running statistics."""
     if _name(node) not in _NORMS:
@@ -146,4 +161,9 @@ def _assigns(node: torch.fx.Node) -> bool:
     if name == "embedding":  # shortens rows in place
         given = node.args[_MAX_NORM] if len(node.args) > _MAX_NORM else None
         return node.kwargs.get("max_norm", given) is not None
-    return name in _ASSIGNS or (name.endswith("_") and not name.endswith("__"))
+    return name in _ASSIGNS or _is_in_place(name)
+
+
+def _is_in_place(name: str) -> bool:
+    """By its underscore at the end, if that does not keep it apart from a keyword (``and_``)."""
+    return name.endswith("_") and not name.endswith("__") and not keyword.iskeyword(name[:-1])

@@ -45,11 +45,14 @@ def masked_attention(
     """Attention under a mask, where a row that is masked everywhere gives zeros, as in eager.
 
     The translation gives NaN there. Such rows are the padding on the left of a batch that is
-    generated together.
+    generated together. Nor does it know of heads of the query that share those of key and value.
     """
-    if attn_mask is None or is_causal:
+    groups = query.shape[1] // key.shape[1]
+    if groups == 1 and (attn_mask is None or is_causal):
         return NotImplemented
-    return attention(query, key, value, dropout_p, attn_mask=attn_mask, scale=scale)
+    if groups > 1:
+        key, value = (each.repeat_interleave(groups, 1) for each in (key, value))
+    return attention(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)
 
 
 def attention(
