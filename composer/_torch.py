@@ -435,11 +435,38 @@ def carry_source_metadata(source: torch.fx.GraphModule, copy: torch.fx.GraphModu
         carry_node_source(node, twin)
 
 
+def let_go_of_examples(copy: torch.fx.GraphModule) -> None:
+    """Take off the placeholders what Dynamo takes off those of its own graph after a compile.
+
+    That are the real inputs: weak references to tensors, which ``torch.utils.swap_tensors`` then
+    refuses to swap, and some that are not weak.
+    """
+    for node in copy.graph.find_nodes(op="placeholder"):
+        node.meta.pop("grapharg", None)
+
+
 def carry_attributes(source: torch.fx.GraphModule, copy: torch.fx.GraphModule) -> None:
     """Re-attach what Dynamo hung on the graph module itself."""
     for name, value in vars(source).items():
         if name not in vars(copy):
             object.__setattr__(copy, name, value)
+
+
+def before_swaps(told: Callable[[torch.Tensor], None]) -> None:
+    """Tell of every tensor that ``torch.utils.swap_tensors`` is about to swap.
+
+    It has no hook (torch 2.13), and refuses tensors that have weak references. ``nn.Module`` looks
+    it up at each conversion, where ``set_swap_module_params_on_conversion`` has it swap.
+    """
+    swap = torch.utils.swap_tensors
+
+    @functools.wraps(swap)
+    def swap_told(t1: torch.Tensor, t2: torch.Tensor) -> None:
+        told(t1)
+        told(t2)
+        swap(t1, t2)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+
+    torch.utils.swap_tensors = swap_told
 
 
 def name_sources(gm: torch.fx.GraphModule) -> None:
@@ -919,7 +946,20 @@ def capture_aten(run: Callable[..., Any], example_inputs: Sequence[Any]) -> torc
 
     fakes = [fake(value) for value in example_inputs]
     with mode, traceback.preserve_node_meta(), _use_lazy_graph_module(True):
-        return make_fx(run, pre_dispatch=True)(*fakes)
+        made = make_fx(run, pre_dispatch=True)(*fakes)
+    forget_met(mode)
+    return made
+
+
+def forget_met(mode: FakeTensorMode) -> None:
+    """Let go of the tensors that a mode has met, to which it keeps weak references.
+
+    ``torch.utils.swap_tensors`` refuses tensors that have some; Dynamo clears those of its own
+    modes after a compile. What is faked from then on is faked anew.
+    """
+    met = mode.fake_tensor_converter.meta_converter.describer
+    met.lookup_tensor.clear()
+    met.lookup_storage.clear()
 
 
 # --- while a candidate compiles -----------------------------------------------------------------

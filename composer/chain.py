@@ -33,7 +33,7 @@ from composer.errors import (
     refuse,
     text_of,
 )
-from composer.graphs import clones, collectives
+from composer.graphs import checkpoints, clones, collectives
 from composer.lowering import keeping
 from composer.lowering.each import compile_each
 from composer.lowering.freeze import freezing
@@ -173,7 +173,7 @@ def _floor(request: GraphRequest, passes: late.LatePasses) -> Callable[..., Any]
             raise
         except Exception as error:  # noqa: BLE001  # recorded; the floor always answers
             passes.fail(error)
-    return _torch.settled_forward(request.gm)
+    return checkpoints.eager_forward(request.gm)
 
 
 def objection(outcome: Outcome, *, strict: bool, on_exhausted: str) -> Exception | None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import time
 import warnings
+from typing import Any
 
 import engines
 import pytest
@@ -13,12 +15,14 @@ import torch
 from conftest import compiled, last
 from engines import honest
 from torch._dynamo.exc import BackendCompilerFailed, SkipFrame, TensorifyScalarRestartAnalysis
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import composer
 from composer import Reason, Status
 from composer.backends import BACKENDS
 from composer.backends.base import Backend
 from composer.errors import CandidateError, ChainExhausted, UnknownNameError
+from composer.testing import FakeBackend
 
 
 def cosine(x):
@@ -74,6 +78,37 @@ def test_a_plain_no_has_no_traceback() -> None:
     """A decline is no error."""
     compiled(cosine, "nobody_registers_this")(torch.ones(2))
     assert last().attempts[0].traceback == ""
+
+
+def dropping(x: torch.Tensor) -> torch.Tensor:
+    return torch.dropout(torch.sin(x), 0.5, train=True)
+
+
+def twice_dropping(x: torch.Tensor) -> torch.Tensor:
+    return checkpoint(dropping, x, use_reentrant=False).cos()
+
+
+def selecting(x: torch.Tensor) -> torch.Tensor:
+    saved = functools.partial(create_selective_checkpoint_contexts, [torch.ops.aten.sin.default])
+    return checkpoint(dropping, x, use_reentrant=False, context_fn=saved)
+
+
+def seeded_gradient(f: Any, x: torch.Tensor) -> torch.Tensor:
+    torch.manual_seed(3)
+    (gradient,) = torch.autograd.grad(f(x).sum(), x)
+    return gradient
+
+
+@pytest.mark.parametrize("body", [dropping, twice_dropping, selecting])
+@pytest.mark.parametrize("engine", ["eager", engines.raises, FakeBackend("raises", at=1)])
+def test_floor_draws_the_random_numbers_of_a_checkpoint_once(body, engine) -> None:
+    """The gradient is that of the mask that the forward had, as in eager."""
+
+    def f(x):
+        return checkpoint(body, x, use_reentrant=False)
+
+    x = torch.randn(64, requires_grad=True)
+    assert torch.equal(seeded_gradient(compiled(f, engine), x), seeded_gradient(f, x))
 
 
 def test_floor_is_bit_for_bit_eager() -> None:

@@ -16,7 +16,7 @@ LAYERS = [
     {"registry", "store", "store.disk", "child", "machine", "guard.background", "guard.gate"},
     {"graphs.collectives", "graphs.comparison", "graphs.writes", "store.ledger"},
     {"graphs.clones"},
-    {"graphs.capture"},
+    {"graphs.capture", "graphs.checkpoints"},
     {"graphs"},
     {"passes"},
     {"lowering", "telemetry"},

@@ -6,12 +6,14 @@ import functools
 import operator
 import os
 import sys
+import weakref
 from typing import Any
 
 import pytest
 import torch
 from engines import honest
 from torch._dynamo import convert_frame
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from composer import _torch
 from composer.graphs import clones
@@ -132,6 +134,30 @@ def test_dynamo_still_keeps_sources_outside_of_meta() -> None:
         return sources, hasattr(gm, "_param_name_to_source"), hasattr(gm, "_source_to_user_stacks")
 
     assert capture(torch.sin, torch.ones(2), backend=probe) == [(True, True, True)]
+
+
+def test_a_mode_forgets_the_tensors_that_it_has_met() -> None:
+    """No weak reference is left at them."""
+    mode, tensor = FakeTensorMode(), torch.ones(2)
+    fake = mode.from_tensor(tensor)
+    assert weakref.getweakrefs(tensor)
+    assert weakref.getweakrefs(tensor.untyped_storage())
+    _torch.forget_met(mode)
+    assert not weakref.getweakrefs(tensor)
+    assert mode.from_tensor(tensor) is not fake
+
+
+def test_copies_of_a_graph_have_no_real_inputs() -> None:
+    """Dynamo's own graph has some until its compile is over."""
+
+    def left(gm, _):
+        twin = clones.clone_graph(gm)
+        return [
+            ["grapharg" in node.meta for node in each.graph.find_nodes(op="placeholder")]
+            for each in (gm, twin)
+        ]
+
+    assert capture(torch.sin, torch.ones(2), backend=left) == [[[True], [False]]]
 
 
 def test_share_fake_gives_the_copy_the_originals_fake() -> None:

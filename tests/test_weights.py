@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
+from typing import Any
+
 import pytest
 import torch
 from conftest import compiled, last
@@ -30,6 +33,45 @@ def test_torch_batch_norm_does_not_raise_versions_of_its_statistics() -> None:
     norm(torch.randn(8, 4))
     assert norm.running_mean._version == mean
     assert norm.num_batches_tracked._version > tracked
+
+
+def test_torch_refuses_to_swap_what_has_weak_references() -> None:
+    """The quirk behind ``forget_swapped``; when this fails, it can go."""
+    weight, other = torch.nn.Parameter(torch.ones(4)), torch.nn.Parameter(torch.zeros(4))
+    reference = weakref.ref(weight)
+    with pytest.raises(RuntimeError, match="weakref"):
+        torch.utils.swap_tensors(weight, other)
+    assert reference() is weight
+
+
+SWAPPED: dict[str, dict[str, Any]] = {
+    "inductor": {"chain": ["inductor"]},
+    "frozen": {"chain": ["inductor"], "freeze": True},
+    "onnxrt": {"chain": ["onnxrt"]},
+    "openvino": {"chain": ["composer_openvino"]},
+    "bf16": {"chain": ["aot_eager"], "precision": "bf16"},
+    "pass": {"chain": ["aot_eager"], "passes": ["fold_batch_norm"]},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", SWAPPED.values(), ids=SWAPPED)
+def test_a_module_that_swaps_its_weights_is_converted(monkeypatch, options) -> None:
+    """Nobody keeps weak references to the weights that would have torch refuse to swap them."""
+    if "composer_openvino" in options["chain"]:
+        pytest.importorskip("openvino")
+    model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.BatchNorm1d(4)).eval()
+    f = torch.compile(model, backend="composer", options=options)
+    monkeypatch.setattr(torch.__future__, "_swap_module_params_on_conversion", True)
+    bound = {"rtol": 0.05, "atol": 0.05} if "precision" in options else {}
+    with torch.no_grad():
+        f(torch.randn(3, 8))
+        for dtype in (torch.float64, torch.float32):
+            model.to(dtype)
+            x = torch.randn(3, 8, dtype=dtype)
+            torch.testing.assert_close(f(x), model(x), **bound)
+        model.load_state_dict({k: v + 1 for k, v in model.state_dict().items()})
+        torch.testing.assert_close(f(x), model(x), **bound)
 
 
 @pytest.mark.slow

@@ -21,4 +21,8 @@ def assign_data(model) -> None:
     model[0].weight.data = torch.randn(16, 8)
 
 
-CHANGES = [update_in_place, load_state_dict, replace_parameter, assign_data]
+def swap(model) -> None:
+    torch.utils.swap_tensors(model[0].weight, torch.nn.Parameter(torch.randn(16, 8)))
+
+
+CHANGES = [update_in_place, load_state_dict, replace_parameter, assign_data, swap]

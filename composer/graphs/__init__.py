@@ -2,6 +2,7 @@
 
 :mod:`~composer.graphs.capture` reads what Dynamo handed over, :mod:`~composer.graphs.writes` finds
 what a graph may write to, :mod:`~composer.graphs.collectives` whether it waits for other ranks,
-:mod:`~composer.graphs.clones` copies a graph and its inputs, and
+:mod:`~composer.graphs.clones` copies a graph and its inputs,
+:mod:`~composer.graphs.checkpoints` runs one without an engine, and
 :mod:`~composer.graphs.comparison` compares what two runs of it gave.
 """

@@ -36,6 +36,7 @@ def clone_graph(
             setattr(twin, name, clone_graph(child))
     twin.train(gm.training)
     _torch.carry_source_metadata(gm, twin)
+    _torch.let_go_of_examples(twin)
     return twin
 
 

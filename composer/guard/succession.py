@@ -19,6 +19,7 @@ from composer import _torch, chain, select, session
 from composer.contenders import Contender, bounds_of
 from composer.errors import FallbackWarning, Refusal, text_of
 from composer.graphs import collectives, writes
+from composer.graphs.checkpoints import eager_forward
 from composer.graphs.comparison import Bounds
 from composer.guard import backward, standby
 from composer.guard.sampling import Sampler, cannot_undo
@@ -81,7 +82,7 @@ class Succession:
         self._apart = cannot_undo(self.request)
         self._collective = collectives.meets_other_ranks(self.request.gm)
         late = bool(self.shared.late)
-        self.floor = self._answer if late else _torch.settled_forward(self.request.gm)
+        self.floor = self._answer if late else eager_forward(self.request.gm)
         if outcome.chosen == FLOOR:
             self.floor = _torch.undisabled(outcome.compiled)
         self._quarantined: dict[int, _Quarantine] = {}

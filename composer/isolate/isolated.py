@@ -10,6 +10,7 @@ from typing import Any
 from composer import _torch, chain, contenders, verify
 from composer.errors import ComposerError, Refusal
 from composer.graphs import capture
+from composer.graphs.checkpoints import eager_forward
 from composer.isolate import parcel
 from composer.passes import late
 from composer.policy import Candidate, Policy
@@ -71,7 +72,7 @@ def _run(compiled: Callable[..., Any], request: GraphRequest, attempt: Attempt) 
 
 def _eager_raises(request: GraphRequest) -> bool:
     try:
-        verify.run(_torch.settled_forward(request.gm), request.example_inputs, request)
+        verify.run(eager_forward(request.gm), request.example_inputs, request)
     except Exception:  # noqa: BLE001  # that it raises is the answer
         return True
     return False

@@ -13,6 +13,8 @@ import torch
 from torch.autograd.graph import increment_version
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from composer import _torch
+
 _versions = operator.attrgetter("_version")
 
 
@@ -30,6 +32,12 @@ def can_bind(value: Any) -> bool:
     )
 
 
+class _Watch(weakref.ref[torch.Tensor]):
+    """A weak reference of ours, to be told from those of others."""
+
+    __slots__ = ()
+
+
 class WeightSet:
     """The weights of one module among those that call an engine; keeps none of them alive.
 
@@ -40,7 +48,8 @@ class WeightSet:
     Args:
         tensors: The weights.
         witnesses: As above.
-        forget: What to do when the first weight dies; called with a dead reference.
+        forget: What to do when the first weight dies, or is swapped for another tensor; called
+            with its reference. It has to let go of the set.
     """
 
     def __init__(
@@ -52,7 +61,9 @@ class WeightSet:
         self.witnesses = witnesses
         self.changes: Counter[int] = Counter()
         self.calls = 0
-        self._watch = tuple(weakref.ref(each, forget) for each in tensors)
+        self._watch = tuple(_Watch(each, forget) for each in tensors)
+        if tensors:
+            forget_swapped()
 
 
 class BoundWeights:
@@ -147,6 +158,21 @@ def identities(given: tuple[Any, ...]) -> Hashable:
     Comparing with a tuple of the tensors themselves is faster, but would keep them alive.
     """
     return tuple(map(id, given))
+
+
+@functools.cache
+def forget_swapped() -> None:
+    """Have the sets of a weight forgotten before torch swaps it for another tensor.
+
+    Torch refuses to while there are weak references to it.
+    """
+    _torch.before_swaps(_let_go)
+
+
+def _let_go(weight: torch.Tensor) -> None:
+    for each in weakref.getweakrefs(weight):
+        if isinstance(each, _Watch) and each.__callback__ is not None:
+            each.__callback__(each)
 
 
 @functools.cache

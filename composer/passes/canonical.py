@@ -117,4 +117,5 @@ def _assembled(traced: torch.fx.GraphModule, gm: torch.fx.GraphModule) -> torch.
     made.meta.update(gm.meta)
     made.train(gm.training)
     _torch.carry_attributes(gm, made)
+    _torch.let_go_of_examples(made)
     return made
