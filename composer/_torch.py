@@ -8,6 +8,7 @@ name of what moved. Heavy parts (the ONNX exporter) are imported when first used
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import inspect
@@ -997,13 +998,14 @@ class BuiltBackward:
 
     ``graph`` gives the functional graph that it was compiled from, ``None`` where that was not
     kept; it is as AOTAutograd made it, or, where it is ``exact``, as :func:`compiled_from` was
-    told. ``donated`` is whether the backward may write to what the forward saved.
+    told. ``donated`` are the positions of arguments that the forward saved and the backward may
+    write to.
     """
 
     compiled: Callable[[list[Any]], Any]
     graph: Callable[[], torch.fx.GraphModule | None]
     exact: bool
-    donated: Callable[[], bool]
+    donated: tuple[int, ...]
 
 
 GuardBackward = Callable[[BuiltBackward], Callable[[list[Any]], Any]]
@@ -1042,7 +1044,11 @@ def backwards_by(guard: GuardBackward) -> Iterator[None]:
 
 
 def _with_guard(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """``post_compile`` with the backward replaced."""
+    """``post_compile`` with the backward replaced.
+
+    AOTAutograd refuses ``retain_graph=True`` where memory is donated. It is told that none is: the
+    guard sees to it. Its cache keeps the metadata themselves, so they are left as they are.
+    """
     guard = _guard_backward.get()
     if guard is None:
         return original(*args, **kwargs)
@@ -1050,39 +1056,41 @@ def _with_guard(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     compiled = given["compiled_bw_func"]
     if compiled is None:
         return original(*args, **kwargs)
-    metadata, kept = given["fw_metadata"], given["lazy_backward_info"]
-    if metadata.bw_donated_idxs is None:  # not asked for: ``retain_graph`` then holds as well
-        metadata.bw_donated_idxs = []
+    metadata, kept = copy.copy(given["fw_metadata"]), given["lazy_backward_info"]
+    donated, metadata.bw_donated_idxs = tuple(metadata.bw_donated_idxs or ()), []
     own = getattr(compiled, "_composer_graph", None)
     built = BuiltBackward(
         compiled if getattr(compiled, "_boxed_call", False) else boxed(compiled),
         functools.partial(_kept_backward, kept) if own is None else lambda: own,
         own is not None,
-        lambda: bool(metadata.bw_donated_idxs),
+        donated,
     )
-    return call_with(guard(built))
+    return call_with(compiled_bw_func=guard(built), fw_metadata=metadata)
 
 
 def _at_autograd(
     original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Mapping[str, Any], Callable[[Any], Any]]:
-    """What ``post_compile`` is given, by name, and a call of it with another backward.
+) -> tuple[Mapping[str, Any], Callable[..., Any]]:
+    """What ``post_compile`` is given, by name, and a call of it with some of that replaced.
 
     They are the fields of its first argument, or (torch < 2.13) arguments of its own.
     """
     spec = args[0] if args else None
     if dataclasses.is_dataclass(spec) and not isinstance(spec, type):
         fields = vars(spec)
-        return fields, lambda backward: original(
-            dataclasses.replace(spec, compiled_bw_func=backward), *args[1:], **kwargs
-        )
+        return fields, lambda **new: original(dataclasses.replace(spec, **new), *args[1:], **kwargs)
     bound = inspect.signature(original).bind(*args, **kwargs)
 
-    def call(backward: Any) -> Any:
-        bound.arguments["compiled_bw_func"] = backward
+    def call(**new: Any) -> Any:
+        bound.arguments.update(new)
         return original(*bound.args, **bound.kwargs)
 
     return bound.arguments, call
+
+
+def keeps_graph() -> bool:
+    """Whether the backward that runs on this thread may be followed by another of its graph."""
+    return torch._C._autograd._get_current_graph_task_keep_graph()
 
 
 def _kept_backward(kept: Any) -> torch.fx.GraphModule | None:

@@ -231,10 +231,40 @@ def test_backward_of_inductor_is_watched(monkeypatch: pytest.MonkeyPatch) -> Non
         assert (last().chosen, last().attempts[0].reason) == ("second", "raised_at_runtime")
 
 
-def test_backward_may_run_twice_with_any_engine() -> None:
-    """Engines but Inductor write to nothing that the forward saved."""
-    x = torch.randn(3, requires_grad=True)
-    loss = compiled(lambda x: x.sin().cos(), "aot_eager")(x).sum()
-    loss.backward(retain_graph=True)
-    loss.backward()
-    torch.testing.assert_close(x.grad, 2 * torch.autograd.grad(x.sin().cos().sum(), x)[0])
+@pytest.mark.parametrize("engine", ["aot_eager", "inductor", "onnxrt"])
+def test_backward_may_run_twice_with_any_engine(engine: str) -> None:
+    """Also after one that did not keep its graph: what it may overwrite is copied for the others.
+
+    ``torch.compile(module)`` raises there, for Inductor writes to what the forward saved.
+    """
+    module = torch.nn.Sequential(
+        torch.nn.Linear(64, 64), torch.nn.Softmax(-1), torch.nn.Linear(64, 64)
+    )
+    run, x = compiled(module, engine), torch.randn(64, 64)
+    for keep in (False, True, False, True):
+        for model in (run, module):
+            module.zero_grad()
+            y = model(x)
+            if keep:
+                y[:, 0].sum().backward(retain_graph=True)
+                y[:, 1].square().sum().backward()
+            else:
+                (y[:, 0].sum() + y[:, 1].square().sum()).backward()
+            if model is run:
+                mine = [each.grad.clone() for each in module.parameters()]
+        for gradient, parameter in zip(mine, module.parameters(), strict=True):
+            torch.testing.assert_close(gradient, parameter.grad)
+    assert last().chosen == engine
+
+
+def test_inductor_is_offered_what_the_forward_saved() -> None:
+    """The memory of activations is its to use in the backward, as without composer."""
+    seen: list[_torch.BuiltBackward] = []
+
+    def guard(built: _torch.BuiltBackward) -> Any:
+        seen.append(built)
+        return built.compiled
+
+    with _torch.backwards_by(guard), _torch.eager_backward_lowering():
+        torch.compile(net())(torch.randn(3, 4)).sum().backward()
+    assert seen[0].donated

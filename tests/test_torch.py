@@ -974,10 +974,21 @@ def test_backwards_are_guarded_where_they_meet_autograd() -> None:
     assert graph is not None
     operators = [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
     assert operators == ["aten.cos.default", "aten.mul.Tensor"]
-    assert (built.exact, built.donated()) == (False, False)
+    assert (built.exact, built.donated) == (False, ())
     outside = torch.compile(torch.cos, backend="aot_eager")
     outside(x).sum().backward()
     assert len(seen) == 1
+
+
+def test_a_backward_knows_whether_its_graph_is_kept() -> None:
+    """It is asked for while autograd runs, on autograd's thread."""
+    told: list[bool] = []
+    x = torch.ones(2, requires_grad=True)
+    y = x.sin()
+    y.register_hook(lambda gradient: told.append(_torch.keeps_graph()))
+    y.sum().backward(retain_graph=True)
+    y.sum().backward()
+    assert told == [True, False]
 
 
 def test_a_backwards_own_graph_is_found_on_what_was_compiled() -> None:

@@ -54,6 +54,9 @@ class Backwards:
         stale = late.in_force().rewrites(Stage.POST_GRAD) and not built.exact
 
         def run(args: list[Any]) -> Any:
+            if built.donated and _torch.keeps_graph():
+                for position in built.donated:  # what is saved is read again
+                    args[position] = _copied(args[position])
             before = _versions(args)
             try:
                 return built.compiled(args)
@@ -70,7 +73,7 @@ class Backwards:
     ) -> Any:
         told = self._told
         graph = built.graph() if usable and self._answers else None
-        if told is None or graph is None or not _repeatable(graph, built.donated()):
+        if told is None or graph is None or not _repeatable(graph, donated=bool(built.donated)):
             if told is not None:
                 if self._answers:
                     error.add_note(NOTE)
@@ -94,7 +97,13 @@ def _versions(args: list[Any]) -> list[int | None] | None:
         return None
 
 
-def _repeatable(graph: torch.fx.GraphModule, donated: bool) -> bool:
+def _copied(saved: torch.Tensor) -> torch.Tensor:
+    """A copy that lies as the original does; engines compiled for its strides."""
+    layout = tuple(saved.shape), saved.stride()
+    return torch.empty_strided(*layout, dtype=saved.dtype, device=saved.device).copy_(saved)
+
+
+def _repeatable(graph: torch.fx.GraphModule, *, donated: bool) -> bool:
     """Whether a backward that stopped half-way has changed nothing, and can be run again."""
     targets = (node.target for node in graph.graph.nodes if node.op == "call_function")
     return not (donated or writes.may_write(graph) or any(map(_torch.draws, targets)))
