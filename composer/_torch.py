@@ -514,6 +514,17 @@ def fake_of_fixed_size(value: torch.Tensor) -> FakeTensor | None:
     return context.fake_mode.from_tensor(value, static_shapes=True)
 
 
+def is_users_fake(value: object) -> bool:
+    """Whether the program itself made this tensor fake, so that calls will have no data either.
+
+    The fakes that torch compiles with, such as the inputs of the graphs that DDP cuts, are of the
+    compile's own mode.
+    """
+    context = TracingContext.try_get()
+    own = None if context is None else context.fake_mode
+    return isinstance(value, FakeTensor) and own is not None and value.fake_mode is not own
+
+
 def share_fake(original: torch.Tensor, copy: torch.Tensor) -> None:
     """Let AOTAutograd see the original's fake tensor when it meets the copy.
 

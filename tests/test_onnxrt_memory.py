@@ -6,7 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812  # as torch's own users write it
 from conftest import compiled, last
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+import composer
 from composer.backends.onnxrt import kernels
 
 pytestmark = pytest.mark.slow
@@ -156,6 +158,24 @@ def direct(function, x):
     backend = torch._dynamo.lookup_backend("composer")
     graph = torch.fx.symbolic_trace(function)
     return backend(graph, [x], options={"chain": ["onnxrt"]})(x)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+@pytest.mark.parametrize("engine", ["onnxrt", "composer_openvino"])
+@pytest.mark.parametrize("seen", ["real before", "nothing before"])
+def test_fake_tensors_are_declined(engine: str, seen: str) -> None:
+    """A call with one has no data: the address that ONNX Runtime would read is null."""
+    module, x = torch.nn.Linear(4, 4).eval(), torch.randn(3, 4)
+    run = compiled(module, engine)
+    if seen == "real before":
+        run(x)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        result = run(mode.from_tensor(x))
+    assert isinstance(result, FakeTensor)
+    assert result.shape == (3, 4)
+    assert (last().chosen, last().attempts[0].reason) == ("eager", "unsupported_dtype")
+    torch.testing.assert_close(run(x), module(x))
+    assert {each.chosen for each in composer.reports()} == {"eager", engine}
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")

@@ -980,6 +980,23 @@ def test_backwards_are_guarded_where_they_meet_autograd() -> None:
     assert len(seen) == 1
 
 
+def test_a_programs_fake_tensors_are_told_from_the_compiles_own() -> None:
+    """Dynamo hands over the program's as they are; what it compiles with is of its own mode."""
+    told: list[bool] = []
+
+    def backend(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+        values = [*example_inputs, _torch.fake_of_fixed_size(torch.ones(3))]
+        told.extend(map(_torch.is_users_fake, values))
+        return gm.forward
+
+    program = torch.compile(torch.sin, backend=backend)
+    program(torch.ones(3))
+    assert told == [False, False]
+    with _torch.FakeTensorMode() as mode:
+        program(mode.from_tensor(torch.ones(3)))
+    assert told == [False, False, True, False]
+
+
 def test_a_backward_knows_whether_its_graph_is_kept() -> None:
     """It is asked for while autograd runs, on autograd's thread."""
     told: list[bool] = []

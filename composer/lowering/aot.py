@@ -184,9 +184,11 @@ def decline_special_tensors(values: Iterable[Any]) -> None:
 
     Raises:
         Refusal: ``declined`` with ``unsupported_dtype``, for a subclass of tensor, a sparse or
-            quantized one, or complex numbers.
+            quantized one, complex numbers, or a tensor that the program made fake.
     """
     for value in values:
+        if _torch.is_users_fake(value):
+            refuse(Status.DECLINED, Reason.UNSUPPORTED_DTYPE, "one of its tensors is fake: no data")
         if isinstance(value, torch.Tensor) and not _is_plain(value):
             kind = f"{type(value).__name__}, {value.dtype}, {value.layout}"
             refuse(Status.DECLINED, Reason.UNSUPPORTED_DTYPE, f"one of its tensors is a {kind}")
