@@ -216,6 +216,12 @@ TAKEN = {
         lambda x: (x.topk(2)[0], x[2].topk(4), x[2].topk(4, largest=False)),
         SPOILT,
     ),
+    "strides over a result": (lambda x: (x * 2).as_strided((3, 2), (1, 3), 1) * 2, r(6, 3)),
+    "strides over a result, looked at": (
+        lambda x: (x * 2).view(18).as_strided((4, 6), (4, 1)) * 2,
+        r(6, 3),
+    ),
+    "strides over an input": (lambda x: x.as_strided((4, 6), (4, 1)) * 2, r(6, 3)),
     "quantile beside NaN": (lambda x: x.quantile(0.3, dim=1), SPOILT),
     "norms beside NaN": (
         lambda x: [torch.linalg.vector_norm(x, p, 1) for p in (0, 1, 2, INF, -INF)],
@@ -366,6 +372,22 @@ NO_DIMENSIONS = {
     "repeat": lambda x: x.repeat(1) + 1,
 }
 
+STRIDED = {
+    "a transposed result": (lambda x: (x * 2).t().as_strided((3, 2), (1, 3), 1) * 2, r(6, 3)),
+    "a part of a result": (
+        lambda x: (x * 2).chunk(2)[1].as_strided((2, 2), (1, 2), 1) * 2,
+        r(6, 3),
+    ),
+    "a part of an input": (lambda x: x.chunk(2)[0].as_strided((4, 2), (3, 1)) * 2, r(6, 3)),
+    "from an input's beginning": (lambda x: x.as_strided((2, 2), (1, 2), 1) * 2, r(20)[2:]),
+    "an input, transposed": (lambda x: x.t().as_strided((3, 2), (1, 3)) * 2, r(6, 3)),
+    "a result that lies transposed": (
+        lambda x: (x * 2).as_strided((3, 2), (1, 3)) * 2,
+        r(3, 6).t(),
+    ),
+}
+"""What is read by strides that ONNX knows nothing of; whatever is around it."""
+
 DECLINED = {
     "unpooled channels last": (
         lambda x, i: F.max_unpool2d(x, i, 2),
@@ -457,20 +479,49 @@ def test_not_taken_and_right(case) -> None:
     assert last().chosen == "eager"
 
 
+RULED = DECLINED | {f"strides over {name}": case for name, case in STRIDED.items()}
 CRASHES = {"embedding bag"}
 SEEN_BY_RUNNING = {"half precision scatter", "negative padding"}
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast:RuntimeWarning")
-@pytest.mark.parametrize("name", sorted(DECLINED.keys() - CRASHES - SEEN_BY_RUNNING))
+@pytest.mark.parametrize("name", sorted(RULED.keys() - CRASHES - SEEN_BY_RUNNING))
 def test_rules_are_still_needed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without its rule the case gives other results, or is not taken either."""
     monkeypatch.setattr(onnx, "unfaithful", lambda node: None)
     try:
-        same_as_eager(*DECLINED[name])
+        same_as_eager(*RULED[name])
     except AssertionError:
         return
     assert last().chosen == "eager", f"the rule for {name!r} can go"
+
+
+@pytest.mark.parametrize("engine", ["onnxrt", "composer_openvino"])
+@pytest.mark.parametrize("case", STRIDED.values(), ids=STRIDED)
+def test_memory_read_by_strides_is_right_among_what_is_taken(case, engine: str) -> None:
+    """Views on the way to it are torch's too; the engine computes what comes before and after."""
+    function, x = case
+    with torch.no_grad():
+        run = compiled(lambda x: function(x + 1).exp(), engine, min_coverage=0.0)
+        torch.testing.assert_close(run(x), function(x + 1).exp())
+        assert last().chosen == engine, last().attempts[0].message
+        run = compiled(lambda x: function(x).exp(), engine, min_coverage=0.0)
+        torch.testing.assert_close(run(x), function(x).exp())
+
+
+def test_a_write_through_strides_is_right_among_what_is_taken() -> None:
+    """Which AOTAutograd turns into a scatter that goes by strides."""
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        y = (x * 2).flip(0)
+        y.as_strided((2, 2), (1, 2), 1).mul_(3)
+        return torch.as_strided_scatter(y.exp().chunk(3)[1], y[:2, :2], (2, 2), (1, 2), 1).exp()
+
+    x = r(6, 3)
+    with torch.no_grad():
+        run = compiled(program, "onnxrt", min_coverage=0.0)
+        torch.testing.assert_close(run(x), program(x))
+        assert last().chosen == "onnxrt", last().attempts[0].message
 
 
 def test_integer_division_by_zero_does_not_end_the_process() -> None:

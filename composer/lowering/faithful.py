@@ -17,6 +17,7 @@ import torch
 import torch.fx
 
 from composer import _torch
+from composer.lowering.views import is_view
 
 aten = torch.ops.aten
 
@@ -43,6 +44,10 @@ _OTHERWISE = {
     "aten::logcumsumexp": "it overflows",
 }
 """Operators whose translation is wrong on ordinary values."""
+
+_READ_MEMORY = {"aten::as_strided", "aten::as_strided_copy", "aten::as_strided_scatter"}
+_READ_MEMORY |= {"prims::as_strided", "prims::as_strided_scatter"}
+"""Operators that go by how their operand lies in memory, of which ONNX knows nothing."""
 
 _LONG = {"aten::max", "aten::min", "aten::amax", "aten::amin", "aten::aminmax", "aten::sign"}
 _LONG |= {"aten::sgn", "aten::prod", "aten::hardtanh", "aten::relu6", "aten::pow", "aten::cummax"}
@@ -171,6 +176,37 @@ def _empty_operand(node: torch.fx.Node) -> str | None:
     return "one of its operands has no elements" if empty else None
 
 
+def _strides_of_memory(node: torch.fx.Node) -> str | None:
+    """ONNX's nodes see elements in order: the operand has to be all of its memory, row by row.
+
+    Where it was in the first call does not tell where an input is in the others, so positions that
+    count from the beginning of an input's memory are torch's.
+    """
+    if _torch.operator_name(node.target) not in _READ_MEMORY:
+        return None
+    operand = base = node.all_input_nodes[0]
+    while is_view(base):
+        base = base.all_input_nodes[0]
+    value: torch.Tensor = operand.meta["val"]
+    offset = _torch.argument(node, "storage_offset")
+    numbers = (*value.shape, *_torch.argument(node, "size"), *_torch.argument(node, "stride"))
+    if not all(isinstance(each, int) for each in (*numbers, offset or 0)):
+        return "it reads memory by strides, and a size is dynamic"
+    whole = value.untyped_storage().nbytes() == value.numel() * value.element_size()
+    from_the_beginning = offset is not None and base.op == "placeholder"
+    if from_the_beginning or not (whole and value.is_contiguous()):
+        return "it reads memory by strides that ONNX does not know"
+    return None
+
+
+def _looked_at_by_strides(node: torch.fx.Node) -> str | None:
+    """A view that leads to such a call: torch makes it, so that it lies where it does in eager."""
+    if not is_view(node):
+        return None
+    leads = any(_strides_of_memory(user) or _looked_at_by_strides(user) for user in node.users)
+    return "its memory is read by strides" if leads else None
+
+
 _RULES: tuple[Callable[[torch.fx.Node], str | None], ...] = (
     _random,
     _attention_logarithms,
@@ -185,6 +221,8 @@ _RULES: tuple[Callable[[torch.fx.Node], str | None], ...] = (
     _double_precision,
     _half_precision,
     _empty_operand,
+    _strides_of_memory,
+    _looked_at_by_strides,
 )
 
 
