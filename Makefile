@@ -10,13 +10,23 @@ export HF_HUB_OFFLINE := 1
 unexport PYTHONDONTWRITEBYTECODE
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: demo test test-bench check check-style bench clean
+.PHONY: demo test test-torch test-bench check check-style bench clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/embeddings.py
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -q -n auto --dist worksteal -m "not bench"
+
+# make test-torch TORCH=2.11.0: the tests with another torch of the range, in an environment of its
+# own. pip takes that torch's CUDA packages with it, some 4 GB.
+test-torch: OTHER = .venv-torch-$(TORCH)
+test-torch:
+	$(PYTHON) -m venv $(OTHER)
+	grep -v '^torch==\|^triton==' constraints.txt > $(OTHER)/constraints.txt
+	$(OTHER)/bin/python -m pip install --quiet torch==$(TORCH)
+	$(OTHER)/bin/python -m pip install --quiet -c $(OTHER)/constraints.txt -e '.[dev]'
+	$(OTHER)/bin/python -m pytest -q -n auto --dist worksteal -m "not bench"
 
 test-bench: $(STAMP)
 	$(BIN)/python -m pytest -q -n auto --dist worksteal -m bench

@@ -74,6 +74,13 @@ def fresh_python() -> Callable[..., subprocess.CompletedProcess[str]]:
     return run
 
 
+def needs_torch(version: str, why: str) -> pytest.MarkDecorator:
+    """Skip with a torch of the range that composer supports, but before ``version``."""
+    numbers = tuple(map(int, version.split(".")))
+    ours = tuple(map(int, torch.__version__.split(".")[:2]))
+    return pytest.mark.skipif(ours < numbers, reason=f"torch < {version}: {why}")
+
+
 def compiled(function: Any, *chain: Any, dynamic: bool | None = None, **options: Any) -> Any:
     """``torch.compile`` through composer with this chain, or the default one if none is given."""
     if chain:

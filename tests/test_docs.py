@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from composer import Attempt, Candidate, CompileReport, Policy, Reason
 from composer.records import Counters, GraphInput, PassRecord
@@ -63,6 +64,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@torch._dynamo.config.patch(enable_aot_compile=True)  # off in torch 2.11
 def test_code_in_the_docs_runs(page: Path, script: types.ModuleType) -> None:
     """The blocks of a page, run one after the other, raise nothing and hold what they assert."""
     for code in python_blocks(page.read_text()):

@@ -9,7 +9,7 @@ from pathlib import Path
 import engines
 import pytest
 import torch
-from conftest import compiled
+from conftest import compiled, needs_torch
 from engines import honest
 from rewrites import Scale, at
 
@@ -171,6 +171,7 @@ def test_what_was_compiled_before_stays_and_is_not_used() -> None:
     assert [r.runtime.calls for r in composer.reports()] == [2, 2, 1, 1]
 
 
+@needs_torch("2.13", "it counts all that has the function's code")
 def test_explaining_often_does_not_use_up_the_recompiles_of_a_function() -> None:
     """Dynamo allows 8; each explanation counts for itself."""
     for _ in range(torch._dynamo.config.recompile_limit + 2):

@@ -71,6 +71,7 @@ def test_weights_are_static_inputs_still() -> None:
     assert seen[0] == seen[1] == [0, 1]
 
 
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")  # by tuning, in torch 2.11
 def test_mode_reaches_inductor_and_the_record() -> None:
     """``max-autotune-no-cudagraphs`` tunes, as torch has it."""
     net, x = torch.nn.Linear(8, 8), torch.randn(2, 8)

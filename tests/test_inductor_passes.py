@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch._inductor.config as inductor_config
-from conftest import compiled, last
+from conftest import compiled, last, needs_torch
 from rewrites import CosineToSine, Scale, at, aten
 from torch._dynamo.utils import counters
 from torch._inductor.custom_graph_pass import (
@@ -117,6 +117,7 @@ def test_inductors_own_kinds_of_pass_run_everywhere(engine: str, custom) -> None
     torch.testing.assert_close(result, torch.sin(x) + 1)
 
 
+@needs_torch("2.12", "Inductor has no such kind of pass")
 @engines
 def test_an_inference_aware_pass_is_told_of_training(engine: str) -> None:
     """Then this one leaves the graph alone."""

@@ -8,17 +8,26 @@ from __future__ import annotations
 import functools
 import importlib.util
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from conftest import last
+from conftest import last, needs_torch
 from torch import Tensor, nn
 
 import composer
 from composer import _torch
+
+pytestmark = pytest.mark.usefixtures("_switched_on")
+
+
+@pytest.fixture
+def _switched_on() -> Iterator[None]:
+    """It is off in torch 2.11."""
+    with torch._dynamo.config.patch(enable_aot_compile=True):
+        yield
 
 
 class Normed(nn.Module):
@@ -303,6 +312,7 @@ print(any(name.startswith("onnxscript") for name in sys.modules))
 """
 
 
+@needs_torch("2.12", "there is a switch to be set, in both processes")
 def test_another_process_loads_it_from_a_file(
     tmp_path: Path, run_python: Callable[..., Any]
 ) -> None:

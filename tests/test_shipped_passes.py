@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 import torch
-from conftest import compiled, last
+from conftest import compiled, last, needs_torch
 from torch import nn
 from torch.nn import functional
 
@@ -84,7 +84,15 @@ def matches(function, *args, name: str, **fields) -> int:
     return record.matches
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=needs_torch("2.13", "a view of a slice fixes a dynamic size"))
+        if name == "merge_parallel_linears"
+        else name
+        for name in NAMES
+    ],
+)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_pass_keeps_the_numbers(engine: str, name: str) -> None:
     """In inference, for two sizes of one dynamic graph."""
