@@ -279,9 +279,9 @@ def test_inputs_are_looked_at_where_anything_may_write(
     seen: list[standby.Rescue | None] = []
     watch = guard.watch
 
-    def see(engine: Any, runtime: Any, restore: Any, rescue: Any, *more: Any) -> Any:
+    def see(*args: Any, rescue: standby.Rescue | None, **more: Any) -> Any:
         seen.append(rescue)
-        return watch(engine, runtime, restore, rescue, *more)
+        return watch(*args, rescue=rescue, **more)
 
     monkeypatch.setattr(guard, "watch", see)
     monkeypatch.setattr(InductorBackend, "build", lambda self, gm, *a, **k: engines.honest(gm, *a))
