@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any, cast
 
 import torch
@@ -62,7 +62,7 @@ def flat_outputs(
     return flat, restore
 
 
-def copy_inputs(example_inputs: Sequence[Any], keep: frozenset[int]) -> list[Any]:
+def copy_inputs(example_inputs: Sequence[Any], keep: Set[int]) -> list[Any]:
     """Copies of the tensor inputs except those at the positions ``keep``.
 
     Strides, offsets and the storage that several inputs share stay as they are; of a large storage,

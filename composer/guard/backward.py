@@ -15,7 +15,7 @@ import torch
 import torch.fx
 
 from composer import _torch
-from composer.graphs import writes
+from composer.graphs import clones, writes
 from composer.memory import free_memory, lacks_memory
 from composer.passes import late
 from composer.passes.base import Stage
@@ -54,9 +54,8 @@ class Backwards:
         stale = late.in_force().rewrites(Stage.POST_GRAD) and not built.exact
 
         def run(args: list[Any]) -> Any:
-            if built.donated and _torch.keeps_graph():
-                for position in built.donated:  # what is saved is read again
-                    args[position] = _copied(args[position])
+            if built.donated and _torch.keeps_graph():  # what is saved is read again
+                args[:] = clones.copy_inputs(args, keep=set(range(len(args))) - set(built.donated))
             before = _versions(args)
             try:
                 return built.compiled(args)
@@ -95,12 +94,6 @@ def _versions(args: list[Any]) -> list[int | None] | None:
         return [getattr(each, "_version", None) for each in args]
     except RuntimeError:
         return None
-
-
-def _copied(saved: torch.Tensor) -> torch.Tensor:
-    """A copy that lies as the original does; engines compiled for its strides."""
-    layout = tuple(saved.shape), saved.stride()
-    return torch.empty_strided(*layout, dtype=saved.dtype, device=saved.device).copy_(saved)
 
 
 def _repeatable(graph: torch.fx.GraphModule, *, donated: bool) -> bool:

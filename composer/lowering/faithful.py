@@ -189,10 +189,11 @@ def _strides_of_memory(node: torch.fx.Node) -> str | None:
         base = base.all_input_nodes[0]
     value: torch.Tensor = operand.meta["val"]
     offset = _torch.argument(node, "storage_offset")
-    numbers = (*value.shape, *_torch.argument(node, "size"), *_torch.argument(node, "stride"))
-    if not all(isinstance(each, int) for each in (*numbers, offset or 0)):
+    memory = value.untyped_storage().nbytes()
+    sizes = (*value.shape, *_torch.argument(node, "size"), *_torch.argument(node, "stride"))
+    if not all(isinstance(each, int) for each in (*sizes, offset or 0, memory)):
         return "it reads memory by strides, and a size is dynamic"
-    whole = value.untyped_storage().nbytes() == value.numel() * value.element_size()
+    whole = memory == value.numel() * value.element_size()
     from_the_beginning = offset is not None and base.op == "placeholder"
     if from_the_beginning or not (whole and value.is_contiguous()):
         return "it reads memory by strides that ONNX does not know"
