@@ -90,10 +90,14 @@ def chain_with(fault: str | None, at: int | None, *, faulty: bool) -> list[Any]:
 
 
 def ddp(rank: int, fault: str | None, at: int | None) -> Any:
+    return ddp_through(rank, chain_with(fault, at, faulty=rank == 1))
+
+
+def ddp_through(rank: int, chain: list[Any]) -> Any:
     plain = DistributedDataParallel(Net(), bucket_cap_mb=1)
     wanted = train(plain, plain, rank)
     model = DistributedDataParallel(Net(), bucket_cap_mb=1)
-    run = compiled(model, *chain_with(fault, at, faulty=rank == 1))
+    run = compiled(model, *chain)
     got = train(run, model, rank)
     for mine, theirs in zip(got, wanted, strict=True):
         torch.testing.assert_close(mine, theirs)
@@ -108,6 +112,13 @@ def test_ddp_takes_the_same_engine_on_both_ranks(both: Pair) -> None:
     assert {reason for _, attempts in one for _, _, reason in attempts} == {"build_failed", None}
     assert {reason for _, attempts in zero for _, _, reason in attempts} == {"policy", None}
     assert all(each["ranks"] == each["of"] == 2 for each in facts)
+
+
+def test_ddp_trains_on_onnxrt(both: Pair) -> None:
+    """The inputs of each bucket's graph are torch's own fakes, not tensors that stay fake."""
+    (zero, _, _), (one, _, _) = both.run(ddp_through, ["onnxrt"])
+    assert len(zero) == len(one) > 1
+    assert {chosen for chosen, _ in zero + one} == {"onnxrt"}
 
 
 def test_ddp_goes_on_when_an_engine_fails_at_run_time_on_one_rank(both: Pair) -> None:
