@@ -102,6 +102,8 @@ def onnxrt(
         for engine in engines.values():
             nodes.update(engine.nodes)
             note(providers=engine.providers, nodes=dict(nodes))
+            if device.type == "cpu" and engine.graph.rounds_to("BFLOAT16"):
+                note(bfloat16="computed in float32")
         return parts.assemble(engines)
 
     def build(graph: FunctionalGraph) -> Callable[..., Any]:

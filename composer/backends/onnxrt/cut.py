@@ -14,7 +14,7 @@ import torch.fx
 
 from composer.backends.base import check_time
 from composer.backends.onnxrt.engine import OnnxRuntimeEngine, make_engine
-from composer.backends.onnxrt.kernels import dtypes_of, lacking, why_not_here
+from composer.backends.onnxrt.kernels import dtypes_of, lacking, narrow_here, why_not_here
 from composer.backends.onnxrt.settings import Settings
 from composer.errors import Refusal
 from composer.graphs.capture import graph_key
@@ -23,6 +23,7 @@ from composer.lowering.aot import FunctionalGraph
 from composer.lowering.onnx import to_onnx
 from composer.lowering.origins import origins_of
 from composer.lowering.regions import Region, alone, calls_of
+from composer.lowering.widening import widen
 from composer.records import Reason
 
 Cut = cuts.Cut[OnnxRuntimeEngine]
@@ -43,6 +44,7 @@ def cut(graph: FunctionalGraph, settings: Settings, device: torch.device) -> Cut
 
     def load(region: Region) -> OnnxRuntimeEngine:
         check_time()
+        widen(region.gm, lambda node: narrow_here(node, device))
         return make_engine(to_onnx(region), region, settings, device)
 
     def why_alone(node: torch.fx.Node) -> str | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from composer.backends.onnxrt.capacity import require_memory
 from composer.backends.onnxrt.memory import (
     Feed,
     allocator,
@@ -97,6 +98,8 @@ class OnnxRuntimeEngine(BindingEngine[Bound]):
 
     def _make(self, values: Mapping[int, torch.Tensor]) -> Bound:
         names = self.graph.inputs
+        if self._device.type == "cpu":
+            require_memory(values.values())
         held = {names[i]: as_value(each.detach().contiguous()) for i, each in values.items()}
         session = make_session(self.graph, held, self._settings, self._device)
         asked = {each.name for each in session.get_inputs()}

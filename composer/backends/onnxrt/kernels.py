@@ -1,4 +1,4 @@
-"""Dtypes for which ONNX Runtime has no kernel on the CPU: such calls stay torch's, unasked.
+"""Dtypes for which ONNX Runtime has no kernel on the CPU: what is computed in float32 or by torch.
 
 What it has no other kernel for it says itself (:mod:`composer.backends.onnxrt.cut`). These are
 dtypes of which whole models are made, and what only shows when it runs (onnxruntime 1.31);
@@ -7,6 +7,7 @@ dtypes of which whole models are made, and what only shows when it runs (onnxrun
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
 
 import torch
@@ -32,13 +33,10 @@ _MOVES = frozenset(
 )
 """What can be done with bfloat16: no arithmetic."""
 
-_RAISES = {
-    "aten::scatter_add": frozenset({torch.float16}),
-    "aten::scatter_reduce": frozenset({torch.float16, torch.bool}),
-    "aten::index_put": frozenset({torch.float16}),
-    "aten::_unsafe_index_put": frozenset({torch.float16}),
-}
-"""Dtypes of which several elements cannot come to one place: there is a kernel, and it raises."""
+_ADD_UP = frozenset(
+    {"aten::scatter_add", "aten::scatter_reduce", "aten::index_put", "aten::_unsafe_index_put"}
+)
+"""What brings several elements to one place: for float16 there is a kernel, and it raises."""
 
 
 def why_not_here(node: torch.fx.Node, device: torch.device) -> str | None:
@@ -46,9 +44,18 @@ def why_not_here(node: torch.fx.Node, device: torch.device) -> str | None:
     return why_not(node) or (_no_kernel(node) if device.type == "cpu" else None)
 
 
-def dtypes_of(node: torch.fx.Node) -> set[torch.dtype]:
+def narrow_here(node: torch.fx.Node, device: torch.device) -> frozenset[torch.dtype]:
+    """The dtypes of a call's operands and results in whose place it has to be given float32."""
+    if node.op != "call_function" or device.type != "cpu":
+        return frozenset()
+    dtypes = dtypes_of(node) & {torch.float16} if _adds_up(node) else frozenset()
+    return dtypes if _torch.multiplies_bf16() else dtypes | _computed(node) & {torch.bfloat16}
+
+
+def dtypes_of(node: torch.fx.Node) -> frozenset[torch.dtype]:
     """The dtypes of a call's operands and results."""
-    return {each.dtype for source in (node, *node.all_input_nodes) for each in tensors_of(source)}
+    sources = (node, *node.all_input_nodes)
+    return frozenset(each.dtype for source in sources for each in tensors_of(source))
 
 
 def lacking(dtypes: Iterable[torch.dtype]) -> str:
@@ -60,11 +67,20 @@ def lacking(dtypes: Iterable[torch.dtype]) -> str:
 def _no_kernel(node: torch.fx.Node) -> str | None:
     if node.op != "call_function":
         return None
-    dtypes = dtypes_of(node)
-    name = _torch.operator_name(node.target)
-    missing = dtypes & _FLOAT8
-    if name in _RAISES and _torch.argument(node, "accumulate") is not False:
-        missing |= dtypes & _RAISES[name]
-    if not is_view(node) and name not in _MOVES:
-        missing |= dtypes & {torch.bfloat16}
+    missing = dtypes_of(node) & _FLOAT8
+    if _torch.operator_name(node.target) == "aten::scatter_reduce":  # there is one, and it raises
+        missing |= dtypes_of(node) & {torch.bool}
+    if _torch.multiplies_bf16():  # torch is the faster one
+        missing |= _computed(node) & {torch.bfloat16}
     return lacking(missing) if missing else None
+
+
+def _computed(node: torch.fx.Node) -> frozenset[torch.dtype]:
+    """The dtypes that a call computes with; none where it only moves elements."""
+    moves = node.target is operator.getitem or is_view(node)
+    return frozenset() if moves or _torch.operator_name(node.target) in _MOVES else dtypes_of(node)
+
+
+def _adds_up(node: torch.fx.Node) -> bool:
+    puts = _torch.operator_name(node.target) in _ADD_UP
+    return puts and _torch.argument(node, "accumulate") is not False

@@ -1,0 +1,58 @@
+"""Whether there is memory for the copies that ONNX Runtime makes of weights in half precision.
+
+On the CPU it computes with them in float32. Twice over: it keeps the values that it cast, and packs
+them for its products, so that a weight of bfloat16 takes about four times its bytes beside torch's
+own (1.31; of float16 three times). A process that runs out of memory is killed, and nobody is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+
+from composer.errors import refuse
+from composer.records import Reason, Status
+
+_COPIES = {torch.bfloat16: 4.5, torch.float16: 4.5}
+"""Bytes for each byte of such a weight while a session is made (the peak is the same for both)."""
+
+_GROUP = Path("/sys/fs/cgroup")
+
+
+def require_memory(weights: Iterable[torch.Tensor]) -> None:
+    """Refuse, with ``out_of_memory``, weights whose copies would not fit into what is free."""
+    needed = sum(_COPIES.get(each.dtype, 0) * each.nbytes for each in weights)
+    free = free_memory() if needed else None
+    if free is not None and needed > free:
+        what = f"copies of the weights in float32 would take {_gib(needed)}, {_gib(free)} are free"
+        refuse(Status.FAILED, Reason.OUT_OF_MEMORY, what)
+
+
+def free_memory() -> int | None:
+    """How many bytes this process may still take; ``None`` where the system does not say.
+
+    Of the machine, or of the container (control groups, version 2), if that has less: what is
+    cached of files counts as free. psutil, the usual source, does not know of containers.
+    """
+    try:
+        machine = _numbers(Path("/proc/meminfo"))["MemAvailable"] * 1024
+    except (OSError, KeyError):
+        return None
+    try:
+        limit, used = (int((_GROUP / f"memory.{each}").read_text()) for each in ("max", "current"))
+        cached = _numbers(_GROUP / "memory.stat")["inactive_file"]
+    except (OSError, KeyError, ValueError):  # no group, or one without a limit: "max"
+        return machine
+    return min(machine, limit - used + cached)
+
+
+def _numbers(path: Path) -> dict[str, int]:
+    """A file of the kernel's with a name and a number a line."""
+    lines = (line.replace(":", " ").split() for line in path.read_text().splitlines())
+    return {name: int(number) for name, number, *_ in lines}
+
+
+def _gib(size: float) -> str:
+    return f"{size / 2**30:.1f} GiB"

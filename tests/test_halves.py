@@ -1,0 +1,177 @@
+"""Half precision on ONNX Runtime's CPU provider: in float32, rounded where eager rounds."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812  # as torch's own users write it
+from conftest import compiled, last
+
+from composer import _torch
+from composer.backends.onnxrt import capacity, kernels
+
+pytestmark = pytest.mark.slow
+
+BF16, F16 = torch.bfloat16, torch.float16
+
+
+@pytest.fixture(autouse=True)
+def _processor_without_bf16(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(_torch, "multiplies_bf16", lambda: False)
+    with torch.no_grad():
+        yield
+
+
+def run(function: Callable, *args: object, **options: object) -> object:
+    """The result of the second call, when the engine has all of the graph."""
+    taken = compiled(function, "onnxrt", min_coverage=1.0, **options)
+    taken(*args)
+    result = taken(*args)
+    assert last().chosen == "onnxrt", last().attempts[0].message
+    return result
+
+
+def numbers(*sizes: int, dtype: torch.dtype = BF16) -> torch.Tensor:
+    return torch.randn(*sizes, generator=torch.Generator().manual_seed(0)).to(dtype)
+
+
+def first(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.tensor([0, 0, 1]), numbers(3, dtype=dtype)
+
+
+TAKEN = {
+    "bfloat16 product": (lambda x: x @ x, numbers(3, 3)),
+    "bfloat16 sum": (lambda x: x + x, numbers(3)),
+    "float16 added up": (lambda i, x: x.scatter_add(0, i, x), *first(F16)),
+    "float16 reduced": (lambda i, x: x.scatter_reduce(0, i, x, "amax"), *first(F16)),
+    "float16 put in": (lambda i, x: x.index_put((i,), x, accumulate=True), *first(F16)),
+}
+
+
+@pytest.mark.parametrize("case", TAKEN.values(), ids=TAKEN)
+def test_what_has_no_kernel_is_computed_in_float32(case: tuple) -> None:
+    """With eager's dtype, and its numbers."""
+    function, *args = case
+    torch.testing.assert_close(run(function, *args), function(*args))
+
+
+@pytest.mark.parametrize("case", TAKEN.values(), ids=TAKEN)
+def test_kernels_are_still_missing(case: tuple, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given as it is, ONNX Runtime refuses the call."""
+    cut = sys.modules["composer.backends.onnxrt.cut"]  # a function of the package has its name
+    monkeypatch.setattr(cut, "narrow_here", lambda node, device: ())
+    function, *args = case
+    compiled(function, "onnxrt")(*args)
+    assert last().chosen == "eager", "the rule can go"
+
+
+EXACT = {
+    "a chain of operators": lambda x: ((x * 3 + 0.1) / 7 - x).sin() * 1.001,
+    "numbers in comparisons": lambda x: torch.stack([x == 0.1, x > 0.1, x <= 0.1, x != 0.1]),
+    "hardshrink": lambda x: F.hardshrink(x, 0.1),
+    "a dtype that is asked for": lambda x: (
+        x.sum(0, dtype=BF16) + torch.full_like(x, 0.3, dtype=BF16)
+    ),
+    "a cast of the user's": lambda x: x.float().mul(1.001).to(BF16) + x,
+    "an overflow": lambda x: x * 3e38 * 2,
+    "the largest": lambda x: x.max(0),
+    "an order": lambda x: x.sort(0),
+    "integers": lambda x: (x * 10).to(torch.int64) + x,
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("function", EXACT.values(), ids=EXACT)
+def test_every_call_is_rounded_as_in_eager(function: Callable, dynamic: bool) -> None:
+    """To the bit, where nothing is added up."""
+    x = torch.tensor([0.1, -1.0, 0.1001, 3.0, 0.0, -0.25, 1e-3, 77.0]).to(BF16)
+    expected = function(x)
+    torch.testing.assert_close(run(function, x, dynamic=dynamic), expected, rtol=0, atol=0)
+
+
+def block() -> torch.nn.Module:
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+    return layer.to(BF16)
+
+
+def test_a_block_of_a_transformer_is_taken_whole() -> None:
+    """Norms, which give several results, and attention; the report says how it is computed."""
+    model, x = block(), numbers(2, 5, 16)
+    torch.testing.assert_close(run(model, x), model(x), rtol=2e-2, atol=2e-2)
+    assert last().attempts[0].engine["bfloat16"] == "computed in float32"
+    assert last().attempts[0].coverage == 1.0
+
+
+def test_a_changed_weight_is_seen() -> None:
+    """The copy in float32 is made anew."""
+    model, x = torch.nn.Linear(4, 4).to(BF16).eval(), numbers(3, 4)
+    taken = compiled(model, "onnxrt")
+    taken(x)
+    model.weight.mul_(2)
+    torch.testing.assert_close(taken(x), model(x), rtol=2e-2, atol=2e-2)
+
+
+def test_gradients_are_computed_so_too() -> None:
+    """They arrive in bfloat16."""
+    x = numbers(2, 5, 16)
+    gradients = []
+    for backend in (None, "onnxrt"):
+        model = block()
+        with torch.enable_grad():
+            (compiled(model, backend) if backend else model)(x).float().pow(2).mean().backward()
+        gradients.append([p.grad for p in model.parameters()])
+    assert last().chosen == "onnxrt"
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=5e-2, atol=5e-2)
+
+
+def test_a_processor_with_bfloat16_arithmetic_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch has kernels for it, which are the faster ones there."""
+    monkeypatch.setattr(_torch, "multiplies_bf16", lambda: True)
+    function, x = TAKEN["bfloat16 product"]
+    compiled(function, "onnxrt")(x)
+    attempt = last().attempts[0]
+    assert (last().chosen, attempt.reason) == ("eager", "unsupported_op")
+    assert "ONNX Runtime has no kernel for bfloat16" in attempt.message
+
+
+def test_weights_whose_copies_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Instead of a process that is killed; weights of float32 are not copied so."""
+    monkeypatch.setattr(capacity, "free_memory", lambda: 2**10)
+    x = numbers(3, 64)
+    compiled(torch.nn.Linear(64, 64).to(BF16), "onnxrt")(x)
+    attempt = last().attempts[0]
+    assert (attempt.status, attempt.reason) == ("failed", "out_of_memory")
+    assert "copies of the weights in float32 would take 0.0 GiB" in attempt.message
+    compiled(torch.nn.Linear(64, 64), "onnxrt")(x.float())
+    assert last().chosen == "onnxrt"
+
+
+def test_free_memory_is_the_containers_where_it_has_less(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it holds of files can be let go."""
+    machine = capacity.free_memory()
+    monkeypatch.setattr(capacity, "_GROUP", tmp_path)
+    assert capacity.free_memory() == pytest.approx(machine, rel=0.5)
+    (tmp_path / "memory.max").write_text("3000\n")
+    (tmp_path / "memory.current").write_text("2500\n")
+    (tmp_path / "memory.stat").write_text("anon 2100\ninactive_file 400\n")
+    assert capacity.free_memory() == 900
+    (tmp_path / "memory.max").write_text("max\n")
+    assert capacity.free_memory() == pytest.approx(machine, rel=0.5)
+
+
+def test_moves_need_no_cast() -> None:
+    """A row of a table is looked up in bfloat16."""
+    seen = []
+    table = numbers(5, 4)
+    graph = torch.fx.symbolic_trace(lambda i: torch.ops.aten.embedding.default(table, i))
+    for node in graph.graph.nodes:
+        node.meta["val"] = table
+        seen.append(kernels.narrow_here(node, torch.device("cpu")))
+    assert not any(seen)
