@@ -1,19 +1,21 @@
 """What the ONNX Runtime engine costs around ONNX Runtime itself.
 
-``python bench/onnxrt.py`` measures five things, each in one process of its own kind:
+``python bench/onnxrt.py`` measures six things, each in one process of its own kind:
 
 - ``calls``: our part of a call, above the session's own run with everything bound beforehand, by
   the number of inputs, outputs and bound weights;
 - ``spinning``: what the waiting of the session's threads costs it, and torch's next operation;
 - ``translation``: seconds for 1,000 nodes, by the public exporter and by composer's lowering;
 - ``memory``: how much a process grows from before the compile to the third call, over the weights;
-- ``rewrites``: what each rewrite of the graph gains, as the time without it over the time with all.
+- ``rewrites``: what each rewrite of the graph gains, as the time without it over the time with all;
+- ``halves``: a call of models in half precision, in eager and by Inductor, over ONNX Runtime's.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import importlib
 import json
 import subprocess
 import sys
@@ -30,6 +32,7 @@ import zoo
 from rich.console import Console
 from rich.table import Table
 from timing import Series, machine, measure, paired_ratio, write_json
+from torch.utils._pytree import tree_leaves
 
 from composer.backends import onnxrt
 from composer.lowering import keeping
@@ -43,7 +46,8 @@ WAITING = {
     "never spinning": {"session.intra_op.allow_spinning": "0"},
 }
 REWRITTEN = ("bert", "whisper_enc", "vit", "convnext", "swin", "resnet")
-PARTS = ("calls", "spinning", "translation", "memory", "rewrites")
+HALF = ("bert", "llama")
+PARTS = ("calls", "spinning", "translation", "memory", "rewrites", "halves")
 MODELS = ("bert", "gpt2", "swin", "resnet", "mobilenet")
 
 
@@ -205,7 +209,8 @@ def counting_translation() -> Iterator[dict[str, Any]]:
         counted["seconds"] += time.perf_counter() - began
         return made
 
-    with mock.patch.object(onnxrt, "to_onnx", timed):
+    cut = importlib.import_module("composer.backends.onnxrt.cut")
+    with mock.patch.object(cut, "to_onnx", timed):
         yield counted
 
 
@@ -245,6 +250,42 @@ def rewrite_gains(rounds: int) -> dict[str, dict[str, Any]]:
             rewrite: paired_ratio(taken[rewrite], taken[""]).to_dict() for rewrite in REWRITES
         }
     return rows
+
+
+def half_costs(rounds: int) -> dict[str, dict[str, Any]]:
+    """Milliseconds of a call in half precision, what others take over it, and the errors."""
+    rows: dict[str, dict[str, Any]] = {}
+    for model in HALF:
+        for dtype in (torch.bfloat16, torch.float16):
+            module, inputs = zoo.build(model)
+            module.to(dtype)
+            given = {k: v.to(dtype) if v.is_floating_point() else v for k, v in inputs.items()}
+            runs = {name: one_engine(module, name) for name in ("inductor", "onnxrt")}
+            calls: dict[str, Callable[[], Any]] = {"eager": functools.partial(module, **given)}
+            calls |= {name: functools.partial(run, **given) for name, run in runs.items()}
+            expected = calls["eager"]()
+            row: dict[str, Any] = {f"{k}_error": error(calls[k](), expected) for k in runs}
+            taken = measure(calls, rounds)
+            row["onnxrt"] = taken["onnxrt"].to_dict()
+            for name in ("eager", "inductor"):
+                row[f"{name}_over_onnxrt"] = paired_ratio(taken[name], taken["onnxrt"]).to_dict()
+            rows[f"{model}, {str(dtype).removeprefix('torch.')}"] = row
+            torch.compiler.reset()
+    return rows
+
+
+def one_engine(module: torch.nn.Module, engine: str) -> Callable[..., Any]:
+    """The module on one engine, or an error."""
+    namespace: dict[str, Any] = {"module": module}
+    exec("def run(**inputs):\n    return module(**inputs)", namespace)
+    options = {"chain": [engine], "strict": True}
+    return torch.compile(namespace["run"], backend="composer", options=options)
+
+
+def error(actual: Any, expected: Any) -> float:
+    """The largest difference over the largest number of eager's, for the worst of the outputs."""
+    pairs = zip(tree_leaves(actual), tree_leaves(expected), strict=True)
+    return max(float((a - b).abs().max() / b.abs().max()) for a, b in pairs)
 
 
 def memory_costs(megabytes: tuple[int, ...]) -> dict[str, dict[str, Any]]:
@@ -339,6 +380,8 @@ def main() -> int:
             record["translation"] = translation_costs(max(3, asked.rounds // 3))
         if "rewrites" in chosen:
             record["rewrites"] = rewrite_gains(asked.rounds)
+        if "halves" in chosen:
+            record["halves"] = half_costs(max(5, asked.rounds // 3))
     if "memory" in chosen:
         record["memory"] = memory_costs(tuple(map(int, asked.megabytes.split(","))))
     show(record)

@@ -98,7 +98,7 @@ def gpu_row(row: Record) -> tuple[str, ...]:
 
 
 def onnxrt(record: Record) -> str:
-    """What the engine costs around ONNX Runtime: calls, waiting, translation, memory."""
+    """What the engine costs around ONNX Runtime, and what halves gain by it."""
     calls = [
         (name, "us a call", f"{row['added_us']:.1f}", f"{row['allowed_us']:.0f}")
         for name, row in record["calls"].items()
@@ -118,6 +118,14 @@ def onnxrt(record: Record) -> str:
         (name, "MB", f"{row['grown_mb']:.0f}", f"{row['grown_over_weights']:.2f}")
         for name, row in record["memory"].items()
     ]
+    halves = [
+        (
+            *(name, median(row["onnxrt"])),
+            *(ratio(row[f"{each}_over_onnxrt"]) for each in ("eager", "inductor")),
+            *(f"{row[f'{each}_error']:.0e}" for each in ("onnxrt", "inductor")),
+        )
+        for name, row in record["halves"].items()
+    ]
     tables = (
         table(("a call", "unit", "ours, above the session's run", "aimed at"), calls),
         table(("threads", "unit", "a call of BERT", "torch's next operation"), waiting),
@@ -132,6 +140,13 @@ def onnxrt(record: Record) -> str:
                 (model, "ratio (quartiles)", *map(ratio, row.values()))
                 for model, row in record["rewrites"].items()
             ],
+        ),
+        table(
+            (
+                *("half precision", "onnxrt, ms", "eager / onnxrt (quartiles)"),
+                *("inductor / onnxrt", "error of onnxrt", "of inductor"),
+            ),
+            halves,
         ),
     )
     return "\n\n".join((described(record), *tables))
