@@ -196,6 +196,16 @@ def is_static_input(node: torch.fx.Node) -> bool:
     return bool(node.meta.get("tensor_dict", {}).get("_dynamo_static_input_type"))
 
 
+def is_marked_by_program(node: torch.fx.Node) -> bool:
+    """Whether the mark is the program's own, ``torch._dynamo.mark_static_address``, as on caches.
+
+    Dynamo itself marks parameters, and tensors that it reads from a module.
+    """
+    source = getattr(node, "_dynamo_source", None)
+    found = getattr(source, "guard_source", None)
+    return found is not None and is_static_input(node) and "MODULE" not in found.name
+
+
 def owner_of_buffer(placeholder: torch.fx.Node) -> object | None:
     """The module that Dynamo read a buffer's placeholder from; ``None`` for any other input.
 

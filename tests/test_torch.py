@@ -354,6 +354,26 @@ def test_inductor_options_are_listed() -> None:
     assert "freezing" in _torch.inductor_options()
 
 
+def test_is_marked_by_program_tells_caches_from_what_modules_hold() -> None:
+    """Dynamo's own marks are on parameters, buffers and other tensors of modules."""
+    marked: list[bool] = []
+    cache, linear = torch.ones(3), torch.nn.Linear(3, 3)
+    linear.register_buffer("shift", torch.ones(3))
+    linear.scale = torch.ones(3)
+    torch._dynamo.mark_static_address(cache)
+
+    def probe(gm, inputs):
+        placeholders = gm.graph.find_nodes(op="placeholder")
+        marked.extend(map(_torch.is_marked_by_program, placeholders))
+        return [each is cache for each in inputs]
+
+    def f(x, entries):
+        return linear(x * linear.scale + linear.shift) + entries["keys"]
+
+    assert capture(f, torch.ones(3), {"keys": cache}, backend=probe) == [marked]
+    assert (marked.count(True), len(marked)) == (1, 6)
+
+
 def test_owner_of_buffer_is_the_module_that_dynamo_read_it_from() -> None:
     """``None`` for parameters and inputs, and outside of a compile."""
     norm = torch.nn.Sequential(torch.nn.BatchNorm1d(3)).eval()

@@ -165,6 +165,17 @@ def test_weights_replaced_at_every_call_become_inputs(made, monkeypatch) -> None
     assert [len(each.feeds) for each in made[0].bounds] == [1]
 
 
+def test_a_cache_of_fixed_address_is_an_input(made) -> None:
+    """It changes at every call; taken in, it would have the session made anew each time."""
+    layer, cache = torch.nn.Linear(4, 4), {"keys": torch.randn(4, 4)}
+    torch._dynamo.mark_static_address(cache["keys"])
+    function = compiled(lambda x, cache: layer(x) @ cache["keys"], "onnxrt")
+    for _ in range(2):
+        x = cache["keys"].copy_(torch.randn(4, 4)) + 1
+        torch.testing.assert_close(function(x, cache), layer(x) @ cache["keys"])
+    assert [len(each.feeds) for each in made[0].bounds] == [2]
+
+
 def test_sets_beyond_the_bound_are_inputs(made, monkeypatch) -> None:
     """Those that are bound stay so, and room comes with the death of one."""
     monkeypatch.setattr(bindings, "_SETS", 1)

@@ -164,7 +164,7 @@ def _passed(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> list[int
     """Positions of the weights among the inputs that stay as they are, and are not returned."""
     placeholders = gm.graph.find_nodes(op="placeholder")
     (returned,) = gm.graph.find_nodes(op="output")
-    still = capture.weight_positions(gm, example_inputs) - writes.assigned_inputs(gm)
+    still = capture.lasting_weights(gm, example_inputs) - writes.assigned_inputs(gm)
     if writes.may_write(gm):  # a norm moves its statistics
         still = frozenset(i for i in still if type(example_inputs[i]) is torch.nn.Parameter)
     return [

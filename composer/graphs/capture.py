@@ -92,6 +92,17 @@ def weight_positions(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) ->
     )
 
 
+def lasting_weights(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> frozenset[int]:
+    """Those that an engine may take in: not the caches, whose addresses only are fixed."""
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    return frozenset(
+        i
+        for i in weight_positions(gm, example_inputs)
+        if isinstance(example_inputs[i], torch.nn.Parameter)
+        or not _torch.is_marked_by_program(placeholders[i])
+    )
+
+
 def model_name(gm: torch.fx.GraphModule) -> str:
     """The qualified name of the module class, or the function, whose frame is compiled.
 

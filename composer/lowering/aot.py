@@ -258,7 +258,7 @@ def owners_of(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> dict[i
         i: gm.get_submodule(name.rpartition(".")[0]) for i, name in enumerate(own)
     }
     placeholders = gm.graph.find_nodes(op="placeholder")
-    for i in capture.weight_positions(gm, example_inputs):
+    for i in capture.lasting_weights(gm, example_inputs):
         owners[len(own) + i] = _torch.owner_of_buffer(placeholders[i])
     return owners
 
