@@ -266,6 +266,23 @@ class _Distance(torch.nn.Module):
         return x + (self.weight - 1).abs()
 
 
+def test_nothing_is_looked_up_in_nothing() -> None:
+    """OpenVINO would divide by the number of elements, which ends the process."""
+    empty = torch.zeros(1, 0, 3)
+
+    def function(x, y):
+        return x.sin()[..., -1], x.exp().transpose(0, 2).clone(), y.sin()
+
+    check(function, empty, torch.ones(3), min_coverage=0.0)
+
+
+def test_a_bound_behind_what_is_not_converted_ends_nothing() -> None:
+    """OpenVINO's reader wants the dtype of what it clips, and crashes where it knows of none."""
+    x = torch.randn(4, 5, 10)
+    check(lambda x: F.cosine_similarity(x.chunk(2)[1], x[:2], dim=-1).exp(), x)
+    check(lambda x: x.chunk(2)[1].cos().clamp_min(torch.tensor(0.5)).exp(), x)
+
+
 def test_results_of_dynamic_shape_keep_their_memory() -> None:
     """It was OpenVINO's, and no later call writes to it."""
     run = compiled(lambda x: x * 2, NAME, dynamic=True)
