@@ -247,6 +247,42 @@ def test_a_graph_without_inputs() -> None:
     assert run().data_ptr() != run().data_ptr()
 
 
+def test_magnitudes_of_what_is_the_same_at_every_call() -> None:
+    """Of constants and of weights that are taken in, by themselves and beside what is computed."""
+    weight = torch.nn.Linear(3, 3).weight.neg_()
+    check(lambda x: (torch.arange(3.0) - 1).abs() + x, torch.zeros(3))
+    check(lambda x: torch.cat([x, torch.linspace(-1, 0, 3)]).abs(), torch.tensor([-2.0]))
+    check(_Distance(weight), torch.zeros(3, 3))
+
+
+class _Distance(torch.nn.Module):
+    """From a weight to one."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(weight)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + (self.weight - 1).abs()
+
+
+def test_nothing_is_looked_up_in_nothing() -> None:
+    """OpenVINO would divide by the number of elements, which ends the process."""
+    empty = torch.zeros(1, 0, 3)
+
+    def function(x, y):
+        return x.sin()[..., -1], x.exp().transpose(0, 2).clone(), y.sin()
+
+    check(function, empty, torch.ones(3), min_coverage=0.0)
+
+
+def test_a_bound_behind_what_is_not_converted_ends_nothing() -> None:
+    """OpenVINO's reader wants the dtype of what it clips, and crashes where it knows of none."""
+    x = torch.randn(4, 5, 10)
+    check(lambda x: F.cosine_similarity(x.chunk(2)[1], x[:2], dim=-1).exp(), x)
+    check(lambda x: x.chunk(2)[1].cos().clamp_min(torch.tensor(0.5)).exp(), x)
+
+
 def test_results_of_dynamic_shape_keep_their_memory() -> None:
     """It was OpenVINO's, and no later call writes to it."""
     run = compiled(lambda x: x * 2, NAME, dynamic=True)

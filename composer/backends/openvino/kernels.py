@@ -35,6 +35,8 @@ _OTHERWISE = {
 }
 """Operators that OpenVINO computes otherwise on ordinary values, infinity being one in masks."""
 
+_CLAMPS = frozenset({"aten::clamp", "aten::clamp_min", "aten::clamp_max"})
+
 _TRUTHS = frozenset({"aten::_to_copy", "aten::logical_not", "aten::logical_and"})
 _TRUTHS |= {"aten::logical_or", "aten::logical_xor"}
 
@@ -43,7 +45,9 @@ def why_not_here(node: torch.fx.Node) -> str | None:
     """Why a call is left to torch without asking OpenVINO's reader; ``None`` if it is not."""
     if node.op != "call_function" or node.target is operator.getitem:
         return why_not(node)
-    return why_not(node) or _inexact(node) or _otherwise(node) or _arithmetic_on_sizes(node)
+    if why := why_not(node) or _inexact(node) or _otherwise(node):
+        return why
+    return _arithmetic_on_sizes(node) or _nothing(node) or _open_bound(node)
 
 
 def _inexact(node: torch.fx.Node) -> str | None:
@@ -65,6 +69,26 @@ def _arithmetic_on_sizes(node: torch.fx.Node) -> str | None:
     of_size = node.target is torch.ops.aten.sym_size.int
     is_number = isinstance(node.meta.get("val"), torch.SymInt) and not of_size
     return "OpenVINO computes sizes in 32 bits" if is_number else None
+
+
+def _nothing(node: torch.fx.Node) -> str | None:
+    """An integer division by zero, which ends the process, where a part is taken of nothing."""
+    empty = any(0 in each.shape for each in tensors_of(node))
+    return "OpenVINO divides by the number of elements, which is zero" if empty else None
+
+
+def _open_bound(node: torch.fx.Node) -> str | None:
+    """A ``Clip`` with one bound: the reader makes the other, of the dtype of what is clipped.
+
+    Behind a node that it does not convert there is none, and it crashes. A bound for each element
+    becomes a maximum or minimum.
+    """
+    if _torch.operator_name(node.target) not in _CLAMPS:
+        return None
+    is_open = node.target is not torch.ops.aten.clamp.default or any(
+        _torch.argument(node, bound) is None for bound in ("min", "max")
+    )
+    return "OpenVINO's reader may crash on a single bound" if is_open else None
 
 
 def _values(node: torch.fx.Node) -> Iterator[torch.Tensor]:

@@ -70,4 +70,19 @@ def with_weights(model: Model, weights: Mapping[str, torch.Tensor]) -> Any:
             parameter.output(0).replace(constant.output(0))
             copy.remove_parameter(parameter)
     copy.validate_nodes_and_infer_types()
+    _compute_magnitudes(copy)
     return copy
+
+
+def _compute_magnitudes(model: Any) -> None:
+    """Have constants computed before OpenVINO looks for magnitudes that it need not take.
+
+    It takes ``Abs`` away where no number is negative, and is wrong about that (2026.4) for what is
+    made of constants; of a constant itself it is right.
+    """
+    from openvino.passes import ConstantFolding, Manager
+
+    if any(node.get_type_name() == "Abs" for node in model.get_ops()):
+        passes = Manager()
+        passes.register_pass(ConstantFolding())
+        passes.run_passes(model)
