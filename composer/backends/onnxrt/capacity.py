@@ -15,15 +15,16 @@ import torch
 from composer.errors import refuse
 from composer.records import Reason, Status
 
-_COPIES = {torch.bfloat16: 4.5, torch.float16: 4.5}
-"""Bytes for each byte of such a weight while a session is made (the peak is the same for both)."""
+_HALVES = frozenset({torch.bfloat16, torch.float16})
+_COPIES = 4.5
+"""Bytes for each byte of such a weight while a session is made."""
 
 _GROUP = Path("/sys/fs/cgroup")
 
 
 def require_memory(weights: Iterable[torch.Tensor]) -> None:
     """Refuse, with ``out_of_memory``, weights whose copies would not fit into what is free."""
-    needed = sum(_COPIES.get(each.dtype, 0) * each.nbytes for each in weights)
+    needed = _COPIES * sum(each.nbytes for each in weights if each.dtype in _HALVES)
     free = free_memory() if needed else None
     if free is not None and needed > free:
         what = f"copies of the weights in float32 would take {_gib(needed)}, {_gib(free)} are free"
