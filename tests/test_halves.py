@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -141,7 +140,7 @@ def test_a_processor_with_bfloat16_arithmetic_keeps_it(monkeypatch: pytest.Monke
 
 def test_weights_whose_copies_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Instead of a process that is killed; weights of float32 are not copied so."""
-    monkeypatch.setattr(capacity, "free_memory", lambda: 2**10)
+    monkeypatch.setattr(capacity, "available_memory", lambda: 2**10)
     x = numbers(3, 64)
     compiled(torch.nn.Linear(64, 64).to(BF16), "onnxrt")(x)
     attempt = last().attempts[0]
@@ -149,21 +148,6 @@ def test_weights_whose_copies_do_not_fit_are_refused(monkeypatch: pytest.MonkeyP
     assert "copies of the weights in float32 would take 0.0 GiB" in attempt.message
     compiled(torch.nn.Linear(64, 64), "onnxrt")(x.float())
     assert last().chosen == "onnxrt"
-
-
-def test_free_memory_is_the_containers_where_it_has_less(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What it holds of files can be let go."""
-    machine = capacity.free_memory()
-    monkeypatch.setattr(capacity, "_GROUP", tmp_path)
-    assert capacity.free_memory() == pytest.approx(machine, rel=0.5)
-    (tmp_path / "memory.max").write_text("3000\n")
-    (tmp_path / "memory.current").write_text("2500\n")
-    (tmp_path / "memory.stat").write_text("anon 2100\ninactive_file 400\n")
-    assert capacity.free_memory() == 900
-    (tmp_path / "memory.max").write_text("max\n")
-    assert capacity.free_memory() == pytest.approx(machine, rel=0.5)
 
 
 def test_moves_need_no_cast() -> None:

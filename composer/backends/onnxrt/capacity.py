@@ -8,51 +8,25 @@ own (1.31; of float16 three times). A process that runs out of memory is killed,
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 
 import torch
 
 from composer.errors import refuse
+from composer.memory import available_memory
 from composer.records import Reason, Status
 
 _HALVES = frozenset({torch.bfloat16, torch.float16})
 _COPIES = 4.5
 """Bytes for each byte of such a weight while a session is made."""
 
-_GROUP = Path("/sys/fs/cgroup")
-
 
 def require_memory(weights: Iterable[torch.Tensor]) -> None:
     """Refuse, with ``out_of_memory``, weights whose copies would not fit into what is free."""
     needed = _COPIES * sum(each.nbytes for each in weights if each.dtype in _HALVES)
-    free = free_memory() if needed else None
+    free = available_memory() if needed else None
     if free is not None and needed > free:
         what = f"copies of the weights in float32 would take {_gib(needed)}, {_gib(free)} are free"
         refuse(Status.FAILED, Reason.OUT_OF_MEMORY, what)
-
-
-def free_memory() -> int | None:
-    """How many bytes this process may still take; ``None`` where the system does not say.
-
-    Of the machine, or of the container (control groups, version 2), if that has less: what is
-    cached of files counts as free. psutil, the usual source, does not know of containers.
-    """
-    try:
-        machine = _numbers(Path("/proc/meminfo"))["MemAvailable"] * 1024
-    except (OSError, KeyError):
-        return None
-    try:
-        limit, used = (int((_GROUP / f"memory.{each}").read_text()) for each in ("max", "current"))
-        cached = _numbers(_GROUP / "memory.stat")["inactive_file"]
-    except (OSError, KeyError, ValueError):  # no group, or one without a limit: "max"
-        return machine
-    return min(machine, limit - used + cached)
-
-
-def _numbers(path: Path) -> dict[str, int]:
-    """A file of the kernel's with a name and a number a line."""
-    lines = (line.replace(":", " ").split() for line in path.read_text().splitlines())
-    return {name: int(number) for name, number, *_ in lines}
 
 
 def _gib(size: float) -> str:
