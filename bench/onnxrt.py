@@ -158,10 +158,16 @@ def spinning_costs(rounds: int) -> dict[str, dict[str, Any]]:
 
 def onnx_compiled(module: torch.nn.Module, entries: Mapping[str, str]) -> Callable[..., Any]:
     """The module over a frame of its own, since Dynamo keeps one list of entries a frame."""
+    options = {"session_config": dict(entries)}
+    return torch.compile(framed(module), backend="onnxrt", options=options)
+
+
+def framed(module: torch.nn.Module) -> Callable[..., Any]:
+    """A function of its own that calls the module."""
     namespace: dict[str, Any] = {"module": module}
     exec("def run(**inputs):\n    return module(**inputs)", namespace)
-    options = {"session_config": dict(entries)}
-    return torch.compile(namespace["run"], backend="onnxrt", options=options)
+    run: Callable[..., Any] = namespace["run"]
+    return run
 
 
 def translation_costs(rounds: int) -> dict[str, dict[str, Any]]:
@@ -276,10 +282,8 @@ def half_costs(rounds: int) -> dict[str, dict[str, Any]]:
 
 def one_engine(module: torch.nn.Module, engine: str) -> Callable[..., Any]:
     """The module on one engine, or an error."""
-    namespace: dict[str, Any] = {"module": module}
-    exec("def run(**inputs):\n    return module(**inputs)", namespace)
     options = {"chain": [engine], "strict": True}
-    return torch.compile(namespace["run"], backend="composer", options=options)
+    return torch.compile(framed(module), backend="composer", options=options)
 
 
 def error(actual: Any, expected: Any) -> float:

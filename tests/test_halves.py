@@ -70,8 +70,6 @@ def test_kernels_are_still_missing(case: tuple, monkeypatch: pytest.MonkeyPatch)
 
 EXACT = {
     "a chain of operators": lambda x: ((x * 3 + 0.1) / 7 - x).sin() * 1.001,
-    "numbers in comparisons": lambda x: torch.stack([x == 0.1, x > 0.1, x <= 0.1, x != 0.1]),
-    "hardshrink": lambda x: F.hardshrink(x, 0.1),
     "a dtype that is asked for": lambda x: (
         x.sum(0, dtype=BF16) + torch.full_like(x, 0.3, dtype=BF16)
     ),
@@ -90,6 +88,44 @@ def test_every_call_is_rounded_as_in_eager(function: Callable, dynamic: bool) ->
     x = torch.tensor([0.1, -1.0, 0.1001, 3.0, 0.0, -0.25, 1e-3, 77.0]).to(BF16)
     expected = function(x)
     torch.testing.assert_close(run(function, x, dynamic=dynamic), expected, rtol=0, atol=0)
+
+
+def close(x: torch.Tensor) -> torch.Tensor:
+    """Where a number that is rounded, and one that is not, have the most different results."""
+    return torch.stack([x == 0.1, x != 0.1, x < 1001, x <= 1001, x > 1001, x >= 1001, x == 257])
+
+
+NUMBERS = {
+    "compared": close,
+    "hardshrink": lambda x: F.hardshrink(x, 0.1),
+    "added": lambda x: (x + 257) + 0.1,
+    "subtracted": lambda x: (x - 257) - 1.3,
+    "subtracted from": lambda x: 257 - x,
+    "a factor of what is added": lambda x: torch.add(torch.zeros_like(x), x, alpha=1.3),
+    "a factor of a wider tensor": lambda x: torch.add(
+        torch.zeros_like(x), x.float() / 3, alpha=1.3
+    ),
+    "fmod": lambda x: torch.fmod(x, 1.3),
+    "remainder": lambda x: torch.remainder(x, 1.3),
+    "a power": lambda x: x.abs() ** 1.3,
+    "to a power": lambda x: 1.3**x,
+    "multiplied": lambda x: x * 1.3,
+    "divided by": lambda x: x / 257,
+    "divided and rounded": lambda x: torch.div(x, 1.3, rounding_mode="trunc"),
+    "divided and floored": lambda x: torch.div(x, 1.3, rounding_mode="floor"),
+    "clamped": lambda x: x.clamp(-1.3, 257),
+    "threshold": lambda x: F.threshold(x, 0.1, 5.0),
+    "sloped": lambda x: F.leaky_relu(x, 0.1),
+    "filled": lambda x: x.masked_fill(x > 0, 0.1),
+}
+
+
+@pytest.mark.parametrize("function", NUMBERS.values(), ids=NUMBERS)
+def test_numbers_are_rounded_where_eager_rounds_them(function: Callable) -> None:
+    """Some operators take them in the dtype of the tensor, others in float32."""
+    x = torch.cat([numbers(500) * scale for scale in (0.1, 1, 10, 300)])
+    x[:6] = torch.tensor([0.1, 0.1001, 256.0, 1000.0, 1008.0, 1.3])
+    torch.testing.assert_close(run(function, x), function(x), rtol=0, atol=0)
 
 
 def block() -> torch.nn.Module:

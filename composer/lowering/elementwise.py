@@ -132,8 +132,16 @@ def trunc(x: torch.Tensor) -> Any:
     return torch.floor(torch.abs(x)) * sign(x)
 
 
-@_of_floats
 def remainder(a: torch.Tensor, b: Any) -> Any:
+    """Of a number what the dtype holds of it, as in eager."""
+    is_half = a.dtype.is_floating_point and a.dtype.itemsize <= 2
+    if is_half and not isinstance(b, torch.Tensor):
+        b = torch.full((), b, dtype=a.dtype, device=a.device)
+    return _remainder(a, b)
+
+
+@_of_floats
+def _remainder(a: torch.Tensor, b: Any) -> Any:
     """From the exact remainder of C: torchlib's ``a - floor(a / b) * b`` rounds three times."""
     rest = torch.fmod(a, b)
     rest = torch.where(_other_side(rest, b), rest + b, rest)
@@ -168,8 +176,16 @@ def divide(a: torch.Tensor, b: Any, *, rounding_mode: str | None = None) -> Any:
     if rounding_mode == "floor":
         return floor_divide(a, b)
     tensors = [each for each in (a, b) if isinstance(each, torch.Tensor)]
-    floats = all(each.dtype.is_floating_point for each in tensors)
-    return torch.trunc(a / b) if rounding_mode == "trunc" and floats else NotImplemented
+    if rounding_mode != "trunc" or not all(each.dtype.is_floating_point for each in tensors):
+        return NotImplemented
+    whole = _truncated(a, b)
+    return torch.trunc(a / b) if whole is NotImplemented else whole
+
+
+@_of_floats
+def _truncated(a: torch.Tensor, b: Any) -> Any:
+    """The quotient without its fraction; of halves it is rounded only then."""
+    return torch.trunc(a / b)
 
 
 @_of_floats

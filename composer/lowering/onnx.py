@@ -77,13 +77,13 @@ class OnnxGraph:
     outputs: tuple[Output, ...]
     key: str = ""
 
-    def rounds_to(self, dtype: str) -> bool:
-        """Whether a node of the model rounds to this dtype, by ONNX's name (``"BFLOAT16"``)."""
+    def rounds_to_bfloat16(self) -> bool:
+        """Whether a node of the model does."""
         import onnx
 
-        number = onnx.TensorProto.DataType.Value(dtype)
         casts = (node for node in self.model.graph.node if node.op_type == "Cast")
-        return any(each.i == number for cast in casts for each in cast.attribute)
+        said = (each for cast in casts for each in cast.attribute if each.name == "to")
+        return any(each.i == onnx.TensorProto.BFLOAT16 for each in said)
 
     def with_weights(self, names: Iterable[str]) -> onnx.ModelProto:
         """The model with these inputs as initializers whose data the engine is given by address.

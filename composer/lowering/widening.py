@@ -19,9 +19,13 @@ from composer import _torch
 
 aten = torch.ops.aten
 
-_ROUND_NUMBERS = frozenset(f"aten::{each}" for each in ("eq", "ne", "lt", "le", "gt", "ge"))
-_ROUND_NUMBERS |= {"aten::hardshrink"}
-"""What compares with a number of Python's in the dtype of the tensor; all else uses it unrounded.
+_ROUND_NUMBERS = frozenset(
+    {"aten::eq", "aten::ne", "aten::lt", "aten::le", "aten::gt", "aten::ge", "aten::hardshrink"}
+    | {"aten::add", "aten::sub", "aten::rsub", "aten::remainder", "aten::fmod", "aten::pow"}
+)
+"""What takes a number of Python's in the dtype of the tensor; all else uses it unrounded (2.13).
+
+``tests/test_halves.py`` asks eager for each.
 """
 
 
@@ -42,12 +46,11 @@ def widen(gm: torch.fx.GraphModule, narrow: Callable[[torch.fx.Node], Set[torch.
 def _widen_operands(
     node: torch.fx.Node, narrow: Set[torch.dtype], wide: dict[torch.fx.Node, torch.fx.Node]
 ) -> None:
-    rounds = _torch.operator_name(node.target) in _ROUND_NUMBERS
+    numbers = _dtype_of_numbers(node, narrow)
 
     def widened(each: Any) -> Any:
-        if isinstance(each, float) and rounds:
-            (dtype,) = narrow
-            return torch.tensor(each, dtype=dtype).item()
+        if isinstance(each, int | float) and not isinstance(each, bool) and numbers:
+            return torch.tensor(each, dtype=numbers).item()
         if not isinstance(each, torch.fx.Node):
             return torch.float32 if each in narrow else each
         if _dtype_of(each.meta["val"]) not in narrow:
@@ -58,6 +61,14 @@ def _widen_operands(
 
     with node.graph.inserting_before(node):
         node.args, node.kwargs = map_aggregate((node.args, node.kwargs), widened)
+
+
+def _dtype_of_numbers(node: torch.fx.Node, narrow: Set[torch.dtype]) -> torch.dtype | None:
+    """What eager rounds the numbers of Python's to among a call's arguments, if it does."""
+    if _torch.operator_name(node.target) not in _ROUND_NUMBERS:
+        return None
+    computed = node.meta["val"].dtype  # one that compares has a single dtype beside its numbers
+    return next(iter(narrow)) if computed in narrow | {torch.bool} else None
 
 
 def _widen_results(node: torch.fx.Node, narrow: Set[torch.dtype]) -> None:

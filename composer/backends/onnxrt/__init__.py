@@ -29,6 +29,7 @@ from composer.backends.base import (
 )
 from composer.backends.onnxrt.cut import cut
 from composer.backends.onnxrt.engine import OnnxRuntimeEngine, make_engine
+from composer.backends.onnxrt.kernels import widens_bfloat16
 from composer.backends.onnxrt.settings import read_settings
 from composer.errors import refuse
 from composer.lowering import keeping
@@ -102,7 +103,7 @@ def onnxrt(
         for engine in engines.values():
             nodes.update(engine.nodes)
             note(providers=engine.providers, nodes=dict(nodes))
-            if device.type == "cpu" and engine.graph.rounds_to("BFLOAT16"):
+            if widens_bfloat16(device) and engine.graph.rounds_to_bfloat16():
                 note(bfloat16="computed in float32")
         return parts.assemble(engines)
 

@@ -11,9 +11,7 @@ from collections.abc import Iterable
 
 import torch
 
-from composer.errors import refuse
 from composer.memory import available_memory
-from composer.records import Reason, Status
 
 _HALVES = frozenset({torch.bfloat16, torch.float16})
 _COPIES = 4.5
@@ -21,12 +19,12 @@ _COPIES = 4.5
 
 
 def require_memory(weights: Iterable[torch.Tensor]) -> None:
-    """Refuse, with ``out_of_memory``, weights whose copies would not fit into what is free."""
+    """Raise a ``MemoryError`` where the copies of these weights would not fit into what is free."""
     needed = _COPIES * sum(each.nbytes for each in weights if each.dtype in _HALVES)
     free = available_memory() if needed else None
     if free is not None and needed > free:
         what = f"copies of the weights in float32 would take {_gib(needed)}, {_gib(free)} are free"
-        refuse(Status.FAILED, Reason.OUT_OF_MEMORY, what)
+        raise MemoryError(what)
 
 
 def _gib(size: float) -> str:

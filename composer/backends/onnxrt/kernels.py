@@ -29,7 +29,7 @@ _FLOAT8 = frozenset(
 
 _MOVES = frozenset(
     {"aten::cat", "aten::clone", "aten::_to_copy", "aten::embedding", "aten::gather"}
-    | {"aten::index_select", "aten::flip"}
+    | {"aten::index_select", "aten::flip", "aten::_unsafe_view"}
 )
 """What can be done with bfloat16: no arithmetic."""
 
@@ -41,7 +41,12 @@ _ADD_UP = frozenset(
 
 def why_not_here(node: torch.fx.Node, device: torch.device) -> str | None:
     """Why ONNX Runtime cannot run a call: ONNX cannot say it, or the CPU has no kernel for it."""
-    return why_not(node) or (_no_kernel(node) if device.type == "cpu" else None)
+    return why_not(node) or (_no_kernel(node, device) if device.type == "cpu" else None)
+
+
+def widens_bfloat16(device: torch.device) -> bool:
+    """Whether arithmetic in bfloat16 is done in float32: where torch has it, it is the faster."""
+    return device.type == "cpu" and not _torch.multiplies_bf16()
 
 
 def narrow_here(node: torch.fx.Node, device: torch.device) -> frozenset[torch.dtype]:
@@ -49,7 +54,7 @@ def narrow_here(node: torch.fx.Node, device: torch.device) -> frozenset[torch.dt
     if node.op != "call_function" or device.type != "cpu":
         return frozenset()
     dtypes = dtypes_of(node) & {torch.float16} if _adds_up(node) else frozenset()
-    return dtypes if _torch.multiplies_bf16() else dtypes | _computed(node) & {torch.bfloat16}
+    return dtypes | _computed(node) & {torch.bfloat16} if widens_bfloat16(device) else dtypes
 
 
 def dtypes_of(node: torch.fx.Node) -> frozenset[torch.dtype]:
@@ -64,13 +69,13 @@ def lacking(dtypes: Iterable[torch.dtype]) -> str:
     return f"ONNX Runtime has no kernel for {', '.join(names)}"
 
 
-def _no_kernel(node: torch.fx.Node) -> str | None:
+def _no_kernel(node: torch.fx.Node, device: torch.device) -> str | None:
     if node.op != "call_function":
         return None
     missing = dtypes_of(node) & _FLOAT8
     if _torch.operator_name(node.target) == "aten::scatter_reduce":  # there is one, and it raises
         missing |= dtypes_of(node) & {torch.bool}
-    if _torch.multiplies_bf16():  # torch is the faster one
+    if not widens_bfloat16(device):
         missing |= _computed(node) & {torch.bfloat16}
     return lacking(missing) if missing else None
 

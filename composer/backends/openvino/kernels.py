@@ -45,9 +45,8 @@ def why_not_here(node: torch.fx.Node) -> str | None:
     """Why a call is left to torch without asking OpenVINO's reader; ``None`` if it is not."""
     if node.op != "call_function" or node.target is operator.getitem:
         return why_not(node)
-    if why := why_not(node) or _inexact(node) or _otherwise(node):
-        return why
-    return _arithmetic_on_sizes(node) or _nothing(node) or _open_bound(node)
+    rules = (why_not, _inexact, _otherwise, _arithmetic_on_sizes, _nothing, _open_bound)
+    return next((why for rule in rules if (why := rule(node))), None)
 
 
 def _inexact(node: torch.fx.Node) -> str | None:
