@@ -29,6 +29,7 @@ from unittest import mock
 
 import torch
 import zoo
+from compiles import own_code
 from rich.console import Console
 from rich.table import Table
 from timing import Series, machine, measure, paired_ratio, write_json
@@ -61,7 +62,7 @@ class Sums(torch.nn.Module):
 
     def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The outputs differ by a number."""
-        total = sum((*inputs, *self.many))
+        total = sum(self.many, sum(inputs))
         return tuple(torch.relu(total + k) for k in range(self.outputs))
 
 
@@ -163,11 +164,12 @@ def onnx_compiled(module: torch.nn.Module, entries: Mapping[str, str]) -> Callab
 
 
 def framed(module: torch.nn.Module) -> Callable[..., Any]:
-    """A function of its own that calls the module."""
-    namespace: dict[str, Any] = {"module": module}
-    exec("def run(**inputs):\n    return module(**inputs)", namespace)
-    run: Callable[..., Any] = namespace["run"]
-    return run
+    """A function that calls the module, over a code object of its own."""
+
+    def run(**inputs: torch.Tensor) -> Any:
+        return module(**inputs)
+
+    return own_code(run, "run")
 
 
 def translation_costs(rounds: int) -> dict[str, dict[str, Any]]:
