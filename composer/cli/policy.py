@@ -100,9 +100,9 @@ def _text(value: Any) -> Any:
         return value.model_dump(exclude_none=True)
     if not isinstance(value, Candidate):
         return plain(value)
-    table = {"backend": value.name, "options": plain(value.options)}
-    table |= value.model_dump(include={"min_coverage", "when"}, exclude_none=True)
-    return table if any(each for key, each in table.items() if key != "backend") else value.name
+    options = {"options": plain(value.options)} if value.options else {}
+    given = options | value.model_dump(exclude={"backend", "options"}, exclude_none=True)
+    return {"backend": value.name, **given} if given else value.name
 
 
 @app.command()
