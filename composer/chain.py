@@ -37,6 +37,7 @@ from composer.graphs import checkpoints, clones, collectives
 from composer.lowering import keeping
 from composer.lowering.each import compile_each
 from composer.lowering.freeze import freezing
+from composer.memory import lacks_memory
 from composer.passes import late
 from composer.passes.resolve import SharedPasses
 from composer.records import FLOOR, Attempt, GraphRequest, Outcome, Reason, Status
@@ -368,7 +369,7 @@ def classify(error: Exception) -> tuple[Status, Reason]:
     if isinstance(error, Refusal):
         return error.status, error.reason
     chained = tuple(causes(error))
-    if any(isinstance(each, torch.OutOfMemoryError | MemoryError) for each in chained):
+    if any(map(lacks_memory, chained)):
         return Status.FAILED, Reason.OUT_OF_MEMORY
     if any(isinstance(each, ImportError) for each in chained):
         return Status.UNAVAILABLE, Reason.NOT_INSTALLED
