@@ -208,8 +208,9 @@ def test_policy_show_says_where_each_field_comes_from(passes, tmp_path, monkeypa
     assert [row["field"] for row in rows if row["from"] == "models[0]"] == []
 
 
-def test_policy_show_has_all_that_a_candidate_is_given(passes, tmp_path) -> None:
+def test_policy_show_has_all_that_a_candidate_is_given(passes, tmp_path, monkeypatch) -> None:
     """Its limits and its share as well as its options; a name alone where there is nothing else."""
+    monkeypatch.setenv("COMPOSER_CONFIG", "")
     given = {"backend": "aot_eager", "isolate": False, "timeout": 5.0, "min_coverage": 0.0}
     file = tmp_path / "own.toml"
     file.write_text(f"[defaults]\n{tomli_w.dumps({'chain': [given, 'eager']})}")

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from composer import book, contenders
+from composer.cli.fail import fail
 from composer.errors import ComposerError
 from composer.passes import resolve
 from composer.policy import Candidate, Facts, Objective, Policy, Tolerance
@@ -73,8 +74,7 @@ def show(
     try:
         rules = book.resolve(graph)
     except ComposerError as error:
-        typer.echo(f"composer: {error}", err=True)
-        raise typer.Exit(1) from error
+        fail(str(error))
     rows = [
         (name, _text(getattr(rules.policy, name)), rules.origins.get(name, "composer"))
         for name in Policy.model_fields
