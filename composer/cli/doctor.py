@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
+from composer.attempt import classify
 from composer.backends import BACKENDS, find_backend
-from composer.chain import classify
 from composer.errors import text_of
 from composer.graphs import capture
 from composer.records import GraphRequest, Reason

@@ -18,6 +18,7 @@ import torch
 from composer import _torch, chain, select, session
 from composer.contenders import Contender, bounds_of
 from composer.errors import FallbackWarning, Refusal, text_of
+from composer.floor import make_floor
 from composer.graphs import collectives, writes
 from composer.graphs.checkpoints import eager_forward
 from composer.graphs.comparison import Bounds
@@ -151,7 +152,7 @@ class Succession:
         """The floor where passes run on AOTAutograd's graphs: compiled when it is first needed."""
         if self._answering is None:
             with _torch.recaptured(self.request.gm, args):
-                self._answering = chain.floor(self.request_for(args), self.shared)
+                self._answering, _ = make_floor(self.request_for(args), self.shared)
         return self._answering(*args)
 
     def blame(self, error: Exception, what: str) -> None:
