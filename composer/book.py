@@ -14,7 +14,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from composer.errors import OptionError
+from composer.backends import refuse_slip
+from composer.errors import OptionError, UnknownNameError
 from composer.policy import (
     Facts,
     Layer,
@@ -267,6 +268,7 @@ def resolve(
 
     Raises:
         OptionError: naming every mistake at once, wherever it stands.
+        UnknownNameError: a table of an engine's options is for a name that is nearly a known one.
     """
     own, book, switches, _ = _all_of(
         lambda: read_policy(options or {}),
@@ -284,7 +286,9 @@ def resolve(
         Layer("options", own),
         *switches,
     ]
-    return merge(layers, _options_of_engines((book, *inner)))
+    engines = _options_of_engines((book, *inner))
+    _refuse_slips(engines)
+    return merge(layers, engines)
 
 
 def _options_of_engines(books: Iterable[PolicyBook]) -> dict[str, dict[str, Any]]:
@@ -294,6 +298,18 @@ def _options_of_engines(books: Iterable[PolicyBook]) -> dict[str, dict[str, Any]
         for name, options in book.backends.items():
             found[name] = {**found.get(name, {}), **options}
     return found
+
+
+def _refuse_slips(engines: Iterable[str]) -> None:
+    """Find names that nobody will ever ask for, which would be left out in silence."""
+    mistakes: list[str] = []
+    for name in engines:
+        try:
+            refuse_slip(name)
+        except UnknownNameError as mistake:
+            mistakes.append(str(mistake))
+    if mistakes:
+        raise UnknownNameError(f"table 'backends': {'; '.join(mistakes)}")
 
 
 def _meant_by(mode: str | None) -> Iterator[Layer]:

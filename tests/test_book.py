@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 
 import composer
 from composer.book import read, resolve
-from composer.errors import OptionError
+from composer.errors import OptionError, UnknownNameError
 from composer.policy import Facts
 from composer.session import current
 
@@ -185,6 +186,15 @@ def test_options_of_engines_stand_behind_a_candidates_own() -> None:
         assert last().attempts[0].engine["threads"] == 2
         run(free_function, chain=["onnxrt"], strict=True)
     assert last().attempts[0].engine["threads"] == 1
+
+
+def test_a_slip_in_the_name_of_an_engines_table_is_an_error() -> None:
+    """As it is in a chain; a name that is like no other may be one of another machine's."""
+    composer.configure({"backends": {"onxrt": {"threads": 1}, "far_away": {"cards": 2}}})
+    said = "table 'backends': unknown backend 'onxrt'; did you mean 'onnxrt'?"
+    with pytest.raises(BackendCompilerFailed, match=re.escape(said)) as caught:
+        run(chain=["eager"])
+    assert isinstance(caught.value.inner_exception, UnknownNameError)
 
 
 def test_options_of_engines_add_up_option_by_option() -> None:
