@@ -30,7 +30,8 @@ import torch
 from compiles import cold_compiles
 from timing import machine, measure, write_json
 
-from composer import chain, contenders, select
+from composer import contenders, select
+from composer.attempt import try_candidate
 from composer.graphs import capture
 from composer.lowering import once
 from composer.policy import Policy
@@ -83,7 +84,7 @@ def built(model: torch.nn.Module, x: torch.Tensor) -> tuple[GraphRequest, dict[s
         request = capture.with_key(capture.read_request(gm, inputs), None, "")
         candidates = contenders.resolve(Policy(chain=ENGINES, remember_failures=0))
         with once.sharing():
-            tried = [chain.try_candidate(request, each) for each in candidates]
+            tried = [try_candidate(request, each) for each in candidates]
         runs = {a.backend: run for a, run, _ in tried if run is not None} | {"eager": gm.forward}
         found.append((request, runs, sum(attempt.seconds for attempt, _, _ in tried)))
         return gm.forward

@@ -109,6 +109,12 @@ def compile_id() -> str | None:
     return None if current is None else str(current)
 
 
+def autocasts() -> list[tuple[str, torch.dtype]]:
+    """The devices for which autocast is on, each with its dtype."""
+    kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+    return [(kind, torch.get_autocast_dtype(kind)) for kind in kinds]
+
+
 def structured_trace_is_on() -> bool:
     """Whether torch writes what ``tlparse`` reads (``TORCH_TRACE=folder``).
 
@@ -1462,11 +1468,10 @@ def tracing_state() -> str:
     """
     import torch._functorch.config
 
-    kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
     attention: Any = torch.backends.cuda
     facts = (
         *(torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype()),
-        *[(kind, torch.get_autocast_dtype(kind)) for kind in kinds],
+        *autocasts(),
         *(torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision()),
         *(attention.flash_sdp_enabled(), attention.mem_efficient_sdp_enabled()),
         *(attention.math_sdp_enabled(), attention.cudnn_sdp_enabled()),

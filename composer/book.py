@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import os
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -14,7 +14,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from composer.errors import OptionError
+from composer.backends import refuse_slip
+from composer.errors import OptionError, UnknownNameError
 from composer.policy import (
     Facts,
     Layer,
@@ -159,7 +160,7 @@ def in_force(configured: Source) -> PolicyBook:
 
     Raises:
         OptionError: the source is malformed, or one found only because it lies in the working
-            directory names code to import, or a place to send verdicts to.
+            directory names code to import, text for engines, or a place to send verdicts to.
     """
     named = os.environ.get("COMPOSER_CONFIG")
     if named:
@@ -170,28 +171,60 @@ def in_force(configured: Source) -> PolicyBook:
     if here is None:
         return PolicyBook()
     book = read(here)
-    _refuse_code(book, here)
+    _refuse_as_found(book, here)
     return book
 
 
-def _refuse_code(book: PolicyBook, path: Path) -> None:
-    """Refuse a found file that names code to import, or a place to send verdicts to."""
+_WORDS = frozenset({"device", "graph_optimization_level", "precision", "providers"})
+"""Options of composer's engines that take words of theirs. Any other text may be the name of a
+program to run (Inductor's ``cpp.cxx``), of a library to load or of a file to write."""
+
+
+def _refuse_as_found(book: PolicyBook, path: Path) -> None:
+    """Refuse a file that was only found, where it asks for what only the user may ask for."""
+    asked = list(_for_the_user_to_say(book))
+    if asked:
+        raise OptionError(
+            f"{path} was found only because it lies in the working directory, so it "
+            f"{'; and it '.join(f'may not {each}' for each in asked)}. "
+            "To have it all the same, point at it by COMPOSER_CONFIG or composer.configure"
+        )
+
+
+def _for_the_user_to_say(book: PolicyBook) -> Iterator[str]:
+    """What a book asks for beyond names that are registered and values that stay within composer.
+
+    Those are code to import, text for engines that may name programs and files, and a place to send
+    verdicts to.
+    """
     policies = (book.defaults, *book.models)
-    backends = [candidate.backend for policy in policies for candidate in policy.chain]
-    passes = [p["pass"] if isinstance(p, Mapping) else p for each in policies for p in each.passes]
-    code = [each for each in (*backends, *passes) if isinstance(each, str) and ":" in each]
+    chain = [candidate for policy in policies for candidate in policy.chain]
+    passes = [
+        each.get("pass") if isinstance(each, Mapping) else each
+        for policy in policies
+        for each in policy.passes
+    ]
+    named = (*(candidate.backend for candidate in chain), *passes)
+    code = [each for each in named if isinstance(each, str) and ":" in each]
     if code:
-        raise OptionError(
-            f"{path} was found only because it lies in the working directory, so it may not "
-            f"import code: {', '.join(code)}. Point at it by COMPOSER_CONFIG or "
-            "composer.configure, or register the names by entry points"
-        )
+        yield f"import code: {', '.join(code)} (an entry point gives it a name)"
+    given = [*((each.name, each.options) for each in chain), *book.backends.items()]
+    text = [
+        f"{engine} {option}"
+        for engine, options in given
+        for option, value in options.items()
+        if option not in _WORDS and _holds_text(value)
+    ]
+    if text:
+        yield f"give engines text: {', '.join(text)} (it may name a program, or a file)"
     if any(policy.verdict_store for policy in policies):
-        raise OptionError(
-            f"{path} was found only because it lies in the working directory, so it may not say "
-            "where verdicts are sent: verdict_store. Point at it by COMPOSER_CONFIG or "
-            "composer.configure, or set COMPOSER_VERDICT_STORE"
-        )
+        yield "say where verdicts are sent: verdict_store (COMPOSER_VERDICT_STORE says it)"
+
+
+def _holds_text(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(map(_holds_text, value.values()))
+    return isinstance(value, str) or (isinstance(value, list) and any(map(_holds_text, value)))
 
 
 _using: ContextVar[tuple[PolicyBook, ...]] = ContextVar("composer_using", default=())
@@ -235,6 +268,7 @@ def resolve(
 
     Raises:
         OptionError: naming every mistake at once, wherever it stands.
+        UnknownNameError: a table of an engine's options is for a name that is nearly a known one.
     """
     own, book, switches, _ = _all_of(
         lambda: read_policy(options or {}),
@@ -252,8 +286,30 @@ def resolve(
         Layer("options", own),
         *switches,
     ]
-    engines = {name: options for b in (book, *inner) for name, options in b.backends.items()}
+    engines = _options_of_engines((book, *inner))
+    _refuse_slips(engines)
     return merge(layers, engines)
+
+
+def _options_of_engines(books: Iterable[PolicyBook]) -> dict[str, dict[str, Any]]:
+    """The options that books give engines, by name: option by option, later books over earlier."""
+    found: dict[str, dict[str, Any]] = {}
+    for book in books:
+        for name, options in book.backends.items():
+            found[name] = {**found.get(name, {}), **options}
+    return found
+
+
+def _refuse_slips(engines: Iterable[str]) -> None:
+    """Find names that nobody will ever ask for, which would be left out in silence."""
+    mistakes: list[str] = []
+    for name in engines:
+        try:
+            refuse_slip(name)
+        except UnknownNameError as mistake:
+            mistakes.append(str(mistake))
+    if mistakes:
+        raise UnknownNameError(f"table 'backends': {'; '.join(mistakes)}")
 
 
 def _meant_by(mode: str | None) -> Iterator[Layer]:

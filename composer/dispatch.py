@@ -5,10 +5,11 @@ The steps, in order, and the package that each of them lives in:
 1. :mod:`composer.graphs` reads what Dynamo captured into a :class:`~composer.records.GraphRequest`;
 2. :mod:`composer.book` and :mod:`composer.policy` find the policy in force for that graph;
 3. :mod:`composer.passes` rewrites the graph, once for all candidates;
-4. :mod:`composer.chain` tries the candidates. Engines are in :mod:`composer.backends`; most of them
-   share the ONNX :mod:`composer.lowering`. Where the policy asks for it, a candidate is first built
-   in a child process (:mod:`composer.isolate`), compared with eager (:mod:`composer.verify`), and
-   measured against the others (:mod:`composer.select`);
+4. :mod:`composer.chain` tries the candidates, each in one :mod:`composer.attempt`. Engines are in
+   :mod:`composer.backends`; most of them share the ONNX :mod:`composer.lowering`. Where the policy
+   asks for it, a candidate is first built in a child process (:mod:`composer.isolate`),
+   compared with eager (:mod:`composer.verify`), and measured against the others
+   (:mod:`composer.select`). The :mod:`composer.floor` serves where none is accepted;
 5. the record is kept, sent to the sinks and, if needed, warned of (:mod:`composer.telemetry`);
 6. :mod:`composer.guard` stands around every call of the compiled graph, and answers when its engine
    fails at run time.

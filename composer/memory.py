@@ -11,7 +11,7 @@ _GROUP = Path("/sys/fs/cgroup")
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Whether an engine had too little memory, which it may have at its next call."""
+    """Whether this is a lack of memory, which may be over at the next call."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError)
 
 

@@ -78,14 +78,13 @@ class Saved(_torch.SerializableCallable):
             OptionError: an option cannot be written: a function that is not to be imported, say.
             ValueError: inputs are views of one memory, which cannot be written.
         """
-        devices = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
         recipe = _Recipe(
             graph=_torch.graph_as_bytes(_bare(gm)),
             model=capture.model_name(gm),
             mode=mode,
             options={name: _as_bytes(name, value) for name, value in (options or {}).items()},
             grad=torch.is_grad_enabled(),
-            autocast=tuple((device, torch.get_autocast_dtype(device)) for device in devices),
+            autocast=tuple(_torch.autocasts()),
         )
         return cls(recipe, served)
 

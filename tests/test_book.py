@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from pathlib import Path
 
@@ -11,8 +12,12 @@ from conftest import compiled, last
 from torch._dynamo.exc import BackendCompilerFailed
 
 import composer
-from composer.book import read
-from composer.errors import OptionError
+from composer.book import read, resolve
+from composer.errors import OptionError, UnknownNameError
+from composer.policy import Facts
+from composer.session import current
+
+GRAPH = Facts("Net", "cpu", "float32", training=False, dynamic=False)
 
 
 class Encoder(torch.nn.Module):
@@ -183,6 +188,24 @@ def test_options_of_engines_stand_behind_a_candidates_own() -> None:
     assert last().attempts[0].engine["threads"] == 1
 
 
+def test_a_slip_in_the_name_of_an_engines_table_is_an_error() -> None:
+    """As it is in a chain; a name that is like no other may be one of another machine's."""
+    composer.configure({"backends": {"onxrt": {"threads": 1}, "far_away": {"cards": 2}}})
+    said = "table 'backends': unknown backend 'onxrt'; did you mean 'onnxrt'?"
+    with pytest.raises(BackendCompilerFailed, match=re.escape(said)) as caught:
+        run(chain=["eager"])
+    assert isinstance(caught.value.inner_exception, UnknownNameError)
+
+
+def test_options_of_engines_add_up_option_by_option() -> None:
+    """A context that says one of them leaves the others of the file as they are."""
+    composer.configure({"backends": {"onnxrt": {"graph_optimization_level": "basic"}}})
+    with composer.using({"backends": {"onnxrt": {"threads": 1}}}):
+        rules = resolve(GRAPH, options={"chain": ["onnxrt"]}, configured=current().configured)
+    (candidate,) = rules.policy.chain
+    assert candidate.options == {"graph_optimization_level": "basic", "threads": 1}
+
+
 def test_when_skips_a_candidate() -> None:
     """With the reason ``policy``, no warning, and no error under ``strict``."""
     chain = [{"backend": "inductor", "when": {"device": "cuda"}}, "aot_eager"]
@@ -247,6 +270,42 @@ def test_a_file_found_here_imports_no_code(line: str) -> None:
         run()
     composer.configure(path)
     with pytest.raises(BackendCompilerFailed, match="cannot be imported"):
+        run()
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ('[backends.inductor]\n"cpp.cxx" = ["./evil"]\n', "inductor cpp.cxx"),
+        (
+            '[defaults]\nchain = [{ backend = "mine", options = { path = "x" } }]\n',
+            "mine path",
+        ),
+        ('[backends.onnxrt.session_config]\n"some.file" = "/tmp/x"\n', "onnxrt session_config"),
+    ],
+)
+def test_a_file_found_here_names_no_program_and_no_file(text: str, named: str) -> None:
+    """Text in the options of an engine may be either; one that the user pointed at may hold it."""
+    path = write(text)
+    with pytest.raises(BackendCompilerFailed, match=f"may not give engines text: {named}"):
+        run()
+    composer.configure(path)
+    assert resolve(GRAPH, configured=path).policy.chain
+
+
+def test_a_file_found_here_says_what_engines_have_words_for() -> None:
+    """Numbers, switches, and the words of composer's own options."""
+    write(
+        '[defaults]\nchain = ["eager", { backend = "inductor", options = { freezing = true } }]\n'
+        '[backends.onnxrt]\nthreads = 2\nproviders = ["CPUExecutionProvider"]\n'
+    )
+    assert run().chosen == "eager"
+
+
+def test_a_table_without_a_pass_is_named_in_a_file_found_here() -> None:
+    """As it is in any other."""
+    write('[defaults]\npasses = [{ name = "fold_batch_norm" }]\n')
+    with pytest.raises(BackendCompilerFailed, match="a table in passes names its pass"):
         run()
 
 

@@ -10,14 +10,17 @@ from typing import Any
 
 import jsonschema
 import pytest
+import tomli_w
 from rewrites import CosineToSine, Scale
 from typer.testing import CliRunner
 
 import composer
 from composer.backends import BACKENDS
+from composer.backends.base import Backend
 from composer.book import PolicyBook
 from composer.cli import app
 from composer.passes.resolve import PASSES
+from composer.records import GraphRequest
 
 runner = CliRunner()
 
@@ -54,6 +57,29 @@ def test_doctor_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "pip install 'torch-composer[onnxrt]'" in row["message"]
     assert (row["devices"], row["install"]) == ([], "pip install 'torch-composer[onnxrt]'")
     assert "[onnxrt]" in runner.invoke(app, ["doctor"], env={"COLUMNS": "200"}).output
+
+
+class Breaking(Backend):
+    """An engine of another package whose probe has a fault."""
+
+    def probe(self, request: GraphRequest) -> None:
+        raise RuntimeError("no such card")
+
+    def build(self, *_: Any, **__: Any) -> object:
+        raise AssertionError("it is not built")
+
+
+def test_doctor_says_what_is_wrong_with_engines_of_other_packages(monkeypatch) -> None:
+    """A name that two packages claim, and a probe that raises, have rows like all others."""
+    clash = "entry point 'b:c' registers the backend 'clashing', which stands for 'a:b' already"
+    monkeypatch.setitem(BACKENDS._table, "clashing", "a:b")
+    monkeypatch.setitem(BACKENDS._refused, "clashing", clash)
+    monkeypatch.setitem(BACKENDS._table, "breaking", f"{__name__}:Breaking")
+    rows = json.loads(runner.invoke(app, ["doctor", "--json"]).output)
+    said = {row["backend"]: (row["available"], row["message"]) for row in rows}
+    assert said["clashing"] == (False, clash)
+    assert said["breaking"] == (False, "no such card")
+    assert said["eager"] == (True, "")
 
 
 def test_version() -> None:
@@ -180,6 +206,17 @@ def test_policy_show_says_where_each_field_comes_from(passes, tmp_path, monkeypa
     assert rows["min_coverage"]["from"] == "composer"
     rows = json.loads(runner.invoke(app, [*asked, "--training"]).output)
     assert [row["field"] for row in rows if row["from"] == "models[0]"] == []
+
+
+def test_policy_show_has_all_that_a_candidate_is_given(passes, tmp_path, monkeypatch) -> None:
+    """Its limits and its share as well as its options; a name alone where there is nothing else."""
+    monkeypatch.setenv("COMPOSER_CONFIG", "")
+    given = {"backend": "aot_eager", "isolate": False, "timeout": 5.0, "min_coverage": 0.0}
+    file = tmp_path / "own.toml"
+    file.write_text(f"[defaults]\n{tomli_w.dumps({'chain': [given, 'eager']})}")
+    result = runner.invoke(app, ["policy", "show", "--file", str(file), "--json"])
+    rows = {row["field"]: row["value"] for row in json.loads(result.output)}
+    assert rows["chain"] == [given, "eager"]
 
 
 def test_policy_schema_takes_what_a_file_may_hold() -> None:

@@ -7,8 +7,8 @@ import itertools
 import pytest
 import torch
 
-from composer.lowering import convolution
-from composer.lowering.convolution import Geometry, convolution_backward
+from composer.lowering.decompositions import convolution
+from composer.lowering.decompositions.convolution import Geometry, convolution_backward
 
 pytestmark = pytest.mark.slow
 

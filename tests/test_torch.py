@@ -219,6 +219,13 @@ def test_a_placeholder_that_was_added_needs_a_word_on_its_source() -> None:
     assert not hasattr(added, "_dynamo_source")
 
 
+def test_autocasts_name_each_device_that_has_one() -> None:
+    """With the dtype; none outside of a region."""
+    assert _torch.autocasts() == []
+    with torch.autocast("cpu", torch.bfloat16):
+        assert _torch.autocasts() == [("cpu", torch.bfloat16)]
+
+
 def test_multiplies_bf16_asks_torch_which_arithmetic_there_is(monkeypatch) -> None:
     """By the public question; where there is none, by those about its parts."""
     assert isinstance(_torch.multiplies_bf16(), bool)

@@ -433,6 +433,11 @@ def lose_times(facts: dict[str, Any]) -> str:
     return json.dumps(facts)
 
 
+def be_slower_unmeasured(facts: dict[str, Any]) -> str:
+    facts["candidates"][0] |= {"status": "rejected", "reason": "slower", "timing": None}
+    return json.dumps(facts | {"ranking": [1]})
+
+
 def escape_terminal(facts: dict[str, Any]) -> str:
     facts["candidates"][0]["message"] = "\x1b[2J"
     return json.dumps(facts)
@@ -449,6 +454,7 @@ DAMAGES: list[Callable[[dict[str, Any]], str]] = [
     spoil(candidates=[]),
     rename_engine,
     lose_times,
+    be_slower_unmeasured,
     escape_terminal,
     lambda facts: "",
     lambda facts: "[" * 50_000,

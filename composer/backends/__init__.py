@@ -45,11 +45,20 @@ def find_backend(spelled: str | Callable[..., Any]) -> Backend:
         return _registered(spelled)
     if ":" in spelled:
         return _as_backend(_import(spelled))
-    known = {*_torch.list_backends(), *BACKENDS.names()}
-    slip = None if spelled in known else nearest(spelled, known, cutoff=_SLIP)
-    if slip:
-        raise UnknownNameError(f"unknown backend {spelled!r}; did you mean {slip!r}?")
+    refuse_slip(spelled)
     return NamedBackend(spelled)
+
+
+def refuse_slip(name: str) -> None:
+    """Refuse a name that nobody here knows, if it is nearly a known one.
+
+    Raises:
+        UnknownNameError: with that one.
+    """
+    known = {*_torch.list_backends(), *BACKENDS.names()}
+    slip = None if name in known else nearest(name, known, cutoff=_SLIP)
+    if slip:
+        raise UnknownNameError(f"unknown backend {name!r}; did you mean {slip!r}?")
 
 
 def _as_backend(found: Callable[..., Any]) -> Backend:

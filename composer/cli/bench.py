@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from composer.cli.fail import USAGE, fail
 from composer.cli.progress import shown
 from composer.errors import ComposerError, OptionError, UnknownNameError
 from composer.models import advice
@@ -63,12 +64,12 @@ def bench(
 ) -> None:
     """Time eager, each engine and composer on a model, and say which policy follows."""
     if write is not None and write.exists() and not force:
-        _refuse(f"{write} exists; --force overwrites it", 2)
+        fail(f"{write} exists; --force overwrites it", USAGE)
     if write is not None and not write.parent.is_dir():
-        _refuse(f"there is no folder {str(write.parent)!r}", 2)
+        fail(f"there is no folder {str(write.parent)!r}", USAGE)
     for switch in ("COMPOSER_CHAIN", "COMPOSER_DISABLE"):
         if os.environ.get(switch):
-            _refuse(f"{switch} is set, and would stand for every candidate; unset it", 2)
+            fail(f"{switch} is set, and would stand for every candidate; unset it", USAGE)
     try:
         workload = Workload(target)
         subject = workload.build()
@@ -77,9 +78,9 @@ def bench(
             ranking = rank(subject, _chain(chain), training=trains, seconds=seconds)
         policy = advice.text_of(ranking, _matches(ranking, workload), _measured())
     except (OptionError, UnknownNameError) as mistake:
-        _refuse(str(mistake), 2)
+        fail(str(mistake), USAGE)
     except ComposerError as error:
-        _refuse(str(error), 1)
+        fail(str(error))
     if write is not None:
         write.write_text(policy, encoding="utf-8")
     if as_json:
@@ -87,11 +88,6 @@ def bench(
         return
     Console().print(_table(ranking))
     typer.echo(f"\nwritten to {write}" if write else f"\n{policy}", nl=bool(write))
-
-
-def _refuse(what: str, code: int) -> NoReturn:
-    typer.echo(f"composer: {what}", err=True)
-    raise typer.Exit(code)
 
 
 def _matches(ranking: Ranking, workload: Workload) -> Sequence[str]:
@@ -112,7 +108,7 @@ def _chain(text: str) -> Sequence[Any]:
         return list(tomllib.loads(f"chain = [{text}]")["chain"])
     except tomllib.TOMLDecodeError as error:
         example = '--chain \'"onnxrt", {backend = "inductor", options = {freezing = true}}\''
-        _refuse(f"the chain is no TOML, as in {example}: {error}", 2)
+        fail(f"the chain is no TOML, as in {example}: {error}", USAGE)
 
 
 @contextmanager

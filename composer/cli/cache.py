@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from composer.backends.tensorrt import cache as tensorrt
+from composer.cli.fail import fail
 from composer.lowering import keeping
 from composer.registry import did_you_mean
 from composer.store import failures, verdicts
@@ -56,15 +57,13 @@ def clear(
     shelves = _shelves()
     if kind and kind not in shelves:
         guess = did_you_mean(kind, shelves)
-        typer.echo(f"composer: nothing kept is called {kind!r}{guess}", err=True)
-        raise typer.Exit(1)
+        fail(f"nothing kept is called {kind!r}{guess}")
     gone = 0
     for name, shelf in shelves.items():
         if kind in ("", name):
             gone += shelf.clear()
             if shelf.trouble:
-                typer.echo(f"composer: {shelf.trouble}", err=True)
-                raise typer.Exit(1)
+                fail(shelf.trouble)
     typer.echo(f"{_number(gone)} removed from {cache_dir()}")
 
 

@@ -14,8 +14,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
+from composer.attempt import classify
 from composer.backends import BACKENDS, find_backend
-from composer.errors import Refusal
+from composer.errors import text_of
 from composer.graphs import capture
 from composer.records import GraphRequest, Reason
 
@@ -66,24 +67,25 @@ def _request(device: str) -> GraphRequest:
 
 def _row(name: str, requests: list[GraphRequest]) -> dict[str, Any]:
     """An engine is here if it takes a graph on one of the devices; else the first says why not."""
-    devices, refusals = [], []
+    devices, errors = [], []
     for request in requests:
         try:
             find_backend(name).probe(request)
-        except Refusal as refusal:
-            refusals.append(refusal)
+        except Exception as error:  # noqa: BLE001  # another package's may raise anything: its row says it
+            errors.append(error)
         else:
             devices.append(request.device)
-    first = refusals[0] if refusals and not devices else None
+    first = errors[0] if errors and not devices else None
+    reason = classify(first)[1] if first else ""
     found = _version(name)
-    missing = first is not None and (first.reason is Reason.NOT_INSTALLED or not found)
+    missing = first is not None and (reason is Reason.NOT_INSTALLED or not found)
     return {
         "backend": name,
         "version": found,
         "available": bool(devices),
         "devices": devices,
-        "reason": first.reason if first else "",
-        "message": str(first) if first else "",
+        "reason": reason,
+        "message": text_of(first) if first else "",
         "install": _install(name) if missing else "",
     }
 

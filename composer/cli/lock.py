@@ -7,11 +7,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
 from composer.cli import run
+from composer.cli.fail import USAGE, fail
 from composer.errors import LockError
 from composer.lock import difference, file
 from composer.lock.difference import Difference
@@ -40,7 +41,7 @@ def lock(
     with watching() as witness:
         code, stdout = run.finish(script, args or [], module)
     if code:
-        _fail(f"the script ended with exit code {code}; {path.name} is as it was", code)
+        fail(f"the script ended with exit code {code}; {path.name} is as it was", code)
     if Process.here().rank:  # of several that run the same script the first writes
         return
     found = witness.locks()
@@ -49,7 +50,7 @@ def lock(
     try:
         file.write(path, found, command)
     except OSError as error:
-        _fail(f"{str(path)!r} cannot be written: {error.strerror}")
+        fail(f"{str(path)!r} cannot be written: {error.strerror}")
     if as_json:
         print(json.dumps({"file": str(path), **found.model_dump()}), file=stdout)
         return
@@ -72,7 +73,7 @@ def compare(
     try:
         held = file.read(path)
     except LockError as error:
-        run.refuse(str(error))
+        fail(str(error), USAGE)
     with watching(held) as witness:
         code, stdout = run.finish(script, args or [], module)
     found = difference.compare(held, witness.served())
@@ -87,27 +88,22 @@ def compare(
 def _check_place(path: Path) -> None:
     """Find before anything runs that nothing can be written there, or nothing should."""
     if not path.parent.is_dir():
-        run.refuse(f"there is no folder {str(path.parent)!r}")
+        fail(f"there is no folder {str(path.parent)!r}", USAGE)
     try:
         foreign = file.is_foreign(path)
     except OSError as error:
-        run.refuse(f"{str(path)!r} cannot be read: {error.strerror}")
+        fail(f"{str(path)!r} cannot be read: {error.strerror}", USAGE)
     if foreign:
-        run.refuse(f"{str(path)!r} was not written by composer; remove it, or give another --lock")
+        fail(f"{str(path)!r} was not written by composer; remove it, or give another --lock", USAGE)
 
 
 def _check_content(found: Lock) -> None:
     """Write nothing that nobody could be held to."""
     if not found.graphs:
-        _fail("nothing was compiled through composer, so there is nothing to lock")
+        fail("nothing was compiled through composer, so there is nothing to lock")
     for each in found.graphs:
         if not each.engine:
-            _fail(f"{each.title} is served by nobody: its compile ended in an error")
-
-
-def _fail(what: str, code: int = 1) -> NoReturn:
-    typer.echo(f"composer: {what}", err=True)
-    raise typer.Exit(code)
+            fail(f"{each.title} is served by nobody: its compile ended in an error")
 
 
 def _summary(held: Lock) -> str:

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from composer.cli.fail import fail
 from composer.errors import ComposerError
 from composer.passes.base import GraphPass
 from composer.passes.resolve import PASSES, look_up
@@ -42,8 +43,7 @@ def show(name: str, as_json: Json = False) -> None:
     try:
         facts = _facts(name)
     except ComposerError as error:
-        typer.echo(f"composer: {error}", err=True)
-        raise typer.Exit(1) from error
+        fail(str(error))
     if as_json:
         typer.echo(json.dumps(facts, indent=2))
         return

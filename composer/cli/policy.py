@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from composer import book, contenders
+from composer.cli.fail import fail
 from composer.errors import ComposerError
 from composer.passes import resolve
 from composer.policy import Candidate, Facts, Objective, Policy, Tolerance
@@ -73,8 +74,7 @@ def show(
     try:
         rules = book.resolve(graph)
     except ComposerError as error:
-        typer.echo(f"composer: {error}", err=True)
-        raise typer.Exit(1) from error
+        fail(str(error))
     rows = [
         (name, _text(getattr(rules.policy, name)), rules.origins.get(name, "composer"))
         for name in Policy.model_fields
@@ -100,9 +100,9 @@ def _text(value: Any) -> Any:
         return value.model_dump(exclude_none=True)
     if not isinstance(value, Candidate):
         return plain(value)
-    table = {"backend": value.name, "options": plain(value.options)}
-    table |= value.model_dump(include={"min_coverage", "when"}, exclude_none=True)
-    return table if any(each for key, each in table.items() if key != "backend") else value.name
+    options = {"options": plain(value.options)} if value.options else {}
+    given = options | value.model_dump(exclude={"backend", "options"}, exclude_none=True)
+    return {"backend": value.name, **given} if given else value.name
 
 
 @app.command()

@@ -6,10 +6,11 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
+from composer.cli.fail import fail
 from composer.telemetry import html, reader
 from composer.telemetry.reader import Readout
 from composer.telemetry.reasons import explained
@@ -42,9 +43,9 @@ def _read(files: list[Path]) -> Readout:
     try:
         found = reader.read(files)
     except OSError as error:
-        _fail(f"{str(error.filename)!r} cannot be read: {error.strerror}")
+        fail(f"{str(error.filename)!r} cannot be read: {error.strerror}")
     if not found.recordings:
-        _fail(f"no record in {', '.join(map(str, files))}; {_left_out(found)}")
+        fail(f"no record in {', '.join(map(str, files))}; {_left_out(found)}")
     return found
 
 
@@ -52,13 +53,8 @@ def _write(page: Path, text: str) -> None:
     try:
         page.write_text(text, encoding="utf-8")
     except OSError as error:
-        _fail(f"{str(page)!r} cannot be written: {error.strerror}")
+        fail(f"{str(page)!r} cannot be written: {error.strerror}")
     typer.echo(f"composer: wrote {page}", err=True)
-
-
-def _fail(message: str) -> NoReturn:
-    typer.echo(f"composer: {message}", err=True)
-    raise typer.Exit(1)
 
 
 def _newest(recording: Recording, last: int | None) -> Recording:

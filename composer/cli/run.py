@@ -6,11 +6,12 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, NoReturn, TextIO
+from typing import Annotated, TextIO
 
 import typer
 
 from composer import _torch, book, session
+from composer.cli.fail import USAGE, fail
 from composer.cli.progress import shown
 from composer.cli.script import run_script
 from composer.errors import ComposerError
@@ -59,21 +60,15 @@ def explain(
 def prepare(script: str, module: bool, policy: Path | None, telemetry: Path | None) -> None:
     """Find mistakes before anything runs, and set what child processes are to inherit."""
     if not module and not Path(script).exists():
-        refuse(f"there is no script {script!r}")
+        fail(f"there is no script {script!r}", USAGE)
     if policy is not None:
         try:
             book.read(policy)
         except ComposerError as error:
-            refuse(str(error))
+            fail(str(error), USAGE)
         os.environ["COMPOSER_CONFIG"] = str(policy.absolute())
     if telemetry is not None:
         os.environ["COMPOSER_TELEMETRY"] = str(telemetry.absolute())
-
-
-def refuse(what: str) -> NoReturn:
-    """End with the exit code of a wrong use of the command."""
-    typer.echo(f"composer: {what}", err=True)
-    raise typer.Exit(2)
 
 
 def _run(

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -15,6 +15,7 @@ from rich.table import Table
 
 from composer import book
 from composer.child import Limits
+from composer.cli.fail import USAGE, fail
 from composer.errors import ComposerError
 from composer.tuning import Job, perform, read_jobs, this_machine
 from composer.tuning.cluster import on_ray
@@ -51,12 +52,12 @@ def tune(
         os.environ.update(environment)
         limits = Limits(isolate=True, timeout=timeout)
         if ray and not os.environ.get("COMPOSER_VERDICT_STORE"):
-            _refuse("with --ray the verdicts would stay on the nodes; say where by --store")
+            fail("with --ray the verdicts would stay on the nodes; say where by --store", USAGE)
         folder = str(working_dir) if working_dir else None
         results = on_ray(jobs, limits, ray, environment, folder) if ray else _here(jobs, limits)
         done = list(_said(results, len(jobs), as_json))
     except ComposerError as error:
-        _refuse(str(error))
+        fail(str(error), USAGE)
     if not as_json:
         Console().print(*_tables(done))
     raise typer.Exit(int(any(each["error"] for each in done)))
@@ -114,8 +115,3 @@ def _row(result: dict[str, Any], graph: dict[str, Any] | None) -> tuple[str, ...
 
 
 _TIMES = ("ms", "eager_ms")
-
-
-def _refuse(what: str) -> NoReturn:
-    typer.echo(f"composer: {what}", err=True)
-    raise typer.Exit(2)

@@ -258,9 +258,8 @@ def _by_position(seen: Mapping[str, int], found: re.Match[str]) -> str:
 
 
 def _lines(gm: torch.fx.GraphModule, example_inputs: Sequence[Any] = ()) -> Iterator[str]:
-    devices = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
-    autocast = [(device, torch.get_autocast_dtype(device)) for device in devices]
-    yield f"grad={torch.is_grad_enabled()} autocast={autocast} {torch.get_default_dtype()}"
+    autocast, dtype = _torch.autocasts(), torch.get_default_dtype()
+    yield f"grad={torch.is_grad_enabled()} autocast={autocast} {dtype}"
     position = {node: f"%{i}" for i, node in enumerate(gm.graph.nodes)}
     given = dict(zip(gm.graph.find_nodes(op="placeholder"), example_inputs, strict=False))
     for node in gm.graph.nodes:

@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import InitVar, dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ import torch
 from composer import _torch, chain, select, session
 from composer.contenders import Contender, bounds_of
 from composer.errors import FallbackWarning, Refusal, text_of
+from composer.floor import make_floor
 from composer.graphs import collectives, writes
 from composer.graphs.checkpoints import eager_forward
 from composer.graphs.comparison import Bounds
@@ -48,67 +49,69 @@ class _Quarantine:
     until: int
 
 
-@dataclass
 class Succession:
     """One graph's chain after the compile: who serves, who is in quarantine, and who comes next.
 
-    Attributes:
+    Args:
         request: The graph, as the passes of the stages ``torch`` and ``aten`` left it; of the
-            example inputs only the symbols.
-        contenders: The chain; where candidates were measured, those that may serve, best first.
+            example inputs only the symbols are kept.
+        contenders: The chain.
         shared: The passes of the later stages.
         policy: The policy in force for the graph.
         early: Records of the passes that ran before every candidate.
-        report: The current record of the graph.
+        report: The record of the graph.
         outcome: Where the walk along the chain ended.
         asked_by_name: Whether the user wrote the chain.
+
+    Attributes:
+        request: As above.
+        contenders: The chain; where candidates were measured, those that may serve, best first.
+        report: The current record of the graph.
         floor: The callable that answers where no engine does.
     """
 
-    request: GraphRequest
-    contenders: Sequence[Contender]
-    shared: SharedPasses
-    policy: Policy
-    early: tuple[PassRecord, ...]
-    report: CompileReport
-    outcome: InitVar[Outcome]
-    asked_by_name: bool
-    _answering: Callable[..., Any] | None = field(default=None, init=False)
-    _reverting: Attempt = field(init=False)
-
-    def __post_init__(self, outcome: Outcome) -> None:
-        """Find who serves, and release the example inputs."""
-        self._tracked = self._open_to_writes()
-        self._apart = cannot_undo(self.request)
-        self._collective = collectives.meets_other_ranks(self.request.gm)
-        late = bool(self.shared.late)
-        self.floor = self._answer if late else eager_forward(self.request.gm)
-        if outcome.chosen == FLOOR:
-            self.floor = _torch.undisabled(outcome.compiled)
+    def __init__(
+        self,
+        *,
+        request: GraphRequest,
+        contenders: Sequence[Contender],
+        shared: SharedPasses,
+        policy: Policy,
+        early: tuple[PassRecord, ...],
+        report: CompileReport,
+        outcome: Outcome,
+        asked_by_name: bool,
+    ) -> None:
+        self.request = _without_tensors(request)
+        self.contenders = contenders
+        self.report = report
+        self._shared = shared
+        self._policy = policy
+        self._early = early
+        self._asked_by_name = asked_by_name
+        self._tracked = _open_to_writes(request, contenders)
+        self._apart = cannot_undo(request)
+        self._collective = collectives.meets_other_ranks(request.gm)
+        self._contest = select.Contest.of(policy)
         self._quarantined: dict[int, _Quarantine] = {}
-        self._contest = select.Contest.of(self.policy)
+        self._answering: Callable[..., Any] | None = None
+        self._reverting: Attempt | None = None
+        self.floor = self._floor_of(outcome)
         attempts = outcome.attempts
         if outcome.ranking is not None:
-            self.contenders = [self.contenders[place] for place in outcome.ranking]
+            self.contenders = [contenders[place] for place in outcome.ranking]
             attempts = tuple(attempts[place] for place in outcome.ranking)
         self._arrive(0, attempts)
-        symbols = tuple(
-            value if isinstance(value, torch.SymInt | torch.SymFloat) else None
-            for value in self.request.example_inputs
-        )
-        self.request = dataclasses.replace(self.request, example_inputs=symbols)
 
-    def _open_to_writes(self) -> tuple[tuple[int, ...], bool]:
-        """Inputs that an engine of the chain may write to, and whether some cannot be watched."""
-        gm, engines = self.request.gm, (each.backend for each in self.contenders)
-        trusted = all(e.writes_as_the_graph or e.may_return_original for e in engines)
-        if trusted and not writes.may_write(gm) and writes.is_known(gm):
-            return (), False
-        return writes.tracked_inputs(self.request)
+    def _floor_of(self, outcome: Outcome) -> Callable[..., Any]:
+        """What serves already, if that is the floor; else it is made now, or when it is needed."""
+        if outcome.chosen == FLOOR:
+            return _torch.undisabled(outcome.compiled)
+        return self._answer if self._shared.late else eager_forward(self.request.gm)
 
     def rescue(self) -> standby.Rescue | None:
         """What the guard does when the engine raises; ``None`` where it lets the error through."""
-        raises = self.policy.on_runtime_error == "raise" or self.policy.strict
+        raises = self._policy.on_runtime_error == "raise" or self._policy.strict
         serves = self.report.chosen != FLOOR or self._quarantined
         if raises or not serves:
             return None
@@ -129,12 +132,12 @@ class Succession:
 
     def sampler(self) -> Sampler | None:
         """What compares every N-th call, where the policy asks for that."""
-        if self.policy.verify != "sample" or self.report.chosen == FLOOR:
+        if self._policy.verify != "sample" or self.report.chosen == FLOOR:
             return None
         if self._collective:
             return None
         return Sampler(
-            every=self.policy.sample_every,
+            every=self._policy.sample_every,
             floor=self.floor,
             request=self.request_for,
             bounds=self._bounds,
@@ -145,13 +148,13 @@ class Succession:
     def _bounds(self) -> Bounds:
         """The bounds of the engine that serves now; the policy's where that is the floor."""
         serving = (each.bounds for each in self.contenders[self._serving :])
-        return next(serving, None) or bounds_of(self.policy)
+        return next(serving, None) or bounds_of(self._policy)
 
     def _answer(self, *args: Any) -> Any:
         """The floor where passes run on AOTAutograd's graphs: compiled when it is first needed."""
         if self._answering is None:
             with _torch.recaptured(self.request.gm, args):
-                self._answering = chain.floor(self.request_for(args), self.shared)
+                self._answering, _ = make_floor(self.request_for(args), self._shared)
         return self._answering(*args)
 
     def blame(self, error: Exception, what: str) -> None:
@@ -246,6 +249,7 @@ class Succession:
         """Record that the engine which had been replaced serves again."""
         self._serving += 1
         attempt = self._reverting
+        assert attempt is not None
         self._record((*self.report.attempts, attempt), attempt.backend)
 
     def tell(self, timing: str) -> None:
@@ -260,7 +264,7 @@ class Succession:
 
     def floor_in_time(self, args: Sequence[Any]) -> choice.Made:
         """The floor and its passes; compiled now, for these inputs, if it has to be compiled."""
-        if not self.shared.late:
+        if not self._shared.late:
             return self.floor, ()
         outcome, _ = self.walk(args, ())
         self._answering = outcome.compiled
@@ -285,7 +289,7 @@ class Succession:
         request = dataclasses.replace(self.request_for(args), alongside=alongside)
         with _torch.recaptured(request.gm, args), backward.watched() as backwards:
             outcome = chain.walk(
-                request, contenders, self.shared, contest, strict=False, at_run_time=True
+                request, contenders, self._shared, contest, strict=False, at_run_time=True
             )
         return outcome, standby.Engine(outcome.compiled, backwards)
 
@@ -304,10 +308,10 @@ class Succession:
     def _wait(self, place: int, since: int) -> None:
         """Put an engine into quarantine from this call on, for twice as long as the last time."""
         session.current().quarantine(self.request.graph_key, self.contenders[place].key)
-        if self.policy.retry_after is None:
+        if self._policy.retry_after is None:
             return
         before = self._quarantined.get(place)
-        calls = 2 * before.calls if before else self.policy.retry_after
+        calls = 2 * before.calls if before else self._policy.retry_after
         self._quarantined[place] = _Quarantine(calls, since + calls)
 
     def request_for(self, args: Sequence[Any]) -> GraphRequest:
@@ -324,7 +328,7 @@ class Succession:
         *,
         alongside: bool = False,
     ) -> None:
-        passes = (*self.early, *outcome.passes) if outcome else self.report.passes
+        passes = (*self._early, *outcome.passes) if outcome else self.report.passes
         changed = dataclasses.replace(self.report, attempts=attempts, chosen=chosen, passes=passes)
         here = session.current()
         here.replace(self.report, changed)
@@ -333,4 +337,24 @@ class Succession:
         # In the background a warning that is an error reaches nobody; the log has it as well.
         unheard = contextlib.suppress(FallbackWarning) if alongside else contextlib.nullcontext()
         with unheard:
-            notices.warn_of_fallbacks(changed, here.warned, asked_by_name=self.asked_by_name)
+            notices.warn_of_fallbacks(changed, here.warned, asked_by_name=self._asked_by_name)
+
+
+def _open_to_writes(
+    request: GraphRequest, contenders: Sequence[Contender]
+) -> tuple[tuple[int, ...], bool]:
+    """Inputs that an engine of the chain may write to, and whether some cannot be watched."""
+    engines = (each.backend for each in contenders)
+    trusted = all(e.writes_as_the_graph or e.may_return_original for e in engines)
+    if trusted and not writes.may_write(request.gm) and writes.is_known(request.gm):
+        return (), False
+    return writes.tracked_inputs(request)
+
+
+def _without_tensors(request: GraphRequest) -> GraphRequest:
+    """The request with no example input but the symbols: the first call's tensors are let go."""
+    symbols = tuple(
+        value if isinstance(value, torch.SymInt | torch.SymFloat) else None
+        for value in request.example_inputs
+    )
+    return dataclasses.replace(request, example_inputs=symbols)

@@ -7,7 +7,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from composer import _torch, chain, contenders, verify
+from composer import _torch, contenders, verify
+from composer.attempt import try_candidate
 from composer.errors import ComposerError, Refusal
 from composer.graphs import capture
 from composer.graphs.checkpoints import eager_forward
@@ -47,7 +48,7 @@ def _attempt(payload: bytes, ready: Callable[[], None]) -> Attempt:
         inputs = parcel.opened(sent)
         request = capture.read_request(gm, inputs, mode=around["mode"])
         with _torch.as_if_captured(inputs):
-            attempt, compiled, _ = chain.try_candidate(request, contender)
+            attempt, compiled, _ = try_candidate(request, contender)
         return attempt if compiled is None else _run(compiled, request, attempt)
 
 

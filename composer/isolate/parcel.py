@@ -104,11 +104,10 @@ def opened(sent: Sequence[Any]) -> list[Any]:
 
 def surroundings() -> dict[str, Any]:
     """What torch was told outside of the graph and changes what is compiled."""
-    devices = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
     return {
         "grad": torch.is_grad_enabled(),
         "inference": torch.is_inference_mode_enabled(),
-        "autocast": [(device, torch.get_autocast_dtype(device)) for device in devices],
+        "autocast": _torch.autocasts(),
         "dtype": torch.get_default_dtype(),
         "threads": torch.get_num_threads(),
         "precision": torch.get_float32_matmul_precision(),

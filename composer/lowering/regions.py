@@ -48,6 +48,12 @@ class Region:
     witnesses: dict[int, torch.Tensor]
     constants: dict[int, torch.Tensor]
 
+    @property
+    def input_dtypes(self) -> tuple[torch.dtype | None, ...]:
+        """The dtype of each placeholder; ``None`` for an integer."""
+        values = (node.meta["val"] for node in self.gm.graph.find_nodes(op="placeholder"))
+        return tuple(each.dtype if isinstance(each, torch.Tensor) else None for each in values)
+
 
 @dataclass(frozen=True, slots=True)
 class Split:

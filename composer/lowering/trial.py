@@ -11,6 +11,7 @@ from composer import _torch
 from composer.errors import Refusal, refuse
 from composer.graphs.comparison import devices
 from composer.lowering.aot import FunctionalGraph, Kind
+from composer.memory import lacks_memory
 from composer.records import Reason, Status
 
 
@@ -30,11 +31,10 @@ def try_once(compiled: Callable[..., Any], graph: FunctionalGraph) -> None:
     try:
         results = _run(compiled, args)
     except Exception as error:
-        lacks_memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
-        if not lacks_memory and _torch_fails(graph, args):
+        if not lacks_memory(error) and _torch_fails(graph, args):
             return
         what = f"the engine fails on the first inputs: {error}"
-        reason = Reason.OUT_OF_MEMORY if lacks_memory else Reason.BUILD_FAILED
+        reason = Reason.OUT_OF_MEMORY if lacks_memory(error) else Reason.BUILD_FAILED
         raise Refusal(Status.FAILED, reason, what) from error
     for index, (got, expected) in enumerate(zip(results, graph.expected, strict=True)):
         if expected is not None and (tuple(got.shape), got.dtype) != expected:
@@ -52,7 +52,7 @@ def _torch_fails(graph: FunctionalGraph, args: Sequence[Any]) -> bool:
     try:
         _run(_torch.settled_forward(graph.gm), args)
     except Exception as error:  # noqa: BLE001  # the program meets it at the call
-        return not isinstance(error, torch.OutOfMemoryError | MemoryError)
+        return not lacks_memory(error)
     return False
 
 

@@ -3,6 +3,17 @@
 A pass is a frozen dataclass (:class:`GraphPass`) that edits one graph in place. Policies list
 passes by name, by ``"module:Class"``, or as objects; ``docs/writing-a-pass.md`` goes from an empty
 file to a package.
+
+:mod:`~composer.passes.base` says what a pass is. Three kinds make one easy to write:
+:mod:`~composer.passes.pattern` (which finds places by :mod:`~composer.passes.matching`),
+:mod:`~composer.passes.interpreter` (a :mod:`~composer.passes.walk` over the graph) and
+:mod:`~composer.passes.function`. :mod:`~composer.passes.resolve` reads the policy's list, and has
+the table of the passes that ship, a module each. :mod:`~composer.passes.early` and
+:mod:`~composer.passes.late` run the stages, before and within a candidate, through the
+:mod:`~composer.passes.pipeline`, which holds every pass to the :mod:`~composer.passes.rules` and
+rolls back by a :mod:`~composer.passes.snapshot`. What a rewrite has to know of a graph is in
+:mod:`~composer.passes.memory`, :mod:`~composer.passes.metadata`, :mod:`~composer.passes.order` and
+:mod:`~composer.passes.purity`; :mod:`composer.passes.debug` shows what passes do.
 """
 
 from __future__ import annotations

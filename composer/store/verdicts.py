@@ -172,6 +172,7 @@ class Verdict(BaseModel):
             self.chosen == (FLOOR if self.winner is None else own[self.winner])
             and len(set(self.ranking)) == len(self.ranking)
             and all(each.keys() >= {"ms", "eager_ms"} for each in timings.values())
+            and all(each.timing for each in self.candidates if each.reason is Reason.SLOWER)
         )
 
     def has_failures(self) -> bool:

@@ -2,9 +2,9 @@
 
 A candidate that was not accepted, and a pass that was rolled back, give a ``FallbackWarning`` and a
 ``WARNING`` line in the log, the first time for each backend and reason. Not warned of are engines
-of the default chain that are missing on this machine, since nobody asked for them by name; engines
-that were measured to be slower, which is what measuring is for; and what ``precision = "auto"``
-tried in bf16 and did not take.
+of the default chain that are missing on this machine while another serves, since nobody asked for
+them by name; engines that were measured to be slower, which is what measuring is for; and what
+``precision = "auto"`` tried in bf16 and did not take.
 """
 
 from __future__ import annotations

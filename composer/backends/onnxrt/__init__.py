@@ -34,7 +34,7 @@ from composer.backends.onnxrt.settings import read_settings
 from composer.errors import refuse
 from composer.lowering import keeping
 from composer.lowering.aot import FunctionalGraph, Kind, compile_functional
-from composer.lowering.fusions import fusions
+from composer.lowering.decompositions.fusions import fusions
 from composer.lowering.regions import Split
 from composer.lowering.trial import try_once
 from composer.lowering.whole import whole_of

@@ -14,7 +14,6 @@ from composer.backends.onnxrt.memory import (
     allocator,
     as_value,
     feed_for,
-    input_dtypes,
     receiver,
 )
 from composer.backends.onnxrt.session import make_session, nodes_by_provider
@@ -61,7 +60,7 @@ class OnnxRuntimeEngine(BindingEngine[Bound]):
         super().__init__(region)
         self.graph = graph
         """The model."""
-        self._dtypes = input_dtypes(region.gm)
+        self._dtypes = region.input_dtypes
         self._settings = settings
         self._device = device
         self._new_vector = native.OrtValueVector

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.fx
 from torch.utils.dlpack import from_dlpack, to_dlpack  # type: ignore[attr-defined]  # no __all__
 
 from composer import _torch
@@ -14,12 +13,6 @@ from composer.lowering.onnx import Output
 
 Feed = Callable[[Any, Any], None]
 """Appends an argument of the region to a vector of ONNX Runtime's values."""
-
-
-def input_dtypes(gm: torch.fx.GraphModule) -> tuple[torch.dtype | None, ...]:
-    """The dtype of each placeholder; ``None`` for an integer."""
-    values = (node.meta["val"] for node in gm.graph.find_nodes(op="placeholder"))
-    return tuple(each.dtype if isinstance(each, torch.Tensor) else None for each in values)
 
 
 def feed_for(dtype: torch.dtype | None) -> Feed:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from composer.backends.onnxrt.settings import CPU, CUDA, Settings
+from composer.backends.onnxrt.settings import CPU, CUDA, Level, Settings
 from composer.errors import Refusal, refuse
 from composer.lowering.onnx import OnnxGraph
 from composer.records import Reason, Status
@@ -21,7 +21,14 @@ SLOWER = ("SkipLayerNormFusion",)
 """Optimizers of ONNX Runtime to switch off: on the CPU (1.31) the fused kernel takes 0.26 ms for
 128 x 768 numbers, LayerNormalization and an Add about 0.1 ms. To try again with each release."""
 
-_LEVELS = {"disable": "DISABLE_ALL", "basic": "BASIC", "extended": "EXTENDED", "layout": "LAYOUT"}
+_LEVELS: dict[Level, str] = {
+    "disable": "ORT_DISABLE_ALL",
+    "basic": "ORT_ENABLE_BASIC",
+    "extended": "ORT_ENABLE_EXTENDED",
+    "layout": "ORT_ENABLE_LAYOUT",
+    "all": "ORT_ENABLE_ALL",
+}
+"""ONNX Runtime's names of the levels."""
 
 
 def make_session(
@@ -110,9 +117,8 @@ def session_options(settings: Settings) -> Any:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = settings.threads
     options.log_severity_level = 4  # no lines on stderr: errors come as exceptions
-    level = settings.graph_optimization_level
-    name = "ORT_ENABLE_" + _LEVELS.get(level, "ALL") if level != "disable" else "ORT_DISABLE_ALL"
-    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, name)
+    level = _LEVELS[settings.graph_optimization_level]
+    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     for key, value in (_SPINNING | settings.session_config).items():
         options.add_session_config_entry(key, value)

@@ -28,7 +28,7 @@ from composer.backends.openvino.settings import read_settings
 from composer.errors import refuse
 from composer.lowering import keeping
 from composer.lowering.aot import FunctionalGraph, Kind, compile_functional
-from composer.lowering.fusions import fusions
+from composer.lowering.decompositions.fusions import fusions
 from composer.lowering.trial import try_once
 from composer.records import GraphRequest, Reason, Status
 

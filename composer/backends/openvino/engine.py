@@ -63,7 +63,7 @@ class OpenVinoEngine(BindingEngine[Bound]):
         super().__init__(region)
         self._infer = InferRequest.infer  # the public one on top of it takes three times as long
         self._model = model
-        self._dtypes = _input_dtypes(region.gm)
+        self._dtypes = region.input_dtypes
         self._device = settings.device
         self._config = _config(settings, precision)
         first = self.bind_first(region)
@@ -114,12 +114,6 @@ class OpenVinoEngine(BindingEngine[Bound]):
             ),
             keep_alive=tuple(held.values()),
         )
-
-
-def _input_dtypes(gm: torch.fx.GraphModule) -> tuple[torch.dtype | None, ...]:
-    """The dtype of each placeholder; ``None`` for an integer."""
-    values = (node.meta["val"] for node in gm.graph.find_nodes(op="placeholder"))
-    return tuple(each.dtype if isinstance(each, torch.Tensor) else None for each in values)
 
 
 def _config(settings: Settings, precision: str) -> dict[str, str]:

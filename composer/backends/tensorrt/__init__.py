@@ -33,7 +33,6 @@ from composer.records import GraphRequest, Reason, Status
 
 NAME = "tensorrt"
 
-
 ONLY_INFERENCE = "TensorRT has no backward; under torch.no_grad() the graph is inference"
 
 
@@ -44,7 +43,6 @@ class TensorRTBackend(Backend):
     of ``torch_tensorrt`` where that is installed.
     """
 
-    hands_over = True
     packages = ("torch-tensorrt", "tensorrt", "tensorrt-rtx")
 
     def __init__(self) -> None:

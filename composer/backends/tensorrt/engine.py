@@ -150,14 +150,10 @@ class TensorRTEngine(BindingEngine[LoadedPlan]):
 
 def dtypes_of(plain: PlainOnnx, region: Region) -> dict[str, torch.dtype]:
     """What the model's inputs and outputs are in torch; a number is an int64."""
-    values = (node.meta["val"] for node in region.gm.graph.find_nodes(op="placeholder"))
-    inputs = {
-        name: value.dtype if isinstance(value, torch.Tensor) else torch.int64
-        for name, value in zip(plain.graph.inputs, values, strict=True)
-    }
-    names = (each.name for each in plain.graph.model.graph.output)
-    outputs = zip(names, plain.graph.outputs, strict=True)
-    return inputs | {name: output.dtype or torch.int64 for name, output in outputs}
+    inputs = zip(plain.graph.inputs, region.input_dtypes, strict=True)
+    results = zip(plain.graph.model.graph.output, plain.graph.outputs, strict=True)
+    outputs = ((result.name, output.dtype) for result, output in results)
+    return {name: dtype or torch.int64 for name, dtype in (*inputs, *outputs)}
 
 
 def in_host_memory(

@@ -15,7 +15,7 @@ import onnxscript
 import torch
 from onnxscript.function_libs.torch_lib.ops import nn
 
-from composer.lowering.convolution import of_length
+from composer.lowering.decompositions.convolution import of_length
 
 if TYPE_CHECKING:  # onnxscript's own, which the exporter reads, are of no use to a type checker
     INT64: TypeAlias = Any

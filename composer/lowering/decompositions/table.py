@@ -14,13 +14,13 @@ from typing import Any
 import torch
 
 from composer import _torch
-from composer.lowering.attention import attentions
-from composer.lowering.convolution import convolution_backward
-from composer.lowering.dtypes import dtypes
-from composer.lowering.elementwise import edges, elementwise
-from composer.lowering.pool_gradients import pool_gradients
-from composer.lowering.reductions import reductions
-from composer.lowering.selections import selections
+from composer.lowering.decompositions.attention import attentions
+from composer.lowering.decompositions.convolution import convolution_backward
+from composer.lowering.decompositions.dtypes import dtypes
+from composer.lowering.decompositions.elementwise import edges, elementwise
+from composer.lowering.decompositions.pool_gradients import pool_gradients
+from composer.lowering.decompositions.reductions import reductions
+from composer.lowering.decompositions.selections import selections
 from composer.lowering.vocabulary import vocabulary
 
 aten = torch.ops.aten

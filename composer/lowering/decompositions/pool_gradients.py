@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from composer.lowering.convolution import of_length
+from composer.lowering.decompositions.convolution import of_length
 
 aten = torch.ops.aten
 

@@ -14,7 +14,7 @@ from composer import _torch
 @functools.cache
 def translator() -> _torch.OnnxTranslator:
     """The exporter's translator, with our translations in front."""
-    from composer.lowering import comparisons, pooling, shapes
+    from composer.lowering.translations import comparisons, pooling, shapes
 
     made = _torch.OnnxTranslator()
     for module in (shapes, comparisons, pooling):

@@ -2,9 +2,9 @@
 
 In ONNX's standard operators attention and GELU are many nodes, and ONNX Runtime's optimizer does
 not recognise them in the form that the exporter gives them. Each entry of :func:`fusions` is for
-AOTAutograd's table, like those of :mod:`composer.lowering.decompositions`: it makes the one fused
-operator, or returns ``NotImplemented`` for calls where that would not mean the same. So nothing has
-to be matched afterwards, and the graph gets smaller before it is translated.
+AOTAutograd's table, as those of the other modules are: it makes the one fused operator, or returns
+``NotImplemented`` for calls where that would not mean the same. So nothing has to be matched
+afterwards, and the graph gets smaller before it is translated.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from composer.lowering.attention import laid_out_as
+from composer.lowering.decompositions.attention import laid_out_as
 
 aten = torch.ops.aten
 

@@ -1,0 +1,50 @@
+"""What runs where no engine does: the captured graph, and the shared passes of the later stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch.fx
+
+from composer import _torch
+from composer.errors import PassError
+from composer.graphs import checkpoints, clones
+from composer.lowering.each import compile_each
+from composer.passes import late
+from composer.passes.resolve import SharedPasses
+from composer.records import FLOOR, GraphRequest, PassRecord
+
+
+def make_floor(
+    request: GraphRequest, shared: SharedPasses
+) -> tuple[Callable[..., Any], tuple[PassRecord, ...]]:
+    """The floor of a graph, and the records of the passes that ran within it.
+
+    Raises:
+        PassError: a pass failed, and the policy says ``on_pass_error = "raise"``.
+    """
+    with late.running(late.LatePasses(shared, FLOOR)) as passes:
+        return _floor(request, passes), passes.records
+
+
+def _floor(request: GraphRequest, passes: late.LatePasses) -> Callable[..., Any]:
+    """The graph's own forward; with passes of the later stages, of AOTAutograd's graphs.
+
+    Where AOTAutograd cannot make those, the passes are recorded as not run.
+    """
+    if passes.shared.late:
+        gm = clones.clone_graph(request.gm)
+        try:
+            return compile_each(gm, request.example_inputs, _forward_of)
+        except _torch.DYNAMO_CONTROL_FLOW:
+            raise
+        except PassError:
+            raise
+        except Exception as error:  # noqa: BLE001  # recorded; the floor always answers
+            passes.fail(error)
+    return checkpoints.eager_forward(request.gm)
+
+
+def _forward_of(functional: torch.fx.GraphModule, _: list[Any]) -> Callable[..., Any]:
+    return _torch.settled_forward(functional)
