@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -160,7 +161,7 @@ def in_force(configured: Source) -> PolicyBook:
 
     Raises:
         OptionError: the source is malformed, or one found only because it lies in the working
-            directory names code to import, text for engines, or a place to send verdicts to.
+            directory names code to import, a program or a file, or a place to send verdicts to.
     """
     named = os.environ.get("COMPOSER_CONFIG")
     if named:
@@ -175,14 +176,14 @@ def in_force(configured: Source) -> PolicyBook:
     return book
 
 
-_WORDS = frozenset({"device", "graph_optimization_level", "precision", "providers"})
-"""Options of composer's engines that take words of theirs. Any other text may be the name of a
-program to run (Inductor's ``cpp.cxx``), of a library to load or of a file to write."""
+_WORD = re.compile(r"[\w.,+-]*")
+"""Text for an engine that is one of its own words. Any other may be a command to run (Inductor's
+``cpp.cxx``), a library to load or a file to write."""
 
 
 def _refuse_as_found(book: PolicyBook, path: Path) -> None:
     """Refuse a file that was only found, where it asks for what only the user may ask for."""
-    asked = list(_for_the_user_to_say(book))
+    asked = list(_for_the_user_to_say(book, path.parent))
     if asked:
         raise OptionError(
             f"{path} was found only because it lies in the working directory, so it "
@@ -191,10 +192,10 @@ def _refuse_as_found(book: PolicyBook, path: Path) -> None:
         )
 
 
-def _for_the_user_to_say(book: PolicyBook) -> Iterator[str]:
+def _for_the_user_to_say(book: PolicyBook, folder: Path) -> Iterator[str]:
     """What a book asks for beyond names that are registered and values that stay within composer.
 
-    Those are code to import, text for engines that may name programs and files, and a place to send
+    Those are code to import, programs and files that engines are told of, and a place to send
     verdicts to.
     """
     policies = (book.defaults, *book.models)
@@ -209,22 +210,27 @@ def _for_the_user_to_say(book: PolicyBook) -> Iterator[str]:
     if code:
         yield f"import code: {', '.join(code)} (an entry point gives it a name)"
     given = [*((each.name, each.options) for each in chain), *book.backends.items()]
-    text = [
+    told = [
         f"{engine} {option}"
         for engine, options in given
         for option, value in options.items()
-        if option not in _WORDS and _holds_text(value)
+        if _names_a_file(value, folder)
     ]
-    if text:
-        yield f"give engines text: {', '.join(text)} (it may name a program, or a file)"
+    if told:
+        yield f"tell engines of programs and files: {', '.join(told)}"
     if any(policy.verdict_store for policy in policies):
         yield "say where verdicts are sent: verdict_store (COMPOSER_VERDICT_STORE says it)"
 
 
-def _holds_text(value: Any) -> bool:
+def _names_a_file(value: Any, folder: Path) -> bool:
+    """Whether text is not one plain word, or is the name of something in the folder."""
     if isinstance(value, Mapping):
-        return any(map(_holds_text, value.values()))
-    return isinstance(value, str) or (isinstance(value, list) and any(map(_holds_text, value)))
+        return any(_names_a_file(each, folder) for each in value.values())
+    if isinstance(value, list):
+        return any(_names_a_file(each, folder) for each in value)
+    if not isinstance(value, str):
+        return False
+    return not _WORD.fullmatch(value) or (bool(value) and (folder / value).exists())
 
 
 _using: ContextVar[tuple[PolicyBook, ...]] = ContextVar("composer_using", default=())

@@ -277,27 +277,31 @@ def test_a_file_found_here_imports_no_code(line: str) -> None:
     ("text", "named"),
     [
         ('[backends.inductor]\n"cpp.cxx" = ["./evil"]\n', "inductor cpp.cxx"),
+        ('[backends.inductor]\n"cpp.cxx" = ["pip install evil"]\n', "inductor cpp.cxx"),
+        ('[backends.inductor]\n"cuda.cutlass_dir" = "lies_here"\n', "inductor cuda.cutlass_dir"),
+        ('[backends.onnxrt.session_config]\n"some.file" = "/tmp/x"\n', "onnxrt session_config"),
         (
-            '[defaults]\nchain = [{ backend = "mine", options = { path = "x" } }]\n',
+            '[defaults]\nchain = [{ backend = "mine", options = { path = "a/b" } }]\n',
             "mine path",
         ),
-        ('[backends.onnxrt.session_config]\n"some.file" = "/tmp/x"\n', "onnxrt session_config"),
     ],
 )
 def test_a_file_found_here_names_no_program_and_no_file(text: str, named: str) -> None:
-    """Text in the options of an engine may be either; one that the user pointed at may hold it."""
+    """An engine may run or write what it is told of; a file that the user pointed at may tell."""
     path = write(text)
-    with pytest.raises(BackendCompilerFailed, match=f"may not give engines text: {named}"):
+    path.with_name("lies_here").mkdir()
+    with pytest.raises(BackendCompilerFailed, match=f"tell engines of programs and files: {named}"):
         run()
-    composer.configure(path)
     assert resolve(GRAPH, configured=path).policy.chain
 
 
 def test_a_file_found_here_says_what_engines_have_words_for() -> None:
-    """Numbers, switches, and the words of composer's own options."""
+    """Numbers, switches, and text that is a plain word."""
     write(
-        '[defaults]\nchain = ["eager", { backend = "inductor", options = { freezing = true } }]\n'
+        '[defaults]\nchain = ["eager", { backend = "inductor", options = { freezing = true, '
+        'max_autotune_gemm_backends = "ATEN,CPP" } }]\n'
         '[backends.onnxrt]\nthreads = 2\nproviders = ["CPUExecutionProvider"]\n'
+        '[backends.onnxrt.session_config]\n"session.set_denormal_as_zero" = "1"\n'
     )
     assert run().chosen == "eager"
 
