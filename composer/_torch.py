@@ -414,12 +414,14 @@ def operator_namespace(target: Any) -> str:
 def saving_as_it_is() -> contextlib.AbstractContextManager[Any]:
     """Hide what autograd saves from the hooks of a checkpoint, which counts saved tensors.
 
-    torch has no public way to ask whether hooks may be set; within ``torch.func`` they may not.
+    They are detached, since a result that its own operation saves would keep itself alive for good
+    otherwise: torch's documentation of the hooks warns of that. torch has no public way to ask
+    whether hooks may be set; within ``torch.func`` they may not.
     """
     asked: Any = torch._C._autograd
     if not asked._saved_tensors_hooks_is_enabled():  # torch's stub leaves it out
         return contextlib.nullcontext()
-    return torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
+    return torch.autograd.graph.saved_tensors_hooks(torch.Tensor.detach, lambda tensor: tensor)
 
 
 @contextlib.contextmanager

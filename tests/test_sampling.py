@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -262,6 +264,19 @@ def test_passes_are_part_of_what_is_sampled() -> None:
         with expect(verified=3, fallbacks=0, succeeded=1):
             for _ in range(3):
                 f(torch.randn(3))
+
+
+def test_comparison_in_training_keeps_nothing() -> None:
+    """Nor do operations that save their own result for a backward which is never run."""
+    net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh())
+    f = sampled(net, FakeBackend())
+    for _ in range(3):
+        f(torch.randn(2, 4))
+    weight = weakref.ref(net[0].weight)
+    del net, f
+    torch.compiler.reset()
+    gc.collect()
+    assert weight() is None
 
 
 def test_sample_every_is_at_least_one() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
@@ -202,6 +204,29 @@ def test_min_coverage_is_of_forward_and_backward_together() -> None:
     torch.testing.assert_close(x.grad, twin.grad)
     assert last().chosen == "onnxrt"
     assert 0.5 <= last().attempts[0].coverage < 1
+
+
+def test_nothing_of_the_first_batch_is_kept() -> None:
+    """Nor the weights, once the model is gone: an input written to refers to the compiled graph."""
+
+    def step(model, x):
+        y = model(x)
+        x.mul_(0.5)
+        return x, y.detach()
+
+    linear = torch.nn.Linear(4, 4)
+    x = torch.randn(2, 4, requires_grad=True) * 1
+    f = compiled(step, "onnxrt")
+    f(linear, x)[0].sum().backward()
+    assert last().chosen == "onnxrt"
+    batch, weight = weakref.ref(x), weakref.ref(linear.weight)
+    del x
+    gc.collect()
+    assert batch() is None
+    del f, linear
+    torch.compiler.reset()
+    gc.collect()
+    assert weight() is None
 
 
 def test_a_backward_may_run_twice() -> None:

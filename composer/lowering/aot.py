@@ -87,8 +87,7 @@ def compile_functional(
     """
     decline_special_tensors(example_inputs)
     owners = owners_of(gm, example_inputs)
-    everything = (*own_tensors(gm), *example_inputs)
-    real = None if any_fake(everything) else tuple(map(_torch.hint, everything))
+    everything = [*own_tensors(gm), *example_inputs]
 
     def compiler(
         kind: Kind, functional: torch.fx.GraphModule, fakes: Sequence[Any]
@@ -99,14 +98,19 @@ def compile_functional(
         binds = same and kind is Kind.INFERENCE and not torch.is_grad_enabled()
         read, written = statistics(functional), _torch.mutated_inputs()
         weights, witnesses = bindable(everything, owners, written, read) if binds else ({}, {})
-        args, expected = real if same else None, _expected(functional)
+        args = tuple(map(_torch.hint, everything)) if same and not any_fake(everything) else None
+        expected = _expected(functional)
         graph = FunctionalGraph(functional, kind, weights, witnesses, args, expected, read)
         with _torch.unset_fake_temporarily():
             compiled = build(graph)
         return _torch.boxed(_with_memory(compiled) if kind is Kind.BACKWARD else compiled)
 
     needs_grad = torch.is_grad_enabled() and any(map(_requires_grad, everything))
-    return through_aot(gm, example_inputs, compiler, decompositions(dialect, needs_grad))
+    try:
+        return through_aot(gm, example_inputs, compiler, decompositions(dialect, needs_grad))
+    finally:  # AOTAutograd keeps the compiler of a graph that trains, and what it refers to
+        everything.clear()
+        owners.clear()
 
 
 Compiler = Callable[[Kind, torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]
