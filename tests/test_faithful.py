@@ -80,6 +80,17 @@ TAKEN = {
         *(masked, r(2, 2, 2, 4), r(2, 2, 3, 4)),
         torch.zeros(2, 1, 2, 3).masked_fill(~MASK, -INF),
     ),
+    "a quotient of numbers": (lambda x: x * torch.div(7, 2), r(4)),
+    "a rounded quotient of numbers": (
+        lambda x: x + torch.div(16.5, 4, rounding_mode="trunc"),
+        r(4),
+    ),
+    "a number rounded down": (lambda x: x + torch.div(-7, 2, rounding_mode="floor"), r(4)),
+    "a float less integers": (lambda m: (1.0 - m) * -1e4, T([[1, 1, 0], [1, 0, 0]])),
+    "a float less multiples of integers": (
+        lambda m: torch.rsub(m, 0.5, alpha=3) + m,
+        T([3, -4, 0], dtype=torch.int32),
+    ),
     "a transposed matrix with a vector": (lambda a, x: torch.mv(a.T, x), r(4, 4), r(4)),
     "a long transposed matrix with a vector": (lambda a, x: a.T @ x, r(3, 5), r(3)),
     "a vector, and a transposed matrix with one": (

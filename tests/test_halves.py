@@ -186,6 +186,22 @@ def test_weights_whose_copies_do_not_fit_are_refused(monkeypatch: pytest.MonkeyP
     assert last().chosen == "onnxrt"
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("heads", [4, 2])
+def test_rows_that_are_masked_everywhere_give_zeros(dtype: torch.dtype, heads: int) -> None:
+    """The padding on the left of a batch; heads of the query may share those of key and value."""
+    query, key = torch.randn(2, 4, 6, 8, dtype=dtype), torch.randn(2, heads, 6, 8, dtype=dtype)
+    mask = torch.ones(2, 1, 6, 6, dtype=torch.bool).tril()
+    mask[1, :, :, :3] = False
+
+    def attend(query, key, mask):
+        return F.scaled_dot_product_attention(query, key, key, mask, enable_gqa=True) * 2
+
+    found, expected = compiled(attend, "onnxrt")(query, key, mask), attend(query, key, mask)
+    torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
+    assert not found[1, :, :3].any()
+
+
 def test_moves_need_no_cast() -> None:
     """A row of a table is looked up in bfloat16."""
     seen = []

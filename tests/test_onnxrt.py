@@ -14,6 +14,7 @@ from weight_changes import CHANGES
 import composer
 from composer import _torch
 from composer.backends import onnxrt
+from composer.backends.onnxrt import session
 from composer.backends.onnxrt.session import session_options
 from composer.backends.onnxrt.settings import Settings, read_settings
 from composer.errors import OptionError
@@ -100,24 +101,67 @@ def test_weights_are_taken_by_address() -> None:
     """ONNX Runtime reads torch's own memory: a write it cannot see shows through.
 
     The write goes around the version counter; it is the documented blind spot, and the proof that
-    no copy was made. A factor is used as it lies there, not packed anew,
+    no copy was made. A table is used as it lies there, not packed anew,
     and large enough not to be written into the model (ONNX Runtime does so below 128 bytes).
     """
-    scale = torch.nn.Parameter(torch.full((1024,), 2.0))
+    table = torch.nn.Embedding.from_pretrained(torch.full((64, 16), 2.0))
+    f = compiled(table, "onnxrt")
+    places = torch.arange(64)
+    assert f(places).sum() == 2 * 1024
+    table.weight.detach().numpy()[:] = 3
+    assert f(places).sum() == 3 * 1024
 
-    class Scale(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.scale = scale
 
-        def forward(self, x):
-            return torch.relu(x * self.scale)
+class Positions(torch.nn.Module):
+    """Patches with a table of positions added, channels last, as SAM and ViTDet have them."""
 
-    f = compiled(Scale(), "onnxrt")
-    x = torch.ones(1, 1024)
-    assert f(x).sum() == 2 * 1024
-    scale.detach().numpy()[:] = 3
-    assert f(x).sum() == 3 * 1024
+    def __init__(self, channels: int, *table: int) -> None:
+        super().__init__()
+        self.patches = torch.nn.Conv2d(3, channels, 4, stride=4)
+        self.table = torch.nn.Parameter(torch.randn(table))
+
+    def forward(self, x):
+        return torch.relu(self.patches(x).permute(0, 2, 3, 1) + self.table)
+
+
+@pytest.mark.parametrize(
+    ("channels", "table"),
+    [(8, (1, 4, 4, 8)), (4, (1, 4, 4, 4)), (4, (4, 4)), (4, (4, 1)), (8, (8,))],
+)
+def test_a_weight_beside_what_is_transposed_is_read_as_it_is(channels, table) -> None:
+    """The optimizer transposes the weight, in place of what it is added to."""
+    model, x = Positions(channels, *table), torch.randn(2, 3, 16, 16)
+    f = compiled(model, "onnxrt")
+    torch.testing.assert_close(f(x), model(x))
+    model.table.mul_(2)
+    torch.testing.assert_close(f(x), model(x))
+    assert last().chosen == "onnxrt", last().attempts[0].message
+
+
+class Sum(torch.nn.Module):
+    """The weight's transpose has the weight's shape, so nothing would be noticed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(16, 16))
+
+    def forward(self, x):
+        return torch.relu(torch.relu(x).T + self.weight)
+
+
+def test_a_square_weight_beside_a_transposed_matrix_is_read_as_it_is() -> None:
+    """So it is with any other weight that its transpose would fit in place of."""
+    model, x = Sum(), torch.randn(16, 16)
+    torch.testing.assert_close(compiled(model, "onnxrt")(x), model(x))
+    assert last().chosen == "onnxrt"
+
+
+def test_such_a_weight_is_still_transposed_under_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By ONNX Runtime's optimizer: all weights can be given by address once this fails."""
+    monkeypatch.setattr(session, "_may_be_transposed", lambda model: set())
+    model, x = Sum(), torch.randn(16, 16)
+    f = compiled(model, "onnxrt")
+    assert not torch.allclose(f(x), model(x), atol=0.1)
 
 
 def test_frozen_weights_with_grad_on_stay_inputs() -> None:

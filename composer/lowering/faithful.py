@@ -84,6 +84,15 @@ def _scatter_mean(node: torch.fx.Node) -> str | None:
     return "the mean is computed otherwise" if means else None
 
 
+def _numbers_alone(node: torch.fx.Node) -> str | None:
+    """``torch.div(16, 4)``: ONNX's ``Div`` makes an integer of two."""
+    if not isinstance(node.target, _torch.OpOverload) or node.all_input_nodes or not node.args:
+        return None
+    wants = node.target._schema.arguments[0].type
+    given = isinstance(node.args[0], int | float) and wants.isSubtypeOf(torch.TensorType.get())
+    return "a tensor of numbers alone" if given else None
+
+
 def _otherwise(node: torch.fx.Node) -> str | None:
     return _OTHERWISE.get(_torch.operator_name(node.target))
 
@@ -213,6 +222,7 @@ _RULES: tuple[Callable[[torch.fx.Node], str | None], ...] = (
     _attention_logarithms,
     _divisor_override,
     _scatter_mean,
+    _numbers_alone,
     _otherwise,
     _dynamic_squeeze,
     _fractional_range,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -13,6 +13,9 @@ from composer.errors import Refusal, refuse
 from composer.lowering.onnx import OnnxGraph
 from composer.records import Reason, Status
 
+if TYPE_CHECKING:
+    import onnx
+
 _SPINNING = {"session.force_spinning_stop": "1"}
 """Threads wait busily for work during a call, and stop with it: torch's own threads are next
 (figures in bench/README.md)."""
@@ -20,6 +23,9 @@ _SPINNING = {"session.force_spinning_stop": "1"}
 SLOWER = ("SkipLayerNormFusion",)
 """Optimizers of ONNX Runtime to switch off: on the CPU (1.31) the fused kernel takes 0.26 ms for
 128 x 768 numbers, LayerNormalization and an Add about 0.1 ms. To try again with each release."""
+
+_KEEPING = frozenset({"Conv", "ConvTranspose", "Gather", "Gemm", "MatMul", "Reshape"})
+"""Operators of several operands whose weights the optimizer (1.31) leaves as they lie."""
 
 _LEVELS: dict[Level, str] = {
     "disable": "ORT_DISABLE_ALL",
@@ -54,8 +60,8 @@ def make_session(
         # The first lets the optimizer see the values, the second has the kernels read them where
         # they lie: with the first alone ONNX Runtime (1.31) copies every one.
         options.add_external_initializers(list(given), list(given.values()))
-        for name, value in given.items():
-            options.add_initializer(name, value)
+        for name in given.keys() - _may_be_transposed(model):
+            options.add_initializer(name, given[name])
     try:
         session = onnxruntime.InferenceSession(
             model.SerializeToString(),
@@ -75,6 +81,16 @@ def make_session(
         what = f"asked for {', '.join(missing)}, got {', '.join(arrived)}"
         refuse(Status.FAILED, Reason.WRONG_PROVIDER, what)
     return session
+
+
+def _may_be_transposed(model: onnx.ModelProto) -> set[str]:
+    """The values that ONNX Runtime's optimizer may replace by their transpose, under one name.
+
+    It moves a transposition behind an operator of several operands, and transposes the others for
+    it. A weight among them that was given by address would be read as it was before.
+    """
+    several = (node for node in model.graph.node if len(node.input) > 1)
+    return {name for node in several if node.op_type not in _KEEPING for name in node.input}
 
 
 def nodes_by_provider(session: Any) -> dict[str, int]:

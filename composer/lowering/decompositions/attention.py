@@ -46,13 +46,24 @@ def masked_attention(
 
     The translation gives NaN there. Such rows are the padding on the left of a batch that is
     generated together. Nor does it know of heads of the query that share those of key and value.
+    Half precision is computed in float32 and rounded once.
     """
     groups = query.shape[1] // key.shape[1]
     if groups == 1 and (attn_mask is None or is_causal):
         return NotImplemented
     if groups > 1:
         key, value = (each.repeat_interleave(groups, 1) for each in (key, value))
-    return attention(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)
+    if query.dtype not in _widened():
+        return attention(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)
+    q, k, v = query.float(), key.float(), value.float()
+    mask = None if attn_mask is None else attn_mask.float()
+    found = attention(q, k, v, dropout_p, is_causal, attn_mask=mask, scale=scale)
+    return found if found is NotImplemented else (found[0].to(query.dtype), found[1])
+
+
+def _widened() -> tuple[torch.dtype, ...]:
+    """Half precision in which torch is not the faster one on this processor."""
+    return (torch.float16,) if _torch.multiplies_bf16() else (torch.float16, torch.bfloat16)
 
 
 def attention(

@@ -69,19 +69,25 @@ def edges() -> dict[Any, Callable[..., Any]]:
         aten.div.Tensor_mode: divide,
         aten.div.Scalar_mode: divide,
         aten.heaviside.default: heaviside,
+        aten.rsub.Scalar: less_than_number,
         aten.xlogy.Tensor: xlogy,
         aten.pow.Tensor_Scalar: power,
     }
 
 
 def _of_floats(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compute halves in float32; decline what is no float, or not of one dtype with the others."""
+    """Compute halves in float32; decline what is no float, or not of one dtype with the others.
+
+    Numbers alone, of which ``torch.div(16, 4)`` makes a tensor too, are declined as well.
+    """
 
     @functools.wraps(function)
     def guarded(*values: Any) -> Any:
         dtypes = {value.dtype for value in values if isinstance(value, torch.Tensor)}
-        dtype = dtypes.pop()
-        if dtypes or not dtype.is_floating_point:
+        if len(dtypes) != 1:
+            return NotImplemented
+        (dtype,) = dtypes
+        if not dtype.is_floating_point:
             return NotImplemented
         if dtype.itemsize > 2:
             return function(*values)
@@ -176,7 +182,8 @@ def divide(a: torch.Tensor, b: Any, *, rounding_mode: str | None = None) -> Any:
     if rounding_mode == "floor":
         return floor_divide(a, b)
     tensors = [each for each in (a, b) if isinstance(each, torch.Tensor)]
-    if rounding_mode != "trunc" or not all(each.dtype.is_floating_point for each in tensors):
+    floats = tensors and all(each.dtype.is_floating_point for each in tensors)
+    if rounding_mode != "trunc" or not floats:
         return NotImplemented
     whole = _truncated(a, b)
     return torch.trunc(a / b) if whole is NotImplemented else whole
@@ -186,6 +193,12 @@ def divide(a: torch.Tensor, b: Any, *, rounding_mode: str | None = None) -> Any:
 def _truncated(a: torch.Tensor, b: Any) -> Any:
     """The quotient without its fraction; of halves it is rounded only then."""
     return torch.trunc(a / b)
+
+
+def less_than_number(x: torch.Tensor, number: Any, alpha: Any = 1) -> Any:
+    """An integer taken from a float: the exporter promotes no operand behind a number."""
+    dtype = torch.result_type(x, number)
+    return NotImplemented if x.dtype is dtype else aten.rsub.Scalar(x.to(dtype), number, alpha)
 
 
 @_of_floats
