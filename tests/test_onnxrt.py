@@ -210,11 +210,64 @@ def test_a_graph_of_nothing_translatable_is_declined_by_name() -> None:
     assert "test_onnxrt.py" in attempt.message
 
 
-def test_complex_numbers_are_declined() -> None:
+COMPLEX = {
+    "goes in and comes out": lambda x: torch.view_as_complex(x) * 2,
+    "comes out": lambda x: (torch.view_as_complex(x.sin().exp()).conj(), x.cos().tanh() + 1),
+    "is all there is": lambda x: torch.fft.rfft(x).abs(),
+}
+
+
+@pytest.mark.parametrize("function", COMPLEX.values(), ids=COMPLEX)
+def test_complex_numbers_are_declined(function) -> None:
     """Never wrong."""
+    x = torch.randn(3, 2)
+    torch.testing.assert_close(compiled(function, "onnxrt")(x), function(x))
+    (attempt,) = last().attempts
+    assert (attempt.status, attempt.reason) == ("declined", "unsupported_dtype")
+
+
+def test_complex_inputs_are_declined() -> None:
+    """With their dtype."""
     x = torch.randn(3, dtype=torch.complex64)
-    torch.testing.assert_close(compiled(lambda x: x * 2, "onnxrt")(x), x * 2)
-    assert last().attempts[0].reason == "unsupported_dtype"
+    torch.testing.assert_close(compiled(lambda x: x.real.sin() + 1, "onnxrt")(x), x.real.sin() + 1)
+    (attempt,) = last().attempts
+    assert attempt.reason == "unsupported_dtype"
+    assert "torch.complex64" in attempt.message
+
+
+def rotated(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
+    """A rotary embedding, as DeepSeek and Llama 4 have it."""
+    pairs = torch.view_as_complex((x * 2).unflatten(-1, (-1, 2)))
+    turned = torch.view_as_real(pairs * torch.polar(torch.ones_like(angles), angles))
+    return torch.nn.functional.gelu(turned.flatten(-2) @ torch.ones(8, 8)).softmax(-1)
+
+
+def spectrum(x: torch.Tensor, window: torch.Tensor) -> torch.Tensor:
+    """Loudness by frequency, its backward with a sign of complex numbers."""
+    found = torch.stft((x * 2).flatten(), 8, window=window, return_complex=True)
+    return torch.log1p(found.abs()).relu() * 2 + 1
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    ("function", "x", "other"),
+    [(rotated, (2, 5, 8), (5, 4)), (spectrum, (2, 32), (8,))],
+    ids=["rotated", "spectrum"],
+)
+def test_complex_numbers_between_operators_are_left_to_torch(function, x, other, dynamic) -> None:
+    """The rest of the graph is ONNX Runtime's, its backward too."""
+    inputs = [torch.rand(x, requires_grad=True), torch.rand(other, requires_grad=True)]
+    twins = [each.detach().clone().requires_grad_() for each in inputs]
+    with torch.enable_grad():
+        results = compiled(function, "onnxrt", dynamic=dynamic)(*inputs), function(*twins)
+        for each in results:
+            each.square().sum().backward()
+    torch.testing.assert_close(*results)
+    torch.testing.assert_close(*([each.grad for each in given] for given in (inputs, twins)))
+    (attempt,) = last().attempts
+    assert attempt.accepted, attempt.message
+    assert attempt.coverage > 0.5
+    assert any("(complex numbers)" in line for line in attempt.engine["left_to_torch"])
 
 
 WRONG = {

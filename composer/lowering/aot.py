@@ -83,9 +83,10 @@ def compile_functional(
             lowering's own.
 
     Raises:
-        Refusal: ``declined``, for inputs that are not plain dense tensors.
+        Refusal: ``declined``, for inputs and outputs that are not plain dense tensors.
     """
     decline_special_tensors(example_inputs)
+    _decline_complex_outputs(gm)
     owners = owners_of(gm, example_inputs)
     everything = [*own_tensors(gm), *example_inputs]
 
@@ -181,6 +182,16 @@ def _in_memory(value: Any) -> Any:
     if value._is_zerotensor():
         return torch.zeros(value.shape, dtype=value.dtype, device=value.device)
     return value.resolve_neg() if value.is_neg() else value
+
+
+def _decline_complex_outputs(gm: torch.fx.GraphModule) -> None:
+    """Gradients of one that is conjugated lazily are not what AOTAutograd assumes (torch 2.13)."""
+    (returned,) = gm.graph.find_nodes(op="output")
+    for node in returned.all_input_nodes:
+        value = node.meta.get("example_value", node.meta.get("val"))
+        if isinstance(value, torch.Tensor) and value.dtype.is_complex:
+            what = f"one of its outputs is a tensor of {value.dtype}"
+            refuse(Status.DECLINED, Reason.UNSUPPORTED_DTYPE, what)
 
 
 def decline_special_tensors(values: Iterable[Any]) -> None:

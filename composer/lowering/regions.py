@@ -28,6 +28,9 @@ from composer.lowering.constants import evaluate_constants, lift_scalars
 from composer.lowering.views import give_returned_views_to_torch, is_view
 from composer.records import Reason, Status
 
+COMPLEX = "complex numbers"
+"""Why no engine takes a call that reads or gives them."""
+
 _PREFIX = "region_"
 
 
@@ -74,10 +77,17 @@ class Split:
     left: tuple[str, ...]
 
     def decline_if_empty(self) -> None:
-        """Refuse, with ``unsupported_op``, where there is no region for an engine."""
+        """Refuse where there is no region for an engine.
+
+        Raises:
+            Refusal: ``declined``, with ``unsupported_dtype`` where all that is computed is computed
+                with complex numbers, else with ``unsupported_op``.
+        """
         if not self.regions:
             why = f"nothing can be taken: {', '.join(self.left)}" if self.left else None
-            refuse(Status.DECLINED, Reason.UNSUPPORTED_OP, why or "the graph computes nothing")
+            dtypes = bool(self.left) and all(COMPLEX in each for each in self.left)
+            reason = Reason.UNSUPPORTED_DTYPE if dtypes else Reason.UNSUPPORTED_OP
+            refuse(Status.DECLINED, reason, why or "the graph computes nothing")
 
     def assemble(self, engines: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
         """The whole graph as a callable, each region run by the engine of its name."""
@@ -103,7 +113,7 @@ def split(graph: FunctionalGraph, why_not: Callable[[torch.fx.Node], str | None]
     """
     gm = graph.gm
     for node in gm.graph.nodes:
-        decline_special_tensors(tensors_of(node))
+        decline_special_tensors(each for each in tensors_of(node) if not each.dtype.is_complex)
     lift_scalars(gm)
     evaluate_constants(gm, lambda node: why_not(node) is not None)
     refused = {node: why for node in calls_of(gm) if (why := why_not(node)) is not None}
@@ -128,6 +138,12 @@ def is_compute(node: torch.fx.Node) -> bool:
     if node.op != "call_function" or node.target is operator.getitem or is_view(node):
         return False
     return any(True for _ in tensors_of(node))
+
+
+def is_complex(node: torch.fx.Node) -> bool:
+    """Whether a call reads or gives complex numbers."""
+    sources = (node, *node.all_input_nodes)
+    return any(each.dtype.is_complex for source in sources for each in tensors_of(source))
 
 
 def tensors_of(node: torch.fx.Node) -> Iterator[torch.Tensor]:

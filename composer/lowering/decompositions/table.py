@@ -79,7 +79,20 @@ def decompositions(dialect: Table, training: bool) -> dict[Any, Callable[..., An
     }
     for operator, function in () if training else dialect.items():
         table[operator] = _first_of(function, table.get(operator))
-    return table
+    return {operator: _of_real_numbers(function) for operator, function in table.items()}
+
+
+def _of_real_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Leave calls with complex numbers whole: torch runs them, and few entries allow for them."""
+
+    @functools.wraps(function)
+    def decompose(*args: Any, **kwargs: Any) -> Any:
+        given, _ = _torch.flatten((args, kwargs))
+        tensors = (each for each in given if isinstance(each, torch.Tensor))
+        is_complex = any(each.dtype.is_complex for each in tensors)
+        return NotImplemented if is_complex else function(*args, **kwargs)
+
+    return decompose
 
 
 def _first_of(first: Callable[..., Any], second: Callable[..., Any] | None) -> Callable[..., Any]:
