@@ -20,6 +20,7 @@ from composer import session
 from composer.errors import OptionError, TelemetryWarning
 from composer.telemetry.base import Sink
 from composer.telemetry.sinks import OWN, SINKS
+from composer.testing import FakeBackend
 
 
 class Remembers:
@@ -123,6 +124,19 @@ def test_unknown_name_in_the_environment_is_an_error(monkeypatch: Any) -> None:
     assert "'loging'" in str(error)
     assert "did you mean 'logging'" in str(error)
     assert "'smoke_signals'" in str(error)
+
+
+def test_a_mistake_in_the_environment_waits_for_the_next_compile(monkeypatch: Any) -> None:
+    """A call whose engine fails is answered all the same."""
+    later = FakeBackend("raises", at=3)
+    f, x = compiled(torch.sin, later, honest), torch.ones(2)
+    f(x)
+    monkeypatch.setenv("COMPOSER_SINKS", "smoke_signals")
+    for _ in range(5):
+        torch.testing.assert_close(f(x), x.sin())
+    assert composer.reports()[-1].runtime.fallbacks == 1
+    with pytest.raises(BackendCompilerFailed, match="smoke_signals"):
+        compiled(torch.cos, honest)(x)
 
 
 def test_logging_sink_writes_a_line_for_every_attempt(caplog: Any) -> None:

@@ -60,10 +60,12 @@ class Sinks:
 
         Raises:
             OptionError: ``COMPOSER_SINKS`` names a sink that there is not, or a sink cannot take
-                what the environment says.
+                what the environment says. Only for a first report: others come from calls, which
+                have their answer.
         """
         with self._lock:
-            self._look_around()
+            if first:
+                self._look_around()
             sinks = self._on()
         for name, sink in sinks:
             follow = getattr(sink, "follow", None)
