@@ -345,6 +345,10 @@ OTHERWISE = {
     "the order of NaN": (lambda x: x.sort(descending=True).values, NAN),
     "the greatest two and NaN": (lambda x: x.topk(2).values, NAN),
     "the truth of NaN": (torch.logical_not, NAN),
+    "the average of a window that ends in no padding": (
+        lambda x: F.avg_pool1d(x, 3, padding=1, ceil_mode=True),
+        torch.ones(1, 2, 9),
+    ),
 }
 
 

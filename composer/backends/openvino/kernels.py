@@ -37,6 +37,8 @@ _OTHERWISE = {
 
 _CLAMPS = frozenset({"aten::clamp", "aten::clamp_min", "aten::clamp_max"})
 
+_AVERAGES = frozenset({"aten::avg_pool1d", "aten::avg_pool2d", "aten::avg_pool3d"})
+
 _TRUTHS = frozenset({"aten::_to_copy", "aten::logical_not", "aten::logical_and"})
 _TRUTHS |= {"aten::logical_or", "aten::logical_xor"}
 
@@ -60,6 +62,10 @@ def _otherwise(node: torch.fx.Node) -> str | None:
     if name in _TRUTHS and all(each.dtype is torch.bool for each in tensors_of(node)):
         operands = (each.dtype for source in node.all_input_nodes for each in tensors_of(source))
         return "NaN is taken for false" if any(t.is_floating_point for t in operands) else None
+    if name in _AVERAGES and _torch.argument(node, "ceil_mode"):
+        padding = _torch.argument(node, "padding")
+        counted = _torch.argument(node, "count_include_pad") and any(padding)
+        return "the last window is counted whole" if counted else None
     return _OTHERWISE.get(name)
 
 
