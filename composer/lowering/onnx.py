@@ -19,7 +19,7 @@ from composer.lowering import keeping
 from composer.lowering.faithful import unfaithful
 from composer.lowering.linears import keep_dimensions
 from composer.lowering.once import once
-from composer.lowering.regions import COMPLEX, Region, is_complex
+from composer.lowering.regions import Region, is_complex
 from composer.lowering.reshapes import join_views
 from composer.lowering.texts import Unsayable, text_of
 from composer.lowering.translations import translator
@@ -122,7 +122,7 @@ def why_not(node: torch.fx.Node) -> str | None:
         if isinstance(each, torch.SymFloat | torch.SymBool):
             return "a symbolic number that is no integer"
     if is_complex(node):
-        return COMPLEX
+        return "complex numbers"
     if node.target is operator.getitem:
         return None
     if any(_is_graph(source) for source in node.all_input_nodes):

@@ -28,9 +28,6 @@ from composer.lowering.constants import evaluate_constants, lift_scalars
 from composer.lowering.views import give_returned_views_to_torch, is_view
 from composer.records import Reason, Status
 
-COMPLEX = "complex numbers"
-"""Why no engine takes a call that reads or gives them."""
-
 _PREFIX = "region_"
 
 
@@ -85,8 +82,10 @@ class Split:
         """
         if not self.regions:
             why = f"nothing can be taken: {', '.join(self.left)}" if self.left else None
-            dtypes = bool(self.left) and all(COMPLEX in each for each in self.left)
-            reason = Reason.UNSUPPORTED_DTYPE if dtypes else Reason.UNSUPPORTED_OP
+            assert self.outer is not None
+            compute = [node for node in calls_of(self.outer) if is_compute(node)]
+            by_dtype = bool(compute) and all(map(is_complex, compute))
+            reason = Reason.UNSUPPORTED_DTYPE if by_dtype else Reason.UNSUPPORTED_OP
             refuse(Status.DECLINED, reason, why or "the graph computes nothing")
 
     def assemble(self, engines: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:

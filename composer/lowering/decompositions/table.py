@@ -53,7 +53,8 @@ def decompositions(dialect: Table, training: bool) -> dict[Any, Callable[..., An
         dialect: The engine's entries.
         training: Whether a backward will be made.
     """
-    table = dict(vocabulary().decompositions)
+    exporters = _exporters()
+    table = dict(exporters)
     for operator in _KEPT:
         table.pop(operator, None)
     unpool = table[aten.max_unpool2d.default]
@@ -79,20 +80,33 @@ def decompositions(dialect: Table, training: bool) -> dict[Any, Callable[..., An
     }
     for operator, function in () if training else dialect.items():
         table[operator] = _first_of(function, table.get(operator))
-    return {operator: _of_real_numbers(function) for operator, function in table.items()}
+    own = {
+        each: function for each, function in table.items() if function is not exporters.get(each)
+    }
+    return table | {operator: _of_real_numbers(function) for operator, function in own.items()}
+
+
+@functools.cache
+def _exporters() -> Table:
+    """The exporter's entries; a thousand, so that it pays to make them once."""
+    found = vocabulary().decompositions
+    return {operator: _of_real_numbers(function) for operator, function in found.items()}
 
 
 def _of_real_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
     """Leave calls with complex numbers whole: torch runs them, and few entries allow for them."""
 
-    @functools.wraps(function)
     def decompose(*args: Any, **kwargs: Any) -> Any:
-        given, _ = _torch.flatten((args, kwargs))
-        tensors = (each for each in given if isinstance(each, torch.Tensor))
-        is_complex = any(each.dtype.is_complex for each in tensors)
+        is_complex = any(map(_is_complex, args)) or any(map(_is_complex, kwargs.values()))
         return NotImplemented if is_complex else function(*args, **kwargs)
 
     return decompose
+
+
+def _is_complex(given: Any) -> bool:
+    if isinstance(given, list | tuple):
+        return any(map(_is_complex, given))
+    return isinstance(given, torch.Tensor) and given.dtype.is_complex
 
 
 def _first_of(first: Callable[..., Any], second: Callable[..., Any] | None) -> Callable[..., Any]:
