@@ -9,6 +9,7 @@ import pytest
 import torch
 from conftest import compiled, last
 from torch._dynamo.exc import BackendCompilerFailed
+from torch.utils._python_dispatch import TorchDispatchMode
 from weight_changes import CHANGES
 
 import composer
@@ -268,6 +269,37 @@ def test_complex_numbers_between_operators_are_left_to_torch(function, x, other,
     assert attempt.accepted, attempt.message
     assert attempt.coverage > 0.5
     assert any("(complex numbers)" in line for line in attempt.engine["left_to_torch"])
+
+
+def inverted(x: torch.Tensor) -> torch.Tensor:
+    """A pseudo-inverse of complex numbers."""
+    return torch.view_as_real(torch.linalg.pinv(torch.view_as_complex(x * 2))).exp().tanh() + 1
+
+
+def test_complex_numbers_that_compiled_torch_gets_wrong_are_declined() -> None:
+    """With the operator's name and the user's line."""
+    x = torch.rand(4, 3, 2)
+    found = compiled(inverted, {"backend": "onnxrt", "min_coverage": 0.0})(x)
+    torch.testing.assert_close(found, inverted(x))
+    (attempt,) = last().attempts
+    assert attempt.reason == "unsupported_dtype"
+    assert "of complex numbers is wrong in torch itself" in attempt.message
+    assert "test_onnxrt.py" in attempt.message
+
+
+class Forwards(TorchDispatchMode):
+    """Does nothing but pass calls on."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        return function(*args, **(kwargs or {}))
+
+
+def test_torch_still_loses_conjugates_within_a_kernel_under_a_mode() -> None:
+    """Else pseudo-inverses need not be declined any more (pytorch/pytorch#198118)."""
+    x = torch.rand(4, 3, 2)
+    with Forwards():
+        found = inverted(x)
+    assert not torch.allclose(found, inverted(x))
 
 
 WRONG = {

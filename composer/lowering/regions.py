@@ -30,6 +30,13 @@ from composer.records import Reason, Status
 
 _PREFIX = "region_"
 
+_CONJUGATING = (torch.ops.aten.linalg_pinv.atol_rtol_tensor,)
+"""Kernels of torch's that take conjugates of complex numbers within.
+
+They lose them under any ``TorchDispatchMode``, and AOTAutograd runs a first call under one.
+To be removed with https://github.com/pytorch/pytorch/issues/198118.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Region:
@@ -107,12 +114,14 @@ def split(graph: FunctionalGraph, why_not: Callable[[torch.fx.Node], str | None]
         why_not: Why an engine cannot take a call of an operator; ``None`` if it can.
 
     Raises:
-        Refusal: ``declined``, where a value is not a plain dense tensor, or where outputs share
-            memory in a way that cannot be made anew.
+        Refusal: ``declined``, where a value is not a plain dense tensor, where torch's own kernel
+            for complex numbers would be wrong, or where outputs share memory in a way that cannot
+            be made anew.
     """
     gm = graph.gm
     for node in gm.graph.nodes:
         decline_special_tensors(each for each in tensors_of(node) if not each.dtype.is_complex)
+        _decline_conjugating(node)
     lift_scalars(gm)
     evaluate_constants(gm, lambda node: why_not(node) is not None)
     refused = {node: why for node in calls_of(gm) if (why := why_not(node)) is not None}
@@ -130,6 +139,12 @@ def split(graph: FunctionalGraph, why_not: Callable[[torch.fx.Node], str | None]
     regions = _fuse(graph, taken_nodes)
     inside = sum(is_compute(node) for nodes in taken_nodes for node in nodes)
     return Split(gm, regions, inside, len(compute), left)
+
+
+def _decline_conjugating(node: torch.fx.Node) -> None:
+    if node.target in _CONJUGATING and is_complex(node):
+        what = f"{node.target} of complex numbers is wrong in torch itself, when compiled"
+        refuse(Status.DECLINED, Reason.UNSUPPORTED_DTYPE, what + source_line(node))
 
 
 def is_compute(node: torch.fx.Node) -> bool:
