@@ -262,6 +262,10 @@ TAKEN = {
         lambda x: (F.max_pool2d(x, 2), F.max_pool1d(x[0], 3, 2, 1), F.max_pool3d(x, (1, 2, 2))),
         IMAGES,
     ),
+    "max pooling of minus infinity": (
+        lambda x: (F.max_pool2d(x, 3, 1, 1), F.max_pool1d(x[0], 2), F.max_pool2d(x.double(), 2)),
+        torch.full((2, 8, 4, 4), -INF).index_fill(3, T([3]), -1e38),
+    ),
     "ranks": (lambda x: (x.kthvalue(2), x.kthvalue(3, 0, keepdim=True)), r(4, 5)),
     "the middle of what is no NaN": (
         lambda x: (x.nanmedian(), x.nanmedian(1), x.nanmedian(0)[0]),

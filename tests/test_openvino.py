@@ -376,6 +376,13 @@ def test_positions_are_taken_although_they_are_int64() -> None:
     assert last().attempts[0].coverage == 1.0
 
 
+def test_the_largest_of_minus_infinity_is_minus_infinity() -> None:
+    """In a pool; OpenVINO's own starts from the lowest finite number."""
+    x = torch.full((1, 8, 4, 4), float("-inf"))
+    check(lambda x: F.max_pool2d(x + 1, 2), x)
+    assert last().attempts[0].coverage == 1.0
+
+
 def test_nodes_that_are_not_converted_are_found_by_the_reader() -> None:
     """Asked of OpenVINO itself: it has no list that could be read."""
     graph = onnx_graph("Unheard", onnx.TensorProto.FLOAT, [2], "a")

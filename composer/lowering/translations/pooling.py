@@ -1,7 +1,8 @@
 """Translations of max pooling, which in torch gives NaN for every window that holds one.
 
 ONNX Runtime's ``MaxPool`` (1.31) passes over NaN. A mean of squares over the same window is NaN for
-no other cause; next to a convolution it costs nothing that could be measured (ResNet-50).
+no other cause; next to a convolution it costs nothing that could be measured (ResNet-50). For a
+window of minus infinity it gives the lowest finite float32, unless its places are used.
 """
 
 from __future__ import annotations
@@ -49,6 +50,18 @@ def spoilt(x: Any, window: dict[str, Any]) -> Any:
     return op.IsNaN(op.AveragePool(op.Mul(x, x), **plain))
 
 
+def with_infinity(found: Any) -> Any:
+    """Minus infinity for the lowest of float32, which that kernel of ``MaxPool`` starts from."""
+    lowest = op.Constant(value_float=torch.finfo(torch.float32).min)
+    return op.Where(op.LessOrEqual(found, lowest), op.Constant(value_float=float("-inf")), found)
+
+
+def is_relu(x: Any) -> bool:
+    """Whether no number is below zero; the convolutions that most pools stand behind end so."""
+    producer = x.producer()
+    return producer is not None and producer.op_type == "Relu"
+
+
 def last_nan(x: Any, window: dict[str, Any]) -> Any:
     """Where in its plane the last NaN of a window is, row by row; -1 if there is none."""
     sizes = op.Shape(x, start=2)
@@ -72,12 +85,15 @@ def pooled(
     full = batched(x, dims)
     nan = op.Constant(value=ir.tensor(float("nan"), dtype=x.dtype))
     bad = unbatched(spoilt(full, window), x, dims)
-    if not isinstance(found, tuple):
-        return op.Where(bad, nan, found)
-    values, places = found
+    values, *places = found if isinstance(found, tuple) else (found,)
+    if x.dtype == ir.DataType.FLOAT and not is_relu(x):
+        values = with_infinity(values)
+    values = op.Where(bad, nan, values)
+    if not places:
+        return values
     last = unbatched(last_nan(full, window), x, dims)
     at_nan = op.Less(op.Constant(value_int=-1), last)
-    return op.Where(bad, nan, values), op.Where(at_nan, last, places)
+    return values, op.Where(at_nan, last, *places)
 
 
 def translation(plain: Callable[..., Any], dims: int, returns: Any = TReal) -> Callable[..., Any]:
