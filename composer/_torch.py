@@ -41,7 +41,7 @@ from torch._dynamo.backends.registry import lookup_backend as lookup_backend
 from torch._dynamo.backends.registry import register_backend as register_backend
 from torch._dynamo.convert_frame import ConvertFrameAssert
 from torch._dynamo.convert_frame import compile_lock as compile_lock
-from torch._dynamo.eval_frame import OptimizedModule, innermost_backend
+from torch._dynamo.eval_frame import DisableContext, OptimizedModule, innermost_backend
 from torch._dynamo.exc import InvalidBackend as InvalidBackend
 from torch._dynamo.exc import RestartAnalysis, SkipFrame, Unsupported, UserError
 from torch._dynamo.resume_execution import ContinueExecutionCache
@@ -859,8 +859,10 @@ def undisabled(compiled: T) -> T:
     """The callable within ``torch.compiler.disable``'s wrapper, or ``compiled`` itself.
 
     The wrapper of ``torch.compile`` keeps its original in the same attribute, but is no wrapper
-    to take off: the mark tells them apart.
+    to take off: the mark tells them apart, and the context where a module was wrapped.
     """
+    if isinstance(compiled, OptimizedModule) and isinstance(compiled.dynamo_ctx, DisableContext):
+        return cast(T, compiled._orig_mod)
     if not getattr(compiled, "_torchdynamo_disable", False):
         return compiled
     return cast(T, getattr(compiled, "_torchdynamo_orig_callable", compiled))

@@ -29,7 +29,7 @@ at once and are never a reason to fall back. Dynamo wraps what a backend raises 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,8 +37,16 @@ if TYPE_CHECKING:
     from composer.records import Attempt, Reason, Status
 
 
+def _as_it_stood(cls: type[Exception], given: tuple[Any, ...]) -> Exception:
+    return cls.__new__(cls, *given)
+
+
 class ComposerError(Exception):
-    """Base of all errors that composer raises itself."""
+    """Base of all errors that composer raises itself. They can be sent to another process."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Made anew as it stands: what ``__init__`` is given is more than the text in ``args``."""
+        return _as_it_stood, (type(self), self.args), vars(self)
 
 
 class OptionError(ComposerError, ValueError):
@@ -182,6 +190,10 @@ class ChainExhausted(ComposerError, ExceptionGroup[Exception]):
 
     def __init__(self, attempts: Sequence[Attempt], exceptions: Sequence[Exception]) -> None:
         """State is set in ``__new__``, where ``ExceptionGroup`` wants it."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As for all errors, but by what ``__new__`` takes."""
+        return _as_it_stood, (type(self), (self.attempts, self.exceptions)), vars(self)
 
     def derive(self, excs: Sequence[Exception], /) -> ChainExhausted:  # type: ignore[override]
         """Keep the attempts when the group is split (``except*``)."""

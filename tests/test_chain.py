@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import pickle
 import threading
 import time
 import warnings
@@ -21,7 +22,13 @@ import composer
 from composer import Reason, Status
 from composer.backends import BACKENDS
 from composer.backends.base import Backend
-from composer.errors import CandidateError, ChainExhausted, UnknownNameError
+from composer.errors import (
+    CandidateError,
+    ChainExhausted,
+    PassError,
+    Refusal,
+    UnknownNameError,
+)
 from composer.testing import FakeBackend
 
 
@@ -301,6 +308,26 @@ def test_exhausted_chain_raises_every_error_when_asked_to() -> None:
     assert [type(e) for e in error.exceptions] == [RuntimeError, torch.OutOfMemoryError]
     assert [a.backend for a in error.attempts] == ["raises", "out_of_memory"]
     assert isinstance(error.split(RuntimeError)[0], ChainExhausted)
+
+
+def test_errors_can_be_sent_to_another_process() -> None:
+    """With all that they carry, as a pool of processes does."""
+    errors = []
+    for fields in ({"strict": True}, {"on_exhausted": "raise"}):
+        torch.compiler.reset()
+        with pytest.raises(BackendCompilerFailed) as caught:
+            compiled(cosine, "nobody_has_this", **fields)(torch.ones(2))
+        errors.append(caught.value.inner_exception)
+    errors += [
+        Refusal(Status.DECLINED, Reason.POLICY, "no"),
+        PassError("fuse", "outputs", "one is gone", before=["fold"]),
+    ]
+    for error in errors:
+        error.add_note("on rank 1")
+        twin = pickle.loads(pickle.dumps(error))
+        assert (type(twin), str(twin)) == (type(error), str(error))
+        assert vars(twin).keys() == vars(error).keys() > {"__notes__"}
+    assert pickle.loads(pickle.dumps(errors[0])).attempt == errors[0].attempt
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])

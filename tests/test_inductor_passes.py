@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch._inductor.config as inductor_config
 from conftest import compiled, last, needs_torch
-from rewrites import CosineToSine, Scale, at, aten
+from rewrites import CosineToSine, Raises, Scale, at, aten
 from torch._dynamo.utils import counters
 from torch._inductor.custom_graph_pass import (
     CustomGraphModulePass,
@@ -316,6 +316,16 @@ def test_a_cached_graph_has_its_passes_in_the_record(own_cache) -> None:
         (record,) = last().passes
         assert (record.name, record.stage, record.matches) == ("cosine_to_sine", "joint", 1)
     assert "cache" in last().attempts[0].engine["passes"]
+
+
+@pytest.mark.parametrize("stage", ["joint", "post_grad"])
+def test_a_pass_that_failed_raises_although_the_graph_is_cached(stage: str, own_cache) -> None:
+    """Inductor's cache holds the graph without it, for those who want it skipped only."""
+    passes = [at(stage, Raises)]
+    compiled(program, "inductor", passes=passes)(torch.ones(8))
+    torch.compiler.reset()
+    with pytest.raises(Exception, match="broke the rule 'raises'"):
+        compiled(program, "inductor", passes=passes, on_pass_error="raise")(torch.ones(8))
 
 
 def test_without_passes_nobody_pays_for_an_aot_step() -> None:

@@ -209,6 +209,8 @@ def test_the_graph_key_covers_passes_and_their_parameters() -> None:
         ([{"pass": "scale", "facto": 3}], "unknown parameter 'facto'; did you mean 'factor'?"),
         ([{"factor": 3}], "names its pass"),
         ([42], "is no pass"),
+        ([torch.nn.Linear], "is no class of passes"),
+        (["rewrites:NeedsAName"], "pass 'rewrites.NeedsAName': "),
         ("scale", "passes is a list"),
     ],
 )
@@ -231,6 +233,18 @@ def test_registered_passes_are_found_by_name_and_path() -> None:
         *("cosine_to_sine", "cosine_to_sine"),
         *("scale", "scale"),
     ]
+
+
+def test_a_pass_that_says_only_whether_it_changed_something_counts_nothing() -> None:
+    """A record's matches are a number of places, or none."""
+
+    class Says(CosineToSine):
+        def run(self, gm):
+            return bool(super().run(gm))
+
+    compiled(program, "aot_eager", passes=[Says()])(*inputs())
+    (record,) = last().passes
+    assert (record.changed, record.matches, record.error) == (True, None, "")
 
 
 def test_functions_are_passes() -> None:

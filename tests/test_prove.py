@@ -48,6 +48,7 @@ UNTOUCHED = {
     "object": Runner,
     "method": lambda gm: Runner(gm).run,
     "disabled": lambda gm: torch.compiler.disable(gm.forward),
+    "disabled module": torch.compiler.disable,
     "another module": lambda gm: torch.fx.GraphModule(gm, gm.graph),
 }
 

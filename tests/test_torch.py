@@ -277,6 +277,10 @@ def test_undisabled_finds_the_callable_within() -> None:
 
     assert _torch.undisabled(_torch.disabled(run)) is run
     assert _torch.undisabled(run) is run
+    module = torch.nn.Linear(2, 2)
+    assert _torch.undisabled(torch.compiler.disable(module)) is module
+    compiled = torch.compile(module, backend="eager")
+    assert _torch.undisabled(compiled) is compiled
 
 
 def test_undisabled_leaves_a_compiled_function_alone() -> None:

@@ -77,10 +77,15 @@ class Hook(_torch.CustomInferenceAwareGraphPass):
         self._passes.run(self._stage, gm, inference=inference, last=self._last)
 
     def uuid(self) -> Any:
-        """All that is in the slot; ``None``, which bypasses the cache, where one has no uuid."""
-        shared = [each.uuid() for each in self._passes.shared.at(self._stage, last=self._last)]
+        """All that is in the slot; ``None``, which bypasses the cache, where one has no uuid.
+
+        What is to happen when a pass fails belongs to it: a graph that was made without a pass
+        that failed is not served to those who want an error.
+        """
+        shared = self._passes.shared
+        own = [each.uuid() for each in shared.at(self._stage, last=self._last)]
         users = [_uuid_of(each) for each in self._users]
-        return (*users, *shared) if all((*users, *shared)) else None
+        return (*users, *own, shared.on_error) if all((*users, *own)) else None
 
     def __deepcopy__(self, memo: object) -> Hook:
         """The hook itself: Inductor copies its config, and all copies record into one place."""

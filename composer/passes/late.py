@@ -123,7 +123,7 @@ class LatePasses:
             forward, backward = usual(gm, inputs, **kwargs)
         record = PassRecord(
             name=name,
-            stage=Stage.PARTITIONER,
+            stage=str(Stage.PARTITIONER),
             changed=not error,
             nodes_before=len(before.copy.nodes),
             nodes_after=len(forward.graph.nodes) + len(backward.graph.nodes),

@@ -107,6 +107,8 @@ def _rewrite(
     matches = returned.matches if isinstance(returned, PassResult) else returned
     if not isinstance(matches, int | None):
         raise Broken("raises", "", f"run returned {matches!r}, not a count, a PassResult or None")
+    if isinstance(matches, bool):  # whether it changed something: nothing was counted
+        matches = None
     if not before.differs(gm):
         return PassResult(changed=False, matches=matches)
     enforce(gm, each.stage, before, promised)

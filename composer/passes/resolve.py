@@ -131,10 +131,12 @@ def look_up(entry: Any) -> Any:
 
 
 def _make(found: Any, fields: dict[str, Any]) -> Any:
-    if isinstance(found, type) and issubclass(found, GraphPass):
-        return _instance(found, fields)
-    if isinstance(found, type) and issubclass(found, _torch.CUSTOM_PASSES):
-        found = found()
+    if isinstance(found, type):
+        if issubclass(found, GraphPass):
+            return _instance(found, fields)
+        if not issubclass(found, _torch.CUSTOM_PASSES):
+            raise OptionError(f"passes holds {found!r}, which is no class of passes")
+        found = _without_parameters(found)
     if fields:
         raise OptionError(f"pass {found!r} takes no parameters, but is given {fields}")
     if isinstance(found, GraphPass | _torch.CustomPartitionerFn):
@@ -142,6 +144,13 @@ def _make(found: Any, fields: dict[str, Any]) -> Any:
     if callable(found) or _torch.is_pattern_matcher_pass(found):
         return FunctionPass(found)
     raise OptionError(f"passes holds {found!r}, which is no pass")
+
+
+def _without_parameters(cls: type) -> Any:
+    try:
+        return cls()
+    except TypeError as error:
+        raise OptionError(f"pass {qualified_name(cls)!r}: {error}") from error
 
 
 def _instance(cls: type[GraphPass], fields: dict[str, Any]) -> GraphPass:
