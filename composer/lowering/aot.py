@@ -14,7 +14,7 @@ import torch.fx
 
 from composer import _torch
 from composer.errors import refuse
-from composer.graphs import capture, clones
+from composer.graphs import capture, checkpoints, clones
 from composer.lowering.decompositions import Table, decompositions
 from composer.lowering.freeze import freeze
 from composer.lowering.statistics import find_witnesses, statistics, witness_of
@@ -108,7 +108,8 @@ def compile_functional(
 
     needs_grad = torch.is_grad_enabled() and any(map(_requires_grad, everything))
     try:
-        return through_aot(gm, example_inputs, compiler, decompositions(dialect, needs_grad))
+        whole = checkpoints.without_regions(gm)
+        return through_aot(whole, example_inputs, compiler, decompositions(dialect, needs_grad))
     finally:  # AOTAutograd keeps the compiler of a graph that trains, and what it refers to
         everything.clear()
         owners.clear()
