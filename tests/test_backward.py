@@ -296,3 +296,23 @@ def test_backward_that_torch_traces_is_a_graph_like_any_other(options: dict[str,
     for mine, expected in zip(model.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, expected.grad)
     assert len(composer.reports()) > 1
+
+
+def test_gradients_that_are_compared_are_not_traced() -> None:
+    """Dynamo traces the program's backwards; that of the comparison would be one graph more."""
+
+    def step(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return (x @ w).cos().sum()
+
+    traced: list[torch.fx.GraphModule] = []
+
+    def noted(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
+        traced.append(gm)
+        return gm
+
+    w = torch.randn(4, 4, requires_grad=True)
+    with torch._dynamo.compiled_autograd._enable(noted):
+        loss = compiled(step, "aot_eager", verify="compile")(torch.randn(3, 4), w)
+        assert not traced
+        loss.backward()
+    assert len(traced) == 1
