@@ -34,7 +34,7 @@ from torch._C import _functorch
 # Only ``torch.compile`` itself is public, and ``torch._dynamo`` as far as it is documented.
 from torch._C._dynamo.eval_frame import reset_code
 from torch._dynamo import aot_compile as dynamo_aot_compile
-from torch._dynamo import convert_frame, eval_frame, external_utils
+from torch._dynamo import compiled_autograd, convert_frame, eval_frame, external_utils
 from torch._dynamo.aot_compile_types import SerializableCallable as SerializableCallable
 from torch._dynamo.backends.registry import list_backends as _list_backends
 from torch._dynamo.backends.registry import lookup_backend as lookup_backend
@@ -425,16 +425,19 @@ def saving_as_it_is() -> contextlib.AbstractContextManager[Any]:
 
 
 @contextlib.contextmanager
-def without_hooks(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
-    """Run a backward of composer's own, at which no hook of these tensors is called.
+def own_backward(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Run a backward of composer's own: no hook of these tensors is called, and torch traces none.
 
-    There is no public way to remove all hooks of a tensor and put them back.
+    There is no public way to remove all hooks of a tensor and put them back, nor to leave the
+    tracing of backwards (``compiled_autograd``) out where the program has switched it on.
     """
     kept = [(each, each._backward_hooks) for each in tensors if each._backward_hooks]
     for tensor, _ in kept:
         tensor._backward_hooks = None
+    traced = compiled_autograd.compiled_autograd_enabled
     try:
-        yield
+        with compiled_autograd._disable() if traced else contextlib.nullcontext():
+            yield
     finally:
         for tensor, hooks in kept:
             tensor._backward_hooks = hooks

@@ -72,6 +72,7 @@ def compose(
             served = compose(gm, example_inputs, mode=mode, options=options)
         return saved.Saved.of(gm, served, mode, options)
     started = time.perf_counter()
+    gm, example_inputs, flatten = clones.flat_inputs(gm, example_inputs)
     gm, restore = clones.flat_outputs(gm)
     case = _prepare(capture.read_request(gm, example_inputs, mode=mode), options)
     plan = overtaking.Plan.of(case.policy, case.request, case.candidates)
@@ -91,6 +92,7 @@ def compose(
     return guard.watch(
         standby.Engine(outcome.compiled, backwards),
         report.runtime,
+        flatten,
         restore,
         rescue=successors.rescue(),
         sampler=successors.sampler(),

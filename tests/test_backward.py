@@ -265,3 +265,54 @@ def test_inductor_is_offered_what_the_forward_saved() -> None:
     with _torch.backwards_by(guard), _torch.eager_backward_lowering():
         torch.compile(net())(torch.randn(3, 4)).sum().backward()
     assert seen[0].donated
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"verify": "compile"},
+        {"verify": "sample", "sample_every": 1},
+        {"select": "fastest", "select_seconds": 0.1},
+    ],
+)
+def test_backward_that_torch_traces_is_a_graph_like_any_other(options: dict[str, Any]) -> None:
+    """It takes one list of tensors, which a call empties; checks and measurements call it often."""
+    model = net()
+    twin = copy.deepcopy(model)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        loss = model(x).pow(2).mean()
+        loss.backward()
+        return loss
+
+    with torch._dynamo.config.patch(compiled_autograd=True):
+        run = compiled(step, "aot_eager", **options)
+        for _ in range(3):
+            x = torch.randn(3, 4)
+            loss = twin(x).pow(2).mean()
+            loss.backward()
+            torch.testing.assert_close(run(x), loss)
+    for mine, expected in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, expected.grad)
+    assert len(composer.reports()) > 1
+
+
+def test_gradients_that_are_compared_are_not_traced() -> None:
+    """Dynamo traces the program's backwards; that of the comparison would be one graph more."""
+
+    def step(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return (x @ w).cos().sum()
+
+    traced: list[torch.fx.GraphModule] = []
+
+    def noted(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
+        traced.append(gm)
+        return gm
+
+    w = torch.randn(4, 4, requires_grad=True)
+    with torch._dynamo.compiled_autograd._enable(noted):
+        loss = compiled(step, "aot_eager", verify="compile")(torch.randn(3, 4), w)
+        assert not traced
+        loss.backward()
+    assert len(traced) == 1

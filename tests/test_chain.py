@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import logging
 import pickle
@@ -116,6 +117,40 @@ def test_floor_draws_the_random_numbers_of_a_checkpoint_once(body, engine) -> No
 
     x = torch.randn(64, requires_grad=True)
     assert torch.equal(seeded_gradient(compiled(f, engine), x), seeded_gradient(f, x))
+
+
+class Residual(torch.nn.Module):
+    """A block that is to be compiled once, however often a model has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = torch.nn.Linear(8, 8)
+
+    @torch.compiler.nested_compile_region
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.relu(self.up(x))
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize(
+    ("engine", "serves"),
+    [("eager", "eager"), (engines.raises, "eager"), ("inductor", "inductor"), ("onnxrt", "onnxrt")],
+)
+def test_regions_that_are_compiled_once_are_any_engines(engine, serves, training: bool) -> None:
+    """The floor has their backward, and engines that read ONNX take what is in them."""
+    model = torch.nn.Sequential(*[Residual() for _ in range(3)])
+    twin = copy.deepcopy(model)
+    x = torch.randn(3, 8)
+    with torch.set_grad_enabled(training):
+        got, expected = compiled(model, engine)(x), twin(x)
+    torch.testing.assert_close(got, expected)
+    if training:
+        got.sum().backward()
+        expected.sum().backward()
+        for mine, other in zip(model.parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(mine.grad, other.grad)
+    assert last().chosen == serves
+    assert last().attempts[-1].coverage in (None, 1.0)
 
 
 def test_floor_is_bit_for_bit_eager() -> None:

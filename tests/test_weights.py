@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from typing import Any
 
@@ -175,3 +176,28 @@ def test_a_write_that_no_version_tells_of_is_seen_after_refresh(how) -> None:
     assert last().chosen == "onnxrt"
     (alive,) = (each for each in weights._bound if not each.expired)
     assert alive.unchanged((model.weight, model.bias))
+
+
+@pytest.mark.parametrize("chain", ["onnxrt", "composer_openvino"])
+def test_what_a_module_keeps_and_lets_grow_stays_an_input(chain: str) -> None:
+    """Dynamo marks a module's tensor as static although it takes its size to be dynamic."""
+
+    class Growing(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up = torch.nn.Linear(4, 4)
+            self.kept: torch.Tensor | None = None
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.up(x)
+            self.kept = y if self.kept is None else torch.cat([self.kept, y])[-5:]
+            return self.kept * 2
+
+    model = Growing()
+    twin = copy.deepcopy(model)
+    run = compiled(model, chain)
+    with torch.no_grad():
+        for _ in range(5):
+            x = torch.randn(2, 4)
+            torch.testing.assert_close(run(x), twin(x))
+    assert {each.chosen for each in composer.reports()} == {chain}

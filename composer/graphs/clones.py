@@ -62,6 +62,55 @@ def flat_outputs(
     return flat, restore
 
 
+def flat_inputs(
+    gm: torch.fx.GraphModule, example_inputs: Sequence[Any]
+) -> tuple[torch.fx.GraphModule, Sequence[Any], Callable[[Sequence[Any]], list[Any]] | None]:
+    """A graph whose inputs are tensors and numbers, its inputs, and what makes those of a call's.
+
+    Only a backward that torch traces (``compiled_autograd``) comes with a list of tensors, which a
+    call empties, so that they are let go of as they are used. Run twice, by a comparison or a
+    measurement, it would find nothing the second time. Other graphs are returned as they are.
+    """
+    if not any(isinstance(value, list) for value in example_inputs):
+        return gm, example_inputs, None
+    flat = clone_graph(gm)
+    placeholders = flat.graph.find_nodes(op="placeholder")
+    for node, value in zip(placeholders, example_inputs, strict=True):
+        if isinstance(value, list):
+            _spread(node, len(value))
+    flat.recompile()
+    return flat, _spread_out(example_inputs), _taken
+
+
+def _spread(node: torch.fx.Node, size: int) -> None:
+    """Put a placeholder for each element in place of one for a list, of which elements are read."""
+    graph = node.graph
+    with graph.inserting_before(node):
+        elements = [graph.placeholder(f"{node.name}_{i}") for i in range(size)]
+    for each in elements:
+        _torch.carry_no_source(node, each)
+    for read in tuple(node.users):
+        element = elements[cast(int, read.args[1])]
+        element.meta.update(read.meta)
+        read.replace_all_uses_with(element)
+        graph.erase_node(read)
+    graph.erase_node(node)
+
+
+def _spread_out(args: Sequence[Any]) -> list[Any]:
+    lists = (each if isinstance(each, list) else (each,) for each in args)
+    return [each for elements in lists for each in elements]
+
+
+def _taken(args: Sequence[Any]) -> list[Any]:
+    """The flat inputs of a call; its lists are left empty, as torch leaves them."""
+    flat = _spread_out(args)
+    for each in args:
+        if isinstance(each, list):
+            each.clear()
+    return flat
+
+
 def copy_inputs(example_inputs: Sequence[Any], keep: Set[int]) -> list[Any]:
     """Copies of the tensor inputs except those at the positions ``keep``.
 

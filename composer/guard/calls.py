@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 from composer import _torch
 from composer.guard.sampling import Sampler
@@ -21,6 +21,7 @@ _TIMED = 16
 def watch(
     engine: Engine,
     runtime: Runtime,
+    flatten: Callable[[Sequence[Any]], list[Any]] | None = None,
     restore: Callable[[Sequence[Any]], Any] | None = None,
     rescue: Rescue | None = None,
     sampler: Sampler | None = None,
@@ -35,6 +36,7 @@ def watch(
     Args:
         engine: What serves the graph.
         runtime: Where calls are counted.
+        flatten: Makes the flat inputs of the caller's, where those hold lists.
         restore: Puts the flat outputs back into the caller's structure; for graphs that are called
             directly, without Dynamo.
         rescue: What to do when the engine raises, or is wrong; ``None`` lets the error through.
@@ -72,7 +74,8 @@ def watch(
 
     served.called_by = weakref.ref(call)
 
-    def call_and_restore(*args: Any) -> Any:
-        return cast(Callable[..., Any], restore)(call(*args))
+    def call_within(*args: Any) -> Any:
+        outputs = call(*(args if flatten is None else flatten(args)))
+        return outputs if restore is None else restore(outputs)
 
-    return _torch.disabled(call if restore is None else call_and_restore)
+    return _torch.disabled(call if flatten is restore is None else call_within)

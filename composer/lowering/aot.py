@@ -14,7 +14,7 @@ import torch.fx
 
 from composer import _torch
 from composer.errors import refuse
-from composer.graphs import capture, clones
+from composer.graphs import capture, checkpoints, clones
 from composer.lowering.decompositions import Table, decompositions
 from composer.lowering.freeze import freeze
 from composer.lowering.statistics import find_witnesses, statistics, witness_of
@@ -97,8 +97,8 @@ def compile_functional(
             _torch.donate_nothing()  # engines write to none of their inputs
         same = kind is not Kind.BACKWARD and len(fakes) == len(everything)
         binds = same and kind is Kind.INFERENCE and not torch.is_grad_enabled()
-        read, written = statistics(functional), _torch.mutated_inputs()
-        weights, witnesses = bindable(everything, owners, written, read) if binds else ({}, {})
+        read, unfit = statistics(functional), _torch.mutated_inputs() | _dynamic(fakes)
+        weights, witnesses = bindable(everything, owners, unfit, read) if binds else ({}, {})
         args = tuple(map(_torch.hint, everything)) if same and not any_fake(everything) else None
         expected = _expected(functional)
         graph = FunctionalGraph(functional, kind, weights, witnesses, args, expected, read)
@@ -108,7 +108,8 @@ def compile_functional(
 
     needs_grad = torch.is_grad_enabled() and any(map(_requires_grad, everything))
     try:
-        return through_aot(gm, example_inputs, compiler, decompositions(dialect, needs_grad))
+        whole = checkpoints.without_regions(gm)
+        return through_aot(whole, example_inputs, compiler, decompositions(dialect, needs_grad))
     finally:  # AOTAutograd keeps the compiler of a graph that trains, and what it refers to
         everything.clear()
         owners.clear()
@@ -223,7 +224,7 @@ def _is_plain(value: torch.Tensor) -> bool:
 def bindable(
     everything: Sequence[Any],
     owners: Mapping[int, object],
-    written: frozenset[int],
+    unfit: frozenset[int],
     statistics: frozenset[int],
 ) -> tuple[dict[int, torch.Tensor], dict[int, torch.Tensor]]:
     """Weights that an engine may take in, by position; none where ``freeze`` is false.
@@ -231,20 +232,29 @@ def bindable(
     Args:
         everything: The inputs of a functional graph.
         owners: Positions of the weights among them, and the module that each buffer belongs to.
-        written: Positions that the graph writes to.
+        unfit: Positions that the graph writes to, and of tensors whose sizes are dynamic.
         statistics: Positions that a batch norm reads as its running statistics.
 
     Returns:
         The weights, and the witnesses of those among them that have one
         (:class:`FunctionalGraph`).
     """
-    still = sorted(owners.keys() - written) if freeze() is not False else []
+    still = sorted(owners.keys() - unfit) if freeze() is not False else []
     weights = {i: everything[i] for i in still if can_bind(everything[i])}
     read = weights.keys() & statistics
     orphans = {i: weights[i] for i in read if owners[i] is None}
     witnesses = {i: witness_of(owners[i]) for i in read} | find_witnesses(orphans)
     weights = {i: each for i, each in weights.items() if witnesses.get(i, each) is not None}
     return weights, {i: each for i, each in witnesses.items() if each is not None}
+
+
+def _dynamic(fakes: Sequence[Any]) -> frozenset[int]:
+    """Positions of tensors with a size that may be another at the next call."""
+    return frozenset(
+        i
+        for i, fake in enumerate(fakes)
+        if isinstance(fake, torch.Tensor) and not all(isinstance(n, int) for n in fake.shape)
+    )
 
 
 def any_fake(values: Sequence[Any]) -> bool:

@@ -99,7 +99,7 @@ class Track:
         if roots:
             weights = [self._weight(i, root) for i, root in roots.items()]
             leaves = list(self._leaves.values())
-            with _torch.without_hooks(leaves):
+            with _torch.own_backward(leaves):
                 torch.autograd.grad(list(roots.values()), leaves, weights, allow_unused=True)
 
     def _weight(self, index: int, root: torch.Tensor) -> torch.Tensor:
