@@ -5,6 +5,8 @@ No GPU is needed: fake tensors say what the kernels return, and ONNX Runtime run
 
 from __future__ import annotations
 
+from typing import Any
+
 import onnxruntime
 import pytest
 import torch
@@ -82,3 +84,53 @@ def test_heads_of_the_query_share_those_of_key_and_value(engine, causal) -> None
     with torch.no_grad():
         torch.testing.assert_close(compiled(grouped, engine)(q, k, v), grouped(q, k, v))
     assert last().attempts[0].coverage == 1.0
+
+
+PADDING = torch.tensor([[False, False, False, True, True], [True] * 5])
+"""The second of the batch sees nothing."""
+
+FUTURE = torch.nn.Transformer.generate_square_subsequent_mask(5)
+
+
+def same_as_captured(module: torch.nn.Module, engine: str, x: torch.Tensor, **masks: Any) -> None:
+    """The engine takes all of it, and gives what the captured graph gives."""
+    with torch.no_grad():
+        expected = compiled(module, "eager")(x, **masks)
+        found = compiled(module, engine)(x, **masks)
+    assert last().attempts[0].coverage == 1.0
+    torch.testing.assert_close(found, expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("engine", ["onnxrt", "composer_openvino"])
+@pytest.mark.parametrize(("first", "activation"), [(False, "relu"), (True, "gelu")])
+@pytest.mark.parametrize(
+    "masks", [{}, {"src_key_padding_mask": PADDING}, {"mask": FUTURE, "is_causal": True}]
+)
+def test_an_encoder_in_inference_is_the_engines(engine, first, activation, masks) -> None:
+    """Torch has one operator for a layer of it; what is masked everywhere is NaN there."""
+    layer = torch.nn.TransformerEncoderLayer(
+        *(8, 2, 16, 0.0, activation), batch_first=True, norm_first=first
+    )
+    encoder = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+    same_as_captured(encoder, engine, torch.randn(2, 5, 8), **masks)
+
+
+class OverItself(torch.nn.MultiheadAttention):
+    """Attention of one tensor, with the weights of its heads."""
+
+    def forward(self, x: torch.Tensor, **options: Any) -> Any:
+        return super().forward(x, x, x, **options)
+
+
+@pytest.mark.parametrize("engine", ["onnxrt", "composer_openvino"])
+@pytest.mark.parametrize("average", [True, False])
+@pytest.mark.parametrize("needed", [True, False])
+def test_attention_over_itself_in_inference_is_the_engines(engine, average, needed) -> None:
+    """Torch has one operator for that as well; the weights are returned if they are wanted."""
+    attention = OverItself(8, 2, batch_first=True).eval()
+    same_as_captured(
+        *(attention, engine, torch.randn(2, 5, 8)),
+        key_padding_mask=PADDING[:1].expand(2, -1),
+        need_weights=needed,
+        average_attn_weights=average,
+    )

@@ -37,6 +37,7 @@ def bools(x):
     return y, y[1:], y.t()
 
 
+SHORT = T([0, -1, 2, 2], dtype=torch.int32)
 MASK = T([[True, False, True], [False] * 3])
 ODD = T(
     [
@@ -75,6 +76,11 @@ SINGLES += (torch.special.spherical_bessel_j0, torch.sign, torch.sgn, torch.sign
 BIG = T([3_000_000_000, 3, -5, 2**40, -(2**40)] * 4)
 
 TAKEN = {
+    "indices of 32 bits": (lambda x, i: x[:, i] + x[i.long(), i], r(4, 4), SHORT),
+    "elements added at indices of 32 bits": (
+        *(lambda x, i, y: x.index_put((i,), y, accumulate=True), r(4, 2), SHORT, r(4, 2)),
+    ),
+    "the first true one": (lambda x: (x > 0).max(1), r(4, 5)),
     "a row masked everywhere": (masked, r(1, 1, 2, 4), r(1, 1, 3, 4), MASK),
     "a float mask": (
         *(masked, r(2, 2, 2, 4), r(2, 2, 3, 4)),

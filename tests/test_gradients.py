@@ -39,6 +39,17 @@ SAME = {
     "a diagonal": (lambda x: x.diagonal(1, 2, 0) * 2, r(3, 4, 5)),
     "a diagonal put in": (lambda x, y: x.diagonal_scatter(y, -1) * 2, r(4, 4), r(3)),
     "a margin": (lambda x: x.clamp_min(0) * 2 + F.hinge_embedding_loss(x, x.sign()), r(4, 4)),
+    "windows": (lambda x: x.unfold(1, 3, 2) * 2, r(2, 9)),
+    "the length and the direction of weights": (
+        lambda v, g: torch._weight_norm(v, g, 0) * 2,
+        *(r(3, 4, 2), r(3, 1, 1)),
+    ),
+    "the length of each column": (lambda v, g: torch._weight_norm(v, g, 1) * 2, r(3, 4), r(1, 4)),
+    "distances, one of them zero": (
+        lambda x, y: torch.cdist(x, torch.cat([x[:, :1], y], 1)),
+        *(r(2, 3, 4), r(2, 5, 4) + 1),
+    ),
+    "a running product with a zero": (lambda x: x.round().cumprod(1), r(3, 4)),
     "a rank": (lambda x: x.kthvalue(2, 0)[0], r(4, 4)),
 }
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 from composer import _torch
 
@@ -29,6 +30,8 @@ def attentions(training: bool) -> dict[Any, Callable[..., Any]]:
         aten._scaled_dot_product_flash_attention_for_cpu_backward.default: attention_backward,
         aten._scaled_dot_product_efficient_attention.default: efficient_attention,
         aten._scaled_dot_product_cudnn_attention.default: cudnn_attention,
+        aten._native_multi_head_attention.default: self_attention,
+        aten._transformer_encoder_layer_fwd.default: encoder_layer,
     }
 
 
@@ -166,6 +169,108 @@ def cudnn_attention(
     lengths = query.shape[2], key.shape[2]
     result = laid_out_as(rows, query)
     return result, nothing, None, None, *lengths, seed, seed, nothing
+
+
+def encoder_layer(
+    x: torch.Tensor,
+    embed_dim: int,
+    heads: int,
+    qkv_weight: torch.Tensor,
+    qkv_bias: torch.Tensor,
+    proj_weight: torch.Tensor,
+    proj_bias: torch.Tensor,
+    use_gelu: bool,
+    norm_first: bool,
+    eps: float,
+    norm_weight_1: torch.Tensor,
+    norm_bias_1: torch.Tensor,
+    norm_weight_2: torch.Tensor,
+    norm_bias_2: torch.Tensor,
+    ffn_weight_1: torch.Tensor,
+    ffn_bias_1: torch.Tensor,
+    ffn_weight_2: torch.Tensor,
+    ffn_bias_2: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    mask_type: int | None = None,
+) -> Any:
+    """``nn.TransformerEncoderLayer`` in inference, which torch runs as one operator.
+
+    On other devices than the CPU its GELU is another one.
+    """
+    if x.device.type != "cpu":
+        return NotImplemented
+
+    def attend(x: torch.Tensor) -> torch.Tensor:
+        weights = (qkv_weight, qkv_bias, proj_weight, proj_bias)
+        options = (mask, False, True, mask_type)
+        result: torch.Tensor
+        result, _ = self_attention(x, x, x, embed_dim, heads, *weights, *options)
+        return result
+
+    def feed_forward(x: torch.Tensor) -> torch.Tensor:
+        activate = functional.gelu if use_gelu else functional.relu
+        inner = activate(functional.linear(x, ffn_weight_1, ffn_bias_1))
+        return functional.linear(inner, ffn_weight_2, ffn_bias_2)
+
+    def norm_1(x: torch.Tensor) -> torch.Tensor:
+        return functional.layer_norm(x, (embed_dim,), norm_weight_1, norm_bias_1, eps)
+
+    def norm_2(x: torch.Tensor) -> torch.Tensor:
+        return functional.layer_norm(x, (embed_dim,), norm_weight_2, norm_bias_2, eps)
+
+    if norm_first:
+        x = x + attend(norm_1(x))
+        return x + feed_forward(norm_2(x))
+    x = norm_1(x + attend(x))
+    return norm_2(x + feed_forward(x))
+
+
+def self_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    embed_dim: int,
+    heads: int,
+    qkv_weight: torch.Tensor,
+    qkv_bias: torch.Tensor,
+    proj_weight: torch.Tensor,
+    proj_bias: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    need_weights: bool = True,
+    average_attn_weights: bool = True,
+    mask_type: int | None = None,
+) -> Any:
+    """``nn.MultiheadAttention`` over one tensor in inference, the heads' weights if wanted.
+
+    Unlike attention elsewhere, a row that is masked everywhere gives NaN.
+    """
+    if not (query is key and key is value):
+        return NotImplemented
+    shape = (*query.shape[:2], 3, heads, embed_dim // heads)
+    qkv = functional.linear(query, qkv_weight, qkv_bias).reshape(shape)
+    q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+    if mask is None and not need_weights:
+        rows = functional.scaled_dot_product_attention(q, k, v)
+        return functional.linear(rows.transpose(1, 2).flatten(2), proj_weight, proj_bias), None
+    scores = _scores(q, k, False, None, None)
+    if mask is not None:
+        scores = torch.where(_hidden(mask, mask_type), -math.inf, scores)
+    weights = torch.softmax(scores, -1)
+    rows = torch.matmul(weights, v)
+    result = functional.linear(rows.transpose(1, 2).flatten(2), proj_weight, proj_bias)
+    if not need_weights:
+        return result, None
+    return result, weights.mean(1) if average_attn_weights else weights
+
+
+_OF_KEYS = 1
+"""The kind of mask that is (batch, keys); the others can be spread over the scores."""
+
+
+def _hidden(mask: torch.Tensor, kind: int | None) -> torch.Tensor:
+    """What a mask hides: where it is not zero, also where it holds numbers to be added."""
+    hidden = mask if mask.dtype is torch.bool else mask != 0
+    return hidden[:, None, None] if kind == _OF_KEYS else hidden
 
 
 def _attend(

@@ -113,6 +113,9 @@ def extreme_along(
     """Of int64, by sorting: ONNX Runtime's TopK (1.31) compares all 64 bits, its ReduceMax 32."""
     if not x.dim():
         return over_one_element(operator, x, dim)
+    if x.dtype is torch.bool:  # ONNX orders none; the backward of a product asks for the first zero
+        values, places = operator(x.to(torch.int32), dim, keepdim)
+        return values.to(torch.bool), places
     if x.dtype is not torch.int64:
         return NotImplemented
     values, places = torch.topk(x, 1, dim, largest)

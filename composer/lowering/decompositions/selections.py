@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,13 +11,19 @@ import torch
 
 aten = torch.ops.aten
 
+_INDEXED = (
+    *(aten.index.Tensor, aten._unsafe_index.Tensor),
+    *(aten.index_put.default, aten._unsafe_index_put.default),
+)
+"""Operators whose translation hands indices over as they are."""
+
 _MOST = 2**22
 """Elements of a tensor that eager does not make."""
 
 
 def selections() -> dict[Any, Callable[..., Any]]:
     """The table of this module's decompositions."""
-    return {
+    return {each: functools.partial(with_long_indices, each) for each in _INDEXED} | {
         aten.kthvalue.default: kthvalue,
         aten.nanmedian.default: nanmedian,
         aten.nanmedian.dim: nanmedian_along,
@@ -27,6 +34,18 @@ def selections() -> dict[Any, Callable[..., Any]]:
         aten.full_like.default: full_like,
         aten.new_full.default: new_full,
     }
+
+
+def with_long_indices(
+    operator: Any, x: torch.Tensor, indices: Sequence[torch.Tensor | None], *args: Any, **how: Any
+) -> Any:
+    """Indices of 32 bits widened; ONNX wants 64. The backward of ``unfold`` has such."""
+    if not any(each is not None and each.dtype is torch.int32 for each in indices):
+        return NotImplemented
+    longer = [
+        each.long() if each is not None and each.dtype is torch.int32 else each for each in indices
+    ]
+    return operator(x, longer, *args, **how)
 
 
 def kthvalue(x: torch.Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Any:

@@ -1,0 +1,48 @@
+"""Backwards of single operators that have no translation, written out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+aten = torch.ops.aten
+
+_MOST = 2**22
+"""Elements of a tensor that eager does not make."""
+
+_WIDE = (torch.float32, torch.float64)
+
+
+def gradients() -> dict[Any, Callable[..., Any]]:
+    """The table of this module's decompositions."""
+    return {
+        aten._weight_norm_interface_backward.default: weight_norm_backward,
+        aten._cdist_backward.default: cdist_backward,
+    }
+
+
+def weight_norm_backward(
+    grad: torch.Tensor, v: torch.Tensor, g: torch.Tensor, norms: torch.Tensor, dim: int
+) -> Any:
+    """Gradients of direction and length of ``g * v / norm(v)``; halves are summed up by torch."""
+    if v.dtype not in _WIDE or v.dim() < 2:
+        return NotImplemented
+    others = [each for each in range(v.dim()) if each != dim % v.dim()]
+    along = (v * grad).sum(others, keepdim=True)
+    return g / norms * (grad - v * (along / (norms * norms))), along / norms
+
+
+def cdist_backward(
+    grad: torch.Tensor, a: torch.Tensor, b: torch.Tensor, p: float, distances: torch.Tensor
+) -> Any:
+    """Gradient of the first points of Euclidean distances; none between points that are equal."""
+    if p != 2 or a.dtype not in _WIDE or a.shape[:-2] != b.shape[:-2]:
+        return NotImplemented
+    sizes = (*a.shape, b.shape[-2])
+    if not all(isinstance(size, int) for size in sizes) or not 0 < math.prod(sizes) <= _MOST:
+        return NotImplemented
+    slopes = torch.where(distances == 0, 0.0, grad / distances)
+    return ((a.unsqueeze(-2) - b.unsqueeze(-3)) * slopes.unsqueeze(-1)).sum(-2)
