@@ -114,3 +114,15 @@ def test_an_input_with_a_negative_bit_is_read_as_negative() -> None:
     with torch.no_grad():
         torch.testing.assert_close(compiled(lambda x: x * 2, "onnxrt")(x), torch.tensor([-4.0]))
     assert last().chosen == "eager"
+
+
+def test_training_an_lstm_that_dynamo_may_trace_is_left_to_eager() -> None:
+    """Torch's own kernel of its backward would end the process."""
+    model, x = torch.nn.LSTM(3, 2), torch.randn(5, 1, 3)
+    with torch._dynamo.config.patch(allow_rnn=True):
+        y, _ = compiled(model, "onnxrt")(x)
+    torch.testing.assert_close(y, model(x)[0])
+    y.sum().backward()
+    (attempt,) = last().attempts
+    assert (attempt.status, attempt.reason) == ("declined", "unsupported_op")
+    assert "mkldnn_rnn_layer_backward" in attempt.message

@@ -37,6 +37,12 @@ They lose them under any ``TorchDispatchMode``, and AOTAutograd runs a first cal
 To be removed with https://github.com/pytorch/pytorch/issues/198118.
 """
 
+_OF_RNN = (torch.ops.aten.mkldnn_rnn_layer_backward.default,)
+"""Reads a workspace that a graph of AOTAutograd's does not keep: on another it ends the process.
+
+``aot_eager`` and Inductor raise at the call (torch 2.13, with Dynamo's ``allow_rnn``).
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Region:
@@ -114,14 +120,14 @@ def split(graph: FunctionalGraph, why_not: Callable[[torch.fx.Node], str | None]
         why_not: Why an engine cannot take a call of an operator; ``None`` if it can.
 
     Raises:
-        Refusal: ``declined``, where a value is not a plain dense tensor, where torch's own kernel
-            for complex numbers would be wrong, or where outputs share memory in a way that cannot
-            be made anew.
+        Refusal: ``declined``, where a value is not a plain dense tensor, where torch itself cannot
+            run a call of the graph, or where outputs share memory in a way that cannot be made
+            anew.
     """
     gm = graph.gm
     for node in gm.graph.nodes:
         decline_special_tensors(each for each in tensors_of(node) if not each.dtype.is_complex)
-        _decline_conjugating(node)
+        _decline_broken(node)
     lift_scalars(gm)
     evaluate_constants(gm, lambda node: why_not(node) is not None)
     refused = {node: why for node in calls_of(gm) if (why := why_not(node)) is not None}
@@ -141,10 +147,14 @@ def split(graph: FunctionalGraph, why_not: Callable[[torch.fx.Node], str | None]
     return Split(gm, regions, inside, len(compute), left)
 
 
-def _decline_conjugating(node: torch.fx.Node) -> None:
+def _decline_broken(node: torch.fx.Node) -> None:
+    """Refuse a graph with a call that torch itself cannot make right in a compiled one."""
     if node.target in _CONJUGATING and is_complex(node):
         what = f"{node.target} of complex numbers is wrong in torch itself, when compiled"
         refuse(Status.DECLINED, Reason.UNSUPPORTED_DTYPE, what + source_line(node))
+    if node.target in _OF_RNN:
+        what = f"{node.target} has no workspace in torch itself, when compiled"
+        refuse(Status.DECLINED, Reason.UNSUPPORTED_OP, what + source_line(node))
 
 
 def is_compute(node: torch.fx.Node) -> bool:
