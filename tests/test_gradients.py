@@ -38,6 +38,7 @@ SAME = {
     "adaptive mean pooling": (lambda x: F.adaptive_avg_pool2d(x, (2, 4)), r(2, 3, 6, 8)),
     "a diagonal": (lambda x: x.diagonal(1, 2, 0) * 2, r(3, 4, 5)),
     "a diagonal put in": (lambda x, y: x.diagonal_scatter(y, -1) * 2, r(4, 4), r(3)),
+    "an integer and a float as bounds": (lambda x: (x * 2).clamp(0, 1.5), r(4, 4)),
     "a margin": (lambda x: x.clamp_min(0) * 2 + F.hinge_embedding_loss(x, x.sign()), r(4, 4)),
     "windows": (lambda x: x.unfold(1, 3, 2) * 2, r(2, 9)),
     "the length and the direction of weights": (

@@ -169,20 +169,26 @@ def minimum(a: torch.Tensor, b: torch.Tensor) -> Any:
 
 
 def clamp(x: torch.Tensor, min: Any = None, max: Any = None) -> Any:
-    """An integer between integer bounds; of a number the missing bound is infinite.
-
-    ONNX Runtime's is the largest finite number.
-    """
-    bound = max if min is None else min
-    one_sided = (min is None or max is None) and isinstance(bound, int | float)
-    if x.dtype.is_floating_point and one_sided:
-        low = -math.inf if min is None else float(min)
-        return aten.clamp.default(x, low, math.inf if max is None else float(max))
+    """An integer between integer bounds, a number between two floats."""
+    if x.dtype.is_floating_point:
+        both = isinstance(min, float) and isinstance(max, float)
+        return NotImplemented if both else _between_floats(x, min, max)
     if x.dtype is not torch.int64 or isinstance(min, float) or isinstance(max, float):
         return NotImplemented
     if min is not None:
         x = torch.where(x < min, min, x)
     return x if max is None else torch.where(x > max, max, x)
+
+
+def _between_floats(x: torch.Tensor, min: Any, max: Any) -> Any:
+    """The exporter breaks on an integer beside a float; a bound that is missing is infinite.
+
+    ONNX Runtime's is the largest finite number.
+    """
+    bounds = (-math.inf if min is None else min), (math.inf if max is None else max)
+    if not all(isinstance(each, int | float) for each in bounds):
+        return NotImplemented
+    return aten.clamp.default(x, *map(float, bounds))
 
 
 def relu(x: torch.Tensor) -> Any:
