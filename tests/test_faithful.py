@@ -164,6 +164,13 @@ TAKEN = {
         lambda x: F.avg_pool2d(x, 3, 2, 1, divisor_override=2, count_include_pad=False),
         r(1, 2, 8, 8),
     ),
+    "pools without a window in the padding": (
+        lambda x: (
+            F.max_pool2d(x, 2, 2, 1, ceil_mode=True, return_indices=True),
+            F.avg_pool2d(x, 2, 2, 1, ceil_mode=True),
+        ),
+        r(1, 2, 7, 6),
+    ),
     "the middle of all": (lambda x: (x.median(), x.median(1), x.abs().sum().median(0)), r(4, 5)),
     "the middle beside NaN": (lambda x: (x.median(), x.median(1)), ODD.reshape(4, 5)),
     "a stable sort": (
@@ -436,6 +443,10 @@ DECLINED = {
         r(1, 2, 9, 9),
     ),
     "log of the normal distribution": (torch.special.log_ndtr, T([-8.0, -20.0])),
+    "a pool with a window in the padding": (
+        lambda x: F.max_pool2d(x, (2, 3), 2, 1, ceil_mode=True, return_indices=True),
+        r(1, 2, 7, 8),
+    ),
     "half precision and a large number": (lambda x: (1 - x) * -1e9, T([0.0, 1.0]).half()),
     "half precision and a small number": (lambda x: x / 1e5 + x * 1e-8, T([1e4, 6e4]).half()),
     "negative padding": (lambda x: F.pad(x, (-4, 5, 0, 0), mode="replicate"), r(1, 1, 4, 4)),

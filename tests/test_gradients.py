@@ -31,6 +31,16 @@ SAME = {
     "sgn": (torch.sgn, r(3, 4)),
     "mean pooling": (lambda x: F.avg_pool2d(x, 3, 2, 1), r(2, 3, 8, 9)),
     "mean pooling with a rest": (lambda x: F.avg_pool2d(x, (2, 3), 4), r(2, 3, 9, 10)),
+    "mean pooling of what is no padding": (
+        lambda x: F.avg_pool2d(x, 3, 2, 1, count_include_pad=False),
+        r(2, 3, 8, 9),
+    ),
+    "mean pooling of parts of windows": (
+        lambda x: (
+            F.avg_pool2d(x, 3, 2, 1, True) * F.avg_pool2d(x, 3, 2, 1, True, count_include_pad=False)
+        ),
+        r(2, 3, 8, 10),
+    ),
     "mean pooling in three dimensions": (
         lambda x: F.avg_pool3d(x, 2, 2, divisor_override=3),
         r(2, 3, 4, 6, 6),

@@ -17,11 +17,17 @@ import torch
 import torch.fx
 
 from composer import _torch
+from composer.lowering.decompositions.pools import miscounted
 from composer.lowering.views import is_view
 
 aten = torch.ops.aten
 
-_POOLS = (aten.avg_pool2d.default, aten.avg_pool3d.default)
+_MEANS: dict[Any, int] = {aten.avg_pool2d.default: 2, aten.avg_pool3d.default: 3}
+_MAXIMA: dict[Any, int] = {
+    aten.max_pool2d_with_indices.default: 2,
+    aten.max_pool3d_with_indices.default: 3,
+}
+_WINDOW = ("kernel_size", "stride", "padding")
 _SCATTERS = (aten.scatter_reduce.two,)
 _DIVISIONS = ("aten::div", "aten::floor_divide", "aten::remainder", "aten::fmod")
 _HALF = torch.finfo(torch.float16)
@@ -75,8 +81,18 @@ def _attention_logarithms(node: torch.fx.Node) -> str | None:
 
 
 def _divisor_override(node: torch.fx.Node) -> str | None:
-    overridden = node.target in _POOLS and _torch.argument(node, "divisor_override") is not None
+    overridden = node.target in _MEANS and _torch.argument(node, "divisor_override") is not None
     return "divisor_override is dropped" if overridden else None
+
+
+def _windows_in_padding(node: torch.fx.Node) -> str | None:
+    dims = (_MEANS | _MAXIMA).get(node.target)
+    if dims is None or not _torch.argument(node, "ceil_mode"):
+        return None
+    names = _WINDOW if node.target in _MEANS else (*_WINDOW, "dilation")
+    window = [_torch.argument(node, name) for name in names]
+    sizes = next(_operands(node)).shape[-dims:]
+    return "windows that begin in the padding" if miscounted(sizes, *window) else None
 
 
 def _scatter_mean(node: torch.fx.Node) -> str | None:
@@ -221,6 +237,7 @@ _RULES: tuple[Callable[[torch.fx.Node], str | None], ...] = (
     _random,
     _attention_logarithms,
     _divisor_override,
+    _windows_in_padding,
     _scatter_mean,
     _numbers_alone,
     _otherwise,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -35,22 +35,56 @@ def avg_pool_backward(
     divisor_override: int | None,
 ) -> Any:
     """Each gradient spread over its window: a transposed convolution with ones."""
-    if not _are_known(grad, x) or ceil_mode or (any(padding) and not count_include_pad):
+    if not _are_known(grad, x):
         return NotImplemented
-    kernel, padding = of_length(kernel_size, dims), of_length(padding, dims)
-    stride = of_length(stride or kernel_size, dims)
-    spare = [
-        size - ((out - 1) * s - 2 * p + k)
-        for size, out, s, p, k in zip(
-            *(x.shape[-dims:], grad.shape[-dims:], stride, padding, kernel), strict=True
-        )
-    ]
-    if any(rest >= step for rest, step in zip(spare, stride, strict=True)):
-        return NotImplemented
-    ones = torch.ones([1, 1, *kernel], dtype=grad.dtype, device=grad.device)
-    planes = (grad / (divisor_override or math.prod(kernel))).reshape(-1, 1, *grad.shape[-dims:])
-    spread = torch.convolution(planes, ones, None, stride, padding, [1] * dims, True, spare, 1)
+    sizes, counts = x.shape[-dims:], grad.shape[-dims:]
+    windows = [of_length(each, dims) for each in (kernel_size, stride or kernel_size, padding)]
+    along = [_Along(*each) for each in zip(sizes, counts, *windows, strict=True)]
+    if divisor_override is not None:
+        grad = grad / divisor_override
+    elif not ceil_mode and (count_include_pad or not any(padding)):
+        grad = grad / math.prod(each.kernel for each in along)
+    else:
+        for dim, each in enumerate(along, -dims):
+            lengths = each.lengths(counted=count_include_pad).to(grad)
+            grad = grad / lengths.reshape(-1, *[1] * (-1 - dim))
+    spread = _spread(grad.reshape(-1, 1, *counts), along)
     return _laid_out_as(spread.reshape(x.shape), x)
+
+
+class _Along(NamedTuple):
+    """How a dimension is pooled: its size, the number of windows, and what each of them is."""
+
+    size: int
+    windows: int
+    kernel: int
+    step: int
+    pad: int
+
+    @property
+    def spare(self) -> int:
+        """How much lies between the last window and the end; below zero, how much it has more."""
+        return self.size - ((self.windows - 1) * self.step - 2 * self.pad + self.kernel)
+
+    def lengths(self, *, counted: bool) -> torch.Tensor:
+        """How much of each window is input, or padding if that is ``counted``."""
+        start = torch.arange(self.windows) * self.step - self.pad
+        stop = torch.clamp(start + self.kernel, max=self.size + self.pad)
+        if not counted:
+            start, stop = torch.clamp(start, min=0), torch.clamp(stop, max=self.size)
+        return stop - start
+
+
+def _spread(planes: torch.Tensor, along: Sequence[_Along]) -> torch.Tensor:
+    """Every number added to all of its window."""
+    kernel, step, pad = ([each[i] for each in along] for i in (2, 3, 4))
+    ones = torch.ones([1, 1, *kernel], dtype=planes.dtype, device=planes.device)
+    spread = functools.partial(torch.convolution, planes, ones, None, step)
+    none, once = [0] * len(along), [1] * len(along)
+    if all(0 <= each.spare < each.step for each in along):
+        return spread(pad, once, True, [each.spare for each in along], 1)
+    ends = [end for each in reversed(along) for end in (-each.pad, each.spare - each.pad)]
+    return torch.constant_pad_nd(spread(none, once, True, none, 1), ends)
 
 
 def adaptive_avg_pool_backward(grad: torch.Tensor, x: torch.Tensor) -> Any:

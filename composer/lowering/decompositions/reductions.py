@@ -59,8 +59,6 @@ def reductions() -> dict[Any, Callable[..., Any]]:
         aten.addmm.default: addmm,
         aten.baddbmm.default: functools.partial(alone, torch.bmm),
         aten.addbmm.default: functools.partial(alone, lambda a, b: torch.bmm(a, b).sum(0)),
-        aten.avg_pool2d.default: functools.partial(pool, aten.avg_pool2d.default, 2),
-        aten.avg_pool3d.default: functools.partial(pool, aten.avg_pool3d.default, 3),
     }
 
 
@@ -363,21 +361,3 @@ def alone(
     if not isinstance(beta, int | float) or beta != 0:
         return NotImplemented
     return product(a, b) if alpha == 1 else product(a, b) * alpha
-
-
-def pool(
-    operator: Any,
-    dims: int,
-    x: torch.Tensor,
-    kernel_size: Sequence[int],
-    stride: Sequence[int] = (),
-    padding: Sequence[int] = (0,),
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-) -> Any:
-    """A sum over ``divisor_override``, from the mean over the whole of each window."""
-    if divisor_override is None or ceil_mode:
-        return NotImplemented
-    size = math.prod(kernel_size) if len(kernel_size) > 1 else kernel_size[0] ** dims
-    return operator(x, kernel_size, stride, padding) * (size / divisor_override)

@@ -20,6 +20,7 @@ from composer.lowering.decompositions.dtypes import dtypes
 from composer.lowering.decompositions.elementwise import edges, elementwise
 from composer.lowering.decompositions.gradients import gradients
 from composer.lowering.decompositions.pool_gradients import pool_gradients
+from composer.lowering.decompositions.pools import pools
 from composer.lowering.decompositions.reductions import reductions
 from composer.lowering.decompositions.selections import selections
 from composer.lowering.vocabulary import vocabulary
@@ -62,7 +63,7 @@ def decompositions(dialect: Table, training: bool) -> dict[Any, Callable[..., An
     written_out = (*_TRAINING_NORMS, aten.nll_loss_forward.default)
     table |= {operator: _torch.decomposition_of(operator) for operator in written_out}
     table |= elementwise() | reductions() | attentions(training)
-    for part in (edges(), selections(), pool_gradients(), gradients(), dtypes()):
+    for part in (edges(), selections(), pools(), pool_gradients(), gradients(), dtypes()):
         for operator, function in part.items():
             table[operator] = _first_of(function, table.get(operator))
     table |= {
