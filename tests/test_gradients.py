@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # as torch's own users write it
 from conftest import compiled, last
 
+import composer
+
 pytestmark = pytest.mark.slow
 
 
@@ -95,6 +97,22 @@ def test_gradients_are_eagers(case) -> None:
     found = gradients(compiled(function, "onnxrt", min_coverage=0.9), *args)
     torch.testing.assert_close(found, gradients(function, *args), check_stride=True)
     assert last().chosen == "onnxrt", last().attempts[0].message
+
+
+SIZED = {
+    "variance": lambda x: x.var(1),
+    "smoothed labels": lambda x: F.cross_entropy(x, x.argmax(1), label_smoothing=0.1)[None],
+}
+
+
+@pytest.mark.parametrize("function", SIZED.values(), ids=SIZED)
+def test_gradients_are_eagers_where_a_dynamic_size_is_a_factor(function) -> None:
+    """For more than the first sizes, and nothing is left to torch."""
+    run = compiled(function, "onnxrt", dynamic=True, min_coverage=1.0)
+    for x in (r(3, 4), r(5, 6)):
+        torch.testing.assert_close(gradients(run, x), gradients(function, x))
+    assert last().chosen == "onnxrt", last().attempts[0].message
+    assert len(composer.reports()) == 1
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

@@ -70,6 +70,7 @@ def edges() -> dict[Any, Callable[..., Any]]:
         aten.div.Scalar_mode: divide,
         aten.heaviside.default: heaviside,
         aten.rsub.Scalar: less_than_number,
+        aten.mul.Scalar: times_size,
         aten.xlogy.Tensor: xlogy,
         aten.pow.Tensor_Scalar: power,
     }
@@ -193,6 +194,12 @@ def divide(a: torch.Tensor, b: Any, *, rounding_mode: str | None = None) -> Any:
 def _truncated(a: torch.Tensor, b: Any) -> Any:
     """The quotient without its fraction; of halves it is rounded only then."""
     return torch.trunc(a / b)
+
+
+def times_size(x: torch.Tensor, number: Any) -> Any:
+    """A number that is not known: the translation of this overload reads its value."""
+    is_symbol = isinstance(number, torch.SymInt | torch.SymFloat)
+    return aten.mul.Tensor(x, number) if is_symbol else NotImplemented
 
 
 def less_than_number(x: torch.Tensor, number: Any, alpha: Any = 1) -> Any:
