@@ -252,6 +252,9 @@ class Runtime:
         self.last_error = start.last_error
         self.seconds = start.seconds
 
+    def __repr__(self) -> str:
+        return f"Runtime({self.read()})"
+
     def __reduce__(self) -> tuple[Callable[[Counters], Runtime], tuple[Counters]]:
         """A copy starts from the counters as they stand."""
         return Runtime, (self.read(),)

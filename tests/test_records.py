@@ -105,6 +105,13 @@ def test_runtime_estimates_the_seconds_within_calls() -> None:
     assert 64 * 0.002 <= counters.seconds <= elapsed * 2
 
 
+def test_a_runtime_is_shown_by_its_counters() -> None:
+    """Those of now."""
+    runtime = Runtime(Counters(calls=5))
+    runtime.tick()
+    assert repr(runtime) == f"Runtime({Counters(calls=6)})"
+
+
 def test_runtime_loses_no_call_between_threads() -> None:
     """Eight threads, a reader beside them."""
     runtime = Runtime(Counters(calls=5))

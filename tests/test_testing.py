@@ -105,7 +105,8 @@ def test_mutation_of_inputs_raises_their_version() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"fault": "explodes"}, "explodes"),
+        ({"fault": "explodes"}, "unknown fault 'explodes'"),
+        ({"fault": "rases"}, "did you mean 'raises'"),
         ({"fault": "raises", "at": 0}, "the first being 1"),
         ({"fault": "mutates_graph", "at": 2}, "not at a call"),
     ],

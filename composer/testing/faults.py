@@ -16,6 +16,7 @@ import torch
 import torch.fx
 
 from composer import _torch
+from composer.registry import did_you_mean
 
 _HOG_LIMIT = 8 << 30
 _HOG_STEP = 64 << 20
@@ -43,6 +44,11 @@ class Fault(StrEnum):
     WRONG_DTYPE = "wrong_dtype"
     WRONG_STRIDE = "wrong_stride"
     FAILS_IN_BACKWARD = "fails_in_backward"
+
+    @classmethod
+    def _missing_(cls, value: object) -> None:
+        """Raise for a name that is no fault's, with the nearest that is."""
+        raise ValueError(f"unknown fault {value!r}{did_you_mean(str(value), cls)}")
 
 
 class Struck(Protocol):
