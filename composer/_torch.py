@@ -1612,7 +1612,8 @@ class OnnxTranslator:
             named_parameters=tuple,
             named_buffers=tuple,
         )
-        with self._lock, _signatures_read_once():
+        # onnx_ir warns of the empty list that stands for the shape of a number.
+        with self._lock, _signatures_read_once(), _quiet(logging.getLogger("onnx_ir._convenience")):
             translated = self._core._exported_program_to_onnx_program(
                 cast(Any, program), registry=self._registry
             )

@@ -99,15 +99,16 @@ def test_gradients_are_eagers(case) -> None:
     assert last().chosen == "onnxrt", last().attempts[0].message
 
 
-SIZED = {
+OF_SIZES = {
     "variance": lambda x: x.var(1),
+    "diagonal": lambda x: (x @ x.T).diagonal(1),
     "smoothed labels": lambda x: F.cross_entropy(x, x.argmax(1), label_smoothing=0.1)[None],
 }
 
 
-@pytest.mark.parametrize("function", SIZED.values(), ids=SIZED)
-def test_gradients_are_eagers_where_a_dynamic_size_is_a_factor(function) -> None:
-    """For more than the first sizes, and nothing is left to torch."""
+@pytest.mark.parametrize("function", OF_SIZES.values(), ids=OF_SIZES)
+def test_gradients_of_dynamic_sizes_are_eagers(function) -> None:
+    """For more than the first sizes, and all of it runs on ONNX Runtime."""
     run = compiled(function, "onnxrt", dynamic=True, min_coverage=1.0)
     for x in (r(3, 4), r(5, 6)):
         torch.testing.assert_close(gradients(run, x), gradients(function, x))

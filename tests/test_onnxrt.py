@@ -302,6 +302,13 @@ def test_torch_still_loses_conjugates_within_a_kernel_under_a_mode() -> None:
     assert not torch.allclose(found, inverted(x))
 
 
+def test_a_translation_warns_of_nothing_that_is_not_the_users(caplog) -> None:
+    """onnx_ir has a warning for the empty shape of a number."""
+    compiled(lambda x: torch.diagonal_scatter(x * 2, x[0] + 1) * 2, "onnxrt")(torch.ones(3, 3))
+    assert last().chosen == "onnxrt", last().attempts[0].message
+    assert caplog.records == []
+
+
 WRONG = {
     "unknown option": ({"thread": 2}, "did you mean 'threads'"),
     "no threads": ({"threads": 0}, "threads is 0: Input should be greater than 0"),

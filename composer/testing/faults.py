@@ -48,7 +48,7 @@ class Fault(StrEnum):
     @classmethod
     def _missing_(cls, value: object) -> None:
         """Raise for a name that is no fault's, with the nearest that is."""
-        raise ValueError(f"unknown fault {value!r}{did_you_mean(str(value), cls)}")
+        raise ValueError(f"unknown fault {value!r}{did_you_mean(str(value), map(str, cls))}")
 
 
 class Struck(Protocol):

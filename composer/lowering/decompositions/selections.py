@@ -102,14 +102,13 @@ def searchsorted(
 def diagonal_scatter(
     x: torch.Tensor, src: torch.Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> Any:
-    """Torch's own writes to a copy, which is no functional graph."""
-    if not all(isinstance(size, int) for size in src.shape):
+    """By the places of its numbers."""
+    if not x.is_contiguous():
         return NotImplemented
     along = torch.arange(src.shape[-1], device=x.device)
     places = along + max(-offset, 0), along + max(offset, 0)
     put = torch.index_put(x.movedim((dim1, dim2), (0, 1)), places, src.movedim(-1, 0))
-    result = put.movedim((0, 1), (dim1, dim2))
-    return result.contiguous() if x.is_contiguous() else NotImplemented
+    return put.movedim((0, 1), (dim1, dim2)).contiguous()
 
 
 def repeat(x: torch.Tensor, repeats: Sequence[int]) -> Any:

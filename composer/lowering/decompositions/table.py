@@ -37,8 +37,9 @@ _TRAINING_NORMS = (
 # Torchlib gives the loss's own size for ``aten.nll_loss_forward``'s total weight (onnxscript 0.7),
 # by which the backward divides: gradients of a mean came out as many times too large as the batch.
 
-_KEPT = (aten.lift_fresh.default, aten.lift.default)
-"""Their decomposition calls an operator on the literal itself, which fake mode refuses."""
+_KEPT = (aten.lift_fresh.default, aten.lift.default, aten.diagonal_scatter.default)
+"""Their decomposition calls an operator on the literal itself, which fake mode refuses; that of the
+last writes to a copy, which is no functional graph."""
 
 
 Table = Mapping[Any, Callable[..., Any]]
