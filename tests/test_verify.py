@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from conftest import compiled, last
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from composer.errors import FallbackWarning
 from composer.graphs.comparison import Bounds, Fault, errors_of, fault_of
 from composer.testing import FakeBackend, expect
 
@@ -209,6 +211,23 @@ def test_low_precision_is_judged_by_float64() -> None:
     (attempt,) = last().attempts
     assert attempt.accepted, attempt.message
     assert attempt.engine["verified"]["against"] == "float64"
+
+
+def test_autocast_within_the_graph_is_off_in_float64() -> None:
+    """Without torch's warning that it knows none of that dtype."""
+
+    def off(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        return lambda *args: [each * 1.1 for each in gm(*args)]
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return x @ x
+
+    with warnings.catch_warnings(record=True) as said, torch.no_grad():
+        warnings.simplefilter("always")
+        compiled(f, off, verify="compile")(torch.rand(4, 4))
+    assert last().attempts[0].reason == "numeric_mismatch"
+    assert [each.category for each in said] == [FallbackWarning]
 
 
 def test_rounding_away_a_zero_is_no_fault() -> None:

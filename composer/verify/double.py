@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.fx
 
+from composer import _torch
 from composer.graphs import clones
 from composer.records import GraphRequest
 
@@ -39,6 +40,10 @@ def in_double(
 
 
 def _widen(gm: torch.fx.GraphModule, node: torch.fx.Node) -> None:
+    if _torch.enters_autocast(node.target):
+        device, dtype, _, *others = node.args
+        node.args = (device, dtype, False, *others)
+        return
     node.args = _mapped(node.args)
     node.kwargs = _mapped(node.kwargs)
     if node.op == "call_method" and node.target in _METHODS:
