@@ -392,12 +392,11 @@ def test_nodes_that_are_not_converted_are_found_by_the_reader() -> None:
         read_model(graph)
 
 
-def test_what_the_reader_refuses_stays_torchs(monkeypatch) -> None:
-    """Named, with the rest of the graph taken; it has no maximum of truths."""
-    monkeypatch.setattr(kernels, "_OTHERWISE", {})
-    check(lambda x: torch.relu(x) * (x > 0).max(-1, keepdim=True).values, torch.randn(3, 4))
+def test_what_the_reader_refuses_stays_torchs() -> None:
+    """Named, with the rest of the graph taken; it has no determinant."""
+    check(lambda x: torch.relu(x) * torch.linalg.det(x), torch.randn(4, 4))
     (line,) = last().attempts[0].engine["left_to_torch"]
-    assert line.startswith("aten.max.dim (OpenVINO does not convert ReduceMax)")
+    assert line.startswith("aten._linalg_det.default (OpenVINO does not convert Det)")
 
 
 def test_training_is_declined(monkeypatch) -> None:

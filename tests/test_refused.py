@@ -26,7 +26,6 @@ NO_KERNEL = "ONNX Runtime has no kernel for "
 REFUSES = "ONNX Runtime refuses it: "
 
 CASES: dict[str, tuple[Callable[..., Any], torch.Tensor, str]] = {
-    "places of bool": (lambda x: x.max(1), BOOLS, REFUSES),
     "sort of bool": (lambda x: torch.sort(x, stable=True), BOOLS, REFUSES),
     "choice among int16": (
         lambda x: torch.where(x > 0, x, 0),
