@@ -383,6 +383,13 @@ def test_the_largest_of_minus_infinity_is_minus_infinity() -> None:
     assert last().attempts[0].coverage == 1.0
 
 
+def test_a_batch_norm_is_taken_although_results_that_nobody_reads_are_empty() -> None:
+    """In inference torch's operator returns statistics without elements."""
+    model = torch.nn.Sequential(torch.nn.Conv2d(2, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU())
+    check(model.eval(), torch.randn(1, 2, 6, 6))
+    assert last().attempts[0].coverage == 1.0
+
+
 def test_nodes_that_are_not_converted_are_found_by_the_reader() -> None:
     """Asked of OpenVINO itself: it has no list that could be read."""
     graph = onnx_graph("Unheard", onnx.TensorProto.FLOAT, [2], "a")

@@ -78,7 +78,7 @@ def _arithmetic_on_sizes(node: torch.fx.Node) -> str | None:
 
 def _nothing(node: torch.fx.Node) -> str | None:
     """An integer division by zero, which ends the process, where a part is taken of nothing."""
-    empty = any(0 in each.shape for each in tensors_of(node))
+    empty = any(0 in each.shape for each in _results(node))
     return "OpenVINO divides by the number of elements, which is zero" if empty else None
 
 
