@@ -97,6 +97,7 @@ def same_as_captured(module: torch.nn.Module, engine: str, x: torch.Tensor, **ma
     with torch.no_grad():
         expected = compiled(module, "eager")(x, **masks)
         found = compiled(module, engine)(x, **masks)
+    assert last().chosen == engine, last().attempts[0].message
     assert last().attempts[0].coverage == 1.0
     torch.testing.assert_close(found, expected, equal_nan=True)
 

@@ -147,16 +147,6 @@ def split(graph: FunctionalGraph, why_not: Callable[[torch.fx.Node], str | None]
     return Split(gm, regions, inside, len(compute), left)
 
 
-def _decline_broken(node: torch.fx.Node) -> None:
-    """Refuse a graph with a call that torch itself cannot make right in a compiled one."""
-    if node.target in _CONJUGATING and is_complex(node):
-        what = f"{node.target} of complex numbers is wrong in torch itself, when compiled"
-        refuse(Status.DECLINED, Reason.UNSUPPORTED_DTYPE, what + source_line(node))
-    if node.target in _OF_RNN:
-        what = f"{node.target} has no workspace in torch itself, when compiled"
-        refuse(Status.DECLINED, Reason.UNSUPPORTED_OP, what + source_line(node))
-
-
 def is_compute(node: torch.fx.Node) -> bool:
     """Whether the node makes tensors anew: no view, no arithmetic on sizes, no assertion."""
     if node.op != "call_function" or node.target is operator.getitem or is_view(node):
@@ -201,6 +191,16 @@ def alone(node: torch.fx.Node) -> Region:
 def calls_of(gm: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
     """The nodes that call something."""
     return (node for node in gm.graph.nodes if node.op == "call_function")
+
+
+def _decline_broken(node: torch.fx.Node) -> None:
+    """Refuse a graph with a call that torch itself cannot make right in a compiled one."""
+    if node.target in _CONJUGATING and is_complex(node):
+        what = f"{node.target} of complex numbers is wrong in torch itself, when compiled"
+        refuse(Status.DECLINED, Reason.UNSUPPORTED_DTYPE, what + source_line(node))
+    if node.target in _OF_RNN:
+        what = f"{node.target} has no workspace in torch itself, when compiled"
+        refuse(Status.DECLINED, Reason.UNSUPPORTED_OP, what + source_line(node))
 
 
 def _in_order(gm: torch.fx.GraphModule, refused: Iterable[torch.fx.Node]) -> list[torch.fx.Node]:

@@ -40,7 +40,7 @@ def in_double(
 
 
 def _widen(gm: torch.fx.GraphModule, node: torch.fx.Node) -> None:
-    if _torch.enters_autocast(node.target):
+    if _torch.enters_autocast(node.target):  # it lowers nothing, and torch warns of its new dtype
         device, dtype, _, *others = node.args
         node.args = (device, dtype, False, *others)
         return

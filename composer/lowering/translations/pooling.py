@@ -1,8 +1,8 @@
 """Translations of max pooling, which in torch gives NaN for every window that holds one.
 
 ONNX Runtime's ``MaxPool`` (1.31) passes over NaN. A mean of squares over the same window is NaN for
-no other cause; next to a convolution it costs nothing that could be measured (ResNet-50). For a
-window of minus infinity it gives the lowest finite float32, unless its places are used.
+no other cause. For a window of minus infinity it gives the lowest finite float32, unless its places
+are used.
 """
 
 from __future__ import annotations
