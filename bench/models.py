@@ -1,10 +1,11 @@
 """How fast, how right and how large the ten public models run, by engine and by composer.
 
 Each model runs in eager mode, through Inductor (its defaults, max-autotune, freezing), on ONNX
-Runtime and OpenVINO called by themselves, through composer's default chain, and through composer
-with ``select = "fastest"``; in float32, and where asked in bfloat16; as a call without gradients,
-or with ``--train`` as a step of training of a small configuration. All variants of a model and a
-precision are compiled in one process and timed in interleaved rounds, then let go::
+Runtime and OpenVINO called by themselves and as the one engine of composer's chain, through the
+default chain, and through composer with ``select = "fastest"``; in float32, and where asked in
+bfloat16; as a call without gradients, or with ``--train`` as a step of training of a small
+configuration. All variants of a model and a precision are compiled in one process and timed in
+interleaved rounds, then let go::
 
     python bench/models.py --models bert,vit --json bench/results/models.json
     python bench/models.py --train --json bench/results/training.json
@@ -238,13 +239,14 @@ def finish(prepared: Prepared, times: Mapping[str, Series], failures: Mapping[st
     """The final row: with its times, and with composer's counters as they stand after them."""
     row = prepared.row
     series = times.get(row.name)
-    eager, native = times.get(f"{EAGER} fp32"), times.get("onnxruntime fp32")
+    eager = times.get(f"{EAGER} fp32")
+    native = times.get(f"{VARIANTS[row.variant].native} {row.precision}")
     composer = tuple(graph_record(report) for report in prepared.reports)
     return replace(
         row,
         series=series,
         speedup=paired_ratio(eager, series) if eager and series else None,
-        over_native=paired_ratio(series, native) if native and series else None,
+        over_itself=paired_ratio(series, native) if native and series else None,
         composer=composer,
         graphs=len(composer) or row.graphs,
         error=row.error or failures.get(row.name, ""),

@@ -28,7 +28,7 @@ class Row:
         growth: What the variant added to the process until its first call was over.
         series: The times of its calls.
         speedup: Eager's time in float32 over this one's, round by round.
-        over_native: This one's time over that of ONNX Runtime called by itself.
+        over_itself: Of an engine by composer: its time over that of the same engine by itself.
         share: Operations a second over those of the machine's best matrix product.
         via: What a native engine was given.
         composer: A record of each graph that composer compiled for this variant.
@@ -45,7 +45,7 @@ class Row:
     growth: Growth | None = None
     series: Series | None = None
     speedup: Ratio | None = None
-    over_native: Ratio | None = None
+    over_itself: Ratio | None = None
     share: float | None = None
     via: str = ""
     composer: tuple[dict[str, Any], ...] = ()
@@ -82,7 +82,7 @@ class Row:
             "kept_growth_mib": self.growth.kept if self.growth else None,
             "time": self.series.to_dict() if self.series else None,
             "speedup_over_eager": self.speedup.to_dict() if self.speedup else None,
-            "time_over_native": self.over_native.to_dict() if self.over_native else None,
+            "time_over_itself": self.over_itself.to_dict() if self.over_itself else None,
             "share_of_best_product": self.share,
             "via": self.via or None,
             "composer": list(self.composer),

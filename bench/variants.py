@@ -15,6 +15,7 @@ from torch import nn
 from torch._inductor import config as inductor_config
 
 EAGER, INDUCTOR = "eager", "inductor"
+ONNX_RUNTIME, OPENVINO = "onnxruntime", "openvino"
 FIRST, FASTEST = "composer", "composer, fastest"
 WITHOUT_OPENVINO = "composer, fastest, no openvino"
 PRECISIONS = ("fp32", "bf16")
@@ -31,6 +32,7 @@ class Variant:
         trains: Whether it can run a step of training.
         precisions: Those it can be asked for.
         lowers_itself: Whether bfloat16 is its own affair: it is given the model in float32.
+        native: The same engine called by itself, which its calls are held against.
         by_default: Whether it runs when nobody names it.
     """
 
@@ -40,6 +42,7 @@ class Variant:
     trains: bool = True
     precisions: tuple[str, ...] = PRECISIONS
     lowers_itself: bool = False
+    native: str = ""
     by_default: bool = True
 
 
@@ -76,6 +79,11 @@ def _by_composer(
     return make
 
 
+def _one_engine(engine: str) -> Callable[[nn.Module, str, bool], Callable[..., Any]]:
+    """By composer, with nothing else in the chain."""
+    return _compiled(backend="composer", options={"chain": [engine]})
+
+
 def _chain(training: bool, openvino: bool) -> list[Any]:
     """Freezing is for inference only."""
     inductor = INDUCTOR if training else {"backend": INDUCTOR, "options": {"freezing": True}}
@@ -92,16 +100,32 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
             Variant("inductor, max-autotune", _compiled(mode="max-autotune")),
             Variant("inductor, freezing", _frozen, trains=False),
             Variant(
-                "onnxruntime",
+                ONNX_RUNTIME,
                 lambda module, precision, training: OnnxRuntime(module),
                 trains=False,
                 precisions=("fp32",),
             ),
             Variant(
-                "openvino",
+                OPENVINO,
                 lambda module, precision, training: OpenVino(module, precision),
                 trains=False,
                 lowers_itself=True,
+            ),
+            Variant(
+                "composer[onnxrt]",
+                _one_engine("onnxrt"),
+                single=False,
+                trains=False,
+                precisions=("fp32",),
+                native=ONNX_RUNTIME,
+            ),
+            Variant(
+                "composer[openvino]",
+                _one_engine("composer_openvino"),
+                single=False,
+                trains=False,
+                precisions=("fp32",),
+                native=OPENVINO,
             ),
             Variant(FIRST, _by_composer(choose=False), single=False, lowers_itself=True),
             Variant(FASTEST, _by_composer(choose=True), single=False, lowers_itself=True),

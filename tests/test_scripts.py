@@ -34,7 +34,7 @@ def test_the_example_embeds_measures_and_reports() -> None:
 @bench
 def test_the_model_bench_writes_what_it_measured(tmp_path: Path) -> None:
     """Variants of a model, what composer chose, and how that compares."""
-    variants = "eager;inductor;onnxruntime;openvino;composer, fastest"
+    variants = "eager;inductor;onnxruntime;openvino;composer[openvino];composer, fastest"
     figures = tmp_path / "models.json"
     run(
         *("bench/models.py", "--models", "vit", "--tiny", "--rounds", "2", "--warmup", "0"),
@@ -49,6 +49,8 @@ def test_the_model_bench_writes_what_it_measured(tmp_path: Path) -> None:
         assert row["time"]["rounds"] == 2
         assert row["max_relative_error"] < 1e-4
         assert row["share_of_best_product"] > 0
+    assert rows["composer[openvino]"]["composer"][0]["attempts"][0]["coverage"] == 1.0
+    assert [name for name, row in rows.items() if row["time_over_itself"]] == ["composer[openvino]"]
     chosen = rows["composer, fastest"]["composer"][0]
     assert chosen["chosen"] in {"onnxrt", "inductor", "composer_openvino", "eager"}
     assert record["comparisons"]["vit"]["fp32"]["regret"]["best"] in rows
