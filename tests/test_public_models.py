@@ -1,0 +1,52 @@
+"""The ten public models whole: what is left to torch costs time long before it costs numbers."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import compiled
+
+import composer
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "bench"))
+import zoo
+
+pytestmark = pytest.mark.slow
+
+QUICK = ("bert", "gpt2", "llama", "resnet")
+"""Those whose dynamic sizes torch itself traces in seconds; Swin takes a minute and a half."""
+
+
+def attempt_on(name: str, engine: str, *, dynamic: bool) -> composer.Attempt:
+    """The engine's, once the model has answered as in eager."""
+    model, inputs = zoo.build(name, tiny=True)
+    run = compiled(model, engine, dynamic=dynamic)
+    with torch.no_grad():
+        torch.testing.assert_close(run(**inputs), model(**inputs), rtol=1e-4, atol=1e-5)
+    (report,) = composer.reports()
+    (attempt,) = report.attempts
+    assert report.chosen == engine, attempt.message
+    return attempt
+
+
+@pytest.mark.parametrize("name", zoo.MODELS)
+def test_onnx_runtime_takes_a_public_model_whole(name: str) -> None:
+    attempt = attempt_on(name, "onnxrt", dynamic=False)
+    assert (attempt.coverage, attempt.engine.get("left_to_torch")) == (1.0, None)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_onnx_runtime_takes_a_public_model_whole_with_dynamic_sizes(name: str) -> None:
+    attempt = attempt_on(name, "onnxrt", dynamic=True)
+    assert (attempt.coverage, attempt.engine.get("left_to_torch")) == (1.0, None)
+
+
+@pytest.mark.parametrize("name", zoo.MODELS)
+def test_openvino_takes_all_of_a_public_model_but_its_integers(name: str) -> None:
+    """Indices and masks have 64 bits, which OpenVINO does not compute with."""
+    pytest.importorskip("openvino", reason="the engine itself")
+    left = attempt_on(name, "composer_openvino", dynamic=False).engine.get("left_to_torch", ())
+    assert [line for line in left if "OpenVINO computes int64 otherwise" not in line] == []
