@@ -1297,6 +1297,13 @@ def symbol_facts(size: torch.SymInt) -> dict[str, tuple[int | None, int | None, 
     return facts
 
 
+def depends_on_data(size: Any) -> bool:
+    """Whether a size is known only once the graph runs; a question about it cannot be guarded."""
+    if not isinstance(size, torch.SymInt):
+        return False
+    return any(value is None for value, _, _ in symbol_facts(size).values())
+
+
 def least(size: Any) -> int | None:
     """The least that a size can be, by the bounds of its symbols; ``None`` where there is none."""
     if not isinstance(size, torch.SymInt):

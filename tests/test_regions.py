@@ -76,6 +76,48 @@ def test_sizes_may_change_around_a_refused_operator() -> None:
     assert last().chosen == "onnxrt"
 
 
+def rows_above(x, w):
+    y = torch.relu(x @ w)
+    rows = torch.nonzero(y[:, 0] > 0.5).squeeze(-1)
+    return y.index_add(0, rows, y[rows] @ w), y.sum(0) + y[rows].sum(0), rows
+
+
+@pytest.mark.parametrize("engine", ["onnxrt", "composer_openvino"])
+def test_sizes_that_only_the_data_tell_stay_torchs(engine: str) -> None:
+    """Whatever they are, none included; the engine takes what does not depend on them."""
+    if engine == "composer_openvino":
+        pytest.importorskip("openvino", reason="the engine itself")
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        run = compiled(rows_above, engine, min_coverage=0.25)
+        x, w = torch.randn(6, 4), torch.randn(4, 4)
+        for each in (x, -x, torch.zeros(6, 4), torch.ones(6, 4)):
+            torch.testing.assert_close(run(each, w), rows_above(each, w), check_stride=True)
+    (report,) = composer.reports()
+    (attempt,) = report.attempts
+    assert (report.chosen, attempt.coverage) == (engine, 5 / 11), attempt.message
+    names = {line.partition(" ")[0] for line in attempt.engine["left_to_torch"]}
+    assert "aten.nonzero.default" in names
+    assert all(
+        "(a size that only the data tell)" in each for each in attempt.engine["left_to_torch"]
+    )
+
+
+def test_sizes_that_only_the_data_tell_in_training() -> None:
+    """They cross from the forward to the backward; on the last input there are no such rows."""
+    run = compiled(rows_above, "onnxrt", min_coverage=0.0)
+    x, w = torch.randn(6, 4), torch.randn(4, 4)
+    with torch.enable_grad(), torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        for each in (x, -x, torch.zeros(6, 4)):
+            grads = []
+            for function in (rows_above, run):
+                weight = w.clone().requires_grad_()
+                first, second, _ = function(each, weight)
+                (first.square().sum() + second.sum()).backward()
+                grads.append(weight.grad)
+            torch.testing.assert_close(*grads)
+    assert {report.chosen for report in composer.reports()} == {"onnxrt"}
+
+
 def test_changed_weights_are_seen_in_every_region() -> None:
     """Each region binds its own."""
 

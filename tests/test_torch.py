@@ -1096,6 +1096,23 @@ def test_sizes_tell_their_symbols_bounds_and_values() -> None:
     assert _torch.size_with(columns, {}) == 3
 
 
+def test_a_size_that_depends_on_data_is_told_from_one_of_the_inputs() -> None:
+    """Also where it is part of an expression."""
+    seen: list[torch.SymInt] = []
+
+    def backend(gm: torch.fx.GraphModule, example_inputs):
+        (rows,) = (node for node in gm.graph.nodes if "nonzero" in node.name)
+        (x,) = rows.all_input_nodes
+        seen.extend((*rows.meta["example_value"].shape, *x.meta["example_value"].shape))
+        return gm.forward
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        torch.compile(torch.nonzero, backend=backend, dynamic=True)(torch.ones(6))
+    many, one, rows = seen
+    sizes = (many, many * 2 + rows, rows, one)
+    assert [*map(_torch.depends_on_data, sizes)] == [True, True, False, False]
+
+
 def test_number_that_is_passed_in_has_no_bounds() -> None:
     """It may be negative, and of any size."""
     seen = []

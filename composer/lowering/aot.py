@@ -23,6 +23,8 @@ from composer.passes import late
 from composer.passes.base import Stage
 from composer.records import Reason, Status
 
+Expected = tuple[tuple[int | None, ...], torch.dtype]
+
 
 class Kind(StrEnum):
     """Which of AOTAutograd's graphs."""
@@ -46,8 +48,8 @@ class FunctionalGraph:
             version of the weight itself does not (:mod:`composer.lowering.statistics`).
         example_args: Real arguments, those of the first call; ``None`` for a backward, and where
             AOTAutograd removed or added some.
-        expected: Shape and dtype, in the first call, of each output; ``None`` for outputs that are
-            not tensors.
+        expected: Sizes and dtype, in the first call, of each output; ``None`` for outputs that are
+            not tensors, and for sizes that only the data tell.
         statistics: Positions of placeholders that are running statistics of a batch norm.
     """
 
@@ -56,7 +58,7 @@ class FunctionalGraph:
     weights: dict[int, torch.Tensor]
     witnesses: dict[int, torch.Tensor]
     example_args: tuple[Any, ...] | None
-    expected: tuple[tuple[tuple[int, ...], torch.dtype] | None, ...]
+    expected: tuple[Expected | None, ...]
     statistics: frozenset[int] = frozenset()
 
 
@@ -262,7 +264,7 @@ def any_fake(values: Sequence[Any]) -> bool:
     return any(isinstance(value, _torch.FakeTensor) for value in values)
 
 
-def _expected(gm: torch.fx.GraphModule) -> tuple[tuple[tuple[int, ...], torch.dtype] | None, ...]:
+def _expected(gm: torch.fx.GraphModule) -> tuple[Expected | None, ...]:
     (returned,) = gm.graph.find_nodes(op="output")
     values = (
         each.meta["val"] if isinstance(each, torch.fx.Node) else each for each in returned.args[0]

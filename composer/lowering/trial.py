@@ -14,6 +14,9 @@ from composer.lowering.aot import FunctionalGraph, Kind
 from composer.memory import lacks_memory
 from composer.records import Reason, Status
 
+_ANY = 2
+"""What a size is taken for that only the data tell."""
+
 
 def try_once(compiled: Callable[..., Any], graph: FunctionalGraph) -> None:
     """Run ``compiled`` on the inputs of the first call; a backward on ones of the right shapes.
@@ -37,9 +40,19 @@ def try_once(compiled: Callable[..., Any], graph: FunctionalGraph) -> None:
         reason = Reason.OUT_OF_MEMORY if lacks_memory(error) else Reason.BUILD_FAILED
         raise Refusal(Status.FAILED, reason, what) from error
     for index, (got, expected) in enumerate(zip(results, graph.expected, strict=True)):
-        if expected is not None and (tuple(got.shape), got.dtype) != expected:
+        if expected is not None and not _fits(got, *expected):
             what = f"output {index} is {got.dtype} {tuple(got.shape)}, not {expected}"
             refuse(Status.REJECTED, Reason.OUTPUT_MISMATCH, what)
+
+
+def _fits(got: torch.Tensor, sizes: Sequence[int | None], dtype: torch.dtype) -> bool:
+    """Whether it has the dtype, and all sizes that are known beforehand."""
+    alike = zip(got.shape, sizes, strict=False)
+    return (
+        got.dtype == dtype
+        and got.dim() == len(sizes)
+        and all(expected in (None, size) for size, expected in alike)
+    )
 
 
 def _run(compiled: Callable[..., Any], args: Sequence[Any]) -> Any:
@@ -65,7 +78,15 @@ def placeholder_values(gm: torch.fx.GraphModule) -> tuple[Any, ...]:
 
 def _placeholder_value(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
-        return _torch.hint(value)
-    sizes, strides = map(_torch.hint, value.shape), map(_torch.hint, value.stride())
+        return _number(value)
+    sizes, strides = map(_number, value.shape), map(_number, value.stride())
     made = torch.empty_strided(tuple(sizes), tuple(strides), dtype=value.dtype, device=value.device)
     return made.fill_(1 if value.dtype.is_floating_point else 0)
+
+
+def _number(size: Any) -> Any:
+    """That of the first call; with some number for each that only the data tell."""
+    if not _torch.depends_on_data(size):
+        return _torch.hint(size)
+    facts = _torch.symbol_facts(size).items()
+    return _torch.size_with(size, {n: _ANY if known is None else known for n, (known, *_) in facts})

@@ -49,7 +49,12 @@ def is_view(node: torch.fx.Node) -> bool:
 
 
 def is_dense(value: torch.Tensor) -> bool:
-    """Whether the elements lie without gaps or repetition, in some order of the dimensions."""
+    """Whether the elements lie without gaps or repetition, in some order of the dimensions.
+
+    They might not, for all that is known, where a size depends on data.
+    """
+    if any(map(_torch.depends_on_data, (*value.shape, *value.stride()))):
+        return False
     sizes, strides = map(_torch.hint, value.shape), map(_torch.hint, value.stride())
     dims = sorted((stride, size) for size, stride in zip(sizes, strides, strict=True) if size != 1)
     if any(size == 0 for _, size in dims):
