@@ -79,9 +79,16 @@ def _by_composer(
     return make
 
 
-def _one_engine(engine: str) -> Callable[[nn.Module, str, bool], Callable[..., Any]]:
-    """By composer, with nothing else in the chain."""
-    return _compiled(backend="composer", options={"chain": [engine]})
+def _in_chain(engine: str, native: str) -> Variant:
+    """An engine with nothing else in composer's chain, held against the same engine by itself."""
+    return Variant(
+        f"composer[{engine.removeprefix('composer_')}]",
+        _compiled(backend="composer", options={"chain": [engine]}),
+        single=False,
+        trains=False,
+        precisions=("fp32",),
+        native=native,
+    )
 
 
 def _chain(training: bool, openvino: bool) -> list[Any]:
@@ -111,22 +118,8 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
                 trains=False,
                 lowers_itself=True,
             ),
-            Variant(
-                "composer[onnxrt]",
-                _one_engine("onnxrt"),
-                single=False,
-                trains=False,
-                precisions=("fp32",),
-                native=ONNX_RUNTIME,
-            ),
-            Variant(
-                "composer[openvino]",
-                _one_engine("composer_openvino"),
-                single=False,
-                trains=False,
-                precisions=("fp32",),
-                native=OPENVINO,
-            ),
+            _in_chain("onnxrt", ONNX_RUNTIME),
+            _in_chain("composer_openvino", OPENVINO),
             Variant(FIRST, _by_composer(choose=False), single=False, lowers_itself=True),
             Variant(FASTEST, _by_composer(choose=True), single=False, lowers_itself=True),
             Variant(
