@@ -199,6 +199,22 @@ def test_a_candidate_that_writes_to_a_weight_is_rejected() -> None:
     assert last().chosen == "honest"
 
 
+def test_a_weight_that_another_thread_writes_to_meanwhile_is_not_blamed_on_the_engine() -> None:
+    """Nobody can tell the two apart: the message names both."""
+    model = torch.nn.Linear(3, 3)
+    state = {name: torch.zeros_like(value) for name, value in model.state_dict().items()}
+
+    def slow(gm, example_inputs):
+        other = threading.Thread(target=model.load_state_dict, args=(state,))
+        other.start()
+        other.join()
+        return honest(gm, example_inputs)
+
+    result = compiled(model, slow, honest)(torch.ones(1, 3))
+    assert torch.equal(result, torch.zeros(1, 3))
+    assert "another thread of the program" in last().attempts[0].message
+
+
 def test_a_backend_that_warms_up_leaves_the_buffers_as_they_were() -> None:
     """Batch norm's statistics move unseen in a warm-up run; they are put back."""
 
