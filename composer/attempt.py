@@ -125,7 +125,8 @@ def _build(request: GraphRequest, contender: Contender) -> Callable[..., Any]:
     finally:
         moved = buffers is not None and buffers.restore()
     if moved or (_weight_versions(request) != versions and not request.alongside):
-        what = "the backend wrote to the model's weights or buffers while compiling"
+        who = "the backend, or another thread of the program,"
+        what = f"{who} wrote to the model's weights or buffers while compiling"
         refuse(Status.REJECTED, Reason.MUTATED_INPUTS, what)
     return prove.proven(compiled, None if backend.may_return_original else request.gm)
 

@@ -298,6 +298,28 @@ def test_backward_that_torch_traces_is_a_graph_like_any_other(options: dict[str,
     assert len(composer.reports()) > 1
 
 
+@pytest.mark.parametrize("engine", ["aot_eager", "inductor", "onnxrt"])
+def test_guard_of_a_backward_within_a_compiled_function_is_not_traced(engine: str) -> None:
+    """Dynamo goes on below ``loss.backward()``; composer's own code is no graph of the user's."""
+    model = net()
+    twin = copy.deepcopy(model)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        loss = model(x).pow(2).mean()
+        loss.backward()
+        return loss
+
+    run = compiled(step, engine)
+    for _ in range(2):
+        x = torch.randn(3, 4)
+        loss = twin(x).pow(2).mean()
+        loss.backward()
+        torch.testing.assert_close(run(x), loss)
+    for mine, expected in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, expected.grad)
+    assert [report.chosen for report in composer.reports()] == [engine]
+
+
 def test_gradients_that_are_compared_are_not_traced() -> None:
     """Dynamo traces the program's backwards; that of the comparison would be one graph more."""
 

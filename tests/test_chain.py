@@ -199,6 +199,39 @@ def test_a_candidate_that_writes_to_a_weight_is_rejected() -> None:
     assert last().chosen == "honest"
 
 
+def test_a_weight_that_another_thread_writes_to_meanwhile_is_not_blamed_on_the_engine() -> None:
+    """Nobody can tell the two apart: the message names both."""
+    model = torch.nn.Linear(3, 3)
+    state = {name: torch.zeros_like(value) for name, value in model.state_dict().items()}
+
+    def slow(gm, example_inputs):
+        other = threading.Thread(target=model.load_state_dict, args=(state,))
+        other.start()
+        other.join()
+        return honest(gm, example_inputs)
+
+    result = compiled(model, slow, honest)(torch.ones(1, 3))
+    assert torch.equal(result, torch.zeros(1, 3))
+    assert "another thread of the program" in last().attempts[0].message
+
+
+def test_a_state_that_another_thread_loads_meanwhile_is_loaded_whole() -> None:
+    """Buffers that were put back to what they were would belong to the weights of before."""
+    model = torch.nn.BatchNorm1d(3).eval()
+    state = {name: torch.full_like(value, 5) for name, value in model.state_dict().items()}
+
+    def slow(gm, example_inputs):
+        other = threading.Thread(target=model.load_state_dict, args=(state,))
+        other.start()
+        other.join()
+        return honest(gm, example_inputs)
+
+    result = compiled(model, slow, honest)(torch.ones(2, 3))
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, state[name]), name
+    torch.testing.assert_close(result, model(torch.ones(2, 3)))
+
+
 def test_a_backend_that_warms_up_leaves_the_buffers_as_they_were() -> None:
     """Batch norm's statistics move unseen in a warm-up run; they are put back."""
 

@@ -186,14 +186,16 @@ class Buffers:
     These are its buffers, and the parameters that the graph writes to, as an optimizer's step
     does. Buffers are compared by value: a warm-up run changes the statistics of a batch norm
     without raising their versions. While the program runs alongside, nothing is copied: it is the
-    program then that changes them.
+    program then that changes them. So it is where a parameter is written to that the graph leaves
+    alone: another thread loads a state, and putting the buffers back would undo half of that.
     """
 
     def __init__(self, request: GraphRequest) -> None:
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._versions: list[tuple[torch.Tensor, int]] = []
         if request.alongside:
             return
-        passed = (request.example_inputs[i] for i in sorted(request.weights))
+        passed = [request.example_inputs[i] for i in sorted(request.weights)]
         held = (*passed, *request.gm.buffers())
         buffers = [b for b in held if type(b) is not torch.nn.Parameter and _is_real(b)]
         parameters = [request.example_inputs[i] for i in sorted(writes.written_parameters(request))]
@@ -202,9 +204,14 @@ class Buffers:
         buffers = list({id(each): each for each in (*buffers, *more)}.values())
         with torch.no_grad():
             self._copies = [(buffer, buffer.detach().clone()) for buffer in buffers]
+        copied = set(map(id, buffers))
+        weights = [w for w in (*passed, *request.gm.parameters()) if id(w) not in copied]
+        self._versions = [(w, w._version) for w in weights if _is_real(w) and not w.is_inference()]
 
     def restore(self) -> bool:
-        """Put the buffers back to what they were; whether any had changed."""
+        """Put the buffers back to what they were; whether any was put back."""
+        if any(weight._version != version for weight, version in self._versions):
+            return False
         changed = [put_back(buffer, copy) for buffer, copy in self._copies]
         return any(changed)
 

@@ -49,7 +49,12 @@ class Backwards:
         self._told, self._answers = told, answers
 
     def guard(self, built: _torch.BuiltBackward) -> Callable[[list[Any]], Any]:
-        """What autograd is to call in place of a compiled backward."""
+        """What autograd is to call in place of a compiled backward.
+
+        Where a compiled function calls ``backward``, Dynamo looks at what autograd calls as well:
+        one ``torch.compiler.disable`` is enough for this and for the engine's callable within.
+        """
+        compiled = _torch.undisabled(built.compiled)
         # AOTAutograd keeps the graph as it was before the passes of that stage.
         stale = late.in_force().rewrites(Stage.POST_GRAD) and not built.exact
 
@@ -58,14 +63,14 @@ class Backwards:
                 args[:] = clones.copy_inputs(args, keep=set(range(len(args))) - set(built.donated))
             before = _versions(args)
             try:
-                return built.compiled(args)
+                return compiled(args)
             except Exception as error:
                 if self._told is None:
                     raise
                 intact = before is not None and _versions(args) == before
                 return self._answer(error, built, args, usable=intact and not stale)
 
-        return _torch.takes_a_list(run)
+        return _torch.takes_a_list(_torch.disabled(run))
 
     def _answer(
         self, error: Exception, built: _torch.BuiltBackward, args: list[Any], *, usable: bool
