@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812  # as torch's own users write it
 from conftest import compiled, last
+from torch.utils.checkpoint import checkpoint
 
 import composer
 
@@ -160,6 +161,28 @@ def test_random_numbers_are_drawn_in_eagers_order() -> None:
         torch.manual_seed(seed)
         torch.testing.assert_close(run(x, y), expected)
     assert last().chosen == "onnxrt"
+
+
+def test_what_a_checkpoint_draws_is_left_to_torch_and_told() -> None:
+    """The partitioner wraps it, so that the backward draws the same once more."""
+
+    def drop(x):
+        return torch.tanh(F.dropout(torch.sin(x), 0.5))
+
+    def program(x):
+        return checkpoint(drop, x * 3, use_reentrant=False)
+
+    x = torch.randn(4, 8, requires_grad=True)
+    expected, found = [], []
+    for run, results in ((program, expected), (compiled(program, "onnxrt"), found)):
+        torch.manual_seed(7)
+        result = run(x)
+        results += [result, *torch.autograd.grad(result.sum(), x), torch.rand(1)]
+    torch.testing.assert_close(found, expected)
+    (attempt,) = last().attempts
+    assert last().chosen == "onnxrt", attempt.message
+    assert attempt.coverage < 1
+    assert any("rng_state" in line for line in attempt.engine["left_to_torch"])
 
 
 def test_the_trial_run_draws_no_random_numbers() -> None:

@@ -151,7 +151,7 @@ def is_compute(node: torch.fx.Node) -> bool:
     """Whether the node makes tensors anew: no view, no arithmetic on sizes, no assertion."""
     if node.op != "call_function" or node.target is operator.getitem or is_view(node):
         return False
-    return any(True for _ in tensors_of(node))
+    return _draws(node) or any(True for _ in tensors_of(node))
 
 
 def is_complex(node: torch.fx.Node) -> bool:
@@ -212,7 +212,7 @@ def _in_order(gm: torch.fx.GraphModule, refused: Iterable[torch.fx.Node]) -> lis
     kept: list[torch.fx.Node] = []
     before: torch.fx.Node | None = None
     for node in refused:
-        if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+        if not _draws(node):
             kept.append(node)
             continue
         if before is not None:
@@ -226,6 +226,16 @@ def _in_order(gm: torch.fx.GraphModule, refused: Iterable[torch.fx.Node]) -> lis
         kept.append(node)
         before = node
     return kept
+
+
+def _draws(node: torch.fx.Node) -> bool:
+    """Whether a call reads torch's generator.
+
+    What a checkpoint draws, the partitioner gives to ``run_and_save_rng_state``, and in the
+    backward to ``run_with_rng_state``, as an argument; it tells of no value that they have.
+    """
+    called = (node.target, *node.args)
+    return any(torch.Tag.nondeterministic_seeded in getattr(each, "tags", ()) for each in called)
 
 
 def call_after(_: object, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

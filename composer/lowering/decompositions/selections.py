@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,6 +32,7 @@ def selections() -> dict[Any, Callable[..., Any]]:
         aten.searchsorted.Tensor: searchsorted,
         aten.searchsorted.Scalar: searchsorted,
         aten.diagonal_scatter.default: diagonal_scatter,
+        aten.as_strided_scatter.default: as_strided_scatter,
         aten.repeat.default: repeat,
         aten.full_like.default: full_like,
         aten.new_full.default: new_full,
@@ -109,6 +112,29 @@ def diagonal_scatter(
     places = along + max(-offset, 0), along + max(offset, 0)
     put = torch.index_put(x.movedim((dim1, dim2), (0, 1)), places, src.movedim(-1, 0))
     return put.movedim((0, 1), (dim1, dim2)).contiguous()
+
+
+def as_strided_scatter(
+    x: torch.Tensor,
+    src: torch.Tensor,
+    size: Sequence[Any],
+    stride: Sequence[Any],
+    storage_offset: Any = None,
+) -> Any:
+    """What replaces all of ``x``: the backward of a mean over images that lie channels last."""
+    sizes = (*x.shape, *size, *stride, storage_offset or 0)
+    if not all(isinstance(each, int) for each in sizes) or not x.is_contiguous():
+        return NotImplemented
+    whole = math.prod(size) == x.numel() and _is_row_major(size, stride)
+    if not whole or x.storage_offset() or storage_offset:
+        return NotImplemented
+    return src.contiguous().view(x.shape).clone()
+
+
+def _is_row_major(sizes: Sequence[int], strides: Sequence[int]) -> bool:
+    following = itertools.accumulate(reversed(sizes), operator.mul, initial=1)
+    steps = zip(reversed(sizes), reversed(strides), following, strict=False)
+    return all(stride == step for size, stride, step in steps if size != 1)
 
 
 def repeat(x: torch.Tensor, repeats: Sequence[int]) -> Any:
