@@ -206,6 +206,13 @@ def test_a_constant_that_is_read_in_one_way_is_taken() -> None:
     check(lambda x: (x @ table(), x.relu() @ table(), F.linear(x, other())), torch.randn(3, 4))
 
 
+def test_the_shape_of_a_shape_is_no_operands_memory() -> None:
+    """A roll computes with dynamic sizes, and asks how many of them there are."""
+    run = check(lambda x: torch.roll(x, (-2, 1), (1, 2)), torch.randn(2, 6, 7), dynamic=True)
+    x = torch.randn(3, 5, 9)
+    torch.testing.assert_close(run(x), torch.roll(x, (-2, 1), (1, 2)))
+
+
 def test_every_dtype_goes_in_and_out() -> None:
     """By address, bfloat16 too, which numpy does not have; with fixed and with dynamic sizes."""
     masks = torch.randn(3, 4) > 0
