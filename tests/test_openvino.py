@@ -121,6 +121,14 @@ def test_weights_are_read_where_they_lie() -> None:
     assert [port.any_name for port in bound.inputs] == ["a"]
 
 
+def test_an_input_keeps_its_name_where_a_node_does_nothing_to_it() -> None:
+    """OpenVINO's reader calls it after the node: here after the largest of one tensor."""
+    graph = onnx_graph("Max", onnx.TensorProto.FLOAT, [2, 3])
+    del graph.model.graph.node[1].input[0]
+    names = {each.friendly_name for each in read_model(graph).read.get_parameters()}
+    assert names == {"a", "b"}
+
+
 def onnx_graph(operator: str, kind: int, shape: list[int], names: str = "ab") -> OnnxGraph:
     """A model of a ReLU and one other node."""
     value = onnx.helper.make_tensor_value_info
