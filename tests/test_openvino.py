@@ -391,6 +391,21 @@ def test_positions_are_taken_although_they_are_int64() -> None:
     assert last().attempts[0].coverage == 1.0
 
 
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "bilinear", "bicubic"])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_interpolation_is_taken(mode, dynamic) -> None:
+    """Torch writes it out by positions of int64, which are all there."""
+    scale = lambda x: F.interpolate(x, scale_factor=1.5, mode=mode)  # noqa: E731
+    run = check(scale, torch.randn(2, 3, 4, 6), dynamic=dynamic, min_coverage=0.0)
+    lines = last().attempts[0].engine["left_to_torch"]
+    assert not any("index" in line for line in lines)
+    x = torch.randn(2, 3, 4, 6)
+    x[0, 0, :2, :2] = torch.tensor([[math.inf, -0.0], [math.nan, torch.finfo().max]])
+    if "nearest" in mode:
+        torch.testing.assert_close(run(x), scale(x), rtol=0, atol=0, equal_nan=True)
+        assert torch.equal(run(x).signbit(), scale(x).signbit())
+
+
 def test_the_largest_of_minus_infinity_is_minus_infinity() -> None:
     """In a pool; OpenVINO's own starts from the lowest finite number."""
     x = torch.full((1, 8, 4, 4), float("-inf"))
