@@ -121,6 +121,14 @@ def test_weights_are_read_where_they_lie() -> None:
     assert [port.any_name for port in bound.inputs] == ["a"]
 
 
+def test_an_input_keeps_its_name_where_a_node_does_nothing_to_it() -> None:
+    """OpenVINO's reader calls it after the node: here after the largest of one tensor."""
+    graph = onnx_graph("Max", onnx.TensorProto.FLOAT, [2, 3])
+    del graph.model.graph.node[1].input[0]
+    names = {each.friendly_name for each in read_model(graph).read.get_parameters()}
+    assert names == {"a", "b"}
+
+
 def onnx_graph(operator: str, kind: int, shape: list[int], names: str = "ab") -> OnnxGraph:
     """A model of a ReLU and one other node."""
     value = onnx.helper.make_tensor_value_info
@@ -204,6 +212,13 @@ def test_a_constant_that_is_read_in_one_way_is_taken() -> None:
     table = lambda: torch.arange(16.0).reshape(4, 4)  # noqa: E731
     other = lambda: torch.linspace(0, 1, 16).reshape(4, 4)  # noqa: E731
     check(lambda x: (x @ table(), x.relu() @ table(), F.linear(x, other())), torch.randn(3, 4))
+
+
+def test_the_shape_of_a_shape_is_no_operands_memory() -> None:
+    """A roll computes with dynamic sizes, and asks how many of them there are."""
+    run = check(lambda x: torch.roll(x, (-2, 1), (1, 2)), torch.randn(2, 6, 7), dynamic=True)
+    x = torch.randn(3, 5, 9)
+    torch.testing.assert_close(run(x), torch.roll(x, (-2, 1), (1, 2)))
 
 
 def test_every_dtype_goes_in_and_out() -> None:
@@ -374,6 +389,21 @@ def test_positions_are_taken_although_they_are_int64() -> None:
     check(lambda x: F.max_pool2d(x, 2, return_indices=True), image)
     check(lambda x: (x.argmax(-1), x.max(-1)), image)
     assert last().attempts[0].coverage == 1.0
+
+
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "bilinear", "bicubic"])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_interpolation_is_taken(mode, dynamic) -> None:
+    """Torch writes it out by positions of int64, which are all there."""
+    scale = lambda x: F.interpolate(x, scale_factor=1.5, mode=mode)  # noqa: E731
+    run = check(scale, torch.randn(2, 3, 4, 6), dynamic=dynamic, min_coverage=0.0)
+    lines = last().attempts[0].engine["left_to_torch"]
+    assert not any("index" in line for line in lines)
+    x = torch.randn(2, 3, 4, 6)
+    x[0, 0, :2, :2] = torch.tensor([[math.inf, -0.0], [math.nan, torch.finfo().max]])
+    if "nearest" in mode:
+        torch.testing.assert_close(run(x), scale(x), rtol=0, atol=0, equal_nan=True)
+        assert torch.equal(run(x).signbit(), scale(x).signbit())
 
 
 def test_the_largest_of_minus_infinity_is_minus_infinity() -> None:

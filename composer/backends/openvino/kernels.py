@@ -25,6 +25,13 @@ _POSITIONS = frozenset(
 )
 """Operators whose int64 results are positions in a tensor, which 32 bits hold."""
 
+_UNCHECKED = frozenset({"aten::_unsafe_index"})
+"""Operators that read int64 operands as positions, and promise that there are such.
+
+Interpolation is made of them. Elsewhere eager raises for a position that is not there, and OpenVINO
+does not.
+"""
+
 _OTHERWISE = {
     "aten::amax": "an infinity becomes the largest number",
     "aten::amin": "an infinity becomes the largest number",
@@ -97,13 +104,13 @@ def _open_bound(node: torch.fx.Node) -> str | None:
 
 
 def _values(node: torch.fx.Node) -> Iterator[torch.Tensor]:
-    """The operands, and those results that are read and are no positions."""
-    for source in node.all_input_nodes:
-        yield from tensors_of(source)
-    positions = _torch.operator_name(node.target) in _POSITIONS
-    for each in _results(node):
-        if not (positions and each.dtype is torch.int64):
-            yield each
+    """The operands, and those results that are read, but for what are positions."""
+    name = _torch.operator_name(node.target)
+    operands = (each for source in node.all_input_nodes for each in tensors_of(source))
+    for known, values in ((_UNCHECKED, operands), (_POSITIONS, _results(node))):
+        for each in values:
+            if not (name in known and each.dtype is torch.int64):
+                yield each
 
 
 def _results(node: torch.fx.Node) -> Iterator[torch.Tensor]:

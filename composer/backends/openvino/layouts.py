@@ -99,8 +99,8 @@ class _Memories:
             self.made_of[number] = weights
             looks = {(number, "")}
             for given in node.input_values():
-                if _is_alike(given, output):
-                    looks |= self._values[_place(given)].looks
+                if (value := self._values.get(_place(given))) and _is_alike(given, output):
+                    looks |= value.looks
             self._values[_place(output)] = _Value(frozenset(looks), weights)
 
 

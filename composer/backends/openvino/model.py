@@ -25,10 +25,17 @@ class Model:
 def read_model(graph: OnnxGraph) -> Model:
     """Have OpenVINO read a model whose weights are inputs.
 
+    Its reader (2026.4) gives an input the name of a node that does nothing to it, such as the
+    largest of one tensor. The names of its tensor are all there, and the input is known by its own.
+
     Raises:
         RuntimeError: OpenVINO's own, where it cannot convert a node.
     """
-    return Model(core().read_model(graph.model.SerializeToString()), graph)
+    read = core().read_model(graph.model.SerializeToString())
+    names = set(graph.inputs)
+    for parameter in read.get_parameters():
+        (parameter.friendly_name,) = parameter.output(0).get_names() & names
+    return Model(read, graph)
 
 
 def unread_nodes(graph: OnnxGraph) -> dict[int, str]:
