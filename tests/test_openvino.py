@@ -413,6 +413,28 @@ def test_the_largest_of_minus_infinity_is_minus_infinity() -> None:
     assert last().attempts[0].coverage == 1.0
 
 
+PADDED = """
+import sys, torch, torch.nn.functional as F
+from composer.backends.openvino import kernels
+if "unguarded" in sys.argv:
+    kernels._padded_maxima = lambda node, name: None
+pool = lambda x: F.max_pool2d(x + 1, 2, 2, 1, ceil_mode=True) * 2
+options = {"chain": ["composer_openvino"], "min_coverage": 0.0}
+run = torch.compile(pool, backend="composer", dynamic=True, options=options)
+with torch.no_grad():
+    for more in range(3):
+        x = torch.randn(2, 3, 7 + more, 8 + more)
+        torch.testing.assert_close(run(x), pool(x))
+"""
+
+
+def test_padded_pools_of_dynamic_sizes_are_torchs(run_python) -> None:
+    """With ``ceil_mode`` OpenVINO (2026.4) ends the process; the rule may go when it does not."""
+    done = run_python(PADDED)
+    assert done.returncode == 0, done.stderr
+    assert run_python(PADDED, "unguarded").returncode < 0
+
+
 def test_a_batch_norm_is_taken_although_results_that_nobody_reads_are_empty() -> None:
     """In inference torch's operator returns statistics without elements."""
     model = torch.nn.Sequential(torch.nn.Conv2d(2, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU())

@@ -19,10 +19,9 @@ from composer.lowering.regions import tensors_of
 
 _EXACT = frozenset({torch.float32, torch.float16, torch.bfloat16, torch.bool})
 
-_POSITIONS = frozenset(
-    {"aten::argmax", "aten::argmin", "aten::max", "aten::min"}
-    | {"aten::max_pool2d_with_indices", "aten::max_pool3d_with_indices"}
-)
+_POOLS = frozenset({"aten::max_pool2d_with_indices", "aten::max_pool3d_with_indices"})
+
+_POSITIONS = _POOLS | {"aten::argmax", "aten::argmin", "aten::max", "aten::min"}
 """Operators whose int64 results are positions in a tensor, which 32 bits hold."""
 
 _UNCHECKED = frozenset({"aten::_unsafe_index"})
@@ -73,7 +72,17 @@ def _otherwise(node: torch.fx.Node) -> str | None:
         padding = _torch.argument(node, "padding")
         counted = _torch.argument(node, "count_include_pad") and any(padding)
         return "the last window is counted whole" if counted else None
-    return _OTHERWISE.get(name)
+    return _OTHERWISE.get(name) or _padded_maxima(node, name)
+
+
+def _padded_maxima(node: torch.fx.Node, name: str) -> str | None:
+    """Positions come out empty, values end the process at once or a little later (2026.4)."""
+    if name not in _POOLS or not _torch.argument(node, "ceil_mode"):
+        return None
+    sizes = (size for each in tensors_of(node.all_input_nodes[0]) for size in each.shape)
+    is_dynamic = not all(isinstance(size, int) for size in sizes)
+    ends = is_dynamic and any(_torch.argument(node, "padding"))
+    return "padded windows of dynamic sizes may end the process" if ends else None
 
 
 def _arithmetic_on_sizes(node: torch.fx.Node) -> str | None:
