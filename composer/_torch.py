@@ -109,6 +109,12 @@ def compile_id() -> str | None:
     return None if current is None else str(current)
 
 
+def is_recompile() -> bool:
+    """Whether Dynamo compiles code that it has compiled before, for other inputs or objects."""
+    current = CompileContext.current_compile_id()
+    return current is not None and bool(current.frame_compile_id)
+
+
 def autocasts() -> list[tuple[str, torch.dtype]]:
     """The devices for which autocast is on, each with its dtype."""
     kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]

@@ -8,7 +8,9 @@ A candidate's fate is one key of the store, written once (``compare_set``) and b
 - the first rank that cannot take the candidate writes that it is passed over;
 - a rank that can says so, and waits until all others have; then it writes that it is taken;
 - it also writes that after the time limit, or when the others are busy with graphs that it has
-  not met, and would wait for it there as it waits for them here.
+  not met, and would wait for it there as it waits for them here, or when they do not begin to
+  compile again what it compiles again: their batches are as before, and a collective of theirs may
+  be waiting for this rank.
 
 So all ranks walk the chain to the same candidate, also one that comes late: it finds what was
 decided. The floor needs no vote. Only a rank that cannot take what the others took without it goes
@@ -32,6 +34,9 @@ from composer.records import Reason, Status, error_line
 
 _IMPATIENCE = 4
 """By how much less each wait may take after one that was in vain, on whatever rank."""
+
+_COMPANY = 5.0
+"""Seconds within which a rank has to begin to compile a function again once another one did."""
 
 _SHORTEST, _LONGEST = 0.005, 1.0
 """Seconds between two looks at the store; they grow with the wait and with the ranks awaited."""
@@ -69,25 +74,28 @@ Ballots = Callable[[int], Ballot]
 
 
 @contextlib.contextmanager
-def among_ranks(graph: str, within: float) -> Iterator[Ballots]:
+def among_ranks(graph: str, within: float, *, again: bool = False) -> Iterator[Ballots]:
     """Let the ranks of the default group agree on one graph, if there are any others.
 
     Args:
         graph: What the graph is known by on all ranks.
         within: Seconds to wait for others, for all of the chain; 0 does not ask them.
+        again: Whether the function was compiled before, for other inputs.
     """
     member = _torch.group_member() if within else None
     if member is None:
         yield lambda _: NOBODY
     else:
-        with between(member, graph, within) as ballots:
+        with between(member, graph, within, again=again) as ballots:
             yield ballots
 
 
 @contextlib.contextmanager
-def between(member: _torch.GroupMember, graph: str, within: float) -> Iterator[Ballots]:
+def between(
+    member: _torch.GroupMember, graph: str, within: float, *, again: bool = False
+) -> Iterator[Ballots]:
     """Let this rank and the others agree on one graph."""
-    talk = _Agreement(member, graph, within)
+    talk = _Agreement(member, graph, within, again=again)
     with talk.unless_it_fails():
         talk.begin()
     try:
@@ -136,7 +144,9 @@ class _Agreement:
     - ``missed``: how many waits were in vain; ``met``: that count when all ranks last agreed.
     """
 
-    def __init__(self, member: _torch.GroupMember, graph: str, within: float) -> None:
+    def __init__(
+        self, member: _torch.GroupMember, graph: str, within: float, *, again: bool
+    ) -> None:
         self.alone = ""
         self._broken = False
         self._member = member
@@ -144,6 +154,8 @@ class _Agreement:
         self._others = [each for each in range(member.world) if each != member.rank]
         self._graph = graph
         self._left = within
+        self._again = again
+        self._began = time.monotonic()
 
     def begin(self) -> None:
         """Announce this rank, and read where the others are and how long to wait for them."""
@@ -155,6 +167,7 @@ class _Agreement:
         self._turn = self._move("in")
         missed = self._store.add("missed", 0) - int(self._read("met") or 0)
         self._left /= _IMPATIENCE**missed
+        self._company = _COMPANY / _IMPATIENCE**missed
 
     def end(self) -> None:
         """Say that this rank is done with the graph."""
@@ -182,7 +195,7 @@ class _Agreement:
         missing = list(self._others)
         while not (fate := self.fate(place)):
             missing = [r for r in missing if not self._has(f"{self._graph}/{place}/{r}")]
-            awaited = [r for r in missing if not self._is_elsewhere(r)]
+            awaited = [r for r in missing if not self._is_elsewhere(r) and not self._stays(r)]
             waited = time.monotonic() - started
             if not awaited or waited >= self._left:
                 fate = self._take(place, missing, late=bool(awaited))
@@ -217,13 +230,19 @@ class _Agreement:
             return fate
         many = len(missing) > 1
         who = f"{'ranks' if many else 'rank'} {', '.join(map(str, missing))}"
-        busy = "compile other graphs" if many else "compiles another graph"
-        what = f"did not come within {self._left:.3g} s" if late else busy
+        stay = any(map(self._stays, missing))
+        if late:
+            what = f"did not come within {self._left:.3g} s"
+        elif stay:
+            what = f"go{'' if many else 'es'} on with what was compiled before"
+        else:
+            what = "compile other graphs" if many else "compiles another graph"
         mine = _Fate(taken=True, by=self._rank, why=f"{who} {what}", without=tuple(missing))
         fate = self.decide(place, mine)
-        if late and fate == mine:
+        if (late or stay) and fate == mine:
             self._store.add("missed", 1)
-            log.warning("rank %d goes on without agreement: %s", self._rank, mine.why)
+            level = logging.WARNING if late else logging.INFO
+            log.log(level, "rank %d goes on without agreement: %s", self._rank, mine.why)
         return fate
 
     def _is_elsewhere(self, rank: int) -> bool:
@@ -239,6 +258,13 @@ class _Agreement:
         number, state, graph = at.decode().split()
         gone = state == "in" or at != self._before[rank] or int(number) >= self._turn
         return gone and not self._has(f"{graph}/here/{self._rank}")
+
+    def _stays(self, rank: int) -> bool:
+        """Whether a rank goes on with what it compiled before, where this one compiles again."""
+        waited = time.monotonic() - self._began
+        return (
+            self._again and waited >= self._company and not self._has(f"{self._graph}/here/{rank}")
+        )
 
     def _move(self, state: str) -> int:
         """Write that this rank enters (``in``) or leaves (``out``) the graph.

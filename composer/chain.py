@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
-from composer import agreement, select, session
+from composer import _torch, agreement, select, session
 from composer.attempt import try_candidate
 from composer.contenders import Contender
 from composer.errors import CandidateError, ChainExhausted
@@ -49,7 +49,8 @@ def walk(
     shared = shared or SharedPasses()
     floor = functools.partial(make_floor, request, shared)
     obstacle = select.obstacle(request, among_ranks=agree_within > 0) if contest else ""
-    with agreement.among_ranks(request.key_among_ranks, agree_within) as ballot:
+    again = _torch.is_recompile()
+    with agreement.among_ranks(request.key_among_ranks, agree_within, again=again) as ballot:
 
         def trial(place: int) -> choice.Tried:
             return _try_and_remember(

@@ -30,11 +30,17 @@ class Rank:
         self.waited = 0.0
 
     def walk(
-        self, can: Sequence[bool], graph: str = "graph", within: float = LONG, build: float = 0.0
+        self,
+        can: Sequence[bool],
+        graph: str = "graph",
+        within: float = LONG,
+        build: float = 0.0,
+        *,
+        again: bool = False,
     ) -> int:
         """The place of the candidate taken; -1 for the floor."""
         started = time.monotonic()
-        with agreement.between(self.member, graph, within) as ballots:
+        with agreement.between(self.member, graph, within, again=again) as ballots:
             for place, able in enumerate(can):
                 with taking_notes() as notes:
                     try:
@@ -163,6 +169,31 @@ def test_rank_that_is_ahead_with_other_graphs_is_not_waited_for() -> None:
     one.walk([True], graph="another", within=60)
     assert one.waited < 1
     assert one.facts["because"] == "rank 0 compiles another graph"
+
+
+@pytest.fixture
+def company(monkeypatch: pytest.MonkeyPatch) -> float:
+    """Seconds within which the others have to begin to compile again."""
+    monkeypatch.setattr(agreement, "_COMPANY", 0.3)
+    return 0.3
+
+
+def test_rank_that_compiles_again_alone_waits_for_nobody_s_collective(company: float) -> None:
+    """Its last batch was smaller; the others wait for its gradients, not to compile."""
+    zero, one = ranks(2)
+    assert together(lambda: zero.walk([True]), lambda: one.walk([True])) == [0, 0]
+    assert one.walk([True], graph="smaller", again=True) == 0
+    assert company <= one.waited < LONG / 4
+    assert one.facts["because"] == "rank 0 goes on with what was compiled before"
+
+
+def test_ranks_that_compile_again_together_wait_for_the_slowest_build(company: float) -> None:
+    """However long it takes, once it has begun."""
+    zero, one = ranks(2)
+    quick = lambda: zero.walk([True, True], again=True)  # noqa: E731
+    slow = lambda: one.walk([False, True], build=3 * company, again=True)  # noqa: E731
+    assert together(quick, slow) == [1, 1]
+    assert zero.facts["ranks"] == 2
 
 
 def test_each_wait_in_vain_makes_the_next_shorter_on_every_rank() -> None:

@@ -190,6 +190,23 @@ def test_rank_that_compiles_alone_waits_no_longer_than_the_limit(both: Pair) -> 
     assert one[2][0]["without"] == [1]
 
 
+def uneven(rank: int) -> Any:
+    model = DistributedDataParallel(Net(), bucket_cap_mb=1)
+    run = compiled(model, FakeBackend(name="first"))
+    started = time.monotonic()
+    for rows in (4, 4, 4 - rank, 4):
+        run(torch.ones(rows, 256)).square().mean().backward()
+    return time.monotonic() - started, agreed()
+
+
+def test_rank_with_a_smaller_last_batch_does_not_wait_for_the_others(both: Pair) -> None:
+    """They are not compiling: they wait for its gradients."""
+    zero, one = both.run(uneven)
+    assert zero[0] < 45
+    assert len(one[1]) > len(zero[1])
+    assert one[1][-1]["because"] == "rank 0 goes on with what was compiled before"
+
+
 def differing(rank: int) -> Any:
     run = compiled(torch.sin, FakeBackend(name="first"), dynamic=False)
     started = time.monotonic()

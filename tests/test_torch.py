@@ -929,6 +929,21 @@ def test_graph_that_is_compiled_again_counts_as_a_compile() -> None:
     assert torch.equal(answers[0], double(torch.ones(2)))
 
 
+def test_recompile_is_told_from_the_first_compile() -> None:
+    """Outside of a compile there is none."""
+    seen = []
+
+    def backend(gm: torch.fx.GraphModule, example_inputs):
+        seen.append(_torch.is_recompile())
+        return gm.forward
+
+    run = torch.compile(lambda x: x + 1, backend=backend, dynamic=False)
+    for size in (2, 3):
+        run(torch.ones(size))
+    assert seen == [False, True]
+    assert not _torch.is_recompile()
+
+
 def test_compiling_holds_dynamos_lock_and_says_that_it_compiles() -> None:
     """As Dynamo does around a compile of its own, whose flags are those of the process."""
     from torch._dynamo.convert_frame import compile_lock
