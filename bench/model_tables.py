@@ -125,7 +125,7 @@ def over_itself(row: Record) -> str:
         return ""
     tried = (attempt for graph in row["composer"] for attempt in graph["attempts"])
     least = min(each["coverage"] if each["status"] == "succeeded" else 0.0 for each in tried)
-    left = "" if least == 1.0 else f", {least:.0%} of the graph"
+    left = "" if least == 1.0 else f", {least:.1%} of the graph"
     return f"{found['median']:.2f} ({found['p25']:.2f}-{found['p75']:.2f}){left}"
 
 

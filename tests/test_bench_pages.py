@@ -118,7 +118,7 @@ def test_tables_stand_between_the_markers(room: Any, results: Path) -> None:
     assert "inductor takes **2.00** (1.90-2.20; models 1.50-2.50) times as long" in page
     assert "| bert | inductor | onnxrt | 3.25 | 1.010 (1.000-1.020) |" in page
     assert "| bert | openvino | RuntimeError: no kernel |" in page
-    assert "| bert | 2.00 (1.90-2.20), 93% of the graph |" in page
+    assert "| bert | 2.00 (1.90-2.20), 93.0% of the graph |" in page
     assert "| 1,000 | nodes | 2.0 | 2.0 | 2.000 (1.900-2.200) |" in page
     assert "Not measured yet: `python bench/models.py --train --json" in page
     assert "| bert | inductor | onnxrt |" in (results / "README.md").read_text()
