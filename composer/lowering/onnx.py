@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from composer.lowering import keeping
 from composer.lowering.faithful import unfaithful
 from composer.lowering.linears import keep_dimensions
 from composer.lowering.once import once
-from composer.lowering.regions import Region, is_complex, tensors_of
+from composer.lowering.regions import Region, is_complex, seen_by
 from composer.lowering.reshapes import join_views
 from composer.lowering.texts import Unsayable, text_of
 from composer.lowering.translations import translator
@@ -123,7 +123,7 @@ def why_not(node: torch.fx.Node) -> str | None:
             return "a symbolic number that is no integer"
     if is_complex(node):
         return "complex numbers"
-    if any(_torch.depends_on_data(size) for each in _seen_by(node) for size in each.shape):
+    if any(_torch.depends_on_data(size) for each in seen_by(node) for size in each.shape):
         return "a size that only the data tell"
     if node.target is operator.getitem:
         return None
@@ -132,12 +132,6 @@ def why_not(node: torch.fx.Node) -> str | None:
     if not vocabulary().translates(node.target):
         return "no ONNX translation"
     return unfaithful(node)
-
-
-def _seen_by(node: torch.fx.Node) -> Iterator[torch.Tensor]:
-    """The tensors that a call reads and gives."""
-    for each in (*node.all_input_nodes, node):
-        yield from tensors_of(each)
 
 
 def _is_graph(node: torch.fx.Node) -> bool:

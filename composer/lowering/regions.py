@@ -156,8 +156,13 @@ def is_compute(node: torch.fx.Node) -> bool:
 
 def is_complex(node: torch.fx.Node) -> bool:
     """Whether a call reads or gives complex numbers."""
-    sources = (node, *node.all_input_nodes)
-    return any(each.dtype.is_complex for source in sources for each in tensors_of(source))
+    return any(each.dtype.is_complex for each in seen_by(node))
+
+
+def seen_by(node: torch.fx.Node) -> Iterator[torch.Tensor]:
+    """The tensors that a call reads and gives."""
+    for each in (*node.all_input_nodes, node):
+        yield from tensors_of(each)
 
 
 def tensors_of(node: torch.fx.Node) -> Iterator[torch.Tensor]:
