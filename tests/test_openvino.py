@@ -391,6 +391,55 @@ def test_positions_are_taken_although_they_are_int64() -> None:
     assert last().attempts[0].coverage == 1.0
 
 
+class Table(torch.nn.Module):
+    """A bias looked up by positions that are a buffer, as in windowed attention."""
+
+    def __init__(self, positions: list[int]) -> None:
+        super().__init__()
+        self.table = torch.nn.Parameter(torch.randn(5, 3))
+        self.register_buffer("at", torch.tensor(positions))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x + self.table[self.at]).relu()
+
+
+def test_a_table_is_looked_up_by_a_buffer() -> None:
+    """Whatever it becomes: positions that are there, and others, for which eager raises."""
+    model, x = Table([4, 0, 4, 2]), torch.randn(2, 4, 3)
+    run = check(model, x)
+    assert last().attempts[0].coverage == 1.0
+    model.at.copy_(torch.tensor([1, 1, 3, 0]))
+    torch.testing.assert_close(run(x), model(x))
+    assert last().runtime.fallbacks == 0
+    model.at[0] = 5
+    with pytest.raises(IndexError):
+        model(x)
+    with pytest.raises(IndexError, match="5"):
+        run(x)
+
+
+@pytest.mark.parametrize("positions", [[-1, 0, 1, -5], [0, 1, 2, 2**32 + 1]])
+def test_positions_that_are_none_for_openvino_stay_torchs(positions: list[int]) -> None:
+    """Those that count from the end; the others are eager's to complain of."""
+    model, x = Table(positions), torch.randn(2, 4, 3)
+    run = compiled(model, NAME)
+    if positions[-1] < 0:
+        torch.testing.assert_close(run(x), model(x))
+        assert "aten.index.Tensor" in last().attempts[0].engine["left_to_torch"][0]
+    else:
+        with pytest.raises(IndexError):
+            run(x)
+
+
+def test_positions_of_many_modules_are_looked_at_where_they_are_not_bound() -> None:
+    """Sets of weights that died twice are passed at each call, and so are their positions."""
+    run = compiled(lambda model, x: model(x), NAME)
+    for _ in range(6):
+        model, x = Table([4, 0, 4, 2]), torch.randn(2, 4, 3)
+        torch.testing.assert_close(run(model, x), model(x))
+        del model
+
+
 @pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "bilinear", "bicubic"])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_interpolation_is_taken(mode, dynamic) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from composer.backends.base import check_time
 from composer.backends.openvino.kernels import why_not_here
 from composer.backends.openvino.model import Model, read_model, unread_nodes
@@ -22,7 +24,10 @@ def cut(graph: FunctionalGraph) -> Cut:
         Refusal: ``declined``, where a region is refused without a node to leave out, or after as
             many rounds as there are.
     """
-    return cuts.cut(graph, "OpenVINO's reader of ONNX", why_not_here, _read)
+    inputs = graph.gm.graph.find_nodes(op="placeholder")
+    weights = {str(inputs[i].target): weight for i, weight in graph.weights.items()}
+    why_not = functools.partial(why_not_here, weights=weights)
+    return cuts.cut(graph, "OpenVINO's reader of ONNX", why_not, _read)
 
 
 def _read(region: Region) -> tuple[Model, dict[str, str]]:

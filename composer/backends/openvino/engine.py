@@ -10,6 +10,7 @@ import torch
 
 from composer.backends.openvino.layouts import read_in_several_ways
 from composer.backends.openvino.library import core
+from composer.backends.openvino.lookups import require_within, table_sizes
 from composer.backends.openvino.memory import Feed, Place, feed_for, place_for
 from composer.backends.openvino.model import Model, with_weights
 from composer.backends.openvino.settings import Settings
@@ -28,6 +29,7 @@ class Bound:
     Attributes:
         compiled: OpenVINO's compiled model.
         feeds: For each input, the position of its argument and the function that hands it over.
+        checks: Arguments by which tables are looked up, each with the number of places.
         places: For each output, the function that gives the memory it is written to.
         keep_alive: The weights, whose memory the device may read.
         idle: Requests that no thread is using.
@@ -35,6 +37,7 @@ class Bound:
 
     compiled: Any
     feeds: tuple[tuple[int, Feed], ...]
+    checks: tuple[tuple[int, int], ...]
     places: tuple[Place, ...]
     keep_alive: tuple[torch.Tensor, ...]
     idle: list[Any] = field(default_factory=list)
@@ -64,6 +67,7 @@ class OpenVinoEngine(BindingEngine[Bound]):
         self._infer = InferRequest.infer  # the public one on top of it takes three times as long
         self._model = model
         self._dtypes = region.input_dtypes
+        self._table_sizes = table_sizes(region.gm)
         self._device = settings.device
         self._config = _config(settings, precision)
         first = self.bind_first(region)
@@ -77,6 +81,8 @@ class OpenVinoEngine(BindingEngine[Bound]):
         only known afterwards.
         """
         bound = self._made_for(args)
+        for at, size in bound.checks:
+            require_within(args[at], size)
         request = bound.request()
         inputs = {i: feed(args[at]) for i, (at, feed) in enumerate(bound.feeds)}
         fetches = []
@@ -99,6 +105,8 @@ class OpenVinoEngine(BindingEngine[Bound]):
             what = "OpenVINO takes a constant that is read transposed for the one that is not"
             refuse(Status.DECLINED, Reason.UNSUPPORTED_OP, what)
         values = {i: each for i, each in values.items() if names[i] not in confused}
+        for i in self._table_sizes.keys() & values.keys():
+            require_within(values[i], self._table_sizes[i])
         held = {names[i]: each.detach().contiguous() for i, each in values.items()}
         compiled = core().compile_model(with_weights(self._model, held), self._device, self._config)
         _require_precision(compiled, self._config)
@@ -108,6 +116,7 @@ class OpenVinoEngine(BindingEngine[Bound]):
         return Bound(
             compiled,
             feeds=tuple((i, feed_for(self._dtypes[i])) for i in asked),
+            checks=tuple(each for each in self._table_sizes.items() if each[0] not in values),
             places=tuple(
                 place_for(output, is_static=port.partial_shape.is_static)
                 for port, output in outputs

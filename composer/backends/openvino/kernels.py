@@ -7,13 +7,16 @@ torch's go round. No property tells of it; ``tests/test_openvino.py`` says when 
 
 from __future__ import annotations
 
+import functools
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 
 import torch
 import torch.fx
 
 from composer import _torch
+from composer.backends.openvino.lookups import positions_within
 from composer.lowering.onnx import why_not
 from composer.lowering.regions import tensors_of
 
@@ -49,16 +52,24 @@ _TRUTHS = frozenset({"aten::_to_copy", "aten::logical_not", "aten::logical_and"}
 _TRUTHS |= {"aten::logical_or", "aten::logical_xor"}
 
 
-def why_not_here(node: torch.fx.Node) -> str | None:
-    """Why a call is left to torch without asking OpenVINO's reader; ``None`` if it is not."""
+def why_not_here(
+    node: torch.fx.Node, weights: Mapping[str, torch.Tensor] = MappingProxyType({})
+) -> str | None:
+    """Why a call is left to torch without asking OpenVINO's reader; ``None`` if it is not.
+
+    Args:
+        node: The call.
+        weights: Those that the engine takes in, by the names of their inputs.
+    """
     if node.op != "call_function" or node.target is operator.getitem:
         return why_not(node)
-    rules = (why_not, _inexact, _otherwise, _arithmetic_on_sizes, _nothing, _open_bound)
+    inexact = functools.partial(_inexact, weights=weights)
+    rules = (why_not, inexact, _otherwise, _arithmetic_on_sizes, _nothing, _open_bound)
     return next((why for rule in rules if (why := rule(node))), None)
 
 
-def _inexact(node: torch.fx.Node) -> str | None:
-    dtypes = {each.dtype for each in _values(node)} - _EXACT
+def _inexact(node: torch.fx.Node, weights: Mapping[str, torch.Tensor]) -> str | None:
+    dtypes = {each.dtype for each in _values(node, weights)} - _EXACT
     names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
     return f"OpenVINO computes {names} otherwise" if names else None
 
@@ -112,13 +123,15 @@ def _open_bound(node: torch.fx.Node) -> str | None:
     return "OpenVINO's reader may crash on a single bound" if is_open else None
 
 
-def _values(node: torch.fx.Node) -> Iterator[torch.Tensor]:
+def _values(node: torch.fx.Node, weights: Mapping[str, torch.Tensor]) -> Iterator[torch.Tensor]:
     """The operands, and those results that are read, but for what are positions."""
     name = _torch.operator_name(node.target)
-    operands = (each for source in node.all_input_nodes for each in tensors_of(source))
-    for known, values in ((_UNCHECKED, operands), (_POSITIONS, _results(node))):
+    known = positions_within(node, weights)
+    sources = (source for source in node.all_input_nodes if source not in known)
+    operands = (each for source in sources for each in tensors_of(source))
+    for exempt, values in ((_UNCHECKED, operands), (_POSITIONS, _results(node))):
         for each in values:
-            if not (name in known and each.dtype is torch.int64):
+            if not (name in exempt and each.dtype is torch.int64):
                 yield each
 
 
