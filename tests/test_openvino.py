@@ -374,7 +374,7 @@ def test_what_is_computed_otherwise_stays_torchs(case, monkeypatch) -> None:
     compiled(function, NAME)(x)
     (attempt,) = last().attempts
     assert (attempt.status, attempt.reason) == ("declined", "unsupported_op")
-    monkeypatch.setattr(kernels, "_inexact", lambda node: None)
+    monkeypatch.setattr(kernels, "_inexact", lambda node, weights: None)
     monkeypatch.setattr(kernels, "_otherwise", lambda node: None)
     monkeypatch.setattr("composer.lowering.onnx.unfaithful", lambda node: None)
     torch.compiler.reset()
