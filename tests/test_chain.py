@@ -199,10 +199,8 @@ def test_a_candidate_that_writes_to_a_weight_is_rejected() -> None:
     assert last().chosen == "honest"
 
 
-def test_a_weight_that_another_thread_writes_to_meanwhile_is_not_blamed_on_the_engine() -> None:
-    """Nobody can tell the two apart: the message names both."""
-    model = torch.nn.Linear(3, 3)
-    state = {name: torch.zeros_like(value) for name, value in model.state_dict().items()}
+def loaded_meanwhile(model: torch.nn.Module, state: dict[str, torch.Tensor]):
+    """An honest backend; while it compiles, another thread loads a state."""
 
     def slow(gm, example_inputs):
         other = threading.Thread(target=model.load_state_dict, args=(state,))
@@ -210,7 +208,14 @@ def test_a_weight_that_another_thread_writes_to_meanwhile_is_not_blamed_on_the_e
         other.join()
         return honest(gm, example_inputs)
 
-    result = compiled(model, slow, honest)(torch.ones(1, 3))
+    return slow
+
+
+def test_a_weight_that_another_thread_writes_to_meanwhile_is_not_blamed_on_the_engine() -> None:
+    """Nobody can tell the two apart: the message names both."""
+    model = torch.nn.Linear(3, 3)
+    state = {name: torch.zeros_like(value) for name, value in model.state_dict().items()}
+    result = compiled(model, loaded_meanwhile(model, state), honest)(torch.ones(1, 3))
     assert torch.equal(result, torch.zeros(1, 3))
     assert "another thread of the program" in last().attempts[0].message
 
@@ -219,14 +224,7 @@ def test_a_state_that_another_thread_loads_meanwhile_is_loaded_whole() -> None:
     """Buffers that were put back to what they were would belong to the weights of before."""
     model = torch.nn.BatchNorm1d(3).eval()
     state = {name: torch.full_like(value, 5) for name, value in model.state_dict().items()}
-
-    def slow(gm, example_inputs):
-        other = threading.Thread(target=model.load_state_dict, args=(state,))
-        other.start()
-        other.join()
-        return honest(gm, example_inputs)
-
-    result = compiled(model, slow, honest)(torch.ones(2, 3))
+    result = compiled(model, loaded_meanwhile(model, state), honest)(torch.ones(2, 3))
     for name, value in model.state_dict().items():
         assert torch.equal(value, state[name]), name
     torch.testing.assert_close(result, model(torch.ones(2, 3)))
