@@ -92,7 +92,9 @@ PADDING = torch.tensor([[False, False, False, True, True], [True] * 5])
 FUTURE = torch.nn.Transformer.generate_square_subsequent_mask(5)
 
 
-def same_as_captured(module: torch.nn.Module, engine: str, x: torch.Tensor, **masks: Any) -> None:
+def assert_same_as_captured(
+    module: torch.nn.Module, engine: str, x: torch.Tensor, **masks: Any
+) -> None:
     """The engine takes all of it, and gives what the captured graph gives."""
     with torch.no_grad():
         expected = compiled(module, "eager")(x, **masks)
@@ -113,7 +115,7 @@ def test_an_encoder_in_inference_is_the_engines(engine, first, activation, masks
         *(8, 2, 16, 0.0, activation), batch_first=True, norm_first=first
     )
     encoder = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
-    same_as_captured(encoder, engine, torch.randn(2, 5, 8), **masks)
+    assert_same_as_captured(encoder, engine, torch.randn(2, 5, 8), **masks)
 
 
 class OverItself(torch.nn.MultiheadAttention):
@@ -129,7 +131,7 @@ class OverItself(torch.nn.MultiheadAttention):
 def test_attention_over_itself_in_inference_is_the_engines(engine, average, needed) -> None:
     """Torch has one operator for that as well; the weights are returned if they are wanted."""
     attention = OverItself(8, 2, batch_first=True).eval()
-    same_as_captured(
+    assert_same_as_captured(
         *(attention, engine, torch.randn(2, 5, 8)),
         key_padding_mask=PADDING[:1].expand(2, -1),
         need_weights=needed,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import random
 from collections.abc import Callable
@@ -267,6 +268,24 @@ def test_inductor_is_offered_what_the_forward_saved() -> None:
     assert seen[0].donated
 
 
+def assert_steps_alike(engine: str, **options: Any) -> None:
+    """Three compiled steps, each with its own ``loss.backward()``, give eager's gradients."""
+    model = net()
+    twin = copy.deepcopy(model)
+
+    def step(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+        loss = model(x).pow(2).mean()
+        loss.backward()
+        return loss
+
+    run = compiled(functools.partial(step, model), engine, **options)
+    for _ in range(3):
+        x = torch.randn(3, 4)
+        torch.testing.assert_close(run(x), step(twin, x))
+    for mine, expected in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, expected.grad)
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -278,45 +297,15 @@ def test_inductor_is_offered_what_the_forward_saved() -> None:
 )
 def test_backward_that_torch_traces_is_a_graph_like_any_other(options: dict[str, Any]) -> None:
     """It takes one list of tensors, which a call empties; checks and measurements call it often."""
-    model = net()
-    twin = copy.deepcopy(model)
-
-    def step(x: torch.Tensor) -> torch.Tensor:
-        loss = model(x).pow(2).mean()
-        loss.backward()
-        return loss
-
     with torch._dynamo.config.patch(compiled_autograd=True):
-        run = compiled(step, "aot_eager", **options)
-        for _ in range(3):
-            x = torch.randn(3, 4)
-            loss = twin(x).pow(2).mean()
-            loss.backward()
-            torch.testing.assert_close(run(x), loss)
-    for mine, expected in zip(model.parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(mine.grad, expected.grad)
+        assert_steps_alike("aot_eager", **options)
     assert len(composer.reports()) > 1
 
 
 @pytest.mark.parametrize("engine", ["aot_eager", "inductor", "onnxrt"])
 def test_guard_of_a_backward_within_a_compiled_function_is_not_traced(engine: str) -> None:
     """Dynamo goes on below ``loss.backward()``; composer's own code is no graph of the user's."""
-    model = net()
-    twin = copy.deepcopy(model)
-
-    def step(x: torch.Tensor) -> torch.Tensor:
-        loss = model(x).pow(2).mean()
-        loss.backward()
-        return loss
-
-    run = compiled(step, engine)
-    for _ in range(2):
-        x = torch.randn(3, 4)
-        loss = twin(x).pow(2).mean()
-        loss.backward()
-        torch.testing.assert_close(run(x), loss)
-    for mine, expected in zip(model.parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(mine.grad, expected.grad)
+    assert_steps_alike(engine)
     assert [report.chosen for report in composer.reports()] == [engine]
 
 

@@ -431,13 +431,25 @@ def test_positions_that_are_none_for_openvino_stay_torchs(positions: list[int]) 
             run(x)
 
 
-def test_positions_of_many_modules_are_looked_at_where_they_are_not_bound() -> None:
-    """Sets of weights that died twice are passed at each call, and so are their positions."""
-    run = compiled(lambda model, x: model(x), NAME)
+def test_positions_are_looked_at_in_each_call_where_they_are_not_bound() -> None:
+    """Weights of modules that die young are passed at every call."""
+    run, x = compiled(lambda model, x: model(x), NAME), torch.randn(2, 4, 3)
     for _ in range(6):
-        model, x = Table([4, 0, 4, 2]), torch.randn(2, 4, 3)
+        model = Table([4, 0, 4, 2])
         torch.testing.assert_close(run(model, x), model(x))
-        del model
+    assert [report.runtime.fallbacks for report in composer.reports()] == [0]
+    with pytest.raises(IndexError, match="5"):
+        run(Table([0, 1, 2, 5]), x)
+
+
+def test_openvino_does_not_complain_of_a_position_that_is_not_there(monkeypatch) -> None:
+    """Which is why they are looked at; the day it does, that can go."""
+    monkeypatch.setattr(engine, "require_within", lambda positions, size: None)
+    model, x = Table([4, 0, 4, 2]), torch.randn(2, 4, 3)
+    run = check(model, x)
+    model.at[0] = 5
+    run(x)
+    assert last().runtime.fallbacks == 0
 
 
 @pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "bilinear", "bicubic"])

@@ -24,6 +24,7 @@ from composer.passes.base import Stage
 from composer.records import Reason, Status
 
 Expected = tuple[tuple[int | None, ...], torch.dtype]
+"""Sizes of an output, ``None`` for those that only the data tell, and its dtype."""
 
 
 class Kind(StrEnum):
@@ -48,8 +49,7 @@ class FunctionalGraph:
             version of the weight itself does not (:mod:`composer.lowering.statistics`).
         example_args: Real arguments, those of the first call; ``None`` for a backward, and where
             AOTAutograd removed or added some.
-        expected: Sizes and dtype, in the first call, of each output; ``None`` for outputs that are
-            not tensors, and for sizes that only the data tell.
+        expected: What each output is in the first call; ``None`` for outputs that are not tensors.
         statistics: Positions of placeholders that are running statistics of a batch norm.
     """
 
