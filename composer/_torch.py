@@ -1433,7 +1433,20 @@ def min_cut(
     """Cut a joint graph where the least memory has to be kept in between, as for Inductor."""
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
-    return min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
+    forward, backward = min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
+    _describe_second_draws(backward)
+    return forward, backward
+
+
+def _describe_second_draws(backward: torch.fx.GraphModule) -> None:
+    """Say what is drawn once more for a checkpoint; the partitioner does not (torch 2.13)."""
+    from torch._prims.rng_prims import run_with_rng_state
+
+    for node in backward.graph.find_nodes(op="call_function", target=run_with_rng_state):
+        given = torch.fx.node.map_arg((node.args, node.kwargs), lambda each: each.meta["val"])
+        (state, draw, *operands), kwargs = given
+        with fake_mode_of([state]):
+            node.meta.setdefault("val", draw(*operands, **kwargs))
 
 
 def donate_nothing() -> None:

@@ -13,6 +13,8 @@ import pytest
 import torch
 from engines import honest
 from torch._dynamo import convert_frame
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._prims.rng_prims import run_with_rng_state
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from composer import _torch
@@ -1082,6 +1084,37 @@ def test_a_backwards_own_graph_is_found_on_what_was_compiled() -> None:
     with _torch.backwards_by(guard):
         torch.compile(torch.sin, backend=backend)(torch.ones(2, requires_grad=True))
     assert seen[0].exact
+
+
+@pytest.mark.parametrize("partition", [_torch.min_cut, min_cut_rematerialization_partition])
+def test_what_is_drawn_again_for_a_checkpoint_says_what_it_is(partition) -> None:
+    """Torch's own partitioner does not; when it does, ``_describe_second_draws`` can go."""
+    described = []
+
+    def backward(functional, _):
+        (drawn,) = functional.graph.find_nodes(op="call_function", target=run_with_rng_state)
+        described.append("val" in drawn.meta and drawn.meta["val"].shape == (2, 3))
+        return _torch.boxed(functional.forward)
+
+    def backend(gm, example_inputs):
+        return _torch.aot_compile(
+            gm,
+            example_inputs,
+            forward=lambda functional, _: _torch.boxed(functional.forward),
+            backward=backward,
+            inference=backward,
+            partition=partition,
+            decompositions={},
+        )
+
+    def noisy(x):
+        return (torch.rand_like(x) * x.sin()).tanh()
+
+    def program(x):
+        return torch.utils.checkpoint.checkpoint(noisy, x, use_reentrant=False)
+
+    torch.compile(program, backend=backend)(torch.ones(2, 3, requires_grad=True))
+    assert described == [partition is _torch.min_cut]
 
 
 def test_draws_is_true_of_random_operators() -> None:
