@@ -1155,6 +1155,12 @@ def draws(target: object) -> bool:
     return isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
 
 
+def draws_itself(target: object) -> bool:
+    """Whether it does so in a kernel of its own, not by operators that it is composed of."""
+    composed = torch._C.DispatchKey.CompositeImplicitAutograd
+    return draws(target) and not cast(OpOverload, target).has_kernel_for_dispatch_key(composed)
+
+
 def inductor_options() -> list[str]:
     """Every setting that Inductor knows; ``torch.compile(options=...)`` takes them."""
     import torch._inductor

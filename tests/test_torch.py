@@ -1121,6 +1121,9 @@ def test_draws_is_true_of_random_operators() -> None:
     """Their results are not the same when they run again."""
     assert _torch.draws(torch.ops.aten.bernoulli.p)
     assert not _torch.draws(torch.ops.aten.sin.default)
+    assert _torch.draws_itself(torch.ops.aten.exponential.default)
+    assert not _torch.draws_itself(torch.ops.aten.rrelu.default)
+    assert not _torch.draws_itself(torch.ops.aten.sin.default)
 
 
 def test_sizes_tell_their_symbols_bounds_and_values() -> None:

@@ -66,13 +66,6 @@ def unfaithful(node: torch.fx.Node) -> str | None:
     return next((why for rule in _RULES if (why := rule(node))), None)
 
 
-def _random(node: torch.fx.Node) -> str | None:
-    """Attention is tagged as random, too, for its dropout, which is mostly zero."""
-    if torch.Tag.nondeterministic_seeded not in _tags(node):
-        return None
-    return None if _torch.argument(node, "dropout_p") == 0.0 else "random numbers stay torch's"
-
-
 def _attention_logarithms(node: torch.fx.Node) -> str | None:
     """The second result of attention, which only a backward reads, is translated as zeros."""
     second = (u for u in node.users if u.target is operator.getitem and u.args[1] == 1)
@@ -234,7 +227,6 @@ def _looked_at_by_strides(node: torch.fx.Node) -> str | None:
 
 
 _RULES: tuple[Callable[[torch.fx.Node], str | None], ...] = (
-    _random,
     _attention_logarithms,
     _divisor_override,
     _windows_in_padding,

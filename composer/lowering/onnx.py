@@ -19,7 +19,7 @@ from composer.lowering import keeping
 from composer.lowering.faithful import unfaithful
 from composer.lowering.linears import keep_dimensions
 from composer.lowering.once import once
-from composer.lowering.regions import Region, is_complex, seen_by
+from composer.lowering.regions import Region, draws, is_complex, seen_by
 from composer.lowering.reshapes import join_views
 from composer.lowering.texts import Unsayable, text_of
 from composer.lowering.translations import translator
@@ -129,6 +129,8 @@ def why_not(node: torch.fx.Node) -> str | None:
         return None
     if any(_is_graph(source) for source in node.all_input_nodes):
         return "a nested graph"
+    if draws(node):
+        return "random numbers stay torch's"
     if not vocabulary().translates(node.target):
         return "no ONNX translation"
     return unfaithful(node)

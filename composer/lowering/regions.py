@@ -44,6 +44,10 @@ _OF_RNN = (torch.ops.aten.mkldnn_rnn_layer_backward.default,)
 """
 
 
+_MOVING_NOTHING = (operator.getitem, torch.ops.aten.empty.memory_format)
+"""Hand on what is there, or memory as it is."""
+
+
 @dataclass(frozen=True, slots=True)
 class Region:
     """A part of a functional graph that one engine takes; a pure function of its placeholders.
@@ -138,6 +142,7 @@ def split(graph: FunctionalGraph, why_not: Callable[[torch.fx.Node], str | None]
         gm.recompile()
         return Split(gm, {}, 0, len(compute), left)
     outside = {*_in_order(gm, refused), *give_returned_views_to_torch(gm)}
+    outside |= {node for node in calls_of(gm) if _is_made_for(outside, node)}
     if not outside and _returns_computed_values(gm):
         region = Region(gm, graph.weights, graph.witnesses, _lift_constants(gm))
         return Split(None, {_PREFIX + "0": region}, len(taken), len(compute), left)
@@ -149,9 +154,9 @@ def split(graph: FunctionalGraph, why_not: Callable[[torch.fx.Node], str | None]
 
 def is_compute(node: torch.fx.Node) -> bool:
     """Whether the node makes tensors anew: no view, no arithmetic on sizes, no assertion."""
-    if node.op != "call_function" or node.target is operator.getitem or is_view(node):
+    if node.op != "call_function" or node.target in _MOVING_NOTHING or is_view(node):
         return False
-    return _draws(node) or any(True for _ in tensors_of(node))
+    return draws(node) or any(True for _ in tensors_of(node))
 
 
 def is_complex(node: torch.fx.Node) -> bool:
@@ -217,7 +222,7 @@ def _in_order(gm: torch.fx.GraphModule, refused: Iterable[torch.fx.Node]) -> lis
     kept: list[torch.fx.Node] = []
     before: torch.fx.Node | None = None
     for node in refused:
-        if not _draws(node):
+        if not draws(node):
             kept.append(node)
             continue
         if before is not None:
@@ -233,14 +238,22 @@ def _in_order(gm: torch.fx.GraphModule, refused: Iterable[torch.fx.Node]) -> lis
     return kept
 
 
-def _draws(node: torch.fx.Node) -> bool:
+def _is_made_for(outside: set[torch.fx.Node], node: torch.fx.Node) -> bool:
+    """Whether a call reads no tensor, and what it gives is read by nodes outside alone."""
+    reads = any(True for each in node.all_input_nodes for _ in tensors_of(each))
+    return not reads and bool(node.users) and not node.users.keys() - outside
+
+
+def draws(node: torch.fx.Node) -> bool:
     """Whether a call reads torch's generator.
 
-    What a checkpoint draws, the partitioner gives to ``run_and_save_rng_state``, and in the
-    backward to ``run_with_rng_state``, as an argument; it tells of no value that they have.
+    Attention is said to, for its dropout, which is mostly zero. What a checkpoint draws, the
+    partitioner gives to ``run_and_save_rng_state``, and in the backward to
+    ``run_with_rng_state``, as an argument; it tells of no value that they have.
     """
-    called = (node.target, *node.args)
-    return any(torch.Tag.nondeterministic_seeded in getattr(each, "tags", ()) for each in called)
+    if _torch.draws(node.target):
+        return bool(_torch.argument(node, "dropout_p") != 0.0)
+    return any(map(_torch.draws, node.args))
 
 
 def call_after(_: object, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

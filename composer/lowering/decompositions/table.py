@@ -16,6 +16,7 @@ import torch
 from composer import _torch
 from composer.lowering.decompositions.attention import attentions
 from composer.lowering.decompositions.convolution import convolution_backward
+from composer.lowering.decompositions.draws import draws
 from composer.lowering.decompositions.dtypes import dtypes
 from composer.lowering.decompositions.elementwise import edges, elementwise
 from composer.lowering.decompositions.gradients import gradients
@@ -64,7 +65,8 @@ def decompositions(dialect: Table, training: bool) -> dict[Any, Callable[..., An
     written_out = (*_TRAINING_NORMS, aten.nll_loss_forward.default)
     table |= {operator: _torch.decomposition_of(operator) for operator in written_out}
     table |= elementwise() | reductions() | attentions(training)
-    for part in (edges(), selections(), pools(), pool_gradients(), gradients(), dtypes()):
+    parts = (edges(), selections(), pools(), pool_gradients(), gradients(), dtypes(), draws())
+    for part in parts:
         for operator, function in part.items():
             table[operator] = _first_of(function, table.get(operator))
     table |= {
@@ -91,9 +93,13 @@ def decompositions(dialect: Table, training: bool) -> dict[Any, Callable[..., An
 
 @functools.cache
 def _exporters() -> Table:
-    """The exporter's entries; a thousand, so that it pays to make them once."""
-    found = vocabulary().decompositions
-    return {operator: _of_real_numbers(function) for operator, function in found.items()}
+    """The exporter's entries; a thousand, so that it pays to make them once.
+
+    None for what draws random numbers, which would be others than those of eager's kernel.
+    """
+    found = vocabulary().decompositions.items()
+    kept = {each: function for each, function in found if not _torch.draws_itself(each)}
+    return {operator: _of_real_numbers(function) for operator, function in kept.items()}
 
 
 def _of_real_numbers(function: Callable[..., Any]) -> Callable[..., Any]:

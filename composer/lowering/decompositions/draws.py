@@ -1,0 +1,62 @@
+"""Random operators, written so that what they draw waits for nothing that is computed.
+
+They stay torch's, so where one reads a tensor, if only for its size, the graph is cut before it:
+a forward of BERT once for each dropout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+aten = torch.ops.aten
+
+
+def draws() -> dict[Any, Callable[..., Any]]:
+    """The table of this module's decompositions."""
+    return {
+        aten.native_dropout.default: dropout,
+        aten.new_empty.default: new_empty,
+        aten.empty_like.default: _sized_as(aten.empty.memory_format),
+        aten.rand_like.default: _sized_as(aten.rand.default),
+        aten.randn_like.default: _sized_as(aten.randn.default),
+        aten.randint_like.default: _sized_as(aten.randint.default),
+        aten.randint_like.low_dtype: _sized_as(aten.randint.low),
+    }
+
+
+def dropout(x: torch.Tensor, p: float, train: bool | None) -> Any:
+    """The mask, and ``x`` taken times it.
+
+    In another order of memory the order in which numbers are drawn is the processor's affair.
+    """
+    if not train or p in (0, 1) or not x.is_contiguous():
+        return NotImplemented
+    kept = aten.bernoulli.p(new_empty(x, x.shape, dtype=torch.bool), 1 - p)
+    return x * kept * (1 / (1 - p)), kept
+
+
+def new_empty(x: torch.Tensor, size: Any, **given: Any) -> torch.Tensor:
+    """Memory to draw into, as for whole examples that are dropped."""
+    result: torch.Tensor = aten.empty.memory_format(size, **_options(x, given))
+    return result
+
+
+def _sized_as(make: Callable[..., torch.Tensor]) -> Callable[..., Any]:
+    """``make`` with the sizes, dtype and device of a tensor, where it lies in the usual order."""
+
+    def make_like(x: torch.Tensor, *bounds: Any, memory_format: Any = None, **given: Any) -> Any:
+        kept = memory_format in (None, torch.preserve_format)
+        if not (x.is_contiguous() if kept else memory_format is torch.contiguous_format):
+            return NotImplemented
+        return make(*bounds, x.shape, **_options(x, given))
+
+    return make_like
+
+
+def _options(x: torch.Tensor, given: dict[str, Any]) -> dict[str, Any]:
+    """The dtype, device and other options of a new tensor: those given, else those of ``x``."""
+    named = {name: value for name, value in given.items() if value is not None}
+    return {"dtype": x.dtype, "device": x.device} | named
