@@ -422,12 +422,41 @@ def saving_as_it_is() -> contextlib.AbstractContextManager[Any]:
 
     They are detached, since a result that its own operation saves would keep itself alive for good
     otherwise: torch's documentation of the hooks warns of that. torch has no public way to ask
-    whether hooks may be set; within ``torch.func`` they may not.
+    whether hooks are set, or may be. Where none are, none are set: ``torch.func`` refuses to
+    differentiate then.
     """
-    asked: Any = torch._C._autograd
-    if not asked._saved_tensors_hooks_is_enabled():  # torch's stub leaves it out
+    asked: Any = torch._C._autograd  # torch's stub leaves these out
+    allowed = asked._saved_tensors_hooks_is_enabled()
+    if not allowed or asked._top_saved_tensors_default_hooks(True) is None:
         return contextlib.nullcontext()
     return torch.autograd.graph.saved_tensors_hooks(torch.Tensor.detach, lambda tensor: tensor)
+
+
+@contextlib.contextmanager
+def modes_put_back() -> Iterator[None]:
+    """Put back the modes that a graph had set when it raised.
+
+    A captured graph sets grad mode, autocast and the levels of ``torch.func`` by calls like any
+    other, with no ``finally`` for what lies between. So does ``torch.compile`` (2.13) for the
+    program, but for grad mode and the saving of tensors, once its call is over.
+    """
+    asked: Any = torch._C._autograd
+    refusal = asked._saved_tensors_hooks_get_disabled_error_message()
+    depth = _functorch.get_dynamic_layer_stack_depth()
+    grad, forward = torch.is_grad_enabled(), torch._C._is_fwd_grad_enabled()
+    keys = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+    with torch._C._ForceDispatchKeyGuard(*keys):
+        try:
+            yield
+        except BaseException:
+            _functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+            torch._C._set_grad_enabled(grad)
+            torch._C._set_fwd_grad_enabled(forward)
+            if refusal is None:
+                asked._saved_tensors_hooks_enable()
+            else:
+                asked._saved_tensors_hooks_disable(refusal)
+            raise
 
 
 @contextlib.contextmanager
@@ -945,7 +974,16 @@ def is_canonical(target: Any) -> bool:
     """Whether :func:`capture_aten` keeps what a call of this function means."""
     if isinstance(target, HigherOrderOperator):
         return target is torch.ops.higher_order.cond
-    return not str(getattr(target, "__module__", "")).startswith(_FUNCTORCH)
+    return not _is_functorchs(target)
+
+
+def _is_functorchs(target: Any) -> bool:
+    return str(getattr(target, "__module__", "")).startswith(_FUNCTORCH)
+
+
+def sets_modes(target: Any) -> bool:
+    """Whether a graph's node may set what :func:`modes_put_back` puts back."""
+    return changes_state(target) or _is_functorchs(target)
 
 
 def _is_static(symbolic: Any) -> bool:

@@ -29,6 +29,7 @@ from composer.contenders import Contender
 from composer.errors import ChildRefusal, PassError, Refusal, causes, refuse, text_of
 from composer.floor import make_floor
 from composer.graphs import clones, collectives
+from composer.graphs.checkpoints import leaving_modes
 from composer.lowering import keeping
 from composer.lowering.each import compile_each
 from composer.lowering.freeze import freezing
@@ -58,9 +59,10 @@ def try_candidate(
         if contender.on_trial:
             note(on_trial=True)
         try:
-            compiled = _probe_and_build(request, contender, ballot)
-            _decline_low_coverage(notes, contender.min_coverage)
-            _verify(compiled, request, contender)
+            with _torch.modes_put_back():  # else the next would be built in those of a region
+                compiled = _probe_and_build(request, contender, ballot)
+                _decline_low_coverage(notes, contender.min_coverage)
+                _verify(compiled, request, contender)
             ballot.accept()
         except Exception as error:
             if isinstance(error, _torch.DYNAMO_CONTROL_FLOW) and not at_run_time:
@@ -128,7 +130,8 @@ def _build(request: GraphRequest, contender: Contender) -> Callable[..., Any]:
         who = "the backend, or another thread of the program,"
         what = f"{who} wrote to the model's weights or buffers while compiling"
         refuse(Status.REJECTED, Reason.MUTATED_INPUTS, what)
-    return prove.proven(compiled, None if backend.may_return_original else request.gm)
+    run = prove.proven(compiled, None if backend.may_return_original else request.gm)
+    return run if backend.writes_as_the_graph else leaving_modes(run, request.gm)
 
 
 def _verify(compiled: Callable[..., Any], request: GraphRequest, contender: Contender) -> None:

@@ -36,7 +36,8 @@ def _floor(request: GraphRequest, passes: late.LatePasses) -> Callable[..., Any]
     if passes.shared.late:
         gm = clones.clone_graph(request.gm)
         try:
-            return compile_each(gm, request.example_inputs, _forward_of)
+            with _torch.modes_put_back():
+                return compile_each(gm, request.example_inputs, _forward_of)
         except _torch.DYNAMO_CONTROL_FLOW:
             raise
         except PassError:

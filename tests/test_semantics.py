@@ -262,3 +262,60 @@ def test_training_gradients_are_those_of_plain_torch_compile() -> None:
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
     assert composer.reports()[0].training
     assert composer.reports()[0].chosen == "inductor"
+
+
+class _Stops(torch.fx.Interpreter):
+    """An engine's run of a graph that ends at its sine."""
+
+    def call_method(self, target, args, kwargs):
+        if target == "sin":
+            raise RuntimeError("no kernel for a sine")
+        return super().call_method(target, args, kwargs)
+
+
+def _stops_while_it_builds(gm, example_inputs):
+    return _Stops(gm).run(*example_inputs)
+
+
+def _stops_at_its_calls(gm, _):
+    return lambda *args: _Stops(gm).run(*args)
+
+
+@pytest.mark.filterwarnings("ignore::composer.errors.FallbackWarning")
+@pytest.mark.parametrize("broken", [_stops_while_it_builds, _stops_at_its_calls])
+@pytest.mark.parametrize("options", [{}, {"verify": "compile"}, {"select": "fastest"}], ids=str)
+def test_engine_that_stops_within_a_region_leaves_grad_mode(broken, options) -> None:
+    """What follows would be built, and run, without gradients."""
+    layer = torch.nn.Linear(3, 3)
+
+    def f(x):
+        y = layer(x)
+        with torch.no_grad():
+            scale = x.sin().sum()
+        return y * scale
+
+    x = torch.ones(2, 3)
+    run = compiled(f, broken, "aot_eager", **options)
+    for _ in range(3):
+        y = run(x)
+        assert y.requires_grad
+        torch.testing.assert_close(y, f(x))
+    assert last().attempts[0].status == "failed"
+    assert torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize("chain", [["eager"], ["aot_eager"], ["onnxrt"]], ids=str)
+def test_error_of_the_program_within_a_region_leaves_grad_mode(chain) -> None:
+    """As in eager, so that a program that catches it goes on with gradients."""
+    layer = torch.nn.Linear(3, 3)
+
+    def f(x, i):
+        with torch.no_grad():
+            row = layer.weight[i]
+        return layer(x) * row
+
+    run = compiled(f, *chain)
+    with pytest.raises(IndexError, match="out of"):
+        run(torch.ones(2, 3), torch.tensor([7]))
+    assert torch.is_grad_enabled()
+    assert run(torch.ones(2, 3), torch.tensor([1])).requires_grad

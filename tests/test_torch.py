@@ -706,6 +706,48 @@ def test_what_is_saved_as_it_is_meets_no_hook() -> None:
         x.sin()
 
 
+def test_modes_that_were_set_are_put_back_after_an_error() -> None:
+    """Grad mode, autocast, the levels of ``torch.func``, and whether hooks may be set."""
+    asked = torch._C._autograd
+
+    @_torch.modes_put_back()
+    def half_a_graph():
+        torch._C._set_grad_enabled(False)
+        torch._C._set_fwd_grad_enabled(False)
+        torch.autocast("cpu").__enter__()
+        torch._C._functorch._vmap_increment_nesting(2, "error")
+        asked._saved_tensors_hooks_disable("no")
+        raise ValueError("midway")
+
+    with pytest.raises(ValueError, match="midway"):
+        half_a_graph()
+    assert torch.is_grad_enabled()
+    assert torch._C._is_fwd_grad_enabled()
+    assert not torch.is_autocast_enabled("cpu")
+    assert torch._C._functorch.get_dynamic_layer_stack_depth() == 0
+    assert asked._saved_tensors_hooks_is_enabled()
+
+
+def test_modes_that_a_graph_sets_are_told_from_what_it_computes() -> None:
+    """No graph without any has its forward wrapped."""
+
+    def set_by(function):
+        (found,) = capture(
+            function,
+            torch.ones(2),
+            backend=lambda gm, _: any(_torch.sets_modes(node.target) for node in gm.graph.nodes),
+        )
+        return found
+
+    def regions(x):
+        with torch.no_grad():
+            return x.sin()
+
+    assert set_by(regions)
+    assert set_by(torch.func.vmap(torch.sin))
+    assert not set_by(torch.sin)
+
+
 def test_hooks_are_off_for_a_while_and_in_order_after() -> None:
     """A handle that was given before still takes its own hook off."""
     heard = []

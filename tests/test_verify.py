@@ -261,6 +261,37 @@ def test_error_that_eager_raises_is_not_the_engines() -> None:
     assert "eager itself raises IndexError" in last().attempts[0].engine["verified"]
 
 
+@pytest.mark.parametrize("options", [{"verify": "compile"}, {"select": "fastest"}], ids=str)
+def test_gradients_that_the_graph_itself_takes_are_compared_and_measured(
+    options: dict[str, Any],
+) -> None:
+    """``torch.func`` takes none where hooks are set on what autograd saves."""
+    net, x = torch.nn.Linear(6, 1), torch.randn(4, 6)
+    given = dict(net.named_parameters())
+
+    def loss(weights: dict[str, torch.Tensor], row: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(net, weights, (row,)).tanh().sum()
+
+    each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))
+    got = compiled(each, "aot_eager", **options)(given, x)
+    torch.testing.assert_close(got, each(given, x))
+    engine = last().attempts[0].engine
+    assert isinstance(engine["verified" if "verify" in options else "timing"], dict), engine
+
+
+def test_error_of_the_program_within_a_transform_leaves_none_of_its_levels() -> None:
+    """Dynamo takes a level of ``torch.func`` that is left over for a fault of its own."""
+
+    def f(table: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        return torch.func.vmap(lambda row: row.gather(0, places))(table)
+
+    run = compiled(f, "aot_eager", verify="compile")
+    with pytest.raises(RuntimeError, match="out of bounds"):
+        run(torch.ones(2, 3), torch.tensor([7, 8]))
+    assert "eager itself raises RuntimeError" in last().attempts[0].engine["verified"]
+    assert torch.equal(run(torch.ones(2, 3), torch.tensor([1, 2])), torch.ones(2, 2))
+
+
 def test_dynamic_shapes_and_shared_inputs_are_verified() -> None:
     """Symbols have the first call's values; inputs that share memory share it in the copies."""
 

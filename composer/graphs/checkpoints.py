@@ -23,8 +23,24 @@ from composer.graphs.clones import clone_graph
 
 
 def eager_forward(gm: torch.fx.GraphModule) -> Callable[..., Any]:
-    """The graph's own forward; of a copy that differs in these calls, if it has any."""
-    return _torch.settled_forward(_with(gm, {_CHECKPOINT: _checkpoint, _REGION: _call}))
+    """The graph's own forward; of a copy that differs in these calls, if it has any.
+
+    Where it raises, it leaves the modes that it has set, as eager does.
+    """
+    forward = _torch.settled_forward(_with(gm, {_CHECKPOINT: _checkpoint, _REGION: _call}))
+    return leaving_modes(forward, gm)
+
+
+def leaving_modes(run: Callable[..., Any], gm: torch.fx.GraphModule) -> Callable[..., Any]:
+    """What runs the graph; if that sets modes, they are put back where it raises."""
+    if not any(map(_torch.sets_modes, _targets(gm))):
+        return run
+
+    def run_and_leave(*args: Any) -> Any:
+        with _torch.modes_put_back():
+            return run(*args)
+
+    return run_and_leave
 
 
 def without_regions(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
@@ -52,6 +68,10 @@ def _with(
 
 def _graphs(gm: torch.fx.GraphModule) -> list[torch.fx.GraphModule]:
     return [each for each in gm.modules() if isinstance(each, torch.fx.GraphModule)]
+
+
+def _targets(gm: torch.fx.GraphModule) -> list[Any]:
+    return [node.target for each in _graphs(gm) for node in each.graph.nodes]
 
 
 def _calls(gm: torch.fx.GraphModule, targets: Iterable[Any]) -> list[torch.fx.Node]:

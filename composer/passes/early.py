@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import torch.fx
+
 from composer import _torch
 from composer.graphs import clones
 from composer.passes import metadata
@@ -38,11 +40,8 @@ def _run_stage(
     if not passes:
         return request
     try:
-        if stage == Stage.ATEN:
-            gm = to_aten(request.gm, request.example_inputs)
-        else:
-            gm = clones.clone_graph(request.gm, _torch.lazy_graph_module)
-            metadata.fill(gm, request.example_inputs, metadata.key_at(stage))
+        with _torch.modes_put_back():
+            gm = _copy_for(stage, request)
     except Exception as error:  # noqa: BLE001  # recorded, or raised where the policy says so
         pipeline.fail(passes, "stage", error)
         return request
@@ -50,3 +49,12 @@ def _run_stage(
         return request
     _torch.name_sources(gm)
     return dataclasses.replace(request, gm=gm)
+
+
+def _copy_for(stage: Stage, request: GraphRequest) -> torch.fx.GraphModule:
+    """The graph in the IR of a stage."""
+    if stage == Stage.ATEN:
+        return to_aten(request.gm, request.example_inputs)
+    gm = clones.clone_graph(request.gm, _torch.lazy_graph_module)
+    metadata.fill(gm, request.example_inputs, metadata.key_at(stage))
+    return gm

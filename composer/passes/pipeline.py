@@ -9,6 +9,7 @@ from typing import Literal
 
 import torch.fx
 
+from composer import _torch
 from composer.errors import PassError
 from composer.passes.base import GraphPass, PassResult
 from composer.passes.debug import dump
@@ -101,7 +102,8 @@ def _rewrite(
     gm: torch.fx.GraphModule, each: GraphPass, before: Snapshot, promised: Interface
 ) -> PassResult:
     try:
-        returned = each.run(gm)
+        with _torch.modes_put_back():  # it may run the graph
+            returned = each.run(gm)
     except Exception as error:
         raise Broken("raises", "", f"{type(error).__name__}: {error}") from error
     matches = returned.matches if isinstance(returned, PassResult) else returned
