@@ -208,6 +208,19 @@ def test_parameters_are_sent_without_their_values() -> None:
     assert gm(*inputs)[0].isfinite().all()
 
 
+def test_memory_formats_are_sent() -> None:
+    """Pickle takes torch's name of one for something within a module, which it cannot send."""
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    named = {"memory_format": torch.channels_last}
+    graph.output(graph.call_method("contiguous", (x,), named))
+    packed = parcel.pack({"the graph": torch.fx.GraphModule({}, graph)})
+    image = torch.randn(1, 2, 3, 4)
+    assert parcel.unpack(packed)["the graph"](image).is_contiguous(
+        memory_format=named["memory_format"]
+    )
+
+
 def test_sizes_that_data_decide_are_not_sent() -> None:
     """The child could not choose one that the data bear out."""
     size = ShapeEnv().create_unbacked_symint()

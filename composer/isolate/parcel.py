@@ -17,7 +17,7 @@ import types
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.fx
@@ -137,11 +137,17 @@ def _dumps(value: Any) -> bytes:
 
 class _Pickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
-        """Take graphs apart, name operators, and leave the values of weights behind."""
+        """Take graphs apart, name operators, and leave the values of weights behind.
+
+        torch names its memory formats in a way that only pickles of a later protocol than
+        ``torch.save``'s understand, and those look for the first module that imported torch.
+        """
         if isinstance(value, torch.fx.GraphModule):
             return _graph, (*_parts(value),)
         if isinstance(value, torch.Tensor):
             return _weight(value)
+        if isinstance(value, torch.memory_format):
+            return _memory_format, (str(value).removeprefix("torch."),)
         path = _torch.operator_path(value)
         return NotImplemented if path is None else (_torch.operator_at, path)
 
@@ -180,6 +186,10 @@ def _made_up(
     if is_parameter:
         return torch.nn.Parameter(made, requires_grad)
     return made.requires_grad_(requires_grad)
+
+
+def _memory_format(name: str) -> torch.memory_format:
+    return cast(torch.memory_format, getattr(torch, name))
 
 
 def _parts(gm: torch.fx.GraphModule) -> tuple[list[tuple[Any, ...]], dict[str, Any], str, bool]:
