@@ -496,6 +496,21 @@ def test_padded_pools_of_dynamic_sizes_are_torchs(run_python) -> None:
     assert run_python(PADDED, "unguarded").returncode < 0
 
 
+def test_a_kernel_of_one_place_keeps_its_padding(monkeypatch) -> None:
+    """Where it leaves places out, and behind what is computed for each element."""
+    signal, kernel = torch.randn(2, 2, 9), torch.randn(4, 2, 1)
+    convolve = lambda x, **how: F.conv1d(x.relu(), kernel, stride=2, **how).mean(-1)  # noqa: E731
+    padded = lambda x: convolve(x, padding=1)  # noqa: E731
+    check(convolve, signal)
+    assert last().attempts[0].coverage == 1.0
+    check(padded, signal)
+    assert "the padding is counted" in last().attempts[0].engine["left_to_torch"][0]
+    monkeypatch.setattr(kernels, "_padded_points", lambda node, name: None)
+    torch.compiler.reset()
+    assert not torch.allclose(compiled(padded, NAME)(signal), padded(signal))
+    assert last().chosen == NAME
+
+
 def test_a_batch_norm_is_taken_although_results_that_nobody_reads_are_empty() -> None:
     """In inference torch's operator returns statistics without elements."""
     model = torch.nn.Sequential(torch.nn.Conv2d(2, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU())
