@@ -356,6 +356,12 @@ OTHERWISE = {
     "uint8 stops": (lambda x: x * 3, torch.tensor([100], dtype=torch.uint8)),
     "float64 in single precision": (lambda x: x + x, torch.tensor([1e300], dtype=torch.float64)),
     "the extreme of infinities": (lambda x: x.amax(-1), torch.full((1, 4), -math.inf)),
+    "the largest of infinities": (lambda x: x.max(), torch.full((4,), -math.inf)),
+    "the smallest of infinities": (lambda x: x.min(-1).values, torch.full((1, 4), math.inf)),
+    "where the largest of infinities is": (
+        lambda x: F.max_pool1d(x, 2, return_indices=True)[1],
+        torch.full((1, 4), -math.inf),
+    ),
     "maximum of NaN": (lambda x: torch.maximum(x, x.t()), NAN),
     "the order of NaN": (lambda x: x.sort(descending=True).values, NAN),
     "the greatest two and NaN": (lambda x: x.topk(2).values, NAN),
@@ -386,8 +392,8 @@ def test_what_is_computed_otherwise_stays_torchs(case, monkeypatch) -> None:
 def test_positions_are_taken_although_they_are_int64() -> None:
     """A position in a tensor fits into 32 bits."""
     image = torch.randn(1, 2, 4, 4)
-    check(lambda x: F.max_pool2d(x, 2, return_indices=True), image)
-    check(lambda x: (x.argmax(-1), x.max(-1)), image)
+    image[0, 0, 0] = -math.inf
+    check(lambda x: (x.argmax(-1), x.max(-1).indices, x.min(1).indices), image)
     assert last().attempts[0].coverage == 1.0
 
 

@@ -24,8 +24,11 @@ _EXACT = frozenset({torch.float32, torch.float16, torch.bfloat16, torch.bool})
 
 _POOLS = frozenset({"aten::max_pool2d_with_indices", "aten::max_pool3d_with_indices"})
 
-_POSITIONS = _POOLS | {"aten::argmax", "aten::argmin", "aten::max", "aten::min"}
-"""Operators whose int64 results are positions in a tensor, which 32 bits hold."""
+_POSITIONS = frozenset({"aten::argmax", "aten::argmin", "aten::max", "aten::min"})
+"""Operators whose int64 results are positions in a tensor, which 32 bits hold.
+
+Those of pools are not among them: in a window of nothing but minus infinity it is the wrong one.
+"""
 
 _UNCHECKED = frozenset({"aten::_unsafe_index"})
 """Operators that read int64 operands as positions, and promise that there are such.
@@ -37,6 +40,8 @@ does not.
 _OTHERWISE = {
     "aten::amax": "an infinity becomes the largest number",
     "aten::amin": "an infinity becomes the largest number",
+    "aten::max": "an infinity becomes the largest number",
+    "aten::min": "an infinity becomes the largest number",
     "aten::maximum": "NaN gets lost",
     "aten::minimum": "NaN gets lost",
     "aten::sort": "NaN upsets the order of the others",
@@ -83,6 +88,8 @@ def _otherwise(node: torch.fx.Node) -> str | None:
         padding = _torch.argument(node, "padding")
         counted = _torch.argument(node, "count_include_pad") and any(padding)
         return "the last window is counted whole" if counted else None
+    if name in _POSITIONS and all(each.dtype is torch.int64 for each in _results(node)):
+        return None  # no value is read
     return _OTHERWISE.get(name) or _padded_maxima(node, name) or _padded_points(node, name)
 
 
