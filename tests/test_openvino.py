@@ -540,6 +540,27 @@ def test_what_the_reader_refuses_stays_torchs() -> None:
     assert line.startswith("aten._linalg_det.default (OpenVINO does not convert Det)")
 
 
+@pytest.mark.parametrize(
+    "function",
+    [lambda x, n: (x * 2).roll(n, 0).relu(), lambda x, n: (x.abs() ** n).relu()],
+    ids=["a roll", "a power"],
+)
+def test_what_the_exporter_breaks_at_stays_torchs(function) -> None:
+    """A number that varies where it wants a constant; the rest of the graph is taken."""
+    run = check(function, torch.randn(8, 4), 3, dynamic=True, min_coverage=0.0)
+    (line,) = last().attempts[0].engine["left_to_torch"]
+    assert "the exporter fails" in line
+    x = torch.randn(5, 4)
+    torch.testing.assert_close(run(x, 2), function(x, 2))
+
+
+def test_a_view_that_the_folding_breaks_at_stays_torchs() -> None:
+    """As many parts as there are is not known beforehand; what is computed with them is taken."""
+    parts = lambda x: [each.relu() for each in (x * 2).chunk(3)]  # noqa: E731
+    check(parts, torch.randn(8, 4), dynamic=True)
+    assert last().attempts[0].coverage == 1.0
+
+
 def test_training_is_declined(monkeypatch) -> None:
     """OpenVINO loses NaN on its way, by which a training that went wrong is known.
 
