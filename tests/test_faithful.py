@@ -621,6 +621,23 @@ def test_gaps_of_an_empty_tensor_are_kept() -> None:
     assert made.stride() == (7, 8)
 
 
+def test_strides_of_nothing_may_be_dynamic() -> None:
+    """A part of an input without elements is at the steps of the whole, which vary."""
+    function = lambda x: x[:, :1] * 2 + x.exp()  # noqa: E731
+    run, x = compiled(function, "onnxrt"), torch.zeros(0, 6, 2)
+    torch._dynamo.mark_dynamic(x, 1)
+    with torch.no_grad():
+        assert run(x).shape == (0, 6, 2)
+    assert last().chosen == "onnxrt", last().attempts[0].message
+
+
+def test_what_is_asserted_of_nothing_is_no_value() -> None:
+    """Of an index without elements torch can say at once that it has no negative one."""
+    function = lambda x, i: (F.one_hot(i, 4) + 1, x.exp())  # noqa: E731
+    same_as_eager(function, r(3), torch.zeros(0, dtype=torch.int64))
+    assert last().chosen == "onnxrt", last().attempts[0].message
+
+
 def test_a_dynamic_dimension_is_not_squeezed_for_good() -> None:
     """Squeezing a size that is not one is a no-op in torch, an error in ONNX."""
     f = compiled(lambda x: x.squeeze(1).relu(), "onnxrt", dynamic=True)

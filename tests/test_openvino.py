@@ -356,6 +356,12 @@ OTHERWISE = {
     "uint8 stops": (lambda x: x * 3, torch.tensor([100], dtype=torch.uint8)),
     "float64 in single precision": (lambda x: x + x, torch.tensor([1e300], dtype=torch.float64)),
     "the extreme of infinities": (lambda x: x.amax(-1), torch.full((1, 4), -math.inf)),
+    "the largest of infinities": (lambda x: x.max(), torch.full((4,), -math.inf)),
+    "the smallest of infinities": (lambda x: x.min(-1).values, torch.full((1, 4), math.inf)),
+    "where the largest of infinities is": (
+        lambda x: F.max_pool1d(x, 2, return_indices=True)[1],
+        torch.full((1, 4), -math.inf),
+    ),
     "maximum of NaN": (lambda x: torch.maximum(x, x.t()), NAN),
     "the order of NaN": (lambda x: x.sort(descending=True).values, NAN),
     "the greatest two and NaN": (lambda x: x.topk(2).values, NAN),
@@ -386,8 +392,8 @@ def test_what_is_computed_otherwise_stays_torchs(case, monkeypatch) -> None:
 def test_positions_are_taken_although_they_are_int64() -> None:
     """A position in a tensor fits into 32 bits."""
     image = torch.randn(1, 2, 4, 4)
-    check(lambda x: F.max_pool2d(x, 2, return_indices=True), image)
-    check(lambda x: (x.argmax(-1), x.max(-1)), image)
+    image[0, 0, 0] = -math.inf
+    check(lambda x: (x.argmax(-1), x.max(-1).indices, x.min(1).indices), image)
     assert last().attempts[0].coverage == 1.0
 
 
@@ -496,6 +502,21 @@ def test_padded_pools_of_dynamic_sizes_are_torchs(run_python) -> None:
     assert run_python(PADDED, "unguarded").returncode < 0
 
 
+def test_a_kernel_of_one_place_keeps_its_padding(monkeypatch) -> None:
+    """Where it leaves places out, and behind what is computed for each element."""
+    signal, kernel = torch.randn(2, 2, 9), torch.randn(4, 2, 1)
+    convolve = lambda x, **how: F.conv1d(x.relu(), kernel, stride=2, **how).mean(-1)  # noqa: E731
+    padded = lambda x: convolve(x, padding=1)  # noqa: E731
+    check(convolve, signal)
+    assert last().attempts[0].coverage == 1.0
+    check(padded, signal)
+    assert "the padding is counted" in last().attempts[0].engine["left_to_torch"][0]
+    monkeypatch.setattr(kernels, "_padded_points", lambda node, name: None)
+    torch.compiler.reset()
+    assert not torch.allclose(compiled(padded, NAME)(signal), padded(signal))
+    assert last().chosen == NAME
+
+
 def test_a_batch_norm_is_taken_although_results_that_nobody_reads_are_empty() -> None:
     """In inference torch's operator returns statistics without elements."""
     model = torch.nn.Sequential(torch.nn.Conv2d(2, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU())
@@ -517,6 +538,27 @@ def test_what_the_reader_refuses_stays_torchs() -> None:
     check(lambda x: torch.relu(x) * torch.linalg.det(x), torch.randn(4, 4))
     (line,) = last().attempts[0].engine["left_to_torch"]
     assert line.startswith("aten._linalg_det.default (OpenVINO does not convert Det)")
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda x, n: (x * 2).roll(n, 0).relu(), lambda x, n: (x.abs() ** n).relu()],
+    ids=["a roll", "a power"],
+)
+def test_what_the_exporter_breaks_at_stays_torchs(function) -> None:
+    """A number that varies where it wants a constant; the rest of the graph is taken."""
+    run = check(function, torch.randn(8, 4), 3, dynamic=True, min_coverage=0.0)
+    (line,) = last().attempts[0].engine["left_to_torch"]
+    assert "the exporter fails" in line
+    x = torch.randn(5, 4)
+    torch.testing.assert_close(run(x, 2), function(x, 2))
+
+
+def test_a_view_that_the_folding_breaks_at_stays_torchs() -> None:
+    """As many parts as there are is not known beforehand; what is computed with them is taken."""
+    parts = lambda x: [each.relu() for each in (x * 2).chunk(3)]  # noqa: E731
+    check(parts, torch.randn(8, 4), dynamic=True)
+    assert last().attempts[0].coverage == 1.0
 
 
 def test_training_is_declined(monkeypatch) -> None:

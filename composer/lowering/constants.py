@@ -76,12 +76,14 @@ def _constant(
 
 
 def _is_empty(node: torch.fx.Node) -> bool:
-    """Whether the node is one tensor, whose sizes are known and one of them zero."""
+    """Whether the node is one tensor, whose layout is known and one of its sizes zero."""
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or node.op not in ("placeholder", "call_function"):
         return False
-    static = value.layout is torch.strided and all(isinstance(size, int) for size in value.shape)
-    return static and 0 in value.shape
+    if value.layout is not torch.strided:
+        return False
+    known = all(isinstance(each, int) for each in (*value.shape, *value.stride()))
+    return known and 0 in value.shape
 
 
 def _is_literal(node: torch.fx.Node) -> bool:
@@ -103,7 +105,7 @@ def _depends_on(node: torch.fx.Node, known: dict[torch.fx.Node, Any]) -> bool:
 
 def _replace(gm: torch.fx.GraphModule, node: torch.fx.Node, known: dict[Any, Any]) -> None:
     """Put the call's tensor into the graph, in place of the call."""
-    value, expected = _value(node, known), node.meta["val"]
+    value, expected = _value(node, known), node.meta.get("val")  # an assertion has none
     if not isinstance(value, torch.Tensor) or not isinstance(expected, torch.Tensor):
         return  # its parts come later
     if value._is_zerotensor():  # a derivative that is nothing has no memory

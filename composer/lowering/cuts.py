@@ -7,7 +7,8 @@ regions, until it takes all of them.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -18,7 +19,7 @@ from composer.graphs import clones
 from composer.lowering.aot import FunctionalGraph
 from composer.lowering.origins import mark_origins, origin_of, origins_of
 from composer.lowering.plain import PlainOnnx
-from composer.lowering.regions import Region, Split, split
+from composer.lowering.regions import Region, Split, calls_of, split
 from composer.records import Reason, Status
 
 M = TypeVar("M")
@@ -73,6 +74,26 @@ def cut(
         refused |= found
     what = f"{reader} still refuses {', '.join(found)} after {_ROUNDS} cuts"
     raise Refusal(Status.DECLINED, Reason.UNSUPPORTED_OP, what)
+
+
+def refused_alone(
+    graph: FunctionalGraph,
+    names: Collection[str],
+    why_alone: Callable[[torch.fx.Node], str | None],
+) -> dict[str, str]:
+    """Ask about each call of a refused region by itself, where the refusal names none.
+
+    Args:
+        graph: The graph.
+        names: Those of the region's calls in it.
+        why_alone: Why a call is refused as a region of its own; ``None`` if it is taken.
+
+    Returns:
+        Why calls are refused, by name.
+    """
+    calls = (node for node in calls_of(graph.gm) if node.target is not operator.getitem)
+    asks = (node for node in calls if node.name in names)
+    return {node.name: said for node in asks if (said := why_alone(node))}
 
 
 def refused_nodes(plain: PlainOnnx, region: Region, why: dict[int, str]) -> dict[str, str]:

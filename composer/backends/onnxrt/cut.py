@@ -7,8 +7,6 @@ some milliseconds.
 
 from __future__ import annotations
 
-import operator
-
 import torch
 import torch.fx
 
@@ -22,7 +20,7 @@ from composer.lowering import cuts, keeping
 from composer.lowering.aot import FunctionalGraph
 from composer.lowering.onnx import to_onnx
 from composer.lowering.origins import origins_of
-from composer.lowering.regions import Region, alone, calls_of
+from composer.lowering.regions import Region, alone
 from composer.lowering.widening import widen
 from composer.records import Reason
 
@@ -66,9 +64,7 @@ def cut(graph: FunctionalGraph, settings: Settings, device: torch.device) -> Cut
         except Refusal as why:
             if why.reason not in _OF_ONE_CALL:
                 raise
-            calls = (node for node in calls_of(graph.gm) if node.target is not operator.getitem)
-            asks = (node for node in calls if node.name in within)
-            found = {node.name: said for node in asks if (said := why_alone(node))}
+            found = cuts.refused_alone(graph, within, why_alone)
             if not found:
                 raise
             return None, found

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import functools
 
+import torch.fx
+
 from composer.backends.base import check_time
 from composer.backends.openvino.kernels import why_not_here
 from composer.backends.openvino.model import Model, read_model, unread_nodes
-from composer.lowering import cuts
+from composer.errors import Refusal
+from composer.lowering import cuts, keeping
 from composer.lowering.aot import FunctionalGraph
 from composer.lowering.onnx import to_onnx
+from composer.lowering.origins import origins_of
 from composer.lowering.plain import to_plain
-from composer.lowering.regions import Region
+from composer.lowering.regions import Region, alone
+from composer.records import Reason
 
 Cut = cuts.Cut[Model]
 """A graph cut into regions, with the model of each."""
@@ -27,7 +32,33 @@ def cut(graph: FunctionalGraph) -> Cut:
     inputs = graph.gm.graph.find_nodes(op="placeholder")
     weights = {str(inputs[i].target): weight for i, weight in graph.weights.items()}
     why_not = functools.partial(why_not_here, weights=weights)
-    return cuts.cut(graph, "OpenVINO's reader of ONNX", why_not, _read)
+
+    def read(region: Region) -> tuple[Model | None, dict[str, str]]:
+        within = {*origins_of(region.gm).values()}
+        try:
+            return _read(region)
+        except Refusal as why:
+            if why.reason is not Reason.EXPORT_FAILED:
+                raise
+            found = cuts.refused_alone(graph, within, _why_alone)
+            if not found:
+                raise
+            return None, found
+
+    return cuts.cut(graph, "OpenVINO's reader of ONNX", why_not, read)
+
+
+def _why_alone(node: torch.fx.Node) -> str | None:
+    """Why a call cannot be translated or read by itself; ``None`` if it can."""
+    try:
+        with keeping.keeping(0):
+            _, refused = _read(alone(node))
+    except Refusal as why:
+        if why.reason is not Reason.EXPORT_FAILED:
+            raise
+        said, *_ = str(why).partition("\n")
+        return f"the exporter fails: {said}"
+    return refused.get(node.name)
 
 
 def _read(region: Region) -> tuple[Model, dict[str, str]]:

@@ -24,8 +24,11 @@ _EXACT = frozenset({torch.float32, torch.float16, torch.bfloat16, torch.bool})
 
 _POOLS = frozenset({"aten::max_pool2d_with_indices", "aten::max_pool3d_with_indices"})
 
-_POSITIONS = _POOLS | {"aten::argmax", "aten::argmin", "aten::max", "aten::min"}
-"""Operators whose int64 results are positions in a tensor, which 32 bits hold."""
+_POSITIONS = frozenset({"aten::argmax", "aten::argmin", "aten::max", "aten::min"})
+"""Operators whose int64 results are positions in a tensor, which 32 bits hold.
+
+Those of pools are not among them: in a window of nothing but minus infinity it is the wrong one.
+"""
 
 _UNCHECKED = frozenset({"aten::_unsafe_index"})
 """Operators that read int64 operands as positions, and promise that there are such.
@@ -37,6 +40,8 @@ does not.
 _OTHERWISE = {
     "aten::amax": "an infinity becomes the largest number",
     "aten::amin": "an infinity becomes the largest number",
+    "aten::max": "an infinity becomes the largest number",
+    "aten::min": "an infinity becomes the largest number",
     "aten::maximum": "NaN gets lost",
     "aten::minimum": "NaN gets lost",
     "aten::sort": "NaN upsets the order of the others",
@@ -83,7 +88,9 @@ def _otherwise(node: torch.fx.Node) -> str | None:
         padding = _torch.argument(node, "padding")
         counted = _torch.argument(node, "count_include_pad") and any(padding)
         return "the last window is counted whole" if counted else None
-    return _OTHERWISE.get(name) or _padded_maxima(node, name)
+    if name in _POSITIONS and all(each.dtype is torch.int64 for each in _results(node)):
+        return None  # no value is read
+    return _OTHERWISE.get(name) or _padded_maxima(node, name) or _padded_points(node, name)
 
 
 def _padded_maxima(node: torch.fx.Node, name: str) -> str | None:
@@ -94,6 +101,24 @@ def _padded_maxima(node: torch.fx.Node, name: str) -> str | None:
     is_dynamic = not all(isinstance(size, int) for size in sizes)
     ends = is_dynamic and any(_torch.argument(node, "padding"))
     return "padded windows of dynamic sizes may end the process" if ends else None
+
+
+def _padded_points(node: torch.fx.Node, name: str) -> str | None:
+    """A kernel of one place that skips some: what comes before computes only those it reads.
+
+    OpenVINO (2026.4) forgets the padding when it has it so, and counts from the first that is none.
+    """
+    if name != "aten::convolution" or not _has_one_place(node):
+        return None
+    steps = zip(_torch.argument(node, "stride"), _torch.argument(node, "padding"), strict=True)
+    skips = any(stride != 1 and padding != 0 for stride, padding in steps)
+    return "the padding is counted after places were left out" if skips else None
+
+
+def _has_one_place(node: torch.fx.Node) -> bool:
+    """Whether the kernel of a convolution has a single place."""
+    (weight,) = tensors_of(_torch.argument(node, "weight"))
+    return all(size == 1 for size in weight.shape[2:])
 
 
 def _arithmetic_on_sizes(node: torch.fx.Node) -> str | None:
