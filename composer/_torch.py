@@ -1313,7 +1313,11 @@ def hint(size: Any) -> Any:
     """
     if not isinstance(size, torch.SymInt | torch.SymFloat):
         return size
-    return _recaptured_numbers.get().get(size.node.expr, size.node.hint)
+    expression, numbers = size.node.expr, _recaptured_numbers.get()
+    if not numbers or not expression.free_symbols <= numbers.keys():
+        return size.node.hint
+    number = expression.subs(numbers)
+    return int(number) if isinstance(size, torch.SymInt) else float(number)
 
 
 def symbols(size: Any) -> frozenset[str]:
