@@ -1057,6 +1057,20 @@ def eager_backward_lowering() -> contextlib.AbstractContextManager[None]:
     )
 
 
+def keeping_no_weights_for_free() -> contextlib.AbstractContextManager[None]:
+    """Have what the backward needs be kept at the same cost, whether it is a weight or not.
+
+    The partitioner keeps a buffer, which costs nothing, and computes anew from it what the forward
+    wrote to it: from the buffer as it is then, so gradients are wrong (torch 2.13).
+    """
+    import torch._functorch.config as functorch_config
+
+    return cast(
+        contextlib.AbstractContextManager[None],
+        functorch_config.patch(treat_parameters_as_free_to_save=False),
+    )
+
+
 @contextlib.contextmanager
 def donating_nothing() -> Iterator[None]:
     """Keep AOTAutograd from donating what the forward saved to the backward, to be overwritten.
