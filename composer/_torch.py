@@ -803,8 +803,22 @@ def graph_of_bytes(data: bytes) -> torch.fx.GraphModule:
     gm = GraphPickler.loads(data, FakeTensorMode(shape_env=ShapeEnv()))
     assert isinstance(gm, torch.fx.GraphModule)
     _give_numbers_their_symbols(gm)
+    _pass_for_captured(gm)
     gm.recompile()
     return gm
+
+
+def _pass_for_captured(gm: torch.fx.GraphModule) -> None:
+    """Have AOTAutograd look for Dynamo's mark of weights, which it does in graphs of Dynamo's only.
+
+    Weights cost nothing to keep for the backward. Where it knows of none, it cuts the graph in two
+    elsewhere than it did when the graph was captured, and no model that was kept is the backward's.
+    """
+    gm.meta.setdefault("dynamo_compile_id", None)
+    for node in gm.graph.find_nodes(op="placeholder"):
+        cast(Any, node)._dynamo_source = None
+    object.__setattr__(gm, "_param_name_to_source", {})
+    name_sources(gm)
 
 
 def _give_numbers_their_symbols(gm: torch.fx.GraphModule) -> None:
