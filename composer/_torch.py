@@ -1424,11 +1424,14 @@ def operator_path(target: object) -> tuple[str, ...] | None:
 
     Operators cannot be pickled, and torch's own way around it (``torch.fx._graph_pickler``) sends
     their graphs' metadata along, which cannot always be sent. A Triton kernel of the user's is
-    named by a number that means something in this process only.
+    named by a number that means something in this process only, and compiled autograd calls what
+    it made for the backward under way.
 
     Raises:
-        TypeError: the operator runs such a kernel.
+        TypeError: the operator runs such a kernel, or is one of compiled autograd's.
     """
+    if isinstance(target, compiled_autograd.Op):
+        raise TypeError(f"compiled autograd made {target} in this process")
     if isinstance(target, OpOverload):
         return (*target._schema.name.split("::"), target._overloadname)
     if isinstance(target, OpOverloadPacket):
