@@ -804,8 +804,22 @@ def graph_of_bytes(data: bytes) -> torch.fx.GraphModule:
     gm = GraphPickler.loads(data, FakeTensorMode(shape_env=ShapeEnv()))
     assert isinstance(gm, torch.fx.GraphModule)
     _give_numbers_their_symbols(gm)
+    _pass_for_captured(gm)
     gm.recompile()
     return gm
+
+
+def _pass_for_captured(gm: torch.fx.GraphModule) -> None:
+    """Have AOTAutograd look for Dynamo's mark of weights, which it does in graphs of Dynamo's only.
+
+    Weights cost nothing to keep for the backward. Where it knows of none, it cuts the graph in two
+    elsewhere than it did when the graph was captured, and no model that was kept is the backward's.
+    """
+    gm.meta.setdefault("dynamo_compile_id", None)
+    for node in gm.graph.find_nodes(op="placeholder"):
+        cast(Any, node)._dynamo_source = None
+    object.__setattr__(gm, "_param_name_to_source", {})
+    name_sources(gm)
 
 
 def _give_numbers_their_symbols(gm: torch.fx.GraphModule) -> None:
@@ -1055,6 +1069,20 @@ def eager_backward_lowering() -> contextlib.AbstractContextManager[None]:
     return cast(
         contextlib.AbstractContextManager[None],
         functorch_config.patch(force_non_lazy_backward_lowering=True),
+    )
+
+
+def keeping_no_weights_for_free() -> contextlib.AbstractContextManager[None]:
+    """Have what the backward needs be kept at the same cost, whether it is a weight or not.
+
+    The partitioner keeps a buffer, which costs nothing, and computes anew from it what the forward
+    wrote to it: from the buffer as it is then, so gradients are wrong (torch 2.13).
+    """
+    import torch._functorch.config as functorch_config
+
+    return cast(
+        contextlib.AbstractContextManager[None],
+        functorch_config.patch(treat_parameters_as_free_to_save=False),
     )
 
 
@@ -1314,7 +1342,11 @@ def hint(size: Any) -> Any:
     """
     if not isinstance(size, torch.SymInt | torch.SymFloat):
         return size
-    return _recaptured_numbers.get().get(size.node.expr, size.node.hint)
+    expression, numbers = size.node.expr, _recaptured_numbers.get()
+    if not numbers or not expression.free_symbols <= numbers.keys():
+        return size.node.hint
+    number = expression.subs(numbers)
+    return int(number) if isinstance(size, torch.SymInt) else float(number)
 
 
 def symbols(size: Any) -> frozenset[str]:
@@ -1393,11 +1425,14 @@ def operator_path(target: object) -> tuple[str, ...] | None:
 
     Operators cannot be pickled, and torch's own way around it (``torch.fx._graph_pickler``) sends
     their graphs' metadata along, which cannot always be sent. A Triton kernel of the user's is
-    named by a number that means something in this process only.
+    named by a number that means something in this process only, and compiled autograd calls what
+    it made for the backward under way.
 
     Raises:
-        TypeError: the operator runs such a kernel.
+        TypeError: the operator runs such a kernel, or is one of compiled autograd's.
     """
+    if isinstance(target, compiled_autograd.Op):
+        raise TypeError(f"compiled autograd made {target} in this process")
     if isinstance(target, OpOverload):
         return (*target._schema.name.split("::"), target._overloadname)
     if isinstance(target, OpOverloadPacket):

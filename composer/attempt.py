@@ -28,7 +28,7 @@ from composer.backends.base import (
 from composer.contenders import Contender
 from composer.errors import ChildRefusal, PassError, Refusal, causes, refuse, text_of
 from composer.floor import make_floor
-from composer.graphs import clones, collectives
+from composer.graphs import clones, collectives, writes
 from composer.graphs.checkpoints import leaving_modes
 from composer.lowering import keeping
 from composer.lowering.each import compile_each
@@ -116,8 +116,10 @@ def _build(request: GraphRequest, contender: Contender) -> Callable[..., Any]:
     buffers = clones.Buffers(request) if backend.reads_example_inputs else None
     build = functools.partial(backend.build, mode=request.mode, options=options)
     donation = contextlib.nullcontext() if backend.runs_shared_passes else _torch.donating_nothing()
+    twice = request.training and writes.reads_what_it_wrote(request.gm)
+    costs = _torch.keeping_no_weights_for_free() if twice else contextlib.nullcontext()
     try:
-        with _torch.eager_backward_lowering(), donation:
+        with _torch.eager_backward_lowering(), donation, costs:
             if late.in_force().shared.late and not backend.runs_shared_passes:
                 compiled: object = compile_each(
                     gm, inputs, functools.partial(_build_part, build, backend)

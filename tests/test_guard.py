@@ -233,6 +233,16 @@ def test_dynamic_shapes_outlive_a_failure() -> None:
     assert (second.compiles, last().chosen) == (1, "second")
 
 
+@torch.no_grad()
+def test_a_size_made_of_others_is_that_of_the_call_that_failed() -> None:
+    """The next engine is judged by the outputs that the graph has for its inputs."""
+    f = compiled(lambda x: torch.cat([x, x]), FakeBackend("raises", at=2), "onnxrt", dynamic=True)
+    for size in (2, 3, 4):
+        x = torch.randn(size, 3)
+        assert torch.equal(f(x), torch.cat([x, x]))
+    assert last().chosen == "onnxrt"
+
+
 def test_training_outlives_a_failure() -> None:
     """Gradients are eager's before, at, and after the call that fails."""
     net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))

@@ -183,6 +183,17 @@ def test_options_that_cannot_be_sent_are_named() -> None:
     assert declined.message.startswith("its options cannot be sent")
 
 
+def test_a_backward_of_compiled_autograd_is_named() -> None:
+    """Rather than an object of pybind's that is not pickleable."""
+    options = {"chain": ["aot_eager"], "isolate": True}
+    compiler = functools.partial(torch.compile, backend="composer", options=options)
+    with torch._dynamo.compiled_autograd._enable(compiler):
+        torch.nn.Linear(2, 2)(torch.ones(1, 2)).sum().backward()
+    (declined,) = last().attempts
+    assert (declined.status, declined.reason) == ("declined", "not_isolatable")
+    assert declined.message.startswith("the graph cannot be sent to another process: compiled auto")
+
+
 def test_eager_needs_no_child() -> None:
     """It compiles nothing."""
     chosen = attempt("eager")

@@ -54,6 +54,17 @@ class Convolved(nn.Module):
         return self.norm(self.convolution(x))
 
 
+class Stacked(nn.Module):
+    """The gradient of the first layer is made with the weights of the second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
 def saved(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
     """The function, compiled ahead of time through composer."""
     ahead = torch.compile(function, backend="composer", fullgraph=True, options=options or None)
@@ -172,6 +183,15 @@ def test_a_loaded_function_trains(engine: str) -> None:
     model.zero_grad()
     model(x)["y"].square().sum().backward()
     torch.testing.assert_close(found, [each.grad for each in model.parameters()])
+
+
+def test_a_loaded_function_that_trains_finds_both_models() -> None:
+    """AOTAutograd is told what weights are, and so keeps for the backward what it did before."""
+    model, x = Stacked(), torch.randn(4, 8)
+    data = written(saved(model.forward, x, chain=["onnxrt"], strict=True))
+    assert last().attempts[0].engine["artefacts"] == "kept"
+    loaded(data)(model, x)
+    assert last().attempts[0].engine["artefacts"] == "2 of 2 models reused"
 
 
 def test_autocast_is_as_it_was() -> None:

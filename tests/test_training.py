@@ -294,3 +294,32 @@ def test_any_batch_size_trains() -> None:
             torch.testing.assert_close(grad, p.grad)
     assert len(composer.reports()) == 1
     assert last().chosen == "onnxrt"
+
+
+class Counting(torch.nn.Module):
+    """Adds to a buffer, and multiplies by what is in it then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 8)
+        self.total: torch.Tensor
+        self.register_buffer("total", torch.zeros(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.total.add_(x.sum(0))
+        return self.linear(x) * self.total
+
+
+@pytest.mark.parametrize("engine", ["aot_eager", "onnxrt", "inductor"])
+def test_a_buffer_that_is_written_to_and_read_has_the_gradients_of_eager(engine: str) -> None:
+    """Torch's partitioner would have the backward add to it once more (torch 2.13)."""
+    model = Counting()
+    twin = copy.deepcopy(model)
+    run = compiled(model, engine)
+    for _ in range(2):
+        x = torch.randn(3, 8)
+        for function in (run, twin):
+            function(x).sum().backward()
+    assert last().chosen == engine
+    torch.testing.assert_close(model.linear.weight.grad, twin.linear.weight.grad)
+    torch.testing.assert_close(model.total, twin.total)

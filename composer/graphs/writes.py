@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import keyword
 import operator
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 import torch
@@ -94,8 +95,18 @@ def written_parameters(request: GraphRequest) -> frozenset[int]:
 def assigned_inputs(gm: torch.fx.GraphModule) -> frozenset[int]:
     """Positions of the inputs that the graph may write to; statistics of norms do not count."""
     written = _memory_written(gm, _assigns)
-    inputs = enumerate(gm.graph.find_nodes(op="placeholder"))
+    inputs = enumerate(_placeholders(gm))
     return frozenset(i for i, node in inputs if _memory(node) in written)
+
+
+def reads_what_it_wrote(gm: torch.fx.GraphModule) -> bool:
+    """Whether an input that the graph assigns to has another use in it, as a counter's has not."""
+    assigned = assigned_inputs(gm)
+    memories = {_memory(n) for i, n in enumerate(_placeholders(gm)) if i in assigned}
+    users = Counter(
+        memory for n in gm.graph.nodes for memory in {_memory(e) for e in n.all_input_nodes}
+    )
+    return any(users[memory] > 1 for memory in memories)
 
 
 def written_attributes(gm: torch.fx.GraphModule) -> list[torch.Tensor]:
@@ -110,6 +121,10 @@ def written_attributes(gm: torch.fx.GraphModule) -> list[torch.Tensor]:
         for node, each in tensors.items()
         if _memory(node) in assigned or (_memory(node) in moved and not _is_parameter(each))
     ]
+
+
+def _placeholders(gm: torch.fx.GraphModule) -> Iterable[torch.fx.Node]:
+    return gm.graph.find_nodes(op="placeholder")
 
 
 def _attributes(gm: torch.fx.GraphModule) -> Iterable[torch.fx.Node]:
