@@ -105,6 +105,32 @@ def test_what_is_drawn_is_eagers(name: str, kind: str, runs) -> None:
         assert len(runs) == 2, runs
 
 
+TWICE = {
+    "uniform": lambda x: torch.zeros(x.shape).uniform_(),
+    "normal": lambda x: torch.zeros(x.shape).normal_(),
+    "normal, transposed": lambda x: torch.randn_like(x.mT).mT,
+    "integers, transposed": lambda x: torch.randint_like(x.mT, 9).mT,
+    "exponential": lambda x: torch.zeros_like(x).exponential_(),
+    "lognormal": lambda x: torch.zeros_like(x).log_normal_(),
+    "Cauchy's": lambda x: torch.zeros_like(x).cauchy_(),
+    "geometric": lambda x: torch.ones_like(x).geometric_(0.3),
+}
+
+
+@pytest.mark.parametrize("name", TWICE)
+def test_two_draws_that_are_alike_are_two(name: str) -> None:
+    """Each has numbers of its own, where torch's partitioner takes them for the same."""
+    draw = TWICE[name]
+
+    def program(x):
+        return torch.tanh(x) * draw(x) + torch.sin(x) * draw(x)
+
+    x = torch.randn(4, 8)
+    found, expected = (stepped(run, x) for run in (compiled(program, "onnxrt"), program))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    assert last().chosen == "onnxrt"
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
 def test_dropout_in_other_dtypes_is_eagers(dtype) -> None:
     """The factor is a number of Python's in all of them."""
