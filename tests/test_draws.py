@@ -30,12 +30,18 @@ DRAWS = {
     "dropout of nearly all": lambda x: F.dropout(x, 0.999),
     "dropout of channels": lambda x: F.dropout2d(x, 0.5),
     "dropout of a transposed one": lambda x: F.dropout(x.transpose(1, 3), 0.5),
+    "dropout of a part": lambda x: F.dropout(x[:, 1:], 0.5),
+    "dropout of a repeated one": lambda x: F.dropout(x.mean(1, True).expand_as(x), 0.5),
+    "dropout of a repeated, transposed one": lambda x: F.dropout(
+        x.transpose(2, 3).mean(1, True).expand(-1, 3, -1, -1), 0.5
+    ),
     "alpha dropout": lambda x: F.alpha_dropout(x, 0.4, training=True),
     "dropped path": path_dropped,
     "attention": attended,
     "uniform": lambda x: x * torch.rand_like(x),
     "uniform in double": lambda x: x * torch.rand_like(x, dtype=torch.float64),
     "normal": lambda x: x + torch.randn_like(x),
+    "normal, as a part": lambda x: x[..., :2] + x[..., 2:4] * torch.randn_like(x[..., 2:4]),
     "normal, transposed": lambda x: x.mT + torch.randn_like(x.mT),
     "integers": lambda x: x * torch.randint_like(x, 7),
     "integers between": lambda x: x * torch.randint_like(x, 3, 9, dtype=torch.int64),
@@ -49,7 +55,12 @@ DRAWS = {
     "leaking at random": lambda x: F.rrelu(x, training=True),
 }
 
-CUTTING = {"dropout of a transposed one", "normal, transposed", "leaking at random"}
+CUTTING = {
+    "dropout of a transposed one",
+    "dropout of a repeated, transposed one",
+    "normal, transposed",
+    "leaking at random",
+}
 """Drawn in an order of memory that no new tensor has, or by what is computed."""
 
 OTHERWISE = {"alpha dropout"}
