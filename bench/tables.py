@@ -249,8 +249,9 @@ def operators(record: Record) -> str:
     counts = record["summary"]["forward"]
     said = (
         f"{counts['graphs']} operators of torch's `op_db` yield a graph "
-        f"({record['settings']['dtype']}, forward). {counts['nothing']} of them compute nothing, "
-        f"they only make views. Of the other {counts['computing']}, {counts['taken']} "
+        f"({record['settings']['dtype']}, forward). {counts['nothing']} of them compute nothing: "
+        "they only make views, or draw random numbers, which stay torch's. "
+        f"Of the other {counts['computing']}, {counts['taken']} "
         f"({counts['taken_for_all']:.0%}) are taken with all samples, {counts['partly']} with "
         f"some, and {counts['declined']} are declined. On average {counts['coverage']:.0%} of an "
         f"operator's graphs is ONNX Runtime's; of {counts['taken_whole']:.0%} of the operators all "

@@ -449,7 +449,8 @@ def modes_put_back() -> Iterator[None]:
         try:
             yield
         except BaseException:
-            _functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+            while _functorch.get_dynamic_layer_stack_depth() > depth:
+                _functorch.pop_dynamic_layer_stack()  # torch 2.11 pops too many down to a depth
             torch._C._set_grad_enabled(grad)
             torch._C._set_fwd_grad_enabled(forward)
             if refusal is None:

@@ -502,6 +502,23 @@ def test_padded_pools_of_dynamic_sizes_are_torchs(run_python) -> None:
     assert run_python(PADDED, "unguarded").returncode < 0
 
 
+@pytest.mark.parametrize("convolve", [F.conv1d, F.conv_transpose1d])
+def test_kernels_of_dynamic_sizes_are_torchs(convolve, monkeypatch) -> None:
+    """OpenVINO takes no model with one; the rest is taken."""
+
+    def correlate(x, template):
+        return torch.tanh(convolve(x * 2, template.sin())) + 1
+
+    signals = torch.randn(1, 4, 9), torch.randn(4, 4, 3)
+    check(correlate, *signals, dynamic=True)
+    (attempt,) = last().attempts
+    assert "kernels of dynamic sizes" in attempt.engine["left_to_torch"][0]
+    monkeypatch.setattr(kernels, "_dynamic_kernel", lambda node, name: None)
+    torch.compiler.reset()
+    compiled(correlate, NAME, dynamic=True)(*signals)
+    assert last().attempts[0].reason == "build_failed"
+
+
 def test_a_kernel_of_one_place_keeps_its_padding(monkeypatch) -> None:
     """Where it leaves places out, and behind what is computed for each element."""
     signal, kernel = torch.randn(2, 2, 9), torch.randn(4, 2, 1)

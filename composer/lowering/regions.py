@@ -44,8 +44,8 @@ _OF_RNN = (torch.ops.aten.mkldnn_rnn_layer_backward.default,)
 """
 
 
-_MOVING_NOTHING = (operator.getitem, torch.ops.aten.empty.memory_format)
-"""Hand on what is there, or memory as it is."""
+_COMPUTING_NOTHING = (operator.getitem, torch.ops.aten.empty.memory_format)
+"""Calls that give what is there already, or memory as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ def split(graph: FunctionalGraph, why_not: Callable[[torch.fx.Node], str | None]
 
 def is_compute(node: torch.fx.Node) -> bool:
     """Whether the node makes tensors anew: no view, no arithmetic on sizes, no assertion."""
-    if node.op != "call_function" or node.target in _MOVING_NOTHING or is_view(node):
+    if node.op != "call_function" or node.target in _COMPUTING_NOTHING or is_view(node):
         return False
     return draws(node) or any(True for _ in tensors_of(node))
 

@@ -90,7 +90,8 @@ def _otherwise(node: torch.fx.Node) -> str | None:
         return "the last window is counted whole" if counted else None
     if name in _POSITIONS and all(each.dtype is torch.int64 for each in _results(node)):
         return None  # no value is read
-    return _OTHERWISE.get(name) or _padded_maxima(node, name) or _padded_points(node, name)
+    rules = (_padded_maxima, _dynamic_kernel, _padded_points)
+    return _OTHERWISE.get(name) or next((why for rule in rules if (why := rule(node, name))), None)
 
 
 def _padded_maxima(node: torch.fx.Node, name: str) -> str | None:
@@ -108,17 +109,24 @@ def _padded_points(node: torch.fx.Node, name: str) -> str | None:
 
     OpenVINO (2026.4) forgets the padding when it has it so, and counts from the first that is none.
     """
-    if name != "aten::convolution" or not _has_one_place(node):
+    if name != "aten::convolution" or any(size != 1 for size in _kernel(node)[2:]):
         return None
     steps = zip(_torch.argument(node, "stride"), _torch.argument(node, "padding"), strict=True)
     skips = any(stride != 1 and padding != 0 for stride, padding in steps)
     return "the padding is counted after places were left out" if skips else None
 
 
-def _has_one_place(node: torch.fx.Node) -> bool:
-    """Whether the kernel of a convolution has a single place."""
+def _dynamic_kernel(node: torch.fx.Node, name: str) -> str | None:
+    """No model with one can be compiled, whoever else is in it."""
+    if name != "aten::convolution" or all(isinstance(size, int) for size in _kernel(node)):
+        return None
+    return "OpenVINO has no kernels of dynamic sizes"
+
+
+def _kernel(node: torch.fx.Node) -> torch.Size:
+    """The sizes of a convolution's weight."""
     (weight,) = tensors_of(_torch.argument(node, "weight"))
-    return all(size == 1 for size in weight.shape[2:])
+    return weight.shape
 
 
 def _arithmetic_on_sizes(node: torch.fx.Node) -> str | None:

@@ -35,10 +35,10 @@ def dropout(x: torch.Tensor, p: float, train: bool | None) -> Any:
 
     In another order of memory the order in which numbers are drawn is the processor's affair.
     """
-    if not train or p in (0, 1) or not _is_drawn_by_rows(x):
+    if not train or p == 0 or not _is_drawn_by_rows(x):
         return NotImplemented
     kept = aten.bernoulli.p(new_empty(x, x.shape, dtype=torch.bool), 1 - p)
-    return x * kept * (1 / (1 - p)), kept
+    return x * kept * (0.0 if p == 1 else 1 / (1 - p)), kept
 
 
 def new_empty(x: torch.Tensor, size: Any, **given: Any) -> torch.Tensor:
