@@ -1513,9 +1513,28 @@ def min_cut(
     """Cut a joint graph where the least memory has to be kept in between, as for Inductor."""
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
-    forward, backward = min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
+    with _draws_kept_apart(gm):
+        forward, backward = min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
     _describe_second_draws(backward)
     return forward, backward
+
+
+@contextlib.contextmanager
+def _draws_kept_apart(gm: torch.fx.GraphModule) -> Iterator[None]:
+    """Have the partitioner leave calls alone that are alike, where they draw.
+
+    It knows some operators by name and makes one of two calls of any other: two
+    ``torch.zeros(3).uniform_()`` get the same numbers (torch 2.13, ``aot_eager`` too).
+    """
+    from torch._functorch import compile_utils
+
+    known = compile_utils.rand_ops
+    drawn = {each.target.overloadpacket for each in gm.graph.nodes if draws(each.target)}
+    compile_utils.rand_ops = [*known, *drawn]
+    try:
+        yield
+    finally:
+        compile_utils.rand_ops = known
 
 
 def _describe_second_draws(backward: torch.fx.GraphModule) -> None:

@@ -31,12 +31,18 @@ DRAWS = {
     "dropout of all": lambda x: F.dropout(x, 1.0),
     "dropout of channels": lambda x: F.dropout2d(x, 0.5),
     "dropout of a transposed one": lambda x: F.dropout(x.transpose(1, 3), 0.5),
+    "dropout of a part": lambda x: F.dropout(x[:, 1:], 0.5),
+    "dropout of a repeated one": lambda x: F.dropout(x.mean(1, True).expand_as(x), 0.5),
+    "dropout of a repeated, transposed one": lambda x: F.dropout(
+        x.transpose(2, 3).mean(1, True).expand(-1, 3, -1, -1), 0.5
+    ),
     "alpha dropout": lambda x: F.alpha_dropout(x, 0.4, training=True),
     "dropped path": path_dropped,
     "attention": attended,
     "uniform": lambda x: x * torch.rand_like(x),
     "uniform in double": lambda x: x * torch.rand_like(x, dtype=torch.float64),
     "normal": lambda x: x + torch.randn_like(x),
+    "normal, as a part": lambda x: x[..., :2] + x[..., 2:4] * torch.randn_like(x[..., 2:4]),
     "normal, transposed": lambda x: x.mT + torch.randn_like(x.mT),
     "integers": lambda x: x * torch.randint_like(x, 7),
     "integers between": lambda x: x * torch.randint_like(x, 3, 9, dtype=torch.int64),
@@ -50,7 +56,12 @@ DRAWS = {
     "leaking at random": lambda x: F.rrelu(x, training=True),
 }
 
-CUTTING = {"dropout of a transposed one", "normal, transposed", "leaking at random"}
+CUTTING = {
+    "dropout of a transposed one",
+    "dropout of a repeated, transposed one",
+    "normal, transposed",
+    "leaking at random",
+}
 """Drawn in an order of memory that no new tensor has, or by what is computed."""
 
 OTHERWISE = {"dropout of all", "alpha dropout"}
@@ -104,6 +115,32 @@ def test_what_is_drawn_is_eagers(name: str, kind: str, runs) -> None:
     assert all("test_draws.py" in each for each in drawn)
     if usual and name not in CUTTING:
         assert len(runs) == 2, runs
+
+
+TWICE = {
+    "uniform": lambda x: torch.zeros(x.shape).uniform_(),
+    "normal": lambda x: torch.zeros(x.shape).normal_(),
+    "normal, transposed": lambda x: torch.randn_like(x.mT).mT,
+    "integers, transposed": lambda x: torch.randint_like(x.mT, 9).mT,
+    "exponential": lambda x: torch.zeros_like(x).exponential_(),
+    "lognormal": lambda x: torch.zeros_like(x).log_normal_(),
+    "Cauchy's": lambda x: torch.zeros_like(x).cauchy_(),
+    "geometric": lambda x: torch.ones_like(x).geometric_(0.3),
+}
+
+
+@pytest.mark.parametrize("name", TWICE)
+def test_two_draws_that_are_alike_are_two(name: str) -> None:
+    """Each has numbers of its own, where torch's partitioner takes them for the same."""
+    draw = TWICE[name]
+
+    def program(x):
+        return torch.tanh(x) * draw(x) + torch.sin(x) * draw(x)
+
+    x = torch.randn(4, 8)
+    found, expected = (stepped(run, x) for run in (compiled(program, "onnxrt"), program))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    assert last().chosen == "onnxrt"
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)

@@ -13,6 +13,7 @@ import pytest
 import torch
 from engines import honest
 from torch._dynamo import convert_frame
+from torch._functorch import compile_utils
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._prims.rng_prims import run_with_rng_state
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -1157,6 +1158,36 @@ def test_what_is_drawn_again_for_a_checkpoint_says_what_it_is(partition) -> None
 
     torch.compile(program, backend=backend)(torch.ones(2, 3, requires_grad=True))
     assert described == [partition is _torch.min_cut]
+
+
+@pytest.mark.parametrize("partition", [_torch.min_cut, min_cut_rematerialization_partition])
+def test_draws_that_are_alike_are_kept_apart(partition) -> None:
+    """Torch's own partitioner makes one of them; when not, ``_draws_kept_apart`` can go."""
+    drawn = []
+
+    def forward(functional, _):
+        uniform = torch.ops.aten.uniform.default
+        drawn.extend(functional.graph.find_nodes(op="call_function", target=uniform))
+        return _torch.boxed(functional.forward)
+
+    def backend(gm, example_inputs):
+        return _torch.aot_compile(
+            gm,
+            example_inputs,
+            forward=forward,
+            backward=lambda functional, _: _torch.boxed(functional.forward),
+            inference=forward,
+            partition=partition,
+            decompositions={},
+        )
+
+    def noisy(x):
+        return x * torch.zeros(3).uniform_() + torch.zeros(3).uniform_()
+
+    known = compile_utils.rand_ops
+    torch.compile(noisy, backend=backend)(torch.ones(3, requires_grad=True))
+    assert len(drawn) == (2 if partition is _torch.min_cut else 1)
+    assert compile_utils.rand_ops is known
 
 
 def test_draws_is_true_of_random_operators() -> None:

@@ -270,7 +270,9 @@ def _dtype_of(value: onnx_ir.Value | None) -> int | None:
 def _plan_outputs(gm: torch.fx.GraphModule) -> tuple[Output, ...]:
     """Have the graph return each output in the order of its memory, and say how to permute it back.
 
-    An ONNX output is row-major; that is how any other strides of eager's are reproduced.
+    An ONNX output is row-major; that is how any other strides of eager's are reproduced. What
+    repeats in memory (an expanded tensor) lies as a new one like it, so that torch draws for it in
+    eager's order.
     """
     (returned,) = gm.graph.find_nodes(op="output")
     plans: list[Output] = []
@@ -281,7 +283,7 @@ def _plan_outputs(gm: torch.fx.GraphModule) -> tuple[Output, ...]:
             plans.append(Output(None, (), None))
             nodes.append(node)
             continue
-        strides = [_torch.hint(stride) for stride in value.stride()]
+        strides = [_torch.hint(stride) for stride in torch.empty_like(value).stride()]
         order = sorted(range(value.dim()), key=lambda dim, s=strides: -s[dim])  # type: ignore[misc]
         if order == list(range(value.dim())):
             inverse = None

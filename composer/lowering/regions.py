@@ -280,10 +280,11 @@ def _partition(
 
     nodes = [node for node in gm.graph.nodes if taken(gm, node)]
     if all(user.op == "output" or user in outside for node in outside for user in node.users):
-        return [dict.fromkeys(nodes)]  # only the tail is torch's: no need to look for a cut
-    support = create_op_support(taken)
-    partitioner = CapabilityBasedPartitioner(gm, support, allows_single_node_partition=True)
-    regions = [partition.nodes for partition in partitioner.propose_partitions()]
+        regions = [dict.fromkeys(nodes)]  # only the tail is torch's: no need to look for a cut
+    else:
+        support = create_op_support(taken)
+        partitioner = CapabilityBasedPartitioner(gm, support, allows_single_node_partition=True)
+        regions = [partition.nodes for partition in partitioner.propose_partitions()]
     return [region for region in regions if any(map(is_compute, region))]
 
 

@@ -6,10 +6,13 @@ a forward of BERT once for each dropout.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from composer import _torch
 
 aten = torch.ops.aten
 
@@ -32,7 +35,7 @@ def dropout(x: torch.Tensor, p: float, train: bool | None) -> Any:
 
     In another order of memory the order in which numbers are drawn is the processor's affair.
     """
-    if not train or p == 0 or not x.is_contiguous():
+    if not train or p == 0 or not _is_drawn_by_rows(x):
         return NotImplemented
     kept = aten.bernoulli.p(new_empty(x, x.shape, dtype=torch.bool), 1 - p)
     return x * kept * (0.0 if p == 1 else 1 / (1 - p)), kept
@@ -45,15 +48,26 @@ def new_empty(x: torch.Tensor, size: Any, **given: Any) -> torch.Tensor:
 
 
 def _sized_as(make: Callable[..., torch.Tensor]) -> Callable[..., Any]:
-    """``make`` with the sizes, dtype and device of a tensor, where it lies in the usual order."""
+    """``make`` with the sizes, dtype and device of a tensor; new ones lie in the usual order."""
 
     def make_like(x: torch.Tensor, *bounds: Any, memory_format: Any = None, **given: Any) -> Any:
         kept = memory_format in (None, torch.preserve_format)
-        if not (x.is_contiguous() if kept else memory_format is torch.contiguous_format):
+        if not (_is_drawn_by_rows(x) if kept else memory_format is torch.contiguous_format):
             return NotImplemented
         return make(*bounds, x.shape, **_options(x, given))
 
     return make_like
+
+
+def _is_drawn_by_rows(x: torch.Tensor) -> bool:
+    """Whether a new tensor like ``x`` lies in the usual order; ``x`` may have gaps, or repeat."""
+    if x.is_contiguous():
+        return True
+    if any(map(_torch.depends_on_data, (*x.shape, *x.stride()))):
+        return False
+    pairs = zip(x.shape, x.stride(), strict=True)
+    strides = [stride for size, stride in pairs if size != 1 and stride != 0]
+    return all(outer > inner for outer, inner in itertools.pairwise(strides))
 
 
 def _options(x: torch.Tensor, given: dict[str, Any]) -> dict[str, Any]:
