@@ -267,12 +267,21 @@ def _dtype_of(value: onnx_ir.Value | None) -> int | None:
     return None if constant is None else constant.dtype
 
 
+def _strides(value: torch.Tensor) -> list[int]:
+    """Those in the first call; of what repeats in memory (an expanded tensor), a new one's like it.
+
+    Torch draws for it in that order.
+    """
+    strides = [_torch.hint(stride) for stride in value.stride()]
+    if 0 not in strides:
+        return strides
+    return [_torch.hint(stride) for stride in torch.empty_like(value).stride()]
+
+
 def _plan_outputs(gm: torch.fx.GraphModule) -> tuple[Output, ...]:
     """Have the graph return each output in the order of its memory, and say how to permute it back.
 
-    An ONNX output is row-major; that is how any other strides of eager's are reproduced. What
-    repeats in memory (an expanded tensor) lies as a new one like it, so that torch draws for it in
-    eager's order.
+    An ONNX output is row-major; that is how any other strides of eager's are reproduced.
     """
     (returned,) = gm.graph.find_nodes(op="output")
     plans: list[Output] = []
@@ -283,7 +292,7 @@ def _plan_outputs(gm: torch.fx.GraphModule) -> tuple[Output, ...]:
             plans.append(Output(None, (), None))
             nodes.append(node)
             continue
-        strides = [_torch.hint(stride) for stride in torch.empty_like(value).stride()]
+        strides = _strides(value)
         order = sorted(range(value.dim()), key=lambda dim, s=strides: -s[dim])  # type: ignore[misc]
         if order == list(range(value.dim())):
             inverse = None
