@@ -40,10 +40,9 @@ def said(summary: Mapping[str, Any]) -> list[str]:
         for name, found in summary[part].items()
         if found
     ]
-    found = summary["regret"]
-    return lines + (
-        [f"composer's choice over the best single engine: {spread(found)}"] * bool(found)
-    )
+    if found := summary["regret"]:
+        lines.append(f"composer's choice over the best single engine: {spread(found)}")
+    return lines
 
 
 def spread(found: Mapping[str, float]) -> str:

@@ -85,7 +85,7 @@ def _in_chain(engine: str, native: str) -> Variant:
         f"composer[{engine.removeprefix('composer_')}]",
         _compiled(backend="composer", options={"chain": [engine]}),
         single=False,
-        trains=False,
+        trains=engine == "onnxrt",
         precisions=("fp32",),
         native=native,
     )

@@ -199,3 +199,10 @@ def test_means_over_models_are_geometric_and_keep_the_spread(room: Any) -> None:
     assert found["median"] == pytest.approx(4.0)
     assert (found["least"], found["most"], found["models"]) == (2.0, 8.0, 2)
     assert room("summary").geometric([]) is None
+
+
+def test_figures_over_all_models_are_said_where_there_are_such(room: Any) -> None:
+    """There is no choice of composer's among variants that leave composer out."""
+    (summary,) = models_record()["summaries"]
+    assert len(room("show").said(summary)) == 2
+    assert room("show").said(summary | {"over_fastest": {}, "regret": None}) == []
