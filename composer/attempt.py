@@ -29,7 +29,7 @@ from composer.contenders import Contender
 from composer.errors import ChildRefusal, PassError, Refusal, causes, refuse, text_of
 from composer.floor import make_floor
 from composer.graphs import clones, collectives, writes
-from composer.graphs.checkpoints import leaving_modes
+from composer.graphs.modes import leaving_modes
 from composer.lowering import keeping
 from composer.lowering.each import compile_each
 from composer.lowering.freeze import freezing

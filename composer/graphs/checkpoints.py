@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from composer import _torch
 from composer.graphs.clones import clone_graph
+from composer.graphs.modes import leaving_modes
 
 
 def eager_forward(gm: torch.fx.GraphModule) -> Callable[..., Any]:
@@ -29,18 +30,6 @@ def eager_forward(gm: torch.fx.GraphModule) -> Callable[..., Any]:
     """
     forward = _torch.settled_forward(_with(gm, {_CHECKPOINT: _checkpoint, _REGION: _call}))
     return leaving_modes(forward, gm)
-
-
-def leaving_modes(run: Callable[..., Any], gm: torch.fx.GraphModule) -> Callable[..., Any]:
-    """What runs the graph; if that sets modes, they are put back where it raises."""
-    if not any(map(_torch.sets_modes, _targets(gm))):
-        return run
-
-    def run_and_leave(*args: Any) -> Any:
-        with _torch.modes_put_back():
-            return run(*args)
-
-    return run_and_leave
 
 
 def without_regions(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
@@ -68,10 +57,6 @@ def _with(
 
 def _graphs(gm: torch.fx.GraphModule) -> list[torch.fx.GraphModule]:
     return [each for each in gm.modules() if isinstance(each, torch.fx.GraphModule)]
-
-
-def _targets(gm: torch.fx.GraphModule) -> list[Any]:
-    return [node.target for each in _graphs(gm) for node in each.graph.nodes]
 
 
 def _calls(gm: torch.fx.GraphModule, targets: Iterable[Any]) -> list[torch.fx.Node]:

@@ -22,7 +22,6 @@ from composer import _torch
 from composer.backends.base import note
 from composer.errors import Refusal, refuse, text_of
 from composer.graphs import clones, writes
-from composer.graphs.checkpoints import leaving_modes
 from composer.graphs.clones import same_values
 from composer.graphs.comparison import (
     Bounds,
@@ -35,6 +34,7 @@ from composer.graphs.comparison import (
     fault_of,
     gradients,
 )
+from composer.graphs.modes import leaving_modes
 from composer.records import GraphRequest, Reason, Status, error_line, first_line
 from composer.verify.double import in_double
 
