@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
 import os
@@ -1127,6 +1128,27 @@ def test_a_backwards_own_graph_is_found_on_what_was_compiled() -> None:
     with _torch.backwards_by(guard):
         torch.compile(torch.sin, backend=backend)(torch.ones(2, requires_grad=True))
     assert seen[0].exact
+
+
+@pytest.mark.parametrize("free", [True, False])
+def test_a_buffer_kept_for_free_is_added_to_twice(free: bool) -> None:
+    """Torch's own fault; ``keeping_no_weights_for_free`` can go when both are right."""
+    linear, total = torch.nn.Linear(8, 8), torch.nn.Buffer(torch.zeros(8))
+
+    class Counting(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.total = linear, total
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.total.add_(x.sum(0))
+            return self.linear(x) * self.total
+
+    x = torch.randn(3, 8)
+    with contextlib.nullcontext() if free else _torch.keeping_no_weights_for_free():
+        torch.compile(Counting(), backend="aot_eager")(x).sum().backward()
+    expected = x.sum(0).outer(x.sum(0))
+    assert torch.allclose(linear.weight.grad, expected, atol=1e-5) is not free
 
 
 @pytest.mark.parametrize("partition", [_torch.min_cut, min_cut_rematerialization_partition])

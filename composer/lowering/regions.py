@@ -249,7 +249,7 @@ def draws(node: torch.fx.Node) -> bool:
 
     Attention is said to, for its dropout, which is mostly zero. What a checkpoint draws, the
     partitioner gives to ``run_and_save_rng_state``, and in the backward to
-    ``run_with_rng_state``, as an argument; it tells of no value that they have.
+    ``run_with_rng_state``, as an argument.
     """
     if _torch.draws(node.target):
         return bool(_torch.argument(node, "dropout_p") != 0.0)
