@@ -24,6 +24,10 @@ from composer.records import Reason, Status
 
 M = TypeVar("M")
 
+Read = Callable[[Region], tuple[M | None, dict[str, str]]]
+"""Makes the engine's model of a region; or gives ``None``, and why nodes are refused, by their
+names in the functional graph."""
+
 _ROUNDS = 8
 """How many times a graph is cut: one refused node may hide others that would be refused."""
 
@@ -40,7 +44,7 @@ def cut(
     graph: FunctionalGraph,
     reader: str,
     why_not: Callable[[torch.fx.Node], str | None],
-    read: Callable[[Region], tuple[M | None, dict[str, str]]],
+    read: Read[M],
 ) -> Cut[M]:
     """Cut a functional graph so that an engine's reader takes the whole of every region.
 
@@ -48,8 +52,7 @@ def cut(
         graph: The graph; it is not changed.
         reader: What the reader is called, for messages.
         why_not: Why a call is left to torch without asking the reader; ``None`` if it is asked.
-        read: Makes the engine's model of a region; or gives ``None``, and why nodes are refused,
-            by their names in the functional graph.
+        read: Reads a region.
 
     Raises:
         Refusal: ``declined``, where something is still refused after the last round.
@@ -76,24 +79,36 @@ def cut(
     raise Refusal(Status.DECLINED, Reason.UNSUPPORTED_OP, what)
 
 
-def refused_alone(
+def asking_each_call(
     graph: FunctionalGraph,
-    names: Collection[str],
+    read: Read[M],
+    reasons: Collection[Reason],
     why_alone: Callable[[torch.fx.Node], str | None],
-) -> dict[str, str]:
-    """Ask about each call of a refused region by itself, where the refusal names none.
+) -> Read[M]:
+    """Where a region is refused whole, ask about each of its calls by itself.
 
     Args:
         graph: The graph.
-        names: Those of the region's calls in it.
+        read: Reads a region.
+        reasons: Those for which it may be one call that is refused.
         why_alone: Why a call is refused as a region of its own; ``None`` if it is taken.
-
-    Returns:
-        Why calls are refused, by name.
     """
-    calls = (node for node in calls_of(graph.gm) if node.target is not operator.getitem)
-    asks = (node for node in calls if node.name in names)
-    return {node.name: said for node in asks if (said := why_alone(node))}
+
+    def ask(region: Region) -> tuple[M | None, dict[str, str]]:
+        within = {*origins_of(region.gm).values()}
+        try:
+            return read(region)
+        except Refusal as why:
+            if why.reason not in reasons:
+                raise
+            calls = (node for node in calls_of(graph.gm) if node.target is not operator.getitem)
+            asks = (node for node in calls if node.name in within)
+            found = {node.name: said for node in asks if (said := why_alone(node))}
+            if not found:
+                raise
+            return None, found
+
+    return ask
 
 
 def refused_nodes(plain: PlainOnnx, region: Region, why: dict[int, str]) -> dict[str, str]:

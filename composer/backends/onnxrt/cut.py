@@ -19,7 +19,6 @@ from composer.graphs.capture import graph_key
 from composer.lowering import cuts, keeping
 from composer.lowering.aot import FunctionalGraph
 from composer.lowering.onnx import to_onnx
-from composer.lowering.origins import origins_of
 from composer.lowering.regions import Region, alone
 from composer.lowering.widening import widen
 from composer.records import Reason
@@ -57,18 +56,7 @@ def cut(graph: FunctionalGraph, settings: Settings, device: torch.device) -> Cut
                 asked[key] = _said(why, node)
         return asked[key]
 
-    def read(region: Region) -> tuple[OnnxRuntimeEngine | None, dict[str, str]]:
-        within = {*origins_of(region.gm).values()}
-        try:
-            return load(region), {}
-        except Refusal as why:
-            if why.reason not in _OF_ONE_CALL:
-                raise
-            found = cuts.refused_alone(graph, within, why_alone)
-            if not found:
-                raise
-            return None, found
-
+    read = cuts.asking_each_call(graph, lambda region: (load(region), {}), _OF_ONE_CALL, why_alone)
     return cuts.cut(graph, "ONNX Runtime", lambda node: why_not_here(node, device), read)
 
 

@@ -13,7 +13,6 @@ from composer.errors import Refusal
 from composer.lowering import cuts, keeping
 from composer.lowering.aot import FunctionalGraph
 from composer.lowering.onnx import to_onnx
-from composer.lowering.origins import origins_of
 from composer.lowering.plain import to_plain
 from composer.lowering.regions import Region, alone
 from composer.records import Reason
@@ -33,18 +32,7 @@ def cut(graph: FunctionalGraph) -> Cut:
     weights = {str(inputs[i].target): weight for i, weight in graph.weights.items()}
     why_not = functools.partial(why_not_here, weights=weights)
 
-    def read(region: Region) -> tuple[Model | None, dict[str, str]]:
-        within = {*origins_of(region.gm).values()}
-        try:
-            return _read(region)
-        except Refusal as why:
-            if why.reason is not Reason.EXPORT_FAILED:
-                raise
-            found = cuts.refused_alone(graph, within, _why_alone)
-            if not found:
-                raise
-            return None, found
-
+    read = cuts.asking_each_call(graph, _read, {Reason.EXPORT_FAILED}, _why_alone)
     return cuts.cut(graph, "OpenVINO's reader of ONNX", why_not, read)
 
 
