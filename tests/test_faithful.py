@@ -76,6 +76,7 @@ SINGLES += (torch.special.spherical_bessel_j0, torch.sign, torch.sgn, torch.sign
 BIG = T([3_000_000_000, 3, -5, 2**40, -(2**40)] * 4)
 
 TAKEN = {
+    "a copy of fewer numbers": (lambda x, y: x.sin().copy_(y) * 2, r(3, 4), r(4)),
     "indices of 32 bits": (lambda x, i: x[:, i] + x[i.long(), i], r(4, 4), SHORT),
     "elements added at indices of 32 bits": (
         *(lambda x, i, y: x.index_put((i,), y, accumulate=True), r(4, 2), SHORT, r(4, 2)),

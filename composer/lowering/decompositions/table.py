@@ -81,6 +81,7 @@ def decompositions(dialect: Table, training: bool) -> dict[Any, Callable[..., An
         aten.clamp_max.default: lambda x, high: clamp(x, max=high),
         aten.relu.default: relu,
         aten.constant_pad_nd.default: constant_pad,
+        aten.copy.default: copy,
         aten._efficientzerotensor.default: torch.zeros,
     }
     for operator, function in () if training else dialect.items():
@@ -142,6 +143,13 @@ def constant_pad(x: torch.Tensor, pad: Sequence[int], value: Any = 0) -> Any:
     """
     nothing = all(isinstance(size, int) and size == 0 for size in pad)
     return x.clone() if nothing else NotImplemented
+
+
+def copy(x: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> Any:
+    """Fewer numbers, repeated first: their translation gives them as they are."""
+    if x.shape == src.shape:
+        return NotImplemented
+    return aten.copy.default(x, src.expand(x.shape), non_blocking)
 
 
 def matrix_vector(matrix: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
