@@ -18,6 +18,7 @@ from torch._functorch import compile_utils
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._prims.rng_prims import run_with_rng_state
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental import proxy_tensor
 
 from composer import _torch
 from composer.graphs import clones
@@ -676,6 +677,17 @@ def test_schemas_say_what_shares_memory_and_what_is_written() -> None:
         x,
         y,
     ]
+
+
+def test_operators_over_lists_are_loops_over_plain_ones() -> None:
+    """The operators that write to the lists are not among them: graphs hold none."""
+    aten, loops = torch.ops.aten, _torch.loops_over_lists()
+    assert len(loops) > 70
+    assert aten._foreach_add_.List not in loops
+    trace = proxy_tensor.make_fx(lambda xs: torch._foreach_add(xs, [1.0, 2.0]), loops)
+    graph = trace([torch.ones(2), torch.ones(3)]).graph
+    calls = graph.find_nodes(op="call_function", target=aten.add.Scalar)
+    assert [call.args[1] for call in calls] == [1.0, 2.0]
 
 
 def test_checkpoint_ends_its_second_forward_by_an_exception() -> None:

@@ -20,6 +20,7 @@ from composer.lowering.decompositions.draws import draws
 from composer.lowering.decompositions.dtypes import dtypes
 from composer.lowering.decompositions.elementwise import edges, elementwise
 from composer.lowering.decompositions.gradients import gradients
+from composer.lowering.decompositions.lists import lists
 from composer.lowering.decompositions.pool_gradients import pool_gradients
 from composer.lowering.decompositions.pools import pools
 from composer.lowering.decompositions.reductions import reductions
@@ -64,7 +65,7 @@ def decompositions(dialect: Table, training: bool) -> dict[Any, Callable[..., An
     unpool = table[aten.max_unpool2d.default]
     written_out = (*_TRAINING_NORMS, aten.nll_loss_forward.default)
     table |= {operator: _torch.decomposition_of(operator) for operator in written_out}
-    table |= elementwise() | reductions() | attentions(training)
+    table |= elementwise() | reductions() | attentions(training) | lists()
     parts = (edges(), selections(), pools(), pool_gradients(), gradients(), dtypes(), draws())
     for part in parts:
         for operator, function in part.items():
