@@ -1802,6 +1802,16 @@ def _overload(name: str) -> OpOverload:
     return cast(OpOverload, getattr(getattr(torch.ops.aten, packet), overload or "default"))
 
 
+def multiply_add() -> OpOverload:
+    """What Dynamo makes of ``addcmul_``, ``addcdiv_`` and ``add_`` with a factor, as in optimizers.
+
+    An operator that is made for Inductor; eager computes it as a product and a sum.
+    """
+    from torch._inductor.inductor_prims import fma
+
+    return cast(OpOverload, fma)
+
+
 def operator_name(target: Any) -> str:
     """``"aten::add"`` for every overload of it; empty for what is no operator."""
     return target._schema.name if isinstance(target, OpOverload) else ""

@@ -181,6 +181,9 @@ OPTIMIZERS: dict[str, Callable[..., optim.Optimizer]] = {
     "Adadelta": lambda weights: optim.Adadelta(weights, foreach=True),
     "Rprop": lambda weights: optim.Rprop(weights, foreach=True),
     "ASGD": lambda weights: optim.ASGD(weights, foreach=True),
+    "AdamW, one by one": lambda weights: optim.AdamW(weights, 0.01, foreach=False),
+    "RMSprop, one by one": lambda weights: optim.RMSprop(weights, 0.01, foreach=False),
+    "Adagrad, one by one": lambda weights: optim.Adagrad(weights, 0.01, foreach=False),
 }
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import needs_torch
 from engines import honest
 from torch._dynamo import convert_frame
 from torch._functorch import compile_utils
@@ -688,6 +689,22 @@ def test_operators_over_lists_are_loops_over_plain_ones() -> None:
     graph = trace([torch.ones(2), torch.ones(3)]).graph
     calls = graph.find_nodes(op="call_function", target=aten.add.Scalar)
     assert [call.args[1] for call in calls] == [1.0, 2.0]
+
+
+@needs_torch("2.12", "Dynamo leaves the operator as it is")
+def test_dynamo_makes_one_operator_of_a_scaled_product_that_is_added() -> None:
+    """Where a tensor is written to; eager computes it in two steps."""
+    found = []
+
+    def look(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        operator = _torch.multiply_add()
+        found.extend(gm.graph.find_nodes(op="call_function", target=operator))
+        return gm
+
+    x = torch.ones(2)
+    torch.compile(lambda x: x.clone().addcmul_(x, x, value=0.3), backend=look)(x)
+    assert len(found) == 1
+    assert torch.equal(found[0].target(x, x * 0.1, x), x * 0.1 + x)
 
 
 def test_checkpoint_ends_its_second_forward_by_an_exception() -> None:
