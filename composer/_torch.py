@@ -1802,6 +1802,13 @@ def _overload(name: str) -> OpOverload:
     return cast(OpOverload, getattr(getattr(torch.ops.aten, packet), overload or "default"))
 
 
+def order_of_memory(x: torch.Tensor) -> list[int]:
+    """Dimensions of a new tensor like this one, in the order in which they lie in memory."""
+    from torch._prims_common import compute_elementwise_output_logical_to_physical_perm
+
+    return compute_elementwise_output_logical_to_physical_perm(x)[0]
+
+
 def multiply_add() -> OpOverload:
     """What Dynamo makes of ``addcmul_``, ``addcdiv_`` and ``add_`` with a factor, as in optimizers.
 

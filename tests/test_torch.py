@@ -691,6 +691,15 @@ def test_operators_over_lists_are_loops_over_plain_ones() -> None:
     assert [call.args[1] for call in calls] == [1.0, 2.0]
 
 
+@pytest.mark.parametrize("order", [(2, 0, 1), (0, 2, 1), (1, 0, 2)])
+def test_order_of_memory_is_that_of_a_new_tensor_like_another(order) -> None:
+    """Of one with gaps and a repeated dimension, too."""
+    x = torch.empty_permuted((3, 4, 5), order)
+    for each in (x, x[:, 1:], x[:1].expand(3, -1, -1)):
+        made = torch.empty_permuted(each.shape, _torch.order_of_memory(each))
+        assert made.stride() == torch.empty_like(each).stride()
+
+
 @needs_torch("2.12", "Dynamo leaves the operator as it is")
 def test_dynamo_makes_one_operator_of_a_scaled_product_that_is_added() -> None:
     """Where a tensor is written to; eager computes it in two steps."""
