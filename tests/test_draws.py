@@ -184,6 +184,21 @@ def test_dropouts_of_a_checkpoint_cut_nothing(runs) -> None:
     assert len(runs) == 2
 
 
+@pytest.mark.parametrize("grad", [True, False])
+def test_leaking_outside_of_training_draws_nothing(grad: bool) -> None:
+    """The slope is the mean of its bounds."""
+
+    def program(x):
+        return F.rrelu(torch.tanh(x), 0.1, 0.5) * 2
+
+    x = torch.randn(4, 5)
+    with torch.set_grad_enabled(grad):
+        run = compiled(program, "onnxrt", min_coverage=1.0)
+        results = [stepped(each, x) if grad else each(x) for each in (run, program)]
+    torch.testing.assert_close(*results)
+    assert (last().chosen, last().attempts[0].coverage) == ("onnxrt", 1.0)
+
+
 def test_allocating_is_no_computing() -> None:
     """Coverage counts a mask that is drawn, and not the memory that is drawn into."""
     compiled(lambda x: F.dropout(torch.tanh(x), 0.5), "onnxrt")(torch.randn(4))

@@ -21,6 +21,7 @@ def draws() -> dict[Any, Callable[..., Any]]:
     """The table of this module's decompositions."""
     return {
         aten.native_dropout.default: dropout,
+        aten.rrelu_with_noise_functional.default: rrelu,
         aten.new_empty.default: new_empty,
         aten.empty_like.default: _sized_as(aten.empty.memory_format, _as_it_is),
         aten.rand_like.default: _sized_as(aten.rand.default, aten.uniform.default),
@@ -44,6 +45,18 @@ def dropout(x: torch.Tensor, p: float, train: bool | None) -> Any:
     else:
         kept = aten.native_dropout.default(_permuted_empty(x), p, None)[1]
     return x * kept * (0.0 if p == 1 else 1 / (1 - p)), kept
+
+
+def rrelu(
+    x: torch.Tensor,
+    noise: torch.Tensor,
+    lower: float = 0.125,
+    upper: float = 1 / 3,
+    training: bool = False,
+    generator: Any = None,
+) -> Any:
+    """Outside of training nothing is drawn: the slope is that in the middle."""
+    return NotImplemented if training else (aten.leaky_relu(x, (lower + upper) / 2), noise)
 
 
 def new_empty(x: torch.Tensor, size: Any, **given: Any) -> torch.Tensor:
