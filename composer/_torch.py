@@ -1778,6 +1778,47 @@ def decomposition_of(operator: OpOverload) -> Callable[..., Any]:
     return decomposition_table[operator]
 
 
+@functools.cache
+def loops_over_lists() -> Mapping[OpOverload, Callable[..., Any]]:
+    """Each functional operator over lists of tensors, and torch's own loop over the lists for it.
+
+    The loop calls the plain operator once for each place. It is what eager runs on a CPU, and no
+    public name leads to it.
+    """
+    names = torch._C._dispatch_get_all_op_names()
+    found = (_overload(name) for name in names if name.startswith("aten::_foreach_"))
+    key = torch._C.DispatchKey.CompositeExplicitAutograd
+    return {
+        each: functools.partial(each._op_dk, key)
+        for each in found
+        if not each._schema.is_mutable
+        and torch._C._dispatch_has_kernel_for_dispatch_key(registry_name(each), key.name)
+    }
+
+
+def _overload(name: str) -> OpOverload:
+    """The operator of a name like ``"aten::add.Tensor"``."""
+    packet, _, overload = name.removeprefix("aten::").partition(".")
+    return cast(OpOverload, getattr(getattr(torch.ops.aten, packet), overload or "default"))
+
+
+def order_of_memory(x: torch.Tensor) -> list[int]:
+    """Dimensions of a new tensor like this one, in the order in which they lie in memory."""
+    from torch._prims_common import compute_elementwise_output_logical_to_physical_perm
+
+    return compute_elementwise_output_logical_to_physical_perm(x)[0]
+
+
+def multiply_add() -> OpOverload:
+    """What Dynamo makes of ``addcmul_``, ``addcdiv_`` and ``add_`` with a factor, as in optimizers.
+
+    An operator that is made for Inductor; eager computes it as a product and a sum.
+    """
+    from torch._inductor.inductor_prims import fma
+
+    return cast(OpOverload, fma)
+
+
 def operator_name(target: Any) -> str:
     """``"aten::add"`` for every overload of it; empty for what is no operator."""
     return target._schema.name if isinstance(target, OpOverload) else ""

@@ -76,6 +76,7 @@ SINGLES += (torch.special.spherical_bessel_j0, torch.sign, torch.sgn, torch.sign
 BIG = T([3_000_000_000, 3, -5, 2**40, -(2**40)] * 4)
 
 TAKEN = {
+    "a copy of fewer numbers": (lambda x, y: x.sin().copy_(y) * 2, r(3, 4), r(4)),
     "indices of 32 bits": (lambda x, i: x[:, i] + x[i.long(), i], r(4, 4), SHORT),
     "elements added at indices of 32 bits": (
         *(lambda x, i, y: x.index_put((i,), y, accumulate=True), r(4, 2), SHORT, r(4, 2)),
@@ -434,6 +435,8 @@ DECLINED = {
     "product that wraps": (lambda a: a.prod(1), torch.full((3, 3), 2**22)),
     "integer power": (lambda a: 3**a, T([-1, 0, 5, 60])),
     "float64 hardswish": (F.hardswish, r(9).double()),
+    "float64 logarithm to base two": (torch.log2, r(9).abs().double()),
+    "float64 logarithm to base ten": (torch.log10, r(9).abs().double()),
     "float64 compared with a tenth": (
         lambda x: (x == 0.1, x >= 0.1, x > 0.2),
         T([1.0, 2.0, 3.0]).double() / 10,
@@ -493,6 +496,15 @@ def test_a_tensor_without_dimensions_has_one_all_the_same(function) -> None:
     """Operators of ONNX take no axis of it."""
     same_as_eager(function, T(-2.5))
     assert last().chosen == "onnxrt", last().attempts[0].message
+
+
+def test_a_root_is_drawn_in_float64() -> None:
+    """By torch: the exponent of the translation would be of 32 bits."""
+    x = r(3, 4).double()
+    found = compiled(lambda x: torch.linalg.vector_norm(x * 2, 3, 1), "onnxrt")(x)
+    expected = torch.linalg.vector_norm(x * 2, 3, 1)
+    torch.testing.assert_close(found, expected, rtol=1e-14, atol=0.0)
+    assert (last().chosen, last().attempts[0].coverage) == ("onnxrt", 0.8)
 
 
 def test_a_constant_does_not_see_what_is_written_to_a_result() -> None:

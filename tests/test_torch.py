@@ -12,12 +12,14 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import needs_torch
 from engines import honest
 from torch._dynamo import convert_frame
 from torch._functorch import compile_utils
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._prims.rng_prims import run_with_rng_state
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental import proxy_tensor
 
 from composer import _torch
 from composer.graphs import clones
@@ -676,6 +678,42 @@ def test_schemas_say_what_shares_memory_and_what_is_written() -> None:
         x,
         y,
     ]
+
+
+def test_operators_over_lists_are_loops_over_plain_ones() -> None:
+    """The operators that write to the lists are not among them: graphs hold none."""
+    aten, loops = torch.ops.aten, _torch.loops_over_lists()
+    assert len(loops) > 70
+    assert aten._foreach_add_.List not in loops
+    trace = proxy_tensor.make_fx(lambda xs: torch._foreach_add(xs, [1.0, 2.0]), loops)
+    graph = trace([torch.ones(2), torch.ones(3)]).graph
+    calls = graph.find_nodes(op="call_function", target=aten.add.Scalar)
+    assert [call.args[1] for call in calls] == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("order", [(2, 0, 1), (0, 2, 1), (1, 0, 2)])
+def test_order_of_memory_is_that_of_a_new_tensor_like_another(order) -> None:
+    """Of one with gaps and a repeated dimension, too."""
+    x = torch.empty_permuted((3, 4, 5), order)
+    for each in (x, x[:, 1:], x[:1].expand(3, -1, -1)):
+        made = torch.empty_permuted(each.shape, _torch.order_of_memory(each))
+        assert made.stride() == torch.empty_like(each).stride()
+
+
+@needs_torch("2.12", "Dynamo leaves the operator as it is")
+def test_dynamo_makes_one_operator_of_a_scaled_product_that_is_added() -> None:
+    """Where a tensor is written to; eager computes it in two steps."""
+    found = []
+
+    def look(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        operator = _torch.multiply_add()
+        found.extend(gm.graph.find_nodes(op="call_function", target=operator))
+        return gm
+
+    x = torch.ones(2)
+    torch.compile(lambda x: x.clone().addcmul_(x, x, value=0.3), backend=look)(x)
+    assert len(found) == 1
+    assert torch.equal(found[0].target(x, x * 0.1, x), x * 0.1 + x)
 
 
 def test_checkpoint_ends_its_second_forward_by_an_exception() -> None:

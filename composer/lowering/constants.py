@@ -18,6 +18,9 @@ from composer.lowering.views import is_dense
 
 aten = torch.ops.aten
 
+_MEMORY = aten.empty_permuted.default
+"""What it gives is to be written to."""
+
 _ARITHMETIC = {aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor}
 
 
@@ -36,7 +39,7 @@ def evaluate_constants(
             known[node] = _empty(node.meta["val"])
         elif _is_literal(node):
             known[node] = operator.attrgetter(str(node.target))(gm)
-        elif node.op == "call_function" and _depends_on(node, known):
+        elif node.op == "call_function" and _depends_on(node, known) and node.target != _MEMORY:
             known[node] = node
         source = node.args[0] if node.target is operator.getitem else node
         if node.op == "call_function" and node in known and is_declined(source):

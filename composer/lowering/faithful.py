@@ -33,7 +33,10 @@ _DIVISIONS = ("aten::div", "aten::floor_divide", "aten::remainder", "aten::fmod"
 _HALF = torch.finfo(torch.float16)
 _FACTORS = ("aten::mul", "aten::div")
 _KEEP_EMPTY = ("aten::cat", "aten::clone", "aten::_to_copy", "aten::lift_fresh_copy")
-_INEXACT_CONSTANTS = ("hardswish", "hardsigmoid", "sinc", "upsample", "gelu", "softplus", "mish")
+_INEXACT_CONSTANTS = (
+    *("hardswish", "hardsigmoid", "sinc", "upsample", "gelu", "softplus", "mish"),
+    *("log10", "log2"),
+)
 
 _OTHERWISE = {
     "aten::_upsample_bilinear2d_aa": "scales and corners are read otherwise",

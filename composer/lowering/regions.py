@@ -44,7 +44,10 @@ _OF_RNN = (torch.ops.aten.mkldnn_rnn_layer_backward.default,)
 """
 
 
-_COMPUTING_NOTHING = (operator.getitem, torch.ops.aten.empty.memory_format)
+_COMPUTING_NOTHING = (
+    *(operator.getitem, torch.ops.aten.empty.memory_format),
+    torch.ops.aten.empty_permuted.default,
+)
 """Calls that give what is there already, or memory as it is."""
 
 

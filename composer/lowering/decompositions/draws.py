@@ -21,24 +21,42 @@ def draws() -> dict[Any, Callable[..., Any]]:
     """The table of this module's decompositions."""
     return {
         aten.native_dropout.default: dropout,
+        aten.rrelu_with_noise_functional.default: rrelu,
         aten.new_empty.default: new_empty,
-        aten.empty_like.default: _sized_as(aten.empty.memory_format),
-        aten.rand_like.default: _sized_as(aten.rand.default),
-        aten.randn_like.default: _sized_as(aten.randn.default),
-        aten.randint_like.default: _sized_as(aten.randint.default),
-        aten.randint_like.low_dtype: _sized_as(aten.randint.low),
+        aten.empty_like.default: _sized_as(aten.empty.memory_format, _as_it_is),
+        aten.rand_like.default: _sized_as(aten.rand.default, aten.uniform.default),
+        aten.randn_like.default: _sized_as(aten.randn.default, aten.normal_functional.default),
+        aten.randint_like.default: _sized_as(aten.randint.default, aten.random.to),
+        aten.randint_like.low_dtype: _sized_as(aten.randint.low, _nameless),
     }
 
 
 def dropout(x: torch.Tensor, p: float, train: bool | None) -> Any:
     """The mask, and ``x`` taken times it.
 
-    In another order of memory the order in which numbers are drawn is the processor's affair.
+    In another order of memory the order in which numbers are drawn is the processor's affair, and
+    only this operator draws a mask as eager does: from memory as it is, of which nothing is read.
+    That call says ``None``, which is as good as true, and so stays whole.
     """
-    if not train or p == 0 or not _is_drawn_by_rows(x):
+    if not train or p == 0 or not _is_known(x):
         return NotImplemented
-    kept = aten.bernoulli.p(new_empty(x, x.shape, dtype=torch.bool), 1 - p)
+    if _is_drawn_by_rows(x):
+        kept = aten.bernoulli.p(new_empty(x, x.shape, dtype=torch.bool), 1 - p)
+    else:
+        kept = aten.native_dropout.default(_permuted_empty(x), p, None)[1]
     return x * kept * (0.0 if p == 1 else 1 / (1 - p)), kept
+
+
+def rrelu(
+    x: torch.Tensor,
+    noise: torch.Tensor,
+    lower: float = 0.125,
+    upper: float = 1 / 3,
+    training: bool = False,
+    generator: Any = None,
+) -> Any:
+    """Outside of training nothing is drawn: the slope is that in the middle."""
+    return NotImplemented if training else (aten.leaky_relu(x, (lower + upper) / 2), noise)
 
 
 def new_empty(x: torch.Tensor, size: Any, **given: Any) -> torch.Tensor:
@@ -47,24 +65,52 @@ def new_empty(x: torch.Tensor, size: Any, **given: Any) -> torch.Tensor:
     return result
 
 
-def _sized_as(make: Callable[..., torch.Tensor]) -> Callable[..., Any]:
-    """``make`` with the sizes, dtype and device of a tensor; new ones lie in the usual order."""
+def _sized_as(make: Callable[..., Any], fill: Callable[..., Any]) -> Callable[..., Any]:
+    """New tensors with the sizes, dtype, device and order of memory of another.
+
+    Args:
+        make: Makes one in the usual order, of bounds and sizes.
+        fill: Makes one of memory in another order, and of bounds.
+    """
 
     def make_like(x: torch.Tensor, *bounds: Any, memory_format: Any = None, **given: Any) -> Any:
         kept = memory_format in (None, torch.preserve_format)
-        if not (_is_drawn_by_rows(x) if kept else memory_format is torch.contiguous_format):
+        if not (_is_known(x) if kept else memory_format is torch.contiguous_format):
             return NotImplemented
-        return make(*bounds, x.shape, **_options(x, given))
+        if not kept or _is_drawn_by_rows(x):
+            return make(*bounds, x.shape, **_options(x, given))
+        is_numbers = all(isinstance(each, int) for each in bounds)
+        return fill(_permuted_empty(x, **given), *bounds) if is_numbers else NotImplemented
 
     return make_like
+
+
+def _as_it_is(memory: torch.Tensor) -> torch.Tensor:
+    return memory
+
+
+def _nameless(memory: torch.Tensor, low: int, high: int) -> Any:
+    """The operator is ``aten.random.from``, which is no name in the code of a graph."""
+    return NotImplemented
+
+
+def _permuted_empty(x: torch.Tensor, **given: Any) -> torch.Tensor:
+    """Memory to draw into, in the order that a new tensor like ``x`` has."""
+    made: torch.Tensor = aten.empty_permuted.default(
+        x.shape, _torch.order_of_memory(x), **_options(x, given)
+    )
+    return made
+
+
+def _is_known(x: torch.Tensor) -> bool:
+    """Whether its place in memory does not depend on data; or else it lies in the usual order."""
+    return x.is_contiguous() or not any(map(_torch.depends_on_data, (*x.shape, *x.stride())))
 
 
 def _is_drawn_by_rows(x: torch.Tensor) -> bool:
     """Whether a new tensor like ``x`` lies in the usual order; ``x`` may have gaps, or repeat."""
     if x.is_contiguous():
         return True
-    if any(map(_torch.depends_on_data, (*x.shape, *x.stride()))):
-        return False
     pairs = zip(x.shape, x.stride(), strict=True)
     strides = [stride for size, stride in pairs if size != 1 and stride != 0]
     return all(outer > inner for outer, inner in itertools.pairwise(strides))

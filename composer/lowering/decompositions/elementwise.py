@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from composer import _torch
+
 aten = torch.ops.aten
 
 _LANCZOS = (
@@ -53,6 +55,7 @@ def elementwise() -> dict[Any, Callable[..., Any]]:
         aten.digamma.default: digamma,
         aten.polygamma.default: polygamma,
         aten.special_spherical_bessel_j0.default: spherical_bessel_j0,
+        _torch.multiply_add(): multiply_add,
     }
 
 
@@ -206,6 +209,11 @@ def less_than_number(x: torch.Tensor, number: Any, alpha: Any = 1) -> Any:
     """An integer taken from a float: the exporter promotes no operand behind a number."""
     dtype = torch.result_type(x, number)
     return NotImplemented if x.dtype is dtype else aten.rsub.Scalar(x.to(dtype), number, alpha)
+
+
+def multiply_add(a: torch.Tensor, b: Any, c: torch.Tensor) -> Any:
+    """Rounded in between, as by eager."""
+    return a * b + c
 
 
 @_of_floats

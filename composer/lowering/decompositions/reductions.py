@@ -123,16 +123,22 @@ def extreme_along(
 def vector_norm(
     x: torch.Tensor, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Any:
-    """Name all dimensions where none is named."""
+    """Name all dimensions where none is named; in float64, name the root that is drawn.
+
+    The translation writes it as float32.
+    """
     if not x.dim():
         return over_one_element(aten.linalg_vector_norm.default, x, ord, [0], dtype=dtype)
+    dims = dim or list(range(x.dim()))
     if abs(ord) == math.inf:
-        dims = dim or list(range(x.dim()))
         largest = (torch.amax if ord > 0 else torch.amin)(torch.abs(x), dims, keepdim)
         return largest if dtype is None else largest.to(dtype)
+    if (dtype or x.dtype) is torch.float64 and ord not in (0, 1, 2):
+        powers = torch.pow(torch.abs(x.to(torch.float64)), ord)
+        return torch.pow(torch.sum(powers, dims, keepdim), 1 / ord)
     if dim:
         return NotImplemented
-    return aten.linalg_vector_norm.default(x, ord, list(range(x.dim())), keepdim, dtype=dtype)
+    return aten.linalg_vector_norm.default(x, ord, dims, keepdim, dtype=dtype)
 
 
 def stable_sort(

@@ -20,6 +20,7 @@ from composer.lowering.decompositions.draws import draws
 from composer.lowering.decompositions.dtypes import dtypes
 from composer.lowering.decompositions.elementwise import edges, elementwise
 from composer.lowering.decompositions.gradients import gradients
+from composer.lowering.decompositions.lists import lists
 from composer.lowering.decompositions.pool_gradients import pool_gradients
 from composer.lowering.decompositions.pools import pools
 from composer.lowering.decompositions.reductions import reductions
@@ -64,7 +65,7 @@ def decompositions(dialect: Table, training: bool) -> dict[Any, Callable[..., An
     unpool = table[aten.max_unpool2d.default]
     written_out = (*_TRAINING_NORMS, aten.nll_loss_forward.default)
     table |= {operator: _torch.decomposition_of(operator) for operator in written_out}
-    table |= elementwise() | reductions() | attentions(training)
+    table |= elementwise() | reductions() | attentions(training) | lists()
     parts = (edges(), selections(), pools(), pool_gradients(), gradients(), dtypes(), draws())
     for part in parts:
         for operator, function in part.items():
@@ -81,6 +82,7 @@ def decompositions(dialect: Table, training: bool) -> dict[Any, Callable[..., An
         aten.clamp_max.default: lambda x, high: clamp(x, max=high),
         aten.relu.default: relu,
         aten.constant_pad_nd.default: constant_pad,
+        aten.copy.default: copy,
         aten._efficientzerotensor.default: torch.zeros,
     }
     for operator, function in () if training else dialect.items():
@@ -142,6 +144,13 @@ def constant_pad(x: torch.Tensor, pad: Sequence[int], value: Any = 0) -> Any:
     """
     nothing = all(isinstance(size, int) and size == 0 for size in pad)
     return x.clone() if nothing else NotImplemented
+
+
+def copy(x: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> Any:
+    """Fewer numbers, repeated first: their translation gives them as they are."""
+    if x.shape == src.shape:
+        return NotImplemented
+    return aten.copy.default(x, src.expand(x.shape), non_blocking)
 
 
 def matrix_vector(matrix: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
