@@ -404,6 +404,10 @@ def two_dtypes(x, w, v):
     return a + (x @ v).relu()
 
 
+def biased(x, w, v, bias):
+    return functional.linear(x, w, bias).relu() + functional.linear(x, v, bias).relu()
+
+
 NEAR_PARALLEL = {
     "results returned": lambda x, w, v: (x @ w, (x @ v).mT),
     "an operand written to": written_operand,
@@ -413,6 +417,8 @@ NEAR_PARALLEL = {
     "one bias and none": lambda x, w, v: (
         functional.linear(x, w, w[0]) + functional.linear(x, v)
     ).relu(),
+    "a bias for all rows": lambda x, w, v: biased(x, w, v, x * 2),
+    "a bias of one number": lambda x, w, v: biased(x, w, v, x[0, :1]),
 }
 
 
@@ -421,6 +427,23 @@ def test_products_that_are_not_parallel_stay(case: str) -> None:
     """Or whose strides, dtypes or regions would show."""
     args = [torch.randn(4, 4) for _ in range(3)]
     assert matches(NEAR_PARALLEL[case], *args, name="merge_parallel_linears") == 0
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_frozen_product_does_not_come_to_need_a_gradient(engine: str) -> None:
+    """Beside one that is trained; without grad the two are merged."""
+
+    def run(x, w, v):
+        return torch.relu(x @ w), torch.relu(x @ v)
+
+    x, w, v = (torch.randn(4, 4) for _ in range(3))
+    w.requires_grad_()
+    both = compiled(run, engine, passes=["merge_parallel_linears"], on_pass_error="raise")
+    assert [each.requires_grad for each in both(x, w, v)] == [True, False]
+    assert last().passes[0].matches == 0
+    with torch.no_grad():
+        both(x, w, v)
+    assert last().passes[0].matches == 1
 
 
 def test_a_view_that_cannot_be_one_any_more_is_a_reshape() -> None:

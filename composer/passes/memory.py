@@ -66,7 +66,7 @@ class Memory:
         operator = node.target if isinstance(node.target, _torch.OpOverload) else None
         is_source = node.op in ("placeholder", "get_attr")
         if not is_source and (operator is None or _torch.shares_memory(operator)):
-            for source in filter(_holds_memory, node.all_input_nodes):
+            for source in filter(holds_memory, node.all_input_nodes):
                 self._join(node, source)
         for tensor in _tensors(node.meta.get("val")):
             self._join(node, self._first.setdefault(_torch.storage_id(tensor), node))
@@ -87,7 +87,7 @@ def _written(node: torch.fx.Node) -> list[torch.fx.Node]:
     return _torch.written_by(node)
 
 
-def _holds_memory(node: torch.fx.Node) -> bool:
+def holds_memory(node: torch.fx.Node) -> bool:
     """Whether a node's result is more than a number."""
     numbers = int | float | bool | torch.SymInt | torch.SymFloat | torch.SymBool
     return not isinstance(node.meta.get("val"), numbers)
@@ -133,6 +133,11 @@ class Regions:
                     grad = bool(node.args[0])
             found.of[node] = Region(grad, tuple(open_now.values()))
         return found
+
+    def records_grad(self, node: torch.fx.Node) -> bool:
+        """Whether autograd is on where the node stands: as the call has it, or the graph itself."""
+        grad = self.of[node].grad
+        return torch.is_grad_enabled() if grad is None else grad
 
     def keeps_grad(self, node: torch.fx.Node) -> bool:
         """Whether the node's result needs a gradient if, and only if, its input does.
