@@ -39,6 +39,16 @@ def at(stage: str, cls: type[GraphPass] = CosineToSine) -> GraphPass:
     return dataclass(frozen=True)(type(cls.__name__, (cls,), {"stage": stage, "name": cls.name}))()
 
 
+def nested(stage: str, cls: type[GraphPass] = CosineToSine) -> GraphPass:
+    """The same pass, on the graphs that are nested in the one it is given, such as branches."""
+
+    def run(self, gm):
+        graphs = [each for each in gm.children() if isinstance(each, torch.fx.GraphModule)]
+        return sum(cls.run(self, each) or 0 for each in graphs if cosines(each))
+
+    return at(stage, type(f"Nested{cls.__name__}", (cls,), {"run": run}))
+
+
 class Raises(GraphPass):
     def run(self, gm):
         cosines(gm)[0].target = aten.sin.default

@@ -9,7 +9,19 @@ from importlib.metadata import EntryPoint
 import pytest
 import torch
 from conftest import compiled, last
-from rewrites import MISTAKES, CosineToSine, Raises, Scale, at, aten, cosines
+from rewrites import (
+    MISTAKES,
+    CallsWhatCannotBe,
+    ChangesAShape,
+    CosineToSine,
+    Raises,
+    ReadsAnErasedNode,
+    Scale,
+    at,
+    aten,
+    cosines,
+    nested,
+)
 
 import composer
 from composer import registry
@@ -117,6 +129,37 @@ def test_a_mistake_is_rolled_back_and_recorded(mistake: type[GraphPass], stage: 
     torch.testing.assert_close(result, (torch.sin(args[0] @ args[1]), args[0] + args[1]))
     failed, after = last().passes
     assert f"pass {mistake.name!r} broke the rule {MISTAKES[mistake]!r}" in failed.error
+    assert (failed.changed, after.changed) == (False, True)
+
+
+def branches(x):
+    return torch.cond(x.sum() > 0, torch.cos, torch.exp, (x,)) + torch.cos(x)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_pass_may_rewrite_nested_graphs(engine: str, stage: str) -> None:
+    """Such as the branches of a condition; the record says so, whatever stands around them."""
+    x = torch.ones(3)
+    candidate = {"backend": engine, "min_coverage": 0.0}
+    result = compiled(branches, candidate, passes=[nested(stage)], strict=True)(x)
+    torch.testing.assert_close(result, torch.sin(x) + torch.cos(x))
+    (record,) = last().passes
+    assert (record.changed, record.matches, record.error) == (True, 1, "")
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize(
+    "mistake", [Raises, ReadsAnErasedNode, CallsWhatCannotBe, ChangesAShape], ids=lambda c: c.name
+)
+def test_a_mistake_in_a_nested_graph_is_rolled_back(mistake: type[GraphPass], stage: str) -> None:
+    """The passes around it count."""
+    x = torch.ones(3)
+    passes = [nested(stage, mistake), at(stage)]
+    result = compiled(branches, "aot_eager", passes=passes, strict=True)(x)
+    torch.testing.assert_close(result, torch.cos(x) + torch.sin(x))
+    failed, after = last().passes
+    assert f"pass 'nested_{mistake.name}' broke the rule" in failed.error
     assert (failed.changed, after.changed) == (False, True)
 
 

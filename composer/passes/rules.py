@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,18 +74,38 @@ def enforce(
     """
     _check_inputs(gm, promised)
     _check_number_of_outputs(gm, promised)
-    _check_arguments(gm)
+    changed = before.changed_graphs()
+    for graph in (gm, *changed.values()):
+        _check_arguments(graph)
     _sort(gm.graph, functional=stage not in (Stage.TORCH, Stage.ATEN))
+    for graph in (gm, *changed.values()):
+        _lint(graph)
+    for graph in changed.values():
+        graph.recompile()
+    try:
+        metadata.propagate(gm, metadata.key_at(stage), _kept(gm, before, changed))
+    except metadata.Unknown as unknown:
+        raise Broken("metadata", unknown.node.name, str(unknown)) from unknown
+    _check_values(gm, stage, promised)
+
+
+def _lint(gm: torch.fx.GraphModule) -> None:
     try:
         gm.graph.lint()
     except Exception as error:
         raise Broken("lint", "", str(error)) from error
-    kept = {node for node, line in lines_of(gm.graph).items() if before.lines.get(node) == line}
-    try:
-        metadata.propagate(gm, metadata.key_at(stage), kept)
-    except metadata.Unknown as unknown:
-        raise Broken("metadata", unknown.node.name, str(unknown)) from unknown
-    _check_values(gm, stage, promised)
+
+
+def _kept(
+    gm: torch.fx.GraphModule, before: Snapshot, changed: Container[str]
+) -> set[torch.fx.Node]:
+    """The nodes that are as they were, and run no nested graph that was changed."""
+
+    def is_kept(node: torch.fx.Node, line: tuple[Any, ...]) -> bool:
+        run = [node, *node.all_input_nodes]
+        return before.lines.get(node) == line and not any(each.target in changed for each in run)
+
+    return {node for node, line in lines_of(gm.graph).items() if is_kept(node, line)}
 
 
 def _sort(graph: torch.fx.Graph, *, functional: bool) -> None:
