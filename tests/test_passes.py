@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import warnings
 from importlib.metadata import EntryPoint
@@ -241,6 +242,30 @@ def test_the_graph_key_covers_passes_and_their_parameters() -> None:
         compiled(program, "aot_eager", passes=passes)(*inputs())
         keys.append(last().graph_key)
     assert keys[1] == keys[2]
+    assert len(set(keys)) == 4
+
+
+def scaled(gm, factor):
+    return Scale(factor).run(gm)
+
+
+def recursive():
+    def run(gm, left=3):
+        return run(gm, left - 1) if left else 0
+
+    return run
+
+
+def test_the_graph_key_covers_functions_by_what_is_known_of_them() -> None:
+    """What is remembered of an engine was seen on the graph that another function left."""
+    twice, thrice = functools.partial(scaled, factor=2), functools.partial(scaled, factor=3)
+    late = FunctionPass(thrice, stage="joint")
+    keys = []
+    for each in (twice, functools.partial(scaled, factor=2), thrice, late, recursive()):
+        torch.compiler.reset()
+        compiled(program, "aot_eager", passes=[each], on_pass_error="raise")(*inputs())
+        keys.append(last().graph_key)
+    assert keys[0] == keys[1]
     assert len(set(keys)) == 4
 
 
