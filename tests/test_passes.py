@@ -15,6 +15,8 @@ from rewrites import (
     CallsWhatCannotBe,
     ChangesAShape,
     CosineToSine,
+    KeepsATensor,
+    MakesTheGraphAnew,
     Raises,
     ReadsAnErasedNode,
     Scale,
@@ -131,6 +133,25 @@ def test_a_mistake_is_rolled_back_and_recorded(mistake: type[GraphPass], stage: 
     failed, after = last().passes
     assert f"pass {mistake.name!r} broke the rule {MISTAKES[mistake]!r}" in failed.error
     assert (failed.changed, after.changed) == (False, True)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_pass_may_put_another_graph_in_place(engine: str, stage: str) -> None:
+    """What Dynamo says of its inputs is known of the new one's, which engines insist on."""
+    args = inputs()
+    result = compiled(program, engine, passes=[at(stage, MakesTheGraphAnew)], strict=True)(*args)
+    torch.testing.assert_close(result, rewritten(*args))
+    assert last().passes[0].matches == 1
+
+
+@pytest.mark.parametrize("stage", ["torch", "aten", "post_grad"])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_tensor_that_a_pass_keeps_reaches_every_engine(engine: str, stage: str) -> None:
+    """As an attribute of the module, which need not be a buffer."""
+    x, w = inputs()
+    result = compiled(program, engine, passes=[at(stage, KeepsATensor)], strict=True)(x, w)
+    torch.testing.assert_close(result, (torch.cos(x @ w) + 1).relu() + 1)
 
 
 def branches(x):

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch.fx
 
+from composer import _torch
 from composer.passes import metadata, order
 from composer.passes.base import Stage
 from composer.passes.purity import is_pure, keeps_to_itself
@@ -73,6 +74,7 @@ def enforce(
         Broken: at the first rule that does not hold.
     """
     _check_inputs(gm, promised)
+    _carry_inputs(before, gm)
     _check_number_of_outputs(gm, promised)
     changed = before.changed_graphs()
     for graph in (gm, *changed.values()):
@@ -82,11 +84,30 @@ def enforce(
         _lint(graph)
     for graph in changed.values():
         graph.recompile()
+    _make_buffers(gm)
     try:
         metadata.propagate(gm, metadata.key_at(stage), _kept(gm, before, changed))
     except metadata.Unknown as unknown:
         raise Broken("metadata", unknown.node.name, str(unknown)) from unknown
     _check_values(gm, stage, promised)
+
+
+def _carry_inputs(before: Snapshot, gm: torch.fx.GraphModule) -> None:
+    """Re-attach what was known of inputs to placeholders that a pass made anew."""
+    for old, new in zip(before.copy.find_nodes(op="placeholder"), _placeholders(gm), strict=True):
+        new.meta = {**old.meta, **new.meta}
+        _torch.carry_node_source(old, new)
+
+
+def _make_buffers(gm: torch.fx.GraphModule) -> None:
+    """Have tensors that a pass kept as plain attributes be buffers, which AOTAutograd knows of."""
+    for node in gm.graph.find_nodes(op="get_attr"):
+        path, _, name = str(node.target).rpartition(".")
+        owner = gm.get_submodule(path)
+        held = vars(owner).get(name)
+        if isinstance(held, torch.Tensor):
+            delattr(owner, name)
+            owner.register_buffer(name, held, persistent=False)
 
 
 def _lint(gm: torch.fx.GraphModule) -> None:
