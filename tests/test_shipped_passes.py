@@ -372,6 +372,26 @@ def test_what_is_not_the_same_twice_stays(case: str) -> None:
     assert places == (1 if case == "an integer and a float" else 0)
 
 
+def normed(x, mean, variance):
+    return torch.native_batch_norm(x, None, None, mean, variance, True, 0.1, 1e-5)[0]
+
+
+def normed_twice(x, mean, variance):
+    return normed(x, mean, variance).sin() + normed(x, mean, variance).cos()
+
+
+def normed_for_nobody(x, mean, variance):
+    normed(x, mean, variance)
+    return (x * 2).sin() + (x * 2).cos() * 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("function", [normed_twice, normed_for_nobody])
+def test_statistics_are_updated_as_often_as_the_program_says(function, name: str) -> None:
+    """By batch norm called as torch's own operator, whose schema does not tell of it, as well."""
+    matches(function, torch.randn(4, 3), torch.zeros(3), torch.ones(3), name=name)
+
+
 @pytest.mark.parametrize("shared", ["left", "right"])
 def test_products_of_a_list_are_merged(shared: str) -> None:
     """With one operand in common, on either side."""

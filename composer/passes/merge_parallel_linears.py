@@ -60,6 +60,7 @@ class MergeParallelLinears(GraphPass):
     depends_on: ClassVar[tuple[str, ...]] = (
         "composer.passes.gradients",
         "composer.passes.memory",
+        "composer.passes.purity",
     )
 
     min_products: int = 2
