@@ -39,6 +39,42 @@ def at(stage: str, cls: type[GraphPass] = CosineToSine) -> GraphPass:
     return dataclass(frozen=True)(type(cls.__name__, (cls,), {"stage": stage, "name": cls.name}))()
 
 
+def nested(stage: str, cls: type[GraphPass] = CosineToSine) -> GraphPass:
+    """The same pass, on the graphs that are nested in the one it is given, such as branches."""
+
+    def run(self, gm):
+        graphs = [each for each in gm.children() if isinstance(each, torch.fx.GraphModule)]
+        return sum(cls.run(self, each) or 0 for each in graphs if cosines(each))
+
+    return at(stage, type(f"Nested{cls.__name__}", (cls,), {"run": run}))
+
+
+class MakesTheGraphAnew(CosineToSine):
+    """Puts another graph in place of the module's."""
+
+    def run(self, gm):
+        made, twins = torch.fx.Graph(), {}
+        for node in gm.graph.nodes:
+            if node.op == "placeholder":
+                twins[node] = made.placeholder(node.target)
+            else:
+                twins[node] = made.node_copy(node, twins.__getitem__)
+        gm.graph = made
+        return super().run(gm)
+
+
+class KeepsATensor(GraphPass):
+    """Adds to every cosine a tensor that it keeps as a plain attribute."""
+
+    def run(self, gm):
+        gm.kept = torch.ones(4)
+        for node in cosines(gm):
+            with gm.graph.inserting_before(node):
+                kept = gm.graph.create_node("get_attr", "kept")
+            with gm.graph.inserting_after(node):
+                reroute(node, gm.graph.call_function(aten.add.Tensor, (node, kept)))
+
+
 class Raises(GraphPass):
     def run(self, gm):
         cosines(gm)[0].target = aten.sin.default

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import warnings
 from importlib.metadata import EntryPoint
@@ -9,7 +10,21 @@ from importlib.metadata import EntryPoint
 import pytest
 import torch
 from conftest import compiled, last
-from rewrites import MISTAKES, CosineToSine, Raises, Scale, at, aten, cosines
+from rewrites import (
+    MISTAKES,
+    CallsWhatCannotBe,
+    ChangesAShape,
+    CosineToSine,
+    KeepsATensor,
+    MakesTheGraphAnew,
+    Raises,
+    ReadsAnErasedNode,
+    Scale,
+    at,
+    aten,
+    cosines,
+    nested,
+)
 
 import composer
 from composer import registry
@@ -120,6 +135,56 @@ def test_a_mistake_is_rolled_back_and_recorded(mistake: type[GraphPass], stage: 
     assert (failed.changed, after.changed) == (False, True)
 
 
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_pass_may_put_another_graph_in_place(engine: str, stage: str) -> None:
+    """What Dynamo says of its inputs is known of the new one's, which engines insist on."""
+    args = inputs()
+    result = compiled(program, engine, passes=[at(stage, MakesTheGraphAnew)], strict=True)(*args)
+    torch.testing.assert_close(result, rewritten(*args))
+    assert last().passes[0].matches == 1
+
+
+@pytest.mark.parametrize("stage", ["torch", "aten", "post_grad"])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_tensor_that_a_pass_keeps_reaches_every_engine(engine: str, stage: str) -> None:
+    """As an attribute of the module, which need not be a buffer."""
+    x, w = inputs()
+    result = compiled(program, engine, passes=[at(stage, KeepsATensor)], strict=True)(x, w)
+    torch.testing.assert_close(result, (torch.cos(x @ w) + 1).relu() + 1)
+
+
+def branches(x):
+    return torch.cond(x.sum() > 0, torch.cos, torch.exp, (x,)) + torch.cos(x)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_pass_may_rewrite_nested_graphs(engine: str, stage: str) -> None:
+    """Such as the branches of a condition; the record says so, whatever stands around them."""
+    x = torch.ones(3)
+    candidate = {"backend": engine, "min_coverage": 0.0}
+    result = compiled(branches, candidate, passes=[nested(stage)], strict=True)(x)
+    torch.testing.assert_close(result, torch.sin(x) + torch.cos(x))
+    (record,) = last().passes
+    assert (record.changed, record.matches, record.error) == (True, 1, "")
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize(
+    "mistake", [Raises, ReadsAnErasedNode, CallsWhatCannotBe, ChangesAShape], ids=lambda c: c.name
+)
+def test_a_mistake_in_a_nested_graph_is_rolled_back(mistake: type[GraphPass], stage: str) -> None:
+    """The passes around it count."""
+    x = torch.ones(3)
+    passes = [nested(stage, mistake), at(stage)]
+    result = compiled(branches, "aot_eager", passes=passes, strict=True)(x)
+    torch.testing.assert_close(result, torch.cos(x) + torch.sin(x))
+    failed, after = last().passes
+    assert f"pass 'nested_{mistake.name}' broke the rule" in failed.error
+    assert (failed.changed, after.changed) == (False, True)
+
+
 @pytest.mark.parametrize("engine", ["inductor", "onnxrt", "aot_eager"])
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_mistake_raises_where_the_policy_says_so(engine: str, stage: str) -> None:
@@ -198,6 +263,30 @@ def test_the_graph_key_covers_passes_and_their_parameters() -> None:
         compiled(program, "aot_eager", passes=passes)(*inputs())
         keys.append(last().graph_key)
     assert keys[1] == keys[2]
+    assert len(set(keys)) == 4
+
+
+def scaled(gm, factor):
+    return Scale(factor).run(gm)
+
+
+def recursive():
+    def run(gm, left=3):
+        return run(gm, left - 1) if left else 0
+
+    return run
+
+
+def test_the_graph_key_covers_functions_by_what_is_known_of_them() -> None:
+    """What is remembered of an engine was seen on the graph that another function left."""
+    twice, thrice = functools.partial(scaled, factor=2), functools.partial(scaled, factor=3)
+    late = FunctionPass(thrice, stage="joint")
+    keys = []
+    for each in (twice, functools.partial(scaled, factor=2), thrice, late, recursive()):
+        torch.compiler.reset()
+        compiled(program, "aot_eager", passes=[each], on_pass_error="raise")(*inputs())
+        keys.append(last().graph_key)
+    assert keys[0] == keys[1]
     assert len(set(keys)) == 4
 
 

@@ -372,6 +372,26 @@ def test_what_is_not_the_same_twice_stays(case: str) -> None:
     assert places == (1 if case == "an integer and a float" else 0)
 
 
+def normed(x, mean, variance):
+    return torch.native_batch_norm(x, None, None, mean, variance, True, 0.1, 1e-5)[0]
+
+
+def normed_twice(x, mean, variance):
+    return normed(x, mean, variance).sin() + normed(x, mean, variance).cos()
+
+
+def normed_for_nobody(x, mean, variance):
+    normed(x, mean, variance)
+    return (x * 2).sin() + (x * 2).cos() * 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("function", [normed_twice, normed_for_nobody])
+def test_statistics_are_updated_as_often_as_the_program_says(function, name: str) -> None:
+    """By batch norm called as torch's own operator, whose schema does not tell of it, as well."""
+    matches(function, torch.randn(4, 3), torch.zeros(3), torch.ones(3), name=name)
+
+
 @pytest.mark.parametrize("shared", ["left", "right"])
 def test_products_of_a_list_are_merged(shared: str) -> None:
     """With one operand in common, on either side."""
@@ -404,6 +424,10 @@ def two_dtypes(x, w, v):
     return a + (x @ v).relu()
 
 
+def biased(x, w, v, bias):
+    return functional.linear(x, w, bias).relu() + functional.linear(x, v, bias).relu()
+
+
 NEAR_PARALLEL = {
     "results returned": lambda x, w, v: (x @ w, (x @ v).mT),
     "an operand written to": written_operand,
@@ -413,6 +437,8 @@ NEAR_PARALLEL = {
     "one bias and none": lambda x, w, v: (
         functional.linear(x, w, w[0]) + functional.linear(x, v)
     ).relu(),
+    "a bias for all rows": lambda x, w, v: biased(x, w, v, x * 2),
+    "a bias of one number": lambda x, w, v: biased(x, w, v, x[0, :1]),
 }
 
 
@@ -421,6 +447,23 @@ def test_products_that_are_not_parallel_stay(case: str) -> None:
     """Or whose strides, dtypes or regions would show."""
     args = [torch.randn(4, 4) for _ in range(3)]
     assert matches(NEAR_PARALLEL[case], *args, name="merge_parallel_linears") == 0
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_frozen_product_does_not_come_to_need_a_gradient(engine: str) -> None:
+    """Beside one that is trained; without grad the two are merged."""
+
+    def run(x, w, v):
+        return torch.relu(x @ w), torch.relu(x @ v)
+
+    x, w, v = (torch.randn(4, 4) for _ in range(3))
+    w.requires_grad_()
+    both = compiled(run, engine, passes=["merge_parallel_linears"], on_pass_error="raise")
+    assert [each.requires_grad for each in both(x, w, v)] == [True, False]
+    assert last().passes[0].matches == 0
+    with torch.no_grad():
+        both(x, w, v)
+    assert last().passes[0].matches == 1
 
 
 def test_a_view_that_cannot_be_one_any_more_is_a_reshape() -> None:

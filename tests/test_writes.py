@@ -108,6 +108,8 @@ T, P = torch.ones(2, 2), torch.nn.Parameter(torch.ones(2, 2))
         (lambda x, w: torch.ops.aten.add.Tensor(x, w), False),
         (lambda x, w: functional.embedding(x, w, None, 1.0), True),
         (lambda x, w: functional.embedding(x, w), False),
+        (lambda x, w: torch.native_batch_norm(x, w, w, w, w, True, 0.1, 1e-5), True),
+        (lambda x, w: torch.native_batch_norm(x, w, w, w, w, False, 0.1, 1e-5), False),
         (lambda x, w: functional.instance_norm(x, w, w), True),
         (lambda x, w: functional.instance_norm(x, w, w, use_input_stats=False), False),
     ],

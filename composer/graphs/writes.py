@@ -17,7 +17,14 @@ _ASSIGNS = frozenset(
     {"setitem", "iadd", "isub", "imul", "itruediv", "ifloordiv", "ipow", "imod", "imatmul"}
     | {"iand", "ior", "ixor", "ilshift", "irshift"}
 )
-_NORMS = {"batch_norm": (5, False), "instance_norm": (5, True)}
+_NORMS = {
+    "batch_norm": (5, False),
+    "native_batch_norm": (5, False),
+    "cudnn_batch_norm": (5, False),
+    "miopen_batch_norm": (5, False),
+    "_batch_norm_impl_index": (5, False),
+    "instance_norm": (5, True),
+}
 """Position and default of the argument that says whether running statistics are updated."""
 _MAX_NORM = 3
 """Position of ``max_norm``, with which an embedding writes to its weight."""

@@ -39,8 +39,11 @@ def to_aten(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> torch.fx
         held = {f"gm.{name}": value for name, value in zip(state, args, strict=False)}
         return torch.func.functional_call(interpreted, held, args[len(state) :])
 
-    traced = _torch.capture_aten(run, [*state.values(), *example_inputs])
+    given = [*state.values(), *example_inputs]
+    traced = _torch.capture_aten(run, given)
     placeholders = traced.graph.find_nodes(op="placeholder")
+    for node, value in zip(placeholders, given, strict=True):
+        _carry_requires_grad(value, node.meta["val"])
     for node, name in zip(placeholders, state, strict=False):
         _make_attribute(node, name)
     captured = gm.graph.find_nodes(op="placeholder")
@@ -90,6 +93,12 @@ class _InRegions(torch.fx.Interpreter):
         metadata.follow(n, self._regions)
         torch.set_autocast_cache_enabled(False)  # a cast kept for later would not be recorded
         return None
+
+
+def _carry_requires_grad(value: Any, fake: Any) -> None:
+    """Have a fake value say whether a gradient is wanted, which tracing leaves out."""
+    if isinstance(value, torch.Tensor):
+        fake.requires_grad_(value.requires_grad)
 
 
 def _make_attribute(node: torch.fx.Node, name: str) -> None:

@@ -32,9 +32,12 @@ def digest(*parts: Any) -> str:
     """SHA-256 of values of Python's own types, torch's dtypes, devices and operators, functions.
 
     Raises:
-        Unstable: one of them is something else.
+        Unstable: one of them is something else, or holds itself, as a recursive function does.
     """
-    return hashlib.sha256(_text(parts).encode()).hexdigest()
+    try:
+        return hashlib.sha256(_text(parts).encode()).hexdigest()
+    except RecursionError as endless:
+        raise Unstable("it holds itself") from endless
 
 
 @functools.cache
@@ -138,6 +141,8 @@ def _text(value: Any) -> str:
         return f"{value.__module__}.{value.__qualname__}"
     if isinstance(value, types.FunctionType):
         return _function_text(value)
+    if isinstance(value, functools.partial):
+        return _text([value.func, value.args, value.keywords])
     raise Unstable(f"{type(value).__qualname__} {value!r}")
 
 

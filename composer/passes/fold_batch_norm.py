@@ -36,7 +36,10 @@ class FoldBatchNorm(GraphPass):
     Kin: ``torch.nn.utils.fusion.fuse_conv_bn_weights``, on modules.
     """
 
-    depends_on: ClassVar[tuple[str, ...]] = ("composer.passes.memory",)
+    depends_on: ClassVar[tuple[str, ...]] = (
+        "composer.passes.memory",
+        "composer.passes.purity",
+    )
 
     def run(self, gm: torch.fx.GraphModule) -> int:
         """Replace each pair by one convolution with computed weights."""

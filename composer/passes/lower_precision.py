@@ -47,7 +47,10 @@ class LowerPrecision(GraphPass):
     Kin: ``torch.autocast("cpu", torch.bfloat16)``, for what runs eagerly.
     """
 
-    depends_on: ClassVar[tuple[str, ...]] = ("composer.passes.memory",)
+    depends_on: ClassVar[tuple[str, ...]] = (
+        "composer.passes.memory",
+        "composer.passes.purity",
+    )
 
     def run(self, gm: torch.fx.GraphModule) -> int:
         """Put casts around each product."""

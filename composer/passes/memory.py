@@ -14,6 +14,7 @@ import torch
 import torch.fx
 
 from composer import _torch
+from composer.passes.purity import KEEPS_STATISTICS
 
 
 class Memory:
@@ -66,7 +67,7 @@ class Memory:
         operator = node.target if isinstance(node.target, _torch.OpOverload) else None
         is_source = node.op in ("placeholder", "get_attr")
         if not is_source and (operator is None or _torch.shares_memory(operator)):
-            for source in filter(_holds_memory, node.all_input_nodes):
+            for source in filter(holds_memory, node.all_input_nodes):
                 self._join(node, source)
         for tensor in _tensors(node.meta.get("val")):
             self._join(node, self._first.setdefault(_torch.storage_id(tensor), node))
@@ -80,14 +81,14 @@ def _written(node: torch.fx.Node) -> list[torch.fx.Node]:
         return []
     if not isinstance(node.target, _torch.OpOverload):
         return [] if getattr(node.target, "__module__", "") == "_operator" else node.all_input_nodes
-    if _torch.operator_name(node.target) in ("aten::batch_norm", "aten::instance_norm"):
+    if _torch.operator_name(node.target).removeprefix("aten::") in KEEPS_STATISTICS:
         statistics = (_torch.argument(node, name) for name in ("running_mean", "running_var"))
         trains = _torch.argument(node, "training") or _torch.argument(node, "use_input_stats")
         return [each for each in statistics if trains and isinstance(each, torch.fx.Node)]
     return _torch.written_by(node)
 
 
-def _holds_memory(node: torch.fx.Node) -> bool:
+def holds_memory(node: torch.fx.Node) -> bool:
     """Whether a node's result is more than a number."""
     numbers = int | float | bool | torch.SymInt | torch.SymFloat | torch.SymBool
     return not isinstance(node.meta.get("val"), numbers)
@@ -133,6 +134,11 @@ class Regions:
                     grad = bool(node.args[0])
             found.of[node] = Region(grad, tuple(open_now.values()))
         return found
+
+    def records_grad(self, node: torch.fx.Node) -> bool:
+        """Whether autograd is on where the node stands: as the call has it, or the graph itself."""
+        grad = self.of[node].grad
+        return torch.is_grad_enabled() if grad is None else grad
 
     def keeps_grad(self, node: torch.fx.Node) -> bool:
         """Whether the node's result needs a gradient if, and only if, its input does.

@@ -10,6 +10,7 @@ import torch
 import torch.fx
 
 from composer.passes.base import GraphPass
+from composer.passes.gradients import Gradients
 from composer.passes.memory import Memory, Regions
 
 aten = torch.ops.aten
@@ -46,8 +47,9 @@ class MergeParallelLinears(GraphPass):
     with one matrix. The other operands are laid side by side in the graph, which costs a copy a
     call unless the engine binds weights. Refused where an operand is computed after the first of
     the products (it may depend on it), where dtypes, regions or the presence of a bias differ,
-    where the graph writes to any of them, and where a result, or a view of it, is returned:
-    its strides would be others.
+    where one operand needs a gradient and another's does not (all results would have one), where
+    the graph writes to any of them, and where a result, or a view of it, is returned: its strides
+    would be others.
 
     Kin: Inductor's ``split_cat`` and ``group_batch_fusion`` passes.
 
@@ -55,7 +57,11 @@ class MergeParallelLinears(GraphPass):
         min_products: The fewest products that are worth merging.
     """
 
-    depends_on: ClassVar[tuple[str, ...]] = ("composer.passes.memory",)
+    depends_on: ClassVar[tuple[str, ...]] = (
+        "composer.passes.gradients",
+        "composer.passes.memory",
+        "composer.passes.purity",
+    )
 
     min_products: int = 2
 
@@ -76,12 +82,14 @@ class MergeParallelLinears(GraphPass):
 
 def _groups(gm: torch.fx.GraphModule, kind: Kind) -> list[list[torch.fx.Node]]:
     memory, regions = Memory(gm), Regions.in_graph(gm.graph)
+    gradients = Gradients(gm, regions)
     groups: dict[Any, list[torch.fx.Node]] = {}
     for node in gm.graph.find_nodes(op="call_function", target=kind.target):
         if not _may_merge(node, kind, memory):
             continue
-        has_bias = len(node.all_input_nodes) == 3
-        key = node.args[kind.shared], regions.of[node], has_bias, _dtype(node)
+        # As many as there are operands: a bias here and none there is another key, too.
+        needed = gradients.of_inputs(node)
+        key = node.args[kind.shared], regions.of[node], needed, _dtype(node)
         group = groups.setdefault(key, [])
         if not group or _is_ready(node, group[0]):
             group.append(node)
@@ -90,13 +98,15 @@ def _groups(gm: torch.fx.GraphModule, kind: Kind) -> list[list[torch.fx.Node]]:
 
 def _may_merge(node: torch.fx.Node, kind: Kind, memory: Memory) -> bool:
     operands = node.all_input_nodes
-    if len(operands) < 2 or node.kwargs or not all("val" in each.meta for each in operands):
+    given = [each for each in node.args if each is not None]
+    if operands != given or node.kwargs or not all("val" in each.meta for each in operands):
         return False
-    ranks = [each.meta["val"].dim() for each in operands]
+    ranks = [each.meta["val"].dim() for each in operands[:2]]
     if ranks[1] != 2 or (node.target is not aten.linear.default and ranks[0] != 2):
         return False
     fits = _width(node, kind) is not None and len({_dtype(each) for each in operands}) == 1
-    return fits and not (memory.is_written(node, *operands) or memory.is_returned(node))
+    plain = all(tuple(each.meta["val"].shape) == (_width(node, kind),) for each in operands[2:])
+    return fits and plain and not (memory.is_written(node, *operands) or memory.is_returned(node))
 
 
 def _dtype(node: torch.fx.Node) -> torch.dtype:

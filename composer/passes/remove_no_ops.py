@@ -45,6 +45,7 @@ class RemoveNoOps(GraphPass):
     depends_on: ClassVar[tuple[str, ...]] = (
         "composer.passes.memory",
         "composer.passes.metadata",
+        "composer.passes.purity",
     )
 
     def run(self, gm: torch.fx.GraphModule) -> int:

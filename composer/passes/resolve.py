@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import pkgutil
 from collections.abc import Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Any, TypeVar
 from composer import _torch
 from composer.errors import ComposerError, OptionError, UnknownNameError
 from composer.passes.base import GraphPass, Stage
+from composer.passes.fingerprint import Unstable, digest, file_of
 from composer.passes.function import FunctionPass, qualified_name
 from composer.passes.pipeline import OnError
 from composer.registry import Registry, did_you_mean
@@ -35,7 +37,7 @@ PASSES: Registry[Any] = Registry(
 class SharedPasses:
     """The passes of a policy, by the graph they are given, each group in the order of the list.
 
-    ``uuid`` covers all of them, in order; a pass without one of its own counts by its name.
+    ``key`` covers all of them, in order.
     """
 
     passes: tuple[GraphPass, ...] = ()
@@ -61,9 +63,24 @@ class SharedPasses:
     @property
     def key(self) -> str:
         """Text that is equal in every process for the same passes with the same parameters."""
-        own = [each.uuid() or each.name for each in self.passes]
+        own = [each.uuid() or _without_uuid(each) for each in self.passes]
         cut = self.partitioner and (self.partitioner.uuid() or qualified_name(self.partitioner))
         return f"{own} {cut or ''}" if own or cut else ""
+
+
+def _without_uuid(each: GraphPass) -> str:
+    """What can be told of a pass that has no uuid: of a function, all but what it calls elsewhere.
+
+    Too little to serve a graph from Inductor's cache. It is enough for a pass that was mended not
+    to inherit what is remembered of an engine that failed on the graph that it left.
+    """
+    shown = each.function if isinstance(each, FunctionPass) else type(each)
+    named = shown.func if isinstance(shown, functools.partial) else shown
+    parts = each.name, str(each.stage), each.runs_last, file_of(named)
+    try:
+        return digest(*parts, shown)
+    except Unstable:
+        return digest(*parts)
 
 
 def register(cls: Made) -> Made:

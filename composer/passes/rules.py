@@ -13,11 +13,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any
 
 import torch.fx
 
+from composer import _torch
 from composer.passes import metadata, order
 from composer.passes.base import Stage
 from composer.passes.purity import is_pure, keeps_to_itself
@@ -72,19 +74,59 @@ def enforce(
         Broken: at the first rule that does not hold.
     """
     _check_inputs(gm, promised)
+    _carry_inputs(before, gm)
     _check_number_of_outputs(gm, promised)
-    _check_arguments(gm)
+    changed = before.changed_graphs()
+    for graph in (gm, *changed.values()):
+        _check_arguments(graph)
     _sort(gm.graph, functional=stage not in (Stage.TORCH, Stage.ATEN))
+    for graph in (gm, *changed.values()):
+        _lint(graph)
+    for graph in changed.values():
+        graph.recompile()
+    _make_buffers(gm)
+    try:
+        metadata.propagate(gm, metadata.key_at(stage), _kept(gm, before, changed))
+    except metadata.Unknown as unknown:
+        raise Broken("metadata", unknown.node.name, str(unknown)) from unknown
+    _check_values(gm, stage, promised)
+
+
+def _carry_inputs(before: Snapshot, gm: torch.fx.GraphModule) -> None:
+    """Re-attach what was known of inputs to placeholders that a pass made anew."""
+    for old, new in zip(before.copy.find_nodes(op="placeholder"), _placeholders(gm), strict=True):
+        new.meta = {**old.meta, **new.meta}
+        _torch.carry_node_source(old, new)
+
+
+def _make_buffers(gm: torch.fx.GraphModule) -> None:
+    """Have tensors that a pass kept as plain attributes be buffers, which AOTAutograd knows of."""
+    for node in gm.graph.find_nodes(op="get_attr"):
+        path, _, name = str(node.target).rpartition(".")
+        owner = gm.get_submodule(path)
+        held = vars(owner).get(name)
+        if isinstance(held, torch.Tensor):
+            delattr(owner, name)
+            owner.register_buffer(name, held, persistent=False)
+
+
+def _lint(gm: torch.fx.GraphModule) -> None:
     try:
         gm.graph.lint()
     except Exception as error:
         raise Broken("lint", "", str(error)) from error
-    kept = {node for node, line in lines_of(gm.graph).items() if before.lines.get(node) == line}
-    try:
-        metadata.propagate(gm, metadata.key_at(stage), kept)
-    except metadata.Unknown as unknown:
-        raise Broken("metadata", unknown.node.name, str(unknown)) from unknown
-    _check_values(gm, stage, promised)
+
+
+def _kept(
+    gm: torch.fx.GraphModule, before: Snapshot, changed: Container[str]
+) -> set[torch.fx.Node]:
+    """The nodes that are as they were, and run no nested graph that was changed."""
+
+    def is_kept(node: torch.fx.Node, line: tuple[Any, ...]) -> bool:
+        run = [node, *node.all_input_nodes]
+        return before.lines.get(node) == line and not any(each.target in changed for each in run)
+
+    return {node for node, line in lines_of(gm.graph).items() if is_kept(node, line)}
 
 
 def _sort(graph: torch.fx.Graph, *, functional: bool) -> None:

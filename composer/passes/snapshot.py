@@ -17,35 +17,49 @@ class Snapshot:
     """A graph module as it was, restorable in place: whoever holds the module or its graph sees it.
 
     ``lines`` are every node with its target and arguments; two graphs with equal lines are the
-    same graph. ``copy`` holds nodes of its own.
+    same graph. ``copy`` holds nodes of its own. ``nested`` are the graphs that the module holds,
+    such as the branches of ``torch.cond``.
     """
 
     lines: dict[torch.fx.Node, tuple[Any, ...]]
     copy: torch.fx.Graph
     state: dict[str, dict[str, Any]]
+    nested: dict[str, Snapshot]
 
     @staticmethod
     def of(gm: torch.fx.GraphModule) -> Snapshot:
-        """Copy the graph; tensors and submodules are shared."""
+        """Copy the graph and those nested in it; tensors and other submodules are shared."""
         copy = torch.fx.Graph()
         transplant(gm.graph, copy)
-        return Snapshot(lines_of(gm.graph), copy, _state_of(gm))
+        graphs = {n: m for n, m in gm.named_children() if isinstance(m, torch.fx.GraphModule)}
+        nested = {name: Snapshot.of(graph) for name, graph in graphs.items()}
+        return Snapshot(lines_of(gm.graph), copy, _state_of(gm), nested)
 
     def differs(self, gm: torch.fx.GraphModule) -> bool:
         """Whether a node was added, dropped, moved, or changed, or an attribute exchanged."""
         now = lines_of(gm.graph)
         same_nodes = list(now) == list(self.lines) and now == self.lines
-        return not (same_nodes and all(map(_is_same, self.state.values(), _state_of(gm).values())))
+        same_state = all(map(_is_same, self.state.values(), _state_of(gm).values()))
+        return not (same_nodes and same_state) or bool(self.changed_graphs())
+
+    def changed_graphs(self) -> dict[str, torch.fx.GraphModule]:
+        """The nested graphs that are not what they were, by name."""
+        held = self.state["_modules"]
+        return {name: held[name] for name, each in self.nested.items() if each.differs(held[name])}
 
     def module(self) -> torch.nn.Module:
         """What the attributes of :attr:`copy` are read from."""
         root = torch.nn.Module()
         for name, values in self.state.items():
             getattr(root, name).update(values)
+        for name, each in self.nested.items():
+            setattr(root, name, torch.fx.GraphModule(each.module(), each.copy))
         return root
 
     def restore(self, gm: torch.fx.GraphModule) -> None:
         """Make ``gm`` what it was."""
+        for name, graph in self.changed_graphs().items():
+            self.nested[name].restore(graph)
         for name, values in self.state.items():
             held = getattr(gm, name)
             held.clear()
