@@ -232,6 +232,17 @@ def test_memory_formats_are_sent() -> None:
     )
 
 
+def test_functions_that_torch_makes_within_others_are_sent() -> None:
+    """Pools of maxima among them, which pickle looks for where they were made."""
+    graph = torch.fx.Graph()
+    pooled = graph.call_function(torch.nn.functional.max_pool2d, (graph.placeholder("x"), 2))
+    graph.output(pooled)
+    packed = parcel.pack({"the graph": torch.fx.GraphModule({}, graph)})
+    image = torch.randn(1, 2, 4, 4)
+    pool = torch.nn.MaxPool2d(2)
+    assert torch.equal(parcel.unpack(packed)["the graph"](image), pool(image))
+
+
 def test_sizes_that_data_decide_are_not_sent() -> None:
     """The child could not choose one that the data bear out."""
     size = ShapeEnv().create_unbacked_symint()
