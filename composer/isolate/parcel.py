@@ -94,8 +94,9 @@ def inputs_to_send(example_inputs: Sequence[Any]) -> list[Any]:
     Raises:
         Refusal: ``declined`` with ``not_isolatable``: only data decide what a symbol is.
     """
-    with _torch.unset_fake_temporarily():
-        return [_input(value) for value in example_inputs]
+    weights = {i for i, v in enumerate(example_inputs) if isinstance(v, torch.nn.Parameter)}
+    with _torch.unset_fake_temporarily():  # a pickled tensor has all of its storage with it
+        return [_input(value) for value in clones.copy_inputs(example_inputs, keep=weights)]
 
 
 def opened(sent: Sequence[Any]) -> list[Any]:
