@@ -700,17 +700,29 @@ def draws_random_numbers(run: Callable[..., Any], inputs: Sequence[Any]) -> bool
     Raises:
         Exception: whatever the graph raises on fake inputs, if its control flow needs the data.
     """
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
     seen = _Seen()
     with mode, seen:
         run(*(as_fake(mode, value) for value in inputs))
     return seen.draws
 
 
+_COMPOSED = torch._C.DispatchKey.CompositeImplicitAutograd
+
+
+def _is_composed(operator: OpOverload) -> bool:
+    """Whether torch's kernel of it calls other operators and computes nothing itself."""
+    name = operator.name()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    return torch._C._dispatch_has_kernel_for_dispatch_key(name, _COMPOSED)
+
+
 class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
     """Watches the operators that are called below autograd for one that draws.
 
-    Attention has the tag of those even without dropout, so ``dropout_p`` decides.
+    Attention has the tag of those even without dropout, so ``dropout_p`` decides. In inference mode
+    the operators that others are composed of arrive here whole: their parts decide.
     """
 
     def __init__(self) -> None:
@@ -720,6 +732,9 @@ class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
+        if func.namespace != "prim" and _is_composed(func):  # prim is unknown to the dispatcher
+            with self:  # not func.decompose: torch's GRU in Python (2.13) forgets its dropout
+                return func._op_dk(_COMPOSED, *args, **(kwargs or {}))
         if draws(func):
             known = func._schema.arguments
             given = {each.name: each.default_value for each in known}
@@ -1224,8 +1239,7 @@ def draws(target: object) -> bool:
 
 def draws_itself(target: object) -> bool:
     """Whether it does so in a kernel of its own, not by operators that it is composed of."""
-    composed = torch._C.DispatchKey.CompositeImplicitAutograd
-    return draws(target) and not cast(OpOverload, target).has_kernel_for_dispatch_key(composed)
+    return draws(target) and not cast(OpOverload, target).has_kernel_for_dispatch_key(_COMPOSED)
 
 
 def inductor_options() -> list[str]:

@@ -219,6 +219,19 @@ def test_parameters_are_sent_without_their_values() -> None:
     assert gm(*inputs)[0].isfinite().all()
 
 
+def test_small_parts_of_large_tensors_are_sent_without_the_rest() -> None:
+    """A batch of a data set that lies in memory; the memory that inputs share stays shared."""
+    data = torch.empty(1 << 25)
+    data[:8] = torch.arange(8.0)
+    both = torch.ones(4)
+    sent = parcel.pack({"inputs": parcel.inputs_to_send([data[1:7:2], both, both[1:]])})
+    assert len(sent) < 100_000
+    batch, whole, rest = parcel.opened(parcel.unpack(sent)["inputs"])
+    assert torch.equal(batch, torch.tensor([1.0, 3.0, 5.0]))
+    assert batch.stride() == (2,)
+    assert rest.data_ptr() == whole[1:].data_ptr()
+
+
 def test_memory_formats_are_sent() -> None:
     """Pickle takes torch's name of one for something within a module, which it cannot send."""
     graph = torch.fx.Graph()
@@ -230,6 +243,17 @@ def test_memory_formats_are_sent() -> None:
     assert parcel.unpack(packed)["the graph"](image).is_contiguous(
         memory_format=named["memory_format"]
     )
+
+
+def test_functions_that_torch_makes_within_others_are_sent() -> None:
+    """Pools of maxima among them, which pickle looks for where they were made."""
+    graph = torch.fx.Graph()
+    pooled = graph.call_function(torch.nn.functional.max_pool2d, (graph.placeholder("x"), 2))
+    graph.output(pooled)
+    packed = parcel.pack({"the graph": torch.fx.GraphModule({}, graph)})
+    image = torch.randn(1, 2, 4, 4)
+    pool = torch.nn.MaxPool2d(2)
+    assert torch.equal(parcel.unpack(packed)["the graph"](image), pool(image))
 
 
 def test_sizes_that_data_decide_are_not_sent() -> None:

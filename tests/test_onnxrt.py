@@ -439,6 +439,17 @@ def test_unused_inputs_and_repeated_outputs() -> None:
     assert torch.equal(a, torch.full((2,), 2.0))
 
 
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_plain_numbers_are_inputs(number) -> None:
+    """``isolate`` has a child process build a graph of dynamic numbers so."""
+    graph = torch.fx.symbolic_trace(lambda x, n: (x[n:] + n,))
+    x = torch.randn(4, 3)
+    backend = torch._dynamo.lookup_backend("composer")
+    run = backend(graph, [x, number], options={"chain": ["onnxrt"]})
+    assert last().chosen == "onnxrt", last().attempts[0].message
+    torch.testing.assert_close(run(x, number), (x[number:] + number,))
+
+
 def test_a_weight_that_only_dead_code_reads() -> None:
     """BERT's pooler, when only its tokens are asked for; ONNX Runtime drops it, then misses it."""
     dead, live = torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)

@@ -1367,23 +1367,32 @@ def attend(x, p):
     return torch.nn.functional.scaled_dot_product_attention(x, x, x, dropout_p=p)
 
 
+LAYERS = torch.nn.GRU(4, 4, num_layers=2, dropout=0.5)
+QUIET = torch.nn.GRU(4, 4, num_layers=2, dropout=0.5).eval()
+
 DRAWS = {
     "dropout": (lambda x: torch.nn.functional.dropout(x, 0.5), True),
     "dropout off": (lambda x: torch.nn.functional.dropout(x, 0.5, training=False), False),
     "attention with dropout": (lambda x: attend(x, 0.5), True),
     "attention": (lambda x: attend(x, 0.0), False),
+    "layers with dropout": (lambda x: LAYERS(x[0]), True),
+    "layers in inference": (lambda x: QUIET(x[0]), False),
     "like": (torch.rand_like, True),
     "method": (lambda x: x.clone().bernoulli_(), True),
     "none": (lambda x: x.sin() + torch.ones(4), False),
+    "a number of the data": (lambda x: x * x.sum().item(), False),
+    "a size of the data": (lambda x: torch.rand(x.nonzero().shape[0]), True),
 }
 
 
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("case", DRAWS)
-def test_draws_random_numbers_by_what_is_called(case: str) -> None:
+def test_draws_random_numbers_by_what_is_called(case: str, mode: Any) -> None:
     """Not by names: most functions that may draw do not. Nothing is drawn to find out."""
     function, draws = DRAWS[case]
     state = torch.get_rng_state()
-    assert _torch.draws_random_numbers(function, [torch.ones(1, 2, 4, 4)]) is draws
+    with mode():
+        assert _torch.draws_random_numbers(function, [torch.ones(1, 2, 4, 4)]) is draws
     assert torch.equal(torch.get_rng_state(), state)
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import sys
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -93,8 +94,9 @@ def inputs_to_send(example_inputs: Sequence[Any]) -> list[Any]:
     Raises:
         Refusal: ``declined`` with ``not_isolatable``: only data decide what a symbol is.
     """
-    with _torch.unset_fake_temporarily():
-        return [_input(value) for value in example_inputs]
+    weights = {i for i, v in enumerate(example_inputs) if isinstance(v, torch.nn.Parameter)}
+    with _torch.unset_fake_temporarily():  # a pickled tensor has all of its storage with it
+        return [_input(value) for value in clones.copy_inputs(example_inputs, keep=weights)]
 
 
 def opened(sent: Sequence[Any]) -> list[Any]:
@@ -140,7 +142,8 @@ class _Pickler(pickle.Pickler):
         """Take graphs apart, name operators, and leave the values of weights behind.
 
         torch names its memory formats in a way that only pickles of a later protocol than
-        ``torch.save``'s understand, and those look for the first module that imported torch.
+        ``torch.save``'s understand, and those look for the first module that imported torch. Its
+        pools of maxima are made within a function; their modules have them under their plain names.
         """
         if isinstance(value, torch.fx.GraphModule):
             return _graph, (*_parts(value),)
@@ -148,12 +151,19 @@ class _Pickler(pickle.Pickler):
             return _weight(value)
         if isinstance(value, torch.memory_format):
             return _memory_format, (str(value).removeprefix("torch."),)
+        if isinstance(value, types.FunctionType) and _is_found_by_name(value):
+            return value.__name__
         path = _torch.operator_path(value)
         return NotImplemented if path is None else (_torch.operator_at, path)
 
 
 _PICKLE: Any = types.SimpleNamespace(Pickler=_Pickler, __name__="composer.isolate.parcel")
 """What ``torch.save`` takes for a pickle module."""
+
+
+def _is_found_by_name(function: types.FunctionType) -> bool:
+    module = sys.modules.get(function.__module__)
+    return getattr(module, function.__name__, None) is function
 
 
 def _input(value: Any) -> Any:

@@ -143,6 +143,7 @@ def through_aot(
     def compile_one(
         kind: Kind, functional: torch.fx.GraphModule, fakes: Sequence[Any]
     ) -> Callable[..., Any]:
+        _note_numbers(functional, fakes)
         inference = kind is Kind.INFERENCE
         if inference:
             run_all(Stage.JOINT, functional, inference=True)
@@ -165,6 +166,12 @@ def through_aot(
         partition=partition,
         decompositions=decompositions,
     )
+
+
+def _note_numbers(functional: torch.fx.GraphModule, fakes: Sequence[Any]) -> None:
+    """Note the inputs that are plain numbers: AOTAutograd (torch 2.13) does so for some only."""
+    for node, fake in zip(functional.graph.find_nodes(op="placeholder"), fakes, strict=True):
+        node.meta.setdefault("val", fake)
 
 
 def _with_memory(backward: Callable[..., Any]) -> Callable[..., Any]:
