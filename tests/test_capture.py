@@ -257,6 +257,16 @@ def test_key_changes_with_the_policy_but_not_with_the_name() -> None:
     assert key(lambda x: x + 1, X, model="other name") == plain
 
 
+def test_key_tells_a_number_that_the_graph_is_made_for_from_one_that_varies() -> None:
+    """What fails for a symbol that is 1 is not remembered of other numbers."""
+    torch.compiler.reset()
+    repeated = compiled(lambda x, n: x[:n] * n, "eager", dynamic=True)
+    for number in (1, 2):
+        repeated(X, number)
+    one, many = (each.graph_key for each in composer.reports()[-2:])
+    assert one != many
+
+
 @pytest.mark.parametrize("other", [torch.ones(4, 3), torch.ones(2, 3, dtype=torch.float64)])
 def test_key_of_a_graph_without_dynamo_changes_with_its_inputs(other) -> None:
     """Nothing but the inputs says what such a graph is compiled for."""

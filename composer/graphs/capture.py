@@ -282,7 +282,11 @@ def _target(gm: torch.fx.GraphModule, node: torch.fx.Node) -> str:
 def _held(node: torch.fx.Node, given: Any) -> str:
     """What a placeholder stands for; ``given`` is used where the graph does not say."""
     value = node.meta.get("example_value", node.meta.get("val", given))
-    return _tensor(value) if isinstance(value, torch.Tensor) else type(value).__name__
+    if isinstance(value, torch.Tensor):
+        return _tensor(value)
+    kind, text = type(value).__name__, str(value)
+    # A symbol that a guard holds to one number reads as that number.
+    return f"{kind} {text}" if kind == "SymInt" and text.lstrip("-").isdigit() else kind
 
 
 def _tensor(value: torch.Tensor) -> str:
