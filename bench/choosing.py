@@ -30,8 +30,9 @@ import torch
 from compiles import cold_compiles
 from timing import machine, measure, write_json
 
-from composer import contenders, select
+from composer import select
 from composer.attempt import try_candidate
+from composer.contenders import contenders_of
 from composer.graphs import capture
 from composer.lowering import once
 from composer.policy import Policy
@@ -82,7 +83,7 @@ def built(model: torch.nn.Module, x: torch.Tensor) -> tuple[GraphRequest, dict[s
 
     def backend(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
         request = capture.with_key(capture.read_request(gm, inputs), None, "")
-        candidates = contenders.resolve(Policy(chain=ENGINES, remember_failures=0))
+        candidates = contenders_of(Policy(chain=ENGINES, remember_failures=0))
         with once.sharing():
             tried = [try_candidate(request, each) for each in candidates]
         runs = {a.backend: run for a, run, _ in tried if run is not None} | {"eager": gm.forward}

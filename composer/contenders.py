@@ -111,7 +111,7 @@ class Contender:
         return found
 
 
-def resolve(rules: Policy) -> tuple[Contender, ...]:
+def contenders_of(policy: Policy) -> tuple[Contender, ...]:
     """Find the engine behind every name, and every slip in them, before anything is tried.
 
     Raises:
@@ -119,10 +119,10 @@ def resolve(rules: Policy) -> tuple[Contender, ...]:
         OptionError: naming every option that its engine does not know.
     """
     contenders: list[Contender] = []
-    bounds = bounds_of(rules) if rules.verify != "off" else None
+    bounds = bounds_of(policy) if policy.verify != "off" else None
     mistakes: list[UnknownNameError | OptionError] = []
-    for candidate in rules.chain:
-        least = rules.min_coverage if candidate.min_coverage is None else candidate.min_coverage
+    for candidate in policy.chain:
+        least = policy.min_coverage if candidate.min_coverage is None else candidate.min_coverage
         try:
             backend = find_backend(candidate.backend)
             backend.check_options(candidate.options)
@@ -134,39 +134,39 @@ def resolve(rules: Policy) -> tuple[Contender, ...]:
                 backend=backend,
                 min_coverage=least,
                 bounds=bounds,
-                limits=_limits(candidate, rules, backend),
-                remember_days=0.0 if rules.strict else rules.remember_failures,
-                keep_gib=rules.keep_artefacts,
-                freeze=rules.freeze,
+                limits=_limits(candidate, policy, backend),
+                remember_days=0.0 if policy.strict else policy.remember_failures,
+                keep_gib=policy.keep_artefacts,
+                freeze=policy.freeze,
             )
-            contenders += _in_each_precision(contender, rules)
+            contenders += _in_each_precision(contender, policy)
     if mistakes:
         raise type(mistakes[0])("; ".join(str(mistake) for mistake in mistakes))
     return tuple(contenders)
 
 
-def _in_each_precision(contender: Contender, rules: Policy) -> Iterator[Contender]:
+def _in_each_precision(contender: Contender, policy: Policy) -> Iterator[Contender]:
     """The contender as it is, in bf16, or (``precision = "auto"``) in bf16 and then in fp32."""
-    if rules.precision == "fp32" or contender.backend.may_return_original:
+    if policy.precision == "fp32" or contender.backend.may_return_original:
         yield contender
         return
-    on_trial = rules.precision == "auto"
-    bounds = Share(share=rules.max_error) if on_trial or contender.bounds else None
+    on_trial = policy.precision == "auto"
+    bounds = Share(share=policy.max_error) if on_trial or contender.bounds else None
     yield replace(contender, bounds=bounds, precision="bf16", on_trial=on_trial)
     if on_trial:
         yield replace(contender, precision="fp32")
 
 
-def _limits(candidate: Candidate, rules: Policy, backend: Backend) -> child.Limits:
+def _limits(candidate: Candidate, policy: Policy, backend: Backend) -> child.Limits:
     """The candidate's own limits, else the policy's; ``isolate`` has the engine's own default."""
-    isolates = rules.isolate if "isolate" in rules.model_fields_set else backend.isolates_itself
+    isolates = policy.isolate if "isolate" in policy.model_fields_set else backend.isolates_itself
     return child.Limits(
         isolates if candidate.isolate is None else candidate.isolate,
-        rules.timeout if candidate.timeout is None else candidate.timeout,
-        rules.memory_limit if candidate.memory_limit is None else candidate.memory_limit,
+        policy.timeout if candidate.timeout is None else candidate.timeout,
+        policy.memory_limit if candidate.memory_limit is None else candidate.memory_limit,
     )
 
 
-def bounds_of(rules: Policy) -> Bounds:
+def bounds_of(policy: Policy) -> Bounds:
     """How far the policy lets numbers be off."""
-    return Bounds(rules.tolerance.rtol, rules.tolerance.atol)
+    return Bounds(policy.tolerance.rtol, policy.tolerance.atol)

@@ -28,7 +28,8 @@ from typing import Any
 
 import torch.fx
 
-from composer import _torch, book, chain, contenders, guard, lock, saved, select, session
+from composer import _torch, book, chain, guard, lock, saved, select, session
+from composer.contenders import Contender, contenders_of
 from composer.graphs import capture, clones
 from composer.guard import backward, overtaking, standby
 from composer.guard.succession import Succession
@@ -75,13 +76,13 @@ def compose(
     gm, example_inputs, flatten = clones.flat_inputs(gm, example_inputs)
     gm, restore = clones.flat_outputs(gm)
     case = _prepare(capture.read_request(gm, example_inputs, mode=mode), options)
-    plan = overtaking.Plan.of(case.policy, case.request, case.candidates)
+    plan = overtaking.Plan.of(case.policy, case.request, case.contenders)
     with once.sharing(), backward.watched() as backwards:
         outcome = _walk(case, plan)
     report = _publish(case, outcome, time.perf_counter() - started)
     successors = Succession(
         request=case.request,
-        contenders=case.candidates,
+        contenders=case.contenders,
         shared=case.shared,
         policy=case.policy,
         early=case.rewritten,
@@ -108,7 +109,7 @@ class _Case:
         request: The graph, as the passes of the stages ``torch`` and ``aten`` left it.
         rules: The policy that the user's layers add up to.
         policy: The policy to follow: that of ``rules``, narrowed by the lock if there is one.
-        candidates: The chain.
+        contenders: The candidates of the policy's chain, each with its engine.
         shared: The passes of the policy; those of the later stages are still to run.
         rewritten: Records of the passes that have run.
     """
@@ -116,7 +117,7 @@ class _Case:
     request: GraphRequest
     rules: Rules
     policy: Policy
-    candidates: tuple[contenders.Contender, ...]
+    contenders: tuple[Contender, ...]
     shared: resolve.SharedPasses
     rewritten: tuple[PassRecord, ...]
 
@@ -126,13 +127,13 @@ def _prepare(request: GraphRequest, options: Mapping[str, Any] | None) -> _Case:
     mode = request.mode
     rules = book.resolve(Facts.of(request), mode, options, session.current().configured)
     policy = rules.policy
-    candidates = contenders.resolve(policy)
+    contenders = contenders_of(policy)
     shared = resolve.resolve(policy.passes, policy.on_pass_error)
     request = capture.with_key(request, policy.model, f"{mode} {policy.key} {shared.key}")
-    policy, candidates = lock.hold(request, policy, candidates, shared)
+    policy, contenders = lock.hold(request, policy, contenders, shared)
     with session.current().progress.step(request, "shared passes"):
         request, rewritten = early.rewrite(request, shared)
-    return _Case(request, rules, policy, candidates, shared, rewritten)
+    return _Case(request, rules, policy, contenders, shared, rewritten)
 
 
 def _walk(case: _Case, plan: overtaking.Plan | None) -> Outcome:
@@ -142,7 +143,7 @@ def _walk(case: _Case, plan: overtaking.Plan | None) -> Outcome:
     """
     outcome = chain.walk(
         case.request,
-        case.candidates,
+        case.contenders,
         case.shared,
         contest=None if plan else select.Contest.of(case.policy),
         strict=case.policy.strict,

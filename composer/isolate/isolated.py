@@ -7,8 +7,9 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from composer import _torch, contenders, verify
+from composer import _torch, verify
 from composer.attempt import try_candidate
+from composer.contenders import contenders_of
 from composer.errors import ComposerError, Refusal
 from composer.graphs import capture
 from composer.graphs.checkpoints import eager_forward
@@ -40,7 +41,7 @@ def _attempt(payload: bytes, ready: Callable[[], None]) -> Attempt:
         freeze=around["freeze"],
     )
     try:
-        (contender,) = contenders.resolve(alone)
+        (contender,) = contenders_of(alone)
     except ComposerError as error:
         what = f"in a child process: {error}"
         return Attempt("", Status.DECLINED, Reason.NOT_ISOLATABLE, what, 0.0)

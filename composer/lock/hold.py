@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 
 from composer import book, session
-from composer.contenders import Contender, resolve
+from composer.contenders import Contender, contenders_of
 from composer.errors import LockError
 from composer.lock import file
 from composer.lock.describe import describe, readable, versions_for
@@ -92,7 +92,7 @@ def _held_to(entry: LockedGraph, contenders: tuple[Contender, ...]) -> tuple[Con
     The floor is added if it is the locked one: it can be the fastest without being in the chain.
     """
     if entry.engine == FLOOR and not any(_is(each, entry) for each in contenders):
-        contenders = (*contenders, *resolve(Policy(chain=(Candidate(backend=FLOOR),))))
+        contenders = (*contenders, *contenders_of(Policy(chain=(Candidate(backend=FLOOR),))))
     if not any(_is(each, entry) for each in contenders):
         return ()
     why = f"{LOCK_FILE} says {called(entry)} for this graph"

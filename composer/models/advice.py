@@ -9,7 +9,7 @@ from typing import Any
 import tomli_w
 
 from composer import book, select
-from composer.contenders import resolve
+from composer.contenders import contenders_of
 from composer.models.ranking import EAGER, Ranking, Standing
 from composer.records import first_line
 
@@ -48,7 +48,7 @@ def text_of(ranking: Ranking, matches: Sequence[str] = (), measured: str = "") -
     comments = "".join(f"# {line}\n" for line in said)
     text = f"{comments}{tomli_w.dumps(policy)}"
     for rule in book.read(tomllib.loads(text)).models:  # what is written can be read, and resolved
-        resolve(rule)
+        contenders_of(rule)
     return text
 
 

@@ -21,7 +21,7 @@ import torch
 
 from composer import select
 from composer.backends import BACKENDS, find_backend
-from composer.contenders import resolve
+from composer.contenders import contenders_of
 from composer.errors import FallbackWarning, RankingError, text_of
 from composer.explain import collecting, compiled_anew
 from composer.graphs import clones
@@ -204,7 +204,7 @@ def _chain(given: Sequence[Any], request: GraphRequest) -> list[Candidate]:
     if not given:
         return engines_here(request)
     policy = read_policy({"chain": list(given)})
-    resolve(policy)  # mistakes in it, before anything is compiled
+    contenders_of(policy)  # mistakes in it, before anything is compiled
     return [each for each in policy.chain if each.name != EAGER]
 
 
