@@ -199,7 +199,7 @@ def within(limits: Limits) -> Iterator[None]:
     token = _build.set(_Build(limits, time.perf_counter()))
     try:
         yield
-        _refuse_late("finished")
+        _refuse_late("finished", hint=_NOT_INTERRUPTED)
     finally:
         _build.reset(token)
 
@@ -254,15 +254,23 @@ def check_time() -> None:
     _refuse_late("was stopped")
 
 
-def _refuse_late(what: str) -> None:
+_NOT_INTERRUPTED = "this engine cannot be interrupted, but in a child process (isolate = true)"
+
+
+def _refuse_late(ended: str, hint: str = "") -> None:
+    """Refuse a build whose time is over.
+
+    Args:
+        ended: What became of it: ``"finished"``, ``"was stopped"``.
+        hint: What would end such a build in time, where no child process does.
+    """
     build = _build.get()
     limit = None if build is None else build.limits.timeout
     if build is None or limit is None or build.seconds <= limit:
         return
-    what = f"{what} after {build.seconds:.3g} s, and timeout is {limit:g} s"
-    if what.startswith("finished") and not build.limits.isolate:
-        what += "; this engine cannot be interrupted, but in a child process (isolate = true)"
-    refuse(Status.TIMED_OUT, Reason.TIMEOUT, what)
+    what = f"{ended} after {build.seconds:.3g} s, and timeout is {limit:g} s"
+    told = what if build.limits.isolate or not hint else f"{what}; {hint}"
+    refuse(Status.TIMED_OUT, Reason.TIMEOUT, told)
 
 
 def is_installed(module: str) -> bool:
