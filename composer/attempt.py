@@ -99,7 +99,7 @@ def _probe_and_build(
 def _build_within_limits(request: GraphRequest, contender: Contender) -> Callable[..., Any]:
     limits, backend = contender.limits, contender.backend
     if limits.isolate and not (backend.may_return_original or backend.isolates_itself):
-        isolate.probe(
+        isolate.rehearse(
             request, contender.candidate, limits, contender.min_coverage, contender.freeze
         )
     with within(limits), keeping.keeping(contender.keep_gib), freezing(contender.freeze):

@@ -1,6 +1,6 @@
 """``isolate = true``: a candidate is tried in a child process first.
 
-:func:`probe` (:mod:`~composer.isolate.caller`) sends a parcel
+:func:`rehearse` (:mod:`~composer.isolate.caller`) sends a parcel
 (:mod:`~composer.isolate.parcel`) to a child process, where :mod:`~composer.isolate.isolated` makes
 the attempt. How a child is started, limited and ended is :mod:`composer.child`'s, which engines
 use as well.
@@ -8,6 +8,6 @@ use as well.
 
 from __future__ import annotations
 
-from composer.isolate.caller import probe
+from composer.isolate.caller import rehearse
 
-__all__ = ["probe"]
+__all__ = ["rehearse"]

@@ -1,4 +1,4 @@
-"""A probe in a child process: an engine that ends or hangs its process does so there.
+"""A rehearsal in a child process: an engine that ends or hangs its process does so there.
 
 The child (:mod:`composer.isolate.isolated`) builds the candidate, runs it once, and ends; only then
 does the caller build.
@@ -21,7 +21,7 @@ from composer.policy import Candidate
 from composer.records import GraphRequest, Reason, Status
 
 
-def probe(
+def rehearse(
     request: GraphRequest,
     candidate: Candidate,
     limits: child.Limits,
