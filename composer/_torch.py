@@ -1074,7 +1074,7 @@ def forget_met(mode: FakeTensorMode) -> None:
 # --- while a candidate compiles -----------------------------------------------------------------
 
 
-def eager_backward_lowering() -> contextlib.AbstractContextManager[None]:
+def backward_lowering_at_once() -> contextlib.AbstractContextManager[None]:
     """Compile the backward with the forward, so that its failure is the attempt's.
 
     AOTAutograd leaves it for the first ``.backward()`` otherwise, past every fallback.
@@ -1102,7 +1102,7 @@ def keeping_no_weights_for_free() -> contextlib.AbstractContextManager[None]:
 
 
 @contextlib.contextmanager
-def donating_nothing() -> Iterator[None]:
+def without_donated_buffers() -> Iterator[None]:
     """Keep AOTAutograd from donating what the forward saved to the backward, to be overwritten.
 
     Only Inductor makes use of such memory. As long as no engine writes to it, another engine can
@@ -1517,7 +1517,7 @@ def aot_compile(
         partition_fn=partition,
         decompositions=decompositions,
     )
-    with eager_backward_lowering():
+    with backward_lowering_at_once():
         return backend(gm, list(example_inputs))
 
 

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -107,6 +107,11 @@ def _build_within_limits(request: GraphRequest, contender: Contender) -> Callabl
 
 
 def _build(request: GraphRequest, contender: Contender) -> Callable[..., Any]:
+    """Build on copies, and find out what the build wrote to all the same; buffers are put back.
+
+    Raises:
+        Refusal: ``rejected``, where it wrote to the model, or did nothing; or the engine's own.
+    """
     backend, options = contender.backend, contender.candidate.options
     gm = clones.clone_graph(request.gm)
     inputs = list(request.example_inputs)
@@ -115,11 +120,8 @@ def _build(request: GraphRequest, contender: Contender) -> Callable[..., Any]:
     versions = _weight_versions(request)
     buffers = clones.Buffers(request) if backend.reads_example_inputs else None
     build = functools.partial(backend.build, mode=request.mode, options=options)
-    donation = contextlib.nullcontext() if backend.runs_shared_passes else _torch.donating_nothing()
-    twice = request.training and writes.reads_what_it_wrote(request.gm)
-    costs = _torch.keeping_no_weights_for_free() if twice else contextlib.nullcontext()
     try:
-        with _torch.eager_backward_lowering(), donation, costs:
+        with _aot_settings(request, backend):
             if late.in_force().shared.late and not backend.runs_shared_passes:
                 compiled: object = compile_each(
                     gm, inputs, functools.partial(_build_part, build, backend)
@@ -134,6 +136,22 @@ def _build(request: GraphRequest, contender: Contender) -> Callable[..., Any]:
         refuse(Status.REJECTED, Reason.MUTATED_INPUTS, what)
     run = prove.proven(compiled, None if backend.may_return_original else request.gm)
     return run if backend.writes_as_the_graph else leaving_modes(run, request.gm)
+
+
+@contextlib.contextmanager
+def _aot_settings(request: GraphRequest, backend: Backend) -> Iterator[None]:
+    """Have AOTAutograd make backwards whose failure is the attempt's, and whose numbers are right.
+
+    A backend that runs the shared passes itself has AOTAutograd's step in hand, and with it what
+    is donated to a backward; for any other nothing is.
+    """
+    with contextlib.ExitStack() as settings:
+        settings.enter_context(_torch.backward_lowering_at_once())
+        if not backend.runs_shared_passes:
+            settings.enter_context(_torch.without_donated_buffers())
+        if request.training and writes.reads_what_it_wrote(request.gm):
+            settings.enter_context(_torch.keeping_no_weights_for_free())
+        yield
 
 
 def _verify(compiled: Callable[..., Any], request: GraphRequest, contender: Contender) -> None:

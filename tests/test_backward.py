@@ -263,7 +263,7 @@ def test_inductor_is_offered_what_the_forward_saved() -> None:
         seen.append(built)
         return built.compiled
 
-    with _torch.backwards_by(guard), _torch.eager_backward_lowering():
+    with _torch.backwards_by(guard), _torch.backward_lowering_at_once():
         torch.compile(net())(torch.randn(3, 4)).sum().backward()
     assert seen[0].donated
 

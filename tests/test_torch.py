@@ -301,7 +301,7 @@ def test_dynamo_takes_our_wrapper_off_before_it_puts_on_its_own() -> None:
     assert _torch.undisabled(_torch.disabled(once)) is _torch.undisabled(once)
 
 
-def test_eager_backward_lowering_compiles_the_backward_in_the_backend_call() -> None:
+def test_backward_lowering_at_once_compiles_the_backward_in_the_backend_call() -> None:
     """Without the patch the backward compiles at the first ``.backward()``."""
     stages = []
 
@@ -312,7 +312,7 @@ def test_eager_backward_lowering_compiles_the_backward_in_the_backend_call() -> 
     def backend(gm, example_inputs):
         from torch._dynamo.backends.common import aot_autograd
 
-        with _torch.eager_backward_lowering():
+        with _torch.backward_lowering_at_once():
             return aot_autograd(fw_compiler=compiler)(gm, example_inputs)
 
     torch.compile(torch.sin, backend=backend)(torch.ones(2, requires_grad=True))
@@ -1095,7 +1095,11 @@ def test_backwards_are_guarded_where_they_meet_autograd() -> None:
         return _torch.takes_a_list(lambda args: [2 * each for each in built.compiled(args)])
 
     x = torch.randn(3, requires_grad=True)
-    with _torch.backwards_by(guard), _torch.eager_backward_lowering(), _torch.donating_nothing():
+    with (
+        _torch.backwards_by(guard),
+        _torch.backward_lowering_at_once(),
+        _torch.without_donated_buffers(),
+    ):
         inside = torch.compile(torch.sin, backend="aot_eager")
         inside(x).sum().backward()
     torch.testing.assert_close(x.grad, 2 * x.cos())
