@@ -1,10 +1,11 @@
-"""Which machine this is, as far as the speed of what is compiled depends on it."""
+"""Which machine this is and what is installed on it, as far as what is compiled depends on it."""
 
 from __future__ import annotations
 
 import functools
 import os
 import platform
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
@@ -47,3 +48,12 @@ def _model() -> str:
         return platform.processor()
     named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(named, "") or platform.processor()
+
+
+@functools.cache
+def version_of(distribution: str) -> str:
+    """The version of an installed distribution; empty where it is not installed."""
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return ""

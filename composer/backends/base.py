@@ -7,7 +7,6 @@ does (:func:`note`, :func:`covers`) and ask what it is allowed (:func:`limits_le
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import sys
 import time
@@ -16,13 +15,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, ClassVar, Literal
 
 import torch.fx
 
 from composer.child import NONE, Limits
 from composer.errors import OptionError, refuse
+from composer.machine import version_of
 from composer.passes import fingerprint
 from composer.records import GraphRequest, Reason, Status
 from composer.registry import did_you_mean
@@ -278,15 +277,6 @@ def is_installed(module: str) -> bool:
     if sys.modules.get(module) is not None:
         return True
     return importlib.util.find_spec(module) is not None
-
-
-@functools.cache
-def version_of(distribution: str) -> str:
-    """The version of an installed distribution; empty where it is not installed."""
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return ""
 
 
 def require_installed(modules: Sequence[str], remedy: str) -> None:

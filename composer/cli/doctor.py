@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, metadata, version
+from importlib.metadata import metadata
 from typing import Annotated, Any
 
 import torch
@@ -18,6 +17,7 @@ from composer.attempt import classify
 from composer.backends import BACKENDS, find_backend
 from composer.errors import text_of
 from composer.graphs import capture
+from composer.machine import version_of
 from composer.records import GraphRequest, Reason
 
 _PACKAGES = {
@@ -98,7 +98,5 @@ def _install(name: str) -> str:
 
 
 def _version(backend: str) -> str:
-    for package in _PACKAGES.get(backend, ("torch",)):
-        with suppress(PackageNotFoundError):
-            return version(package)
-    return ""
+    """That of the first of an engine's packages that is here."""
+    return next(filter(None, map(version_of, _PACKAGES.get(backend, ("torch",)))), "")

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from pydantic import BaseModel
 
-from composer.backends.base import Backend, version_of
+from composer.backends.base import Backend
 from composer.graphs import capture
 from composer.lock.file import LockedGraph, LockedPass
+from composer.machine import version_of
 from composer.passes.base import GraphPass
 from composer.passes.function import qualified_name
 from composer.passes.resolve import SharedPasses

@@ -18,12 +18,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from composer.machine import version_of
 from composer.store.disk import Entry, Shelf
 
 DEFAULT_GIB = 2.0
@@ -127,7 +127,7 @@ def key_of(kind: str, text: str) -> str:
 @functools.cache
 def environment() -> str:
     """What the lowering is made of: composer's own sources, torch, the exporter, the processor."""
-    versions = {name: _version_of(name) for name in _PACKAGES}
+    versions = {name: version_of(name) for name in _PACKAGES}
     built = torch.__version__, torch.version.git_version, platform.python_version()
     machine = platform.machine(), torch.backends.cpu.get_cpu_capability()
     return f"{_sources()} {built} {versions} {machine}"
@@ -146,10 +146,3 @@ def _sources() -> str:
         digest.update(f"{path.relative_to(root)}\n".encode())
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()
-
-
-def _version_of(distribution: str) -> str:
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return ""

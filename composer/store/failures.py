@@ -16,8 +16,9 @@ from typing import Any
 import torch
 
 from composer import session
-from composer.backends.base import Backend, note, version_of
+from composer.backends.base import Backend, note
 from composer.errors import causes, refuse
+from composer.machine import version_of
 from composer.policy import Candidate
 from composer.records import Attempt, GraphRequest, Reason, Status
 from composer.store.disk import Shelf, this_process

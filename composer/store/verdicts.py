@@ -30,7 +30,7 @@ import torch
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
 from composer import machine, session
-from composer.backends.base import Backend, version_of
+from composer.backends.base import Backend
 from composer.errors import Refusal, causes
 from composer.policy import Policy
 from composer.records import (
@@ -299,7 +299,7 @@ class Memory:
     def _verdict(self, key: str, outcome: Outcome) -> Verdict:
         request = self._request
         packages = {name for _, backend in self._engines for name in backend.packages}
-        named = {name: version_of(name) for name in (*sorted(packages), "torch-composer")}
+        named = {name: machine.version_of(name) for name in (*sorted(packages), "torch-composer")}
         return Verdict.model_construct(
             key=key,
             measured=datetime.now(UTC),
@@ -348,7 +348,11 @@ def _digest(request: GraphRequest, identities: Sequence[tuple[str, str | None]])
         "threads": torch.get_num_threads(),
         "products": torch.get_float32_matmul_precision(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
-        "versions": [version_of("torch-composer"), torch.__version__, platform.python_version()],
+        "versions": [
+            machine.version_of("torch-composer"),
+            torch.__version__,
+            platform.python_version(),
+        ],
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
