@@ -31,7 +31,7 @@ import torch.fx
 from composer import _torch, book, chain, guard, lock, saved, select, session
 from composer.contenders import Contender, contenders_of
 from composer.graphs import capture, clones
-from composer.guard import backward, overtaking, standby
+from composer.guard import backward, overtaking, roles
 from composer.guard.succession import Succession
 from composer.lowering import once
 from composer.passes import early, resolve
@@ -91,7 +91,7 @@ def compose(
         asked_by_name=case.rules.names_chain,
     )
     return guard.watch(
-        standby.Engine(outcome.compiled, backwards),
+        roles.Engine(outcome.compiled, backwards),
         report.runtime,
         flatten,
         restore,

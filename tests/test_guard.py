@@ -22,7 +22,7 @@ from composer import _torch, guard, session
 from composer.errors import FallbackWarning, OptionError
 from composer.graphs import writes
 from composer.graphs.capture import read_request
-from composer.guard import standby
+from composer.guard import roles
 from composer.policy import read_policy
 from composer.telemetry.prometheus import PrometheusSink
 from composer.testing import FakeBackend, expect
@@ -399,7 +399,7 @@ def test_compiled_model_can_be_copied_and_pickling_says_no() -> None:
     sent = pickle.loads(pickle.dumps(run))  # torch sends the module, and compiles it there
     torch.testing.assert_close(sent(x), net(x))
     with pytest.raises((AttributeError, pickle.PicklingError), match=r"[Cc]an't pickle .*watch"):
-        pickle.dumps(guard.watch(standby.Engine(torch.sin), last().runtime))
+        pickle.dumps(guard.watch(roles.Engine(torch.sin), last().runtime))
 
 
 def test_report_can_be_copied_and_pickled() -> None:

@@ -31,7 +31,7 @@ LAYERS = [
     {"verify.answers"},
     {"isolate.parcel", "verify"},
     {"isolate.caller", "guard.sampling", "guard.backward"},
-    {"isolate", "guard.standby", "guard.schedule"},
+    {"isolate", "guard.roles", "guard.schedule"},
     {"guard.versions"},
     {"guard.served"},
     {"guard.calls"},

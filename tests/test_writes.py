@@ -18,7 +18,7 @@ from composer.backends.base import Backend
 from composer.backends.inductor import InductorBackend
 from composer.graphs import writes
 from composer.graphs.capture import read_request
-from composer.guard import standby
+from composer.guard import roles
 from composer.testing import FakeBackend
 
 pytestmark = [
@@ -278,10 +278,10 @@ def test_inputs_are_looked_at_where_anything_may_write(
     function: Any, chain: list[Any], looks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not those of a graph that writes to nothing and whose engines do not, either."""
-    seen: list[standby.Rescue | None] = []
+    seen: list[roles.Rescue | None] = []
     watch = guard.watch
 
-    def see(*args: Any, rescue: standby.Rescue | None, **more: Any) -> Any:
+    def see(*args: Any, rescue: roles.Rescue | None, **more: Any) -> Any:
         seen.append(rescue)
         return watch(*args, rescue=rescue, **more)
 

@@ -4,7 +4,7 @@ Read in this order:
 
 - :mod:`~composer.guard.calls`: :func:`watch`, the code around every call;
 - :mod:`~composer.guard.served`: which engine serves the graph now, and the change to another;
-- :mod:`~composer.guard.standby`: the records that those two work with;
+- :mod:`~composer.guard.roles`: the records that those two work with;
 - :mod:`~composer.guard.succession`: the rest of the chain, for when an engine fails;
 - :mod:`~composer.guard.overtaking`: ``select_async``, which measures the other candidates in the
   thread of :mod:`~composer.guard.background`, between two calls (:mod:`~composer.guard.gate`).

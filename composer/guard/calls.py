@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from composer import _torch
+from composer.guard.roles import Compiled, Engine, Later, Rescue
 from composer.guard.sampling import Sampler
 from composer.guard.served import ServedGraph
-from composer.guard.standby import Compiled, Engine, Later, Rescue
 from composer.guard.versions import UNREADABLE, Versions
 from composer.records import Runtime
 

@@ -32,7 +32,7 @@ import torch
 from composer import _torch, chain, select, session
 from composer.contenders import Contender
 from composer.graphs import clones, writes
-from composer.guard import background, standby
+from composer.guard import background, roles
 from composer.guard.succession import Succession
 from composer.lowering import once
 from composer.memory import free_memory
@@ -95,7 +95,7 @@ class Plan:
         )
         return dataclasses.replace(outcome, attempts=attempts)
 
-    def behind(self, successors: Succession) -> standby.Later | None:
+    def behind(self, successors: Succession) -> roles.Later | None:
         """The work that begins with the graph's second call; ``None`` where there is none.
 
         Args:
@@ -143,7 +143,7 @@ class Overtaking:
     first: int
     attempts: tuple[Attempt, ...]
 
-    def begin(self, args: Sequence[Any], run: standby.Compiled, seat: standby.Seat) -> None:
+    def begin(self, args: Sequence[Any], run: roles.Compiled, seat: roles.Seat) -> None:
         """Copy the inputs of the call that is about to be made, and leave the rest to the thread.
 
         Args:
@@ -159,7 +159,7 @@ class Overtaking:
         except Exception as error:  # noqa: BLE001  # recorded: the call is to be made all the same
             self.tell(seat, error_line(error))
 
-    def tell(self, seat: standby.Seat, why: str) -> None:
+    def tell(self, seat: roles.Seat, why: str) -> None:
         """Record why the contest came to nothing."""
 
         def told(_: bool) -> tuple[None, bool]:
@@ -174,8 +174,8 @@ class _Task:
     """The work of the background thread for one graph."""
 
     plan: Overtaking
-    run: standby.Compiled
-    seat: standby.Seat
+    run: roles.Compiled
+    seat: roles.Seat
     home: session.Session
     inputs: list[Any]
     settings: tuple[Any, ...]
@@ -214,7 +214,7 @@ class _Task:
         if _settings() != self.settings:
             raise _Dropped("torch's default dtype, or another setting of its, was changed")
 
-    def _chosen(self, outcome: Outcome, served: bool) -> tuple[standby.Engine | None, bool]:
+    def _chosen(self, outcome: Outcome, served: bool) -> tuple[roles.Engine | None, bool]:
         if not served:
             raise _Dropped(_UNWANTED)
         return self.plan.successors.overtaken(outcome, self.plan.first)

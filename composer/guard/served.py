@@ -14,9 +14,9 @@ from typing import Any, TypeVar, cast
 
 from composer import _torch
 from composer.guard.gate import Gate
+from composer.guard.roles import WRITTEN, Compiled, Engine, Later, Rescue, Seat, TakeOver
 from composer.guard.sampling import Sampler
 from composer.guard.schedule import Kind, Schedule
-from composer.guard.standby import WRITTEN, Compiled, Engine, Later, Rescue, Seat, TakeOver
 from composer.guard.versions import Versions
 from composer.memory import free_memory, lacks_memory
 from composer.records import Runtime

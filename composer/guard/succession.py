@@ -22,7 +22,7 @@ from composer.floor import make_floor
 from composer.graphs import collectives, writes
 from composer.graphs.checkpoints import eager_forward
 from composer.graphs.comparison import Bounds
-from composer.guard import backward, standby
+from composer.guard import backward, roles
 from composer.guard.sampling import Sampler, cannot_undo
 from composer.passes.resolve import SharedPasses
 from composer.policy import Policy
@@ -109,7 +109,7 @@ class Succession:
             return _torch.undisabled(outcome.compiled)
         return self._answer if self._shared.late else eager_forward(self.request.gm)
 
-    def rescue(self) -> standby.Rescue | None:
+    def rescue(self) -> roles.Rescue | None:
         """What the guard does when the engine raises; ``None`` where it lets the error through."""
         raises = self._policy.on_runtime_error == "raise" or self._policy.strict
         serves = self.report.chosen != FLOOR or self._quarantined
@@ -117,7 +117,7 @@ class Succession:
             return None
         tracked, blind = self._tracked
         held = tuple(writes.written_attributes(self.request.gm))
-        return standby.Rescue(
+        return roles.Rescue(
             floor=self.floor,
             blame=self.blame,
             successor=self.successor,
@@ -184,19 +184,19 @@ class Succession:
         self._wait(self._serving, self.report.runtime.calls)
         self._record(tuple(attempts), FLOOR)
 
-    def successor(self, args: Sequence[Any]) -> standby.Engine:
+    def successor(self, args: Sequence[Any]) -> roles.Engine:
         """The next candidate that is accepted, or the floor, compiled for these inputs."""
         first = self._serving + 1
         outcome, engine = self.walk(args, self.contenders[first:])
         self._arrive(first, outcome.attempts)
         self._record((*self.report.attempts, *outcome.attempts), outcome.chosen, outcome)
-        return standby.Engine(self.floor) if outcome.chosen == FLOOR else engine
+        return roles.Engine(self.floor) if outcome.chosen == FLOOR else engine
 
     def retry_at(self) -> int | None:
         """The next call before which an engine that the chain prefers is tried again."""
         return min((each.until for each in self._preferred().values()), default=None)
 
-    def retry(self, args: Sequence[Any]) -> standby.Engine | None:
+    def retry(self, args: Sequence[Any]) -> roles.Engine | None:
         """The first engine in quarantine whose time has come and that is accepted.
 
         The wait of those that are not accepted doubles. Where the policy wants the fastest, the
@@ -217,7 +217,7 @@ class Succession:
             self._record(attempts, self.report.chosen)
         return None
 
-    def overtaken(self, outcome: Outcome, first: int) -> tuple[standby.Engine | None, bool]:
+    def overtaken(self, outcome: Outcome, first: int) -> tuple[roles.Engine | None, bool]:
         """Record the result of the background contest, and reduce the chain to who may serve.
 
         Args:
@@ -243,7 +243,7 @@ class Succession:
         self._arrive(0, [outcome.attempts[place] for place in ahead])
         attempts = (*outcome.attempts, *since)
         self._record(attempts, outcome.chosen, None if stays else outcome, alongside=True)
-        return None if stays else standby.Engine(outcome.compiled), may_return
+        return None if stays else roles.Engine(outcome.compiled), may_return
 
     def reverted(self) -> None:
         """Record that the engine which had been replaced serves again."""
@@ -277,7 +277,7 @@ class Succession:
         contest: select.Contest | None = None,
         *,
         alongside: bool = False,
-    ) -> tuple[Outcome, standby.Engine]:
+    ) -> tuple[Outcome, roles.Engine]:
         """Try candidates after Dynamo's compile is over.
 
         Args:
@@ -291,7 +291,7 @@ class Succession:
             outcome = chain.walk(
                 request, contenders, self._shared, contest, strict=False, at_run_time=True
             )
-        return outcome, standby.Engine(outcome.compiled, backwards)
+        return outcome, roles.Engine(outcome.compiled, backwards)
 
     def _arrive(self, first: int, attempts: Sequence[Attempt]) -> None:
         """Note the place in the chain of the engine that serves; the floor's is behind its end."""

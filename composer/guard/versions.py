@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-from composer.guard.standby import Rescue
+from composer.guard.roles import Rescue
 
 Reader = Callable[[Sequence[Any]], object]
 
