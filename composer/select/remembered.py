@@ -18,7 +18,7 @@ from composer.memory import free_memory
 from composer.records import Attempt, GraphRequest, Outcome, Reason, Status
 from composer.select import choice
 from composer.select.choice import Made, Tried
-from composer.store.verdicts import Entrant, Memory, Recalled
+from composer.store.verdicts import Memory, Recalled, Standing
 
 
 def fastest(
@@ -74,26 +74,26 @@ def _outcome(recalled: Recalled, served: Attempt | None, serves: Made) -> Outcom
     return Outcome(tuple(attempts), tuple(errors), verdict.chosen, *serves, ranking=verdict.ranking)
 
 
-def _skipped(each: Entrant, reason: Reason, message: str, recalled: Recalled) -> Attempt:
+def _skipped(each: Standing, reason: Reason, message: str, recalled: Recalled) -> Attempt:
     engine: dict[str, Any] = {"precision": each.precision} if each.precision else {}
     engine |= {"timing": _timing(each, recalled)} if each.timing else {}
     return Attempt(each.backend, Status.SKIPPED, reason, message, 0.0, engine=engine)
 
 
-def _timing(each: Entrant, recalled: Recalled) -> dict[str, Any]:
+def _timing(each: Standing, recalled: Recalled) -> dict[str, Any]:
     """The figures as they were then; measuring them took no time now."""
     measured = recalled.verdict.measured.astimezone(UTC).isoformat(timespec="seconds")
     now = {"seconds": 0.0, "measured": measured, "remembered_in": recalled.source}
     return {**(each.timing or {}), **now}
 
 
-def _beaten(each: Entrant, recalled: Recalled) -> str:
+def _beaten(each: Standing, recalled: Recalled) -> str:
     counted = ", its build counted" if "build_ms" in (each.timing or {}) else ""
     best = f"{recalled.verdict.serves} takes {recalled.verdict.milliseconds:.3g} ms"
     return f"{each.milliseconds:.3g} ms a call{counted}; {best}, as measured on {_date(recalled)}"
 
 
-def _refused(each: Entrant, recalled: Recalled) -> str:
+def _refused(each: Standing, recalled: Recalled) -> str:
     if each.reason is Reason.POLICY:
         return each.message
     remedy = "`composer cache clear verdicts` has it tried again"

@@ -76,8 +76,8 @@ Text = Annotated[str, Field(max_length=_LONGEST), AfterValidator(_printable)]
 Number = Annotated[int, Field(ge=0, le=1 << 53)] | Annotated[float, Field(ge=0.0, lt=math.inf)]
 
 
-class Entrant(BaseModel):
-    """What became of one candidate.
+class Standing(BaseModel):
+    """What became of one candidate, whether or not it took part in the contest.
 
     Attributes:
         backend: As the chain spelled it.
@@ -134,7 +134,7 @@ class Verdict(BaseModel):
     measured: AwareDatetime
     chosen: Text
     ranking: tuple[int, ...]
-    candidates: Annotated[tuple[Entrant, ...], Field(min_length=1)]
+    candidates: Annotated[tuple[Standing, ...], Field(min_length=1)]
     model: Text
     graph_key: Text
     device: Text
@@ -305,7 +305,7 @@ class Memory:
             measured=datetime.now(UTC),
             chosen=outcome.chosen,
             ranking=outcome.ranking or (),
-            candidates=tuple(map(_entrant, outcome.attempts)),
+            candidates=tuple(map(_standing, outcome.attempts)),
             model=_shown(request.model),
             graph_key=request.graph_key,
             device=request.device,
@@ -400,8 +400,8 @@ def _figures(attempt: Attempt) -> dict[str, float] | None:
     return {name: each for name, each in timing.items() if isinstance(each, int | float)}
 
 
-def _entrant(attempt: Attempt) -> Entrant:
-    return Entrant.model_construct(
+def _standing(attempt: Attempt) -> Standing:
+    return Standing.model_construct(
         backend=attempt.backend,
         status=attempt.status,
         reason=attempt.reason,
