@@ -85,7 +85,7 @@ def _try_in_turn(
 
     Args:
         trial: Tries the candidate at a place of the chain.
-        number: Of the candidates.
+        number: How many candidates there are.
         done: Those that were tried before, by their places.
         strict: End at the first that is not accepted.
     """

@@ -165,20 +165,20 @@ def _beaten(each: Tried, at: int, winner: str, result: select.Result, floor: int
         return Tried(attempt, None, refusal)
     timing = result.timings[at]
     counted = ", its build counted" if timing.handicap else ""
-    mine, best = (_size(each) for each in (timing, result.timings[result.winner]))
+    best = result.timings[result.winner]
+    own = f"{_ms(timing.cost):.3g} ms a call{_and_memory(timing)}{counted}"
     attempt = dataclasses.replace(
         _with_timing(each, _figures(result, at, floor)).attempt,
         status=Status.REJECTED,
         reason=Reason.SLOWER,
-        message=f"{mine[0]} ms a call{mine[1]}{counted}; {winner} takes {best[0]} ms{best[1]}",
+        message=f"{own}; {winner} takes {_ms(best.cost):.3g} ms{_and_memory(best)}",
     )
     return Tried(attempt, None)
 
 
-def _size(timing: select.Timing) -> tuple[str, str]:
-    """Milliseconds of a call, and the memory where that was measured."""
-    taken = "" if timing.grown is None else f" and {timing.grown / MIB:.0f} MiB"
-    return f"{_ms(timing.cost):.3g}", taken
+def _and_memory(timing: select.Timing) -> str:
+    """``" and 12 MiB"``; empty where memory was not measured."""
+    return "" if timing.grown is None else f" and {timing.grown / MIB:.0f} MiB"
 
 
 def _figures(result: select.Result, at: int, floor: int) -> str | dict[str, Any]:

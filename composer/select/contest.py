@@ -386,18 +386,14 @@ class _Race:
 
     def result(self) -> Result:
         """What the rules make of the times: the first in the chain that is as good as the best."""
-        timings = {
-            place: Timing(
-                tuple(turns) or (self._warm[place],),
-                len(turns),
-                entrant.handicap,
-                self._grown.get(place),
-            )
-            for place, turns in self._turns.items()
-            if place not in self.errors
-            for entrant in (self._entrants[place],)
-        }
+        measured = (place for place in self._turns if place not in self.errors)
+        timings = {place: self._timing(place) for place in measured}
         costs = {place: timings[place].cost for place in self._alive}
         if self._within is not None:
             costs = least_memory(costs, self._grown, self._within)
         return Result(first_of_the_best(costs), timings, self.errors)
+
+    def _timing(self, place: int) -> Timing:
+        turns, handicap = self._turns[place], self._entrants[place].handicap
+        known = tuple(turns) or (self._warm[place],)
+        return Timing(known, len(turns), handicap, self._grown.get(place))
