@@ -40,6 +40,10 @@ class Stage(StrEnum):
     PARTITIONER = "partitioner"
 
 
+BEFORE_AUTOGRAD = (Stage.TORCH, Stage.ATEN)
+"""The stages that composer runs once, before every candidate; the others run within each."""
+
+
 @dataclass(frozen=True, slots=True)
 class PassResult:
     """What one run of a pass did: whether the graph changed, in how many places (if counted)."""

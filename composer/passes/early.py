@@ -9,7 +9,7 @@ import torch.fx
 from composer import _torch
 from composer.graphs import clones
 from composer.passes import metadata
-from composer.passes.base import GraphPass, Stage
+from composer.passes.base import BEFORE_AUTOGRAD, GraphPass, Stage
 from composer.passes.canonical import to_aten
 from composer.passes.pipeline import Pipeline
 from composer.passes.resolve import SharedPasses
@@ -29,7 +29,7 @@ def rewrite(
         PassError: a pass failed, and the policy says ``on_pass_error = "raise"``.
     """
     pipeline = Pipeline(shared.on_error)
-    for stage in (Stage.TORCH, Stage.ATEN):
+    for stage in BEFORE_AUTOGRAD:
         request = _run_stage(request, stage, shared.at(stage), pipeline)
     return request, tuple(pipeline.records)
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from composer import _torch
 from composer.errors import ComposerError, OptionError, UnknownNameError
-from composer.passes.base import GraphPass, Stage
+from composer.passes.base import BEFORE_AUTOGRAD, GraphPass, Stage
 from composer.passes.fingerprint import Unstable, digest, file_of
 from composer.passes.function import FunctionPass, qualified_name
 from composer.passes.pipeline import OnError
@@ -50,7 +50,7 @@ class SharedPasses:
         Before autograd no engine stands between the halves, and the order is that of the list.
         """
         here = [each for each in self.passes if each.stage == stage]
-        if stage in (Stage.TORCH, Stage.ATEN):
+        if stage in BEFORE_AUTOGRAD:
             return tuple(here)
         halves = (False, True) if last is None else (last,)
         return tuple(each for half in halves for each in here if each.runs_last is half)

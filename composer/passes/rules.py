@@ -21,7 +21,7 @@ import torch.fx
 
 from composer import _torch
 from composer.passes import metadata, order
-from composer.passes.base import Stage
+from composer.passes.base import BEFORE_AUTOGRAD, Stage
 from composer.passes.purity import is_pure, keeps_to_itself
 from composer.passes.snapshot import Snapshot, lines_of
 
@@ -52,7 +52,7 @@ class Interface:
         key = metadata.key_at(stage)
         inputs = {str(node.target): node.meta.get(key) for node in _placeholders(gm)}
         values = (v.meta.get(key) if isinstance(v, torch.fx.Node) else v for v in _returned(gm))
-        strides = stage in (Stage.TORCH, Stage.ATEN)
+        strides = stage in BEFORE_AUTOGRAD
         return Interface(
             {name: metadata.description(value) for name, value in inputs.items()},
             tuple(metadata.description(value, strides=strides) for value in values),
@@ -79,7 +79,7 @@ def enforce(
     changed = before.changed_graphs()
     for graph in (gm, *changed.values()):
         _check_arguments(graph)
-    _sort(gm.graph, functional=stage not in (Stage.TORCH, Stage.ATEN))
+    _sort(gm.graph, functional=stage not in BEFORE_AUTOGRAD)
     for graph in (gm, *changed.values()):
         _lint(graph)
     for graph in changed.values():

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from composer.passes.base import BEFORE_AUTOGRAD
 from composer.records import CompileReport, Reason, Status, first_line
 from composer.telemetry.base import Sink
 from composer.telemetry.totals import COMPILE_SECONDS, Total, Totals
@@ -26,7 +27,6 @@ _OF_GRAPH = (
     *("policy", "chosen"),
 )
 _OF_PASS = ("name", "stage", "changed", "matches", "nodes_before", "nodes_after", "seconds")
-_BEFORE_CANDIDATES = frozenset({"torch", "aten"})
 _ERRORS = frozenset({Status.FAILED, Status.REJECTED, Status.CRASHED, Status.TIMED_OUT})
 
 
@@ -186,7 +186,7 @@ def _add_passes(span: Span, passes: Sequence[Mapping[str, Any]], first: int, end
     Events, not spans: a pass takes milliseconds, and a record does not say when within the accepted
     candidate the later ones ran; those stand at the compile's end.
     """
-    early = [each for each in passes if each["stage"] in _BEFORE_CANDIDATES]
+    early = [each for each in passes if each["stage"] in BEFORE_AUTOGRAD]
     at = first - sum(_nanoseconds(each["seconds"]) for each in early)
     for each in passes:
         at = at + _nanoseconds(each["seconds"]) if each in early else end

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from composer.passes.base import BEFORE_AUTOGRAD
 from composer.records import CompileReport
 from composer.telemetry.page.words import percentages, sane
 
 PASSES, REST = "passes", "rest"
-_BEFORE = ("torch", "aten")  # the stages that run before the candidates; the others within one
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Piece:
 
 def pieces(graph: CompileReport) -> tuple[Piece, ...]:
     """What a compile was spent on, in order; the rest, which is nowhere in particular, last."""
-    before = sum(sane(each.seconds) for each in graph.passes if each.stage in _BEFORE)
+    before = sum(sane(each.seconds) for each in graph.passes if each.stage in BEFORE_AUTOGRAD)
     found = [Piece(PASSES, "shared passes", before)] if before else []
     for each in graph.attempts:
         reason = str(each.reason or "")
