@@ -21,6 +21,7 @@ import torch.fx
 
 from composer.child import NONE, Limits
 from composer.errors import OptionError, refuse
+from composer.graphs.nodes import value_of
 from composer.machine import version_of
 from composer.passes import fingerprint
 from composer.records import GraphRequest, Reason, Status
@@ -303,9 +304,7 @@ def require_inference(request: GraphRequest, remedy: str) -> None:
         Refusal: it is one.
     """
     (returned,) = request.gm.graph.find_nodes(op="output")
-    known = (
-        node.meta.get("example_value", node.meta.get("val")) for node in returned.all_input_nodes
-    )
+    known = map(value_of, returned.all_input_nodes)
     if request.training and any(isinstance(v, torch.Tensor) and v.requires_grad for v in known):
         refuse(Status.DECLINED, Reason.TRAINING_GRAPH, remedy)
 

@@ -18,6 +18,7 @@ import torch.fx
 from composer import _torch
 from composer.backends.base import note
 from composer.graphs import capture, clones, writes
+from composer.graphs.nodes import attribute_at
 from composer.lowering.aot import own_tensors
 from composer.lowering.bindings import BindingEngine
 from composer.lowering.freeze import freeze
@@ -186,7 +187,7 @@ def _readers(
     """The operations that read each tensor that the graph holds, then each input."""
     found: dict[int, list[torch.fx.Node]] = {i: [] for i in range(len(own))}
     for node in gm.graph.find_nodes(op="get_attr"):
-        value = clones.attribute_at(gm, str(node.target))
+        value = attribute_at(gm, str(node.target))
         for i, each in enumerate(own):
             if each is value:
                 found[i] += node.users

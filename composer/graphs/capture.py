@@ -16,7 +16,7 @@ import torch
 import torch.fx
 
 from composer import _torch
-from composer.graphs.clones import attribute_at
+from composer.graphs.nodes import attribute_at, value_of
 from composer.records import GraphInput, GraphRequest
 
 _NAME = "composer_model"
@@ -281,7 +281,7 @@ def _target(gm: torch.fx.GraphModule, node: torch.fx.Node) -> str:
 
 def _held(node: torch.fx.Node, given: Any) -> str:
     """What a placeholder stands for; ``given`` is used where the graph does not say."""
-    value = node.meta.get("example_value", node.meta.get("val", given))
+    value = value_of(node, given)
     if isinstance(value, torch.Tensor):
         return _tensor(value)
     kind, text = type(value).__name__, str(value)

@@ -12,6 +12,7 @@ import torch.fx
 
 from composer import _torch
 from composer.graphs import writes
+from composer.graphs.nodes import attribute_at
 from composer.records import GraphRequest
 
 _LARGE = 64 << 20
@@ -261,11 +262,3 @@ def _same_target(a: object, b: object) -> bool:
     if isinstance(a, torch.fx.GraphModule) and isinstance(b, torch.fx.GraphModule):
         return same_graph(a, b)
     return a is b
-
-
-def attribute_at(gm: torch.nn.Module | None, path: str) -> object:
-    """What a dotted path within the module leads to; ``None`` where it leads nowhere."""
-    value: object = gm
-    for name in path.split("."):
-        value = getattr(value, name, None)
-    return value

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import keyword
-import operator
 from collections import Counter
 from collections.abc import Callable, Iterable
 
@@ -11,6 +10,7 @@ import torch
 import torch.fx
 
 from composer import _torch
+from composer.graphs.nodes import attribute_at, value_of
 from composer.records import GraphRequest
 
 _ASSIGNS = frozenset(
@@ -118,7 +118,7 @@ def reads_what_it_wrote(gm: torch.fx.GraphModule) -> bool:
 
 def written_attributes(gm: torch.fx.GraphModule) -> list[torch.Tensor]:
     """Tensors that the graph module holds itself and may write to, as an optimizer's step does."""
-    held = {node: operator.attrgetter(str(node.target))(gm) for node in _attributes(gm)}
+    held = {node: attribute_at(gm, str(node.target)) for node in _attributes(gm)}
     tensors = {node: each for node, each in held.items() if isinstance(each, torch.Tensor)}
     if not tensors:
         return []
@@ -149,7 +149,7 @@ def _memory_written(gm: torch.fx.GraphModule, writes: Writes) -> set[object]:
 
 def _memory(node: torch.fx.Node) -> object:
     """Equal for the views of one tensor, as far as the graph knows what its nodes give."""
-    fake = node.meta.get("example_value", node.meta.get("val"))
+    fake = value_of(node)
     if isinstance(fake, torch.Tensor) and fake.layout is torch.strided:
         return _torch.storage_id(fake)
     return node

@@ -27,6 +27,7 @@ from torch.fx.node import map_aggregate
 from composer import _torch
 from composer.errors import Refusal, refuse
 from composer.graphs import clones
+from composer.graphs.nodes import attribute_at, value_of
 from composer.records import Reason, Status
 
 _FILLING = 0.01
@@ -225,13 +226,13 @@ def _parts(gm: torch.fx.GraphModule) -> tuple[list[tuple[Any, ...]], dict[str, A
         for node in kept
     ]
     paths = {str(n.target) for n in gm.graph.nodes if n.op in ("get_attr", "call_module")}
-    held = {path: clones.attribute_at(gm, path) for path in sorted(paths)}
+    held = {path: attribute_at(gm, path) for path in sorted(paths)}
     return nodes, held, gm.__class__.__name__, gm.training
 
 
 def _number(node: torch.fx.Node) -> int | float | None:
     """What a size, or a number made of sizes, was in the first call; ``None`` for what is none."""
-    value = node.meta.get("example_value", node.meta.get("val"))
+    value = value_of(node)
     if node.op == "placeholder" or not isinstance(value, torch.SymInt | torch.SymFloat):
         return None
     number: int | float = _first(value)

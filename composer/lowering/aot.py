@@ -15,6 +15,7 @@ import torch.fx
 from composer import _torch
 from composer.errors import refuse
 from composer.graphs import capture, checkpoints, clones
+from composer.graphs.nodes import value_of
 from composer.lowering.decompositions import Table, decompositions
 from composer.lowering.freeze import freeze
 from composer.lowering.statistics import find_witnesses, statistics, witness_of
@@ -198,7 +199,7 @@ def _decline_complex_outputs(gm: torch.fx.GraphModule) -> None:
     """Gradients of one that is conjugated lazily are not what AOTAutograd assumes (torch 2.13)."""
     (returned,) = gm.graph.find_nodes(op="output")
     for node in returned.all_input_nodes:
-        value = node.meta.get("example_value", node.meta.get("val"))
+        value = value_of(node)
         if isinstance(value, torch.Tensor) and value.dtype.is_complex:
             what = f"one of its outputs is a tensor of {value.dtype}"
             refuse(Status.DECLINED, Reason.UNSUPPORTED_DTYPE, what)

@@ -14,6 +14,7 @@ import torch.fx
 from torch.fx.node import map_arg
 
 from composer import _torch
+from composer.graphs.nodes import attribute_at
 from composer.lowering.views import is_dense
 
 aten = torch.ops.aten
@@ -38,7 +39,7 @@ def evaluate_constants(
         if _is_empty(node):
             known[node] = _empty(node.meta["val"])
         elif _is_literal(node):
-            known[node] = operator.attrgetter(str(node.target))(gm)
+            known[node] = attribute_at(gm, str(node.target))
         elif node.op == "call_function" and _depends_on(node, known) and node.target != _MEMORY:
             known[node] = node
         source = node.args[0] if node.target is operator.getitem else node

@@ -18,6 +18,7 @@ import torch.fx
 
 from composer import _torch
 from composer.lowering.decompositions.pools import miscounted
+from composer.lowering.regions import tensors_of
 from composer.lowering.views import is_view
 
 aten = torch.ops.aten
@@ -129,7 +130,7 @@ def _fractional_range(node: torch.fx.Node) -> str | None:
 def _integer_division(node: torch.fx.Node) -> str | None:
     """ONNX Runtime divides integers by zero with a SIGFPE that ends the process."""
     if _torch.operator_name(node.target) not in _DIVISIONS or not all(
-        _is_integral(v) for v in _results(node)
+        _is_integral(v) for v in tensors_of(node)
     ):
         return None
     divisor = node.args[1]
@@ -148,7 +149,7 @@ def _division_of_sizes(node: torch.fx.Node) -> str | None:
 
 
 def _long_integers(node: torch.fx.Node) -> str | None:
-    values = next(_results(node), None)  # indices come second
+    values = next(tensors_of(node), None)  # indices come second
     wrong = (
         values is not None
         and values.dtype is torch.int64
@@ -162,7 +163,7 @@ def _double_precision(node: torch.fx.Node) -> str | None:
 
     A comparison has operands in float64 only.
     """
-    if not any(v.dtype is torch.float64 for v in (*_results(node), *_operands(node))):
+    if not any(v.dtype is torch.float64 for v in (*tensors_of(node), *_operands(node))):
         return None
     if any(isinstance(each.meta.get("val"), torch.SymFloat) for each in node.all_input_nodes):
         return "float64 is computed with a symbol of float32"
@@ -177,7 +178,7 @@ def _half_precision(node: torch.fx.Node) -> str | None:
 
     One below the normal range is there, too, but rounded by up to half of it.
     """
-    halves = all(value.dtype is torch.float16 for value in _results(node))
+    halves = all(value.dtype is torch.float16 for value in tensors_of(node))
     if not halves or _torch.operator_name(node.target) not in _FACTORS:
         return None
     numbers = (abs(v) for v in node.args if isinstance(v, int | float) and math.isfinite(v) and v)
@@ -190,7 +191,7 @@ def _empty_operand(node: torch.fx.Node) -> str | None:
     harmless = (
         torch.Tag.pointwise in _tags(node) or _torch.operator_name(node.target) in _KEEP_EMPTY
     )
-    gone = node.target is aten.cat.default and any(0 in value.shape for value in _results(node))
+    gone = node.target is aten.cat.default and any(0 in value.shape for value in tensors_of(node))
     if (harmless and not gone) or _torch.is_view(node.target):
         return None
     empty = any(0 in value.shape for value in _operands(node))
@@ -253,19 +254,9 @@ def _tags(node: torch.fx.Node) -> Sequence[torch.Tag]:
     return getattr(node.target, "tags", ())
 
 
-def _results(node: torch.fx.Node) -> Iterator[torch.Tensor]:
-    yield from _tensors(node.meta.get("val"))
-
-
 def _operands(node: torch.fx.Node) -> Iterator[torch.Tensor]:
     for source in node.all_input_nodes:
-        yield from _tensors(source.meta.get("val"))
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    for each in value if isinstance(value, tuple | list) else (value,):
-        if isinstance(each, torch.Tensor):
-            yield each
+        yield from tensors_of(source)
 
 
 def _is_integral(value: torch.Tensor) -> bool:

@@ -14,7 +14,7 @@ import torch.fx
 from composer import _torch
 from composer.errors import Refusal
 from composer.graphs.capture import graph_key
-from composer.graphs.clones import attribute_at
+from composer.graphs.nodes import attribute_at
 from composer.lowering import keeping
 from composer.lowering.faithful import unfaithful
 from composer.lowering.linears import keep_dimensions

@@ -23,12 +23,16 @@ from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
 
 from composer import _torch
 from composer.errors import refuse
+from composer.graphs.nodes import attribute_at
 from composer.lowering.aot import FunctionalGraph, decline_special_tensors
 from composer.lowering.constants import evaluate_constants, lift_scalars
 from composer.lowering.views import give_returned_views_to_torch, is_view
 from composer.records import Reason, Status
 
 _PREFIX = "region_"
+
+WHOLE = f"{_PREFIX}0"
+"""The name of a region that is the whole graph."""
 
 _CONJUGATING = (torch.ops.aten.linalg_pinv.atol_rtol_tensor,)
 """Kernels of torch's that take conjugates of complex numbers within.
@@ -148,7 +152,7 @@ def split(graph: FunctionalGraph, why_not: Callable[[torch.fx.Node], str | None]
     outside |= {node for node in calls_of(gm) if _is_made_for(outside, node)}
     if not outside and _returns_computed_values(gm):
         region = Region(gm, graph.weights, graph.witnesses, _lift_constants(gm))
-        return Split(None, {_PREFIX + "0": region}, len(taken), len(compute), left)
+        return Split(None, {WHOLE: region}, len(taken), len(compute), left)
     taken_nodes = _partition(gm, outside)
     regions = _fuse(graph, taken_nodes)
     inside = sum(is_compute(node) for nodes in taken_nodes for node in nodes)
@@ -333,8 +337,7 @@ def _lift_constants(gm: torch.fx.GraphModule) -> dict[int, torch.Tensor]:
 
 def constant_at(gm: torch.fx.GraphModule, node: torch.fx.Node) -> torch.Tensor:
     """The tensor that a ``get_attr`` node reads."""
-    value: torch.Tensor = operator.attrgetter(str(node.target))(gm)
-    return value
+    return cast(torch.Tensor, attribute_at(gm, str(node.target)))
 
 
 def _described(

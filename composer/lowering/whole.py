@@ -17,6 +17,7 @@ import torch
 import torch.fx
 
 from composer import _torch
+from composer.graphs.nodes import value_of
 from composer.lowering import keeping
 from composer.lowering.aot import (
     FunctionalGraph,
@@ -27,11 +28,9 @@ from composer.lowering.aot import (
     owners_of,
 )
 from composer.lowering.onnx import OnnxGraph, Output, read_model
-from composer.lowering.regions import Region, Split
+from composer.lowering.regions import WHOLE, Region, Split
 from composer.lowering.texts import Unsayable, text_of
 from composer.passes import late
-
-_REGION = "region_0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +60,7 @@ class Whole:
         owners, read = owners_of(self.gm, inputs), frozenset(facts["statistics"])
         weights, witnesses = bindable(inputs, owners, frozenset(), read)
         region = Region(_placeholders(inputs), weights, witnesses, {})
-        return Split(None, {_REGION: region}, facts["taken"], facts["taken"], ()), model
+        return Split(None, {WHOLE: region}, facts["taken"], facts["taken"], ()), model
 
     def keep(self, graph: FunctionalGraph, parts: Split, models: Sequence[OnnxGraph]) -> None:
         """Keep what the graph was lowered to, if that model alone can serve it.
@@ -122,8 +121,7 @@ def whole_of(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], engine: st
 
 def _is_static(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> bool:
     """Whether all values are plain tensors of fixed sizes; a symbol might ask for a guard."""
-    known = (node.meta.get("example_value", node.meta.get("val")) for node in gm.graph.nodes)
-    return not any(map(_may_vary, (*example_inputs, *known)))
+    return not any(map(_may_vary, (*example_inputs, *map(value_of, gm.graph.nodes))))
 
 
 def _may_vary(value: Any) -> bool:

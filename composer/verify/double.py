@@ -11,6 +11,7 @@ import torch.fx
 
 from composer import _torch
 from composer.graphs import clones
+from composer.graphs.nodes import attribute_at
 from composer.records import GraphRequest
 
 _NARROW = (torch.float16, torch.bfloat16, torch.float32)
@@ -49,7 +50,7 @@ def _widen(gm: torch.fx.GraphModule, node: torch.fx.Node) -> None:
     if node.op == "call_method" and node.target in _METHODS:
         node.target = "double"
     if node.op == "get_attr":
-        value = clones.attribute_at(gm, str(node.target))
+        value = attribute_at(gm, str(node.target))
         if isinstance(value, torch.Tensor):
             name = f"_wide_{node.name}"
             gm.register_buffer(name, _wide(value.detach()))

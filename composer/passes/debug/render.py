@@ -13,7 +13,7 @@ import torch
 import torch.fx
 
 from composer import _torch
-from composer.graphs.clones import attribute_at
+from composer.graphs.nodes import attribute_at
 from composer.passes.base import Stage
 from composer.passes.metadata import description, key_at
 from composer.passes.snapshot import Snapshot

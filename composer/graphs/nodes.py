@@ -1,0 +1,27 @@
+"""What a node of a graph stands for, as far as the graph knows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.fx
+
+
+def value_of(node: torch.fx.Node, otherwise: Any = None) -> Any:
+    """The value that a node has while the graph is compiled: a fake tensor, a symbol, a number.
+
+    Dynamo notes it under one name, tracing to ATen under another.
+
+    Args:
+        node: Of a captured graph, or of one that was traced.
+        otherwise: What is given back for a node of which the graph does not know it.
+    """
+    return node.meta.get("example_value", node.meta.get("val", otherwise))
+
+
+def attribute_at(gm: torch.nn.Module | None, path: str) -> object:
+    """What a dotted path within the module leads to; ``None`` where it leads nowhere."""
+    value: object = gm
+    for name in path.split("."):
+        value = getattr(value, name, None)
+    return value
