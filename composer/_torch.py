@@ -3,6 +3,27 @@
 Each import, or the function here that uses it, says why no public name serves.
 ``tests/test_torch.py`` has a test for each, so that after a torch upgrade a test fails with the
 name of what moved. Heavy parts (the ONNX exporter) are imported when first used.
+
+The sections, in order:
+
+- what Dynamo compiles now: the compile's id, the frame, where its inputs come from
+- what the user compiled, and where Dynamo could not follow
+- other ranks
+- modes, and what autograd saves: grad mode, autocast, hooks
+- operators and their schemas: names, paths, who writes, who draws
+- random numbers
+- sizes that are symbols
+- tensors and their memory
+- fake tensors
+- copies of a graph, and what Dynamo says of its inputs
+- graphs in files
+- compiles outside of Dynamo's own: after it, beside it, within another
+- passes: canonical ATen, Inductor's pattern matcher
+- AOTAutograd: its settings, its step, what it found out
+- compiled backwards, and the guard around them
+- Inductor: its settings and caches
+- the ONNX exporter
+- the processor
 """
 
 from __future__ import annotations
@@ -100,7 +121,7 @@ def list_backends() -> list[str]:
     return _list_backends(exclude_tags=())
 
 
-# --- what is being compiled ---------------------------------------------------------------------
+# --- what Dynamo compiles now ---------------------------------------------------------------------
 
 
 def compile_id() -> str | None:
@@ -115,41 +136,9 @@ def is_recompile() -> bool:
     return current is not None and bool(current.frame_compile_id)
 
 
-def autocasts() -> list[tuple[str, torch.dtype]]:
-    """The devices for which autocast is on, each with its dtype."""
-    kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
-    return [(kind, torch.get_autocast_dtype(kind)) for kind in kinds]
-
-
-def structured_trace_is_on() -> bool:
-    """Whether torch writes what ``tlparse`` reads (``TORCH_TRACE=folder``).
-
-    Torch writes it by a handler of its own. One without a folder stands for off: it takes itself
-    away at the first event.
-    """
-    from torch._logging._internal import LazyTraceHandler, trace_log
-
-    own = (each for each in trace_log.handlers if isinstance(each, LazyTraceHandler))
-    return any(handler.root_dir for handler in own)
-
-
-def trace_artifact(name: str, encoding: str, payload: str, graph_id: str) -> None:
-    """Write a file into torch's structured trace; ``tlparse`` shows it with that compile.
-
-    Args:
-        name: What ``tlparse`` calls it.
-        encoding: ``"json"`` or ``"string"``.
-        payload: The file's text.
-        graph_id: Dynamo's compile id, for when none is under way; ignored if it is no such id.
-    """
-    from torch._guards import CompileId
-    from torch._logging._internal import trace_structured_artifact
-
-    try:
-        known = CompileId.from_string(graph_id)
-    except ValueError:
-        known = None
-    trace_structured_artifact(name, encoding, lambda: payload, compile_id=known)
+def captured_graphs() -> int:
+    """How many graphs Dynamo gave to any backend since this process started."""
+    return counters["stats"]["unique_graphs"]
 
 
 def traced_frame() -> tuple[types.CodeType, dict[str, Any], str] | None:
@@ -235,7 +224,57 @@ def owner_of_buffer(placeholder: torch.fx.Node) -> object | None:
         return None
 
 
-# --- what the user compiled, and where Dynamo could not follow ----------------------------------
+def structured_trace_is_on() -> bool:
+    """Whether torch writes what ``tlparse`` reads (``TORCH_TRACE=folder``).
+
+    Torch writes it by a handler of its own. One without a folder stands for off: it takes itself
+    away at the first event.
+    """
+    from torch._logging._internal import LazyTraceHandler, trace_log
+
+    own = (each for each in trace_log.handlers if isinstance(each, LazyTraceHandler))
+    return any(handler.root_dir for handler in own)
+
+
+def trace_artifact(name: str, encoding: str, payload: str, graph_id: str) -> None:
+    """Write a file into torch's structured trace; ``tlparse`` shows it with that compile.
+
+    Args:
+        name: What ``tlparse`` calls it.
+        encoding: ``"json"`` or ``"string"``.
+        payload: The file's text.
+        graph_id: Dynamo's compile id, for when none is under way; ignored if it is no such id.
+    """
+    from torch._guards import CompileId
+    from torch._logging._internal import trace_structured_artifact
+
+    try:
+        known = CompileId.from_string(graph_id)
+    except ValueError:
+        known = None
+    trace_structured_artifact(name, encoding, lambda: payload, compile_id=known)
+
+
+# --- what the user compiled, and where Dynamo could not follow ------------------------------------
+
+
+def undisabled(compiled: T) -> T:
+    """The callable within ``torch.compiler.disable``'s wrapper, or ``compiled`` itself.
+
+    The wrapper of ``torch.compile`` keeps its original in the same attribute, but is no wrapper
+    to take off: the mark tells them apart, and the context where a module was wrapped.
+    """
+    if isinstance(compiled, OptimizedModule) and isinstance(compiled.dynamo_ctx, DisableContext):
+        return cast(T, compiled._orig_mod)
+    if not getattr(compiled, "_torchdynamo_disable", False):
+        return compiled
+    return cast(T, getattr(compiled, "_torchdynamo_orig_callable", compiled))
+
+
+def disabled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``torch.compiler.disable``, typed: Dynamo does not trace the function."""
+    wrap = cast(Callable[..., Callable[..., Any]], torch.compiler.disable)
+    return wrap(function, reason="engines are not traced")
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,12 +388,7 @@ def _tell(error: Any, stack: Sequence[traceback.FrameSummary], *, frame_skipped:
         listener(message, stack, frame_skipped)
 
 
-def captured_graphs() -> int:
-    """How many graphs Dynamo gave to any backend since this process started."""
-    return counters["stats"]["unique_graphs"]
-
-
-# --- other ranks --------------------------------------------------------------------------------
+# --- other ranks ----------------------------------------------------------------------------------
 
 
 def world_size() -> int:
@@ -400,36 +434,47 @@ def group_member() -> GroupMember | None:
     return GroupMember(torch.distributed.get_rank(), world, _get_default_store())
 
 
-# --- operators, and what autograd saves ---------------------------------------------------------
+# --- modes, and what autograd saves ---------------------------------------------------------------
 
 
-def takes_functions(target: Any) -> bool:
-    """Whether this is an operator over functions, graphs or a user's Triton kernel."""
-    return isinstance(target, HigherOrderOperator)
+def autocasts() -> list[tuple[str, torch.dtype]]:
+    """The devices for which autocast is on, each with its dtype."""
+    kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+    return [(kind, torch.get_autocast_dtype(kind)) for kind in kinds]
 
 
-def operator_namespace(target: Any) -> str:
-    """``"aten"`` for an operator of that namespace, overload or not; empty for what is none."""
-    if isinstance(target, OpOverload):
-        return target.namespace
-    if isinstance(target, OpOverloadPacket):
-        return target._qualified_op_name.partition("::")[0]
-    return ""
+def enters_autocast(target: Any) -> bool:
+    """Whether a graph's node opens a region of autocast."""
+    return target is _enter_autocast
 
 
-def saving_as_it_is() -> contextlib.AbstractContextManager[Any]:
-    """Hide what autograd saves from the hooks of a checkpoint, which counts saved tensors.
+def changes_autocast(target: Any) -> bool:
+    """Whether a graph's node opens or closes a region of autocast."""
+    return target is _enter_autocast or target is _exit_autocast
 
-    They are detached, since a result that its own operation saves would keep itself alive for good
-    otherwise: torch's documentation of the hooks warns of that. torch has no public way to ask
-    whether hooks are set, or may be. Where none are, none are set: ``torch.func`` refuses to
-    differentiate then.
-    """
-    asked: Any = torch._C._autograd  # torch's stub leaves these out
-    allowed = asked._saved_tensors_hooks_is_enabled()
-    if not allowed or asked._top_saved_tensors_default_hooks(True) is None:
-        return contextlib.nullcontext()
-    return torch.autograd.graph.saved_tensors_hooks(torch.Tensor.detach, lambda tensor: tensor)
+
+_CHANGES_STATE = (
+    torch._C._set_grad_enabled,
+    _enter_autocast,
+    _exit_autocast,
+)
+
+
+def changes_state(target: Any) -> bool:
+    """Whether a graph's node changes grad mode or autocast for the nodes behind it."""
+    return any(target is each for each in _CHANGES_STATE)
+
+
+_FUNCTORCH = ("torch._functorch", "torch._C._functorch", "torch.autograd", "torch._C._autograd")
+
+
+def _is_functorchs(target: Any) -> bool:
+    return str(getattr(target, "__module__", "")).startswith(_FUNCTORCH)
+
+
+def sets_modes(target: Any) -> bool:
+    """Whether a graph's node may set what :func:`modes_put_back` puts back."""
+    return changes_state(target) or _is_functorchs(target)
 
 
 @contextlib.contextmanager
@@ -460,6 +505,30 @@ def modes_put_back() -> Iterator[None]:
             raise
 
 
+def is_watched() -> bool:
+    """Whether a mode is active that may change what is called (``torch.set_default_device``)."""
+    from torch import overrides
+    from torch.utils import _python_dispatch as dispatch
+
+    modes: Any = overrides._get_current_function_mode_stack
+    return bool(modes() or dispatch._get_current_dispatch_mode_stack())
+
+
+def saving_as_it_is() -> contextlib.AbstractContextManager[Any]:
+    """Hide what autograd saves from the hooks of a checkpoint, which counts saved tensors.
+
+    They are detached, since a result that its own operation saves would keep itself alive for good
+    otherwise: torch's documentation of the hooks warns of that. torch has no public way to ask
+    whether hooks are set, or may be. Where none are, none are set: ``torch.func`` refuses to
+    differentiate then.
+    """
+    asked: Any = torch._C._autograd  # torch's stub leaves these out
+    allowed = asked._saved_tensors_hooks_is_enabled()
+    if not allowed or asked._top_saved_tensors_default_hooks(True) is None:
+        return contextlib.nullcontext()
+    return torch.autograd.graph.saved_tensors_hooks(torch.Tensor.detach, lambda tensor: tensor)
+
+
 @contextlib.contextmanager
 def own_backward(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
     """Run a backward of composer's own: no hook of these tensors is called, and torch traces none.
@@ -479,178 +548,195 @@ def own_backward(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
             tensor._backward_hooks = hooks
 
 
-# --- copies of the graph and its inputs ---------------------------------------------------------
+# --- operators and their schemas ------------------------------------------------------------------
 
 
-def carry_source_metadata(source: torch.fx.GraphModule, copy: torch.fx.GraphModule) -> None:
-    """Re-attach what copying a graph drops, so that AOTAutograd still sees static inputs.
+def takes_functions(target: Any) -> bool:
+    """Whether this is an operator over functions, graphs or a user's Triton kernel."""
+    return isinstance(target, HigherOrderOperator)
 
-    Dynamo keeps it in attributes because ``meta`` is pickled (pytorch/pytorch#141640); when it
-    moves into ``meta`` this function can go.
+
+def operator_namespace(target: Any) -> str:
+    """``"aten"`` for an operator of that namespace, overload or not; empty for what is none."""
+    if isinstance(target, OpOverload):
+        return target.namespace
+    if isinstance(target, OpOverloadPacket):
+        return target._qualified_op_name.partition("::")[0]
+    return ""
+
+
+def operator_name(target: Any) -> str:
+    """``"aten::add"`` for every overload of it; empty for what is no operator."""
+    return target._schema.name if isinstance(target, OpOverload) else ""
+
+
+def is_view(target: Any) -> bool:
+    """Whether the operator's result shares its input's memory, by its schema."""
+    return isinstance(target, OpOverload) and target.is_view
+
+
+def draws(target: object) -> bool:
+    """Whether an operator draws random numbers."""
+    return isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
+
+
+_COMPOSED = torch._C.DispatchKey.CompositeImplicitAutograd
+
+
+def _is_composed(operator: OpOverload) -> bool:
+    """Whether torch's kernel of it calls other operators and computes nothing itself."""
+    name = operator.name()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    return torch._C._dispatch_has_kernel_for_dispatch_key(name, _COMPOSED)
+
+
+def draws_itself(target: object) -> bool:
+    """Whether it does so in a kernel of its own, not by operators that it is composed of."""
+    return draws(target) and not cast(OpOverload, target).has_kernel_for_dispatch_key(_COMPOSED)
+
+
+def argument(node: torch.fx.Node, name: str) -> Any:
+    """The value that a call of an operator has for the argument ``name`` of its schema, or None."""
+    for position, each in enumerate(cast(Any, node.target)._schema.arguments):
+        if each.name == name:
+            given = dict(enumerate(node.args))
+            return node.kwargs.get(name, given.get(position, each.default_value))
+    return None
+
+
+def shares_memory(operator: OpOverload) -> bool:
+    """Whether a result may share an argument's memory, or be that argument, by the schema."""
+    return any(each.alias_info is not None for each in operator._schema.returns)
+
+
+def written_by(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """What a call of an operator writes to in place, by the operator's schema."""
+    arguments = cast(Any, node.target)._schema.arguments
+    given = [argument(node, a.name) for a in arguments if a.alias_info and a.alias_info.is_write]
+    flat = [each for value in given for each in (value if isinstance(value, list) else [value])]
+    return [each for each in flat if isinstance(each, torch.fx.Node)]
+
+
+def may_write_by_schema(node: torch.fx.Node) -> bool:
+    """Whether an operator, or any overload of one whose overload is open, writes to an operand."""
+    target = node.target
+    if isinstance(target, OpOverload):
+        return bool(written_by(node))
+    if not isinstance(target, OpOverloadPacket):
+        return False
+    overloads = cast(list[str], cast(Any, target).overloads())
+    schemas = (getattr(target, name)._schema for name in overloads)
+    aliases = (a for schema in schemas for a in schema.arguments if a.alias_info)
+    writes = (a for a in aliases if a.alias_info.is_write)
+    return any(a.name in node.kwargs or not a.is_out for a in writes)
+
+
+def operator_path(target: object) -> tuple[str, ...] | None:
+    """Where under ``torch.ops`` an operator is found; ``None`` for what is none.
+
+    Operators cannot be pickled, and torch's own way around it (``torch.fx._graph_pickler``) sends
+    their graphs' metadata along, which cannot always be sent. A Triton kernel of the user's is
+    named by a number that means something in this process only, and compiled autograd calls what
+    it made for the backward under way.
+
+    Raises:
+        TypeError: the operator runs such a kernel, or is one of compiled autograd's.
     """
-    carry_attributes(source, copy)
-    for node, twin in zip(source.graph.nodes, copy.graph.nodes, strict=True):
-        carry_node_source(node, twin)
+    if isinstance(target, compiled_autograd.Op):
+        raise TypeError(f"compiled autograd made {target} in this process")
+    if isinstance(target, OpOverload):
+        return (*target._schema.name.split("::"), target._overloadname)
+    if isinstance(target, OpOverloadPacket):
+        return tuple(target._qualified_op_name.split("::"))
+    if isinstance(target, HigherOrderOperator):
+        if "triton_kernel" in target.__name__:
+            raise TypeError("it runs a Triton kernel that only this process knows")
+        return ("higher_order", target.__name__)
+    return None
 
 
-def let_go_of_examples(copy: torch.fx.GraphModule) -> None:
-    """Take off the placeholders what Dynamo takes off those of its own graph after a compile.
+def operator_at(*path: str) -> object:
+    """The operator that :func:`operator_path` names.
 
-    That are the real inputs: weak references to tensors, which ``torch.utils.swap_tensors`` then
-    refuses to swap, and some that are not weak.
+    Raises:
+        AttributeError: no module that was imported here registers it.
     """
-    for node in copy.graph.find_nodes(op="placeholder"):
-        node.meta.pop("grapharg", None)
+    return functools.reduce(getattr, path, cast(object, torch.ops))
 
 
-def carry_attributes(source: torch.fx.GraphModule, copy: torch.fx.GraphModule) -> None:
-    """Re-attach what Dynamo hung on the graph module itself."""
-    for name, value in vars(source).items():
-        if name not in vars(copy):
-            object.__setattr__(copy, name, value)
+def decomposition_of(operator: OpOverload) -> Callable[..., Any]:
+    """Torch's own decomposition of the operator."""
+    from torch._decomp import decomposition_table
+
+    return decomposition_table[operator]
 
 
-def before_swaps(told: Callable[[torch.Tensor], None]) -> None:
-    """Tell of every tensor that ``torch.utils.swap_tensors`` is about to swap.
+@functools.cache
+def loops_over_lists() -> Mapping[OpOverload, Callable[..., Any]]:
+    """Each functional operator over lists of tensors, and torch's own loop over the lists for it.
 
-    It has no hook (torch 2.13), and refuses tensors that have weak references. ``nn.Module`` looks
-    it up at each conversion, where ``set_swap_module_params_on_conversion`` has it swap.
+    The loop calls the plain operator once for each place. It is what eager runs on a CPU, and no
+    public name leads to it.
     """
-    swap = torch.utils.swap_tensors
+    names = torch._C._dispatch_get_all_op_names()
+    found = (_overload(name) for name in names if name.startswith("aten::_foreach_"))
+    key = torch._C.DispatchKey.CompositeExplicitAutograd
+    return {
+        each: functools.partial(each._op_dk, key)
+        for each in found
+        if not each._schema.is_mutable
+        and torch._C._dispatch_has_kernel_for_dispatch_key(registry_name(each), key.name)
+    }
 
-    @functools.wraps(swap)
-    def swap_told(t1: torch.Tensor, t2: torch.Tensor) -> None:
-        told(t1)
-        told(t2)
-        swap(t1, t2)  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
-    torch.utils.swap_tensors = swap_told
+def _overload(name: str) -> OpOverload:
+    """The operator of a name like ``"aten::add.Tensor"``."""
+    packet, _, overload = name.removeprefix("aten::").partition(".")
+    return cast(OpOverload, getattr(getattr(torch.ops.aten, packet), overload or "default"))
 
 
-def name_sources(gm: torch.fx.GraphModule) -> None:
-    """Give a source, the graph itself, to buffers and parameters that Dynamo has not seen.
+def multiply_add() -> OpOverload:
+    """What Dynamo makes of ``addcmul_``, ``addcdiv_`` and ``add_`` with a factor, as in optimizers.
 
-    AOTAutograd refuses a graph of Dynamo's in which one has no source. Tracing adds such buffers
-    (for ``torch.tensor([1.0])``), and so may passes.
+    An operator that is made for Inductor; eager computes it as a product and a sum.
     """
-    from torch._dynamo.source import ConstantSource
+    from torch._inductor.inductor_prims import fma
 
-    known = getattr(gm, "_param_name_to_source", None)
-    if known is None:
-        return
-    names = (name for each in (gm.named_parameters(), gm.named_buffers()) for name, _ in each)
-    added = {name: ConstantSource(name) for name in names if name not in known}
-    object.__setattr__(gm, "_param_name_to_source", {**known, **added})
+    return cast(OpOverload, fma)
 
 
-def carry_node_source(node: torch.fx.Node, twin: torch.fx.Node) -> None:
-    """Re-attach where Dynamo says that a placeholder comes from."""
-    if hasattr(node, "_dynamo_source"):
-        twin._dynamo_source = node._dynamo_source
+_HOMES = ("torch", "_operator", "math", "builtins")
+_FOLDER = str(Path(torch.__file__).parent)
 
 
-def carry_no_source(node: torch.fx.Node, added: torch.fx.Node) -> None:
-    """Mark a placeholder as added to ``node``'s graph, so that it has no source of Dynamo's.
+def path_in_torch(function: Any) -> str | None:
+    """``"torch.nn.functional.linear"``, for a function of torch's own or Python's own.
 
-    AOTAutograd refuses a graph of Dynamo's in which a placeholder lacks the attribute. It accepts
-    the value ``None``, which is meant for placeholders that are added when a graph is split.
+    ``None`` for any other, and for one that somebody put in the place of torch's.
     """
-    if hasattr(node, "_dynamo_source"):
-        cast(Any, added)._dynamo_source = None
-
-
-def fake_of_fixed_size(value: torch.Tensor) -> FakeTensor | None:
-    """The fake that AOTAutograd is to meet for a tensor Dynamo has not seen; ``None`` outside.
-
-    Where sizes are dynamic by default it would give such a tensor symbols that nobody knows. The
-    fake has to be kept until then.
-    """
-    context = TracingContext.try_get()
-    if context is None or context.fake_mode is None:
+    name = str(getattr(function, "__name__", ""))
+    home = getattr(function, "__module__", None)
+    if isinstance(function, types.BuiltinFunctionType):
+        home = home or type(function.__self__).__module__
+        return f"{home}.{name}" if home.split(".")[0] in _HOMES else None
+    if not isinstance(function, types.FunctionType):
         return None
-    return context.fake_mode.from_tensor(value, static_shapes=True)
+    is_there = getattr(sys.modules.get(str(home)), name, None) is function
+    return f"{home}.{name}" if is_there and _is_written_in_torch(function) else None
 
 
-def is_users_fake(value: object) -> bool:
-    """Whether the program itself made this tensor fake, so that calls will have no data either.
-
-    The fakes that torch compiles with, such as the inputs of the graphs that DDP cuts, are of the
-    compile's own mode.
-    """
-    context = TracingContext.try_get()
-    own = None if context is None else context.fake_mode
-    return isinstance(value, FakeTensor) and own is not None and value.fake_mode is not own
+def is_method_of_torch(name: str) -> bool:
+    """Whether a tensor's method is torch's own; not where somebody put another in its place."""
+    found = getattr(torch.Tensor, name, None)
+    if isinstance(found, types.FunctionType):
+        return _is_written_in_torch(found)
+    return isinstance(found, types.MethodDescriptorType | types.WrapperDescriptorType)
 
 
-def share_fake(original: torch.Tensor, copy: torch.Tensor) -> None:
-    """Let AOTAutograd see the original's fake tensor when it meets the copy.
-
-    It fakes inputs by identity: without this a copy gets symbols of its own, and views lose the
-    base they share. Outside of a compile there is nothing to share.
-    """
-    context = TracingContext.try_get()
-    if context is None or context.fake_mode is None:
-        return
-    fake = _fake_in(context, original)
-    context.fake_mode.fake_tensor_converter.set_tensor_memo(copy, fake)
-    cast(Any, copy)._composer_fake = fake  # the memo holds it weakly; it lives as long as the copy
+def _is_written_in_torch(function: types.FunctionType) -> bool:
+    return function.__code__.co_filename.startswith(_FOLDER + os.sep)
 
 
-def _fake_in(context: TracingContext, value: torch.Tensor) -> FakeTensor:
-    """The fake of a tensor in a compile's own mode, which is kept there as long as it lives."""
-    if isinstance(value, FakeTensor):
-        return value
-    mode = context.fake_mode
-    assert mode is not None
-    symbolic = cast(Any, context.tensor_to_context).get(value)
-    return mode.from_tensor(
-        value,
-        symbolic_context=symbolic,
-        source=None if symbolic is None else symbolic.tensor_source,
-        trace=False,
-    )
-
-
-@contextlib.contextmanager
-def captured_with(fakes: Sequence[Any], inputs: Sequence[Any]) -> Iterator[None]:
-    """Compile within a compile: AOTAutograd, run again, meets ``fakes`` where it sees ``inputs``.
-
-    It writes what it finds out to the context of the compile; the inner one is given its own.
-    """
-    mode = fake_mode_of(fakes)
-    for fake, value in zip(fakes, inputs, strict=True):
-        if isinstance(fake, FakeTensor):
-            mode.fake_tensor_converter.set_tensor_memo(value, fake)
-    with tracing(TracingContext(mode)):
-        yield
-
-
-@contextlib.contextmanager
-def compiling() -> Iterator[None]:
-    """Compile as Dynamo does: one compile at a time in the process, which says that it compiles.
-
-    FX has one flag for all threads that says it traces. Two compiles at once leave it set for good,
-    and every compiled function refuses to run from then on; while one compiles, those of other
-    threads run only if ``torch.compiler.is_compiling()``.
-    """
-    with compile_lock:
-        # torch.compiler tells of its flag, and has no public way to set it.
-        before = torch.compiler._is_compiling_flag
-        torch.compiler._is_compiling_flag = True
-        try:
-            yield
-        finally:
-            torch.compiler._is_compiling_flag = before
-
-
-def forget_other_threads_compile() -> None:
-    """In a forked child, release the compile lock that a thread of the parent held, and its flags.
-
-    That thread does not exist in the child, so nobody else would.
-    """
-    compile_lock._at_fork_reinit()  # type: ignore[attr-defined]  # CPython's, as for its own locks
-    torch.compiler._is_compiling_flag = False
-    torch.fx._symbolic_trace._is_fx_tracing_flag = False
+# --- random numbers -------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -709,15 +795,6 @@ def draws_random_numbers(run: Callable[..., Any], inputs: Sequence[Any]) -> bool
     return seen.draws
 
 
-_COMPOSED = torch._C.DispatchKey.CompositeImplicitAutograd
-
-
-def _is_composed(operator: OpOverload) -> bool:
-    """Whether torch's kernel of it calls other operators and computes nothing itself."""
-    name = operator.name()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    return torch._C._dispatch_has_kernel_for_dispatch_key(name, _COMPOSED)
-
-
 class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
     """Watches the operators that are called below autograd for one that draws.
 
@@ -748,23 +825,84 @@ class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves
         return True
 
 
+# --- sizes that are symbols -----------------------------------------------------------------------
+
+
 _recaptured_numbers: ContextVar[Mapping[Any, Any]] = ContextVar("numbers", default={})  # noqa: B039
 """The values of the symbols in the call for which a graph is compiled again."""
 
 
-@contextlib.contextmanager
-def recaptured(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Iterator[None]:
-    """Compile a captured graph again, after Dynamo's compile is over, with its own symbols."""
-    fakes = [node.meta.get("example_value") for node in gm.graph.find_nodes(op="placeholder")]
-    captured = any(isinstance(fake, FakeTensor) for fake in fakes)
-    pairs = zip(fakes, inputs, strict=True)
-    numbers = {f.node.expr: value for f, value in pairs if isinstance(f, torch.SymInt)}
-    known = _recaptured_numbers.set(numbers)
-    try:
-        with compiling(), captured_with(fakes, inputs) if captured else contextlib.nullcontext():
-            yield
-    finally:
-        _recaptured_numbers.reset(known)
+def hint(size: Any) -> Any:
+    """The value a symbolic number has in the call that is compiled for; adds no guard.
+
+    That is the first call, or the one for which a graph is compiled again. Anything else is given
+    back as it is.
+    """
+    if not isinstance(size, torch.SymInt | torch.SymFloat):
+        return size
+    expression, numbers = size.node.expr, _recaptured_numbers.get()
+    if not numbers or not expression.free_symbols <= numbers.keys():
+        return size.node.hint
+    number = expression.subs(numbers)
+    return int(number) if isinstance(size, torch.SymInt) else float(number)
+
+
+def symbols(size: Any) -> frozenset[str]:
+    """Names of the symbols in a size; none for a number. Asking adds no guard."""
+    if not isinstance(size, torch.SymInt):
+        return frozenset()
+    return frozenset(map(str, size.node.expr.free_symbols))
+
+
+def size_with(size: Any, values: Mapping[str, int]) -> int:
+    """What a size is where its symbols have these values."""
+    if not isinstance(size, torch.SymInt):
+        return int(size)
+    given = {each: values[str(each)] for each in size.node.expr.free_symbols}
+    return int(size.node.expr.subs(given))
+
+
+def symbol_facts(size: torch.SymInt) -> dict[str, tuple[int | None, int | None, int | None]]:
+    """For each symbol in a size: its value in the first call, and its bounds.
+
+    The value is ``None`` for a size that only the data tells, a bound where there is none.
+    """
+    env = size.node.shape_env
+    hints = env.backed_var_to_val if hasattr(env, "backed_var_to_val") else env.var_to_val
+    facts: dict[str, tuple[int | None, int | None, int | None]] = {}
+    for symbol in size.node.expr.free_symbols:
+        known = env.var_to_range.get(symbol)
+        low, top = map(_finite, (known.lower, known.upper)) if known else (0, None)
+        value = hints.get(symbol)
+        facts[str(symbol)] = (None if value is None else int(value), low, top)
+    return facts
+
+
+def depends_on_data(size: Any) -> bool:
+    """Whether a size is known only once the graph runs; a question about it cannot be guarded."""
+    if not isinstance(size, torch.SymInt):
+        return False
+    return any(value is None for value, _, _ in symbol_facts(size).values())
+
+
+def least(size: Any) -> int | None:
+    """The least that a size can be, by the bounds of its symbols; ``None`` where there is none."""
+    if not isinstance(size, torch.SymInt):
+        return int(size)
+    return _finite(size.node.shape_env.bound_sympy(size.node.expr).lower)
+
+
+def _finite(bound: Any) -> int | None:
+    return int(bound) if bound.is_Integer else None
+
+
+def guards_on(values: Iterable[Any]) -> int:
+    """How many guards stand on the sizes that these symbolic numbers, or tensors, have."""
+    for value in values:
+        for size in value.shape if isinstance(value, torch.Tensor) else (value,):
+            if isinstance(size, torch.SymInt):
+                return len(size.node.shape_env.guards)
+    return 0
 
 
 def with_symbols(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
@@ -774,7 +912,267 @@ def with_symbols(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
     return [fake if isinstance(fake, torch.SymInt) else value for fake, value in pairs]
 
 
-# --- graphs in files ----------------------------------------------------------------------------
+# --- tensors and their memory ---------------------------------------------------------------------
+
+
+PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor)
+"""Types that hold dense memory and nothing else."""
+
+
+def storage_id(tensor: torch.Tensor) -> int:
+    """Equal for tensors that share memory; works for fake tensors, which have no address.
+
+    What ``torch.func`` wraps in a graph that Dynamo captured has the memory of what is within.
+    """
+    while _functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = _functorch.get_unwrapped(tensor)
+    return int(tensor.untyped_storage()._cdata)
+
+
+def copy_storage(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    """The same bytes elsewhere, on the same device."""
+    return cast(torch.UntypedStorage, cast(Any, storage).clone())
+
+
+def empty(
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> Callable[[], torch.Tensor]:
+    """What allocates a contiguous tensor; on the CPU by the call that Inductor's own code makes.
+
+    It takes a third of ``torch.empty``'s time, which parses its arguments anew every time.
+    """
+    if device.type != "cpu":
+        return lambda: torch.empty(shape, dtype=dtype, device=device)
+    from torch._C._dynamo.guards import _empty_strided_cpu  # type: ignore[attr-defined]  # no stub
+
+    strides = torch.empty(shape, device="meta").stride()
+    return functools.partial(_empty_strided_cpu, shape, strides, dtype)
+
+
+def order_of_memory(x: torch.Tensor) -> list[int]:
+    """Dimensions of a new tensor like this one, in the order in which they lie in memory."""
+    from torch._prims_common import compute_elementwise_output_logical_to_physical_perm
+
+    return compute_elementwise_output_logical_to_physical_perm(x)[0]
+
+
+def flatten(value: Any) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
+    """The leaves of nested tuples, lists and dicts, and the way back."""
+    from torch.utils import _pytree
+
+    leaves, spec = _pytree.tree_flatten(value)
+    return leaves, lambda new: _pytree.tree_unflatten(new, spec)
+
+
+def before_swaps(told: Callable[[torch.Tensor], None]) -> None:
+    """Tell of every tensor that ``torch.utils.swap_tensors`` is about to swap.
+
+    It has no hook (torch 2.13), and refuses tensors that have weak references. ``nn.Module`` looks
+    it up at each conversion, where ``set_swap_module_params_on_conversion`` has it swap.
+    """
+    swap = torch.utils.swap_tensors
+
+    @functools.wraps(swap)
+    def swap_told(t1: torch.Tensor, t2: torch.Tensor) -> None:
+        told(t1)
+        told(t2)
+        swap(t1, t2)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+
+    torch.utils.swap_tensors = swap_told
+
+
+# --- fake tensors ---------------------------------------------------------------------------------
+
+
+def fake_mode_of(values: Sequence[Any]) -> FakeTensorMode:
+    """The mode that the fake tensors among ``values`` belong to; a new one if there are none."""
+    for value in values:
+        if isinstance(value, FakeTensor):
+            return value.fake_mode
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def as_fake(mode: FakeTensorMode, value: Any) -> Any:
+    """A real tensor's fake in ``mode``, with its own sizes; everything else as it is."""
+    if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor):
+        return value
+    return mode.from_tensor(value, static_shapes=True)
+
+
+@contextlib.contextmanager
+def faking(mode: FakeTensorMode) -> Iterator[None]:
+    """Run operations on fake tensors; a size that only data decide may get a new symbol."""
+    shape_env = mode.shape_env
+    fresh = shape_env.ignore_fresh_unbacked_symbols() if shape_env else contextlib.nullcontext()
+    with fresh, mode:
+        yield
+
+
+def is_users_fake(value: object) -> bool:
+    """Whether the program itself made this tensor fake, so that calls will have no data either.
+
+    The fakes that torch compiles with, such as the inputs of the graphs that DDP cuts, are of the
+    compile's own mode.
+    """
+    context = TracingContext.try_get()
+    own = None if context is None else context.fake_mode
+    return isinstance(value, FakeTensor) and own is not None and value.fake_mode is not own
+
+
+def fake_of_fixed_size(value: torch.Tensor) -> FakeTensor | None:
+    """The fake that AOTAutograd is to meet for a tensor Dynamo has not seen; ``None`` outside.
+
+    Where sizes are dynamic by default it would give such a tensor symbols that nobody knows. The
+    fake has to be kept until then.
+    """
+    context = TracingContext.try_get()
+    if context is None or context.fake_mode is None:
+        return None
+    return context.fake_mode.from_tensor(value, static_shapes=True)
+
+
+def share_fake(original: torch.Tensor, copy: torch.Tensor) -> None:
+    """Let AOTAutograd see the original's fake tensor when it meets the copy.
+
+    It fakes inputs by identity: without this a copy gets symbols of its own, and views lose the
+    base they share. Outside of a compile there is nothing to share.
+    """
+    context = TracingContext.try_get()
+    if context is None or context.fake_mode is None:
+        return
+    fake = _fake_in(context, original)
+    context.fake_mode.fake_tensor_converter.set_tensor_memo(copy, fake)
+    cast(Any, copy)._composer_fake = fake  # the memo holds it weakly; it lives as long as the copy
+
+
+def _fake_in(context: TracingContext, value: torch.Tensor) -> FakeTensor:
+    """The fake of a tensor in a compile's own mode, which is kept there as long as it lives."""
+    if isinstance(value, FakeTensor):
+        return value
+    mode = context.fake_mode
+    assert mode is not None
+    symbolic = cast(Any, context.tensor_to_context).get(value)
+    return mode.from_tensor(
+        value,
+        symbolic_context=symbolic,
+        source=None if symbolic is None else symbolic.tensor_source,
+        trace=False,
+    )
+
+
+def fakes_met(inputs: Sequence[Any]) -> list[Any]:
+    """What AOTAutograd meets for inputs in the compile under way: fakes, with their symbols.
+
+    To be asked before it runs, and kept for :func:`recompiling`.
+    """
+    context = TracingContext.try_get()
+    if context is None or context.fake_mode is None:
+        mode = FakeTensorMode()
+        return [as_fake(mode, value) for value in inputs]
+    return [
+        _fake_in(context, value) if isinstance(value, torch.Tensor) else value for value in inputs
+    ]
+
+
+def forget_met(mode: FakeTensorMode) -> None:
+    """Let go of the tensors that a mode has met, to which it keeps weak references.
+
+    ``torch.utils.swap_tensors`` refuses tensors that have some; Dynamo clears those of its own
+    modes after a compile. What is faked from then on is faked anew.
+    """
+    met = mode.fake_tensor_converter.meta_converter.describer
+    met.lookup_tensor.clear()
+    met.lookup_storage.clear()
+
+
+# --- copies of a graph, and what Dynamo says of its inputs ----------------------------------------
+
+
+def carry_source_metadata(source: torch.fx.GraphModule, copy: torch.fx.GraphModule) -> None:
+    """Re-attach what copying a graph drops, so that AOTAutograd still sees static inputs.
+
+    Dynamo keeps it in attributes because ``meta`` is pickled (pytorch/pytorch#141640); when it
+    moves into ``meta`` this function can go.
+    """
+    carry_attributes(source, copy)
+    for node, twin in zip(source.graph.nodes, copy.graph.nodes, strict=True):
+        carry_node_source(node, twin)
+
+
+def carry_attributes(source: torch.fx.GraphModule, copy: torch.fx.GraphModule) -> None:
+    """Re-attach what Dynamo hung on the graph module itself."""
+    for name, value in vars(source).items():
+        if name not in vars(copy):
+            object.__setattr__(copy, name, value)
+
+
+def carry_node_source(node: torch.fx.Node, twin: torch.fx.Node) -> None:
+    """Re-attach where Dynamo says that a placeholder comes from."""
+    if hasattr(node, "_dynamo_source"):
+        twin._dynamo_source = node._dynamo_source
+
+
+def carry_no_source(node: torch.fx.Node, added: torch.fx.Node) -> None:
+    """Mark a placeholder as added to ``node``'s graph, so that it has no source of Dynamo's.
+
+    AOTAutograd refuses a graph of Dynamo's in which a placeholder lacks the attribute. It accepts
+    the value ``None``, which is meant for placeholders that are added when a graph is split.
+    """
+    if hasattr(node, "_dynamo_source"):
+        cast(Any, added)._dynamo_source = None
+
+
+def let_go_of_examples(copy: torch.fx.GraphModule) -> None:
+    """Take off the placeholders what Dynamo takes off those of its own graph after a compile.
+
+    That are the real inputs: weak references to tensors, which ``torch.utils.swap_tensors`` then
+    refuses to swap, and some that are not weak.
+    """
+    for node in copy.graph.find_nodes(op="placeholder"):
+        node.meta.pop("grapharg", None)
+
+
+def name_sources(gm: torch.fx.GraphModule) -> None:
+    """Give a source, the graph itself, to buffers and parameters that Dynamo has not seen.
+
+    AOTAutograd refuses a graph of Dynamo's in which one has no source. Tracing adds such buffers
+    (for ``torch.tensor([1.0])``), and so may passes.
+    """
+    from torch._dynamo.source import ConstantSource
+
+    known = getattr(gm, "_param_name_to_source", None)
+    if known is None:
+        return
+    names = (name for each in (gm.named_parameters(), gm.named_buffers()) for name, _ in each)
+    added = {name: ConstantSource(name) for name in names if name not in known}
+    object.__setattr__(gm, "_param_name_to_source", {**known, **added})
+
+
+def lazy_graph_module(root: Any, graph: torch.fx.Graph, name: str) -> torch.fx.GraphModule:
+    """A graph module that generates its code when it is first called, as Dynamo's do.
+
+    ``recompile`` then costs a graph that is only edited nothing.
+    """
+    from torch.fx._lazy_graph_module import _LazyGraphModule
+
+    return _LazyGraphModule(root, graph, name)
+
+
+def settled_forward(gm: torch.fx.GraphModule) -> Callable[..., Any]:
+    """``gm.forward``, generated now: a lazy graph module would look it up anew at every call."""
+    if hasattr(gm, "real_recompile"):
+        cast(Any, gm).real_recompile()
+    return gm.forward
+
+
+def lasting_metadata(node: torch.fx.Node) -> dict[str, Any]:
+    """Of a node's metadata what means the same in another process: its line, and Dynamo's mark."""
+    kept = {"stack_trace": node.meta["stack_trace"]} if node.meta.get("stack_trace") else {}
+    mark = node.meta.get("tensor_dict", {}).get("_dynamo_static_input_type")
+    return kept | ({"tensor_dict": {"_dynamo_static_input_type": mark}} if mark else {})
+
+
+# --- graphs in files ------------------------------------------------------------------------------
 
 
 def will_be_saved() -> bool:
@@ -849,18 +1247,64 @@ def _give_numbers_their_symbols(gm: torch.fx.GraphModule) -> None:
             fake.item_memo = number
 
 
-def fakes_met(inputs: Sequence[Any]) -> list[Any]:
-    """What AOTAutograd meets for inputs in the compile under way: fakes, with their symbols.
+# --- compiles outside of Dynamo's own -------------------------------------------------------------
 
-    To be asked before it runs, and kept for :func:`recompiling`.
+
+@contextlib.contextmanager
+def compiling() -> Iterator[None]:
+    """Compile as Dynamo does: one compile at a time in the process, which says that it compiles.
+
+    FX has one flag for all threads that says it traces. Two compiles at once leave it set for good,
+    and every compiled function refuses to run from then on; while one compiles, those of other
+    threads run only if ``torch.compiler.is_compiling()``.
     """
-    context = TracingContext.try_get()
-    if context is None or context.fake_mode is None:
-        mode = FakeTensorMode()
-        return [as_fake(mode, value) for value in inputs]
-    return [
-        _fake_in(context, value) if isinstance(value, torch.Tensor) else value for value in inputs
-    ]
+    with compile_lock:
+        # torch.compiler tells of its flag, and has no public way to set it.
+        before = torch.compiler._is_compiling_flag
+        torch.compiler._is_compiling_flag = True
+        try:
+            yield
+        finally:
+            torch.compiler._is_compiling_flag = before
+
+
+def forget_other_threads_compile() -> None:
+    """In a forked child, release the compile lock that a thread of the parent held, and its flags.
+
+    That thread does not exist in the child, so nobody else would.
+    """
+    compile_lock._at_fork_reinit()  # type: ignore[attr-defined]  # CPython's, as for its own locks
+    torch.compiler._is_compiling_flag = False
+    torch.fx._symbolic_trace._is_fx_tracing_flag = False
+
+
+@contextlib.contextmanager
+def captured_with(fakes: Sequence[Any], inputs: Sequence[Any]) -> Iterator[None]:
+    """Compile within a compile: AOTAutograd, run again, meets ``fakes`` where it sees ``inputs``.
+
+    It writes what it finds out to the context of the compile; the inner one is given its own.
+    """
+    mode = fake_mode_of(fakes)
+    for fake, value in zip(fakes, inputs, strict=True):
+        if isinstance(fake, FakeTensor):
+            mode.fake_tensor_converter.set_tensor_memo(value, fake)
+    with tracing(TracingContext(mode)):
+        yield
+
+
+@contextlib.contextmanager
+def recaptured(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Iterator[None]:
+    """Compile a captured graph again, after Dynamo's compile is over, with its own symbols."""
+    fakes = [node.meta.get("example_value") for node in gm.graph.find_nodes(op="placeholder")]
+    captured = any(isinstance(fake, FakeTensor) for fake in fakes)
+    pairs = zip(fakes, inputs, strict=True)
+    numbers = {f.node.expr: value for f, value in pairs if isinstance(f, torch.SymInt)}
+    known = _recaptured_numbers.set(numbers)
+    try:
+        with compiling(), captured_with(fakes, inputs) if captured else contextlib.nullcontext():
+            yield
+    finally:
+        _recaptured_numbers.reset(known)
 
 
 @contextlib.contextmanager
@@ -883,66 +1327,7 @@ def as_if_captured(inputs: Sequence[Any]) -> Iterator[None]:
         yield
 
 
-def storage_id(tensor: torch.Tensor) -> int:
-    """Equal for tensors that share memory; works for fake tensors, which have no address.
-
-    What ``torch.func`` wraps in a graph that Dynamo captured has the memory of what is within.
-    """
-    while _functorch.is_functorch_wrapped_tensor(tensor):
-        tensor = _functorch.get_unwrapped(tensor)
-    return int(tensor.untyped_storage()._cdata)
-
-
-def copy_storage(storage: torch.UntypedStorage) -> torch.UntypedStorage:
-    """The same bytes elsewhere, on the same device."""
-    return cast(torch.UntypedStorage, cast(Any, storage).clone())
-
-
-def lazy_graph_module(root: Any, graph: torch.fx.Graph, name: str) -> torch.fx.GraphModule:
-    """A graph module that generates its code when it is first called, as Dynamo's do.
-
-    ``recompile`` then costs a graph that is only edited nothing.
-    """
-    from torch.fx._lazy_graph_module import _LazyGraphModule
-
-    return _LazyGraphModule(root, graph, name)
-
-
-def settled_forward(gm: torch.fx.GraphModule) -> Callable[..., Any]:
-    """``gm.forward``, generated now: a lazy graph module would look it up anew at every call."""
-    if hasattr(gm, "real_recompile"):
-        cast(Any, gm).real_recompile()
-    return gm.forward
-
-
-def flatten(value: Any) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
-    """The leaves of nested tuples, lists and dicts, and the way back."""
-    from torch.utils import _pytree
-
-    leaves, spec = _pytree.tree_flatten(value)
-    return leaves, lambda new: _pytree.tree_unflatten(new, spec)
-
-
-def undisabled(compiled: T) -> T:
-    """The callable within ``torch.compiler.disable``'s wrapper, or ``compiled`` itself.
-
-    The wrapper of ``torch.compile`` keeps its original in the same attribute, but is no wrapper
-    to take off: the mark tells them apart, and the context where a module was wrapped.
-    """
-    if isinstance(compiled, OptimizedModule) and isinstance(compiled.dynamo_ctx, DisableContext):
-        return cast(T, compiled._orig_mod)
-    if not getattr(compiled, "_torchdynamo_disable", False):
-        return compiled
-    return cast(T, getattr(compiled, "_torchdynamo_orig_callable", compiled))
-
-
-def disabled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``torch.compiler.disable``, typed: Dynamo does not trace the function."""
-    wrap = cast(Callable[..., Callable[..., Any]], torch.compiler.disable)
-    return wrap(function, reason="engines are not traced")
-
-
-# --- passes -------------------------------------------------------------------------------------
+# --- passes ---------------------------------------------------------------------------------------
 
 
 def is_pattern_matcher_pass(value: object) -> bool:
@@ -951,69 +1336,11 @@ def is_pattern_matcher_pass(value: object) -> bool:
     return module is not None and isinstance(value, module.PatternMatcherPass)
 
 
-def fake_mode_of(values: Sequence[Any]) -> FakeTensorMode:
-    """The mode that the fake tensors among ``values`` belong to; a new one if there are none."""
-    for value in values:
-        if isinstance(value, FakeTensor):
-            return value.fake_mode
-    return FakeTensorMode(allow_non_fake_inputs=True)
-
-
-def as_fake(mode: FakeTensorMode, value: Any) -> Any:
-    """A real tensor's fake in ``mode``, with its own sizes; everything else as it is."""
-    if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor):
-        return value
-    return mode.from_tensor(value, static_shapes=True)
-
-
-@contextlib.contextmanager
-def faking(mode: FakeTensorMode) -> Iterator[None]:
-    """Run operations on fake tensors; a size that only data decide may get a new symbol."""
-    shape_env = mode.shape_env
-    fresh = shape_env.ignore_fresh_unbacked_symbols() if shape_env else contextlib.nullcontext()
-    with fresh, mode:
-        yield
-
-
-def enters_autocast(target: Any) -> bool:
-    """Whether a graph's node opens a region of autocast."""
-    return target is _enter_autocast
-
-
-_CHANGES_STATE = (
-    torch._C._set_grad_enabled,
-    _enter_autocast,
-    _exit_autocast,
-)
-
-
-def changes_autocast(target: Any) -> bool:
-    """Whether a graph's node opens or closes a region of autocast."""
-    return target is _enter_autocast or target is _exit_autocast
-
-
-def changes_state(target: Any) -> bool:
-    """Whether a graph's node changes grad mode or autocast for the nodes behind it."""
-    return any(target is each for each in _CHANGES_STATE)
-
-
-_FUNCTORCH = ("torch._functorch", "torch._C._functorch", "torch.autograd", "torch._C._autograd")
-
-
 def is_canonical(target: Any) -> bool:
     """Whether :func:`capture_aten` keeps what a call of this function means."""
     if isinstance(target, HigherOrderOperator):
         return target is torch.ops.higher_order.cond
     return not _is_functorchs(target)
-
-
-def _is_functorchs(target: Any) -> bool:
-    return str(getattr(target, "__module__", "")).startswith(_FUNCTORCH)
-
-
-def sets_modes(target: Any) -> bool:
-    """Whether a graph's node may set what :func:`modes_put_back` puts back."""
-    return changes_state(target) or _is_functorchs(target)
 
 
 def _is_static(symbolic: Any) -> bool:
@@ -1060,18 +1387,7 @@ def capture_aten(run: Callable[..., Any], example_inputs: Sequence[Any]) -> torc
     return made
 
 
-def forget_met(mode: FakeTensorMode) -> None:
-    """Let go of the tensors that a mode has met, to which it keeps weak references.
-
-    ``torch.utils.swap_tensors`` refuses tensors that have some; Dynamo clears those of its own
-    modes after a compile. What is faked from then on is faked anew.
-    """
-    met = mode.fake_tensor_converter.meta_converter.describer
-    met.lookup_tensor.clear()
-    met.lookup_storage.clear()
-
-
-# --- while a candidate compiles -----------------------------------------------------------------
+# --- AOTAutograd ----------------------------------------------------------------------------------
 
 
 def backward_lowering_at_once() -> contextlib.AbstractContextManager[None]:
@@ -1112,6 +1428,149 @@ def without_donated_buffers() -> Iterator[None]:
 
     with functorch_config.patch(donated_buffer=False):
         yield
+
+
+def donate_nothing() -> None:
+    """Let ``backward(retain_graph=True)`` work; to be called while a backward is compiled.
+
+    AOTAutograd forbids it where a backward may write to what the forward saved ("donated" buffers,
+    meant for Inductor). Its own switch is read at run time as well (torch 2.13), and is not ours.
+    """
+    context = TracingContext.try_get()
+    if context is not None and context.fw_metadata is not None:
+        context.fw_metadata.bw_donated_idxs = []
+
+
+def boxed(function: Callable[..., Any]) -> Callable[[Sequence[Any]], Any]:
+    """``function`` with its arguments in one list, as AOTAutograd calls what it compiled."""
+    from functorch.compile import make_boxed_func  # type: ignore[import-untyped]  # no py.typed
+
+    return cast(Callable[[Sequence[Any]], Any], make_boxed_func(function))
+
+
+def takes_a_list(function: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+    """Mark a function that takes its arguments in one list, which it may empty."""
+    cast(Any, function)._boxed_call = True
+    return function
+
+
+def aot_compile(
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    forward: GraphCompiler,
+    backward: GraphCompiler,
+    inference: GraphCompiler,
+    partition: Callable[..., tuple[torch.fx.GraphModule, torch.fx.GraphModule]],
+    decompositions: dict[Any, Callable[..., Any]],
+) -> Callable[..., Any]:
+    """Compile through AOTAutograd, which makes graphs functional and replays mutations.
+
+    A graph that needs a backward is cut in two by ``partition``; the halves go to ``forward`` and
+    ``backward``, in this order and both before this returns. Any other goes to ``inference``.
+    """
+    from torch._dynamo.backends.common import aot_autograd
+
+    backend = aot_autograd(
+        fw_compiler=forward,
+        bw_compiler=backward,
+        inference_compiler=inference,
+        partition_fn=partition,
+        decompositions=decompositions,
+    )
+    with backward_lowering_at_once():
+        return backend(gm, list(example_inputs))
+
+
+def min_cut(
+    gm: torch.fx.GraphModule, joint_inputs: Sequence[Any], **kwargs: Any
+) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+    """Cut a joint graph where the least memory has to be kept in between, as for Inductor."""
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    with _draws_kept_apart(gm):
+        forward, backward = min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
+    _describe_second_draws(backward)
+    return forward, backward
+
+
+@contextlib.contextmanager
+def _draws_kept_apart(gm: torch.fx.GraphModule) -> Iterator[None]:
+    """Have the partitioner leave calls alone that are alike, where they draw.
+
+    It knows some operators by name and makes one of two calls of any other: two
+    ``torch.zeros(3).uniform_()`` get the same numbers (torch 2.13, ``aot_eager`` too).
+    """
+    from torch._functorch import compile_utils
+
+    known = compile_utils.rand_ops
+    drawn = {each.target.overloadpacket for each in gm.graph.nodes if draws(each.target)}
+    compile_utils.rand_ops = [*known, *drawn]
+    try:
+        yield
+    finally:
+        compile_utils.rand_ops = known
+
+
+def _describe_second_draws(backward: torch.fx.GraphModule) -> None:
+    """Say what is drawn once more for a checkpoint; the partitioner does not (torch 2.13)."""
+    from torch._prims.rng_prims import run_with_rng_state
+
+    for node in backward.graph.find_nodes(op="call_function", target=run_with_rng_state):
+        given = torch.fx.node.map_arg((node.args, node.kwargs), lambda each: each.meta["val"])
+        (state, draw, *operands), kwargs = given
+        with fake_mode_of([state]):
+            node.meta.setdefault("val", draw(*operands, **kwargs))
+
+
+def mutated_inputs() -> frozenset[int]:
+    """Positions of the inputs that the graph AOTAutograd has just traced writes to."""
+    context = TracingContext.try_get()
+    if context is None or context.fw_metadata is None:
+        return frozenset()
+    known = enumerate(context.fw_metadata.input_info)
+    return frozenset(i for i, each in known if each.mutates_data or each.mutates_metadata)
+
+
+def aot_adds_nothing(outputs: int) -> bool:
+    """Whether AOTAutograd's run-time wrapper has nothing to do for the graph it has just traced.
+
+    That is so where no input is written to, no output is a view of one, and the graph has as many
+    ``outputs`` as the captured one. ``False`` where AOTAutograd does not say.
+    """
+    from torch._functorch._aot_autograd.schemas import OutputType
+
+    context = TracingContext.try_get()
+    known = None if context is None else context.fw_metadata
+    if known is None or mutated_inputs():
+        return False
+    plain = all(each.output_type is OutputType.non_alias for each in known.output_info)
+    extras = known.num_intermediate_bases, len(known.tokens), known.is_rng_op_functionalized
+    return plain and not any(extras) and len(known.output_info) == outputs
+
+
+def tracing_state() -> str:
+    """Text of the global settings that decide what AOTAutograd makes of a graph.
+
+    They are those in the key of AOTAutograd's own cache (torch 2.13), and the kernels of attention
+    that are allowed.
+    """
+    import torch._functorch.config
+
+    attention: Any = torch.backends.cuda
+    facts = (
+        *(torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype()),
+        *autocasts(),
+        *(torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision()),
+        *(attention.flash_sdp_enabled(), attention.mem_efficient_sdp_enabled()),
+        *(attention.math_sdp_enabled(), attention.cudnn_sdp_enabled()),
+        *(torch.backends.mkldnn.enabled, torch.backends.cudnn.enabled),
+        sorted(torch._functorch.config.save_config_portable().items()),
+    )
+    return " ".join(map(str, facts))
+
+
+# --- compiled backwards ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -1232,14 +1691,7 @@ def compiled_from(graph: torch.fx.GraphModule, compiled: T) -> T:
     return compiled
 
 
-def draws(target: object) -> bool:
-    """Whether an operator draws random numbers."""
-    return isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
-
-
-def draws_itself(target: object) -> bool:
-    """Whether it does so in a kernel of its own, not by operators that it is composed of."""
-    return draws(target) and not cast(OpOverload, target).has_kernel_for_dispatch_key(_COMPOSED)
+# --- Inductor -------------------------------------------------------------------------------------
 
 
 def inductor_options() -> list[str]:
@@ -1257,6 +1709,13 @@ def inductor_config(mode: str | None, options: dict[str, Any]) -> dict[str, Any]
     """
     wrapper = torch._TorchCompileInductorWrapper(mode, options, None)  # type: ignore[no-untyped-call]  # torch leaves it untyped
     return dict(wrapper.config)
+
+
+def inductor_setting(name: str, config: Mapping[str, Any]) -> Any:
+    """A setting as Inductor would see it: the compile's own, else the one of its config."""
+    import torch._inductor.config as inductor_config
+
+    return config[name] if name in config else getattr(inductor_config, name)
 
 
 def inductor_cache_dir() -> str:
@@ -1302,385 +1761,7 @@ def constants_let_go() -> Iterator[None]:
                 del sys.modules[module.__name__]
 
 
-def inductor_setting(name: str, config: Mapping[str, Any]) -> Any:
-    """A setting as Inductor would see it: the compile's own, else the one of its config."""
-    import torch._inductor.config as inductor_config
-
-    return config[name] if name in config else getattr(inductor_config, name)
-
-
-# --- schemas and sizes --------------------------------------------------------------------------
-
-
-def argument(node: torch.fx.Node, name: str) -> Any:
-    """The value that a call of an operator has for the argument ``name`` of its schema, or None."""
-    for position, each in enumerate(cast(Any, node.target)._schema.arguments):
-        if each.name == name:
-            given = dict(enumerate(node.args))
-            return node.kwargs.get(name, given.get(position, each.default_value))
-    return None
-
-
-def shares_memory(operator: OpOverload) -> bool:
-    """Whether a result may share an argument's memory, or be that argument, by the schema."""
-    return any(each.alias_info is not None for each in operator._schema.returns)
-
-
-def written_by(node: torch.fx.Node) -> list[torch.fx.Node]:
-    """What a call of an operator writes to in place, by the operator's schema."""
-    arguments = cast(Any, node.target)._schema.arguments
-    given = [argument(node, a.name) for a in arguments if a.alias_info and a.alias_info.is_write]
-    flat = [each for value in given for each in (value if isinstance(value, list) else [value])]
-    return [each for each in flat if isinstance(each, torch.fx.Node)]
-
-
-def may_write_by_schema(node: torch.fx.Node) -> bool:
-    """Whether an operator, or any overload of one whose overload is open, writes to an operand."""
-    target = node.target
-    if isinstance(target, OpOverload):
-        return bool(written_by(node))
-    if not isinstance(target, OpOverloadPacket):
-        return False
-    overloads = cast(list[str], cast(Any, target).overloads())
-    schemas = (getattr(target, name)._schema for name in overloads)
-    aliases = (a for schema in schemas for a in schema.arguments if a.alias_info)
-    writes = (a for a in aliases if a.alias_info.is_write)
-    return any(a.name in node.kwargs or not a.is_out for a in writes)
-
-
-def hint(size: Any) -> Any:
-    """The value a symbolic number has in the call that is compiled for; adds no guard.
-
-    That is the first call, or the one for which a graph is compiled again. Anything else is given
-    back as it is.
-    """
-    if not isinstance(size, torch.SymInt | torch.SymFloat):
-        return size
-    expression, numbers = size.node.expr, _recaptured_numbers.get()
-    if not numbers or not expression.free_symbols <= numbers.keys():
-        return size.node.hint
-    number = expression.subs(numbers)
-    return int(number) if isinstance(size, torch.SymInt) else float(number)
-
-
-def symbols(size: Any) -> frozenset[str]:
-    """Names of the symbols in a size; none for a number. Asking adds no guard."""
-    if not isinstance(size, torch.SymInt):
-        return frozenset()
-    return frozenset(map(str, size.node.expr.free_symbols))
-
-
-def size_with(size: Any, values: Mapping[str, int]) -> int:
-    """What a size is where its symbols have these values."""
-    if not isinstance(size, torch.SymInt):
-        return int(size)
-    given = {each: values[str(each)] for each in size.node.expr.free_symbols}
-    return int(size.node.expr.subs(given))
-
-
-def symbol_facts(size: torch.SymInt) -> dict[str, tuple[int | None, int | None, int | None]]:
-    """For each symbol in a size: its value in the first call, and its bounds.
-
-    The value is ``None`` for a size that only the data tells, a bound where there is none.
-    """
-    env = size.node.shape_env
-    hints = env.backed_var_to_val if hasattr(env, "backed_var_to_val") else env.var_to_val
-    facts: dict[str, tuple[int | None, int | None, int | None]] = {}
-    for symbol in size.node.expr.free_symbols:
-        known = env.var_to_range.get(symbol)
-        low, top = map(_finite, (known.lower, known.upper)) if known else (0, None)
-        value = hints.get(symbol)
-        facts[str(symbol)] = (None if value is None else int(value), low, top)
-    return facts
-
-
-def depends_on_data(size: Any) -> bool:
-    """Whether a size is known only once the graph runs; a question about it cannot be guarded."""
-    if not isinstance(size, torch.SymInt):
-        return False
-    return any(value is None for value, _, _ in symbol_facts(size).values())
-
-
-def least(size: Any) -> int | None:
-    """The least that a size can be, by the bounds of its symbols; ``None`` where there is none."""
-    if not isinstance(size, torch.SymInt):
-        return int(size)
-    return _finite(size.node.shape_env.bound_sympy(size.node.expr).lower)
-
-
-def _finite(bound: Any) -> int | None:
-    return int(bound) if bound.is_Integer else None
-
-
-PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor)
-"""Types that hold dense memory and nothing else."""
-
-
-def empty(
-    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
-) -> Callable[[], torch.Tensor]:
-    """What allocates a contiguous tensor; on the CPU by the call that Inductor's own code makes.
-
-    It takes a third of ``torch.empty``'s time, which parses its arguments anew every time.
-    """
-    if device.type != "cpu":
-        return lambda: torch.empty(shape, dtype=dtype, device=device)
-    from torch._C._dynamo.guards import _empty_strided_cpu  # type: ignore[attr-defined]  # no stub
-
-    strides = torch.empty(shape, device="meta").stride()
-    return functools.partial(_empty_strided_cpu, shape, strides, dtype)
-
-
-# --- a graph in another process -----------------------------------------------------------------
-
-
-def operator_path(target: object) -> tuple[str, ...] | None:
-    """Where under ``torch.ops`` an operator is found; ``None`` for what is none.
-
-    Operators cannot be pickled, and torch's own way around it (``torch.fx._graph_pickler``) sends
-    their graphs' metadata along, which cannot always be sent. A Triton kernel of the user's is
-    named by a number that means something in this process only, and compiled autograd calls what
-    it made for the backward under way.
-
-    Raises:
-        TypeError: the operator runs such a kernel, or is one of compiled autograd's.
-    """
-    if isinstance(target, compiled_autograd.Op):
-        raise TypeError(f"compiled autograd made {target} in this process")
-    if isinstance(target, OpOverload):
-        return (*target._schema.name.split("::"), target._overloadname)
-    if isinstance(target, OpOverloadPacket):
-        return tuple(target._qualified_op_name.split("::"))
-    if isinstance(target, HigherOrderOperator):
-        if "triton_kernel" in target.__name__:
-            raise TypeError("it runs a Triton kernel that only this process knows")
-        return ("higher_order", target.__name__)
-    return None
-
-
-def operator_at(*path: str) -> object:
-    """The operator that :func:`operator_path` names.
-
-    Raises:
-        AttributeError: no module that was imported here registers it.
-    """
-    return functools.reduce(getattr, path, cast(object, torch.ops))
-
-
-def lasting_metadata(node: torch.fx.Node) -> dict[str, Any]:
-    """Of a node's metadata what means the same in another process: its line, and Dynamo's mark."""
-    kept = {"stack_trace": node.meta["stack_trace"]} if node.meta.get("stack_trace") else {}
-    mark = node.meta.get("tensor_dict", {}).get("_dynamo_static_input_type")
-    return kept | ({"tensor_dict": {"_dynamo_static_input_type": mark}} if mark else {})
-
-
-# --- the processor ------------------------------------------------------------------------------
-
-
-def multiplies_bf16() -> bool:
-    """Whether the processor has bfloat16 products of its own: AVX512_BF16 or AMX; BF16 on Arm.
-
-    ``torch.cpu.get_capabilities`` is public where there is one; torch 2.11 may have its parts only.
-    oneDNN also says yes where it can but emulate them.
-    """
-    ask = getattr(torch.cpu, "get_capabilities", None)
-    if ask is None:
-        return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    found = ask()
-    return any(found.get(each, False) for each in ("avx512_bf16", "amx_bf16", "bf16"))
-
-
-# --- AOTAutograd and the ONNX exporter ----------------------------------------------------------
-
-
-def aot_compile(
-    gm: torch.fx.GraphModule,
-    example_inputs: Sequence[Any],
-    *,
-    forward: GraphCompiler,
-    backward: GraphCompiler,
-    inference: GraphCompiler,
-    partition: Callable[..., tuple[torch.fx.GraphModule, torch.fx.GraphModule]],
-    decompositions: dict[Any, Callable[..., Any]],
-) -> Callable[..., Any]:
-    """Compile through AOTAutograd, which makes graphs functional and replays mutations.
-
-    A graph that needs a backward is cut in two by ``partition``; the halves go to ``forward`` and
-    ``backward``, in this order and both before this returns. Any other goes to ``inference``.
-    """
-    from torch._dynamo.backends.common import aot_autograd
-
-    backend = aot_autograd(
-        fw_compiler=forward,
-        bw_compiler=backward,
-        inference_compiler=inference,
-        partition_fn=partition,
-        decompositions=decompositions,
-    )
-    with backward_lowering_at_once():
-        return backend(gm, list(example_inputs))
-
-
-def min_cut(
-    gm: torch.fx.GraphModule, joint_inputs: Sequence[Any], **kwargs: Any
-) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
-    """Cut a joint graph where the least memory has to be kept in between, as for Inductor."""
-    from torch._functorch.partitioners import min_cut_rematerialization_partition
-
-    with _draws_kept_apart(gm):
-        forward, backward = min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
-    _describe_second_draws(backward)
-    return forward, backward
-
-
-@contextlib.contextmanager
-def _draws_kept_apart(gm: torch.fx.GraphModule) -> Iterator[None]:
-    """Have the partitioner leave calls alone that are alike, where they draw.
-
-    It knows some operators by name and makes one of two calls of any other: two
-    ``torch.zeros(3).uniform_()`` get the same numbers (torch 2.13, ``aot_eager`` too).
-    """
-    from torch._functorch import compile_utils
-
-    known = compile_utils.rand_ops
-    drawn = {each.target.overloadpacket for each in gm.graph.nodes if draws(each.target)}
-    compile_utils.rand_ops = [*known, *drawn]
-    try:
-        yield
-    finally:
-        compile_utils.rand_ops = known
-
-
-def _describe_second_draws(backward: torch.fx.GraphModule) -> None:
-    """Say what is drawn once more for a checkpoint; the partitioner does not (torch 2.13)."""
-    from torch._prims.rng_prims import run_with_rng_state
-
-    for node in backward.graph.find_nodes(op="call_function", target=run_with_rng_state):
-        given = torch.fx.node.map_arg((node.args, node.kwargs), lambda each: each.meta["val"])
-        (state, draw, *operands), kwargs = given
-        with fake_mode_of([state]):
-            node.meta.setdefault("val", draw(*operands, **kwargs))
-
-
-def donate_nothing() -> None:
-    """Let ``backward(retain_graph=True)`` work; to be called while a backward is compiled.
-
-    AOTAutograd forbids it where a backward may write to what the forward saved ("donated" buffers,
-    meant for Inductor). Its own switch is read at run time as well (torch 2.13), and is not ours.
-    """
-    context = TracingContext.try_get()
-    if context is not None and context.fw_metadata is not None:
-        context.fw_metadata.bw_donated_idxs = []
-
-
-def boxed(function: Callable[..., Any]) -> Callable[[Sequence[Any]], Any]:
-    """``function`` with its arguments in one list, as AOTAutograd calls what it compiled."""
-    from functorch.compile import make_boxed_func  # type: ignore[import-untyped]  # no py.typed
-
-    return cast(Callable[[Sequence[Any]], Any], make_boxed_func(function))
-
-
-def mutated_inputs() -> frozenset[int]:
-    """Positions of the inputs that the graph AOTAutograd has just traced writes to."""
-    context = TracingContext.try_get()
-    if context is None or context.fw_metadata is None:
-        return frozenset()
-    known = enumerate(context.fw_metadata.input_info)
-    return frozenset(i for i, each in known if each.mutates_data or each.mutates_metadata)
-
-
-def aot_adds_nothing(outputs: int) -> bool:
-    """Whether AOTAutograd's run-time wrapper has nothing to do for the graph it has just traced.
-
-    That is so where no input is written to, no output is a view of one, and the graph has as many
-    ``outputs`` as the captured one. ``False`` where AOTAutograd does not say.
-    """
-    from torch._functorch._aot_autograd.schemas import OutputType
-
-    context = TracingContext.try_get()
-    known = None if context is None else context.fw_metadata
-    if known is None or mutated_inputs():
-        return False
-    plain = all(each.output_type is OutputType.non_alias for each in known.output_info)
-    extras = known.num_intermediate_bases, len(known.tokens), known.is_rng_op_functionalized
-    return plain and not any(extras) and len(known.output_info) == outputs
-
-
-def tracing_state() -> str:
-    """Text of the global settings that decide what AOTAutograd makes of a graph.
-
-    They are those in the key of AOTAutograd's own cache (torch 2.13), and the kernels of attention
-    that are allowed.
-    """
-    import torch._functorch.config
-
-    attention: Any = torch.backends.cuda
-    facts = (
-        *(torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype()),
-        *autocasts(),
-        *(torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision()),
-        *(attention.flash_sdp_enabled(), attention.mem_efficient_sdp_enabled()),
-        *(attention.math_sdp_enabled(), attention.cudnn_sdp_enabled()),
-        *(torch.backends.mkldnn.enabled, torch.backends.cudnn.enabled),
-        sorted(torch._functorch.config.save_config_portable().items()),
-    )
-    return " ".join(map(str, facts))
-
-
-def is_watched() -> bool:
-    """Whether a mode is active that may change what is called (``torch.set_default_device``)."""
-    from torch import overrides
-    from torch.utils import _python_dispatch as dispatch
-
-    modes: Any = overrides._get_current_function_mode_stack
-    return bool(modes() or dispatch._get_current_dispatch_mode_stack())
-
-
-def guards_on(values: Iterable[Any]) -> int:
-    """How many guards stand on the sizes that these symbolic numbers, or tensors, have."""
-    for value in values:
-        for size in value.shape if isinstance(value, torch.Tensor) else (value,):
-            if isinstance(size, torch.SymInt):
-                return len(size.node.shape_env.guards)
-    return 0
-
-
-_HOMES = ("torch", "_operator", "math", "builtins")
-_FOLDER = str(Path(torch.__file__).parent)
-
-
-def path_in_torch(function: Any) -> str | None:
-    """``"torch.nn.functional.linear"``, for a function of torch's own or Python's own.
-
-    ``None`` for any other, and for one that somebody put in the place of torch's.
-    """
-    name = str(getattr(function, "__name__", ""))
-    home = getattr(function, "__module__", None)
-    if isinstance(function, types.BuiltinFunctionType):
-        home = home or type(function.__self__).__module__
-        return f"{home}.{name}" if home.split(".")[0] in _HOMES else None
-    if not isinstance(function, types.FunctionType):
-        return None
-    is_there = getattr(sys.modules.get(str(home)), name, None) is function
-    return f"{home}.{name}" if is_there and _is_written_in_torch(function) else None
-
-
-def is_method_of_torch(name: str) -> bool:
-    """Whether a tensor's method is torch's own; not where somebody put another in its place."""
-    found = getattr(torch.Tensor, name, None)
-    if isinstance(found, types.FunctionType):
-        return _is_written_in_torch(found)
-    return isinstance(found, types.MethodDescriptorType | types.WrapperDescriptorType)
-
-
-def _is_written_in_torch(function: types.FunctionType) -> bool:
-    return function.__code__.co_filename.startswith(_FOLDER + os.sep)
-
-
-def takes_a_list(function: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
-    """Mark a function that takes its arguments in one list, which it may empty."""
-    cast(Any, function)._boxed_call = True
-    return function
+# --- the ONNX exporter ----------------------------------------------------------------------------
 
 
 class OnnxTranslator:
@@ -1785,64 +1866,6 @@ def onnx_decompositions(known: frozenset[str]) -> dict[Any, Callable[..., Any]]:
     return table
 
 
-def decomposition_of(operator: OpOverload) -> Callable[..., Any]:
-    """Torch's own decomposition of the operator."""
-    from torch._decomp import decomposition_table
-
-    return decomposition_table[operator]
-
-
-@functools.cache
-def loops_over_lists() -> Mapping[OpOverload, Callable[..., Any]]:
-    """Each functional operator over lists of tensors, and torch's own loop over the lists for it.
-
-    The loop calls the plain operator once for each place. It is what eager runs on a CPU, and no
-    public name leads to it.
-    """
-    names = torch._C._dispatch_get_all_op_names()
-    found = (_overload(name) for name in names if name.startswith("aten::_foreach_"))
-    key = torch._C.DispatchKey.CompositeExplicitAutograd
-    return {
-        each: functools.partial(each._op_dk, key)
-        for each in found
-        if not each._schema.is_mutable
-        and torch._C._dispatch_has_kernel_for_dispatch_key(registry_name(each), key.name)
-    }
-
-
-def _overload(name: str) -> OpOverload:
-    """The operator of a name like ``"aten::add.Tensor"``."""
-    packet, _, overload = name.removeprefix("aten::").partition(".")
-    return cast(OpOverload, getattr(getattr(torch.ops.aten, packet), overload or "default"))
-
-
-def order_of_memory(x: torch.Tensor) -> list[int]:
-    """Dimensions of a new tensor like this one, in the order in which they lie in memory."""
-    from torch._prims_common import compute_elementwise_output_logical_to_physical_perm
-
-    return compute_elementwise_output_logical_to_physical_perm(x)[0]
-
-
-def multiply_add() -> OpOverload:
-    """What Dynamo makes of ``addcmul_``, ``addcdiv_`` and ``add_`` with a factor, as in optimizers.
-
-    An operator that is made for Inductor; eager computes it as a product and a sum.
-    """
-    from torch._inductor.inductor_prims import fma
-
-    return cast(OpOverload, fma)
-
-
-def operator_name(target: Any) -> str:
-    """``"aten::add"`` for every overload of it; empty for what is no operator."""
-    return target._schema.name if isinstance(target, OpOverload) else ""
-
-
-def is_view(target: Any) -> bool:
-    """Whether the operator's result shares its input's memory, by its schema."""
-    return isinstance(target, OpOverload) and target.is_view
-
-
 @contextlib.contextmanager
 def _signatures_read_once() -> Iterator[None]:
     """Keep what the exporter reads from the schema of each ONNX operator.
@@ -1894,3 +1917,19 @@ def _quiet(logger: logging.Logger) -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
+
+
+# --- the processor --------------------------------------------------------------------------------
+
+
+def multiplies_bf16() -> bool:
+    """Whether the processor has bfloat16 products of its own: AVX512_BF16 or AMX; BF16 on Arm.
+
+    ``torch.cpu.get_capabilities`` is public where there is one; torch 2.11 may have its parts only.
+    oneDNN also says yes where it can but emulate them.
+    """
+    ask = getattr(torch.cpu, "get_capabilities", None)
+    if ask is None:
+        return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    found = ask()
+    return any(found.get(each, False) for each in ("avx512_bf16", "amx_bf16", "bf16"))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import operator
 import os
+import re
 import sys
 import weakref
 from typing import Any
@@ -1445,3 +1447,11 @@ def test_forked_child_forgets_a_compile_of_another_thread() -> None:
     may_end.set()
     thread.join()
     assert os.waitpid(child, 0)[1] == 0
+
+
+def test_the_table_at_the_top_names_the_sections_in_order() -> None:
+    """What a reader is told of the file is how it goes on."""
+    listed = [line[2:] for line in str(_torch.__doc__).splitlines() if line.startswith("- ")]
+    sections = re.findall(r"^# --- (.+?) -+$", inspect.getsource(_torch), re.MULTILINE)
+    assert len(listed) == len(sections)
+    assert all(map(str.startswith, listed, sections))
