@@ -10,7 +10,6 @@ from composer.backends import find_backend
 from composer.backends.base import Backend, Precision, note
 from composer.errors import OptionError, UnknownNameError, refuse
 from composer.graphs.comparison import Bounds, Share
-from composer.lowering import keeping
 from composer.lowering.freeze import Freeze
 from composer.policy import Candidate, Facts, Policy
 from composer.precision import Narrow, Stays, narrow
@@ -39,11 +38,11 @@ class Contender:
     candidate: Candidate
     backend: Backend
     min_coverage: float
-    bounds: Bounds | None = None
-    limits: child.Limits = child.NONE
-    remember_days: float = 0.0
-    keep_gib: float = keeping.DEFAULT_GIB
-    freeze: Freeze = "auto"
+    bounds: Bounds | None
+    limits: child.Limits
+    remember_days: float
+    keep_gib: float
+    freeze: Freeze
     barred: str = ""
     precision: Precision | None = None
     on_trial: bool = False

@@ -52,8 +52,8 @@ class Rescue:
     tracked: tuple[int, ...]
     held: tuple[torch.Tensor, ...]
     blind: bool
-    collective: bool = False
-    reverted: Callable[[], None] = lambda: None
+    collective: bool
+    reverted: Callable[[], None]
 
     @property
     def once_only(self) -> str:

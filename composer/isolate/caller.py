@@ -26,7 +26,7 @@ def rehearse(
     candidate: Candidate,
     limits: child.Limits,
     min_coverage: float,
-    freeze: Freeze = "auto",
+    freeze: Freeze,
 ) -> None:
     """Build the candidate in a child process, and run it once there.
 

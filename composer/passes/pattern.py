@@ -79,12 +79,13 @@ class PatternPass(GraphPass):
         """Rewrite every match; how many there were."""
         matches, _ = matching.find(gm.graph, self._query())
         rewriting = _Rewriting(gm.graph, self._graphs[1])
+        count = 0
         for match in self.chosen(matches):
             rewriting.replace(match)
-            rewriting.count += 1
-        if rewriting.count:
+            count += 1
+        if count:
             order.sort(gm.graph)
-        return rewriting.count
+        return count
 
     def near_misses(self, gm: torch.fx.GraphModule) -> tuple[NearMiss, ...]:
         """Where the last operation of the pattern was found, but not all of it, and why.
@@ -139,7 +140,6 @@ class _Rewriting:
     """Puts the replacement in place of one match after the other."""
 
     def __init__(self, graph: torch.fx.Graph, replacement: torch.fx.Graph) -> None:
-        self.count = 0
         self._graph = graph
         self._replacement = replacement
         self._places = {node: place for place, node in enumerate(graph.nodes)}

@@ -45,7 +45,7 @@ class TensorRTEngine(BindingEngine[LoadedPlan]):
         settings: Settings,
         place: Place,
         *,
-        record: bool = False,
+        record: bool,
     ) -> None:
         super().__init__(region)
         self._library = library
