@@ -34,7 +34,8 @@ from composer.graphs import capture, clones
 from composer.guard import backward, overtaking, roles
 from composer.guard.succession import Succession
 from composer.lowering import once
-from composer.passes import early, resolve
+from composer.passes import early
+from composer.passes.resolve import SharedPasses, shared_passes
 from composer.policy import Facts, Policy, Rules
 from composer.records import CompileReport, GraphRequest, Outcome, PassRecord
 from composer.telemetry import notices
@@ -118,7 +119,7 @@ class _Case:
     rules: Rules
     policy: Policy
     contenders: tuple[Contender, ...]
-    shared: resolve.SharedPasses
+    shared: SharedPasses
     rewritten: tuple[PassRecord, ...]
 
 
@@ -128,7 +129,7 @@ def _prepare(request: GraphRequest, options: Mapping[str, Any] | None) -> _Case:
     rules = book.resolve(Facts.of(request), mode, options, session.current().configured)
     policy = rules.policy
     contenders = contenders_of(policy)
-    shared = resolve.resolve(policy.passes, policy.on_pass_error)
+    shared = shared_passes(policy.passes, policy.on_pass_error)
     request = capture.with_key(request, policy.model, f"{mode} {policy.key} {shared.key}")
     policy, contenders = lock.hold(request, policy, contenders, shared)
     with session.current().progress.step(request, "shared passes"):

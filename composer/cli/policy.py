@@ -18,7 +18,7 @@ from composer import book
 from composer.cli.fail import fail
 from composer.contenders import contenders_of
 from composer.errors import ComposerError
-from composer.passes import resolve
+from composer.passes.resolve import shared_passes
 from composer.policy import Candidate, Facts, Objective, Policy, Tolerance
 from composer.records import plain
 from composer.telemetry.report import counted
@@ -51,7 +51,7 @@ def _mistakes(file: Path) -> Iterator[str]:
     for name, options in found.backends.items():
         tables[f"backends.{name}"] = Policy(chain=(Candidate(backend=name, options=options),))
     for name, policy in tables.items():
-        for step in (contenders_of, lambda p: resolve.resolve(p.passes, p.on_pass_error)):
+        for step in (contenders_of, lambda p: shared_passes(p.passes, p.on_pass_error)):
             try:
                 step(policy)
             except ComposerError as error:

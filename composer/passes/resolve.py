@@ -93,7 +93,7 @@ def register(cls: Made) -> Made:
     return cls
 
 
-def resolve(listed: Sequence[Any], on_error: OnError = "skip") -> SharedPasses:
+def shared_passes(listed: Sequence[Any], on_error: OnError = "skip") -> SharedPasses:
     """Find what every entry of a policy's ``passes`` stands for.
 
     Args:

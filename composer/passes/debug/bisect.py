@@ -15,7 +15,7 @@ from composer.graphs.comparison import Values
 from composer.passes.base import GraphPass, Stage, limited
 from composer.passes.debug.compare import Difference, Program, difference
 from composer.passes.function import qualified_name
-from composer.passes.resolve import resolve
+from composer.passes.resolve import shared_passes
 
 _ALL = 2**62
 """More matches than any pass has."""
@@ -77,7 +77,7 @@ def bisect(
         BisectError: two runs in eager do not agree, or the chain without passes and eager.
         UnknownNameError, OptionError: a slip in ``passes``.
     """
-    shared = resolve(passes)
+    shared = shared_passes(passes)
     given = [*shared.passes, *([shared.partitioner] if shared.partitioner else [])]
     ordered = tuple(sorted(given, key=_position))
     program = Program(fn, args, kwargs or {})

@@ -20,7 +20,7 @@ from composer.passes.debug.declaration import examine
 from composer.passes.debug.examples import programs
 from composer.passes.debug.watch import Again, Notes, Watched
 from composer.passes.function import FunctionPass
-from composer.passes.resolve import resolve
+from composer.passes.resolve import shared_passes
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ def check(
         PassCheckError: rules are broken; it names each one.
         UnknownNameError, OptionError: ``my_pass`` stands for no pass.
     """
-    (each,) = resolve([my_pass]).passes
+    (each,) = shared_passes([my_pass]).passes
     given = [(_title(fn), Program(fn, args, kwargs or {}))] if fn else programs()
     notes = Notes()
     examine(each, notes)
