@@ -67,9 +67,10 @@ def try_candidate(
         except Exception as error:
             if isinstance(error, _torch.DYNAMO_CONTROL_FLOW) and not at_run_time:
                 raise
-            ballot.refuse(_failed(name, error, notes, 0.0).sentence())
+            failed = _failed(name, error, notes, time.perf_counter() - started)
+            ballot.refuse(failed.sentence())
             _raise_pass_error(error)
-            return _failed(name, error, notes, time.perf_counter() - started), None, error
+            return failed, None, error
     accepted = Attempt(
         backend=name,
         status=Status.SUCCEEDED,
