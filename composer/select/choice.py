@@ -26,9 +26,13 @@ from composer.records import (
     first_line,
 )
 from composer.select.footprint import MIB, Gauge
+from composer.select.rules import lost_a_tie
 
 Made = tuple[Callable[..., Any], tuple[PassRecord, ...]]
 """What serves a graph, and the shared passes that ran within it."""
+
+LOST_A_TIE = "; a tie goes to whoever stands first in the chain"
+"""What is said of an entrant whose time is no longer than that of the one that serves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,12 +169,14 @@ def _beaten(each: Tried, at: int, winner: str, result: select.Result, floor: int
         return Tried(attempt, None, refusal)
     timing = result.timings[at]
     counted = ", its build counted" if timing.handicap else ""
-    mine, best = (_size(each) for each in (timing, result.timings[result.winner]))
+    first = result.timings[result.winner]
+    tie = LOST_A_TIE if timing.grown is None and lost_a_tie(timing.cost, first.cost) else ""
+    mine, best = _size(timing), _size(first)
     attempt = dataclasses.replace(
         _with_timing(each, _figures(result, at, floor)).attempt,
         status=Status.REJECTED,
         reason=Reason.SLOWER,
-        message=f"{mine[0]} ms a call{mine[1]}{counted}; {winner} takes {best[0]} ms{best[1]}",
+        message=f"{mine[0]} ms a call{mine[1]}{counted}; {winner} takes {best[0]} ms{best[1]}{tie}",
     )
     return Tried(attempt, None)
 
