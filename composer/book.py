@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from composer.backends import refuse_slip
 from composer.errors import OptionError, UnknownNameError
@@ -56,6 +56,13 @@ class PolicyBook(BaseModel):
     defaults: Policy = Policy()
     models: tuple[Rule, ...] = ()
     backends: dict[str, dict[str, Any]] = Field(default_factory=dict)
+
+    @field_validator("models", mode="before")
+    @classmethod
+    def _a_list(cls, models: Any) -> Any:
+        if isinstance(models, Mapping):
+            raise ValueError("each rule is a table of a list: write [[models]], not [models]")
+        return models
 
     def layers(self, graph: Facts) -> Iterator[Layer]:
         """The layers that speak of this graph, in order."""
@@ -293,8 +300,36 @@ def resolve(
         *switches,
     ]
     engines = _options_of_engines((book, *inner))
-    _refuse_slips(engines)
+    _refuse_slips(engines, file_in_force(configured) if book.backends else None)
     return merge(layers, engines)
+
+
+@contextmanager
+def named_origin(layer: str, configured: Source) -> Iterator[None]:
+    """Have a mistake in a chain or a list of passes say where that stands, as files say theirs.
+
+    What the program itself wrote is in the traceback; a file or a variable is not.
+
+    Args:
+        layer: The layer that set the field.
+        configured: What ``composer.configure`` was given.
+
+    Raises:
+        OptionError, UnknownNameError: what was raised within, with the place in front.
+    """
+    try:
+        yield
+    except (OptionError, UnknownNameError) as mistake:
+        if place := _place(layer, configured):
+            raise type(mistake)(f"{place}: {mistake}") from mistake
+        raise
+
+
+def _place(layer: str, configured: Source) -> str:
+    if layer.startswith("COMPOSER_"):
+        return layer
+    file = file_in_force(configured) if layer.startswith(("defaults", "models[")) else None
+    return f"{file}: {layer}" if file else ""
 
 
 def _options_of_engines(books: Iterable[PolicyBook]) -> dict[str, dict[str, Any]]:
@@ -306,7 +341,7 @@ def _options_of_engines(books: Iterable[PolicyBook]) -> dict[str, dict[str, Any]
     return found
 
 
-def _refuse_slips(engines: Iterable[str]) -> None:
+def _refuse_slips(engines: Iterable[str], file: Path | None) -> None:
     """Find names that nobody will ever ask for, which would be left out in silence."""
     mistakes: list[str] = []
     for name in engines:
@@ -315,7 +350,8 @@ def _refuse_slips(engines: Iterable[str]) -> None:
         except UnknownNameError as mistake:
             mistakes.append(str(mistake))
     if mistakes:
-        raise UnknownNameError(f"table 'backends': {'; '.join(mistakes)}")
+        where = f"{file}: " if file else ""
+        raise UnknownNameError(f"{where}table 'backends': {'; '.join(mistakes)}")
 
 
 def _meant_by(mode: str | None) -> Iterator[Layer]:

@@ -126,10 +126,13 @@ class _Case:
 def _prepare(request: GraphRequest, options: Mapping[str, Any] | None) -> _Case:
     """Resolve the policy for a graph, and run the passes that come before every candidate."""
     mode = request.mode
-    rules = book.resolve(Facts.of(request), mode, options, session.current().configured)
+    configured = session.current().configured
+    rules = book.resolve(Facts.of(request), mode, options, configured)
     policy = rules.policy
-    contenders = contenders_of(policy)
-    shared = shared_passes(policy.passes, policy.on_pass_error)
+    with book.named_origin(rules.origins.get("chain", ""), configured):
+        contenders = contenders_of(policy)
+    with book.named_origin(rules.origins.get("passes", ""), configured):
+        shared = shared_passes(policy.passes, policy.on_pass_error)
     request = capture.with_key(request, policy.model, f"{mode} {policy.key} {shared.key}")
     policy, contenders = lock.hold(request, policy, contenders, shared)
     with session.current().progress.step(request, "shared passes"):

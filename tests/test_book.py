@@ -197,6 +197,36 @@ def test_a_slip_in_the_name_of_an_engines_table_is_an_error() -> None:
     assert isinstance(caught.value.inner_exception, UnknownNameError)
 
 
+def test_rules_in_single_brackets_are_told_what_to_write() -> None:
+    """TOML makes one table of them where a list of tables is meant."""
+    write('[models]\nchain = ["eager"]\n')
+    with pytest.raises(BackendCompilerFailed, match=re.escape("write [[models]], not [models]")):
+        run()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[defaults]\nchain = ["onxrt"]\n', "defaults: unknown backend 'onxrt'"),
+        ('[[models]]\npasses = ["fold_batchnorm"]\n', "models[0]: unknown pass 'fold_batchnorm'"),
+        ('[[models]]\nchain = [{backend = "onnxrt", options = {thread = 1}}]\n', "models[0]: back"),
+        ("[backends.onxrt]\nthreads = 1\n", "table 'backends': unknown backend 'onxrt'"),
+    ],
+)
+def test_a_slip_in_a_file_is_named_with_the_file(text: str, said: str) -> None:
+    """And with its rule: nobody who meets the error at a call knows which file was in force."""
+    path = write(text)
+    with pytest.raises(BackendCompilerFailed, match=re.escape(f"{path}: {said}")):
+        run()
+
+
+def test_a_slip_in_a_switch_is_named_with_the_switch(monkeypatch) -> None:
+    """Whoever reads the error did not write the program."""
+    monkeypatch.setenv("COMPOSER_CHAIN", "onxrt")
+    with pytest.raises(BackendCompilerFailed, match="COMPOSER_CHAIN: unknown backend 'onxrt'"):
+        run()
+
+
 def test_options_of_engines_add_up_option_by_option() -> None:
     """A context that says one of them leaves the others of the file as they are."""
     composer.configure({"backends": {"onnxrt": {"graph_optimization_level": "basic"}}})

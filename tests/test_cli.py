@@ -109,6 +109,23 @@ def test_passes_list_names_every_pass() -> None:
         assert expected in table.output
 
 
+def test_passes_list_cuts_no_name_short() -> None:
+    """A name is there to be copied into a policy, also from a terminal of the usual width."""
+    output = runner.invoke(app, ["passes", "list"], env={"COLUMNS": "80"}).output
+    assert "eliminate_common_subexpressions" in output
+
+
+def test_a_pass_that_says_nothing_of_itself_is_not_described_as_its_base(monkeypatch) -> None:
+    """Nobody takes the contract of all passes for what this one does."""
+    monkeypatch.setattr(PASSES.get("remove_no_ops"), "__doc__", None)
+    (row,) = (
+        each
+        for each in json.loads(runner.invoke(app, ["passes", "list", "--json"]).output)
+        if each["name"] == "remove_no_ops"
+    )
+    assert row["doc"] == ""
+
+
 def test_passes_list_shows_brackets_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a pass says of itself is no markup."""
     monkeypatch.setattr(PASSES.get("remove_no_ops"), "__doc__", "Drops [red]everything[/red].")

@@ -86,8 +86,8 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("own_models", None)
 
 
-def bench(*arguments: str) -> tuple[int, str]:
-    result = runner.invoke(app, ["bench", *arguments], env={"COLUMNS": "200"})
+def bench(*arguments: str, columns: int = 200) -> tuple[int, str]:
+    result = runner.invoke(app, ["bench", *arguments], env={"COLUMNS": str(columns)})
     if result.exception and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result.exit_code, result.output
@@ -110,6 +110,16 @@ def test_bench_writes_a_policy_without_what_failed_or_was_wrong(models: Path) ->
     assert {candidate.name for candidate in rule.chain} <= {"aot_eager", "eager"}
     assert "exists; --force overwrites it" in bench(*asked)[1]
     assert written.read_text() == text
+
+
+def test_bench_fits_a_terminal_of_80_columns(models: Path) -> None:
+    """The last column says who served: it is no use outside of the window."""
+    asked = ("own_models:make", "--chain", "aot_eager,own_models:broken", "--seconds", "0.5")
+    code, output = bench(*asked, columns=80)
+    assert code == 0, output
+    rows = [line for line in output.splitlines() if line.startswith(("│", "┃"))]
+    assert all(len(row) <= 80 and row[-1] == row[0] for row in rows)
+    assert "…" not in output
 
 
 def test_bench_times_training_where_the_module_trains(models: Path) -> None:

@@ -21,7 +21,7 @@ from composer.errors import CandidateError, OptionError
 from composer.graphs.capture import read_request
 from composer.guard.gate import Gate
 from composer.policy import read_policy
-from composer.select.rules import least_memory
+from composer.select.rules import least_memory, lost_a_tie
 from composer.select.track import Track
 from composer.testing import FakeBackend, expect
 
@@ -116,6 +116,25 @@ def test_record_has_the_figures() -> None:
     assert "slower" in text
     assert "ms a call, eager" in text
     assert "ms a call; quick takes" in text.replace("\n", " ")
+
+
+@pytest.mark.parametrize("chain", [["here", "there"], ["there", "here"]])
+def test_one_that_lost_a_tie_is_not_called_slower_by_a_shorter_time(chain: list[str]) -> None:
+    """Where the time in a message is the shorter one, the message says why it did not win."""
+    fastest(double, *(Engine(name, NAP / 4) for name in chain))(torch.ones(2))
+    first, second = last().attempts
+    beaten, winner = (first, second) if second.reason is None else (second, first)
+    mine, best = (each.engine["timing"]["ms"] for each in (beaten, winner))
+    if mine != best:  # they are rounded
+        assert ("a tie goes to whoever stands first" in beaten.message) == lost_a_tie(mine, best)
+
+
+def test_a_tie_is_lost_by_one_that_was_no_slower() -> None:
+    """One that took longer was slower; one that was far ahead lost by something else."""
+    assert lost_a_tie(1.59, 1.62)
+    assert lost_a_tie(1.6, 1.6)
+    assert not lost_a_tie(1.62, 1.6)
+    assert not lost_a_tie(1.5, 1.62)
 
 
 def test_floor_serves_where_all_are_slower() -> None:

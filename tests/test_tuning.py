@@ -128,6 +128,7 @@ def test_factory_gives_a_model_and_its_inputs(made: Any, monkeypatch: pytest.Mon
         ("torch", "MODULE:FACTORY"),
         ("no_such_module:make", "cannot be imported"),
         ("nowhere.py:make", "cannot be imported"),
+        ("../models:make", "the path of a script ends in .py"),
         ("torch:nothing", "has no function"),
         ("torch:__version__", "has no function"),
         ("torch:get_num_threads", "it has to return"),

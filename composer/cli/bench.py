@@ -136,12 +136,12 @@ def _measured() -> str:
 def _table(ranking: Ranking) -> Table:
     kind = "forward and backward" if ranking.training else "a call"
     table = Table(title=f"{ranking.model} on {ranking.device}, ms of {kind}")
-    table.add_column("", no_wrap=True)
+    table.add_column("", overflow="fold")
     table.add_column("ms", justify="right", no_wrap=True)
-    table.add_column("eager / this (quartiles)", justify="right", min_width=17)
+    table.add_column("eager / this (quartiles)", justify="right", width=17)
     for heading in ("largest error", "first call, s"):
-        table.add_column(heading, justify="right", overflow="fold")
-    table.add_column("graphs served, and why not all")
+        table.add_column(heading, justify="right", width=7)
+    table.add_column("graphs served, and why not all", overflow="fold")
     for each in ranking.standings:
         table.add_row(*(escape(cell) for cell in _cells(each, ranking.eager)))
     return table

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from composer.cli.fail import fail
 from composer.errors import ComposerError
@@ -31,7 +31,7 @@ def list_passes(as_json: Json = False) -> None:
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
-    table = Table("name", "stage", "what it does", "package")
+    table = Table(Column("name", no_wrap=True), "stage", "what it does", "package")
     for row in rows:
         table.add_row(*map(escape, row.values()))
     Console().print(table)
@@ -93,7 +93,9 @@ def _field(each: dataclasses.Field[Any]) -> dict[str, str]:
 
 
 def _doc(found: Any) -> str:
-    return inspect.getdoc(found) or ""
+    """What is said of it itself: a class without a docstring has no use for its base's."""
+    own = found.__dict__.get("__doc__") if isinstance(found, type) else found.__doc__
+    return inspect.cleandoc(own or "")
 
 
 def _package(found: Any) -> str:

@@ -86,6 +86,8 @@ class Workload:
 
 def _module(name: str) -> ModuleType:
     """Found as ``python -m`` finds it: the working directory comes first."""
+    if name.startswith(".") or "/" in name:
+        raise OptionError(f"{name!r} is no module's name; the path of a script ends in .py")
     if not sys.flags.safe_path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     return importlib.import_module(name)

@@ -26,9 +26,13 @@ from composer.records import (
     first_line,
 )
 from composer.select.footprint import MIB, Gauge
+from composer.select.rules import lost_a_tie
 
 Made = tuple[Callable[..., Any], tuple[PassRecord, ...]]
 """What serves a graph, and the shared passes that ran within it."""
+
+LOST_A_TIE = "; a tie goes to whoever stands first in the chain"
+"""What is said of an entrant whose time is no longer than that of the one that serves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,12 +170,13 @@ def _beaten(each: Tried, at: int, winner: str, result: select.Result, floor: int
     timing = result.timings[at]
     counted = ", its build counted" if timing.handicap else ""
     best = result.timings[result.winner]
+    tie = LOST_A_TIE if timing.grown is None and lost_a_tie(timing.cost, best.cost) else ""
     own = f"{_ms(timing.cost):.3g} ms a call{_and_memory(timing)}{counted}"
     attempt = dataclasses.replace(
         _with_timing(each, _figures(result, at, floor)).attempt,
         status=Status.REJECTED,
         reason=Reason.SLOWER,
-        message=f"{own}; {winner} takes {_ms(best.cost):.3g} ms{_and_memory(best)}",
+        message=f"{own}; {winner} takes {_ms(best.cost):.3g} ms{_and_memory(best)}{tie}",
     )
     return Tried(attempt, None)
 

@@ -17,7 +17,8 @@ from composer.errors import Refusal
 from composer.memory import free_memory
 from composer.records import Attempt, GraphRequest, Outcome, Reason, Status
 from composer.select import choice
-from composer.select.choice import Made, Tried
+from composer.select.choice import LOST_A_TIE, Made, Tried
+from composer.select.rules import lost_a_tie
 from composer.store.verdicts import Memory, Recalled, Standing
 
 
@@ -90,7 +91,10 @@ def _timing(each: Standing, recalled: Recalled) -> dict[str, Any]:
 def _beaten(each: Standing, recalled: Recalled) -> str:
     counted = ", its build counted" if "build_ms" in (each.timing or {}) else ""
     best = f"{recalled.verdict.serves} takes {recalled.verdict.milliseconds:.3g} ms"
-    return f"{each.milliseconds:.3g} ms a call{counted}; {best}, as measured on {_date(recalled)}"
+    weighed = "mib" in (each.timing or {})
+    tied = not weighed and lost_a_tie(each.milliseconds, recalled.verdict.milliseconds)
+    when = f"as measured on {_date(recalled)}{LOST_A_TIE if tied else ''}"
+    return f"{each.milliseconds:.3g} ms a call{counted}; {best}, {when}"
 
 
 def _refused(each: Standing, recalled: Recalled) -> str:

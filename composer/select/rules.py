@@ -67,6 +67,11 @@ def first_of_the_best(costs: Mapping[int, float]) -> int:
     return next(place for place, cost in costs.items() if cost <= TIE * best)
 
 
+def lost_a_tie(cost: float, winner: float) -> bool:
+    """Whether one that was no slower than the winner stood behind it, which a tie is decided by."""
+    return cost <= winner <= TIE * cost
+
+
 def surely_ahead(front: Sequence[float], other: Sequence[float], margin: float) -> bool:
     """Whether one entrant is faster than another, and chance can be ruled out.
 
