@@ -35,7 +35,7 @@ from composer.lowering.each import compile_each
 from composer.lowering.freeze import freezing
 from composer.memory import lacks_memory
 from composer.passes import late
-from composer.records import Attempt, GraphRequest, Reason, Status
+from composer.records import Attempt, GraphRequest, Reason, Status, plain
 from composer.verify import prove, verify
 
 
@@ -56,6 +56,8 @@ def try_candidate(
     ballot = agreement.NOBODY if contender.backend.may_return_original else ballot
     started = time.perf_counter()
     with taking_notes() as notes:
+        if contender.candidate.options:
+            note(options=plain(dict(contender.candidate.options)))
         if contender.on_trial:
             note(on_trial=True)
         try:

@@ -407,6 +407,12 @@ def plain(value: Any) -> Any:
     return str(value)
 
 
+def spelled(name: str, options: Mapping[str, Any]) -> str:
+    """``"onnxrt(threads=2)"``."""
+    given = ", ".join(f"{key}={value}" for key, value in options.items())
+    return f"{name}({given})" if given else name
+
+
 def first_line(text: str) -> str:
     """The first line of ``text`` that says something, up to 1,000 characters."""
     return next((line.strip() for line in text.splitlines() if line.strip()), "")[:1000]

@@ -40,6 +40,23 @@ def test_the_table_shows_who_ran_and_why_not_the_others() -> None:
         assert expected in text
 
 
+def test_two_candidates_of_one_engine_are_told_apart_by_their_options() -> None:
+    """In the record always, in the table where a chain has the engine twice."""
+    chain = [{"backend": "onnxrt", "options": {"threads": n}, "min_coverage": 1.0} for n in (1, 2)]
+    unsupported = torch.linalg.eigvalsh
+    compiled(lambda x: unsupported(x @ x.T) + 1, *chain, "eager")(torch.eye(3))
+    assert [each.engine.get("options") for each in last().attempts] == [
+        {"threads": 1},
+        {"threads": 2},
+        None,
+    ]
+    text = str(composer.report())
+    assert "onnxrt(threads=1)" in text
+    assert "onnxrt(threads=2)" in text
+    compiled(lambda x: x + 1, chain[0])(torch.ones(2))
+    assert "onnxrt(" not in str(composer.report(last=1))
+
+
 def test_the_table_shows_the_passes() -> None:
     """Stage, matches, operations before and after, seconds, and what went wrong."""
     passes = [at("torch", Raises), at("joint", Scale)]

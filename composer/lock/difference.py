@@ -8,7 +8,7 @@ from typing import Any
 
 from composer.lock.describe import version_here
 from composer.lock.file import Lock, LockedGraph, LockedPass
-from composer.records import Attempt, first_line
+from composer.records import Attempt, first_line, spelled
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +157,3 @@ def called(graph: LockedGraph) -> str:
     """Who serves a graph: ``"onnxrt(threads=2) in bf16"``."""
     served = spelled(graph.engine, graph.options)
     return f"{served} in {graph.precision}" if graph.precision else served
-
-
-def spelled(name: str, options: Mapping[str, Any]) -> str:
-    """``"onnxrt(threads=2)"``."""
-    given = ", ".join(f"{key}={value}" for key, value in options.items())
-    return f"{name}({given})" if given else name

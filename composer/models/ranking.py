@@ -29,7 +29,14 @@ from composer.graphs.comparison import devices
 from composer.memory import free_memory
 from composer.models.subject import Subject
 from composer.policy import Candidate, read_policy
-from composer.records import CompileReport, GraphRequest, Reason, Status, first_line
+from composer.records import (
+    CompileReport,
+    GraphRequest,
+    Reason,
+    Status,
+    first_line,
+    spelled,
+)
 
 EAGER = "eager"
 COMPOSER = "composer, fastest"
@@ -178,7 +185,10 @@ def rank(
         with torch.random.fork_rng(devices=devices(request.example_inputs)):
             _refuse_writes(subject, request)
             alone = [(c, {"chain": [c], "select": "first"}) for c in wanted]
-            found = [_compiled(subject, request, _label(c), c, each) for c, each in alone]
+            found = [
+                _compiled(subject, request, spelled(c.name, c.options), c, each)
+                for c, each in alone
+            ]
             whole = {"chain": wanted, "select": "fastest"}
             found.append(_compiled(subject, request, COMPOSER, None, whole))
             eager = (Standing(EAGER), subject.flat(subject.model))
@@ -206,12 +216,6 @@ def _chain(given: Sequence[Any], request: GraphRequest) -> list[Candidate]:
     policy = read_policy({"chain": list(given)})
     contenders_of(policy)  # mistakes in it, before anything is compiled
     return [each for each in policy.chain if each.name != EAGER]
-
-
-def _label(candidate: Candidate) -> str:
-    """``"inductor, freezing=True"``."""
-    options = (f"{key}={value}" for key, value in candidate.options.items())
-    return ", ".join((candidate.name, *options))
 
 
 def _refuse_writes(subject: Subject, request: GraphRequest) -> None:

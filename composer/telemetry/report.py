@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from composer.records import Attempt, CompileReport, PassRecord, first_line
+from composer.records import Attempt, CompileReport, PassRecord, first_line, spelled
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -109,11 +109,16 @@ def _passes_table(passes: Iterable[PassRecord]) -> str:
 
 def _attempts_table(attempts: Iterable[Attempt]) -> str:
     table = _table(("backend", "status", "reason"), ("seconds", "covers"), "what it said")
+    attempts = tuple(attempts)
+    times = Counter(each.backend for each in attempts)
     for each in attempts:
+        # Options tell two candidates of one engine apart.
+        options = each.engine.get("options", {}) if times[each.backend] > 1 else {}
+        name = spelled(each.backend, options)
         covers = "" if each.coverage is None else f"{each.coverage:.0%}"
         seconds = f"{each.seconds:.3f}"
         said = first_line(each.message) or each.error_type or _facts(each.engine)
-        table.add_row(each.backend, each.status, each.reason or "", seconds, covers, said)
+        table.add_row(name, each.status, each.reason or "", seconds, covers, said)
     return _text(table)
 
 
