@@ -59,6 +59,7 @@ def test_the_record_says_what_ran() -> None:
     (attempt,) = last().attempts
     assert attempt.coverage == 1.0
     assert attempt.engine == {
+        "options": {"threads": 1},
         "onnxruntime": onnxruntime.__version__,
         "providers": ["CPUExecutionProvider"],
         "nodes": {"CPUExecutionProvider": 3},

@@ -68,6 +68,7 @@ def test_the_record_says_what_ran() -> None:
     (attempt,) = last().attempts
     assert attempt.coverage == 1.0
     assert attempt.engine == {
+        "options": {"threads": 1},
         "openvino": library.version(),
         "device": "CPU",
         "precision": "f32",
