@@ -595,5 +595,6 @@ def test_graph_is_rewritten_once_and_let_go(monkeypatch: pytest.MonkeyPatch) -> 
     torch.compiler.reset()
     composer.reset()
     chain.clear()
-    gc.collect()
+    for _ in range(2):  # with Python 3.12 what Dynamo let go of is garbage at the second look only
+        gc.collect()
     assert all(each() is None for each in asked)
