@@ -103,7 +103,10 @@ def test_the_backend_that_torch_tensorrt_registers_is_used_and_asked_for_the_tru
     options = {"backend": "tensorrt", "options": {"min_block_size": 1}}
     torch.testing.assert_close(compiled(torch.sin, options)(x), torch.sin(x))
     assert last().chosen == "tensorrt"
-    assert last().attempts[0].engine == {"torch_tensorrt": "0.0.stand-in"}
+    assert last().attempts[0].engine == {
+        "options": {"min_block_size": 1},
+        "torch_tensorrt": "0.0.stand-in",
+    }
     asked = sys.modules["torch_tensorrt"].asked
     assert asked == [{"pass_through_build_failures": True, "min_block_size": 1}]
 
