@@ -585,13 +585,17 @@ _COMPOSED = torch._C.DispatchKey.CompositeImplicitAutograd
 
 def _is_composed(operator: OpOverload) -> bool:
     """Whether torch's kernel of it calls other operators and computes nothing itself."""
-    name = operator.name()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    return torch._C._dispatch_has_kernel_for_dispatch_key(name, _COMPOSED)
+    return _has_kernel(operator, _COMPOSED)
 
 
 def draws_itself(target: object) -> bool:
     """Whether it does so in a kernel of its own, not by operators that it is composed of."""
-    return draws(target) and not cast(OpOverload, target).has_kernel_for_dispatch_key(_COMPOSED)
+    return draws(target) and not _is_composed(cast(OpOverload, target))
+
+
+def _has_kernel(operator: OpOverload, key: Any) -> bool:
+    """Whether C++ has one; torch's own question counts decompositions in Python as well."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(registry_name(operator), key)
 
 
 def argument(node: torch.fx.Node, name: str) -> Any:
@@ -683,8 +687,7 @@ def loops_over_lists() -> Mapping[OpOverload, Callable[..., Any]]:
     return {
         each: functools.partial(each._op_dk, key)
         for each in found
-        if not each._schema.is_mutable
-        and torch._C._dispatch_has_kernel_for_dispatch_key(registry_name(each), key.name)
+        if not each._schema.is_mutable and _has_kernel(each, key)
     }
 
 

@@ -299,9 +299,10 @@ def resolve(
         Layer("options", own),
         *switches,
     ]
-    engines = _options_of_engines((book, *inner))
-    _refuse_slips(engines, file_in_force(configured) if book.backends else None)
-    return merge(layers, engines)
+    _refuse_slips(book.backends, file_in_force(configured) if book.backends else None)
+    for each in inner:
+        _refuse_slips(each.backends)
+    return merge(layers, _options_of_engines((book, *inner)))
 
 
 @contextmanager
@@ -341,7 +342,7 @@ def _options_of_engines(books: Iterable[PolicyBook]) -> dict[str, dict[str, Any]
     return found
 
 
-def _refuse_slips(engines: Iterable[str], file: Path | None) -> None:
+def _refuse_slips(engines: Iterable[str], file: Path | None = None) -> None:
     """Find names that nobody will ever ask for, which would be left out in silence."""
     mistakes: list[str] = []
     for name in engines:

@@ -220,6 +220,17 @@ def test_a_slip_in_a_file_is_named_with_the_file(text: str, said: str) -> None:
         run()
 
 
+def test_a_slip_in_a_context_is_not_the_files() -> None:
+    """Which has a table of that kind as well."""
+    path = write("[backends.onnxrt]\nthreads = 1\n")
+    with (
+        composer.using({"backends": {"onxrt": {"threads": 2}}}),
+        pytest.raises(BackendCompilerFailed, match="table 'backends': unknown") as caught,
+    ):
+        run()
+    assert str(path) not in str(caught.value.inner_exception)
+
+
 def test_a_slip_in_a_switch_is_named_with_the_switch(monkeypatch) -> None:
     """Whoever reads the error did not write the program."""
     monkeypatch.setenv("COMPOSER_CHAIN", "onxrt")

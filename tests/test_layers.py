@@ -14,7 +14,7 @@ LAYERS = [
     {"records"},
     {"_torch"},
     {"registry", "store", "store.disk", "child", "machine", "guard.background", "guard.gate"},
-    {"graphs.nodes"},
+    {"graphs.nodes", "graphs.norms"},
     {"graphs.collectives", "graphs.comparison", "graphs.modes", "graphs.writes", "store.ledger"},
     {"graphs.clones"},
     {"graphs.capture", "graphs.checkpoints"},

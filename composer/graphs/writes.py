@@ -11,21 +11,13 @@ import torch.fx
 
 from composer import _torch
 from composer.graphs.nodes import attribute_at, value_of
+from composer.graphs.norms import KEEP_STATISTICS
 from composer.records import GraphRequest
 
 _ASSIGNS = frozenset(
     {"setitem", "iadd", "isub", "imul", "itruediv", "ifloordiv", "ipow", "imod", "imatmul"}
     | {"iand", "ior", "ixor", "ilshift", "irshift"}
 )
-_NORMS = {
-    "batch_norm": (5, False),
-    "native_batch_norm": (5, False),
-    "cudnn_batch_norm": (5, False),
-    "miopen_batch_norm": (5, False),
-    "_batch_norm_impl_index": (5, False),
-    "instance_norm": (5, True),
-}
-"""Position and default of the argument that says whether running statistics are updated."""
 _MAX_NORM = 3
 """Position of ``max_norm``, with which an embedding writes to its weight."""
 
@@ -167,9 +159,9 @@ def _writes(node: torch.fx.Node) -> bool:
 
 def _moves(node: torch.fx.Node) -> bool:
     """Whether this is a norm that updates its running statistics."""
-    if _name(node) not in _NORMS:
+    if _name(node) not in KEEP_STATISTICS:
         return False
-    at, default = _NORMS[_name(node)]
+    at, default = KEEP_STATISTICS[_name(node)]
     given = node.args[at] if len(node.args) > at else default
     return bool(node.kwargs.get("training", node.kwargs.get("use_input_stats", given)))
 

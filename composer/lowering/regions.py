@@ -47,9 +47,9 @@ _OF_RNN = (torch.ops.aten.mkldnn_rnn_layer_backward.default,)
 ``aot_eager`` and Inductor raise at the call (torch 2.13, with Dynamo's ``allow_rnn``).
 """
 
-
 _COMPUTING_NOTHING = (
-    *(operator.getitem, torch.ops.aten.empty.memory_format),
+    operator.getitem,
+    torch.ops.aten.empty.memory_format,
     torch.ops.aten.empty_permuted.default,
 )
 """Calls that give what is there already, or memory as it is."""

@@ -26,6 +26,7 @@ class EliminateCommonSubexpressions(GraphPass):
     """
 
     depends_on: ClassVar[tuple[str, ...]] = (
+        "composer.graphs.norms",
         "composer.passes.memory",
         "composer.passes.purity",
     )

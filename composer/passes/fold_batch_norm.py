@@ -37,8 +37,8 @@ class FoldBatchNorm(GraphPass):
     """
 
     depends_on: ClassVar[tuple[str, ...]] = (
+        "composer.graphs.norms",
         "composer.passes.memory",
-        "composer.passes.purity",
     )
 
     def run(self, gm: torch.fx.GraphModule) -> int:

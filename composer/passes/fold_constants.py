@@ -37,6 +37,7 @@ class FoldConstants(GraphPass):
     """
 
     depends_on: ClassVar[tuple[str, ...]] = (
+        "composer.graphs.norms",
         "composer.passes.memory",
         "composer.passes.metadata",
         "composer.passes.purity",

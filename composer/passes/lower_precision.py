@@ -48,8 +48,8 @@ class LowerPrecision(GraphPass):
     """
 
     depends_on: ClassVar[tuple[str, ...]] = (
+        "composer.graphs.norms",
         "composer.passes.memory",
-        "composer.passes.purity",
     )
 
     def run(self, gm: torch.fx.GraphModule) -> int:

@@ -14,7 +14,7 @@ import torch
 import torch.fx
 
 from composer import _torch
-from composer.passes.purity import KEEPS_STATISTICS
+from composer.graphs.norms import KEEP_STATISTICS
 
 
 class Memory:
@@ -81,7 +81,7 @@ def _written(node: torch.fx.Node) -> list[torch.fx.Node]:
         return []
     if not isinstance(node.target, _torch.OpOverload):
         return [] if getattr(node.target, "__module__", "") == "_operator" else node.all_input_nodes
-    if _torch.operator_name(node.target).removeprefix("aten::") in KEEPS_STATISTICS:
+    if _torch.operator_name(node.target).removeprefix("aten::") in KEEP_STATISTICS:
         statistics = (_torch.argument(node, name) for name in ("running_mean", "running_var"))
         trains = _torch.argument(node, "training") or _torch.argument(node, "use_input_stats")
         return [each for each in statistics if trains and isinstance(each, torch.fx.Node)]

@@ -58,9 +58,9 @@ class MergeParallelLinears(GraphPass):
     """
 
     depends_on: ClassVar[tuple[str, ...]] = (
+        "composer.graphs.norms",
         "composer.passes.gradients",
         "composer.passes.memory",
-        "composer.passes.purity",
     )
 
     min_products: int = 2

@@ -8,6 +8,7 @@ import torch
 import torch.fx
 
 from composer import _torch
+from composer.graphs.norms import KEEP_STATISTICS
 
 _IN_PLACE = frozenset(
     getattr(operator, name)
@@ -24,12 +25,6 @@ _RANDOM = frozenset(
 )
 """Functions of torch's that draw, or may draw, random numbers, and carry no tag that says so."""
 
-KEEPS_STATISTICS = frozenset(
-    {"batch_norm", "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"}
-    | {"_batch_norm_impl_index", "instance_norm"}
-)
-"""They write to running statistics, which their schema does not say."""
-
 
 def is_pure(node: torch.fx.Node) -> bool:
     """Whether nobody would miss the operation if nobody reads its result.
@@ -42,7 +37,7 @@ def is_pure(node: torch.fx.Node) -> bool:
         return True
     name = _name(node)
     in_place = name.endswith("_") and not name.startswith("__")
-    if in_place or name in _RANDOM or name in KEEPS_STATISTICS:
+    if in_place or name in _RANDOM or name in KEEP_STATISTICS:
         return False
     if node.op == "call_method":
         return True
@@ -60,7 +55,7 @@ def keeps_to_itself(node: torch.fx.Node) -> bool:
     if name.endswith("_") or node.kwargs.get("inplace") or "out" in node.kwargs:
         return False
     tags = getattr(node.target, "tags", ())
-    return name in _RANDOM | KEEPS_STATISTICS or torch.Tag.nondeterministic_seeded in tags
+    return name in _RANDOM | KEEP_STATISTICS.keys() or torch.Tag.nondeterministic_seeded in tags
 
 
 def is_function(node: torch.fx.Node) -> bool:

@@ -43,9 +43,9 @@ class RemoveNoOps(GraphPass):
     """
 
     depends_on: ClassVar[tuple[str, ...]] = (
+        "composer.graphs.norms",
         "composer.passes.memory",
         "composer.passes.metadata",
-        "composer.passes.purity",
     )
 
     def run(self, gm: torch.fx.GraphModule) -> int:
