@@ -398,7 +398,8 @@ def test_compiled_model_can_be_copied_and_pickling_says_no() -> None:
     torch.testing.assert_close(twin(x), net(x))
     sent = pickle.loads(pickle.dumps(run))  # torch sends the module, and compiles it there
     torch.testing.assert_close(sent(x), net(x))
-    with pytest.raises((AttributeError, pickle.PicklingError), match=r"[Cc]an't pickle .*watch"):
+    refusals = AttributeError, pickle.PicklingError  # by the version of Python, as the words are
+    with pytest.raises(refusals, match=r"[Cc]an't (pickle|get) .*watch"):
         pickle.dumps(guard.watch(roles.Engine(torch.sin), last().runtime))
 
 
