@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import importlib
 import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 
 import pytest
@@ -442,6 +444,64 @@ def test_a_uuid_covers_the_file_that_the_class_stands_in(tmp_path, monkeypatch) 
     lost = type("Lost", (CosineToSine,), {"depends_on": ("no.such",)})
     with pytest.raises(OptionError, match=r"depends_on names 'no\.such'"):
         lost().uuid()
+
+
+@dataclass(frozen=True)
+class Swap(GraphPass):
+    """Its parameter is a function."""
+
+    stage = "post_grad"
+    to: Callable = None
+
+    def run(self, gm):
+        for node in gm.graph.find_nodes(op="call_function", target=aten.cos.default):
+            with gm.graph.inserting_before(node):
+                node.replace_all_uses_with(self.to(gm.graph, node.args[0]))
+
+
+@torch.no_grad()
+def test_two_lambdas_of_one_line_are_two_parameters() -> None:
+    """Inductor's cache gave what was compiled for the first to the second."""
+    # fmt: off
+    sin, tan = (lambda g, x: g.call_function(aten.sin.default, (x,))), (lambda g, x: g.call_function(aten.tan.default, (x,)))  # noqa: E501
+    # fmt: on
+    x = torch.rand(4)
+    for to, wanted in ((sin, x.sin()), (tan, x.tan())):
+        torch.compiler.reset()
+        run = compiled(torch.cos, "inductor", passes=[Swap(to)], verify="off")
+        torch.testing.assert_close(run(x), wanted)
+
+
+def test_a_uuid_covers_the_file_that_a_parameter_stands_in(tmp_path, monkeypatch) -> None:
+    """A function calls what stands beside it."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    uuids = []
+    for name, helper in (("one_function", "1"), ("other_function", "2")):
+        text = f"def calls(): return help()\ndef help(): return {helper}\n"
+        (tmp_path / f"{name}.py").write_text(text)
+        uuids.append(Swap(importlib.import_module(name).calls).uuid())
+    assert uuids[0] != uuids[1]
+
+
+def test_a_uuid_tells_methods_of_two_objects_apart() -> None:
+    """Methods of Python's own objects have a name and no source."""
+    found = [Swap({"cos": name}.get).uuid() for name in ("sin", "sin", "tan")]
+    assert found[0] == found[1] != found[2]
+
+
+TYPED = """
+from composer.passes.function import FunctionPass
+from composer.passes.resolve import SharedPasses
+scope = {}
+exec("f = lambda graph: graph in {'a', 'b', 'c', 'd', 'e', 'f', 'g', 'h'}", scope)
+print(SharedPasses((FunctionPass(scope["f"]),)).key)
+"""
+
+
+def test_a_key_is_the_same_whatever_order_sets_have(fresh_python) -> None:
+    """A set of texts is among the constants of a function that has no source."""
+    said = [fresh_python(TYPED, env={"PYTHONHASHSEED": seed}) for seed in ("1", "2")]
+    assert said[0].stdout == said[1].stdout != ""
 
 
 class Counted(GraphPass):

@@ -113,10 +113,18 @@ def _bytecode(thing: Any) -> str:
 
 
 def _code_text(code: types.CodeType) -> str:
-    constants = [
-        _code_text(c) if isinstance(c, types.CodeType) else repr(c) for c in code.co_consts
-    ]
+    constants = _constant_text(code.co_consts)
     return f"{code.co_name} {code.co_code.hex()} {code.co_names} {constants}"
+
+
+def _constant_text(constant: Any) -> str:
+    if isinstance(constant, types.CodeType):
+        return _code_text(constant)
+    if isinstance(constant, tuple):
+        return f"({', '.join(map(_constant_text, constant))})"
+    if isinstance(constant, frozenset):  # whose order differs from process to process
+        return f"{{{', '.join(sorted(map(_constant_text, constant)))}}}"
+    return repr(constant)
 
 
 def _text(value: Any) -> str:
@@ -136,9 +144,13 @@ def _text(value: Any) -> str:
         return "(" + ",".join(map(_text, value)) + ")"
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
-        return type(value).__qualname__ + _text(fields)
-    if isinstance(value, type | types.BuiltinFunctionType):
-        return f"{value.__module__}.{value.__qualname__}"
+        return _text(type(value)) + _text(fields)
+    if isinstance(value, type):
+        return f"{value.__module__}.{value.__qualname__}{file_of(value)}"
+    if isinstance(value, types.BuiltinFunctionType):
+        owner = value.__self__  # the module, or the object whose method it is
+        named = f"{value.__module__}.{value.__qualname__}"
+        return named if isinstance(owner, types.ModuleType | None) else named + _text(owner)
     if isinstance(value, types.FunctionType):
         return _function_text(value)
     if isinstance(value, functools.partial):
@@ -147,7 +159,7 @@ def _text(value: Any) -> str:
 
 
 def _function_text(function: types.FunctionType) -> str:
-    """A function's source with the values that it closes over and its defaults."""
+    """A function's source and file, with the values that it closes over and its defaults."""
     try:
         cells = [cell.cell_contents for cell in function.__closure__ or ()]
     except ValueError as empty:  # a cell that is still to be filled
@@ -159,4 +171,7 @@ def _function_text(function: types.FunctionType) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def _source_of_function(function: types.FunctionType) -> str:
-    return _source(function)
+    """With what stands beside it in its file; another lambda may stand on a lambda's own line."""
+    code = function.__code__
+    told_apart = _code_text(code) if code.co_name == "<lambda>" else ""
+    return _source(function) + told_apart + file_of(function)
