@@ -183,7 +183,7 @@ class Attempt:
 
     @property
     def accepted(self) -> bool:
-        """Whether this candidate serves the graph."""
+        """Whether it succeeded. The last that did serves the graph, if any engine does."""
         return self.status is Status.SUCCEEDED
 
     @property

@@ -15,7 +15,7 @@ import torch
 from conftest import compiled, last
 from prometheus_client import CollectorRegistry
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointError, checkpoint
 
 import composer
 from composer import _torch, guard, session
@@ -108,6 +108,20 @@ def test_engine_that_wrote_to_its_inputs_before_it_raised_is_not_answered_for() 
     assert torch.equal(f(x), x.sin())
     assert last().chosen == "two"
     assert last().runtime.fallbacks == 0
+
+
+def test_engine_is_not_said_to_have_written_where_nobody_can_see_it() -> None:
+    """An inference tensor that the graph writes to has no version: it may have been, or not."""
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return x.add_(1) * 2
+
+    f = compiled(step, FakeBackend("raises", at=2))
+    with torch.inference_mode():
+        f(torch.ones(3))
+        with pytest.raises(RuntimeError, match="made to raise") as caught:
+            f(torch.ones(3))
+    assert "may have written to its inputs" in "".join(caught.value.__notes__)
 
 
 def test_error_that_eager_raises_too_is_the_programs_own() -> None:
@@ -271,6 +285,22 @@ def test_checkpoint_that_ends_its_second_forward_early_is_no_failure(options: An
             module(twin).square().sum().backward()
             torch.testing.assert_close(x.grad, twin.grad)
     assert last().runtime.last_error == ""
+
+
+def test_engine_that_fails_in_the_second_forward_of_a_checkpoint_is_followed_at_once() -> None:
+    """The floor saves other tensors, which torch refuses; the step after that is well again."""
+    f = compiled(torch.nn.Linear(4, 8), FakeBackend("raises", at=2), FakeBackend(name="second"))
+
+    def step() -> None:
+        x = torch.randn(3, 4, requires_grad=True)
+        checkpoint(f, x, use_reentrant=False).square().sum().backward()
+
+    with pytest.raises(CheckpointError):
+        step()
+    assert last().attempts[0].reason == "raised_at_runtime"
+    assert last().runtime.fallbacks == 1
+    step()
+    assert last().chosen == "second"
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])

@@ -23,6 +23,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 
 from composer import session
 from composer.telemetry.otel import OpenTelemetrySink
+from composer.testing import FakeBackend
 
 
 class Collected:
@@ -119,6 +120,16 @@ def test_span_of_a_failed_candidate_is_an_error_with_the_exception(collected: Co
     assert rejected.attributes["error.type"] == "returned_original"
     assert accepted.status.status_code is StatusCode.UNSET
     assert "composer.reason" not in accepted.attributes
+
+
+def test_candidate_that_is_merely_slower_is_no_error(collected: Collected) -> None:
+    """Under ``select = "fastest"`` it was accepted, and right."""
+    lazy = FakeBackend("slow", at=1, seconds=0.01)
+    compiled(torch.sin, lazy, select="fastest", select_seconds=1)(torch.ones(3))
+    (slower,) = collected.spans("composer.attempt")
+    assert slower.attributes["composer.reason"] == "slower"
+    assert slower.status.status_code is StatusCode.UNSET
+    assert "error.type" not in slower.attributes
 
 
 def test_compile_that_ends_in_an_error_is_an_error_span(collected: Collected) -> None:

@@ -15,6 +15,7 @@ from composer.guard.gate import Gate
 Compiled = Callable[..., Any]
 
 WRITTEN = "the engine had written to its inputs"
+UNSEEN = "the engine may have written to its inputs: one is an inference tensor, without a version"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class Rescue:
         """Why a call that an engine has begun cannot be answered by another; empty where it can."""
         if self.collective:
             return "the engine may have begun what other ranks wait for"
-        return WRITTEN if self.blind else ""
+        return UNSEEN if self.blind else ""
 
 
 TakeOver = Callable[[bool], tuple[Engine | None, bool]]

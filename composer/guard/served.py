@@ -14,7 +14,16 @@ from typing import Any, TypeVar, cast
 
 from composer import _torch
 from composer.guard.gate import Gate
-from composer.guard.roles import WRITTEN, Compiled, Engine, Later, Rescue, Seat, TakeOver
+from composer.guard.roles import (
+    UNSEEN,
+    WRITTEN,
+    Compiled,
+    Engine,
+    Later,
+    Rescue,
+    Seat,
+    TakeOver,
+)
 from composer.guard.sampling import Sampler
 from composer.guard.schedule import Kind, Schedule
 from composer.guard.versions import Versions
@@ -136,18 +145,31 @@ class ServedGraph:
         if rescue is None or run is rescue.floor:
             self._runtime.failed(error)
             raise error
-        written = before is None or self._versions.of(args) != before
-        if why := rescue.once_only or (WRITTEN if written else ""):
+        if why := rescue.once_only or self._written_to(args, before):
             error.add_note(f"composer: {why}, so nobody can answer")
             self._runtime.failed(error)
             self._hand_over(error, run)
             raise error
         if lacks_memory(error):
             return self._with_more_memory(error, run, rescue, args)
-        outputs = rescue.floor(*args)
+        try:
+            outputs = rescue.floor(*args)
+        except _torch.StopRecomputation:  # as above, of the floor
+            self._answered(error, run)
+            raise
+        self._answered(error, run)
+        return outputs
+
+    def _written_to(self, args: tuple[Any, ...], before: object) -> str:
+        """What is to be said of an engine that wrote to its inputs; empty where it did not."""
+        if before is None:
+            return UNSEEN
+        return "" if self._versions.of(args) == before else WRITTEN
+
+    def _answered(self, error: Exception, run: Compiled) -> None:
+        """The floor has answered for ``run``, which is given up."""
         self._runtime.failed(error, answered=True)
         self._hand_over(error, run)
-        return outputs
 
     def special(self, number: int, run: Compiled) -> tuple[Compiled, Compiled]:
         """Which engine makes this call, and the callable by which it does.

@@ -137,7 +137,7 @@ class OpenTelemetrySink(Sink):
             finish = min(start + _nanoseconds(attempt["seconds"]), end)
             span = self._tracer.start_span("composer.attempt", context, start_time=start)
             span.set_attributes(_of_attempt(attempt))
-            if attempt["status"] in _ERRORS:
+            if _is_error(attempt):
                 _add_exception(span, attempt, finish)
                 _set_error(span, first_line(attempt["message"]) or attempt["reason"])
             span.end(finish)
@@ -169,13 +169,18 @@ def _observe(meter: Meter, read: Callable[[], Mapping[str, Total]]) -> None:
         meter.create_observable_counter(name, [reader(field)], unit, description)
 
 
+def _is_error(attempt: Mapping[str, Any]) -> bool:
+    """One that was measured to be slower had been accepted before."""
+    return attempt["status"] in _ERRORS and attempt["reason"] != Reason.SLOWER
+
+
 def _of_attempt(attempt: Mapping[str, Any]) -> dict[str, Any]:
     attributes = _present(attempt, ("backend", "status", "reason", "coverage"))
     if attempt["message"]:
         attributes["composer.message"] = attempt["message"]
     if attempt["engine"]:
         attributes["composer.engine"] = json.dumps(attempt["engine"])
-    if attempt["status"] in _ERRORS:
+    if _is_error(attempt):
         attributes["error.type"] = attempt["error_type"] or attempt["reason"]
     return attributes
 

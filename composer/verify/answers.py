@@ -91,10 +91,8 @@ def verify(
     if any(isinstance(value, _torch.FakeTensor) for value in inputs):
         note(verified="no: the graph was compiled without real inputs")
         return False
-    try:
-        eager = run(reference, inputs, request)
-    except Exception as error:  # noqa: BLE001  # eager's own error is the user's to see at the call
-        note(verified=f"no: eager itself raises {error_line(error)}")
+    eager = _run_of_eager(reference, inputs, request)
+    if eager is None:
         return False
     try:
         got = run(compiled, inputs, request)
@@ -104,18 +102,40 @@ def verify(
     return judge(got, eager, lambda: exact(inputs, request), bounds)
 
 
-def run(function: Callable[..., Any], inputs: Sequence[Any], request: GraphRequest) -> Run:
+def _run_of_eager(
+    reference: Callable[..., Any], inputs: Sequence[Any], request: GraphRequest
+) -> Run | None:
+    """What eager gives; ``None`` where it gives nothing to compare with, and a note says why."""
+    try:
+        copied = given_copies(inputs, request)
+    except Exception as error:  # noqa: BLE001  # recorded: what serves needs no copies
+        note(verified=f"no: inputs cannot be copied: {error_line(error)}")
+        return None
+    try:
+        return run(reference, inputs, request, copied)
+    except Exception as error:  # noqa: BLE001  # eager's own error is the user's to see at the call
+        note(verified=f"no: eager itself raises {error_line(error)}")
+        return None
+
+
+def run(
+    function: Callable[..., Any],
+    inputs: Sequence[Any],
+    request: GraphRequest,
+    copied: tuple[list[Any], list[Any]] | None = None,
+) -> Run:
     """Run a graph on copies of its inputs; buffers and the random state are put back afterwards.
 
     Args:
         function: Takes the graph's inputs, returns its outputs.
         inputs: Real inputs; weights are not copied.
         request: The graph.
+        copied: What :func:`given_copies` made of the inputs, where that was done before.
 
     Raises:
         TypeError: the graph would write to an input that cannot be copied.
     """
-    given, copies = given_copies(inputs, request)
+    given, copies = copied or given_copies(inputs, request)
     leaves = {f"input {i}": each for i, each in enumerate(copies)}
     held = {f"weight {name}": each for name, each in request.gm.named_parameters()}
     passed = changeable(given, request)
