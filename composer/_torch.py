@@ -1390,6 +1390,17 @@ def capture_aten(run: Callable[..., Any], example_inputs: Sequence[Any]) -> torc
     return made
 
 
+def traces_nested_graph() -> bool:
+    """Whether what is traced now is a graph within another, such as a branch of ``torch.cond``.
+
+    A decomposition is not told where the call stands that it is to replace.
+    """
+    from torch.fx.experimental import proxy_tensor
+
+    tracer = proxy_tensor._CURRENT_MAKE_FX_TRACER
+    return tracer is not None and tracer.is_hop_subgraph_tracer()
+
+
 # --- AOTAutograd ----------------------------------------------------------------------------------
 
 
