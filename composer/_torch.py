@@ -65,7 +65,9 @@ from torch._dynamo.convert_frame import compile_lock as compile_lock
 from torch._dynamo.eval_frame import DisableContext, OptimizedModule, innermost_backend
 from torch._dynamo.exc import InvalidBackend as InvalidBackend
 from torch._dynamo.exc import RestartAnalysis, SkipFrame, Unsupported, UserError
+from torch._dynamo.guards import GuardBuilder
 from torch._dynamo.resume_execution import ContinueExecutionCache
+from torch._dynamo.source import GlobalStateSource
 from torch._dynamo.symbolic_convert import InstructionTranslator, InstructionTranslatorBase
 from torch._dynamo.utils import counters
 from torch._guards import CompileContext, TracingContext, tracing
@@ -81,6 +83,7 @@ from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch._subclasses.fake_tensor import unset_fake_temporarily as unset_fake_temporarily
 from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
+from torch.autograd import forward_ad
 
 # The base of all batch norms, which torch documents but does not export.
 from torch.nn.modules.batchnorm import _BatchNorm as _BatchNorm
@@ -488,6 +491,7 @@ def modes_put_back() -> Iterator[None]:
     asked: Any = torch._C._autograd
     refusal = asked._saved_tensors_hooks_get_disabled_error_message()
     depth = _functorch.get_dynamic_layer_stack_depth()
+    within_dual_level = is_forward_mode()
     grad, forward = torch.is_grad_enabled(), torch._C._is_fwd_grad_enabled()
     keys = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
     with torch._C._ForceDispatchKeyGuard(*keys):
@@ -496,6 +500,9 @@ def modes_put_back() -> Iterator[None]:
         except BaseException:
             while _functorch.get_dynamic_layer_stack_depth() > depth:
                 _functorch.pop_dynamic_layer_stack()  # torch 2.11 pops too many down to a depth
+            if not within_dual_level:
+                with contextlib.suppress(RuntimeError):  # where the graph has entered none
+                    torch._C._exit_dual_level(level=0)
             torch._C._set_grad_enabled(grad)
             torch._C._set_fwd_grad_enabled(forward)
             if refusal is None:
@@ -503,6 +510,23 @@ def modes_put_back() -> Iterator[None]:
             else:
                 asked._saved_tensors_hooks_disable(refusal)
             raise
+
+
+def is_forward_mode() -> bool:
+    """Whether a level of ``torch.autograd.forward_ad`` is open: tensors may carry tangents."""
+    return forward_ad._current_level >= 0
+
+
+def compile_anew_in_forward_mode() -> None:
+    """Have Dynamo compile the graph at hand again where :func:`is_forward_mode` changes.
+
+    Dynamo (2.13) guards on it only where a function opens a level itself. Outside of Dynamo
+    nothing is done.
+    """
+    context = TracingContext.try_get()
+    if context is not None:
+        guard = GlobalStateSource().make_guard(GuardBuilder.DUAL_LEVEL)
+        context.guards_context.dynamo_guards.add(guard)
 
 
 def is_watched() -> bool:
@@ -1388,6 +1412,17 @@ def capture_aten(run: Callable[..., Any], example_inputs: Sequence[Any]) -> torc
         made = make_fx(run, pre_dispatch=True)(*fakes)
     forget_met(mode)
     return made
+
+
+def traces_nested_graph() -> bool:
+    """Whether what is traced now is a graph within another, such as a branch of ``torch.cond``.
+
+    A decomposition is not told where the call stands that it is to replace.
+    """
+    from torch.fx.experimental import proxy_tensor
+
+    tracer = proxy_tensor._CURRENT_MAKE_FX_TRACER
+    return tracer is not None and tracer.is_hop_subgraph_tracer()
 
 
 # --- AOTAutograd ----------------------------------------------------------------------------------

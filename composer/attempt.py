@@ -89,6 +89,7 @@ def _probe_and_build(
     request: GraphRequest, contender: Contender, ballot: agreement.Ballot
 ) -> Callable[..., Any]:
     contender.skip(request)
+    _decline_forward_mode(contender.backend)
     contender.backend.probe(request)
     contender.recall(request)
     found = contender.narrowed(request)
@@ -97,6 +98,16 @@ def _probe_and_build(
         return found.around(_build_within_limits(found.request, contender))
     with computing_in("fp32" if found is None else "bf16"):
         return _build_within_limits(request, contender)
+
+
+def _decline_forward_mode(backend: Backend) -> None:
+    """Refuse where tensors may carry tangents: an engine computes without them, and says nothing.
+
+    What AOTAutograd trains has no rule for them; Inductor drops them from what it fuses.
+    """
+    if _torch.is_forward_mode() and not backend.may_return_original:
+        what = "no engine computes the tangents of torch.autograd.forward_ad"
+        refuse(Status.DECLINED, Reason.TRAINING_GRAPH, what)
 
 
 def _build_within_limits(request: GraphRequest, contender: Contender) -> Callable[..., Any]:

@@ -74,6 +74,7 @@ def compose(
             served = compose(gm, example_inputs, mode=mode, options=options)
         return saved.Saved.of(gm, served, mode, options)
     started = time.perf_counter()
+    _torch.compile_anew_in_forward_mode()
     gm, example_inputs, flatten = clones.flat_inputs(gm, example_inputs)
     gm, restore = clones.flat_outputs(gm)
     case = _prepare(capture.read_request(gm, example_inputs, mode=mode), options)

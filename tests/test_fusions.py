@@ -11,6 +11,7 @@ import onnx_ir
 import pytest
 import torch
 from conftest import compiled, last
+from torch._higher_order_ops.while_loop import while_loop
 from torch.nn import functional
 
 from composer.lowering.onnx import _settle_casts, to_onnx
@@ -78,6 +79,26 @@ def test_tanh_gelu_is_left_to_the_engine(operators: Counter[str]) -> None:
     """ONNX Runtime makes its own FastGelu of it."""
     check(lambda x: functional.gelu(x, approximate="tanh"), torch.randn(3, 4))
     assert not operators["Gelu"]
+
+
+def in_a_branch(x: torch.Tensor) -> torch.Tensor:
+    branches = functional.gelu, torch.sin
+    return torch.cond(x.sum() > 0, *branches, (x.exp(),)) + functional.gelu(x)
+
+
+def in_a_loop(x: torch.Tensor) -> torch.Tensor:
+    def step(i: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return i + 1, functional.gelu(x) + x
+
+    zero = torch.zeros((), dtype=torch.int64)
+    return while_loop(lambda i, _: i < 3, step, (zero, x))[1] * 2
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("function", [in_a_branch, in_a_loop])
+def test_gelu_in_a_nested_graph_is_torchs(function: Callable[..., Any], dynamic: bool) -> None:
+    """Branches and loops are run by torch, which has no kernel for ONNX Runtime's operator."""
+    check(function, torch.ones(3, 9), dynamic=dynamic)
 
 
 @pytest.mark.parametrize("scale", [None, 0.3])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from conftest import compiled, last
+from torch.autograd import forward_ad as fwd
 
 import composer
 
@@ -119,6 +120,26 @@ def test_without_grad(chain, mode) -> None:
         check(model, torch.randn(2, 3, 8, 8), chain=chain)
     assert last().chosen == chain[0]
     assert not last().training
+
+
+def test_tangents_are_eagers(chain) -> None:
+    """In forward mode no engine serves, also where one did before; it does again afterwards."""
+    w = torch.randn(4, 4)
+
+    def function(x):
+        return torch.tanh(x @ w)
+
+    f = compiled(function, *chain)
+    x, tangent = torch.randn(2, 4), torch.randn(2, 4)
+    torch.testing.assert_close(f(x), function(x))
+    with fwd.dual_level():
+        dual = fwd.make_dual(x, tangent)
+        with pytest.warns(composer.errors.FallbackWarning, match="forward_ad"):
+            result = f(dual)
+        torch.testing.assert_close(fwd.unpack_dual(result), fwd.unpack_dual(function(dual)))
+    assert (last().chosen, last().attempts[0].reason) == ("eager", "training_graph")
+    torch.testing.assert_close(f(x), function(x))
+    assert [report.runtime.calls for report in composer.reports()] == [2, 1]
 
 
 def test_autocast(chain) -> None:

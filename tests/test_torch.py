@@ -21,6 +21,7 @@ from torch._functorch import compile_utils
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._prims.rng_prims import run_with_rng_state
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 from torch.fx.experimental import proxy_tensor
 
 from composer import _torch
@@ -500,6 +501,24 @@ def test_argument_reads_a_schemas_value() -> None:
 
 
 @pytest.mark.slow
+def test_graph_within_another_is_told_while_it_is_traced() -> None:
+    """A call of the graph itself, and one in a branch of ``torch.cond``."""
+    seen = []
+
+    def sine(x: torch.Tensor) -> Any:
+        seen.append(_torch.traces_nested_graph())
+        return NotImplemented
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        cond = torch.ops.higher_order.cond
+        return cond(x.sum() > 0, torch.sin, torch.cos, (x,)) + x.sin()
+
+    table = {torch.ops.aten.sin.default: sine}
+    proxy_tensor.make_fx(function, table, tracing_mode="fake")(torch.ones(3))
+    assert seen == [True, False]
+    assert not _torch.traces_nested_graph()
+
+
 def test_onnx_translator_knows_what_the_exporter_knows() -> None:
     """Registry, decompositions, and the batch norm that torchlib exports wrongly."""
     translator = _torch.OnnxTranslator()
@@ -749,7 +768,7 @@ def test_what_is_saved_as_it_is_meets_no_hook() -> None:
 
 
 def test_modes_that_were_set_are_put_back_after_an_error() -> None:
-    """Grad mode, autocast, the levels of ``torch.func``, and whether hooks may be set."""
+    """Grad mode, autocast, the levels of transforms and tangents, and whether hooks may be set."""
     asked = torch._C._autograd
 
     @_torch.modes_put_back()
@@ -758,6 +777,7 @@ def test_modes_that_were_set_are_put_back_after_an_error() -> None:
         torch._C._set_fwd_grad_enabled(False)
         torch.autocast("cpu").__enter__()
         torch._C._functorch._vmap_increment_nesting(2, "error")
+        torch._C._enter_dual_level()
         asked._saved_tensors_hooks_disable("no")
         raise ValueError("midway")
 
@@ -768,6 +788,26 @@ def test_modes_that_were_set_are_put_back_after_an_error() -> None:
     assert not torch.is_autocast_enabled("cpu")
     assert torch._C._functorch.get_dynamic_layer_stack_depth() == 0
     assert asked._saved_tensors_hooks_is_enabled()
+    with forward_ad.dual_level():  # a second one would be refused
+        pass
+
+
+def test_forward_mode_is_seen_and_compiled_anew_for() -> None:
+    """Outside of a compile there is nothing to compile anew."""
+    seen = []
+
+    def backend(gm, _):
+        seen.append(_torch.is_forward_mode())
+        _torch.compile_anew_in_forward_mode()
+        return gm.forward
+
+    function = torch.compile(torch.sin, backend=backend)
+    for _ in range(2):
+        function(torch.ones(2))
+        with forward_ad.dual_level():
+            function(torch.ones(2))
+    assert seen == [False, True]
+    _torch.compile_anew_in_forward_mode()
 
 
 def test_modes_that_a_graph_sets_are_told_from_what_it_computes() -> None:

@@ -195,8 +195,9 @@ def graph_key(
 def parts_of(request: GraphRequest, settings: Mapping[str, str]) -> dict[str, str]:
     """Text of all that the key is made of, part by part, so that a difference can be named.
 
-    It is the same on all ranks of ``torch.distributed``. The parts are ``surroundings`` (grad mode,
-    autocast, default dtype), ``inputs``, ``weights``, ``operations`` and those of the settings.
+    It is the same on all ranks of ``torch.distributed``. The parts are ``surroundings`` (grad and
+    forward mode, autocast, default dtype), ``inputs``, ``weights``, ``operations`` and those of the
+    settings.
 
     Args:
         request: The captured graph, in the surroundings that it is compiled in.
@@ -259,7 +260,8 @@ def _by_position(seen: Mapping[str, int], found: re.Match[str]) -> str:
 
 def _lines(gm: torch.fx.GraphModule, example_inputs: Sequence[Any] = ()) -> Iterator[str]:
     autocast, dtype = _torch.autocasts(), torch.get_default_dtype()
-    yield f"grad={torch.is_grad_enabled()} autocast={autocast} {dtype}"
+    forward = " forward-mode" if _torch.is_forward_mode() else ""
+    yield f"grad={torch.is_grad_enabled()}{forward} autocast={autocast} {dtype}"
     position = {node: f"%{i}" for i, node in enumerate(gm.graph.nodes)}
     given = dict(zip(gm.graph.find_nodes(op="placeholder"), example_inputs, strict=False))
     for node in gm.graph.nodes:

@@ -86,7 +86,7 @@ def decompositions(dialect: Table, training: bool) -> dict[Any, Callable[..., An
         aten._efficientzerotensor.default: torch.zeros,
     }
     for operator, function in () if training else dialect.items():
-        table[operator] = _first_of(function, table.get(operator))
+        table[operator] = _first_of(_not_in_branches(function), table.get(operator))
     own = {
         each: function for each, function in table.items() if function is not exporters.get(each)
     }
@@ -102,6 +102,18 @@ def _exporters() -> Table:
     found = vocabulary().decompositions.items()
     kept = {each: function for each, function in found if not _torch.draws_itself(each)}
     return {operator: _of_real_numbers(function) for operator, function in kept.items()}
+
+
+def _not_in_branches(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Leave the branches of ``torch.cond`` and its kin without an engine's own operators.
+
+    torch runs what is nested in a graph, and torch's kernel of such an operator gives zeros.
+    """
+
+    def decompose(*args: Any, **kwargs: Any) -> Any:
+        return NotImplemented if _torch.traces_nested_graph() else function(*args, **kwargs)
+
+    return decompose
 
 
 def _of_real_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
