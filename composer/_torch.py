@@ -165,16 +165,38 @@ def traced_frame() -> tuple[types.CodeType, dict[str, Any], str] | None:
     return code, scope, str(root.f_globals.get("__name__", ""))
 
 
+def called_frame() -> tuple[types.CodeType, dict[str, Any], str] | None:
+    """As :func:`traced_frame`, for what the program gave ``torch.compile`` and calls now.
+
+    They differ behind a graph break in a submodule: Dynamo traces its ``forward`` by itself then.
+    """
+    called: Any = _locals_on_the_stack(_call_of_compiled()).get("fn")
+    around = getattr(called, "__code__", None)
+    if around is not None and around.co_filename == external_utils.__file__:
+        called = called.__wrapped__
+    return _frame_to_be(called)
+
+
 def _frame_to_be(called: Any) -> tuple[types.CodeType, dict[str, Any], str] | None:
     """What :func:`traced_frame` says of a call of this; ``None`` where it has no code in Python."""
-    method = called.forward if isinstance(called, torch.nn.Module) else called
+    method: Any = called.forward if isinstance(called, torch.nn.Module) else called
     method = method.func if isinstance(method, functools.partial) else method
+    if callable(method) and not hasattr(method, "__code__"):  # an object of a class with __call__
+        method = method.__call__
     function = getattr(method, "__func__", method)
     code = getattr(function, "__code__", None)
     if not isinstance(code, types.CodeType):
         return None
     owner = getattr(method, "__self__", None)
     return code, dict.fromkeys(code.co_varnames[:1], owner), function.__module__
+
+
+@functools.cache
+def _call_of_compiled() -> types.CodeType:
+    """The code of what ``torch.compile`` returns."""
+    within = eval_frame._TorchDynamoContext.__call__.__code__.co_consts
+    codes = (each for each in within if isinstance(each, types.CodeType))
+    return next(each for each in codes if each.co_name == "compile_wrapper")
 
 
 def _locals_on_the_stack(code: types.CodeType) -> dict[str, Any]:

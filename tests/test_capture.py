@@ -65,6 +65,17 @@ def test_model_of_a_function_is_its_qualified_name() -> None:
     assert models() == [f"{__name__}.{name}"]
 
 
+class Doubling:
+    def __call__(self, x):
+        return x * 2
+
+
+def test_model_of_an_object_that_can_be_called_is_its_class() -> None:
+    """Dynamo traces a frame of its own around it, as around torch's modules."""
+    compiled(Doubling(), "eager")(torch.ones(2, 3))
+    assert models() == [f"{__name__}.Doubling"]
+
+
 def decorated(function):
     @functools.wraps(function)
     def wrapper(*args, **kwargs):

@@ -122,6 +122,28 @@ def test_traced_frame_after_a_graph_break_is_the_same_code() -> None:
     assert "x" in frames[1][1]
 
 
+def test_called_frame_is_that_of_what_was_compiled_behind_a_break_in_what_it_calls() -> None:
+    """Where Dynamo traces the inner function's frame by itself."""
+
+    class Inner(torch.nn.Module):
+        def forward(self, x):
+            torch._dynamo.graph_break()
+            return x * 2
+
+    inner = Inner()
+
+    def outer(x):
+        return inner(x + 1) + 1
+
+    def frames(*_):
+        return _torch.traced_frame()[0], _torch.called_frame()[0]
+
+    seen = capture(outer, torch.ones(2), backend=frames)
+    assert {called for _, called in seen} == {outer.__code__}
+    assert {traced for traced, _ in seen} == {outer.__code__, Inner.forward.__code__}
+    assert _torch.called_frame() is None
+
+
 def test_is_static_input_marks_parameters_and_buffers_only() -> None:
     """Dynamo's mark tells weights from inputs."""
     seen = capture(
