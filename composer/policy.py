@@ -278,14 +278,17 @@ class Policy(BaseModel):
 
     @property
     def key(self) -> str:
-        """Text of all that decides how a graph is compiled; equal in every process."""
+        """Text of all that decides how a graph is compiled and served; equal in every process."""
         chain = [(c.name, sorted(c.options.items()), c.min_coverage, c.when) for c in self.chain]
         checks = f"{self.verify} {self.tolerance}" if self.verify != "off" else ""
+        often = f" every {self.sample_every}" if self.verify == "sample" else ""
         limits = f" {self._limits}" if any(map(any, self._limits)) else ""
         choice = f" {self.select} {self.objective}" if self.select != "first" else ""
         low = f" {self.precision} {self.max_error}" if self.precision != "fp32" else ""
         baked = f" freeze={self.freeze}" if self.freeze != "auto" else ""
-        rest = f"{checks}{limits}{choice}{low}{baked}"
+        answers = f"{self.on_pass_error} {self.on_runtime_error}"
+        loud = f" {answers}" if "raise" in answers else ""
+        rest = f"{checks}{often}{limits}{choice}{low}{baked}{loud}"
         return f"{chain} {self.strict} {self.on_exhausted} {self.min_coverage} {rest}"
 
     @property

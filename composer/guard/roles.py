@@ -11,10 +11,11 @@ import torch
 
 from composer.guard.backward import Backwards
 from composer.guard.gate import Gate
+from composer.records import Reason
 
 Compiled = Callable[..., Any]
 
-WRITTEN = "the engine had written to its inputs"
+WRITTEN = f"the engine had written to its inputs ({Reason.MUTATED_INPUTS})"
 
 
 @dataclass(frozen=True, slots=True)
