@@ -57,6 +57,7 @@ from torch._C._dynamo.eval_frame import reset_code
 from torch._dynamo import aot_compile as dynamo_aot_compile
 from torch._dynamo import compiled_autograd, convert_frame, eval_frame, external_utils
 from torch._dynamo.aot_compile_types import SerializableCallable as SerializableCallable
+from torch._dynamo.backends.registry import _COMPILER_FNS
 from torch._dynamo.backends.registry import list_backends as _list_backends
 from torch._dynamo.backends.registry import lookup_backend as lookup_backend
 from torch._dynamo.backends.registry import register_backend as register_backend
@@ -119,6 +120,11 @@ GraphCompiler = Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., An
 def list_backends() -> list[str]:
     """Every name that :func:`lookup_backend` knows, the debugging ones included."""
     return _list_backends(exclude_tags=())
+
+
+def registered_backend(name: str) -> Callable[..., Any] | None:
+    """What the name stands for; ``None`` without any, or for an entry point not loaded yet."""
+    return _COMPILER_FNS.get(name)
 
 
 # --- what Dynamo compiles now ---------------------------------------------------------------------

@@ -50,6 +50,13 @@ def test_list_backends_includes_the_debugging_ones() -> None:
     assert {"inductor", "aot_eager", "eager", "composer", "onnxrt"} <= set(_torch.list_backends())
 
 
+def test_registered_backend_is_a_function_and_loads_no_entry_point() -> None:
+    """``None`` for a name that nobody registered."""
+    torch._dynamo.lookup_backend("aot_eager")
+    assert callable(_torch.registered_backend("aot_eager"))
+    assert _torch.registered_backend("nobody's") is None
+
+
 def test_torch_itself_registers_neither_onnxrt_nor_tensorrt() -> None:
     """The placeholders are commented out; were they back, composer's table had to change."""
     assert _torch.lookup_backend("onnxrt").__module__ == "composer.backends.onnxrt"
