@@ -153,8 +153,9 @@ def traced_frame() -> tuple[types.CodeType, dict[str, Any], str] | None:
     After a graph break Dynamo traces a generated function that goes on in the middle of the
     user's; its metadata lead back to the user's code, whose frame waits on the Python stack.
     ``torch.compile(torch.nn.Linear(...))`` traces a frame of torch's own around ``fn``: the frame
-    given is then that of the ``forward`` within. What ``aot_compile`` was asked for has been traced
-    when a backend is called. ``None`` outside of a compile.
+    given is then that of the ``forward`` within; around a function in C, which has no frame, it has
+    that one's name. What ``aot_compile`` was asked for has been traced when a backend is called.
+    ``None`` outside of a compile.
     """
     try:
         root = InstructionTranslator.current_tx().output.root_tx
@@ -162,9 +163,13 @@ def traced_frame() -> tuple[types.CodeType, dict[str, Any], str] | None:
         saving = dynamo_aot_compile.aot_compile_fullgraph.__code__
         return _frame_to_be(_locals_on_the_stack(saving).get("model"))
     if root.f_code.co_filename == external_utils.__file__:
-        wrapped = _frame_to_be(root.f_locals.get("fn"))
+        called: Any = root.f_locals.get("fn")
+        wrapped = _frame_to_be(called)
         if wrapped is not None:
             return wrapped
+        if hasattr(called, "__name__"):
+            named = root.f_code.replace(co_qualname=called.__name__)
+            return named, {}, called.__module__ or "torch"
     resumed = ContinueExecutionCache.generated_code_metadata.get(root.f_code)
     code = root.f_code if resumed is None else resumed.code
     scope = dict(root.f_locals) if resumed is None else _locals_on_the_stack(code)

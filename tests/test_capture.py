@@ -54,6 +54,12 @@ def test_model_of_a_torch_module() -> None:
     assert models() == ["torch.nn.modules.linear.Linear"]
 
 
+def test_model_of_a_torch_function_is_its_name() -> None:
+    """It has no frame in Python."""
+    compiled(torch.cos, "eager")(torch.ones(2, 3))
+    assert models() == ["torch.cos"]
+
+
 def test_model_of_a_function_is_its_qualified_name() -> None:
     """Also when its first argument is a module."""
 
