@@ -57,6 +57,7 @@ from torch._C._dynamo.eval_frame import reset_code
 from torch._dynamo import aot_compile as dynamo_aot_compile
 from torch._dynamo import compiled_autograd, convert_frame, eval_frame, external_utils
 from torch._dynamo.aot_compile_types import SerializableCallable as SerializableCallable
+from torch._dynamo.backends.registry import _COMPILER_FNS
 from torch._dynamo.backends.registry import list_backends as _list_backends
 from torch._dynamo.backends.registry import lookup_backend as lookup_backend
 from torch._dynamo.backends.registry import register_backend as register_backend
@@ -124,6 +125,11 @@ def list_backends() -> list[str]:
     return _list_backends(exclude_tags=())
 
 
+def registered_backend(name: str) -> Callable[..., Any] | None:
+    """What the name stands for; ``None`` without any, or for an entry point not loaded yet."""
+    return _COMPILER_FNS.get(name)
+
+
 # --- what Dynamo compiles now ---------------------------------------------------------------------
 
 
@@ -150,8 +156,9 @@ def traced_frame() -> tuple[types.CodeType, dict[str, Any], str] | None:
     After a graph break Dynamo traces a generated function that goes on in the middle of the
     user's; its metadata lead back to the user's code, whose frame waits on the Python stack.
     ``torch.compile(torch.nn.Linear(...))`` traces a frame of torch's own around ``fn``: the frame
-    given is then that of the ``forward`` within. What ``aot_compile`` was asked for has been traced
-    when a backend is called. ``None`` outside of a compile.
+    given is then that of the ``forward`` within; around a function in C, which has no frame, it has
+    that one's name. What ``aot_compile`` was asked for has been traced when a backend is called.
+    ``None`` outside of a compile.
     """
     try:
         root = InstructionTranslator.current_tx().output.root_tx
@@ -159,25 +166,51 @@ def traced_frame() -> tuple[types.CodeType, dict[str, Any], str] | None:
         saving = dynamo_aot_compile.aot_compile_fullgraph.__code__
         return _frame_to_be(_locals_on_the_stack(saving).get("model"))
     if root.f_code.co_filename == external_utils.__file__:
-        wrapped = _frame_to_be(root.f_locals.get("fn"))
+        called: Any = root.f_locals.get("fn")
+        wrapped = _frame_to_be(called)
         if wrapped is not None:
             return wrapped
+        if hasattr(called, "__name__"):
+            named = root.f_code.replace(co_qualname=called.__name__)
+            return named, {}, called.__module__ or "torch"
     resumed = ContinueExecutionCache.generated_code_metadata.get(root.f_code)
     code = root.f_code if resumed is None else resumed.code
     scope = dict(root.f_locals) if resumed is None else _locals_on_the_stack(code)
     return code, scope, str(root.f_globals.get("__name__", ""))
 
 
+def called_frame() -> tuple[types.CodeType, dict[str, Any], str] | None:
+    """As :func:`traced_frame`, for what the program gave ``torch.compile`` and calls now.
+
+    They differ behind a graph break in a submodule: Dynamo traces its ``forward`` by itself then.
+    """
+    called: Any = _locals_on_the_stack(_call_of_compiled()).get("fn")
+    around = getattr(called, "__code__", None)
+    if around is not None and around.co_filename == external_utils.__file__:
+        called = called.__wrapped__
+    return _frame_to_be(called)
+
+
 def _frame_to_be(called: Any) -> tuple[types.CodeType, dict[str, Any], str] | None:
     """What :func:`traced_frame` says of a call of this; ``None`` where it has no code in Python."""
-    method = called.forward if isinstance(called, torch.nn.Module) else called
+    method: Any = called.forward if isinstance(called, torch.nn.Module) else called
     method = method.func if isinstance(method, functools.partial) else method
+    if callable(method) and not hasattr(method, "__code__"):  # an object of a class with __call__
+        method = method.__call__
     function = getattr(method, "__func__", method)
     code = getattr(function, "__code__", None)
     if not isinstance(code, types.CodeType):
         return None
     owner = getattr(method, "__self__", None)
     return code, dict.fromkeys(code.co_varnames[:1], owner), function.__module__
+
+
+@functools.cache
+def _call_of_compiled() -> types.CodeType:
+    """The code of what ``torch.compile`` returns."""
+    within = eval_frame._TorchDynamoContext.__call__.__code__.co_consts
+    codes = (each for each in within if isinstance(each, types.CodeType))
+    return next(each for each in codes if each.co_name == "compile_wrapper")
 
 
 def _locals_on_the_stack(code: types.CodeType) -> dict[str, Any]:

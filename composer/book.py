@@ -274,7 +274,7 @@ def resolve(
     """The policy in force for one graph.
 
     Args:
-        graph: What policies match by; its name is found here.
+        graph: What policies match by; the name that the user gave it is found here.
         mode: ``torch.compile``'s mode.
         options: ``torch.compile``'s options: fields of :class:`composer.Policy`.
         configured: What ``composer.configure`` was given.
@@ -290,8 +290,8 @@ def resolve(
         lambda: check_mode(mode),
     )
     inner = _using.get()
-    names = (own.model, *(book.defaults.model for book in reversed(inner)))
-    graph = dataclasses.replace(graph, name=next(filter(None, names), ""))
+    given = (own.model, *(book.defaults.model for book in reversed(inner)))
+    graph = dataclasses.replace(graph, names=(*graph.names, next(filter(None, given), "")))
     layers = [
         *_meant_by(mode),
         *book.layers(graph),

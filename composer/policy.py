@@ -33,8 +33,9 @@ MiB = Annotated[int, Field(gt=0)]
 class Match(BaseModel):
     """Which graphs something holds for; a key that is not given holds for all.
 
-    ``model`` is a glob over the qualified name of the class, or function, that is compiled, and
-    over the name given as ``options={"model": ...}``. ``device`` is one over ``"cpu"``,
+    ``model`` is a glob over the qualified name of the class, or function, whose frame is compiled,
+    over that of what the program compiled (another, behind a graph break in a submodule), and over
+    the name given as ``options={"model": ...}``. ``device`` is one over ``"cpu"``,
     ``"cuda:0"`` and ``"cuda"``, ``dtype`` one over ``"float32"``.
     """
 
@@ -50,7 +51,7 @@ class Match(BaseModel):
         """Whether it does for this graph."""
         kind = graph.device.partition(":")[0]
         return (
-            _matches(self.model, graph.model, graph.name)
+            _matches(self.model, graph.model, *graph.names)
             and _matches(self.device, graph.device, kind)
             and _matches(self.dtype, graph.dtype)
             and self.training in (None, graph.training)
@@ -65,14 +66,14 @@ class Match(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What policies match by. ``name`` is the user's own for the model, empty without one."""
+    """What policies match by. ``names`` are others for the model; empty ones stand for none."""
 
     model: str
     device: str
     dtype: str
     training: bool
     dynamic: bool
-    name: str = ""
+    names: tuple[str, ...] = ()
 
     @staticmethod
     def of(request: GraphRequest) -> Facts:
@@ -83,6 +84,7 @@ class Facts:
             dtype=request.dtype,
             training=request.training,
             dynamic=request.dynamic,
+            names=request.names,
         )
 
 
@@ -276,14 +278,17 @@ class Policy(BaseModel):
 
     @property
     def key(self) -> str:
-        """Text of all that decides how a graph is compiled; equal in every process."""
+        """Text of all that decides how a graph is compiled and served; equal in every process."""
         chain = [(c.name, sorted(c.options.items()), c.min_coverage, c.when) for c in self.chain]
         checks = f"{self.verify} {self.tolerance}" if self.verify != "off" else ""
+        often = f" every {self.sample_every}" if self.verify == "sample" else ""
         limits = f" {self._limits}" if any(map(any, self._limits)) else ""
         choice = f" {self.select} {self.objective}" if self.select != "first" else ""
         low = f" {self.precision} {self.max_error}" if self.precision != "fp32" else ""
         baked = f" freeze={self.freeze}" if self.freeze != "auto" else ""
-        rest = f"{checks}{limits}{choice}{low}{baked}"
+        answers = f"{self.on_pass_error} {self.on_runtime_error}"
+        loud = f" {answers}" if "raise" in answers else ""
+        rest = f"{checks}{often}{limits}{choice}{low}{baked}{loud}"
         return f"{chain} {self.strict} {self.on_exhausted} {self.min_coverage} {rest}"
 
     @property

@@ -109,6 +109,8 @@ class GraphRequest:
         weights: Positions in ``example_inputs`` that hold parameters and buffers. A
             ``GraphModule`` that did not come from Dynamo may hold its weights as attributes.
         mode: ``torch.compile``'s mode.
+        names: What policies match the model by, whatever they call it: the class, or the function,
+            whose frame is compiled, and what the program compiled (empty where nobody knows).
         key_among_ranks: ``graph_key`` without what tells one rank of ``torch.distributed`` from
             another; empty in a process that is the only rank.
         alongside: Whether the program runs while this is compiled. The program may then change
@@ -128,6 +130,7 @@ class GraphRequest:
     nodes: int
     inputs: tuple[GraphInput, ...]
     mode: str | None = None
+    names: tuple[str, ...] = ()
     key_among_ranks: str = ""
     alongside: bool = False
 

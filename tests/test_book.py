@@ -137,6 +137,49 @@ def free_function(x):
     return torch.sin(x)
 
 
+class Layer(torch.nn.Module):
+    def forward(self, x):
+        x = torch.cos(x)
+        torch._dynamo.graph_break()
+        return torch.sin(x)
+
+
+class Stack(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = Layer()
+
+    def forward(self, x):
+        return self.layer(x * 2) + 1
+
+
+def test_a_rule_for_the_model_holds_behind_a_graph_break_in_a_submodule() -> None:
+    """Dynamo then traces the submodule's ``forward`` by itself; its own rule goes over."""
+    rules = [
+        {"match": {"model": "*.Stack"}, "chain": ["aot_eager"]},
+        {"match": {"model": "*.Layer"}, "min_coverage": 0.1},
+    ]
+    composer.configure({"defaults": {"chain": ["eager"]}, "models": rules})
+    run(Stack())
+    spoke = {report.model.rpartition(".")[2]: report.policy for report in composer.reports()}
+    assert spoke["Stack"] == ("defaults", "models[0]")
+    assert spoke["Layer"] == ("defaults", "models[0]", "models[1]")
+    assert {report.chosen for report in composer.reports()} == {"aot_eager"}
+
+
+def test_a_rule_for_a_function_holds_behind_a_graph_break_in_a_module_that_it_calls() -> None:
+    """As for a model's."""
+    stack = Stack()
+
+    def step(x):
+        return stack(x) * 3
+
+    composer.configure({"models": [{"match": {"model": "*.step"}, "chain": ["eager"]}]})
+    run(step)
+    assert {report.policy for report in composer.reports()} == {("models[0]",)}
+    assert len(composer.reports()) > 2
+
+
 def test_layers_speak_field_by_field_and_the_last_wins(monkeypatch) -> None:
     """Defaults, rules in the file's order, ``using``, options, the environment."""
     composer.configure(
@@ -245,6 +288,14 @@ def test_options_of_engines_add_up_option_by_option() -> None:
         rules = resolve(GRAPH, options={"chain": ["onnxrt"]}, configured=current().configured)
     (candidate,) = rules.policy.chain
     assert candidate.options == {"graph_optimization_level": "basic", "threads": 1}
+
+
+def test_when_matches_the_class_of_a_model_that_the_user_named() -> None:
+    """As ``match`` does: its keys mean the same."""
+    for glob in ("*.Encoder", "ranker"):
+        torch.compiler.reset()
+        chain = [{"backend": "aot_eager", "when": {"model": glob}}]
+        assert run(chain=chain, model="ranker").chosen == "aot_eager"
 
 
 def test_when_skips_a_candidate() -> None:

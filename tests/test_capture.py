@@ -54,6 +54,12 @@ def test_model_of_a_torch_module() -> None:
     assert models() == ["torch.nn.modules.linear.Linear"]
 
 
+def test_model_of_a_torch_function_is_its_name() -> None:
+    """It has no frame in Python."""
+    compiled(torch.cos, "eager")(torch.ones(2, 3))
+    assert models() == ["torch.cos"]
+
+
 def test_model_of_a_function_is_its_qualified_name() -> None:
     """Also when its first argument is a module."""
 
@@ -63,6 +69,17 @@ def test_model_of_a_function_is_its_qualified_name() -> None:
     compiled(step, "eager")(torch.nn.Linear(3, 3), torch.ones(2, 3))
     name = "test_model_of_a_function_is_its_qualified_name.<locals>.step"
     assert models() == [f"{__name__}.{name}"]
+
+
+class Doubling:
+    def __call__(self, x):
+        return x * 2
+
+
+def test_model_of_an_object_that_can_be_called_is_its_class() -> None:
+    """Dynamo traces a frame of its own around it, as around torch's modules."""
+    compiled(Doubling(), "eager")(torch.ones(2, 3))
+    assert models() == [f"{__name__}.Doubling"]
 
 
 def decorated(function):
@@ -253,7 +270,10 @@ def test_keys_of_all_variants_differ() -> None:
 def test_key_changes_with_the_policy_but_not_with_the_name() -> None:
     """Options are part of it; what the user calls the model is not."""
     plain = key(lambda x: x + 1, X)
-    assert key(lambda x: x + 1, X, on_exhausted="raise") != plain
+    loud = [{name: "raise"} for name in ("on_exhausted", "on_pass_error", "on_runtime_error")]
+    sampled = [{"verify": "sample"}, {"verify": "sample", "sample_every": 7}]
+    keys = {plain, *(key(lambda x: x + 1, X, **options) for options in (*loud, *sampled))}
+    assert len(keys) == 6
     assert key(lambda x: x + 1, X, model="other name") == plain
 
 

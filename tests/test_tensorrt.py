@@ -126,6 +126,18 @@ def test_torch_tensorrt_may_be_imported_before_or_after(installed, first) -> Non
     assert last().chosen == "tensorrt"
 
 
+def test_a_backend_that_the_program_registered_is_what_the_name_means() -> None:
+    """As for ``torch.compile(backend="tensorrt")``; it may run on the CPU."""
+    torch._dynamo.register_backend(honest, name="tensorrt")
+    try:
+        x = torch.randn(3)
+        torch.testing.assert_close(compiled(torch.sin, "tensorrt")(x), torch.sin(x))
+        assert (last().chosen, last().attempts[0].engine) == ("tensorrt", {})
+    finally:
+        for table in (registry._BACKENDS, registry._COMPILER_FNS):
+            del table["tensorrt"]
+
+
 def test_composer_never_registers_the_name(run_python) -> None:
     """A later ``import torch_tensorrt`` finds it free, also after composer tried it."""
     done = run_python(

@@ -51,6 +51,13 @@ def test_list_backends_includes_the_debugging_ones() -> None:
     assert {"inductor", "aot_eager", "eager", "composer", "onnxrt"} <= set(_torch.list_backends())
 
 
+def test_registered_backend_is_a_function_and_loads_no_entry_point() -> None:
+    """``None`` for a name that nobody registered."""
+    torch._dynamo.lookup_backend("aot_eager")
+    assert callable(_torch.registered_backend("aot_eager"))
+    assert _torch.registered_backend("nobody's") is None
+
+
 def test_torch_itself_registers_neither_onnxrt_nor_tensorrt() -> None:
     """The placeholders are commented out; were they back, composer's table had to change."""
     assert _torch.lookup_backend("onnxrt").__module__ == "composer.backends.onnxrt"
@@ -121,6 +128,28 @@ def test_traced_frame_after_a_graph_break_is_the_same_code() -> None:
     frames = capture(broken, torch.ones(2), backend=lambda *_: _torch.traced_frame())
     assert [code for code, _, _ in frames] == [broken.__code__] * 2
     assert "x" in frames[1][1]
+
+
+def test_called_frame_is_that_of_what_was_compiled_behind_a_break_in_what_it_calls() -> None:
+    """Where Dynamo traces the inner function's frame by itself."""
+
+    class Inner(torch.nn.Module):
+        def forward(self, x):
+            torch._dynamo.graph_break()
+            return x * 2
+
+    inner = Inner()
+
+    def outer(x):
+        return inner(x + 1) + 1
+
+    def frames(*_):
+        return _torch.traced_frame()[0], _torch.called_frame()[0]
+
+    seen = capture(outer, torch.ones(2), backend=frames)
+    assert {called for _, called in seen} == {outer.__code__}
+    assert {traced for traced, _ in seen} == {outer.__code__, Inner.forward.__code__}
+    assert _torch.called_frame() is None
 
 
 def test_is_static_input_marks_parameters_and_buffers_only() -> None:

@@ -42,7 +42,7 @@ def find_backend(spelled: str | Callable[..., Any]) -> Backend:
     if spelled == "composer":
         raise UnknownNameError("composer cannot stand in its own chain")
     if spelled in BACKENDS:
-        return _registered(spelled)
+        return _given_by_program(spelled) or _registered(spelled)
     if ":" in spelled:
         return _as_backend(_import(spelled))
     refuse_slip(spelled)
@@ -64,6 +64,19 @@ def refuse_slip(name: str) -> None:
 def _as_backend(found: Callable[..., Any]) -> Backend:
     is_engine = isinstance(found, type) and issubclass(found, Backend)
     return found() if is_engine else CallableBackend(found)
+
+
+def _given_by_program(name: str) -> Backend | None:
+    """The backend that the program itself registered with Dynamo by a name of composer's.
+
+    ``tensorrt`` is the one that is free. ``torch_tensorrt`` takes it as well, when it is imported;
+    composer's own file for the name knows what to ask of that one.
+    """
+    function = _torch.registered_backend(name)
+    whose = getattr(function, "__module__", "").partition(".")[0]
+    if function is None or whose in ("torch", "torch_tensorrt", "composer"):
+        return None
+    return CallableBackend(function)
 
 
 def _registered(name: str) -> Backend:

@@ -42,13 +42,15 @@ def read_request(
     weights = weight_positions(gm, example_inputs)
     tensors = [value for value in example_inputs if isinstance(value, torch.Tensor)]
     tensors += [*gm.parameters(), *gm.buffers()]
+    model = model_name(gm)
     return GraphRequest(
         gm=gm,
         example_inputs=tuple(example_inputs),
         weights=weights,
         graph_id=_torch.compile_id() or "direct",
         graph_key="",
-        model=model_name(gm),
+        model=model,
+        names=(model, _name_of_called()),
         device=_most_common(str(t.device) for t in tensors) or "cpu",
         dtype=_most_common(dtype_name(t) for t in tensors if t.is_floating_point())
         or _most_common(dtype_name(t) for t in tensors),
@@ -112,11 +114,25 @@ def model_name(gm: torch.fx.GraphModule) -> str:
     traced = _torch.traced_frame()
     if traced is None:
         return str(gm.meta.get(_NAME, type(gm).__name__))
-    code, scope, module = traced
+    return _name_of_frame(*traced)
+
+
+def _name_of_called() -> str:
+    """That of the module, or the function, that the program compiled and calls now.
+
+    It is another than :func:`model_name` has behind a graph break in one of its submodules. Empty
+    where the program calls none.
+    """
+    called = _torch.called_frame()
+    return _name_of_frame(*called) if called else ""
+
+
+def _name_of_frame(code: types.CodeType, scope: Mapping[str, Any], module: str) -> str:
     owner = _first_argument(code, scope)
     if isinstance(owner, torch.nn.Module) and _is_frame_of(owner, code):
         return f"{type(owner).__module__}.{type(owner).__qualname__}"
-    return f"{module}.{code.co_qualname.removesuffix('.forward')}".lstrip(".")
+    named = code.co_qualname.removesuffix(".forward").removesuffix(".__call__")
+    return f"{module}.{named}".lstrip(".")
 
 
 def set_model_name(gm: torch.fx.GraphModule, name: str) -> None:

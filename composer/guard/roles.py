@@ -11,11 +11,15 @@ import torch
 
 from composer.guard.backward import Backwards
 from composer.guard.gate import Gate
+from composer.records import Reason
 
 Compiled = Callable[..., Any]
 
-WRITTEN = "the engine had written to its inputs"
-UNSEEN = "the engine may have written to its inputs: one is an inference tensor, without a version"
+WRITTEN = f"the engine had written to its inputs ({Reason.MUTATED_INPUTS})"
+UNSEEN = (
+    f"the engine may have written to its inputs ({Reason.MUTATED_INPUTS}): "
+    "one is an inference tensor, without a version"
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ The name ``tensorrt`` is never registered before it is needed, and never by comp
 ``torch_tensorrt`` is installed: Dynamo's registry refuses duplicates, and a later
 ``import torch_tensorrt`` would break in the user's hands (the placeholder in torch itself is
 commented out). After composer's own engine was asked for, ``torch.compile(backend="tensorrt")``
-works as well.
+works as well. What the program itself registers by the name comes before all of that.
 """
 
 from __future__ import annotations
