@@ -304,6 +304,11 @@ TAKEN = {
     "clamp on one side": (lambda x: (x.clamp(min=-1), x.clamp(max=1), x.clamp_min(0.5)), ODD),
     "roots by powers": (lambda x: (x**0.5, x**-0.5), ODD),
     "rests of a number": (lambda x: (x % 2.0, x % -3.0, x // 2.0, x // -3.0), USUAL),
+    "a number divided": (
+        lambda x: (7 // x, torch.div(-2.5, x, rounding_mode="floor"), 7 % x, -2.5 % x),
+        USUAL,
+    ),
+    "a number divided by infinity": (lambda x: (7 // x, 7 % x, -7 % x), T([INF, -INF, NAN, 2])),
     "large rests": (lambda x: x.remainder(0.3), T([1e10, -1e10, 12345.678])),
     "squeeze of more than one": (lambda x: x.squeeze(0) + 1, r(2, 3)),
     **{
@@ -434,6 +439,7 @@ DECLINED = {
     ),
     "product that wraps": (lambda a: a.prod(1), torch.full((3, 3), 2**22)),
     "integer power": (lambda a: 3**a, T([-1, 0, 5, 60])),
+    "integer power of 32 bits": (lambda a: a**11, T([2, 7, 10], dtype=torch.int32)),
     "float64 hardswish": (F.hardswish, r(9).double()),
     "float64 logarithm to base two": (torch.log2, r(9).abs().double()),
     "float64 logarithm to base ten": (torch.log10, r(9).abs().double()),

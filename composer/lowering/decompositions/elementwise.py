@@ -68,6 +68,7 @@ def edges() -> dict[Any, Callable[..., Any]]:
         aten.trunc.default: trunc,
         aten.remainder.Tensor: remainder,
         aten.remainder.Scalar: remainder,
+        aten.remainder.Scalar_Tensor: remainder,
         aten.floor_divide.default: floor_divide,
         aten.div.Tensor_mode: divide,
         aten.div.Scalar_mode: divide,
@@ -142,12 +143,23 @@ def trunc(x: torch.Tensor) -> Any:
     return torch.floor(torch.abs(x)) * sign(x)
 
 
-def remainder(a: torch.Tensor, b: Any) -> Any:
+def remainder(a: Any, b: Any) -> Any:
     """Of a number what the dtype holds of it, as in eager."""
-    is_half = a.dtype.is_floating_point and a.dtype.itemsize <= 2
-    if is_half and not isinstance(b, torch.Tensor):
-        b = torch.full((), b, dtype=a.dtype, device=a.device)
-    return _remainder(a, b)
+    is_half = isinstance(a, torch.Tensor) and a.dtype.itemsize <= 2
+    return _remainder(_held(a, b), _held(b, a) if is_half or _is_symbol(b) else b)
+
+
+def _held(number: Any, other: Any) -> Any:
+    """A number as a tensor, where the other is one of floats."""
+    is_float = isinstance(other, torch.Tensor) and other.dtype.is_floating_point
+    if not is_float or isinstance(number, torch.Tensor):
+        return number
+    return torch.full((), number, dtype=other.dtype, device=other.device)
+
+
+def _is_symbol(number: Any) -> bool:
+    """Whether a number is not known."""
+    return isinstance(number, torch.SymInt | torch.SymFloat)
 
 
 @_of_floats
@@ -158,8 +170,13 @@ def _remainder(a: torch.Tensor, b: Any) -> Any:
     return torch.abs(rest) * torch.where(rest == 0, sign(a), sign(rest))
 
 
+def floor_divide(a: Any, b: Any) -> Any:
+    """Either may be a number."""
+    return _floor_divide(_held(a, b), _held(b, a) if _is_symbol(b) else b)
+
+
 @_of_floats
-def floor_divide(a: torch.Tensor, b: Any) -> Any:
+def _floor_divide(a: torch.Tensor, b: Any) -> Any:
     """As CPython and eager do it: from the remainder, not by rounding the quotient down."""
     rest = torch.fmod(a, b)
     quotient = (a - rest) / b
@@ -181,7 +198,7 @@ def _other_side(rest: torch.Tensor, b: Any) -> torch.Tensor:
     return ((rest > 0) & (b < 0)) | ((rest < 0) & (b >= 0))
 
 
-def divide(a: torch.Tensor, b: Any, *, rounding_mode: str | None = None) -> Any:
+def divide(a: Any, b: Any, *, rounding_mode: str | None = None) -> Any:
     """Rounded down, or towards zero."""
     if rounding_mode == "floor":
         return floor_divide(a, b)
@@ -201,8 +218,7 @@ def _truncated(a: torch.Tensor, b: Any) -> Any:
 
 def times_size(x: torch.Tensor, number: Any) -> Any:
     """A number that is not known: the translation of this overload reads its value."""
-    is_symbol = isinstance(number, torch.SymInt | torch.SymFloat)
-    return aten.mul.Tensor(x, number) if is_symbol else NotImplemented
+    return aten.mul.Tensor(x, number) if _is_symbol(number) else NotImplemented
 
 
 def less_than_number(x: torch.Tensor, number: Any, alpha: Any = 1) -> Any:
