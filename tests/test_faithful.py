@@ -309,6 +309,15 @@ TAKEN = {
         USUAL,
     ),
     "a number divided by infinity": (lambda x: (7 // x, 7 % x, -7 % x), T([INF, -INF, NAN, 2])),
+    "large integers rounded towards zero": (
+        lambda x: (torch.div(x, 7, rounding_mode="trunc"), torch.div(x, -3, rounding_mode="trunc")),
+        T([2**31 - 1, 2 - 2**31, 2**24 + 1, -7, 6]),
+    ),
+    "sums of large integers": (
+        lambda x, y: (x.sum(), x.sum(-1), x.sum((0, 2), keepdim=True), y.sum(1, dtype=torch.int32)),
+        T([[[2**62, 2**62], [2**53, 1]], [[-(2**60) - 1, 3], [2**62, 2**61]]]),
+        T([[2**30, 2**30, 5], [-7, 2**31 - 1, 2**31 - 1]], dtype=torch.int32),
+    ),
     "large rests": (lambda x: x.remainder(0.3), T([1e10, -1e10, 12345.678])),
     "squeeze of more than one": (lambda x: x.squeeze(0) + 1, r(2, 3)),
     **{
@@ -439,6 +448,10 @@ DECLINED = {
     ),
     "product that wraps": (lambda a: a.prod(1), torch.full((3, 3), 2**22)),
     "integer power": (lambda a: 3**a, T([-1, 0, 5, 60])),
+    "integers within bounds": (
+        lambda a: F.hardtanh(a, -5, 2**24 + 3),
+        T([2**31 - 1, 7], dtype=torch.int32),
+    ),
     "integer power of 32 bits": (lambda a: a**11, T([2, 7, 10], dtype=torch.int32)),
     "float64 hardswish": (F.hardswish, r(9).double()),
     "float64 logarithm to base two": (torch.log2, r(9).abs().double()),

@@ -60,9 +60,15 @@ _READ_MEMORY |= {"prims::as_strided", "prims::as_strided_scatter"}
 """Operators that go by how their operand lies in memory, of which ONNX knows nothing."""
 
 _LONG = {"aten::max", "aten::min", "aten::amax", "aten::amin", "aten::aminmax", "aten::sign"}
-_LONG |= {"aten::sgn", "aten::prod", "aten::hardtanh", "aten::relu6", "aten::cummax"}
+_LONG |= {"aten::sgn", "aten::prod", "aten::relu6", "aten::cummax"}
 _LONG |= {"aten::cummin", "aten::maximum", "aten::minimum", "aten::clamp", "aten::relu"}
 """Operators whose kernels are wrong for int64 beyond 32 bits, or saturate where torch wraps."""
+
+_OF_INTEGERS = {
+    "aten::pow": "powers of integers saturate",
+    "aten::hardtanh": "bounds of integers are rounded to float32",
+}
+"""Operators whose kernels are wrong for all integers."""
 
 
 def unfaithful(node: torch.fx.Node) -> str | None:
@@ -158,12 +164,10 @@ def _long_integers(node: torch.fx.Node) -> str | None:
     return "int64 is computed with 32 bits, or saturates" if wrong else None
 
 
-def _integral_power(node: torch.fx.Node) -> str | None:
-    """Where torch wraps, ONNX Runtime's integers end at the largest and the least."""
-    is_power = _torch.operator_name(node.target) == "aten::pow"
-    if not is_power or not all(map(_is_integral, tensors_of(node))):
+def _integers(node: torch.fx.Node) -> str | None:
+    if not all(map(_is_integral, tensors_of(node))):
         return None
-    return "powers of integers saturate"
+    return _OF_INTEGERS.get(_torch.operator_name(node.target))
 
 
 def _double_precision(node: torch.fx.Node) -> str | None:
@@ -250,7 +254,7 @@ _RULES: tuple[Callable[[torch.fx.Node], str | None], ...] = (
     _integer_division,
     _division_of_sizes,
     _long_integers,
-    _integral_power,
+    _integers,
     _double_precision,
     _half_precision,
     _empty_operand,

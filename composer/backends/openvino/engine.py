@@ -13,6 +13,7 @@ from composer.backends.openvino.library import core
 from composer.backends.openvino.lookups import require_within, table_sizes
 from composer.backends.openvino.memory import Feed, Place, feed_for, place_for
 from composer.backends.openvino.model import Model, with_weights
+from composer.backends.openvino.sequences import config_for
 from composer.backends.openvino.settings import Settings
 from composer.errors import refuse
 from composer.lowering.bindings import BindingEngine
@@ -108,7 +109,9 @@ class OpenVinoEngine(BindingEngine[Bound]):
         for i in self._table_sizes.keys() & values.keys():
             require_within(values[i], self._table_sizes[i])
         held = {names[i]: each.detach().contiguous() for i, each in values.items()}
-        compiled = core().compile_model(with_weights(self._model, held), self._device, self._config)
+        separate = config_for(self._model.read) if self._device == "CPU" else {}
+        config = {**separate, **self._config}
+        compiled = core().compile_model(with_weights(self._model, held), self._device, config)
         _require_precision(compiled, self._config)
         position = {name: i for i, name in enumerate(names)}
         asked = [position[port.node.friendly_name] for port in compiled.inputs]

@@ -157,6 +157,12 @@ def _held(number: Any, other: Any) -> Any:
     return torch.full((), number, dtype=other.dtype, device=other.device)
 
 
+def _is_integral(value: Any) -> bool:
+    """Whether it is a tensor of integers."""
+    is_tensor = isinstance(value, torch.Tensor)
+    return is_tensor and not value.dtype.is_floating_point and value.dtype is not torch.bool
+
+
 def _is_symbol(number: Any) -> bool:
     """Whether a number is not known."""
     return isinstance(number, torch.SymInt | torch.SymFloat)
@@ -202,6 +208,8 @@ def divide(a: Any, b: Any, *, rounding_mode: str | None = None) -> Any:
     """Rounded down, or towards zero."""
     if rounding_mode == "floor":
         return floor_divide(a, b)
+    if rounding_mode == "trunc" and _is_integral(a) and type(b) is int and b:
+        return torch.floor_divide(a - torch.fmod(a, b), b)
     tensors = [each for each in (a, b) if isinstance(each, torch.Tensor)]
     floats = tensors and all(each.dtype.is_floating_point for each in tensors)
     if rounding_mode != "trunc" or not floats:

@@ -14,7 +14,7 @@ from composer import _torch
 aten = torch.ops.aten
 
 _OVER_ONE_ELEMENT = (
-    *(aten.sum.dim_IntList, aten.mean.dim, aten.prod.dim_int, aten.logsumexp.default),
+    *(aten.mean.dim, aten.prod.dim_int, aten.logsumexp.default),
     *(aten.any.dim, aten.any.dims, aten.all.dim, aten.all.dims),
     *(aten.argmax.default, aten.argmin.default, aten.sort.default, aten.topk.default),
     aten.scatter.value,
@@ -32,6 +32,8 @@ _MOST = 2**22
 def reductions() -> dict[Any, Callable[..., Any]]:
     """The table of this module's decompositions."""
     return {each: functools.partial(over_one_element, each) for each in _OVER_ONE_ELEMENT} | {
+        aten.sum.default: total,
+        aten.sum.dim_IntList: total,
         aten.amax.default: functools.partial(extreme, aten.amax.default, True),
         aten.amin.default: functools.partial(extreme, aten.amin.default, False),
         aten.max.default: functools.partial(extreme_of_all, True),
@@ -70,6 +72,31 @@ def over_one_element(operator: Any, x: torch.Tensor, *args: Any, **kwargs: Any) 
     vector, args, kwargs = rebuild([_as_vector(leaf) for leaf in leaves])
     leaves, rebuild = _torch.flatten(operator(vector, *args, **kwargs))
     return rebuild([leaf.reshape(()) if leaf.numel() == 1 else leaf for leaf in leaves])
+
+
+def total(
+    x: torch.Tensor,
+    dims: Sequence[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Any:
+    """Integers by a product with ones: ONNX Runtime (1.31) sums them in float64, and ends there.
+
+    Its products wrap, as torch's sums do. What has no more than 16 bits adds up in float64.
+    """
+    if not x.dim():
+        return over_one_element(aten.sum.dim_IntList, x, dims, keepdim, dtype=dtype)
+    if x.dtype not in (torch.int32, torch.int64) or (dtype and dtype.is_floating_point):
+        return NotImplemented
+    summed = sorted(dim % x.dim() for dim in dims or range(x.dim()))
+    kept = [dim for dim in range(x.dim()) if dim not in summed]
+    rows, count = (math.prod(x.shape[dim] for dim in each) for each in (kept, summed))
+    table = x.to(torch.int64).permute(*kept, *summed).reshape(rows, count)
+    ones = torch.ones(count, 1, dtype=torch.int64, device=x.device)
+    shape = [1 if dim in summed else size for dim, size in enumerate(x.shape)]
+    sums = torch.mm(table, ones).reshape(shape if keepdim else [x.shape[dim] for dim in kept])
+    return sums if dtype is None else sums.to(dtype)
 
 
 def _as_vector(value: Any) -> Any:
