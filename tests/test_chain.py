@@ -119,6 +119,25 @@ def test_floor_draws_the_random_numbers_of_a_checkpoint_once(body, engine) -> No
     assert torch.equal(seeded_gradient(compiled(f, engine), x), seeded_gradient(f, x))
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("engine", ["eager", engines.raises])
+def test_floor_lets_a_checkpoint_write_to_its_buffers(engine, depth: int) -> None:
+    """As in eager, and as torch's own backend ``eager`` (2.13) does not."""
+    net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
+    twin = copy.deepcopy(net)
+
+    def step(net: torch.nn.Module, x: torch.Tensor, depth: int = depth) -> torch.Tensor:
+        inner = net if depth == 1 else functools.partial(step, net, depth=depth - 1)
+        return checkpoint(inner, x, use_reentrant=False)
+
+    x = torch.randn(3, 4)
+    compiled(lambda x: step(net, x), engine)(x).square().sum().backward()
+    step(twin, x).square().sum().backward()
+    for mine, eagers in zip(net.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, eagers.grad)
+    assert [each.tolist() for each in net.buffers()] == [each.tolist() for each in twin.buffers()]
+
+
 class Residual(torch.nn.Module):
     """A block that is to be compiled once, however often a model has it."""
 

@@ -11,8 +11,8 @@ computes the forward again: the gradients of a dropout are those of another mask
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, cast
 
 import torch
 import torch.fx
@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from composer import _torch
 from composer.graphs.clones import clone_graph
 from composer.graphs.modes import leaving_modes
+from composer.graphs.nodes import attribute_at
 
 
 def eager_forward(gm: torch.fx.GraphModule) -> Callable[..., Any]:
@@ -48,11 +49,29 @@ def _with(
     if not any(_calls(each, instead) for each in _graphs(gm)):
         return gm
     twin = clone_graph(gm)
+    _mark_held(twin)
     for each in _graphs(twin):
         for node in _calls(each, instead):
             node.target = instead[node.target]
         each.recompile()
     return twin
+
+
+def _mark_held(gm: torch.fx.GraphModule) -> None:
+    """Say of each checkpoint which of its arguments are parameters and buffers.
+
+    Dynamo makes arguments of them. In eager the module itself holds them: it may write to its
+    buffers, where an argument that is written to cannot be computed from again.
+    """
+    held = set(filter(_torch.is_static_input, gm.graph.find_nodes(op="placeholder")))
+    for graph in _graphs(gm):
+        for node in _calls(graph, [_CHECKPOINT]):
+            body, *given = cast("tuple[torch.fx.Node, ...]", node.args)
+            own = tuple(i for i, each in enumerate(given) if each in held)
+            node.kwargs = {**node.kwargs, "held": own}
+            within = cast("torch.fx.GraphModule", attribute_at(graph, str(body.target)))
+            inputs = within.graph.find_nodes(op="placeholder")
+            held.update(inputs[i] for i in own)
 
 
 def _graphs(gm: torch.fx.GraphModule) -> list[torch.fx.GraphModule]:
@@ -69,8 +88,24 @@ def _call(body: torch.fx.GraphModule, _: str, *args: Any) -> Any:
     return body(*args)
 
 
-def _checkpoint(body: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
-    """Run the body as the program asked for; Dynamo keeps a ``context_fn`` with the body."""
+def _checkpoint(
+    body: torch.fx.GraphModule, *args: Any, held: Sequence[int] = (), **kwargs: Any
+) -> Any:
+    """Run the body as the program asked for; Dynamo keeps a ``context_fn`` with the body.
+
+    Args:
+        body: What is computed again.
+        args: What it reads.
+        held: The places of those that its modules hold.
+        kwargs: The checkpoint's own.
+    """
     if "_checkpoint_context_fn" in body.meta:
         kwargs["context_fn"] = body.meta["_checkpoint_context_fn"]
-    return checkpoint(body, *args, **{**kwargs, "use_reentrant": False})
+    own = {place: args[place] for place in held}
+
+    def run(*given: Any) -> Any:
+        rest = iter(given)
+        return body(*(own[i] if i in own else next(rest) for i in range(len(args))))
+
+    passed = [each for i, each in enumerate(args) if i not in own]
+    return checkpoint(run, *passed, **{**kwargs, "use_reentrant": False})
