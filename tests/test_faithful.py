@@ -310,8 +310,8 @@ TAKEN = {
     ),
     "a number divided by infinity": (lambda x: (7 // x, 7 % x, -7 % x), T([INF, -INF, NAN, 2])),
     "large integers rounded towards zero": (
-        lambda x: (torch.div(x, 7, rounding_mode="trunc"), torch.div(x, -3, rounding_mode="trunc")),
-        T([2**31 - 1, 2 - 2**31, 2**24 + 1, -7, 6]),
+        lambda x: [(torch.div(x, n, rounding_mode="trunc"), torch.fmod(x, n)) for n in (7, -3)],
+        T([2**31 - 1, 2 - 2**62, 2**62 + 1, -7, 6]),
     ),
     "sums of large integers": (
         lambda x, y: (x.sum(), x.sum(-1), x.sum((0, 2), keepdim=True), y.sum(1, dtype=torch.int32)),

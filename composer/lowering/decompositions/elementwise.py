@@ -69,6 +69,7 @@ def edges() -> dict[Any, Callable[..., Any]]:
         aten.remainder.Tensor: remainder,
         aten.remainder.Scalar: remainder,
         aten.remainder.Scalar_Tensor: remainder,
+        aten.fmod.Scalar: fmod,
         aten.floor_divide.default: floor_divide,
         aten.div.Tensor_mode: divide,
         aten.div.Scalar_mode: divide,
@@ -209,13 +210,25 @@ def divide(a: Any, b: Any, *, rounding_mode: str | None = None) -> Any:
     if rounding_mode == "floor":
         return floor_divide(a, b)
     if rounding_mode == "trunc" and _is_integral(a) and type(b) is int and b:
-        return torch.floor_divide(a - torch.fmod(a, b), b)
+        return _towards_zero(a, b)
     tensors = [each for each in (a, b) if isinstance(each, torch.Tensor)]
     floats = tensors and all(each.dtype.is_floating_point for each in tensors)
     if rounding_mode != "trunc" or not floats:
         return NotImplemented
     whole = _truncated(a, b)
     return torch.trunc(a / b) if whole is NotImplemented else whole
+
+
+def fmod(a: torch.Tensor, b: Any) -> Any:
+    """Of integers from the quotient: ONNX Runtime (1.31) takes this rest of theirs in float64."""
+    is_exact = _is_integral(a) and type(b) is int and b
+    return a - _towards_zero(a, b) * b if is_exact else NotImplemented
+
+
+def _towards_zero(a: torch.Tensor, b: int) -> torch.Tensor:
+    """The quotient of integers without its fraction, from the one that is rounded down."""
+    negative = a < 0 if b > 0 else a > 0
+    return torch.floor_divide(a, b) + (negative & (torch.remainder(a, b) != 0)).to(a.dtype)
 
 
 @_of_floats
