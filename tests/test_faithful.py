@@ -313,6 +313,10 @@ TAKEN = {
         lambda x: [(torch.div(x, n, rounding_mode="trunc"), torch.fmod(x, n)) for n in (7, -3)],
         T([2**31 - 1, 2 - 2**62, 2**62 + 1, -7, 6]),
     ),
+    "a rest by a number that wraps": (
+        lambda x: torch.fmod(x, 1000),
+        T([-7, 100], dtype=torch.int8),
+    ),
     "sums of large integers": (
         lambda x, y: (x.sum(), x.sum(-1), x.sum((0, 2), keepdim=True), y.sum(1, dtype=torch.int32)),
         T([[[2**62, 2**62], [2**53, 1]], [[-(2**60) - 1, 3], [2**62, 2**61]]]),

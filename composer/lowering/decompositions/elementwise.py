@@ -158,10 +158,12 @@ def _held(number: Any, other: Any) -> Any:
     return torch.full((), number, dtype=other.dtype, device=other.device)
 
 
-def _is_integral(value: Any) -> bool:
-    """Whether it is a tensor of integers."""
-    is_tensor = isinstance(value, torch.Tensor)
-    return is_tensor and not value.dtype.is_floating_point and value.dtype is not torch.bool
+def _are_integers(a: Any, b: Any) -> bool:
+    """Whether a tensor of integers is divided by a number that its dtype holds, and not by zero."""
+    is_tensor = isinstance(a, torch.Tensor) and a.dtype is not torch.bool
+    if not is_tensor or a.dtype.is_floating_point or type(b) is not int:
+        return False
+    return 0 < abs(b) <= torch.iinfo(a.dtype).max
 
 
 def _is_symbol(number: Any) -> bool:
@@ -209,7 +211,7 @@ def divide(a: Any, b: Any, *, rounding_mode: str | None = None) -> Any:
     """Rounded down, or towards zero."""
     if rounding_mode == "floor":
         return floor_divide(a, b)
-    if rounding_mode == "trunc" and _is_integral(a) and type(b) is int and b:
+    if rounding_mode == "trunc" and _are_integers(a, b):
         return _towards_zero(a, b)
     tensors = [each for each in (a, b) if isinstance(each, torch.Tensor)]
     floats = tensors and all(each.dtype.is_floating_point for each in tensors)
@@ -221,8 +223,7 @@ def divide(a: Any, b: Any, *, rounding_mode: str | None = None) -> Any:
 
 def fmod(a: torch.Tensor, b: Any) -> Any:
     """Of integers from the quotient: ONNX Runtime (1.31) takes this rest of theirs in float64."""
-    is_exact = _is_integral(a) and type(b) is int and b
-    return a - _towards_zero(a, b) * b if is_exact else NotImplemented
+    return a - _towards_zero(a, b) * b if _are_integers(a, b) else NotImplemented
 
 
 def _towards_zero(a: torch.Tensor, b: int) -> torch.Tensor:
