@@ -172,6 +172,21 @@ def test_regions_that_are_compiled_once_are_any_engines(engine, serves, training
     assert last().attempts[-1].coverage in (None, 1.0)
 
 
+@pytest.mark.parametrize("engine", ["eager", "onnxrt"])
+def test_a_checkpoint_may_stand_beside_a_region_that_is_compiled_once(engine: str) -> None:
+    """Both are calls of nested graphs, and an engine gets the one as it is."""
+    up, normed = Residual(), torch.nn.BatchNorm1d(8)
+    x = torch.randn(3, 8)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(normed, up(up(x)), use_reentrant=False)
+
+    got = torch.autograd.grad(compiled(step, engine)(x).square().sum(), up.parameters())
+    expected = torch.autograd.grad(step(x).square().sum(), up.parameters())
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+    assert last().chosen == engine
+
+
 def test_floor_is_bit_for_bit_eager() -> None:
     """Same operations on the same values, however many engines failed before."""
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.LayerNorm(64))

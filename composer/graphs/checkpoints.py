@@ -49,7 +49,8 @@ def _with(
     if not any(_calls(each, instead) for each in _graphs(gm)):
         return gm
     twin = clone_graph(gm)
-    _mark_held(twin)
+    if _CHECKPOINT in instead:
+        _mark_held(twin)
     for each in _graphs(twin):
         for node in _calls(each, instead):
             node.target = instead[node.target]
