@@ -17,6 +17,7 @@ from conftest import compiled, last, needs_torch
 from torch.utils._pytree import tree_leaves
 
 from composer.lowering import onnx
+from composer.lowering.decompositions.reductions import total
 
 pytestmark = pytest.mark.slow
 
@@ -313,6 +314,7 @@ TAKEN = {
         lambda x: [(torch.div(x, n, rounding_mode="trunc"), torch.fmod(x, n)) for n in (7, -3)],
         T([2**31 - 1, 2 - 2**62, 2**62 + 1, -7, 6]),
     ),
+    "a sum of one integer": (lambda x: (x.sum(), x.sum(0), x.sum(-1, keepdim=True)), T(2**62)),
     "a rest by a number that wraps": (
         lambda x: torch.fmod(x, 1000),
         T([-7, 100], dtype=torch.int8),
@@ -588,6 +590,12 @@ def test_a_write_through_strides_is_right_among_what_is_taken() -> None:
         run = compiled(program, "onnxrt", min_coverage=0.0)
         torch.testing.assert_close(run(x), program(x))
         assert last().chosen == "onnxrt", last().attempts[0].message
+
+
+def test_sums_of_integers_are_products_on_the_cpu_only() -> None:
+    """Torch has no product of integers on a GPU, which would run what an engine leaves."""
+    assert total(torch.ones(2, 3, dtype=torch.int64)) == 6
+    assert total(torch.ones(2, 3, dtype=torch.int64, device="meta")) is NotImplemented
 
 
 def test_integer_division_by_zero_does_not_end_the_process() -> None:

@@ -83,11 +83,13 @@ def total(
 ) -> Any:
     """Integers by a product with ones: ONNX Runtime (1.31) sums them in float64, and ends there.
 
-    Its products wrap, as torch's sums do. What has no more than 16 bits adds up in float64.
+    Its products wrap, as torch's sums do. What has no more than 16 bits adds up in float64. On a
+    GPU neither torch nor the engines have such products.
     """
     if not x.dim():
         return over_one_element(aten.sum.dim_IntList, x, dims, keepdim, dtype=dtype)
-    if x.dtype not in (torch.int32, torch.int64) or (dtype and dtype.is_floating_point):
+    is_long = x.dtype in (torch.int32, torch.int64) and x.device.type == "cpu"
+    if not is_long or (dtype and dtype.is_floating_point):
         return NotImplemented
     summed = sorted(dim % x.dim() for dim in dims or range(x.dim()))
     kept = [dim for dim in range(x.dim()) if dim not in summed]
