@@ -63,7 +63,8 @@ def mean(found: Record) -> str:
 def choices(record: Record, rows: Sequence[Record], precision: str) -> str:
     """What composer chose for each model, and how that compares."""
     headings = ("model", "best single engine", "composer's choice", "ms", "/ best single")
-    headings += ("eager / choice", "inductor / choice", "of the best product")
+    over_names = ("eager", "inductor", *(("inductor fp32",) if precision != "fp32" else ()))
+    headings += (*(f"{name} / choice" for name in over_names), "of the best product")
     lines = []
     for row in rows:
         found = record.get("comparisons", {}).get(row["model"], {}).get(precision, {})
@@ -76,8 +77,8 @@ def choices(record: Record, rows: Sequence[Record], precision: str) -> str:
                 found["regret"]["best"],
                 ", ".join(sorted({graph["chosen"] for graph in row["composer"]})),
                 f"{row['time']['median_ms']:.2f}",
-                *(ratio(each) if each else "" for each in (found["regret"], over.get("eager"))),
-                ratio(over["inductor"]) if "inductor" in over else "",
+                ratio(found["regret"]),
+                *(ratio(over[name]) if name in over else "" for name in over_names),
                 f"{row['share_of_best_product']:.0%}" if row["share_of_best_product"] else "",
             )
         )

@@ -43,7 +43,7 @@ from subjects import Subject, deviation, subject
 from summary import compared, summary
 from timing import Series, machine, measure, paired_ratio, write_json
 from torch import nn
-from variants import EAGER, PRECISIONS, VARIANTS, Variant
+from variants import EAGER, INDUCTOR, PRECISIONS, VARIANTS, Variant
 
 log = logging.getLogger("bench.models")
 
@@ -127,8 +127,8 @@ def bench_model(
 ) -> tuple[list[Row], dict[str, Any], dict[str, dict[str, float]]]:
     """One row for each variant and precision; whatever raises fails a row and no more than that.
 
-    Precisions take turns, so that variants of one precision only are held at a time; eager in
-    float32 runs with each, for its ratio.
+    Precisions take turns, so that variants of one precision only are held at a time; eager and
+    Inductor in float32 run with each, for the ratios over them.
 
     Returns:
         The rows, the comparisons by precision, and GFLOP/s of matrix products.
@@ -169,12 +169,16 @@ def bench_precision(
     """The rows of one precision, and the times by variant."""
     prepared = [prepare(made, v, precision) for v in wish.variants if precision in v.precisions]
     if precision != "fp32":
-        prepared.insert(0, prepare(made, VARIANTS[EAGER], "fp32"))
+        asked = {each.name for each in wish.variants} | {EAGER}
+        prepared[:0] = [prepare(made, VARIANTS[n], "fp32") for n in (EAGER, INDUCTOR) if n in asked]
     calls = {each.row.name: each.call for each in prepared if each.call}
     times, failures = time_together(calls, lambda left: measure(left, wish.rounds, wish.warmup))
     rows = [finish(each, times, failures) for each in prepared]
-    named = {row.variant: times[row.name] for row in rows if row.name in times}
-    return [row for row in rows if row.precision == precision], named
+    own = [row for row in rows if row.precision == precision]
+    others = [row for row in rows if row.precision != precision]
+    named = {row.variant: times[row.name] for row in own if row.name in times}
+    named |= {row.name: times[row.name] for row in others if row.name in times}
+    return own, named
 
 
 def prepare(made: Subject, variant: Variant, precision: str) -> Prepared:

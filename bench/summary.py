@@ -12,11 +12,16 @@ from variants import EAGER, FASTEST, INDUCTOR, VARIANTS, WITHOUT_OPENVINO
 Times = Mapping[str, Series]
 
 
+REFERENCES = (EAGER, INDUCTOR, *(f"{name} fp32" for name in (EAGER, INDUCTOR)))
+"""What the choice is held against: in its own precision, and where that is lower in float32."""
+
+
 def compared(times: Times) -> dict[str, Any]:
     """Regret, and what composer's choice is over eager and Inductor; also without OpenVINO.
 
     Args:
-        times: Of the variants of one model in one precision, by name.
+        times: Of the variants of one model in one precision, by name; of another precision's
+            with that behind it.
     """
     return {
         "regret": regret(times),
@@ -31,7 +36,7 @@ def regret(times: Times) -> dict[str, Any] | None:
     The best is the one with the least median of those rounds. To take the least of several noisy
     medians flatters it, so the regret is rather too large.
     """
-    singles = {n: series for n, series in times.items() if VARIANTS[n].single}
+    singles = {n: each for n, each in times.items() if n in VARIANTS and VARIANTS[n].single}
     if FASTEST not in times or not singles:
         return None
     best = min(singles, key=lambda name: singles[name].median)
@@ -42,7 +47,7 @@ def over(times: Times, choice: str) -> dict[str, dict[str, float]]:
     """How many times as long as a choice eager and Inductor take, in the same rounds."""
     if choice not in times:
         return {}
-    others = [name for name in (EAGER, INDUCTOR) if name in times]
+    others = [name for name in REFERENCES if name in times]
     return {name: paired_ratio(times[name], times[choice]).to_dict() for name in others}
 
 
@@ -77,7 +82,7 @@ def summary(comparisons: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     means = {
         part: {
             name: geometric(row[part][name] for row in rows if name in row[part])
-            for name in (EAGER, INDUCTOR)
+            for name in REFERENCES
         }
         for part in ("over_fastest", "without_openvino")
     }

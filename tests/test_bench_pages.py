@@ -192,6 +192,23 @@ def test_regret_is_over_the_best_engine_that_is_not_composer(room: Any) -> None:
     assert (set(found["over_fastest"]), found["without_openvino"]) == ({"eager"}, {})
 
 
+def test_a_choice_in_bf16_is_held_against_float32_too(room: Any) -> None:
+    """Which is what somebody has who asks for nothing; the best engine is one in bf16."""
+    series = room("timing").Series
+    times = {
+        "eager fp32": series((1.0, 1.0)),
+        "inductor fp32": series((9.0, 9.0)),
+        "inductor": series((6.0, 6.0)),
+        "composer, fastest": series((3.0, 3.0)),
+    }
+    found = room("summary").compared(times)
+    assert found["regret"]["best"] == "inductor"
+    over = {name: each["median"] for name, each in found["over_fastest"].items()}
+    assert over == pytest.approx({"inductor": 2.0, "eager fp32": 1 / 3, "inductor fp32": 3.0})
+    means = room("summary").summary({"bert": found})
+    assert means["over_fastest"]["inductor fp32"]["median"] == pytest.approx(3.0)
+
+
 def test_means_over_models_are_geometric_and_keep_the_spread(room: Any) -> None:
     """Of medians and of quartiles."""
     ratios = [RATIO, {"median": 8.0, "p25": 7.6, "p75": 8.8}]
