@@ -507,42 +507,6 @@ def test_padded_pools_of_dynamic_sizes_are_torchs(run_python) -> None:
     assert run_python(PADDED, "unguarded").returncode != 0
 
 
-SEQUENCE = """
-import sys, composer, torch
-from composer.backends.openvino import sequences
-if "unguarded" in sys.argv:
-    sequences._breaks = lambda node: False
-first, second = torch.nn.Linear(8, 16), torch.nn.Linear(16, 4)
-behind = {
-    "difference": lambda x, y: x - y,
-    "quotient": lambda x, y: x / y,
-}
-run = torch.compile(
-    lambda x, y: behind[sys.argv[1]](second(first(x).relu()), y),
-    backend="composer",
-    options={"chain": ["composer_openvino"], "verify": "compile"},
-)
-with torch.no_grad():
-    run(torch.randn(3, 8), torch.rand(3, 4) + 1)
-sys.exit(any(each.chosen != "composer_openvino" for each in composer.reports()))
-"""
-
-
-@pytest.mark.parametrize("behind", ["difference", "quotient"])
-def test_operations_behind_two_products_are_compiled_by_themselves(run_python, behind: str) -> None:
-    """In one kernel with them OpenVINO (2026.4) ends the process; the rule may go if not."""
-    done = run_python(SEQUENCE, behind)
-    assert done.returncode == 0, done.stderr
-    assert run_python(SEQUENCE, behind, "unguarded").returncode < 0
-
-
-def test_an_activation_without_a_kernel_in_a_sequence_is_taken() -> None:
-    """OpenVINO (2026.4) compiles no sequence of products with ``Mish`` in it."""
-    layers = torch.nn.Linear(8, 16), torch.nn.Mish(), torch.nn.Linear(16, 4)
-    check(torch.nn.Sequential(*layers).eval(), torch.randn(3, 8))
-    assert last().attempts[0].coverage == 1.0
-
-
 @pytest.mark.parametrize("convolve", [F.conv1d, F.conv_transpose1d])
 def test_kernels_of_dynamic_sizes_are_torchs(convolve, monkeypatch) -> None:
     """OpenVINO takes no model with one; the rest is taken."""

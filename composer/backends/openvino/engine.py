@@ -13,8 +13,8 @@ from composer.backends.openvino.library import core
 from composer.backends.openvino.lookups import require_within, table_sizes
 from composer.backends.openvino.memory import Feed, Place, feed_for, place_for
 from composer.backends.openvino.model import Model, with_weights
-from composer.backends.openvino.sequences import config_for
 from composer.backends.openvino.settings import Settings
+from composer.backends.openvino.snippets import config_for
 from composer.errors import refuse
 from composer.lowering.bindings import BindingEngine
 from composer.lowering.regions import Region

@@ -11,6 +11,7 @@ import torch
 
 from composer.backends.openvino.library import core
 from composer.backends.openvino.memory import as_tensor
+from composer.backends.openvino.rotations import widen_factors
 from composer.lowering.onnx import OnnxGraph
 
 
@@ -77,6 +78,7 @@ def with_weights(model: Model, weights: Mapping[str, torch.Tensor]) -> Any:
             parameter.output(0).replace(constant.output(0))
             copy.remove_parameter(parameter)
     copy.validate_nodes_and_infer_types()
+    widen_factors(copy)
     _compute_magnitudes(copy)
     return copy
 

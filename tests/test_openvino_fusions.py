@@ -1,0 +1,190 @@
+"""What OpenVINO makes one kernel of, and makes wrongly: kept from it, and right."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812  # as torch's own users write it
+from conftest import compiled, last
+
+from composer import _torch
+from composer.backends.openvino import engine
+
+pytest.importorskip("openvino", reason="the engine itself")
+pytestmark = pytest.mark.slow
+
+NAME = "composer_openvino"
+WIDE = pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() != "AVX512", reason="seen with AVX-512 only"
+)
+"""What is wrong without the rule need not be on other processors."""
+
+
+@pytest.fixture(autouse=True)
+def _inference():
+    with torch.no_grad():
+        yield
+
+
+def check(function, *args, **options):
+    """As eager, of which the engine has all."""
+    torch.testing.assert_close(compiled(function, NAME, **options)(*args), function(*args))
+    attempt = last().attempts[0]
+    assert (last().chosen, attempt.coverage) == (NAME, 1.0), attempt.message
+
+
+SEQUENCE = """
+import sys, composer, torch
+from composer.backends.openvino import snippets
+if "unguarded" in sys.argv:
+    snippets._breaks = lambda node: False
+first, second = torch.nn.Linear(8, 16), torch.nn.Linear(16, 4)
+behind = {
+    "difference": lambda x, y: x - y,
+    "quotient": lambda x, y: x / y,
+}
+run = torch.compile(
+    lambda x, y: behind[sys.argv[1]](second(first(x).relu()), y),
+    backend="composer",
+    options={"chain": ["composer_openvino"], "verify": "compile"},
+)
+with torch.no_grad():
+    run(torch.randn(3, 8), torch.rand(3, 4) + 1)
+sys.exit(any(each.chosen != "composer_openvino" for each in composer.reports()))
+"""
+
+
+@pytest.mark.parametrize("behind", ["difference", "quotient"])
+def test_operations_behind_two_products_are_compiled_by_themselves(run_python, behind: str) -> None:
+    """In one kernel with them OpenVINO (2026.4) ends the process; the rule may go if not."""
+    done = run_python(SEQUENCE, behind)
+    assert done.returncode == 0, done.stderr
+    assert run_python(SEQUENCE, behind, "unguarded").returncode < 0
+
+
+def test_an_activation_without_a_kernel_in_a_sequence_is_taken() -> None:
+    """OpenVINO (2026.4) compiles no sequence of products with ``Mish`` in it."""
+    layers = torch.nn.Linear(8, 16), torch.nn.Mish(), torch.nn.Linear(16, 4)
+    check(torch.nn.Sequential(*layers).eval(), torch.randn(3, 8))
+
+
+HEADS = 8
+
+
+def attention(q, k, v):
+    """By hand, of queries that are transposed and scaled; ``(batch, heads, places, width)``."""
+    q, k, v = (x.unflatten(-1, (HEADS, -1)).transpose(1, 2) for x in (q, k, v))
+    return torch.softmax((q * 0.25) @ k.transpose(-1, -2), dim=-1) @ v
+
+
+def merged(q, k, v):
+    """With the heads side by side again."""
+    return attention(q, k, v).transpose(1, 2).flatten(-2)
+
+
+def fused(q, k, v):
+    """By torch's own operator."""
+    q, k, v = (torch.sin(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for x in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(-2)
+
+
+@pytest.mark.parametrize("function", [attention, merged, fused])
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_queries_as_many_as_heads_are_not_written_over(function, dynamic, precision) -> None:
+    """The result is as large as they are, and lies otherwise."""
+    q, *others = (torch.randn(2, places, HEADS * 16) for places in (HEADS, 24, 24))
+    run = compiled(function, NAME, dynamic=dynamic, precision=precision)
+    error = (run(q, *others) - function(q, *others)).abs().max()
+    assert error < (1e-5 if precision == "fp32" else 0.05)
+    assert last().chosen == NAME
+
+
+@WIDE
+@pytest.mark.parametrize(("function", "precision"), [(attention, "fp32"), (merged, "bf16")])
+def test_openvino_writes_over_them(function, precision, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rule may go when it does not any more (2026.4 does)."""
+    if precision == "bf16" and not _torch.multiplies_bf16():
+        pytest.skip("computed in float32 here")
+    monkeypatch.setattr(engine, "config_for", lambda read: {})
+    q, *others = (torch.randn(2, places, HEADS * 16) for places in (HEADS, 24, 24))
+    found = compiled(function, NAME, precision=precision)(q, *others)
+    assert (found - function(q, *others)).abs().max() > 0.1
+
+
+NORMALIZED = """
+import sys, composer, torch, torch.nn.functional as F
+from composer.backends.openvino import snippets
+if "unguarded" in sys.argv:
+    snippets._is_normalized = lambda node: False
+def attend(q, k, v):
+    q = torch.tanh(q)
+    if "written out" in sys.argv:
+        return torch.softmax(q @ k.mT, -1) @ v + q
+    return F.scaled_dot_product_attention(q, k, v) * q
+def program(q, k, v):
+    found = attend(q, k, v)
+    return F.layer_norm(found, (8,)) if "norm" in sys.argv else found / found.sum(-1, keepdim=True)
+options = {"chain": ["composer_openvino"], "verify": "compile"}
+with torch.no_grad():
+    torch.compile(program, backend="composer", options=options)(*torch.rand(3, 2, 4, 3, 8))
+sys.exit(any(each.chosen != "composer_openvino" for each in composer.reports()))
+"""
+
+
+@pytest.mark.parametrize("attend", ["written out", "torch's"])
+@pytest.mark.parametrize("behind", ["norm", "share"])
+def test_attention_combined_and_normalized_compiles(run_python, attend: str, behind: str) -> None:
+    """In one kernel OpenVINO (2026.4) ends the process."""
+    done = run_python(NORMALIZED, attend, behind)
+    assert done.returncode == 0, done.stderr
+
+
+@WIDE
+def test_openvino_crashes_on_normalized_attention(run_python) -> None:
+    """The rule may go if not."""
+    assert run_python(NORMALIZED, "written out", "norm", "unguarded").returncode < 0
+
+
+def rotated(x):
+    """The second half of each row, negated, before the first."""
+    half = x.shape[-1] // 2
+    return torch.cat([-x[..., half:], x[..., :half]], dim=-1)
+
+
+TURNED = {
+    "numbers": lambda x: x * 0.8 + rotated(x) * 0.6,
+    "a difference": lambda x: x * 0.8 - rotated(x) * 0.6,
+    "quotients": lambda x: x / 0.8 + rotated(x) / 0.6,
+    "alpha": lambda x: torch.add(x * torch.ones(x.shape[-1]), rotated(x), alpha=0.6),
+    "several factors": lambda x: x * 0.8 + rotated(x) * 0.5 * 0.6,
+    "one for each row": lambda x: x * x.mean(-1, True) + rotated(x) * x.sum(-1, True),
+    "one for each head": lambda x: x * x.mean((2, 3), True) + rotated(x) * x.sum((2, 3), True),
+    "part of a row": lambda x: torch.cat([x[..., :4] * 2 + rotated(x[..., :4]) * 3, x], -1),
+    "one for each element": lambda x: x * x.mean(0, True) + rotated(x) * x.sum(0, True),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("turned", TURNED.values(), ids=TURNED)
+def test_rotations_by_one_factor_for_a_row(turned, dynamic) -> None:
+    """No kernel reads as many factors as a row is long."""
+    check(turned, torch.randn(2, 4, 6, 8), dynamic=dynamic)
+
+
+ROTATED = """
+import sys, composer, torch
+from composer.backends.openvino import model
+model.widen_factors = lambda model: None
+turned = lambda x: x * 0.8 + torch.cat([-x[..., 4:], x[..., :4]], dim=-1) * 0.6
+run = torch.compile(turned, backend="composer", options={"chain": ["composer_openvino"]})
+with torch.no_grad():
+    x = torch.randn(2, 4, 6, 8)
+    torch.testing.assert_close(run(x), turned(x))
+"""
+
+
+@WIDE
+def test_openvino_reads_past_a_single_factor(run_python) -> None:
+    """It takes what it finds there for factors (2026.4); widening may go when it does not."""
+    assert run_python(ROTATED).returncode != 0
