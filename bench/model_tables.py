@@ -21,11 +21,17 @@ def models(record: Record) -> str:
 
 
 def headline(record: Record) -> str:
-    """For the front page: who serves each model, how much faster that is, and the means."""
+    """For the front page: who serves each model, how much faster that is, and the means.
+
+    In the lowest precision that was measured; of the others the means.
+    """
     if not record.get("comparisons"):
         return "Not measured yet: `python bench/models.py --json bench/results/models.json`."
-    rows = [row for row in record["results"] if row["precision"] == "fp32"]
-    parts = (described(record), choices(record, rows, "fp32"), *summed_up(record, "fp32"))
+    *others, lowest = dict.fromkeys(row["precision"] for row in record["results"])
+    rows = [row for row in record["results"] if row["precision"] == lowest]
+    parts = [described(record), choices(record, rows, lowest), *summed_up(record, lowest)]
+    for precision in others:
+        parts += (f"In {precision}: g{said[1:]}" for said in summed_up(record, precision))
     return "\n\n".join(filter(None, parts))
 
 

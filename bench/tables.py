@@ -330,6 +330,12 @@ PARTS = (
     Part(BENCH, "soak", soak),
     Part(BENCH, "telemetry", telemetry),
     Part(BENCH, "models", models, command="models.py --json bench/results/models.json"),
+    Part(
+        BENCH,
+        "models_bf16",
+        models,
+        command="models.py --precisions fp32,bf16 --json bench/results/models_bf16.json",
+    ),
     Part(BENCH, "training", models, command="models.py --train --json bench/results/training.json"),
     Part(BENCH, "scaling", scaling, command="scaling.py --json bench/results/scaling.json"),
     Part(BENCH, "warm", warm, command="warm.py --json bench/results/warm.json"),
@@ -346,6 +352,7 @@ PARTS = (
     Part(BENCH, "pass_costs", pass_costs),
     Part("docs/engines.md", "ops", operators),
     Part("README.md", "fastest", headline, results="models", command="models.py"),
+    Part("README.md", "fastest_bf16", headline, results="models_bf16", command="models.py"),
 )
 
 

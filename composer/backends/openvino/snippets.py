@@ -85,10 +85,19 @@ def _is_normalized(node: Any) -> bool:
 
 
 def _is_reduced(attention: Any) -> bool:
-    readers = list(_readers(attention))
-    is_combined = any(sum(map(_is_computed, each.input_values())) > 1 for each in readers)
-    kinds = (each.get_type_name() for each in readers)
-    return is_combined and any(kind == "MVN" or kind.startswith("Reduce") for kind in kinds)
+    """Whether its result is combined with something computed, and that is reduced."""
+    combined = filter(_combines, _readers(attention))
+    return any(_reduces(reader) for each in combined for reader in _readers(each))
+
+
+def _combines(node: Any) -> bool:
+    is_elementwise = node.get_type_name() not in _PRODUCTS | _MOVES
+    return is_elementwise and sum(map(_is_computed, node.input_values())) > 1
+
+
+def _reduces(node: Any) -> bool:
+    kind = node.get_type_name()
+    return bool(kind == "MVN" or kind.startswith("Reduce"))
 
 
 def _is_computed(value: Any) -> bool:
