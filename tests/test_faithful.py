@@ -277,6 +277,10 @@ TAKEN = {
         lambda x: (F.max_pool2d(x, 2), F.max_pool1d(x[0], 3, 2, 1), F.max_pool3d(x, (1, 2, 2))),
         IMAGES,
     ),
+    "max pooling of what is not below zero": (
+        lambda x: (F.max_pool2d(x.relu(), 3, 2, 1), F.max_pool2d(x.abs().relu() * 3e38, 2)),
+        IMAGES,
+    ),
     "max pooling of minus infinity": (
         lambda x: (F.max_pool2d(x, 3, 1, 1), F.max_pool1d(x[0], 2), F.max_pool2d(x.double(), 2)),
         torch.full((2, 8, 4, 4), -INF).index_fill(3, T([3]), -1e38),

@@ -1,8 +1,8 @@
 """Translations of max pooling, which in torch gives NaN for every window that holds one.
 
-ONNX Runtime's ``MaxPool`` (1.31) passes over NaN. A mean of squares over the same window is NaN for
-no other cause. For a window of minus infinity it gives the lowest finite float32, unless its places
-are used.
+ONNX Runtime's ``MaxPool`` (1.31) passes over NaN. A mean over the same window of numbers that are
+not below zero, squares or what ``Relu`` gives, is NaN for no other cause. For a window of minus
+infinity it gives the lowest finite float32, unless its places are used.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ def spoilt(x: Any, window: dict[str, Any]) -> Any:
         marks = op.Cast(op.IsNaN(x), to=ir.DataType.FLOAT)
         return op.Cast(op.MaxPool(marks, **window)[0], to=ir.DataType.BOOL)
     plain = {name: value for name, value in window.items() if name != "dilations"}
-    return op.IsNaN(op.AveragePool(op.Mul(x, x), **plain))
+    positive = x if is_relu(x) else op.Mul(x, x)
+    return op.IsNaN(op.AveragePool(positive, **plain))
 
 
 def with_infinity(found: Any) -> Any:
