@@ -164,6 +164,7 @@ def _publish(case: _Case, outcome: Outcome, seconds: float) -> CompileReport:
     report = _report(case, outcome, "" if objection else outcome.chosen, seconds)
     here.keep(report)
     here.sinks.emit(report)
+    notices.warn_of_environment(here.warned)
     if objection:
         raise objection
     notices.warn_of_fallbacks(report, here.warned, asked_by_name=case.rules.names_chain)

@@ -201,7 +201,7 @@ class ChainExhausted(ComposerError, ExceptionGroup[Exception]):
 
 
 class FallbackWarning(UserWarning):
-    """A candidate was not accepted, or a pass rolled back; once per name and reason."""
+    """A candidate not accepted, a pass rolled back, a variable misspelt; once per name and why."""
 
 
 class CacheWarning(UserWarning):

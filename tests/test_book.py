@@ -13,9 +13,10 @@ from torch._dynamo.exc import BackendCompilerFailed
 
 import composer
 from composer.book import read, resolve
-from composer.errors import OptionError, UnknownNameError
+from composer.errors import FallbackWarning, OptionError, UnknownNameError
 from composer.policy import Facts
 from composer.session import current
+from composer.telemetry.notices import VARIABLES
 
 GRAPH = Facts("Net", "cpu", "float32", training=False, dynamic=False)
 
@@ -423,6 +424,29 @@ def test_a_switch_that_is_neither_on_nor_off_is_an_error(monkeypatch) -> None:
     monkeypatch.setenv("COMPOSER_STRICT", "maybe")
     with pytest.raises(BackendCompilerFailed, match="COMPOSER_STRICT is 'maybe'"):
         run(chain=["eager"])
+
+
+def test_a_misspelt_switch_is_warned_of(monkeypatch) -> None:
+    """Once; and not another program's, whose prefix is the same."""
+    monkeypatch.setenv("COMPOSER_DISABEL", "1")
+    monkeypatch.setenv("COMPOSER_DISABLE_NETWORK", "1")
+    with pytest.warns(FallbackWarning) as caught:
+        assert run(chain=["aot_eager"]).chosen == "aot_eager"
+    (said,) = caught
+    assert "COMPOSER_DISABEL is set" in str(said.message)
+    assert "mean COMPOSER_DISABLE?" in str(said.message)
+    torch.compiler.reset()
+    run(chain=["aot_eager"])
+
+
+def test_all_variables_that_are_read_are_known() -> None:
+    """So that none of them is taken for a slip, or left out of the page on them."""
+    sources = Path(composer.__file__).parent.rglob("*.py")
+    read_ = {name for each in sources for name in re.findall(r"COMPOSER_[A-Z_]+", each.read_text())}
+    assert read_ - {"COMPOSER_"} == set(VARIABLES)
+    page = (Path(__file__).parents[1] / "docs" / "command-line.md").read_text()
+    table = page.partition("## Environment variables")[2].partition("\n## ")[0]
+    assert set(re.findall(r"COMPOSER_[A-Z_]+", table)) == set(VARIABLES)
 
 
 def test_reset_keeps_the_configuration() -> None:

@@ -4,20 +4,36 @@ A candidate that was not accepted, and a pass that was rolled back, give a ``Fal
 ``WARNING`` line in the log, the first time for each backend and reason. Not warned of are engines
 of the default chain that are missing on this machine while another serves, since nobody asked for
 them by name; engines that were measured to be slower, which is what measuring is for; and what
-``precision = "auto"`` tried in bf16 and did not take.
+``precision = "auto"`` tried in bf16 and did not take. What a misspelt variable of the environment
+asks for does not happen either, so that is warned of, too.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import warnings
 
 from composer.errors import FallbackWarning
 from composer.records import FLOOR, CompileReport, Reason, Status
+from composer.registry import nearest
 
 log = logging.getLogger("composer")
 log.addHandler(logging.NullHandler())
+
+_PREFIX = "COMPOSER_"
+
+VARIABLES = (
+    *("COMPOSER_CACHE_DIR", "COMPOSER_CHAIN", "COMPOSER_CONFIG", "COMPOSER_DISABLE"),
+    *("COMPOSER_DUMP", "COMPOSER_DUMP_FORMAT", "COMPOSER_SINKS", "COMPOSER_STRICT"),
+    *("COMPOSER_TELEMETRY", "COMPOSER_TELEMETRY_MAX_BYTES", "COMPOSER_VERDICT_STORE"),
+)
+"""All that composer reads."""
+
+_ALIKE = 0.8
+"""How like one of them another name must be, without the prefix, to be taken for a slip: PHP's
+package manager has variables of the same prefix, the nearest of which comes to 0.64."""
 
 
 def warn_of_fallbacks(
@@ -54,6 +70,23 @@ def warn_of_passes(report: CompileReport, warned: set[tuple[str, str]]) -> None:
         if each.error and (each.name, each.error) not in warned:
             _warn(f"{each.error}; graph {report.graph_id} runs without it")
             warned.add((each.name, each.error))
+
+
+def warn_of_environment(warned: set[tuple[str, str]]) -> None:
+    """Warn of variables that are nearly one of composer's, and so do nothing.
+
+    Args:
+        warned: Pairs of variable and the one that it is like, to be silent about; those warned of
+            now are added.
+    """
+    known = [each.removeprefix(_PREFIX) for each in VARIABLES]
+    for name in sorted(os.environ.keys() - set(VARIABLES)):
+        meant = (
+            nearest(name.removeprefix(_PREFIX), known, _ALIKE) if name.startswith(_PREFIX) else None
+        )
+        if meant and (name, meant) not in warned:
+            _warn(f"{name} is set, which nobody reads; did you mean {_PREFIX}{meant}?")
+            warned.add((name, meant))
 
 
 def _warn(text: str) -> None:
