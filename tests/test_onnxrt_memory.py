@@ -173,6 +173,15 @@ def test_sparse_tensors_are_declined(layout) -> None:
     assert last().attempts[0].reason == "unsupported_dtype"
 
 
+def test_a_lazily_negated_tensor_is_declined_as_what_it_is() -> None:
+    """Its dtype and layout are those of any other."""
+    x = torch.tensor([1 + 2j, 3 - 4j]).conj().imag
+    assert x.is_neg()
+    torch.testing.assert_close(direct(lambda x: x * 2, x), torch.tensor([-4.0, 8.0]))
+    assert last().attempts[0].reason == "unsupported_dtype"
+    assert "negated lazily" in last().attempts[0].message
+
+
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
 def test_quantized_tensors_are_declined() -> None:
     """Eager answers."""

@@ -216,7 +216,7 @@ def decline_special_tensors(values: Iterable[Any]) -> None:
         if _torch.is_users_fake(value):
             refuse(Status.DECLINED, Reason.UNSUPPORTED_DTYPE, "one of its tensors is fake: no data")
         if isinstance(value, torch.Tensor) and not _is_plain(value):
-            kind = f"{type(value).__name__}, {value.dtype}, {value.layout}"
+            kind = f"{type(value).__name__}, {value.dtype}, {value.layout}{_lazily(value)}"
             refuse(Status.DECLINED, Reason.UNSUPPORTED_DTYPE, f"one of its tensors is a {kind}")
 
 
@@ -226,9 +226,20 @@ def _is_plain(value: torch.Tensor) -> bool:
         and value.layout is torch.strided
         and not value.is_quantized
         and not value.dtype.is_complex
-        and not value.is_neg()
-        and not value._is_zerotensor()
+        and not _lazily(value)
     )
+
+
+def _lazily(value: torch.Tensor) -> str:
+    """What its memory does not hold, since torch computes it when it reads the tensor.
+
+    A subclass is not asked: its methods may be anything.
+    """
+    if type(value) not in _torch.PLAIN_TENSORS:
+        return ""
+    if value.is_neg():
+        return ", negated lazily"
+    return ", zero without memory" if value._is_zerotensor() else ""
 
 
 def bindable(
