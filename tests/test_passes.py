@@ -298,6 +298,7 @@ def test_the_graph_key_covers_functions_by_what_is_known_of_them() -> None:
         (["cosine_to_sin"], "unknown pass 'cosine_to_sin'; did you mean 'cosine_to_sine'?"),
         (["nowhere_at_all:Fuse"], "cannot be imported"),
         ([{"pass": "scale", "facto": 3}], "unknown parameter 'facto'; did you mean 'factor'?"),
+        ([{"pass": "scale", "factor": "much"}], "parameter 'factor' is 'much': Input should be"),
         ([{"factor": 3}], "names its pass"),
         ([42], "is no pass"),
         ([torch.nn.Linear], "is no class of passes"),
@@ -324,6 +325,24 @@ def test_registered_passes_are_found_by_name_and_path() -> None:
         *("cosine_to_sine", "cosine_to_sine"),
         *("scale", "scale"),
     ]
+
+
+def test_a_table_gives_a_pass_what_its_fields_are_annotated_as() -> None:
+    """A file has lists and text; what pydantic does not know, and a class for itself, stays."""
+    table = {"sizes": [1, 2], "stage_of": "joint", "dtype": "float32", "like": torch.ones(1)}
+    (made,) = resolve.shared_passes([{"pass": Particular, **table}]).passes
+    assert (made.sizes, made.stage_of, made.dtype) == ((1, 2), Stage.JOINT, "float32")
+    assert made.like is table["like"]
+    with pytest.raises(OptionError, match=r"'sizes' is \['a'\].*; .*'stage_of' is 'after'"):
+        resolve.shared_passes([{"pass": Particular, "sizes": ["a"], "stage_of": "after"}])
+
+
+@dataclass(frozen=True)
+class Particular(CosineToSine):
+    sizes: tuple[int, ...] = ()
+    stage_of: Stage = Stage.ATEN
+    dtype: torch.dtype = torch.float16
+    like: torch.Tensor | None = None
 
 
 def test_a_pass_that_says_only_whether_it_changed_something_counts_nothing() -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import functools
 import inspect
 import pkgutil
+import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
+
+from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 from composer import _torch
 from composer.errors import ComposerError, OptionError, UnknownNameError
@@ -181,9 +184,35 @@ def _instance(cls: type[GraphPass], fields: dict[str, Any]) -> GraphPass:
         named = "; ".join(f"unknown parameter {n!r}{did_you_mean(n, known)}" for n in unknown)
         raise OptionError(f"pass {cls.name!r}: {named} (accepted: {', '.join(known) or 'none'})")
     try:
-        return cls(**fields)
+        return cls(**_as_annotated(cls, fields))
     except (TypeError, ValueError) as error:
         raise OptionError(f"pass {cls.name!r}: {error}") from error
+
+
+def _as_annotated(cls: type[GraphPass], fields: dict[str, Any]) -> dict[str, Any]:
+    """The values as the class annotates them: a file knows lists, and no tuples.
+
+    A type that pydantic does not know, a dtype or a tensor, is left to the class.
+
+    Raises:
+        ValueError: naming every value of another type.
+    """
+    try:
+        kinds = typing.get_type_hints(cls.__init__)
+    except (NameError, TypeError):  # imported for type checkers alone
+        return fields
+    values, mistakes = dict(fields), []
+    for name in fields.keys() & kinds.keys():
+        try:
+            values[name] = TypeAdapter(kinds[name]).validate_python(fields[name])
+        except PydanticUserError:
+            continue
+        except ValidationError as error:
+            what = error.errors()[0]["msg"]
+            mistakes.append(f"parameter {name!r} is {fields[name]!r}: {what}")
+    if mistakes:
+        raise ValueError("; ".join(sorted(mistakes)))
+    return values
 
 
 def annotated(cls: type) -> list[str]:
