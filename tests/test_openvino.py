@@ -18,7 +18,7 @@ import composer
 from composer import _torch
 from composer.backends import openvino as backend
 from composer.backends.base import computing_in
-from composer.backends.openvino import engine, kernels, library
+from composer.backends.openvino import engine, kernels, library, model
 from composer.backends.openvino.model import Model, read_model, unread_nodes, with_weights
 from composer.lowering.onnx import OnnxGraph
 
@@ -26,6 +26,10 @@ openvino = pytest.importorskip("openvino", reason="the engine itself")
 pytestmark = pytest.mark.slow
 
 NAME = "composer_openvino"
+WIDEST = pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() != "AVX512", reason="seen with AVX-512 only"
+)
+"""What is wrong without the rule need not be on other processors."""
 
 
 @pytest.fixture(autouse=True)
@@ -388,6 +392,32 @@ def test_what_is_computed_otherwise_stays_torchs(case, monkeypatch) -> None:
     wrong = compiled(function, NAME)(x)
     assert last().chosen == NAME, last().attempts[0].message
     assert not torch.allclose(wrong.double(), function(x).double(), equal_nan=True)
+
+
+COMPARISONS = (torch.gt, torch.ge, torch.lt, torch.le, torch.eq, torch.ne)
+
+
+def compared(x, y):
+    """Numbers with one another and with zero, also as masks and as numbers."""
+    masks = [f(a, b) for f in COMPARISONS for a, b in ((x, y), (x, 0.0), (x * 2, y + 1))]
+    chosen = [torch.where(f(x, y), x * 2, y * 3) for f in COMPARISONS]
+    return masks, chosen, (x > y) & (y >= x), (x >= y).float() * 2, torch.sign(x)
+
+
+def test_nothing_is_greater_than_nan() -> None:
+    """Neither is it greater than anything."""
+    x, y = torch.tensor([[1, -1, math.nan, 0, math.nan, 2], [0, 0, 0, math.nan, math.nan, 2.0]])
+    run = compiled(compared, NAME)
+    torch.testing.assert_close(run(x, y), compared(x, y), equal_nan=True)
+    assert (last().chosen, last().attempts[0].coverage) == (NAME, 1.0)
+
+
+@WIDEST
+@pytest.mark.parametrize("compare", [torch.gt, torch.ge])
+def test_openvino_takes_nan_for_greater(compare, monkeypatch) -> None:
+    """As of 2026.4; where it does not any more, comparisons need not be turned."""
+    monkeypatch.setattr(model, "_turn_comparisons", lambda model: None)
+    assert compiled(lambda x: compare(x, 0.0), NAME)(torch.full((4,), math.nan)).all()
 
 
 def test_positions_are_taken_although_they_are_int64() -> None:

@@ -36,7 +36,22 @@ def read_model(graph: OnnxGraph) -> Model:
     names = set(graph.inputs)
     for parameter in read.get_parameters():
         (parameter.friendly_name,) = parameter.output(0).get_names() & names
+    _turn_comparisons(read)
     return Model(read, graph)
+
+
+def _turn_comparisons(model: Any) -> None:
+    """Ask whether one is less than the other, not whether that is greater than the one.
+
+    OpenVINO's kernels (2026.4) say of NaN that it is greater than, or equal to, any number.
+    """
+    from openvino import opset13
+
+    turned = {"Greater": opset13.less, "GreaterEqual": opset13.less_equal}
+    for node in model.get_ordered_ops():
+        if compare := turned.get(node.get_type_name()):
+            one, other = node.input_values()
+            node.output(0).replace(compare(other, one).output(0))
 
 
 def unread_nodes(graph: OnnxGraph) -> dict[int, str]:
