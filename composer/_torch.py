@@ -1062,9 +1062,12 @@ def as_fake(mode: FakeTensorMode, value: Any) -> Any:
 @contextlib.contextmanager
 def faking(mode: FakeTensorMode) -> Iterator[None]:
     """Run operations on fake tensors; a size that only data decide may get a new symbol."""
+    # As Dynamo does: kernels that call operators with symbols for sizes fail without it.
+    from torch._dispatch.python import enable_python_dispatcher
+
     shape_env = mode.shape_env
     fresh = shape_env.ignore_fresh_unbacked_symbols() if shape_env else contextlib.nullcontext()
-    with fresh, mode:
+    with fresh, mode, enable_python_dispatcher():
         yield
 
 

@@ -301,6 +301,16 @@ def test_dynamic_sizes_are_one_graph() -> None:
     assert last().dynamic
 
 
+def test_a_product_added_to_dynamic_sizes_is_lowered() -> None:
+    """Whose kernel for fake tensors expands what it adds to, by symbols."""
+
+    def scores(bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        return bias.baddbmm(a, b)
+
+    check(scores, torch.ones(2, 1, 5), torch.rand(2, 3, 6), torch.rand(2, 6, 5), dynamic=True)
+    assert told() == [("spy", "bf16", "succeeded", None)]
+
+
 def cancels(x: Tensor) -> Tensor:
     """All that is left of large numbers is what bfloat16 rounds off."""
     ones = torch.ones(x.shape[-1], 4)
