@@ -665,6 +665,66 @@ def test_policys_precision_reaches_openvino() -> None:
     assert engine["precision"] == said
 
 
+LEAST = torch.finfo(torch.float32).min
+
+
+def added(q, k, v, seen, mask):
+    """The mask as it is given."""
+    return torch.softmax(q @ k.mT * 0.3 + mask, -1) @ v
+
+
+def scaled(q, k, v, seen, mask):
+    """The mask by a product, as many models make it."""
+    return torch.softmax(q @ k.mT * 0.3 + (1 - seen) * LEAST, -1) @ v
+
+
+def in_two_sums(q, k, v, seen, mask):
+    """The mask behind a bias."""
+    return torch.softmax(q @ k.mT + (mask + 0.5), -1) @ v
+
+
+def by_torch(q, k, v, seen, mask):
+    """By torch's own operator, which asks a mask for its infinities."""
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=(1 - seen) * LEAST)
+
+
+def attend(function, *, dynamic: bool) -> torch.Tensor:
+    """How far off it is with rows that are masked everywhere, which the first inputs had not."""
+    run = compiled(function, NAME, dynamic=dynamic, precision="bf16")
+    seen = torch.ones(2, 1, 16, 16).tril()
+    q, k, v = torch.randn(3, 2, 3, 16, 8)
+    run(q, k, v, seen, (1 - seen) * LEAST)
+    seen[0, :, :, :5] = 0
+    given = q, k, v, seen, (1 - seen) * LEAST
+    return (run(*given) - function(*given)).abs().max()
+
+
+@pytest.mark.parametrize("function", [added, scaled, in_two_sums, by_torch])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_rows_that_are_masked_everywhere_are_finite_in_bfloat16(function, dynamic: bool) -> None:
+    """Where the least number of float32 is minus infinity."""
+    assert attend(function, dynamic=dynamic) < 0.05
+    assert last().chosen == NAME
+
+
+def test_infinite_masks_stay_infinite_in_bfloat16() -> None:
+    """A row that is masked so everywhere gives zeros."""
+    mask = torch.ones(2, 1, 16, 16).tril().log()
+    mask[0, :, :4] = -torch.inf
+    q, k, v = torch.randn(3, 2, 3, 16, 8)
+    found = compiled(F.scaled_dot_product_attention, NAME, precision="bf16")(q, k, v, mask)
+    assert not found[0, :, :4].any()
+    assert found[0, :, 4:].all()
+
+
+def test_openvino_rounds_the_least_number_to_an_infinity(monkeypatch) -> None:
+    """The bounds may go when it does not any more (2026.4 does)."""
+    if not _torch.multiplies_bf16():
+        pytest.skip("computed in float32 here")
+    monkeypatch.setattr(engine, "bound_masks", lambda model: None)
+    assert attend(scaled, dynamic=True).isnan()
+
+
 def test_another_precision_than_single_is_refused(monkeypatch) -> None:
     """What was compiled is asked, not what it was told."""
     monkeypatch.setattr(engine, "_precision", lambda compiled: "bf16")

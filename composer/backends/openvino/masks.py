@@ -1,0 +1,76 @@
+"""Masks of attention, where OpenVINO computes in bfloat16.
+
+Programs mask by the least number of float32, which is beyond the range of bfloat16: rounded to it
+(2026.4), it is minus infinity, and a row that is masked everywhere is NaN, where in float32 it is
+as if nothing in it were masked. From there NaN goes on to rows that are not masked at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+_RANGE = torch.finfo(torch.bfloat16)
+_MOVES = {"Transpose", "Reshape", "Squeeze", "Unsqueeze", "Broadcast"}
+
+
+def bound_masks(model: Any) -> None:
+    """Keep what is added to the scores of attention within the range of bfloat16.
+
+    Args:
+        model: A model of OpenVINO's, changed in place.
+    """
+    from openvino import opset13
+
+    bounded = dict[Any, Any]()
+    for softmax in [node for node in model.get_ops() if node.get_type_name() == "Softmax"]:
+        for term in list(_terms(softmax.input(0), is_sum=False)):
+            source = term.get_source_output()
+            key = source.get_node().friendly_name, source.get_index()
+            if key not in bounded and not _is_of_a_product(source.get_node()):
+                readers = source.get_target_inputs() if _is_scaled(source.get_node()) else ()
+                bounded[key] = opset13.clamp(source, _RANGE.min, _RANGE.max).output(0)
+                for reader in readers:
+                    reader.replace_source_output(bounded[key])
+            if key in bounded:
+                term.replace_source_output(bounded[key])
+
+
+def _terms(read: Any, *, is_sum: bool) -> Iterator[Any]:
+    """The inputs by which what is read was added up; none where it was not."""
+    node = read.get_source_output().get_node()
+    kind = node.get_type_name()
+    if kind == "Add":
+        for each in node.inputs():
+            yield from _terms(each, is_sum=True)
+    elif kind in _MOVES:
+        yield from _terms(node.input(0), is_sum=is_sum)
+    elif kind == "Select":
+        for each in node.inputs()[1:]:
+            yield from _terms(each, is_sum=is_sum)
+    elif is_sum and kind != "Constant":
+        yield read
+
+
+def _is_scaled(node: Any) -> bool:
+    """Whether it is a product with the least number, which whoever looks for infinities must see.
+
+    An infinity that the program means is given, or picked, not multiplied.
+    """
+    return node.get_type_name() == "Multiply"  # type: ignore[no-any-return]  # untyped bindings
+
+
+def _is_of_a_product(node: Any) -> bool:
+    """Whether a matrix product is among what it is computed from, as scores are."""
+    found, known = [node], {node.friendly_name}
+    while found:
+        for value in found.pop().input_values():
+            source = value.get_node()
+            if source.get_type_name() == "MatMul":
+                return True
+            if source.friendly_name not in known:
+                known.add(source.friendly_name)
+                found.append(source)
+    return node.get_type_name() == "MatMul"  # type: ignore[no-any-return]  # untyped bindings
