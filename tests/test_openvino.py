@@ -707,6 +707,18 @@ def test_rows_that_are_masked_everywhere_are_finite_in_bfloat16(function, dynami
     assert last().chosen == NAME
 
 
+def test_nothing_masked_is_nothing_added_in_bfloat16() -> None:
+    """Where the kernel of several operations is not used, which keeps such a product in float32."""
+
+    def heads(q, k, v, bias, seen):
+        q, k, v = (x.unflatten(-1, (4, 4)).transpose(1, 2) for x in (q, k, v))
+        return torch.softmax(q @ k.mT + bias + (1 - seen) * LEAST, -1) @ v
+
+    given = *torch.randn(3, 4, 4, 16), torch.randn(4, 4, 4), torch.ones(4, 1, 1, 4)
+    found = compiled(heads, NAME, precision="bf16")(*given)
+    assert (found - heads(*given)).abs().max() < 0.05
+
+
 def test_infinite_masks_stay_infinite_in_bfloat16() -> None:
     """A row that is masked so everywhere gives zeros."""
     mask = torch.ones(2, 1, 16, 16).tril().log()

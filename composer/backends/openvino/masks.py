@@ -2,14 +2,17 @@
 
 Programs mask by the least number of float32, which is beyond the range of bfloat16: rounded to it
 (2026.4), it is minus infinity, and a row that is masked everywhere is NaN, where in float32 it is
-as if nothing in it were masked. From there NaN goes on to rows that are not masked at all.
+as if nothing in it were masked. From there NaN goes on to rows that are not masked at all. Zero
+times it, where nothing is masked, is NaN as well.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
+import numpy
 import torch
 
 _RANGE = torch.finfo(torch.bfloat16)
@@ -17,13 +20,17 @@ _MOVES = {"Transpose", "Reshape", "Squeeze", "Unsqueeze", "Broadcast"}
 
 
 def bound_masks(model: Any) -> None:
-    """Keep what is added to the scores of attention within the range of bfloat16.
+    """Keep numbers, and what is added to scores of attention, within the range of bfloat16.
 
     Args:
         model: A model of OpenVINO's, changed in place.
     """
     from openvino import opset13
 
+    for number in filter(_is_beyond, model.get_ops()):
+        bound = _RANGE.max if number.data.item() > 0 else _RANGE.min
+        shape = number.get_output_shape(0)
+        number.output(0).replace(opset13.constant(numpy.full(shape, bound, "float32")).output(0))
     bounded = dict[Any, Any]()
     for softmax in [node for node in model.get_ops() if node.get_type_name() == "Softmax"]:
         for term in list(_terms(softmax.input(0), is_sum=False)):
@@ -36,6 +43,13 @@ def bound_masks(model: Any) -> None:
                     reader.replace_source_output(bounded[key])
             if key in bounded:
                 term.replace_source_output(bounded[key])
+
+
+def _is_beyond(node: Any) -> bool:
+    """Whether it is a single number that float32 holds and bfloat16 does not."""
+    if node.get_type_name() != "Constant" or node.data.dtype != "float32" or node.data.size != 1:
+        return False
+    return bool(_RANGE.max < abs(node.data.item()) < math.inf)
 
 
 def _terms(read: Any, *, is_sum: bool) -> Iterator[Any]:
