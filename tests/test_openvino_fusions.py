@@ -8,7 +8,7 @@ import torch.nn.functional as F  # noqa: N812  # as torch's own users write it
 from conftest import compiled, last
 
 from composer import _torch
-from composer.backends.openvino import engine
+from composer.backends.openvino import engine, model
 
 pytest.importorskip("openvino", reason="the engine itself")
 pytestmark = pytest.mark.slow
@@ -188,3 +188,61 @@ with torch.no_grad():
 def test_openvino_reads_past_a_single_factor(run_python) -> None:
     """It takes what it finds there for factors (2026.4); widening may go when it does not."""
     assert run_python(ROTATED).returncode != 0
+
+
+class Slopes(torch.nn.Module):
+    """A leaky rectifier, whose slope is made by the program or a weight of it."""
+
+    def __init__(self, rectified, slope):
+        super().__init__()
+        self.rectified = rectified
+        self.register_buffer("slope", slope)
+
+    def forward(self, x):
+        slope = torch.arange(8.0) if self.slope is None else self.slope
+        return self.rectified(x, slope)
+
+
+LEAKY = {
+    "difference": lambda x, slope: F.relu(x) - F.relu(-x) * slope,
+    "product": lambda x, slope: F.relu(x) + F.relu(x * -1.0) * -slope,
+    "magnitude": lambda x, slope: F.relu(x) + (x - x.abs()) * slope * 0.5,
+}
+
+
+@pytest.mark.parametrize("channels", [4, 8])
+@pytest.mark.parametrize("slope", [None, torch.arange(8.0)], ids=["made", "weight"])
+@pytest.mark.parametrize("leaky", LEAKY.values(), ids=LEAKY)
+def test_slopes_lie_along_the_last_dimension(leaky, slope, channels) -> None:
+    """Not along the channels, whether there are as many or not."""
+    check(Slopes(leaky, slope).eval(), torch.randn(2, channels, 6, 8))
+
+
+def test_openvino_takes_slopes_along_the_channels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rule may go when it does not any more (2026.4 does)."""
+    monkeypatch.setattr(model, "line_up_slopes", lambda model: None)
+    x = torch.randn(2, 8, 6, 8)
+    leaky = Slopes(LEAKY["difference"], None)
+    assert (compiled(leaky, NAME)(x) - leaky(x)).abs().max() > 0.1
+
+
+ALMOST_GELU = {
+    "erf of a quotient": lambda x: 0.5 * x * (1 + torch.erf(x / 1.415)),
+    "erf of a product": lambda x: 0.5 * x * (1 + torch.erf(x * 0.7065)),
+    "tanh": lambda x: 0.5 * x * (1 + torch.tanh(0.79 * (x + 0.044715 * x.pow(3)))),
+    "tanh of a product": lambda x: 0.5 * x * (1 + torch.tanh(0.8 * x * (1 + 0.0447 * x * x))),
+}
+
+
+@pytest.mark.parametrize("function", ALMOST_GELU.values(), ids=ALMOST_GELU)
+def test_what_is_almost_gelu_is_not_taken_for_it(function) -> None:
+    """It is computed with its own constants."""
+    check(function, -torch.rand(2, 4, 6, 8) * 2)
+
+
+@pytest.mark.parametrize("function", ALMOST_GELU.values(), ids=ALMOST_GELU)
+def test_openvino_takes_it_for_gelu(function, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rule may go when it does not any more (2026.4 does)."""
+    monkeypatch.setattr(model, "tell_from_gelu", lambda model: None)
+    x = -torch.rand(2, 4, 6, 8) * 2
+    assert (compiled(function, NAME)(x) - function(x)).abs().max() > 1e-4

@@ -9,9 +9,11 @@ from typing import Any
 
 import torch
 
+from composer.backends.openvino.gelus import tell_from_gelu
 from composer.backends.openvino.library import core
 from composer.backends.openvino.memory import as_tensor
 from composer.backends.openvino.rotations import widen_factors
+from composer.backends.openvino.slopes import line_up_slopes
 from composer.lowering.onnx import OnnxGraph
 
 
@@ -94,6 +96,8 @@ def with_weights(model: Model, weights: Mapping[str, torch.Tensor]) -> Any:
             copy.remove_parameter(parameter)
     copy.validate_nodes_and_infer_types()
     widen_factors(copy)
+    line_up_slopes(copy)
+    tell_from_gelu(copy)
     _compute_magnitudes(copy)
     return copy
 
