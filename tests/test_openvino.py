@@ -18,7 +18,7 @@ import composer
 from composer import _torch
 from composer.backends import openvino as backend
 from composer.backends.base import computing_in
-from composer.backends.openvino import engine, kernels, library, model
+from composer.backends.openvino import corrections, engine, kernels, library
 from composer.backends.openvino.model import Model, read_model, unread_nodes, with_weights
 from composer.lowering.onnx import OnnxGraph
 
@@ -275,6 +275,13 @@ def test_magnitudes_of_what_is_the_same_at_every_call() -> None:
     check(_Distance(weight), torch.zeros(3, 3))
 
 
+def test_openvino_takes_no_magnitude_of_what_is_made_of_constants(monkeypatch) -> None:
+    """As of 2026.4; where it does, they need not be computed beforehand."""
+    monkeypatch.setattr(corrections, "ALWAYS", ())
+    run = compiled(lambda x: (torch.arange(3.0) - 1).abs() + x, NAME)
+    assert run(torch.zeros(3)).tolist() == [-1, 0, 1]
+
+
 class _Distance(torch.nn.Module):
     """From a weight to one."""
 
@@ -416,7 +423,7 @@ def test_nothing_is_greater_than_nan() -> None:
 @pytest.mark.parametrize("compare", [torch.gt, torch.ge])
 def test_openvino_takes_nan_for_greater(compare, monkeypatch) -> None:
     """As of 2026.4; where it does not any more, comparisons need not be turned."""
-    monkeypatch.setattr(model, "_turn_comparisons", lambda model: None)
+    monkeypatch.setattr(corrections, "ALWAYS", ())
     assert compiled(lambda x: compare(x, 0.0), NAME)(torch.full((4,), math.nan)).all()
 
 
@@ -733,7 +740,7 @@ def test_openvino_rounds_the_least_number_to_an_infinity(monkeypatch) -> None:
     """The bounds may go when it does not any more (2026.4 does)."""
     if not _torch.multiplies_bf16():
         pytest.skip("computed in float32 here")
-    monkeypatch.setattr(engine, "bound_masks", lambda model: None)
+    monkeypatch.setattr(corrections, "IN_BFLOAT16", ())
     assert attend(scaled, dynamic=True).isnan()
 
 

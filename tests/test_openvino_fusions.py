@@ -8,7 +8,7 @@ import torch.nn.functional as F  # noqa: N812  # as torch's own users write it
 from conftest import compiled, last
 
 from composer import _torch
-from composer.backends.openvino import engine, model
+from composer.backends.openvino import corrections, engine
 
 pytest.importorskip("openvino", reason="the engine itself")
 pytestmark = pytest.mark.slow
@@ -174,8 +174,8 @@ def test_rotations_by_one_factor_for_a_row(turned, dynamic) -> None:
 
 ROTATED = """
 import sys, composer, torch
-from composer.backends.openvino import model
-model.widen_factors = lambda model: None
+from composer.backends.openvino import corrections
+corrections.ALWAYS = ()
 turned = lambda x: x * 0.8 + torch.cat([-x[..., 4:], x[..., :4]], dim=-1) * 0.6
 run = torch.compile(turned, backend="composer", options={"chain": ["composer_openvino"]})
 with torch.no_grad():
@@ -220,7 +220,7 @@ def test_slopes_lie_along_the_last_dimension(leaky, slope, channels) -> None:
 
 def test_openvino_takes_slopes_along_the_channels(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rule may go when it does not any more (2026.4 does)."""
-    monkeypatch.setattr(model, "line_up_slopes", lambda model: None)
+    monkeypatch.setattr(corrections, "ALWAYS", ())
     x = torch.randn(2, 8, 6, 8)
     leaky = Slopes(LEAKY["difference"], None)
     assert (compiled(leaky, NAME)(x) - leaky(x)).abs().max() > 0.1
@@ -243,6 +243,6 @@ def test_what_is_almost_gelu_is_not_taken_for_it(function) -> None:
 @pytest.mark.parametrize("function", ALMOST_GELU.values(), ids=ALMOST_GELU)
 def test_openvino_takes_it_for_gelu(function, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rule may go when it does not any more (2026.4 does)."""
-    monkeypatch.setattr(model, "tell_from_gelu", lambda model: None)
+    monkeypatch.setattr(corrections, "ALWAYS", ())
     x = -torch.rand(2, 4, 6, 8) * 2
     assert (compiled(function, NAME)(x) - function(x)).abs().max() > 1e-4

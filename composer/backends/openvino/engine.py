@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
+from composer.backends.openvino.corrections import correct
 from composer.backends.openvino.layouts import read_in_several_ways
 from composer.backends.openvino.library import core
 from composer.backends.openvino.lookups import require_within, table_sizes
-from composer.backends.openvino.masks import bound_masks
 from composer.backends.openvino.memory import Feed, Place, feed_for, place_for
 from composer.backends.openvino.model import Model, with_weights
 from composer.backends.openvino.settings import Settings
@@ -113,8 +113,7 @@ class OpenVinoEngine(BindingEngine[Bound]):
         separate = config_for(self._model.read) if self._device == "CPU" else {}
         config = {**separate, **self._config}
         made = with_weights(self._model, held)
-        if config.get("INFERENCE_PRECISION_HINT") != "f32":
-            bound_masks(made)
+        correct(made, in_bfloat16=config.get("INFERENCE_PRECISION_HINT") != "f32")
         compiled = core().compile_model(made, self._device, config)
         _require_precision(compiled, self._config)
         position = {name: i for i, name in enumerate(names)}

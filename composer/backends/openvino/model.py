@@ -9,11 +9,8 @@ from typing import Any
 
 import torch
 
-from composer.backends.openvino.gelus import tell_from_gelu
 from composer.backends.openvino.library import core
 from composer.backends.openvino.memory import as_tensor
-from composer.backends.openvino.rotations import widen_factors
-from composer.backends.openvino.slopes import line_up_slopes
 from composer.lowering.onnx import OnnxGraph
 
 
@@ -38,22 +35,7 @@ def read_model(graph: OnnxGraph) -> Model:
     names = set(graph.inputs)
     for parameter in read.get_parameters():
         (parameter.friendly_name,) = parameter.output(0).get_names() & names
-    _turn_comparisons(read)
     return Model(read, graph)
-
-
-def _turn_comparisons(model: Any) -> None:
-    """Ask whether one is less than the other, not whether that is greater than the one.
-
-    OpenVINO's kernels (2026.4) say of NaN that it is greater than, or equal to, any number.
-    """
-    from openvino import opset13
-
-    turned = {"Greater": opset13.less, "GreaterEqual": opset13.less_equal}
-    for node in model.get_ordered_ops():
-        if compare := turned.get(node.get_type_name()):
-            one, other = node.input_values()
-            node.output(0).replace(compare(other, one).output(0))
 
 
 def unread_nodes(graph: OnnxGraph) -> dict[int, str]:
@@ -95,22 +77,4 @@ def with_weights(model: Model, weights: Mapping[str, torch.Tensor]) -> Any:
             parameter.output(0).replace(constant.output(0))
             copy.remove_parameter(parameter)
     copy.validate_nodes_and_infer_types()
-    widen_factors(copy)
-    line_up_slopes(copy)
-    tell_from_gelu(copy)
-    _compute_magnitudes(copy)
     return copy
-
-
-def _compute_magnitudes(model: Any) -> None:
-    """Have constants computed before OpenVINO looks for magnitudes that it need not take.
-
-    It takes ``Abs`` away where no number is negative, and is wrong about that (2026.4) for what is
-    made of constants; of a constant itself it is right.
-    """
-    from openvino.passes import ConstantFolding, Manager
-
-    if any(node.get_type_name() == "Abs" for node in model.get_ops()):
-        passes = Manager()
-        passes.register_pass(ConstantFolding())
-        passes.run_passes(model)

@@ -73,7 +73,7 @@ def _is_scaled(node: Any) -> bool:
 
     An infinity that the program means is given, or picked, not multiplied.
     """
-    return node.get_type_name() == "Multiply"  # type: ignore[no-any-return]  # untyped bindings
+    return bool(node.get_type_name() == "Multiply")
 
 
 def _is_of_a_product(node: Any) -> bool:
@@ -87,4 +87,4 @@ def _is_of_a_product(node: Any) -> bool:
             if source.friendly_name not in known:
                 known.add(source.friendly_name)
                 found.append(source)
-    return node.get_type_name() == "MatMul"  # type: ignore[no-any-return]  # untyped bindings
+    return bool(node.get_type_name() == "MatMul")

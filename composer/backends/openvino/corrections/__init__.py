@@ -1,0 +1,37 @@
+"""Edits of OpenVINO's models for what it would compute wrongly; results stay what they are.
+
+Each module knows one fault of OpenVINO's (2026.4): a kernel, or a pattern that it takes for another
+one. A test of each (``tests/test_openvino*.py``) says when it is gone, and the edit may go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from composer.backends.openvino.corrections.comparisons import turn_comparisons
+from composer.backends.openvino.corrections.gelus import tell_from_gelu
+from composer.backends.openvino.corrections.magnitudes import compute_magnitudes
+from composer.backends.openvino.corrections.masks import bound_masks
+from composer.backends.openvino.corrections.rotations import widen_factors
+from composer.backends.openvino.corrections.slopes import line_up_slopes
+
+Edit = Callable[[Any], None]
+
+ALWAYS: tuple[Edit, ...] = (
+    turn_comparisons,
+    widen_factors,
+    line_up_slopes,
+    tell_from_gelu,
+    compute_magnitudes,
+)
+"""For what is wrong in every precision."""
+
+IN_BFLOAT16: tuple[Edit, ...] = (bound_masks,)
+"""For what is wrong where float32 may be computed in bfloat16."""
+
+
+def correct(model: Any, *, in_bfloat16: bool) -> None:
+    """Edit a model, with its weights in it, in place."""
+    for edit in (*ALWAYS, *(IN_BFLOAT16 if in_bfloat16 else ())):
+        edit(model)
