@@ -25,24 +25,42 @@ def bound_masks(model: Any) -> None:
     Args:
         model: A model of OpenVINO's, changed in place.
     """
-    from openvino import opset13
-
     for number in filter(_is_beyond, model.get_ops()):
-        bound = _RANGE.max if number.data.item() > 0 else _RANGE.min
-        shape = number.get_output_shape(0)
-        number.output(0).replace(opset13.constant(numpy.full(shape, bound, "float32")).output(0))
-    bounded = dict[Any, Any]()
+        _bound_number(number)
+    bounded: dict[tuple[str, int], Any] = {}
     for softmax in [node for node in model.get_ops() if node.get_type_name() == "Softmax"]:
         for term in list(_terms(softmax.input(0), is_sum=False)):
             source = term.get_source_output()
             key = source.get_node().friendly_name, source.get_index()
             if key not in bounded and not _is_of_a_product(source.get_node()):
-                readers = source.get_target_inputs() if _is_scaled(source.get_node()) else ()
-                bounded[key] = opset13.clamp(source, _RANGE.min, _RANGE.max).output(0)
-                for reader in readers:
-                    reader.replace_source_output(bounded[key])
+                bounded[key] = _bounded(source)
             if key in bounded:
                 term.replace_source_output(bounded[key])
+
+
+def _bound_number(number: Any) -> None:
+    """Put the last number within the range in place of a constant beyond it."""
+    from openvino import opset13
+
+    bound = _RANGE.max if number.data.item() > 0 else _RANGE.min
+    shape = number.get_output_shape(0)
+    number.output(0).replace(opset13.constant(numpy.full(shape, bound, "float32")).output(0))
+
+
+def _bounded(source: Any) -> Any:
+    """What is added, within the range, for all that read it if it is a product.
+
+    That is one with the least number, and whoever looks for infinities must see it as it is added;
+    an infinity that the program means is given, or picked, not multiplied.
+    """
+    from openvino import opset13
+
+    is_scaled = source.get_node().get_type_name() == "Multiply"
+    readers = source.get_target_inputs() if is_scaled else ()
+    bounded = opset13.clamp(source, _RANGE.min, _RANGE.max).output(0)
+    for reader in readers:
+        reader.replace_source_output(bounded)
+    return bounded
 
 
 def _is_beyond(node: Any) -> bool:
@@ -66,14 +84,6 @@ def _terms(read: Any, *, is_sum: bool) -> Iterator[Any]:
             yield from _terms(each, is_sum=is_sum)
     elif is_sum and kind != "Constant":
         yield read
-
-
-def _is_scaled(node: Any) -> bool:
-    """Whether it is a product with the least number, which whoever looks for infinities must see.
-
-    An infinity that the program means is given, or picked, not multiplied.
-    """
-    return bool(node.get_type_name() == "Multiply")
 
 
 def _is_of_a_product(node: Any) -> bool:
