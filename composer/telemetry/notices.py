@@ -81,9 +81,8 @@ def warn_of_environment(warned: set[tuple[str, str]]) -> None:
     """
     known = [each.removeprefix(_PREFIX) for each in VARIABLES]
     for name in sorted(os.environ.keys() - set(VARIABLES)):
-        meant = (
-            nearest(name.removeprefix(_PREFIX), known, _ALIKE) if name.startswith(_PREFIX) else None
-        )
+        own = name.removeprefix(_PREFIX)
+        meant = nearest(own, known, _ALIKE) if own != name else None
         if meant and (name, meant) not in warned:
             _warn(f"{name} is set, which nobody reads; did you mean {_PREFIX}{meant}?")
             warned.add((name, meant))
