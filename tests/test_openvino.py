@@ -522,7 +522,7 @@ PADDED = """
 import sys, composer, torch, torch.nn.functional as F
 from composer.backends.openvino import kernels
 if "unguarded" in sys.argv:
-    kernels._padded_maxima = lambda node, name: None
+    kernels._padded_maxima = kernels._large_windows = lambda node, name: None
 pool = lambda x: F.max_pool2d(x + 1, 2, 2, 1, ceil_mode=True) * 2
 options = {"chain": ["composer_openvino"], "min_coverage": 0.0}
 run = torch.compile(pool, backend="composer", dynamic=True, options=options)
@@ -542,6 +542,34 @@ def test_padded_pools_of_dynamic_sizes_are_torchs(run_python) -> None:
     done = run_python(PADDED)
     assert done.returncode == 0, done.stderr
     assert run_python(PADDED, "unguarded").returncode != 0
+
+
+LARGE = """
+import sys, composer, torch, torch.nn.functional as F
+from composer.backends.openvino import kernels
+if "unguarded" in sys.argv:
+    kernels._large_windows = lambda node, name: None
+pool = lambda x: getattr(F, sys.argv[1])(x.relu() + 1, 12, ceil_mode=True) * 2
+run = torch.compile(
+    pool, backend="composer", dynamic=True, options={"chain": ["composer_openvino"]}
+)
+with torch.no_grad():
+    for size in (13, 7):
+        x = torch.randn(2, 3, size, size + 1)
+        torch.testing.assert_close(run(x), pool(x))
+report = composer.reports()[-1]
+print(report.attempts[0].engine.get("left_to_torch"))
+sys.exit(report.chosen != "composer_openvino" or report.runtime.fallbacks)
+"""
+
+
+@pytest.mark.parametrize("pool", ["max_pool2d", "avg_pool2d"])
+def test_windows_that_may_be_larger_than_a_dynamic_size_are_torchs(run_python, pool: str) -> None:
+    """EfficientNet's one window over all is; OpenVINO (2026.4) refuses it or ends the process."""
+    done = run_python(LARGE, pool)
+    assert done.returncode == 0, done.stderr
+    assert "larger than a dynamic size" in done.stdout
+    assert run_python(LARGE, pool, "unguarded").returncode != 0
 
 
 @pytest.mark.parametrize("convolve", [F.conv1d, F.conv_transpose1d])

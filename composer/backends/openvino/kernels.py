@@ -84,14 +84,27 @@ def _otherwise(node: torch.fx.Node) -> str | None:
     if name in _TRUTHS and all(each.dtype is torch.bool for each in tensors_of(node)):
         operands = (each.dtype for source in node.all_input_nodes for each in tensors_of(source))
         return "NaN is taken for false" if any(t.is_floating_point for t in operands) else None
-    if name in _AVERAGES and _torch.argument(node, "ceil_mode"):
-        padding = _torch.argument(node, "padding")
-        counted = _torch.argument(node, "count_include_pad") and any(padding)
-        return "the last window is counted whole" if counted else None
     if name in _POSITIONS and all(each.dtype is torch.int64 for each in _results(node)):
         return None  # no value is read
-    rules = (_padded_maxima, _dynamic_kernel, _padded_points)
+    rules = (_counted_averages, _padded_maxima, _large_windows, _dynamic_kernel, _padded_points)
     return _OTHERWISE.get(name) or next((why for rule in rules if (why := rule(node, name))), None)
+
+
+def _counted_averages(node: torch.fx.Node, name: str) -> str | None:
+    if name not in _AVERAGES or not _torch.argument(node, "ceil_mode"):
+        return None
+    counted = _torch.argument(node, "count_include_pad") and any(_torch.argument(node, "padding"))
+    return "the last window is counted whole" if counted else None
+
+
+def _large_windows(node: torch.fx.Node, name: str) -> str | None:
+    """OpenVINO (2026.4) refuses one larger than what it goes over, or ends the process."""
+    if name not in _POOLS | _AVERAGES or not _torch.argument(node, "ceil_mode"):
+        return None
+    (given,) = tensors_of(node.all_input_nodes[0])
+    dims = len(_torch.argument(node, "kernel_size"))
+    is_dynamic = not all(isinstance(size, int) for size in given.shape[-dims:])
+    return "a window may be larger than a dynamic size" if is_dynamic else None
 
 
 def _padded_maxima(node: torch.fx.Node, name: str) -> str | None:
