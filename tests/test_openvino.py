@@ -723,6 +723,17 @@ def by_torch(q, k, v, seen, mask):
     return F.scaled_dot_product_attention(q, k, v, attn_mask=(1 - seen) * LEAST)
 
 
+def by_truths(q, k, v, seen, mask):
+    """By torch's own operator, of which a row that sees nothing is zeros."""
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=seen > 0)
+
+
+def by_infinity(q, k, v, seen, mask):
+    """The same, with the infinities written out."""
+    hidden = torch.where(seen > 0, 0.0, -torch.inf)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=hidden)
+
+
 def attend(function, *, dynamic: bool) -> torch.Tensor:
     """How far off it is with rows that are masked everywhere, which the first inputs had not."""
     run = compiled(function, NAME, dynamic=dynamic, precision="bf16")
@@ -734,7 +745,10 @@ def attend(function, *, dynamic: bool) -> torch.Tensor:
     return (run(*given) - function(*given)).abs().max()
 
 
-@pytest.mark.parametrize("function", [added, scaled, in_two_sums, by_torch])
+MASKED = (added, scaled, in_two_sums, by_torch, by_truths, by_infinity)
+
+
+@pytest.mark.parametrize("function", MASKED)
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_rows_that_are_masked_everywhere_are_finite_in_bfloat16(function, dynamic: bool) -> None:
     """Where the least number of float32 is minus infinity."""

@@ -82,8 +82,15 @@ def _terms(read: Any, *, is_sum: bool) -> Iterator[Any]:
     elif kind == "Select":
         for each in node.inputs()[1:]:
             yield from _terms(each, is_sum=is_sum)
-    elif is_sum and kind != "Constant":
+    elif is_sum and not _is_constant(node):
         yield read
+
+
+def _is_constant(node: Any) -> bool:
+    """Whether it is a constant, or one in another type; an infinity there is meant."""
+    if node.get_type_name() in {"Convert", "ConvertLike"}:
+        return _is_constant(node.input_value(0).get_node())
+    return bool(node.get_type_name() == "Constant")
 
 
 def _is_of_a_product(node: Any) -> bool:
