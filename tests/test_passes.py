@@ -337,6 +337,15 @@ def test_a_table_gives_a_pass_what_its_fields_are_annotated_as() -> None:
         resolve.shared_passes([{"pass": Particular, "sizes": ["a"], "stage_of": "after"}])
 
 
+def test_annotations_that_do_not_resolve_are_left_to_the_class() -> None:
+    """Names that are imported for type checkers alone, and attributes that are not there."""
+    for annotation in ("NowhereToBeFound", "torch.nowhere_to_be_found"):
+        fields = {"__annotations__": {"size": annotation}, "size": 0}
+        cls = dataclass(frozen=True)(type("Unresolved", (CosineToSine,), fields))
+        (made,) = resolve.shared_passes([{"pass": cls, "size": "any"}]).passes
+        assert made.size == "any"
+
+
 @dataclass(frozen=True)
 class Particular(CosineToSine):
     sizes: tuple[int, ...] = ()

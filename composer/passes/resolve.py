@@ -199,13 +199,13 @@ def _as_annotated(cls: type[GraphPass], fields: dict[str, Any]) -> dict[str, Any
     """
     try:
         kinds = typing.get_type_hints(cls.__init__)
-    except (NameError, TypeError):  # imported for type checkers alone
+    except (NameError, AttributeError, TypeError):  # imported for type checkers alone
         return fields
     values, mistakes = dict(fields), []
     for name in fields.keys() & kinds.keys():
         try:
             values[name] = TypeAdapter(kinds[name]).validate_python(fields[name])
-        except PydanticUserError:
+        except (PydanticUserError, NameError):
             continue
         except ValidationError as error:
             what = error.errors()[0]["msg"]
