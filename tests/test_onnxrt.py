@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 
+import onnx
 import onnxruntime
 import pytest
 import torch
@@ -165,6 +166,74 @@ def test_such_a_weight_is_still_transposed_under_its_name(monkeypatch: pytest.Mo
     model, x = Sum(), torch.randn(16, 16)
     f = compiled(model, "onnxrt")
     assert not torch.allclose(f(x), model(x), atol=0.1)
+
+
+class Tied(torch.nn.Module):
+    """One matrix as a table, by itself and transposed; a product with a bias beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(24, 8)
+        self.down = torch.nn.Linear(24, 24)
+
+    def forward(self, tokens):
+        rows = self.table(tokens)
+        scores = torch.nn.functional.linear(rows, self.table.weight)
+        return scores, self.down(scores) @ self.table.weight, scores + self.down.bias
+
+
+@pytest.mark.parametrize("shape", [(5,), (2, 3), (2, 1, 4), (0, 3)])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_weight_that_is_read_transposed_is_read_as_it_lies(shape, dynamic) -> None:
+    """And anew after it changed, in place or for another."""
+    model = Tied()
+    f = compiled(model, "onnxrt", dynamic=dynamic)
+    for change in (lambda: None, lambda: model.table.weight.mul_(2), model.table.reset_parameters):
+        change()
+        tokens = torch.randint(0, 24, shape)
+        torch.testing.assert_close(f(tokens), model(tokens))
+    assert last().chosen == "onnxrt", last().attempts[0].message
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.int64])
+def test_products_in_other_types_have_no_such_operator(dtype) -> None:
+    """They are transposed as before."""
+    weight = torch.randn(16, 8).mul(4).to(dtype)
+    x = torch.randn(3, 8).mul(4).to(dtype)
+    f = compiled(Fixed(weight), "onnxrt")
+    torch.testing.assert_close(f(x), x @ weight.T)
+
+
+class Fixed(torch.nn.Module):
+    """A product with the transpose of a buffer."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        super().__init__()
+        self.register_buffer("weight", weight)
+
+    def forward(self, x):
+        return x @ self.weight.T
+
+
+def test_weights_are_still_transposed_when_a_session_is_made(monkeypatch, tmp_path) -> None:
+    """By ONNX Runtime itself: ``products.py`` can go once this fails."""
+    own = session.session_options
+
+    def saving(settings):
+        options = own(settings)
+        options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+        return options
+
+    monkeypatch.setattr(session, "session_options", saving)
+    found = []
+    for edit in (session.read_weights_as_they_lie, lambda model: None):
+        monkeypatch.setattr(session, "read_weights_as_they_lie", edit)
+        torch.compiler.reset()
+        compiled(Fixed(torch.randn(16, 8)), "onnxrt")(torch.randn(3, 8))
+        graph = onnx.load(str(tmp_path / "optimized.onnx")).graph
+        shapes = [tuple(each.dims) for each in graph.initializer]
+        found.append(([node.op_type for node in graph.node], shapes))
+    assert found == [(["FusedMatMul"], [(16, 8)]), (["MatMul"], [(8, 16)])]
 
 
 def test_frozen_weights_with_grad_on_stay_inputs() -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from composer.backends.onnxrt.products import read_weights_as_they_lie
 from composer.backends.onnxrt.settings import CPU, CUDA, Level, Settings
 from composer.errors import Refusal, refuse
 from composer.lowering.onnx import OnnxGraph
@@ -24,7 +25,9 @@ SLOWER = ("SkipLayerNormFusion",)
 """Optimizers of ONNX Runtime to switch off: on the CPU (1.31) the fused kernel takes 0.26 ms for
 128 x 768 numbers, LayerNormalization and an Add about 0.1 ms. To try again with each release."""
 
-_KEEPING = frozenset({"Conv", "ConvTranspose", "Gather", "Gemm", "MatMul", "Reshape"})
+_KEEPING = frozenset(
+    {"Conv", "ConvTranspose", "FusedMatMul", "Gather", "Gemm", "MatMul", "Reshape"}
+)
 """Operators of several operands whose weights the optimizer (1.31) leaves as they lie."""
 
 _LEVELS: dict[Level, str] = {
@@ -53,6 +56,8 @@ def make_session(
     providers = _providers(settings, device)
     _require_built_in(providers, onnxruntime.get_available_providers(), settings)
     model = graph.with_weights(values)
+    if [*providers] == [CPU]:
+        read_weights_as_they_lie(model)
     options = session_options(settings)
     used = {each.name for each in model.graph.initializer}
     given = {name: onnxruntime.OrtValue(v) for name, v in values.items() if name in used}
