@@ -52,6 +52,7 @@ bench: $(STAMP)
 	$(BIN)/python bench/choosing.py --load 0 --json bench/results/choosing.json
 	$(BIN)/python bench/guards.py --json bench/results/guards.json
 	$(BIN)/python bench/onnxrt.py --json bench/results/onnxrt.json
+	$(BIN)/python bench/onnxrt.py --parts halves --json bench/results/halves.json
 	-$(BIN)/python bench/tensorrt_plans.py --json bench/results/tensorrt.json
 	$(BIN)/python bench/passes.py --json bench/results/passes.json
 	$(BIN)/python bench/pass_costs.py --json bench/results/pass_costs.json

@@ -1,6 +1,6 @@
 """What the ONNX Runtime engine costs around ONNX Runtime itself.
 
-``python bench/onnxrt.py`` measures six things, each in one process of its own kind:
+``python bench/onnxrt.py`` measures seven things, each in one process of its own kind:
 
 - ``calls``: our part of a call, above the session's own run with everything bound beforehand, by
   the number of inputs, outputs and bound weights;
@@ -8,6 +8,7 @@
 - ``translation``: seconds for 1,000 nodes, by the public exporter and by composer's lowering;
 - ``memory``: how much a process grows from before the compile to the third call, over the weights;
 - ``rewrites``: what each rewrite of the graph gains, as the time without it over the time with all;
+- ``sessions``: a session made anew, with weights read as they lie and with copies transposed;
 - ``halves``: a call of models in half precision, in eager and by Inductor, over ONNX Runtime's.
 """
 
@@ -35,6 +36,8 @@ from rich.table import Table
 from timing import Series, machine, measure, paired_ratio, write_json
 from torch.utils._pytree import tree_leaves
 
+import composer
+from composer import _torch
 from composer.backends import onnxrt
 from composer.lowering import keeping
 from composer.lowering import onnx as lowering
@@ -47,8 +50,11 @@ WAITING = {
     "never spinning": {"session.intra_op.allow_spinning": "0"},
 }
 REWRITTEN = ("bert", "whisper_enc", "vit", "convnext", "swin", "resnet")
+UNBIASED = ("gpt2", "llama", "t5")
 HALF = ("bert", "llama")
-PARTS = ("calls", "spinning", "translation", "memory", "rewrites", "halves")
+PARTS = ("calls", "spinning", "translation", "memory", "rewrites", "sessions", "halves")
+DEFAULT = PARTS[:-1]
+"""Half precision is a thing of the processor, and has a page of figures by itself."""
 MODELS = ("bert", "gpt2", "swin", "resnet", "mobilenet")
 
 
@@ -260,11 +266,42 @@ def rewrite_gains(rounds: int) -> dict[str, dict[str, Any]]:
     return rows
 
 
+def session_costs(rounds: int) -> dict[str, dict[str, Any]]:
+    """Milliseconds of a new session and its first call, and what ONNX Runtime's own way is over it.
+
+    For models with products without a bias, whose weights it transposes first.
+    """
+    edit = mock.patch.object(onnxrt.session, "read_weights_as_they_lie", return_value=None)
+    rows: dict[str, dict[str, Any]] = {}
+    for model in UNBIASED:
+        module, inputs = zoo.build(model)
+        torch.compiler.reset()
+        compiled = onnx_compiled(module, {})
+        compiled(**inputs)
+
+        def again(run: Callable[..., Any] = compiled, given: Any = inputs) -> None:
+            composer.refresh()  # whose next call makes a session, and translates nothing
+            run(**given)
+
+        def transposing(run: Callable[[], None] = again) -> None:
+            with edit:
+                run()
+
+        taken = measure({"as they lie": again, "transposed": transposing}, rounds)
+        ratio = paired_ratio(taken["transposed"], taken["as they lie"])
+        rows[model] = {"session": taken["as they lie"].to_dict(), "transposed": ratio.to_dict()}
+    return rows
+
+
 def half_costs(rounds: int) -> dict[str, dict[str, Any]]:
-    """Milliseconds of a call in half precision, what others take over it, and the errors."""
+    """Milliseconds of a call in half precision, what others take over it, and the errors.
+
+    bfloat16 is left out where the processor has arithmetic for it: the engine leaves it to torch.
+    """
+    dtypes = [torch.float16] if _torch.multiplies_bf16() else [torch.bfloat16, torch.float16]
     rows: dict[str, dict[str, Any]] = {}
     for model in HALF:
-        for dtype in (torch.bfloat16, torch.float16):
+        for dtype in dtypes:
             module, inputs = zoo.build(model)
             module.to(dtype)
             given = {k: v.to(dtype) if v.is_floating_point() else v for k, v in inputs.items()}
@@ -365,7 +402,7 @@ def figures(row: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 def main() -> int:
     """Measure what was asked for, print it, and write the JSON if asked to."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--parts", default=",".join(PARTS), help="of " + ", ".join(PARTS))
+    parser.add_argument("--parts", default=",".join(DEFAULT), help="of " + ", ".join(PARTS))
     parser.add_argument("--rounds", type=int, default=15, help="paired rounds (default 15)")
     parser.add_argument("--calls", type=int, default=2000, help="calls that make one time")
     parser.add_argument("--megabytes", default="600,2500", help="weights for `memory`")
@@ -386,6 +423,8 @@ def main() -> int:
             record["translation"] = translation_costs(max(3, asked.rounds // 3))
         if "rewrites" in chosen:
             record["rewrites"] = rewrite_gains(asked.rounds)
+        if "sessions" in chosen:
+            record["sessions"] = session_costs(asked.rounds)
         if "halves" in chosen:
             record["halves"] = half_costs(max(5, asked.rounds // 3))
     if "memory" in chosen:

@@ -98,7 +98,7 @@ def gpu_row(row: Record) -> tuple[str, ...]:
 
 
 def onnxrt(record: Record) -> str:
-    """What the engine costs around ONNX Runtime, and what halves gain by it."""
+    """What the engine costs around ONNX Runtime."""
     calls = [
         (
             *(name, "us a call", f"{1e3 * row['alone']['median_ms']:.1f}"),
@@ -121,13 +121,9 @@ def onnxrt(record: Record) -> str:
         (name, "MB", f"{row['grown_mb']:.0f}", f"{row['grown_over_weights']:.2f}")
         for name, row in record["memory"].items()
     ]
-    halves = [
-        (
-            *(name, median(row["onnxrt"])),
-            *(ratio(row[f"{each}_over_onnxrt"]) for each in ("eager", "inductor")),
-            *(f"{row[f'{each}_error']:.0e}" for each in ("onnxrt", "inductor")),
-        )
-        for name, row in record["halves"].items()
+    sessions = [
+        (model, median(row["session"]), ratio(row["transposed"]))
+        for model, row in record["sessions"].items()
     ]
     tables = (
         table(("a call", "unit", "the session's run", "ours, above it", "aimed at"), calls),
@@ -145,14 +141,26 @@ def onnxrt(record: Record) -> str:
             ],
         ),
         table(
-            (
-                *("half precision", "onnxrt, ms", "eager / onnxrt (quartiles)"),
-                *("inductor / onnxrt", "error of onnxrt", "of inductor"),
-            ),
-            halves,
+            ("a session and its first call", "ms", "with weights transposed / as they lie"),
+            sessions,
         ),
     )
     return "\n\n".join((described(record), *tables))
+
+
+def halves(record: Record) -> str:
+    """What models in half precision gain by ONNX Runtime."""
+    headings = ("half precision", "onnxrt, ms", "eager / onnxrt (quartiles)", "inductor / onnxrt")
+    headings += ("error of onnxrt", "of inductor")
+    rows = [
+        (
+            *(name, median(row["onnxrt"])),
+            *(ratio(row[f"{each}_over_onnxrt"]) for each in ("eager", "inductor")),
+            *(f"{row[f'{each}_error']:.0e}" for each in ("onnxrt", "inductor")),
+        )
+        for name, row in record["halves"].items()
+    ]
+    return f"{described(record)}\n\n{table(headings, rows)}"
 
 
 def passes(record: Record) -> str:
@@ -348,6 +356,7 @@ PARTS = (
     Part(BENCH, "guards", guards, command="guards.py --json bench/results/guards.json"),
     Part(BENCH, "gpu", gpu),
     Part(BENCH, "onnxrt", onnxrt),
+    Part(BENCH, "halves", halves),
     Part(BENCH, "passes", passes),
     Part(BENCH, "pass_costs", pass_costs),
     Part("docs/engines.md", "ops", operators),

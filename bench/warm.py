@@ -15,6 +15,7 @@ own start without an engine. Ratios are those within a round.
 from __future__ import annotations
 
 import argparse
+import compileall
 import functools
 import json
 import os
@@ -178,6 +179,13 @@ def _ratio(a: Sequence[float], b: Sequence[float]) -> dict[str, float]:
     return paired_ratio(Series(tuple(a)), Series(tuple(b))).to_dict()
 
 
+def _compile_sources() -> None:
+    """Write composer's bytecode, as an installation has it and as torch's lies there."""
+    import composer  # here: a child has imported nothing of it when its time begins
+
+    compileall.compile_dir(Path(composer.__file__).parent, quiet=2)
+
+
 def show(model: str, found: dict[str, Any]) -> None:
     """A table of times, and one of ratios."""
     console = Console()
@@ -213,6 +221,7 @@ def main() -> None:
         (variant,) = (each for each in VARIANTS if each.name == name)
         print(json.dumps(work(given.models, variant, tiny=given.tiny)))
         return
+    _compile_sources()
     record: dict[str, Any] = {"machine": machine(), "rounds": given.rounds, "models": {}}
     for model in given.models.split(","):
         record["models"][model] = measure(model, given.rounds, tiny=given.tiny)
