@@ -54,7 +54,7 @@ UNBIASED = ("gpt2", "llama", "t5")
 HALF = ("bert", "llama")
 PARTS = ("calls", "spinning", "translation", "memory", "rewrites", "sessions", "halves")
 DEFAULT = PARTS[:-1]
-"""Half precision is a thing of the processor, and has a page of figures by itself."""
+"""Half precision is a thing of the processor, and has figures of its own."""
 MODELS = ("bert", "gpt2", "swin", "resnet", "mobilenet")
 
 

@@ -169,7 +169,7 @@ def test_such_a_weight_is_still_transposed_under_its_name(monkeypatch: pytest.Mo
 
 
 class Tied(torch.nn.Module):
-    """One matrix as a table, by itself and transposed; a product with a bias beside it."""
+    """One matrix as a table, by itself and transposed, with a bias added and without."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -179,13 +179,15 @@ class Tied(torch.nn.Module):
     def forward(self, tokens):
         rows = self.table(tokens)
         scores = torch.nn.functional.linear(rows, self.table.weight)
-        return scores, self.down(scores) @ self.table.weight, scores + self.down.bias
+        moved = (rows * 2) @ self.table.weight.T + self.down.bias
+        return scores, self.down(scores) @ self.table.weight, moved
 
 
 @pytest.mark.parametrize("shape", [(5,), (2, 3), (2, 1, 4), (0, 3)])
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_a_weight_that_is_read_transposed_is_read_as_it_lies(shape, dynamic) -> None:
-    """And anew after it changed, in place or for another."""
+def test_a_weight_that_is_read_transposed_is_read_as_it_lies(shape, dynamic, monkeypatch) -> None:
+    """And anew after it changed in place."""
+    models = spied(monkeypatch)
     model = Tied()
     f = compiled(model, "onnxrt", dynamic=dynamic)
     for change in (lambda: None, lambda: model.table.weight.mul_(2), model.table.reset_parameters):
@@ -193,15 +195,34 @@ def test_a_weight_that_is_read_transposed_is_read_as_it_lies(shape, dynamic) -> 
         tokens = torch.randint(0, 24, shape)
         torch.testing.assert_close(f(tokens), model(tokens))
     assert last().chosen == "onnxrt", last().attempts[0].message
+    counts = [each.count("FusedMatMul") for each in models]
+    assert (counts[0] > 0) is (0 not in shape)
+    assert counts[-1] == 0  # after its second change a weight is an input
+
+
+def spied(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The operators of each model that a session is made of from now on."""
+    edit, found = session.read_weights_as_they_lie, []
+
+    def reading(model) -> None:
+        edit(model)
+        found.append([node.op_type for node in model.graph.node])
+
+    monkeypatch.setattr(session, "read_weights_as_they_lie", reading)
+    return found
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.int64])
-def test_products_in_other_types_have_no_such_operator(dtype) -> None:
+def test_products_in_other_types_have_no_such_operator(dtype, monkeypatch) -> None:
     """They are transposed as before."""
+    models = spied(monkeypatch)
     weight = torch.randn(16, 8).mul(4).to(dtype)
     x = torch.randn(3, 8).mul(4).to(dtype)
     f = compiled(Fixed(weight), "onnxrt")
     torch.testing.assert_close(f(x), x @ weight.T)
+    assert last().chosen == "onnxrt", last().attempts[0].message
+    assert models
+    assert all("FusedMatMul" not in each for each in models)
 
 
 class Fixed(torch.nn.Module):
