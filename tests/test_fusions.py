@@ -101,6 +101,39 @@ def test_gelu_in_a_nested_graph_is_torchs(function: Callable[..., Any], dynamic:
     check(function, torch.ones(3, 9), dynamic=dynamic)
 
 
+PIECES = {
+    "of one size": lambda x: x.split(2, 1),
+    "of one size, a smaller one": lambda x: x.split(4, 1),
+    "of given sizes": lambda x: x.split([1, 5], 1),
+    "of given sizes, one empty": lambda x: x.split([0, 6], 1),
+    "the whole": lambda x: x.split(9, 1),
+    "chunks": lambda x: x.chunk(3, -2),
+    "of a size of the input": lambda x: x.split(x.shape[0], 1),
+    "of sizes of the input": lambda x: x.split([x.shape[0], 6 - x.shape[0]], 1),
+    "unsafe": lambda x: torch.unsafe_split(x, 2, 1),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("pieces", PIECES.values(), ids=PIECES)
+def test_a_split_is_a_value_for_each_piece(
+    operators: Counter[str], pieces: Callable[..., Any], dynamic: bool
+) -> None:
+    """No sequence, whose pieces ONNX Runtime copies twice, where all sizes are fixed."""
+    function = lambda x: [each + 1 for each in pieces(x.exp())]  # noqa: E731
+    f = compiled(function, "onnxrt", dynamic=dynamic)
+    for x in (torch.randn(3, 6, 5), torch.randn(2 + dynamic, 6, 5 - dynamic)):
+        torch.testing.assert_close(f(x), function(x))
+    assert last().chosen == "onnxrt"
+    assert dynamic or not operators["SplitToSequence"]
+
+
+def test_nothing_is_split_into_one_piece(operators: Counter[str]) -> None:
+    """A piece of size 0 is all that there is of a dimension of size 0."""
+    for size in (0, 2):
+        check(lambda x, size=size: [each + 1 for each in x.exp().split(size, 1)], torch.ones(3, 0))
+
+
 @pytest.mark.parametrize("scale", [None, 0.3])
 def test_attention_is_one_operator(operators: Counter[str], scale: float | None) -> None:
     """Without a mask, self-attention or over more keys than queries."""

@@ -8,6 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from composer.backends.onnxrt.norms import (
+    FUSION,
+    divide_by_roots,
+    may_have_norms_in_float64,
+)
 from composer.backends.onnxrt.products import read_weights_as_they_lie
 from composer.backends.onnxrt.settings import CPU, CUDA, Level, Settings
 from composer.errors import Refusal, refuse
@@ -58,6 +63,8 @@ def make_session(
     model = graph.with_weights(values)
     if [*providers] == [CPU]:
         read_weights_as_they_lie(model)
+        divide_by_roots(model)
+    left_out = [*SLOWER, *([FUSION] if may_have_norms_in_float64(model) else [])]
     options = session_options(settings)
     used = {each.name for each in model.graph.initializer}
     given = {name: onnxruntime.OrtValue(v) for name, v in values.items() if name in used}
@@ -72,7 +79,7 @@ def make_session(
             model.SerializeToString(),
             options,
             providers=list(providers.items()),
-            disabled_optimizers=[*SLOWER],
+            disabled_optimizers=left_out,
             enable_fallback=0,
         )
     except native.NotImplemented as error:
