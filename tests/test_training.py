@@ -15,6 +15,7 @@ from conftest import compiled, last
 from torch.utils.checkpoint import checkpoint
 
 import composer
+from composer import _torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "bench"))
 import zoo
@@ -218,6 +219,25 @@ def test_batch_norms_statistics_move_as_in_eager() -> None:
     """Mean, variance and the count of batches, with the gradient through the norm."""
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4))
     assert_trains_alike(model.train(), {"input": torch.randn(4, 3, 8, 8)})
+
+
+@pytest.mark.parametrize("has_bf16", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("norm", ["LayerNorm", "GroupNorm"])
+def test_norms_train_under_autocast(norm: str, dtype, has_bf16: bool, monkeypatch) -> None:
+    """Their statistics are float32, whatever torch's fake kernels say of halves beside float32."""
+    monkeypatch.setattr(_torch, "multiplies_bf16", lambda: has_bf16)
+    made = torch.nn.LayerNorm(8) if norm == "LayerNorm" else torch.nn.GroupNorm(2, 8)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), made, torch.nn.Linear(8, 2))
+    twin = copy.deepcopy(model)
+    x = torch.randn(6, 4)
+    for each in (model, compiled(twin, "onnxrt")):
+        with torch.autocast("cpu", dtype):
+            each(x).float().square().sum().backward()
+
+    assert last().chosen == "onnxrt", last().attempts[0].message
+    for parameter, other in zip(model.parameters(), twin.parameters(), strict=True):
+        assert (parameter.grad - other.grad).norm() <= 0.02 * parameter.grad.norm() + 0.02
 
 
 def test_a_backward_that_computes_nothing_is_torchs() -> None:

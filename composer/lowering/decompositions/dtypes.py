@@ -19,9 +19,11 @@ def dtypes() -> dict[Any, Callable[..., Any]]:
     """The table of this module's decompositions."""
     rounding = (aten.floor.default, aten.ceil.default, aten.round.default, aten.trunc.default)
     putting = (aten.slice_scatter.default, aten.select_scatter.default)
+    norms = (aten.native_layer_norm.default, aten.native_group_norm.default)
     return (
         dict.fromkeys(rounding, whole)
         | {each: functools.partial(put, each) for each in putting}
+        | {each: functools.partial(norm, each) for each in norms}
         | {
             aten.where.self: where,
             aten.masked_fill.Scalar: masked_fill,
@@ -65,3 +67,15 @@ def put(operator: Any, x: torch.Tensor, src: torch.Tensor, *place: Any, **places
     if src.dtype is x.dtype:
         return NotImplemented
     return operator(x, src.to(x.dtype), *place, **places)
+
+
+def norm(operator: Any, x: torch.Tensor, *given: Any) -> Any:
+    """A norm of halves by weights of float32, as autocast leaves it, computed in float32.
+
+    On the CPU its mean and deviation are float32, but torch's fake kernel says halves (2.13).
+    """
+    wide = any(isinstance(each, torch.Tensor) and each.dtype is torch.float32 for each in given)
+    if not wide or x.dtype not in (torch.bfloat16, torch.float16) or x.device.type != "cpu":
+        return NotImplemented
+    result, mean, deviation = operator(x.float(), *given)
+    return result.to(x.dtype), mean, deviation
