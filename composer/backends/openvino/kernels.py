@@ -172,6 +172,8 @@ def _open_bound(node: torch.fx.Node) -> str | None:
 def _values(node: torch.fx.Node, weights: Mapping[str, torch.Tensor]) -> Iterator[torch.Tensor]:
     """The operands, and those results that are read, but for what are positions."""
     name = _torch.operator_name(node.target)
+    if _copies_positions(node):
+        return
     known = positions_within(node, weights)
     sources = (source for source in node.all_input_nodes if source not in known)
     operands = (each for source in sources for each in tensors_of(source))
@@ -179,6 +181,18 @@ def _values(node: torch.fx.Node, weights: Mapping[str, torch.Tensor]) -> Iterato
         for each in values:
             if not (name in exempt and each.dtype is torch.int64):
                 yield each
+
+
+def _copies_positions(node: torch.fx.Node) -> bool:
+    """Whether the call copies positions that the graph holds for an operator that trusts them.
+
+    They are what an interpolation over fixed sizes was folded to.
+    """
+    source = node.args[0] if node.target is torch.ops.aten.clone.default else None
+    if not isinstance(source, torch.fx.Node) or source.op != "get_attr":
+        return False
+    readers = {_torch.operator_name(user.target) for user in node.users}
+    return source.meta["val"].dtype is torch.int64 and bool(readers) and readers <= _UNCHECKED
 
 
 def _results(node: torch.fx.Node) -> Iterator[torch.Tensor]:
