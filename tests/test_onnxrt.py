@@ -6,6 +6,7 @@ import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import onnx
 import onnxruntime
@@ -317,17 +318,58 @@ def test_what_is_no_such_norm_is_left_as_it_is(function, optimized) -> None:
 
 @pytest.mark.parametrize("divides", [False, True])
 def test_a_root_mean_square_norm_keeps_the_digits_of_float64(divides: bool) -> None:
-    """ONNX Runtime's own operator does not."""
+    """Where ONNX Runtime takes another epsilon, as the norm's is no float32."""
     model, x = RootMeanSquare(torch.float64, divides=divides), torch.randn(4, 16).double()
     torch.testing.assert_close(compiled(model, "onnxrt")(x), model(x), rtol=1e-13, atol=1e-13)
     assert last().chosen == "onnxrt"
 
 
-def test_onnxruntime_still_rounds_such_norms_of_float64(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``may_have_norms_in_float64`` can go once this fails."""
-    monkeypatch.setattr(session, "may_have_norms_in_float64", lambda model: False)
-    model, x = RootMeanSquare(torch.float64, divides=True), torch.randn(4, 16).double()
-    assert (compiled(model, "onnxrt")(x) - model(x)).abs().max() > 1e-9
+def by_hand(x: torch.Tensor, eps: Any) -> torch.Tensor:
+    centred = x - x.mean(-1, keepdim=True)
+    return centred / torch.sqrt(centred.pow(2).mean(-1, keepdim=True) + eps)
+
+
+def by_root(x: torch.Tensor, eps: Any) -> torch.Tensor:
+    return x / torch.sqrt(x.pow(2).mean(-1, keepdim=True) + eps)
+
+
+class Norm(torch.nn.Module):
+    """A norm by hand, of an epsilon that is a number of the module or a buffer."""
+
+    def __init__(self, norm: Callable[..., torch.Tensor], eps: Any) -> None:
+        super().__init__()
+        self.norm = norm
+        self.weight = torch.nn.Parameter(torch.rand(16) + 0.5)
+        self.bias = torch.nn.Parameter(torch.rand(16))
+        if isinstance(eps, torch.Tensor):
+            self.register_buffer("eps", eps)
+        else:
+            self.eps = eps
+
+    def forward(self, x):
+        return self.norm(x, self.eps) * self.weight + self.bias
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("eps", [0.05, torch.tensor(0.05)], ids=["number", "buffer"])
+@pytest.mark.parametrize("norm", [by_hand, by_root])
+def test_the_epsilon_of_a_norm_is_the_models(norm, eps, dynamic: bool) -> None:
+    """Of one that changes, too: the number is an input with dynamic sizes, the buffer from then."""
+    model, x = Norm(norm, eps), torch.randn(4, 16) / 10
+    f = compiled(model, "onnxrt", dynamic=dynamic)
+    for _ in range(4):
+        torch.testing.assert_close(f(x), model(x))
+        model.eps *= 2
+    assert last().chosen == "onnxrt"
+
+
+@pytest.mark.parametrize("norm", [by_hand, by_root])
+def test_onnxruntime_still_guesses_epsilons(norm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``knows_epsilons`` can go once this fails for both."""
+    monkeypatch.setattr(session, "knows_epsilons", lambda model: True)
+    model, x = Norm(norm, 0.05), torch.randn(4, 16) / 10
+    error = compiled(model, "onnxrt", dynamic=True)(x) - model(x)
+    assert error.abs().max() > 0.01
 
 
 def test_onnxruntime_still_looks_for_quotients(monkeypatch: pytest.MonkeyPatch, optimized) -> None:

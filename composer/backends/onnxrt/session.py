@@ -8,11 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from composer.backends.onnxrt.norms import (
-    FUSION,
-    divide_by_roots,
-    may_have_norms_in_float64,
-)
+from composer.backends.onnxrt.norms import FUSIONS, divide_by_roots, knows_epsilons
 from composer.backends.onnxrt.products import read_weights_as_they_lie
 from composer.backends.onnxrt.settings import CPU, CUDA, Level, Settings
 from composer.errors import Refusal, refuse
@@ -63,8 +59,11 @@ def make_session(
     model = graph.with_weights(values)
     if [*providers] == [CPU]:
         read_weights_as_they_lie(model)
+    left_out = [*SLOWER]
+    if knows_epsilons(model):
         divide_by_roots(model)
-    left_out = [*SLOWER, *([FUSION] if may_have_norms_in_float64(model) else [])]
+    else:
+        left_out += FUSIONS
     options = session_options(settings)
     used = {each.name for each in model.graph.initializer}
     given = {name: onnxruntime.OrtValue(v) for name, v in values.items() if name in used}
