@@ -19,7 +19,7 @@ from torch.utils.checkpoint import CheckpointError, checkpoint
 
 import composer
 from composer import _torch, guard, session
-from composer.errors import FallbackWarning, OptionError
+from composer.errors import FallbackWarning, OptionError, Refusal
 from composer.graphs import writes
 from composer.graphs.capture import read_request
 from composer.guard import roles
@@ -416,6 +416,45 @@ def test_guard_keeps_no_tensor_alive() -> None:
     del x
     gc.collect()
     assert gone() is None
+
+
+@pytest.mark.parametrize(
+    ("backend", "options"),
+    [
+        pytest.param("eager", {}, id="of the floor"),
+        pytest.param(FakeBackend("raises", at=1), {}, id="of an engine"),
+        pytest.param(FakeBackend("mutates_inputs_and_raises", at=1), {}, id="of one that wrote"),
+        pytest.param(FakeBackend("fails_in_backward", at=1), {}, id="of a backward"),
+        pytest.param(
+            FakeBackend("wrong_value", at=2),
+            {"verify": "sample", "sample_every": 1},
+            id="of a comparison",
+        ),
+    ],
+)
+def test_error_keeps_nothing_alive_of_the_frames_that_it_came_through(
+    backend: Any, options: dict[str, Any]
+) -> None:
+    """Whoever has handled it can have the memory at once, as after an error of eager's."""
+    import gc
+    import weakref
+
+    options = {"on_runtime_error": "raise"} | options
+    f = compiled(lambda x, at: x[at] * 2, backend, **options)
+
+    def fail() -> weakref.ref[torch.Tensor]:
+        x = torch.ones(3, requires_grad=backend != "eager") * 1
+        with pytest.raises((RuntimeError, IndexError, Refusal)):
+            f(x, torch.tensor([1, 7 if backend == "eager" else 2])).sum().backward()
+        return weakref.ref(x)
+
+    gc.collect()
+    gc.disable()
+    try:
+        fail()  # compiles, too
+        assert fail()() is None
+    finally:
+        gc.enable()
 
 
 def test_compiled_model_can_be_copied_and_pickling_says_no() -> None:

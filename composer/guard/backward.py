@@ -68,13 +68,17 @@ class Backwards:
                 if self._told is None:
                     raise
                 intact = before is not None and _versions(args) == before
-                return self._answer(error, built, args, usable=intact and not stale)
+                gradients = self._answer(error, built, args, usable=intact and not stale)
+                if gradients is None:
+                    raise
+                return gradients
 
         return _torch.takes_a_list(_torch.disabled(run))
 
     def _answer(
         self, error: Exception, built: _torch.BuiltBackward, args: list[Any], *, usable: bool
     ) -> Any:
+        """The gradients; ``None`` where torch cannot answer, and the error is to be raised."""
         told = self._told
         graph = built.graph() if usable and self._answers else None
         if told is None or graph is None or not _repeatable(graph, donated=bool(built.donated)):
@@ -82,7 +86,7 @@ class Backwards:
                 if self._answers:
                     error.add_note(NOTE)
                 told(error, False)
-            raise error
+            return None
         if lacks_memory(error):
             free_memory()
         gradients = _torch.settled_forward(graph)(*args)  # raises the program's own errors

@@ -69,8 +69,11 @@ def watch(
             if outputs is None:
                 raise TypeError("the engine returned None")
             return outputs
-        except Exception as error:  # noqa: BLE001  # answered for, or raised again
-            return served.answer(error, run, args, before)
+        except Exception as error:
+            outputs = served.answer(error, run, args, before)
+            if outputs is None:
+                raise
+            return outputs
 
     served.called_by = weakref.ref(call)
 

@@ -83,7 +83,7 @@ class Sampler:
         try:
             verify.judge(got, eager, exact, self.bounds())
         except Refusal as refusal:
-            return refusal
+            return refusal.with_traceback(None)  # which holds the frame that is given it
         return None
 
 

@@ -131,25 +131,29 @@ class ServedGraph:
             args: Of the call.
             before: Versions of the tracked tensors before it; ``None`` where they are not known.
 
+        Returns:
+            The outputs; ``None`` where ``error`` is to go to the caller: the engine had written to
+            its inputs, other ranks may take part in the call, or nothing is there to answer. It is
+            raised where it was caught: a frame that has it as an argument and is in its traceback
+            would keep all that the caller's frames hold until the garbage is collected.
+
         Raises:
-            Exception: the error itself, if the engine had written to its inputs, other ranks may
-                take part in the call, or nothing is there to answer; whatever the captured graph
-                raises for these inputs.
+            Exception: whatever the captured graph raises for these inputs.
         """
         rescue = self._rescue
         # These two have called an engine and answered for it already, or found none to call.
         if run is self._resuming or run is self._retrying:
-            raise error
+            return None
         if isinstance(error, _torch.StopRecomputation):  # a checkpoint has what it wants
-            raise error
+            return None
         if rescue is None or run is rescue.floor:
             self._runtime.failed(error)
-            raise error
+            return None
         if why := rescue.once_only or self._written_to(args, before):
             error.add_note(f"composer: {why}, so nobody can answer")
             self._runtime.failed(error)
             self._hand_over(error, run)
-            raise error
+            return None
         if lacks_memory(error):
             return self._with_more_memory(error, run, rescue, args)
         try:
@@ -261,7 +265,10 @@ class ServedGraph:
         if refusal is None:
             return outputs
         if self._rescue is None:
-            raise refusal
+            try:
+                raise refusal
+            finally:
+                del refusal  # as in :meth:`answer`: its traceback holds this frame
         self._runtime.failed(refusal, answered=True)
         outputs = self._rescue.floor(*args)
         self._hand_over(refusal, run)
@@ -363,8 +370,11 @@ class ServedGraph:
         before = self._versions.of(args)
         try:
             return _given(run(*args))
-        except Exception as error:  # noqa: BLE001  # answered for, or raised again
-            return self.answer(error, run, args, before)
+        except Exception as error:
+            outputs = self.answer(error, run, args, before)
+            if outputs is None:
+                raise
+            return outputs
 
 
 def _given(outputs: Any) -> Any:
