@@ -240,8 +240,8 @@ def without(rewrite: str) -> AbstractContextManager[object]:
         return mock.patch(name, return_value=lambda model: model)
     if rewrite == "no SkipLayerNormalization":
         return mock.patch("composer.backends.onnxrt.session.SLOWER", ())
-    if rewrite == "norms as quotients":
-        return mock.patch("composer.backends.onnxrt.session.divide_by_roots")
+    if rewrite == "norms as one operator":
+        return mock.patch("composer.backends.onnxrt.session.fuse_norms")
     if rewrite == "splits without sequences":
         return mock.patch("composer.lowering.translations.splits.pieces", in_a_sequence)
     table = dict(onnxrt.fusions())
@@ -257,7 +257,7 @@ def in_a_sequence(x: Any, sizes: list[int], dim: int) -> Any:
 
 REWRITES = (
     *("unread nodes dropped", "no SkipLayerNormalization", "Gelu", "MultiHeadAttention"),
-    *("norms as quotients", "splits without sequences"),
+    *("norms as one operator", "splits without sequences"),
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import subprocess
 import sys
@@ -72,6 +73,22 @@ def fresh_python() -> Callable[..., subprocess.CompletedProcess[str]]:
         )
 
     return run
+
+
+@pytest.fixture
+def optimized(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], Any]:
+    """The ``onnx.GraphProto`` that ONNX Runtime made of the last model."""
+    onnx = pytest.importorskip("onnx")
+    session = importlib.import_module("composer.backends.onnxrt.session")
+    own, path = session.session_options, tmp_path / "optimized.onnx"
+
+    def saving(settings: Any) -> Any:
+        options = own(settings)
+        options.optimized_model_filepath = str(path)
+        return options
+
+    monkeypatch.setattr(session, "session_options", saving)
+    return lambda: onnx.load(str(path)).graph
 
 
 def needs_torch(version: str, why: str) -> pytest.MarkDecorator:

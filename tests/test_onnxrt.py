@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
-import onnx
 import onnxruntime
 import pytest
 import torch
@@ -239,24 +235,6 @@ class Fixed(torch.nn.Module):
         return x @ self.weight.T
 
 
-@pytest.fixture
-def optimized(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], onnx.GraphProto]:
-    """The graph that ONNX Runtime made of the last model."""
-    own, path = session.session_options, tmp_path / "optimized.onnx"
-
-    def saving(settings):
-        options = own(settings)
-        options.optimized_model_filepath = str(path)
-        return options
-
-    monkeypatch.setattr(session, "session_options", saving)
-    return lambda: onnx.load(str(path)).graph
-
-
-def operators(graph: onnx.GraphProto) -> list[str]:
-    return [node.op_type for node in graph.node]
-
-
 def test_weights_are_still_transposed_when_a_session_is_made(monkeypatch, optimized) -> None:
     """By ONNX Runtime itself: ``products.py`` can go once this fails."""
     found = []
@@ -266,117 +244,8 @@ def test_weights_are_still_transposed_when_a_session_is_made(monkeypatch, optimi
         compiled(Fixed(torch.randn(16, 8)), "onnxrt")(torch.randn(3, 8))
         graph = optimized()
         shapes = [tuple(each.dims) for each in graph.initializer]
-        found.append((operators(graph), shapes))
+        found.append(([node.op_type for node in graph.node], shapes))
     assert found == [(["FusedMatMul"], [(16, 8)]), (["MatMul"], [(8, 16)])]
-
-
-class RootMeanSquare(torch.nn.Module):
-    """A norm as language models write it, by a reciprocal, or by a quotient."""
-
-    def __init__(self, dtype: torch.dtype = torch.float32, *, divides: bool = False) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.rand(16, dtype=dtype) + 0.5)
-        self.divides = divides
-
-    def forward(self, x):
-        mean = x.pow(2).mean(-1, keepdim=True)
-        scaled = x / torch.sqrt(mean + 1e-6) if self.divides else x * torch.rsqrt(mean + 1e-6)
-        return self.weight * scaled
-
-
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_a_root_mean_square_norm_is_one_operator(dynamic: bool, optimized) -> None:
-    """Zeros, squares that overflow, infinity and NaN are as in eager; so is a new weight."""
-    model = RootMeanSquare()
-    f = compiled(model, "onnxrt", dynamic=dynamic)
-    x = torch.randn(2, 6, 16) * torch.tensor([1.0, 1e-4, 1e20, 0.0, 1.0, 1.0]).view(6, 1)
-    x[0, 4, 3], x[1, 5, 3] = torch.inf, torch.nan
-    torch.testing.assert_close(f(x), model(x), equal_nan=True)
-    assert operators(optimized()) == ["SimplifiedLayerNormalization"]
-    model.weight.mul_(2)
-    torch.testing.assert_close(f(x), model(x), equal_nan=True)
-    assert last().chosen == "onnxrt"
-
-
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda x, w: (x + 1) * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * w,
-        lambda x, w: x * torch.rsqrt(x.pow(2).mean(-2, keepdim=True) + 1e-6) * w,
-        lambda x, w: x * torch.rsqrt(x.abs().pow(3).mean(-1, keepdim=True) + 1e-6) * w,
-        lambda x, w: (lambda r: (x * r * w, r))(torch.rsqrt(x.pow(2).mean(-1, True) + 1e-6)),
-    ],
-    ids=["of another", "along another", "of cubes", "returned too"],
-)
-def test_what_is_no_such_norm_is_left_as_it_is(function, optimized) -> None:
-    """A factor by another tensor, along another dimension, or that somebody else reads."""
-    x, w = torch.randn(2, 5, 16), torch.rand(16)
-    torch.testing.assert_close(compiled(function, "onnxrt")(x, w), function(x, w))
-    assert last().chosen == "onnxrt"
-    assert "SimplifiedLayerNormalization" not in operators(optimized())
-
-
-@pytest.mark.parametrize("divides", [False, True])
-def test_a_root_mean_square_norm_keeps_the_digits_of_float64(divides: bool) -> None:
-    """Where ONNX Runtime takes another epsilon, as the norm's is no float32."""
-    model, x = RootMeanSquare(torch.float64, divides=divides), torch.randn(4, 16).double()
-    torch.testing.assert_close(compiled(model, "onnxrt")(x), model(x), rtol=1e-13, atol=1e-13)
-    assert last().chosen == "onnxrt"
-
-
-def by_hand(x: torch.Tensor, eps: Any) -> torch.Tensor:
-    centred = x - x.mean(-1, keepdim=True)
-    return centred / torch.sqrt(centred.pow(2).mean(-1, keepdim=True) + eps)
-
-
-def by_root(x: torch.Tensor, eps: Any) -> torch.Tensor:
-    return x / torch.sqrt(x.pow(2).mean(-1, keepdim=True) + eps)
-
-
-class Norm(torch.nn.Module):
-    """A norm by hand, of an epsilon that is a number of the module or a buffer."""
-
-    def __init__(self, norm: Callable[..., torch.Tensor], eps: Any) -> None:
-        super().__init__()
-        self.norm = norm
-        self.weight = torch.nn.Parameter(torch.rand(16) + 0.5)
-        self.bias = torch.nn.Parameter(torch.rand(16))
-        if isinstance(eps, torch.Tensor):
-            self.register_buffer("eps", eps)
-        else:
-            self.eps = eps
-
-    def forward(self, x):
-        return self.norm(x, self.eps) * self.weight + self.bias
-
-
-@pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("eps", [0.05, torch.tensor(0.05)], ids=["number", "buffer"])
-@pytest.mark.parametrize("norm", [by_hand, by_root])
-def test_the_epsilon_of_a_norm_is_the_models(norm, eps, dynamic: bool) -> None:
-    """Of one that changes, too: the number is an input with dynamic sizes, the buffer from then."""
-    model, x = Norm(norm, eps), torch.randn(4, 16) / 10
-    f = compiled(model, "onnxrt", dynamic=dynamic)
-    for _ in range(4):
-        torch.testing.assert_close(f(x), model(x))
-        model.eps *= 2
-    assert last().chosen == "onnxrt"
-
-
-@pytest.mark.parametrize("norm", [by_hand, by_root])
-def test_onnxruntime_still_guesses_epsilons(norm, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``knows_epsilons`` can go once this fails for both."""
-    monkeypatch.setattr(session, "knows_epsilons", lambda model: True)
-    model, x = Norm(norm, 0.05), torch.randn(4, 16) / 10
-    error = compiled(model, "onnxrt", dynamic=True)(x) - model(x)
-    assert error.abs().max() > 0.01
-
-
-def test_onnxruntime_still_looks_for_quotients(monkeypatch: pytest.MonkeyPatch, optimized) -> None:
-    """``divide_by_roots`` can go once this fails."""
-    monkeypatch.setattr(session, "divide_by_roots", lambda model: None)
-    compiled(RootMeanSquare(), "onnxrt")(torch.randn(4, 16))
-    assert "Reciprocal" in operators(optimized())
 
 
 def test_frozen_weights_with_grad_on_stay_inputs() -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from composer.backends.onnxrt.norms import FUSIONS, divide_by_roots, knows_epsilons
+from composer.backends.onnxrt.norms import FUSIONS, fuse_norms
 from composer.backends.onnxrt.products import read_weights_as_they_lie
 from composer.backends.onnxrt.settings import CPU, CUDA, Level, Settings
 from composer.errors import Refusal, refuse
@@ -59,11 +59,8 @@ def make_session(
     model = graph.with_weights(values)
     if [*providers] == [CPU]:
         read_weights_as_they_lie(model)
-    left_out = [*SLOWER]
-    if knows_epsilons(model):
-        divide_by_roots(model)
-    else:
-        left_out += FUSIONS
+    if {*providers} <= {CPU, CUDA}:
+        fuse_norms(model)
     options = session_options(settings)
     used = {each.name for each in model.graph.initializer}
     given = {name: onnxruntime.OrtValue(v) for name, v in values.items() if name in used}
@@ -78,7 +75,7 @@ def make_session(
             model.SerializeToString(),
             options,
             providers=list(providers.items()),
-            disabled_optimizers=left_out,
+            disabled_optimizers=[*SLOWER, *FUSIONS],
             enable_fallback=0,
         )
     except native.NotImplemented as error:
