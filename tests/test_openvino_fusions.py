@@ -246,3 +246,33 @@ def test_openvino_takes_it_for_gelu(function, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(corrections, "ALWAYS", ())
     x = -torch.rand(2, 4, 6, 8) * 2
     assert (compiled(function, NAME)(x) - function(x)).abs().max() > 1e-4
+
+
+NOT_KEPT = {
+    "difference": lambda x: x - x.mean(-1),
+    "layer norm": lambda x: centered(x - x.mean(-1)),
+    "of squares": lambda x: x / torch.sqrt(x.pow(2).mean(-1) + 0.5),
+    "of products": lambda x: x * torch.rsqrt((x * x).mean(-1) + 0.5),
+    "of columns": lambda x: x / torch.sqrt(x.pow(2).mean(0) + 0.5),
+    "of images": lambda x: x.expand(8, 8, 8, 8) - x.expand(8, 8, 8, 8).mean((-1, -2)),
+}
+
+
+def centered(x):
+    """By the root of its mean square."""
+    return x / torch.sqrt(x.pow(2).mean(-1, keepdim=True) + 0.5)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("function", NOT_KEPT.values(), ids=NOT_KEPT)
+def test_means_without_their_dimension_lie_along_the_last(function, dynamic) -> None:
+    """As anything with fewer dimensions does."""
+    check(function, torch.randn(8, 8), dynamic=dynamic)
+
+
+@pytest.mark.parametrize("norm", ["layer norm", "of squares"])
+def test_openvino_takes_them_for_those_that_keep_it(norm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rule may go when it does not any more (2026.4 does)."""
+    monkeypatch.setattr(corrections, "ALWAYS", ())
+    x = torch.randn(8, 8)
+    assert (compiled(NOT_KEPT[norm], NAME)(x) - NOT_KEPT[norm](x)).abs().max() > 0.05

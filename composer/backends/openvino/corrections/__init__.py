@@ -13,6 +13,7 @@ from composer.backends.openvino.corrections.comparisons import turn_comparisons
 from composer.backends.openvino.corrections.gelus import tell_from_gelu
 from composer.backends.openvino.corrections.magnitudes import compute_magnitudes
 from composer.backends.openvino.corrections.masks import bound_masks
+from composer.backends.openvino.corrections.means import tell_from_kept
 from composer.backends.openvino.corrections.rotations import widen_factors
 from composer.backends.openvino.corrections.slopes import line_up_slopes
 
@@ -23,6 +24,7 @@ ALWAYS: tuple[Edit, ...] = (
     widen_factors,
     line_up_slopes,
     tell_from_gelu,
+    tell_from_kept,
     compute_magnitudes,
 )
 """For what is wrong in every precision."""
