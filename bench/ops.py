@@ -61,7 +61,7 @@ DRAWING |= {"rand_like", "randint", "randint_like", "randn", "randn_like", "unif
 DRAWN = "random numbers stay torch's"
 
 TOLERANCES = {
-    torch.float64: 1e-7,
+    torch.float64: 1e-12,
     torch.float32: 1e-4,
     torch.float16: 5e-3,
     torch.bfloat16: 4e-2,

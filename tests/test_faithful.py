@@ -131,6 +131,10 @@ TAKEN = {
     "a fractional range": (lambda: torch.arange(0.1, -7.9, -4.0),),
     "a part of a range": (lambda x: (y := torch.arange(0.5, 9), y[1:], x + y), r(9)),
     "a window": (lambda x: x * torch.signal.windows.kaiser(10, beta=2.0), r(10)),
+    "float64 with the slope of a hundredth": (F.leaky_relu, T([-3.0, -0.0, 0.0, 2.0]).double()),
+    "float64 celu": (F.celu, r(9).double()),
+    "float64 degrees": (torch.deg2rad, r(9).double()),
+    "float64 radians": (torch.rad2deg, r(9).double()),
     "a window in float64": (lambda: torch.signal.windows.hann(10, dtype=torch.float64),),
     "products to which nothing is added": (
         lambda x, a: (

@@ -55,6 +55,10 @@ def elementwise() -> dict[Any, Callable[..., Any]]:
         aten.digamma.default: digamma,
         aten.polygamma.default: polygamma,
         aten.special_spherical_bessel_j0.default: spherical_bessel_j0,
+        aten.leaky_relu.default: _of_doubles(leaky_relu),
+        aten.celu.default: _of_doubles(celu),
+        aten.deg2rad.default: _of_doubles(lambda x: x * (math.pi / 180)),
+        aten.rad2deg.default: _of_doubles(lambda x: x * (180 / math.pi)),
         _torch.multiply_add(): multiply_add,
     }
 
@@ -119,6 +123,26 @@ def _in_double(function: Callable[..., Any]) -> Callable[..., Any]:
 def is_negative(x: torch.Tensor) -> torch.Tensor:
     """Whether the sign is a minus, that of a zero too; ``False`` for every NaN."""
     return (x < 0) | ((x == 0) & (1 / x < 0))
+
+
+def _of_doubles(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Leave the other dtypes to a translation that holds its numbers in float32."""
+
+    @functools.wraps(function)
+    def narrowed(x: torch.Tensor, *numbers: float) -> Any:
+        return function(x, *numbers) if x.dtype is torch.float64 else NotImplemented
+
+    return narrowed
+
+
+def leaky_relu(x: torch.Tensor, negative_slope: float = 0.01) -> torch.Tensor:
+    """A factor for each side: a zero keeps its sign."""
+    return x * torch.where(x > 0, x.new_ones(()), negative_slope)
+
+
+def celu(x: torch.Tensor, alpha: float = 1.0) -> Any:
+    """As eager does it."""
+    return aten.elu.default(x, alpha, 1.0, 1 / alpha)
 
 
 def sign(x: torch.Tensor) -> torch.Tensor:
