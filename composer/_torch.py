@@ -80,6 +80,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass as CustomGraphPass
 from torch._inductor.custom_graph_pass import CustomPartitionerFn as CustomPartitionerFn
 from torch._ops import HigherOrderOperator, OpOverloadPacket
 from torch._ops import OpOverload as OpOverload
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch._subclasses.fake_tensor import unset_fake_temporarily as unset_fake_temporarily
@@ -662,6 +663,11 @@ def argument(node: torch.fx.Node, name: str) -> Any:
             given = dict(enumerate(node.args))
             return node.kwargs.get(name, given.get(position, each.default_value))
     return None
+
+
+def wants_data(error: BaseException) -> bool:
+    """Whether tracing came to a number that only the data have."""
+    return isinstance(error, DataDependentOutputException | DynamicOutputShapeException)
 
 
 def shares_memory(operator: OpOverload) -> bool:

@@ -248,6 +248,8 @@ def classify(error: Exception) -> tuple[Status, Reason]:
     chained = tuple(causes(error))
     if any(map(lacks_memory, chained)):
         return Status.FAILED, Reason.OUT_OF_MEMORY
+    if any(map(_torch.wants_data, chained)):
+        return Status.DECLINED, Reason.DYNAMIC_SHAPE
     if any(isinstance(each, ImportError) for each in chained):
         return Status.UNAVAILABLE, Reason.NOT_INSTALLED
     return Status.FAILED, Reason.BUILD_FAILED

@@ -82,6 +82,20 @@ def test_an_exception_is_kept_whole() -> None:
     assert attempt.seconds > 0
 
 
+@pytest.mark.parametrize("engine", ["aot_eager", "onnxrt", "composer_openvino", "inductor"])
+def test_a_size_that_is_read_from_a_tensor_is_a_dynamic_shape(engine: str) -> None:
+    """Dynamo passes the tensor on; what traces the graph does not know its number."""
+
+    def program(x, n):
+        return x.new_zeros(n, 2) + 1
+
+    x, n = torch.ones(3), torch.tensor(4)
+    assert torch.equal(compiled(program, engine)(x, n), program(x, n))
+    (attempt,) = last().attempts
+    assert (attempt.status, attempt.reason) == ("declined", "dynamic_shape")
+    assert "x.new_zeros(n, 2)" in attempt.message
+
+
 def test_a_plain_no_has_no_traceback() -> None:
     """A decline is no error."""
     compiled(cosine, "nobody_registers_this")(torch.ones(2))
