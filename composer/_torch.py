@@ -1374,6 +1374,8 @@ def recaptured(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Iterator[None
             yield
     finally:
         _recaptured_numbers.reset(known)
+        if captured:
+            forget_met(fake_mode_of(fakes))
 
 
 @contextlib.contextmanager

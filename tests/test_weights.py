@@ -12,6 +12,7 @@ from conftest import compiled, last
 
 import composer
 from composer.lowering import weights
+from composer.testing import FakeBackend, settle
 
 
 def test_torch_fused_steps_do_not_raise_versions() -> None:
@@ -73,6 +74,30 @@ def test_a_module_that_swaps_its_weights_is_converted(monkeypatch, options) -> N
             torch.testing.assert_close(f(x), model(x), **bound)
         model.load_state_dict({k: v + 1 for k, v in model.state_dict().items()})
         torch.testing.assert_close(f(x), model(x), **bound)
+
+
+BUILT_LATER: dict[str, dict[str, Any]] = {
+    "successor": {"chain": [FakeBackend("raises", at=2), "aot_eager"]},
+    "in the background": {
+        "chain": [FakeBackend("slow", at=1, seconds=0.01), "aot_eager"],
+        "select": "fastest",
+        "select_async": True,
+    },
+}
+
+
+@pytest.mark.parametrize("options", BUILT_LATER.values(), ids=BUILT_LATER)
+def test_weights_can_be_swapped_once_an_engine_was_built_behind_dynamos_compile(options) -> None:
+    """What a later compile has met is forgotten, as torch does behind its own."""
+    model = torch.nn.Linear(8, 4)
+    f, x = torch.compile(model, backend="composer", options=options), torch.randn(3, 8)
+    with torch.no_grad():
+        for _ in range(3):
+            f(x)
+        settle()
+        assert composer.reports()[-1].attempts[-1].backend == "aot_eager"
+        torch.utils.swap_tensors(model.weight, torch.nn.Parameter(torch.randn(4, 8)))
+        torch.testing.assert_close(f(x), model(x))
 
 
 @pytest.mark.slow
