@@ -7,8 +7,10 @@ import threading
 import pytest
 import torch
 from conftest import compiled, last
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import composer
+from composer.lowering.devices import elsewhere
 
 pytestmark = pytest.mark.slow
 
@@ -48,6 +50,45 @@ def test_less_than_min_coverage_is_declined() -> None:
     assert "6 of 7 compute nodes" in attempt.message
     assert "bessel_j0" in attempt.message
     assert chosen.backend == "aot_eager"
+
+
+AWAY = {
+    "made there": (lambda x: (x.sin() + 1, torch.ones(3, device="meta")), "aten.ones.default"),
+    "brought there": (lambda x: (x.sin(), (x * 2).to("meta")), "aten._to_copy.default"),
+    "like one here": (lambda x: (x.sin(), x.new_zeros(3, device="meta")), "aten.new_zeros.default"),
+    "computed there": (lambda x: x.sin().cos().to("meta") + 1, "aten.add.Tensor"),
+}
+
+
+@pytest.mark.parametrize("engine", ["onnxrt", "composer_openvino"])
+@pytest.mark.parametrize("case", AWAY)
+def test_what_is_on_another_device_stays_torchs(case: str, engine: str) -> None:
+    """An engine would leave it where its inputs are."""
+    if engine == "composer_openvino":
+        pytest.importorskip("openvino")
+    function, operator = AWAY[case]
+    x = torch.randn(2)
+    results, expected = compiled(function, engine)(x), function(x)
+    assert [each.device for each in results] == [each.device for each in expected]
+    (attempt,) = last().attempts
+    assert attempt.status == "succeeded"
+    left = attempt.engine["left_to_torch"]
+    assert any(line.startswith(f"{operator} (a tensor on another device)") for line in left)
+
+
+def test_constants_on_the_cpu_are_an_engines_wherever_it_computes() -> None:
+    """Unless they are returned; what is brought to the CPU is not the engine's."""
+
+    def f(x):
+        two, three = torch.full((), 2.0, device="cpu"), torch.full((), 3.0, device="cpu")
+        return x * two, three, x.cos().cpu()
+
+    home = torch.device("meta")
+    gm = make_fx(f, tracing_mode="fake")(torch.ones(2, device=home))
+    found = [node.target for node in gm.graph.nodes if node in elsewhere(gm, home)]
+    aten = torch.ops.aten
+    assert found == [aten.full.default, aten._to_copy.default]
+    assert [node.args[1] for node in gm.graph.nodes if node.target is aten.full.default] == [2, 3]
 
 
 @pytest.mark.parametrize(("least", "chosen"), [(0.0, "onnxrt"), (0.5, "onnxrt"), (1.0, "eager")])

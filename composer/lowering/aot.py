@@ -24,6 +24,8 @@ from composer.passes import late
 from composer.passes.base import Stage
 from composer.records import Reason, Status
 
+_CPU = torch.device("cpu")
+
 Expected = tuple[tuple[int | None, ...], torch.dtype]
 """Sizes of an output, ``None`` for those that only the data tell, and its dtype."""
 
@@ -52,6 +54,7 @@ class FunctionalGraph:
             AOTAutograd removed or added some.
         expected: What each output is in the first call; ``None`` for outputs that are not tensors.
         statistics: Positions of placeholders that are running statistics of a batch norm.
+        device: Where the captured graph's inputs are; the CPU, if it has none.
     """
 
     gm: torch.fx.GraphModule
@@ -61,6 +64,7 @@ class FunctionalGraph:
     example_args: tuple[Any, ...] | None
     expected: tuple[Expected | None, ...]
     statistics: frozenset[int] = frozenset()
+    device: torch.device = _CPU
 
 
 GraphBuilder = Callable[[FunctionalGraph], Callable[..., Any]]
@@ -92,6 +96,8 @@ def compile_functional(
     _decline_complex_outputs(gm)
     owners = owners_of(gm, example_inputs)
     everything = [*own_tensors(gm), *example_inputs]
+    places = (each.device for each in example_inputs if isinstance(each, torch.Tensor))
+    device = next(places, _CPU)
 
     def compiler(
         kind: Kind, functional: torch.fx.GraphModule, fakes: Sequence[Any]
@@ -104,7 +110,7 @@ def compile_functional(
         weights, witnesses = bindable(everything, owners, unfit, read) if binds else ({}, {})
         args = tuple(map(_torch.hint, everything)) if same and not any_fake(everything) else None
         expected = _expected(functional)
-        graph = FunctionalGraph(functional, kind, weights, witnesses, args, expected, read)
+        graph = FunctionalGraph(functional, kind, weights, witnesses, args, expected, read, device)
         with _torch.unset_fake_temporarily():
             compiled = build(graph)
         return _torch.boxed(_with_memory(compiled) if kind is Kind.BACKWARD else compiled)

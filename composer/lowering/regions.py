@@ -26,6 +26,7 @@ from composer.errors import refuse
 from composer.graphs.nodes import attribute_at
 from composer.lowering.aot import FunctionalGraph, decline_special_tensors
 from composer.lowering.constants import evaluate_constants, lift_scalars
+from composer.lowering.devices import WHY, elsewhere
 from composer.lowering.views import give_returned_views_to_torch, is_view
 from composer.records import Reason, Status
 
@@ -141,7 +142,8 @@ def split(graph: FunctionalGraph, why_not: Callable[[torch.fx.Node], str | None]
         _decline_broken(node)
     lift_scalars(gm)
     evaluate_constants(gm, lambda node: why_not(node) is not None)
-    refused = {node: why for node in calls_of(gm) if (why := why_not(node)) is not None}
+    away = dict.fromkeys(elsewhere(gm, graph.device), WHY)
+    refused = {node: why for node in calls_of(gm) if (why := why_not(node) or away.get(node))}
     compute = [node for node in calls_of(gm) if is_compute(node)]
     left = _described((node for node in compute if node in refused), refused)
     taken = [node for node in compute if node not in refused]

@@ -1,0 +1,41 @@
+"""Calls whose tensors are on another device than the engine that a graph is compiled for."""
+
+from __future__ import annotations
+
+import torch
+import torch.fx
+
+WHY = "a tensor on another device"
+
+
+def elsewhere(gm: torch.fx.GraphModule, home: torch.device) -> set[torch.fx.Node]:
+    """The calls of a functional graph that read or give a tensor on another device.
+
+    What no data reaches may be on the CPU all the same, unless it is returned: an engine on a GPU
+    computes it where it needs it.
+
+    Args:
+        gm: The graph.
+        home: Where the engine reads its inputs, and leaves its outputs.
+    """
+    (returned,) = gm.graph.find_nodes(op="output")
+    constants: set[torch.fx.Node] = set()
+    foreign: set[torch.fx.Node] = set()
+    found: set[torch.fx.Node] = set()
+    for node in gm.graph.nodes:
+        sources, places = {*node.all_input_nodes}, _places(node)
+        if node.op == "get_attr" or (node.op == "call_function" and sources <= constants):
+            constants.add(node)
+            if returned not in node.users:
+                places.discard(torch.device("cpu"))
+        if places - {home}:
+            foreign.add(node)
+        if node.op == "call_function" and {node, *sources} & foreign:
+            found.add(node)
+    return found
+
+
+def _places(node: torch.fx.Node) -> set[torch.device]:
+    value = node.meta.get("val")
+    values = value if isinstance(value, tuple | list) else (value,)
+    return {each.device for each in values if isinstance(each, torch.Tensor)}
