@@ -239,7 +239,7 @@ def without(rewrite: str) -> AbstractContextManager[object]:
         name = "onnx_ir.passes.common.RemoveUnusedNodesPass"
         return mock.patch(name, return_value=lambda model: model)
     if rewrite == "no SkipLayerNormalization":
-        return mock.patch("composer.backends.onnxrt.session.SLOWER", ())
+        return mock.patch("composer.backends.onnxrt.optimizers.SLOWER", ())
     if rewrite == "norms as one operator":
         return mock.patch("composer.backends.onnxrt.session.fuse_norms")
     if rewrite == "splits without sequences":

@@ -509,28 +509,6 @@ def test_float64_and_integers() -> None:
         assert last().chosen == "onnxrt", last().attempts[0].message
 
 
-def scaled_products(x, y):
-    return (x * 0.1) @ y, x @ y / 0.3, (x / 0.7) @ (y * 0.9)
-
-
-def test_a_scaled_product_keeps_the_digits_of_float64() -> None:
-    """The factors are not made an attribute of the product, which is of float32."""
-    x, y = torch.randn(2, 8, 8, dtype=torch.float64)
-    results = compiled(scaled_products, "onnxrt")(x, y)
-    torch.testing.assert_close(results, scaled_products(x, y), rtol=1e-12, atol=1e-12)
-    assert last().chosen == "onnxrt"
-
-
-def test_onnxruntime_still_rounds_the_factors_of_products(monkeypatch) -> None:
-    """``_IN_SINGLE`` can go once this fails."""
-    monkeypatch.setattr(session, "_IN_SINGLE", ())
-    x, y = torch.randn(2, 8, 8, dtype=torch.float64)
-    for result, expected in zip(
-        compiled(scaled_products, "onnxrt")(x, y), scaled_products(x, y), strict=True
-    ):
-        assert ((result - expected).abs() / expected.abs()).median() > 1e-10
-
-
 def test_unused_inputs_and_repeated_outputs() -> None:
     """What the graph ignores is not fed; what it returns twice is returned twice."""
 

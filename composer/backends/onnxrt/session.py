@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from composer.backends.onnxrt.norms import FUSIONS, fuse_norms
+from composer.backends.onnxrt.norms import fuse_norms
+from composer.backends.onnxrt.optimizers import left_out
 from composer.backends.onnxrt.products import read_weights_as_they_lie
 from composer.backends.onnxrt.settings import CPU, CUDA, Level, Settings
 from composer.errors import Refusal, refuse
@@ -21,13 +22,6 @@ if TYPE_CHECKING:
 _SPINNING = {"session.force_spinning_stop": "1"}
 """Threads wait busily for work during a call, and stop with it: torch's own threads are next
 (figures in bench/README.md)."""
-
-SLOWER = ("SkipLayerNormFusion",)
-"""Optimizers of ONNX Runtime to switch off: on the CPU (1.31) the fused kernel takes 0.26 ms for
-128 x 768 numbers, LayerNormalization and an Add about 0.1 ms. To try again with each release."""
-
-_IN_SINGLE = ("MatMulScaleFusion",)
-"""Optimizers of ONNX Runtime (1.31) that keep a number of the model as an attribute: in float32."""
 
 _KEEPING = frozenset(
     {"Conv", "ConvTranspose", "FusedMatMul", "Gather", "Gemm", "MatMul", "Reshape"}
@@ -78,7 +72,7 @@ def make_session(
             model.SerializeToString(),
             options,
             providers=list(providers.items()),
-            disabled_optimizers=[*SLOWER, *FUSIONS, *(_IN_SINGLE if _has_doubles(model) else ())],
+            disabled_optimizers=[*left_out(model)],
             enable_fallback=0,
         )
     except native.NotImplemented as error:
@@ -92,16 +86,6 @@ def make_session(
         what = f"asked for {', '.join(missing)}, got {', '.join(arrived)}"
         refuse(Status.FAILED, Reason.WRONG_PROVIDER, what)
     return session
-
-
-def _has_doubles(model: onnx.ModelProto) -> bool:
-    """Whether anything is in float64."""
-    import onnx
-
-    graph = model.graph
-    values = (e.type.tensor_type for e in (*graph.input, *graph.value_info, *graph.output))
-    dtypes = {*(e.elem_type for e in values), *(e.data_type for e in graph.initializer)}
-    return onnx.TensorProto.DOUBLE in dtypes
 
 
 def _may_be_transposed(model: onnx.ModelProto) -> set[str]:
