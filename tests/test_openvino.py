@@ -321,6 +321,11 @@ def test_results_of_dynamic_shape_keep_their_memory() -> None:
     assert len(composer.reports()) == 1
 
 
+def test_results_of_fixed_shape_are_computed_of_dynamic_sizes() -> None:
+    """OpenVINO knows the sizes, and takes no memory of others."""
+    check(lambda x: torch.relu(x.reshape(2, 12)), torch.randn(2, 3, 4), dynamic=True)
+
+
 def test_numbers_beyond_32_bits_are_not_computed_with() -> None:
     """The floor answers such a call, as any that an engine fails."""
     run = compiled(lambda x, n: x * n, NAME, dynamic=True)

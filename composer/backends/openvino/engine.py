@@ -123,10 +123,7 @@ class OpenVinoEngine(BindingEngine[Bound]):
             compiled,
             feeds=tuple((i, feed_for(self._dtypes[i])) for i in asked),
             checks=tuple(each for each in self._table_sizes.items() if each[0] not in values),
-            places=tuple(
-                place_for(output, is_static=port.partial_shape.is_static)
-                for port, output in outputs
-            ),
+            places=tuple(place_for(output, port.partial_shape) for port, output in outputs),
             keep_alive=tuple(held.values()),
         )
 

@@ -73,17 +73,24 @@ def _array(tensor: torch.Tensor) -> Any:
     return (tensor.view(torch.int16) if tensor.dtype is torch.bfloat16 else tensor).numpy()
 
 
-def place_for(output: Output, *, is_static: bool) -> Place:
-    """How an output is received: in torch's memory where its shape is known, else OpenVINO's."""
+def place_for(output: Output, said: Any) -> Place:
+    """How an output is received: in torch's memory where its shape is known, else OpenVINO's.
+
+    Args:
+        output: What the graph knows of it.
+        said: The shape that the compiled model says, which may know sizes that the graph does not:
+            OpenVINO takes no tensor of another size where it knows it.
+    """
     import openvino
 
     dtype = output.dtype or torch.int64
     kind = type_of(dtype)
     finish = output.receiver()
-    if not is_static or output.shape is None:
+    if said.is_dynamic:
         return functools.partial(_place_by_openvino, openvino.Tensor, kind, dtype, finish)
-    empty = _torch.empty(output.shape, dtype, torch.device("cpu"))
-    shape, make = openvino.Shape(list(output.shape)), openvino.Tensor
+    sizes = output.shape if output.shape is not None else tuple(said.to_shape())
+    empty = _torch.empty(sizes, dtype, torch.device("cpu"))
+    shape, make = openvino.Shape(list(sizes)), openvino.Tensor
 
     def place() -> tuple[Any, Callable[[], Any]]:
         tensor = empty()
