@@ -9,6 +9,7 @@ from conftest import compiled, last
 
 from composer import _torch
 from composer.backends.openvino import corrections, engine
+from composer.errors import FallbackWarning
 
 pytest.importorskip("openvino", reason="the engine itself")
 pytestmark = pytest.mark.slow
@@ -190,6 +191,40 @@ def test_openvino_reads_past_a_single_factor(run_python) -> None:
     assert run_python(ROTATED).returncode != 0
 
 
+def turned_by(parts):
+    """``x * a + cat(-first, second) * b``, where ``parts`` gives the two."""
+
+    def turn(x, a, b):
+        first, second = parts(x)
+        return x * a + torch.cat([-first, second], dim=-1) * b
+
+    return turn
+
+
+NOT_HALVES = {
+    "a part that is no half": turned_by(lambda x: (x[..., 2:], x[..., :2])),
+    "uneven pieces": turned_by(lambda x: x.split([3, 5], dim=-1)[::-1]),
+    "halves as they are": turned_by(lambda x: (x[..., :4], x[..., 4:])),
+    "a part from the end": turned_by(lambda x: (x[..., -2:], x[..., :-2])),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("turned", NOT_HALVES.values(), ids=NOT_HALVES)
+def test_what_does_not_swap_halves_is_no_rotation(turned, dynamic) -> None:
+    """Each row is computed with the parts that the program says."""
+    check(turned, torch.randn(2, 4, 6, 8), *torch.randn(2, 1, 1, 6, 8), dynamic=dynamic)
+
+
+@pytest.mark.parametrize("name", ["a part that is no half", "halves as they are"])
+def test_openvino_takes_it_for_a_rotation(name, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rule may go when it does not any more (2026.4 does)."""
+    monkeypatch.setattr(corrections, "ALWAYS", ())
+    given = torch.randn(2, 4, 6, 8), *torch.randn(2, 1, 1, 6, 8)
+    found = compiled(NOT_HALVES[name], NAME)(*given)
+    assert (found - NOT_HALVES[name](*given)).abs().max() > 0.1
+
+
 class Slopes(torch.nn.Module):
     """A leaky rectifier, whose slope is made by the program or a weight of it."""
 
@@ -276,3 +311,56 @@ def test_openvino_takes_them_for_those_that_keep_it(norm, monkeypatch: pytest.Mo
     monkeypatch.setattr(corrections, "ALWAYS", ())
     x = torch.randn(8, 8)
     assert (compiled(NOT_KEPT[norm], NAME)(x) - NOT_KEPT[norm](x)).abs().max() > 0.05
+
+
+COUNTED_FROM_THE_LAST = {
+    "behind the last": lambda x: x.relu().unsqueeze(-1).sum(-2),
+    "before the last": lambda x: x.relu().unsqueeze(-2).sum(-3) + 1,
+    "kept": lambda x: x.relu().unsqueeze(-1).sum(-2, keepdim=True),
+    "a mean": lambda x: x.relu().unsqueeze(-1).mean(-2) * 2,
+    "several": lambda x: x.relu().unsqueeze(-1).sum((-2, -3)),
+    "another shape": lambda x: x.relu().reshape(*x.shape, 1).sum(-2),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("function", COUNTED_FROM_THE_LAST.values(), ids=COUNTED_FROM_THE_LAST)
+def test_reduced_dimensions_are_counted_with_those_that_were_added(function, dynamic) -> None:
+    """Also from the last one."""
+    check(function, torch.randn(4, 6, 6), dynamic=dynamic)
+
+
+@pytest.mark.parametrize("name", ["behind the last", "a mean"])
+def test_openvino_counts_without_them(name, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rule may go when it does not any more (2026.4 does)."""
+    monkeypatch.setattr(corrections, "ALWAYS", ())
+    x, function = torch.randn(4, 6, 6), COUNTED_FROM_THE_LAST[name]
+    assert (compiled(function, NAME)(x) - function(x)).abs().max() > 0.1
+
+
+def of_rank(rank: int) -> torch.Tensor:
+    return torch.full((1,) * rank, 0.7)
+
+
+MORE_DIMENSIONS = {
+    "before a convolution": lambda x, one: F.conv1d(x * of_rank(3), torch.ones(2, 4, 1)),
+    "of a rectifier": lambda x, one: x.relu() - of_rank(3) * (-x).relu(),
+    "of a swish": lambda x, one: x * torch.sigmoid(x * of_rank(3)),
+    "of a swish, computed": lambda x, one: x * torch.sigmoid(x * one.view(1, 1, 1)),
+    "of a swish, a vector": lambda x, one: x * torch.sigmoid(x * one),
+}
+
+
+@pytest.mark.parametrize("function", MORE_DIMENSIONS.values(), ids=MORE_DIMENSIONS)
+def test_factors_of_one_element_have_dimensions(function) -> None:
+    """They may have more than what they multiply, and be computed."""
+    check(function, torch.randn(4, 6), torch.ones(1))
+
+
+@pytest.mark.parametrize("function", MORE_DIMENSIONS.values(), ids=MORE_DIMENSIONS)
+def test_openvino_takes_them_for_numbers(function, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It refuses the model then (2026.4); the rules may go when it does not."""
+    monkeypatch.setattr(corrections, "ALWAYS", ())
+    with pytest.warns(FallbackWarning):
+        compiled(function, NAME)(torch.randn(4, 6), torch.ones(1))
+    assert last().chosen != NAME

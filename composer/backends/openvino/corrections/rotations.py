@@ -3,6 +3,9 @@
 It takes ``x * a + cat(-x2, x1) * b`` for one, whatever ``a`` and ``b`` are (2026.4). The kernel
 reads as many of each as a row of ``x`` has, also where there is one for all of the row, and what
 lies behind it in memory becomes part of the result, or ends the process.
+
+Nor does it look at where ``x1`` and ``x2`` lie: it computes with the halves of the row, the second
+one first, also for a part that is no half, or for ``cat(-x1, x2)``.
 """
 
 from __future__ import annotations
@@ -15,10 +18,13 @@ import numpy
 _SUMS = {"Add", "Subtract"}
 _PRODUCTS = {"Multiply", "Divide"}
 _ROTATED = "Concat"
+_SAME_NUMBER = {"Convert", "Reshape"}
 
 
-def widen_factors(model: Any) -> None:
+def line_up_rotations(model: Any) -> None:
     """Repeat what multiplies a rotated row as a whole, so that there is one for each element.
+
+    What is not known to be rotated by half of a row is written so that it is not taken for it.
 
     Args:
         model: A model of OpenVINO's, changed in place; its results stay what they are.
@@ -27,11 +33,48 @@ def widen_factors(model: Any) -> None:
         if node.get_type_name() not in _SUMS:
             continue
         products = _products(node)
-        read = (value for each in products for value in each.input_values())
-        if any(value.get_node().get_type_name() == _ROTATED for value in read):
+        read = (value.get_node() for each in products for value in each.input_values())
+        rotated = [each for each in read if each.get_type_name() == _ROTATED]
+        for each in rotated:
+            if not _swaps_halves(each):
+                _tell_apart(each)
+        if rotated:
             for product in products:
                 _widen(product)
     model.validate_nodes_and_infer_types()
+
+
+def _swaps_halves(rotated: Any) -> bool:
+    """Whether it may be the second half of a row before the first."""
+    widths = {_width(part) for part in rotated.inputs()}
+    if len(widths) > 1 or None in widths:
+        return False
+    *_, last = rotated.input_values()
+    begin = last.get_index() if "Split" in last.get_node().get_type_name() else _begin(last)
+    return begin in (0, None)
+
+
+def _begin(part: Any) -> int | None:
+    """Where a part of a row begins; ``None`` where it is no part of one, or that is not known."""
+    node = part.get_node()
+    if node.get_type_name() != "Slice":
+        return None
+    node = node.input_value(1).get_node()
+    while node.get_type_name() in _SAME_NUMBER:
+        node = node.input_value(0).get_node()
+    return int(node.get_data().item()) if node.get_type_name() == "Constant" else None
+
+
+def _tell_apart(rotated: Any) -> None:
+    """Negate the parts, and the whole again."""
+    from openvino import opset13
+
+    targets = rotated.output(0).get_target_inputs()
+    for part in rotated.inputs():
+        part.replace_source_output(opset13.negative(part.get_source_output()).output(0))
+    whole = opset13.negative(rotated).output(0)
+    for target in targets:
+        target.replace_source_output(whole)
 
 
 def _products(node: Any) -> list[Any]:

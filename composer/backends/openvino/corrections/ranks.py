@@ -1,0 +1,44 @@
+"""Factors and summands of one element that have more dimensions than what they go with.
+
+OpenVINO takes them for numbers where it makes one operation of several (2026.4), and forgets the
+dimensions that they add: ``F.conv1d(x * ones(1, 1, 1), w)`` of a matrix ``x``, a leaky rectifier or
+a swish by such a slope. It then refuses the model, or gives a result without those dimensions.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy
+
+_ARITHMETIC = {"Add", "Subtract", "Multiply", "Divide"}
+
+
+def spell_out_ranks(model: Any) -> None:
+    """Give the other operand as many dimensions beforehand.
+
+    Args:
+        model: A model of OpenVINO's, changed in place; its results stay what they are.
+    """
+    for node in model.get_ordered_ops():
+        if node.get_type_name() in _ARITHMETIC:
+            for operand, other in itertools.permutations(node.inputs()):
+                _raise(operand, other.get_partial_shape())
+
+
+def _raise(operand: Any, shape: Any) -> None:
+    """Put ones before the sizes of an operand, where those of the other have them there."""
+    from openvino import opset13
+
+    rank = operand.get_partial_shape().rank
+    if rank.is_dynamic or shape.rank.is_dynamic:
+        return
+    missing = shape.rank.get_length() - rank.get_length()
+    if (
+        rank.get_length()
+        and missing > 0
+        and all(size == 1 for size in itertools.islice(shape, missing))
+    ):
+        raised = opset13.unsqueeze(operand.get_source_output(), numpy.arange(missing))
+        operand.replace_source_output(raised.output(0))
