@@ -181,6 +181,34 @@ def test_a_witness_of_several_weights_is_looked_at_once() -> None:
     assert len(bound._distinct) == 1
 
 
+TAKEN_IN: dict[str, dict[str, Any]] = {
+    "onnxrt": {"chain": ["onnxrt"]},
+    "openvino": {"chain": ["composer_openvino"]},
+    "frozen": {"chain": ["inductor"], "freeze": True},
+    "bf16": {"chain": ["aot_eager"], "precision": "bf16"},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shared", ["before", "later"])
+@pytest.mark.parametrize("options", TAKEN_IN.values(), ids=TAKEN_IN)
+def test_weights_that_other_processes_may_write_to_stay_inputs(options, shared) -> None:
+    """Such a write raises no version here, no more than this one does."""
+    if "composer_openvino" in options["chain"]:
+        pytest.importorskip("openvino")
+    model, x = torch.nn.Linear(16, 16), torch.randn(3, 16)
+    f = torch.compile(model, backend="composer", options=options)
+    bound = {"rtol": 0.05, "atol": 0.05} if "precision" in options else {}
+    with torch.no_grad():
+        if shared == "later":
+            f(x)
+        model.share_memory()
+        for _ in range(2):
+            torch.testing.assert_close(f(x), model(x), **bound)
+            model.weight.data.mul_(2)
+    assert last().chosen == options["chain"][0]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["data", "numpy"])
 def test_a_write_that_no_version_tells_of_is_seen_after_refresh(how) -> None:

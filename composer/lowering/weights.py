@@ -22,6 +22,8 @@ def can_bind(value: Any) -> bool:
     """Whether a change of this tensor could be seen, and its memory shared.
 
     Inference tensors have no version counter; subclasses and sparse tensors have no one address.
+    Other processes write to memory that they share with this one, as the learner of a model does
+    whose actors run it, and raise no version here. Of memory on a GPU torch cannot tell.
     """
     return (
         isinstance(value, torch.Tensor)
@@ -29,6 +31,7 @@ def can_bind(value: Any) -> bool:
         and value.layout is torch.strided
         and not value.is_inference()
         and value.numel() > 0
+        and not (value.device.type == "cpu" and value.untyped_storage().is_shared())
     )
 
 
