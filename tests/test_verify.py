@@ -230,6 +230,18 @@ def test_autocast_within_the_graph_is_off_in_float64() -> None:
     assert [each.category for each in said] == [FallbackWarning]
 
 
+def test_graph_that_cannot_be_run_in_float64_is_compared_with_eager(capsys: Any) -> None:
+    """And nobody is shown the traceback of the attempt."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return x.index_put((torch.tensor([0]),), torch.ones(1), accumulate=True)
+
+    with torch.no_grad():
+        compiled(f, FakeBackend("wrong_value"), verify="compile")(torch.ones(4))
+    assert last().attempts[0].reason == "numeric_mismatch"
+    assert "Traceback" not in capsys.readouterr().err
+
+
 def test_rounding_away_a_zero_is_no_fault() -> None:
     """A gradient that is exactly zero is rounding in eager and in any engine."""
     net = torch.nn.MultiheadAttention(8, 2, batch_first=True)

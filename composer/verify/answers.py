@@ -222,7 +222,7 @@ def exact(inputs: Sequence[Any], request: GraphRequest) -> Values:
     """The values of a run in float64; none where the graph cannot be run so."""
     try:
         gm, wide, twin = in_double(request, inputs)
-        return run(leaving_modes(gm, gm), wide, twin).values
+        return run(leaving_modes(gm.forward, gm), wide, twin).values
     except Exception:  # noqa: BLE001  # then eager itself is what there is to compare with
         return {}
 
