@@ -9,6 +9,7 @@ from conftest import compiled, last
 
 from composer import _torch
 from composer.backends.openvino import corrections, engine
+from composer.backends.openvino.corrections import rotations
 from composer.errors import FallbackWarning
 
 pytest.importorskip("openvino", reason="the engine itself")
@@ -214,6 +215,19 @@ NOT_HALVES = {
 def test_what_does_not_swap_halves_is_no_rotation(turned, dynamic) -> None:
     """Each row is computed with the parts that the program says."""
     check(turned, torch.randn(2, 4, 6, 8), *torch.randn(2, 1, 1, 6, 8), dynamic=dynamic)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_rotary_embedding_stays_one(dynamic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """OpenVINO loses how wide a row is where heads of dynamic sizes are made; its parts tell."""
+    turn = turned_by(lambda x: (x[..., 4:], x[..., :4]))
+
+    def heads(x):
+        angles = torch.arange(8) / 8
+        return turn(x.view(*x.shape[:2], -1, 8).transpose(1, 2), angles.cos(), angles.sin())
+
+    monkeypatch.setattr(rotations, "_tell_apart", None)
+    check(heads, torch.randn(2, 6, 32), dynamic=dynamic)
 
 
 @pytest.mark.parametrize("name", ["a part that is no half", "halves as they are"])

@@ -28,17 +28,13 @@ def spell_out_ranks(model: Any) -> None:
 
 
 def _raise(operand: Any, shape: Any) -> None:
-    """Put ones before the sizes of an operand, where those of the other have them there."""
+    """Put ones before the sizes of an operand, where the other has nothing but ones."""
     from openvino import opset13
 
     rank = operand.get_partial_shape().rank
     if rank.is_dynamic or shape.rank.is_dynamic:
         return
     missing = shape.rank.get_length() - rank.get_length()
-    if (
-        rank.get_length()
-        and missing > 0
-        and all(size == 1 for size in itertools.islice(shape, missing))
-    ):
+    if rank.get_length() and missing > 0 and all(size == 1 for size in shape):
         raised = opset13.unsqueeze(operand.get_source_output(), numpy.arange(missing))
         operand.replace_source_output(raised.output(0))

@@ -36,7 +36,7 @@ def line_up_rotations(model: Any) -> None:
         read = (value.get_node() for each in products for value in each.input_values())
         rotated = [each for each in read if each.get_type_name() == _ROTATED]
         for each in rotated:
-            if not _swaps_halves(each):
+            if not _swaps_halves(each, _width(node.output(0))):
                 _tell_apart(each)
         if rotated:
             for product in products:
@@ -44,22 +44,34 @@ def line_up_rotations(model: Any) -> None:
     model.validate_nodes_and_infer_types()
 
 
-def _swaps_halves(rotated: Any) -> bool:
+def _swaps_halves(rotated: Any, row: int | None) -> bool:
     """Whether it may be the second half of a row before the first."""
+    *_, last = rotated.input_values()
     widths = {_width(part) for part in rotated.inputs()}
+    if None in widths and row is not None:
+        widths = {_taken(value, row) for value in rotated.input_values()}
     if len(widths) > 1 or None in widths:
         return False
-    *_, last = rotated.input_values()
-    begin = last.get_index() if "Split" in last.get_node().get_type_name() else _begin(last)
+    begin = last.get_index() if "Split" in last.get_node().get_type_name() else _bound(last, 1)
     return begin in (0, None)
 
 
-def _begin(part: Any) -> int | None:
-    """Where a part of a row begins; ``None`` where it is no part of one, or that is not known."""
+def _taken(part: Any, row: int) -> int | None:
+    """How many elements of a row a slice takes by its bounds, negated or not."""
+    if part.get_node().get_type_name() == "Negative":
+        part = part.get_node().input_value(0)
+    begin, end = _bound(part, 1), _bound(part, 2)
+    if begin is None or end is None:
+        return None
+    return len(range(row)[begin:end])
+
+
+def _bound(part: Any, index: int) -> int | None:
+    """Where a slice begins or ends; ``None`` where it is none, or that is not known."""
     node = part.get_node()
     if node.get_type_name() != "Slice":
         return None
-    node = node.input_value(1).get_node()
+    node = node.input_value(index).get_node()
     while node.get_type_name() in _SAME_NUMBER:
         node = node.input_value(0).get_node()
     return int(node.get_data().item()) if node.get_type_name() == "Constant" else None
