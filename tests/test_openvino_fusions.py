@@ -206,6 +206,9 @@ NOT_HALVES = {
     "a part that is no half": turned_by(lambda x: (x[..., 2:], x[..., :2])),
     "uneven pieces": turned_by(lambda x: x.split([3, 5], dim=-1)[::-1]),
     "halves as they are": turned_by(lambda x: (x[..., :4], x[..., 4:])),
+    "a negated part behind it": lambda x, a, b: (
+        x * a + torch.cat([x[..., :2], -x[..., 2:]], dim=-1) * b
+    ),
     "a part from the end": turned_by(lambda x: (x[..., -2:], x[..., :-2])),
 }
 
@@ -352,6 +355,29 @@ def test_openvino_counts_without_them(name, monkeypatch: pytest.MonkeyPatch) -> 
     assert (compiled(function, NAME)(x) - function(x)).abs().max() > 0.1
 
 
+TURNED_BY_PLACES_OF_ONE = {
+    "a sum": lambda x, y: x.permute(1, 2, 0).sum(0) + y,
+    "of images": lambda x, y: x.unsqueeze(1).permute(0, 2, 3, 1).sum(1) + y,
+    "a truth": lambda x, y: (x.permute(1, 2, 0) > 0).any(0) & (y > 0),
+    "a power": lambda x, y: x.permute(2, 0, 1).norm(p=3, dim=2) + y.mT,
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("function", TURNED_BY_PLACES_OF_ONE.values(), ids=TURNED_BY_PLACES_OF_ONE)
+def test_reductions_behind_a_turn_drop_their_own_dimension(function, dynamic) -> None:
+    """Not the one of one place, of a batch of one."""
+    check(function, torch.randn(1, 3, 8), torch.randn(8, 8), dynamic=dynamic)
+
+
+@pytest.mark.parametrize("name", ["a sum", "of images"])
+def test_openvino_drops_another(name, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rule may go when it does not any more (2026.4 does)."""
+    monkeypatch.setattr(corrections, "ALWAYS", ())
+    given, function = (torch.randn(1, 3, 8), torch.randn(8, 8)), TURNED_BY_PLACES_OF_ONE[name]
+    assert (compiled(function, NAME)(*given) - function(*given)).abs().max() > 0.1
+
+
 def of_rank(rank: int) -> torch.Tensor:
     return torch.full((1,) * rank, 0.7)
 
@@ -378,3 +404,26 @@ def test_openvino_takes_them_for_numbers(function, monkeypatch: pytest.MonkeyPat
     with pytest.warns(FallbackWarning):
         compiled(function, NAME)(torch.randn(4, 6), torch.ones(1))
     assert last().chosen != NAME
+
+
+SIGNED = {
+    "with its magnitude": lambda v: v * v.abs(),
+    "beside it": lambda v: torch.stack([v, v.abs()]),
+    "softsign": F.softsign,
+    "of numbers": lambda v: (x := torch.stack([v.sum() - 9, v.mean()])) * x.abs(),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("function", SIGNED.values(), ids=SIGNED)
+def test_vectors_keep_their_signs(function, dynamic) -> None:
+    """Also those of several parts, whose magnitude is read, too."""
+    check(lambda x: function(torch.cat([x - 1, x + 1])), torch.randn(8), dynamic=dynamic)
+
+
+@pytest.mark.parametrize("function", SIGNED.values(), ids=SIGNED)
+def test_openvino_takes_magnitudes_of_the_parts(function, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rule may go when it does not any more (2026.4 does)."""
+    monkeypatch.setattr(corrections, "ALWAYS", ())
+    program, x = lambda x: function(torch.cat([x - 1, x + 1])), torch.randn(8)
+    assert (compiled(program, NAME)(x) - program(x)).abs().max() > 0.1

@@ -11,11 +11,10 @@ from typing import Any
 
 from composer.backends.openvino.corrections.comparisons import turn_comparisons
 from composer.backends.openvino.corrections.gelus import tell_from_gelu
-from composer.backends.openvino.corrections.magnitudes import compute_magnitudes
+from composer.backends.openvino.corrections.magnitudes import compute_magnitudes, keep_signs
 from composer.backends.openvino.corrections.masks import bound_masks
-from composer.backends.openvino.corrections.means import tell_from_kept
 from composer.backends.openvino.corrections.ranks import spell_out_ranks
-from composer.backends.openvino.corrections.reductions import count_from_the_first
+from composer.backends.openvino.corrections.reductions import spell_out_reductions
 from composer.backends.openvino.corrections.rotations import line_up_rotations
 from composer.backends.openvino.corrections.slopes import line_up_slopes
 from composer.backends.openvino.corrections.swishes import drop_dimensions_of_factors
@@ -25,13 +24,13 @@ Edit = Callable[[Any], None]
 ALWAYS: tuple[Edit, ...] = (
     turn_comparisons,
     spell_out_ranks,
-    count_from_the_first,
+    spell_out_reductions,
     line_up_rotations,
     line_up_slopes,
     drop_dimensions_of_factors,
     tell_from_gelu,
-    tell_from_kept,
     compute_magnitudes,
+    keep_signs,
 )
 """For what is wrong in every precision."""
 

@@ -1,8 +1,17 @@
-"""Magnitudes, which OpenVINO does not compute where it believes that no number is negative."""
+"""Magnitudes, which OpenVINO computes with the arithmetic of shapes in mind.
+
+It takes none where it believes that no number is negative, and moves that of a concatenated vector
+before the concatenation (2026.4), whoever else reads that: of ``v = torch.cat([a, b])`` it would
+give ``v * v.abs()`` as ``v.abs() * v.abs()``.
+"""
 
 from __future__ import annotations
 
 from typing import Any
+
+import numpy
+
+_ROWS = numpy.array([0])
 
 
 def compute_magnitudes(model: Any) -> None:
@@ -19,3 +28,22 @@ def compute_magnitudes(model: Any) -> None:
         passes = Manager()
         passes.register_pass(ConstantFolding())
         passes.run_passes(model)
+
+
+def keep_signs(model: Any) -> None:
+    """Take magnitudes of vectors as those of matrices of one row.
+
+    Args:
+        model: A model of OpenVINO's, changed in place; its results stay what they are.
+    """
+    from openvino import opset13
+
+    for node in model.get_ordered_ops():
+        if node.get_type_name() == "Abs":
+            rank = node.get_input_partial_shape(0).rank
+            if rank.is_static and rank.get_length() == 1:
+                targets = node.output(0).get_target_inputs()
+                row = opset13.unsqueeze(node.input_value(0), _ROWS)
+                vector = opset13.squeeze(opset13.abs(row), _ROWS).output(0)
+                for target in targets:
+                    target.replace_source_output(vector)

@@ -18,6 +18,8 @@ import numpy
 _SUMS = {"Add", "Subtract"}
 _PRODUCTS = {"Multiply", "Divide"}
 _ROTATED = "Concat"
+_NEGATED = {"Negative", "Multiply"}
+_PARTS = {"Slice", "Split", "VariadicSplit"}
 _SAME_NUMBER = {"Convert", "Reshape"}
 
 
@@ -36,7 +38,7 @@ def line_up_rotations(model: Any) -> None:
         read = (value.get_node() for each in products for value in each.input_values())
         rotated = [each for each in read if each.get_type_name() == _ROTATED]
         for each in rotated:
-            if not _swaps_halves(each, _width(node.output(0))):
+            if _seems_rotated(each) and not _swaps_halves(each, _width(node.output(0))):
                 _tell_apart(each)
         if rotated:
             for product in products:
@@ -44,9 +46,15 @@ def line_up_rotations(model: Any) -> None:
     model.validate_nodes_and_infer_types()
 
 
+def _seems_rotated(rotated: Any) -> bool:
+    """Whether it is a product, by -1 perhaps, before a part of a row."""
+    kinds = [value.get_node().get_type_name() for value in rotated.input_values()]
+    return len(kinds) == 2 and kinds[0] in _NEGATED and kinds[1] in _PARTS
+
+
 def _swaps_halves(rotated: Any, row: int | None) -> bool:
     """Whether it may be the second half of a row before the first."""
-    *_, last = rotated.input_values()
+    _, last = rotated.input_values()
     widths = {_width(part) for part in rotated.inputs()}
     if None in widths and row is not None:
         widths = {_taken(value, row) for value in rotated.input_values()}
