@@ -326,6 +326,11 @@ def test_results_of_fixed_shape_are_computed_of_dynamic_sizes() -> None:
     check(lambda x: torch.relu(x.reshape(2, 12)), torch.randn(2, 3, 4), dynamic=True)
 
 
+def test_dimensions_that_are_one_are_named() -> None:
+    """OpenVINO compiles no result of a rank that is not said."""
+    check(lambda x: torch.relu(x.squeeze()) * 2, torch.randn(1, 3, 1, 4), dynamic=True)
+
+
 def test_numbers_beyond_32_bits_are_not_computed_with() -> None:
     """The floor answers such a call, as any that an engine fails."""
     run = compiled(lambda x, n: x * n, NAME, dynamic=True)

@@ -427,3 +427,28 @@ def test_openvino_takes_magnitudes_of_the_parts(function, monkeypatch: pytest.Mo
     monkeypatch.setattr(corrections, "ALWAYS", ())
     program, x = lambda x: function(torch.cat([x - 1, x + 1])), torch.randn(8)
     assert (compiled(program, NAME)(x) - program(x)).abs().max() > 0.1
+
+
+class Windowed(torch.nn.Module):
+    """A convolution of what is multiplied by a window as long as its kernel is wide."""
+
+    def __init__(self):
+        super().__init__()
+        self.convolution = torch.nn.Conv1d(3, 5, 4, padding=2)
+        self.register_buffer("window", torch.rand(4))
+
+    def forward(self, x):
+        return self.convolution(x * self.window)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_window_stays_with_the_places(dynamic: bool) -> None:
+    """The kernel is not weighted by it."""
+    check(Windowed(), torch.randn(2, 3, 4), dynamic=dynamic)
+
+
+def test_openvino_moves_windows_into_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rule may go when it does not any more (2026.4 does)."""
+    monkeypatch.setattr(corrections, "ALWAYS", ())
+    model, x = Windowed(), torch.randn(2, 3, 4)
+    assert (compiled(model, NAME, verify="off")(x) - model(x)).abs().max() > 0.05

@@ -56,6 +56,7 @@ def reductions() -> dict[Any, Callable[..., Any]]:
         aten.scatter.value_reduce: scatter,
         aten.put.default: put,
         aten.squeeze.dim: squeeze,
+        aten.squeeze.default: squeeze_ones,
         aten._trilinear.default: trilinear,
         aten._cdist_forward.default: cdist,
         aten.addmm.default: addmm,
@@ -337,6 +338,13 @@ def squeeze(x: torch.Tensor, dim: int) -> Any:
     """Nothing to take away from a size that is known and not one; ONNX calls that an error."""
     keeps = x.dim() and isinstance(x.shape[dim], int) and x.shape[dim] != 1
     return aten.alias.default(x) if keeps else NotImplemented
+
+
+def squeeze_ones(x: torch.Tensor) -> Any:
+    """By the dimensions that are known to be one: not all engines read a rank that is not said."""
+    return x.squeeze(
+        [dim for dim, size in enumerate(x.shape) if isinstance(size, int) and size == 1]
+    )
 
 
 def cdist(a: torch.Tensor, b: torch.Tensor, p: float, compute_mode: int | None) -> Any:

@@ -18,6 +18,7 @@ from composer.backends.openvino.corrections.reductions import spell_out_reductio
 from composer.backends.openvino.corrections.rotations import line_up_rotations
 from composer.backends.openvino.corrections.slopes import line_up_slopes
 from composer.backends.openvino.corrections.swishes import drop_dimensions_of_factors
+from composer.backends.openvino.corrections.windows import keep_windows
 
 Edit = Callable[[Any], None]
 
@@ -31,6 +32,7 @@ ALWAYS: tuple[Edit, ...] = (
     tell_from_gelu,
     compute_magnitudes,
     keep_signs,
+    keep_windows,
 )
 """For what is wrong in every precision."""
 

@@ -1,0 +1,43 @@
+"""Factors of places, which OpenVINO takes for factors of a convolution's kernel.
+
+It multiplies the kernel with what multiplies the input (2026.4), and looks only whether the shapes
+go together: ``F.conv1d(x * window, weight)``, where the window is as long as the kernel is wide,
+would have the kernel weighted, not the places.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+_PRODUCTS = {"Multiply", "Divide"}
+
+
+def keep_windows(model: Any) -> None:
+    """Put an operation that changes nothing between such a product and the convolution.
+
+    Args:
+        model: A model of OpenVINO's, changed in place; its results stay what they are.
+    """
+    from openvino import opset13
+
+    for node in model.get_ordered_ops():
+        if "Convolution" not in node.get_type_name():
+            continue
+        product = node.input_value(0)
+        factors = product.get_node().input_values()
+        is_product = product.get_node().get_type_name() in _PRODUCTS
+        if is_product and any(_goes_with(factor, node) for factor in factors):
+            same = opset13.maximum(product, product)
+            node.input(0).replace_source_output(same.output(0))
+
+
+def _goes_with(factor: Any, convolution: Any) -> bool:
+    """Whether it has a number for each place, as many as the kernel."""
+    shape, kernel = factor.get_partial_shape(), convolution.get_input_partial_shape(1)
+    if shape.is_dynamic or kernel.rank.is_dynamic:
+        return False
+    places = convolution.get_input_partial_shape(0).rank.get_length() - 2
+    sizes = list(shape)[-places:]
+    return any(size != 1 for size in sizes) and all(
+        size in (1, width) for size, width in zip(sizes[::-1], list(kernel)[::-1], strict=False)
+    )
