@@ -17,6 +17,8 @@ import torch
 from compiles import Outputs, first_line
 from torch import Tensor, nn
 
+from composer.backends.onnxrt.library import onnxruntime
+
 log = logging.getLogger("bench.native")
 
 Inputs = Mapping[str, Tensor]
@@ -49,12 +51,11 @@ class OnnxRuntime(Native):
 
     def made(self, inputs: Inputs) -> Callable[[Inputs], Outputs]:
         """From the public exporter."""
-        import onnxruntime
-
-        options = onnxruntime.SessionOptions()
+        package = onnxruntime()
+        options = package.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         providers = ["CPUExecutionProvider"]
-        session = onnxruntime.InferenceSession(
+        session = package.InferenceSession(
             exported(self.module, inputs), options, providers=providers
         )
         self.via = "torch.onnx.export"

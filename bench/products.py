@@ -16,6 +16,8 @@ import torch
 from compiles import first_line
 from timing import VariantError, measure
 
+from composer.backends.onnxrt.library import onnxruntime
+
 log = logging.getLogger("bench.products")
 
 SIDE, SECONDS = 1024, 0.5
@@ -77,11 +79,10 @@ def _model(side: int, weight: torch.Tensor) -> bytes:
 
 
 def _onnxruntime(model: bytes, a: torch.Tensor) -> Call:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
+    package = onnxruntime()
+    options = package.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
-    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    session = package.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     return functools.partial(session.run, None, {"a": a.numpy()})
 
 

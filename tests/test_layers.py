@@ -129,6 +129,19 @@ def test_private_names_of_torch_stand_in_one_file() -> None:
     assert wrong == []
 
 
+def test_onnxruntime_is_imported_in_one_file() -> None:
+    """Which sees to it that it sends nothing away."""
+    named = {
+        module_of(path)
+        for path in FILES
+        for name in imports(ast.parse(path.read_text()))
+        if name.split(".")[0] == "onnxruntime"
+    }
+    assert named == set()  # that file does so by importlib
+    loads = [path.stem for path in FILES if 'import_module("onnxruntime' in path.read_text()]
+    assert loads == ["library"]
+
+
 def test_every_file_has_its_place_in_the_order() -> None:
     """A new file must be given one, by its own name in a room whose modules are listed."""
     modules = [module_of(path) for path in FILES]

@@ -11,7 +11,6 @@ backend of that name (pytorch/pytorch#158258), and as a member of composer's cha
 
 from __future__ import annotations
 
-import importlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -30,6 +29,7 @@ from composer.backends.base import (
 from composer.backends.onnxrt.cut import cut
 from composer.backends.onnxrt.engine import OnnxRuntimeEngine, make_engine
 from composer.backends.onnxrt.kernels import widens_bfloat16
+from composer.backends.onnxrt.library import onnxruntime
 from composer.backends.onnxrt.settings import read_settings
 from composer.errors import refuse
 from composer.lowering import keeping
@@ -94,7 +94,7 @@ def onnxrt(
     settings = read_settings(options or {})
     tensors = (each for each in example_inputs if isinstance(each, torch.Tensor))
     device = _require(*dict.fromkeys(str(each.device) for each in tensors))
-    version = importlib.import_module("onnxruntime").__version__
+    version = onnxruntime().__version__
     note(onnxruntime=version, threads=settings.threads)
     whole = whole_of(gm, example_inputs, f"onnxrt {version} {device} {settings!r} {precision()}")
     nodes: Counter[str] = Counter()

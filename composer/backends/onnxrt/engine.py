@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from composer.backends.onnxrt.capacity import require_memory
+from composer.backends.onnxrt.library import native
 from composer.backends.onnxrt.memory import (
     Feed,
     allocator,
@@ -55,20 +56,19 @@ class OnnxRuntimeEngine(BindingEngine[Bound]):
     def __init__(
         self, graph: OnnxGraph, region: Region, settings: Settings, device: torch.device
     ) -> None:
-        from onnxruntime.capi import _pybind_state as native
-
         super().__init__(region)
+        library = native()
         self.graph = graph
         """The model."""
         self._dtypes = region.input_dtypes
         self._settings = settings
         self._device = device
-        self._new_vector = native.OrtValueVector
-        self._options = native.RunOptions()
+        self._new_vector = library.OrtValueVector
+        self._options = library.RunOptions()
         self._output_names = [each.name for each in graph.model.graph.output]
-        place = native.OrtDevice.cuda() if device.type == "cuda" else native.OrtDevice.cpu()
-        memory = native.OrtDevice.default_memory()
-        self._devices = [native.OrtDevice(place, memory, device.index or 0)] * len(graph.outputs)
+        place = library.OrtDevice.cuda() if device.type == "cuda" else library.OrtDevice.cpu()
+        memory = library.OrtDevice.default_memory()
+        self._devices = [library.OrtDevice(place, memory, device.index or 0)] * len(graph.outputs)
         static = all(output.shape is not None and output.dtype for output in graph.outputs)
         self._allocators = [allocator(each, device) for each in graph.outputs] if static else []
         self._receivers = [receiver(each) for each in graph.outputs]

@@ -9,6 +9,7 @@ import torch
 from torch.utils.dlpack import from_dlpack, to_dlpack  # type: ignore[attr-defined]  # no __all__
 
 from composer import _torch
+from composer.backends.onnxrt.library import native
 from composer.lowering.onnx import Output
 
 Feed = Callable[[Any, Any], None]
@@ -36,10 +37,8 @@ def _feed_integer(vector: Any, number: int) -> None:
 
 def as_value(tensor: torch.Tensor) -> Any:
     """An ONNX Runtime value over the memory of a contiguous tensor."""
-    from onnxruntime.capi import _pybind_state as native
-
     is_bool = tensor.dtype is torch.bool
-    return native.OrtValue.from_dlpack(
+    return native().OrtValue.from_dlpack(
         to_dlpack(tensor.view(torch.uint8) if is_bool else tensor), is_bool
     )
 

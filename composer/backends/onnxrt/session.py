@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from composer.backends.onnxrt.library import native, onnxruntime
 from composer.backends.onnxrt.norms import fuse_norms
 from composer.backends.onnxrt.optimizers import left_out
 from composer.backends.onnxrt.products import read_weights_as_they_lie
@@ -48,11 +49,9 @@ def make_session(
             model is refused for another cause, with ``wrong_provider`` where a provider did not
             arrive.
     """
-    import onnxruntime
-    from onnxruntime.capi import onnxruntime_pybind11_state as native
-
+    package, errors = onnxruntime(), native()
     providers = _providers(settings, device)
-    _require_built_in(providers, onnxruntime.get_available_providers(), settings)
+    _require_built_in(providers, package.get_available_providers(), settings)
     model = graph.with_weights(values)
     if [*providers] == [CPU]:
         read_weights_as_they_lie(model)
@@ -60,7 +59,7 @@ def make_session(
         fuse_norms(model)
     options = session_options(settings)
     used = {each.name for each in model.graph.initializer}
-    given = {name: onnxruntime.OrtValue(v) for name, v in values.items() if name in used}
+    given = {name: package.OrtValue(v) for name, v in values.items() if name in used}
     if given:
         # The first lets the optimizer see the values, the second has the kernels read them where
         # they lie: with the first alone ONNX Runtime (1.31) copies every one.
@@ -68,16 +67,16 @@ def make_session(
         for name in given.keys() - _may_be_transposed(model):
             options.add_initializer(name, given[name])
     try:
-        session = onnxruntime.InferenceSession(
+        session = package.InferenceSession(
             model.SerializeToString(),
             options,
             providers=list(providers.items()),
             disabled_optimizers=[*left_out(model)],
             enable_fallback=0,
         )
-    except native.NotImplemented as error:
+    except errors.NotImplemented as error:
         raise Refusal(Status.DECLINED, Reason.UNSUPPORTED_OP, str(error)) from error
-    except (native.Fail, native.InvalidGraph, native.RuntimeException) as error:
+    except (errors.Fail, errors.InvalidGraph, errors.RuntimeException) as error:
         raise Refusal(Status.FAILED, Reason.BUILD_FAILED, str(error)) from error
     session.disable_fallback()
     arrived = session.get_providers()
@@ -133,13 +132,12 @@ def _require_built_in(
 
 def session_options(settings: Settings) -> Any:
     """What ONNX Runtime is told; the user's own entries come last."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
+    package = onnxruntime()
+    options = package.SessionOptions()
     options.intra_op_num_threads = settings.threads
     options.log_severity_level = 4  # no lines on stderr: errors come as exceptions
     level = _LEVELS[settings.graph_optimization_level]
-    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
+    options.graph_optimization_level = getattr(package.GraphOptimizationLevel, level)
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     for key, value in (_SPINNING | settings.session_config).items():
         options.add_session_config_entry(key, value)

@@ -15,6 +15,7 @@ from pydantic import (
     model_validator,
 )
 
+from composer.backends.onnxrt.library import onnxruntime
 from composer.backends.options import read_options
 from composer.registry import did_you_mean, nearest
 
@@ -104,7 +105,6 @@ def read_settings(options: Mapping[str, Any]) -> Settings:
 def _known_providers() -> tuple[str, ...]:
     """Every provider that this ONNX Runtime has a name for, built in or not."""
     try:
-        import onnxruntime
+        return tuple(onnxruntime().get_all_providers())
     except ImportError:  # the probe says so; names cannot be judged
         return ()
-    return tuple(onnxruntime.get_all_providers())

@@ -1,0 +1,73 @@
+"""ONNX Runtime's own telemetry, which composer does not let speak."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnxruntime
+import pytest
+
+from composer.backends.onnxrt import library
+
+SWITCH = "ORT_DISABLE_TELEMETRY"
+
+COMPILED = """
+import os, torch
+f = torch.compile(torch.sin, backend="composer", options={"chain": ["onnxrt"], "strict": True})
+f(torch.ones(2))
+assert "ORT_DISABLE_TELEMETRY" not in os.environ
+"""
+
+
+@pytest.fixture
+def left_in_cache(
+    run_python: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., bool]:
+    """Whether code left ONNX Runtime's database of events in the user's cache directory."""
+
+    def left(code: str, **env: str) -> bool:
+        monkeypatch.delenv(SWITCH, raising=False)
+        here = {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+        done = run_python(f"{code}\nimport os; os._exit(0)", env=here | env)
+        assert done.returncode == 0, done.stderr
+        return any(tmp_path.rglob("onnxruntime.db"))
+
+    return left
+
+
+@pytest.mark.slow
+def test_sessions_keep_no_events_and_no_identity(left_in_cache: Callable[..., bool]) -> None:
+    """Nothing leaves the machine by itself; the environment is as it was."""
+    assert not left_in_cache(COMPILED)
+
+
+@pytest.mark.slow
+def test_library_by_itself_keeps_events(left_in_cache: Callable[..., bool]) -> None:
+    """Were this to fail, composer would have nothing to switch off."""
+    assert left_in_cache("import onnxruntime")
+
+
+@pytest.mark.slow
+def test_users_own_word_on_telemetry_holds(left_in_cache: Callable[..., bool]) -> None:
+    """Who wants it sets the variable."""
+    assert left_in_cache(COMPILED.rpartition("assert")[0], **{SWITCH: "0"})
+
+
+@pytest.mark.parametrize("said", [None, "0", "1"])
+def test_package_that_the_program_imported_records_no_more(
+    said: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless the environment has a word on it."""
+    calls: list[None] = []
+    monkeypatch.setattr(onnxruntime, "disable_telemetry_events", lambda: calls.append(None))
+    monkeypatch.delenv(SWITCH, raising=False)
+    if said is not None:
+        monkeypatch.setenv(SWITCH, said)
+    library.onnxruntime.cache_clear()
+    assert library.onnxruntime() is onnxruntime
+    assert library.onnxruntime() is onnxruntime
+    assert len(calls) == (said is None)
+    assert os.environ.get(SWITCH) == said
