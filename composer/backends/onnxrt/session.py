@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from composer.backends.forks import never_freed_in_forks
 from composer.backends.onnxrt.library import native, onnxruntime
 from composer.backends.onnxrt.norms import fuse_norms
 from composer.backends.onnxrt.optimizers import left_out
@@ -78,7 +79,7 @@ def make_session(
         raise Refusal(Status.DECLINED, Reason.UNSUPPORTED_OP, str(error)) from error
     except (errors.Fail, errors.InvalidGraph, errors.RuntimeException) as error:
         raise Refusal(Status.FAILED, Reason.BUILD_FAILED, str(error)) from error
-    session.disable_fallback()
+    never_freed_in_forks(session).disable_fallback()
     arrived = session.get_providers()
     missing = [name for name in providers if name not in arrived]
     if missing:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from composer.backends.forks import never_freed_in_forks
 from composer.backends.openvino.corrections import correct
 from composer.backends.openvino.layouts import read_in_several_ways
 from composer.backends.openvino.library import core
@@ -114,7 +115,7 @@ class OpenVinoEngine(BindingEngine[Bound]):
         config = {**separate, **self._config}
         made = with_weights(self._model, held)
         correct(made, in_bfloat16=config.get("INFERENCE_PRECISION_HINT") != "f32")
-        compiled = core().compile_model(made, self._device, config)
+        compiled = never_freed_in_forks(core().compile_model(made, self._device, config))
         _require_precision(compiled, self._config)
         position = {name: i for i, name in enumerate(names)}
         asked = [position[port.node.friendly_name] for port in compiled.inputs]

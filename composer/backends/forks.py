@@ -1,0 +1,36 @@
+"""What an engine's library may not free in a forked child.
+
+ONNX Runtime's sessions (1.31; microsoft/onnxruntime#31961 would mend it) and OpenVINO's compiled
+models (2026.4) wait for their threads when they are freed. A forked child has none of its parent's
+threads, so it would wait for ever: at a collection of garbage, at a change of weights, or at its
+end. Calls are answered there, and what the child builds itself it may free.
+
+A test of each library frees one in a forked child. When it no longer hangs, this may go.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import weakref
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+_living: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def never_freed_in_forks(made: T) -> T:
+    """Have children that are forked while ``made`` lives keep it until they end; returns it."""
+    _living.add(made)
+    return made
+
+
+def _keep() -> None:
+    """A reference that nobody owns outlives the end of the interpreter, too."""
+    for made in list(_living):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(made))
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_keep)
