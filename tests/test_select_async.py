@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import random
+import signal
 import threading
 import time
 import warnings
@@ -619,6 +620,7 @@ def test_forked_child_waits_for_nobody() -> None:
     assert second.building.wait(WAIT)
     child = os.fork()
     if not child:
+        signal.alarm(60)
         settled = background.settled(0.0) and not torch.compiler.is_compiling()
         torch.compile(torch.sin, backend="eager")(torch.ones(2))
         os._exit(0 if settled else 3)

@@ -8,6 +8,7 @@ import inspect
 import operator
 import os
 import re
+import signal
 import sys
 import weakref
 from typing import Any
@@ -1510,6 +1511,7 @@ def test_forked_child_forgets_a_compile_of_another_thread() -> None:
     assert compiles.wait(60)
     child = os.fork()
     if not child:
+        signal.alarm(60)
         _torch.forget_other_threads_compile()
         free = convert_frame.compile_lock.acquire(blocking=False)
         os._exit(0 if free and not torch.compiler.is_compiling() else 3)
