@@ -496,6 +496,50 @@ def test_positions_are_looked_at_in_each_call_where_they_are_not_bound() -> None
         run(Table([0, 1, 2, 5]), x)
 
 
+class Embedded(torch.nn.Module):
+    """An embedding by positions that some function makes of the input."""
+
+    def __init__(self, positions=lambda x: x) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(10, 6, padding_idx=0)
+        self.positions = positions
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.table(self.positions(x)).relu()
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("shift", [0, 1])
+def test_an_embedding_by_positions_from_outside_is_taken(shift: int, dynamic: bool) -> None:
+    """The input's own, or what torch makes of it; for one that is none it raises as eager does."""
+    model = Embedded(lambda x: x + shift if shift else x)
+    run = check(model, torch.tensor([[1, 0, 8], [4, 4, 2]]), dynamic=dynamic, min_coverage=0.0)
+    left = last().attempts[0].engine.get("left_to_torch", [])
+    assert not any("embedding" in line for line in left)
+    for wrong in (10, -2, 2**32):
+        with pytest.raises(IndexError, match="out of range in self"):
+            run(torch.tensor([[1, 0, 8], [wrong, 4, 2]]))
+    right = torch.tensor([[7, 7, 0], [0, 3, 1]])
+    torch.testing.assert_close(run(right), model(right))
+    assert (last().chosen, last().runtime.fallbacks) == (NAME, 0)
+
+
+@pytest.mark.parametrize(
+    ("positions", "x"),
+    [
+        (lambda x: x.relu().argmax(-1), torch.randn(3, 10)),
+        (lambda x: x, torch.tensor([3, 1], dtype=torch.int32)),
+    ],
+)
+def test_an_embedding_by_other_positions_stays_torchs(positions, x) -> None:
+    """Those that the engine itself computes cannot be looked at; int32 may be rounded."""
+    model = Embedded(positions)
+    run = compiled(model, {"backend": NAME, "min_coverage": 0.0})
+    torch.testing.assert_close(run(x), model(x))
+    left = last().attempts[0].engine["left_to_torch"]
+    assert any("aten.embedding" in line for line in left)
+
+
 def test_openvino_does_not_complain_of_a_position_that_is_not_there(monkeypatch) -> None:
     """Which is why they are looked at; the day it does, that can go."""
     monkeypatch.setattr(engine, "require_within", lambda positions, size: None)

@@ -174,13 +174,18 @@ def _values(node: torch.fx.Node, weights: Mapping[str, torch.Tensor]) -> Iterato
     name = _torch.operator_name(node.target)
     if _copies_positions(node):
         return
-    known = positions_within(node, weights)
+    known = positions_within(node, weights, functools.partial(_comes_from_outside, weights=weights))
     sources = (source for source in node.all_input_nodes if source not in known)
     operands = (each for source in sources for each in tensors_of(source))
     for exempt, values in ((_UNCHECKED, operands), (_POSITIONS, _results(node))):
         for each in values:
             if not (name in exempt and each.dtype is torch.int64):
                 yield each
+
+
+def _comes_from_outside(node: torch.fx.Node, weights: Mapping[str, torch.Tensor]) -> bool:
+    """Whether a value is an input, or left to torch."""
+    return node.op == "placeholder" or why_not_here(node, weights) is not None
 
 
 def _copies_positions(node: torch.fx.Node) -> bool:

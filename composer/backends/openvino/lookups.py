@@ -1,13 +1,14 @@
-"""Tables that are looked up by weights, such as the position biases of windowed attention.
+"""Tables that are looked up: embeddings, the position biases of windowed attention.
 
 Eager raises for a position that is not there, and OpenVINO (2026.4) does not. Positions that are
-weights or constants are held against the table, whenever they are bound, and at a call where they
-cannot be; all others stay torch's.
+weights or constants are held against the table whenever they are bound. An embedding's that come
+from outside are held against it at each call: eager takes none that counts from the end there. All
+others stay torch's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 
 import torch
 import torch.fx
@@ -18,18 +19,27 @@ aten = torch.ops.aten
 
 
 def positions_within(
-    node: torch.fx.Node, weights: Mapping[str, torch.Tensor]
+    node: torch.fx.Node,
+    weights: Mapping[str, torch.Tensor],
+    comes_from_outside: Callable[[torch.fx.Node], bool],
 ) -> Set[torch.fx.Node]:
-    """What a call looks a tensor up by, as far as that is known and all of it is there.
+    """What a call looks a tensor up by, if all of it is there or will be held against it.
 
     Args:
         node: The call.
         weights: By the names of their inputs.
+        comes_from_outside: Whether a value will be an input of the region that the call is in.
     """
+
+    def fits(index: torch.fx.Node, size: int) -> bool:
+        value = _value_of(index, weights)
+        if value is None:
+            return node.target is aten.embedding.default and comes_from_outside(index)
+        return are_within(value, size)
+
     pairs = tuple(_positions_of(node))
-    known = {each: _value_of(each, weights) for each, _ in pairs}
-    unfit = {i for i, size in pairs if (at := known[i]) is None or not are_within(at, size)}
-    return known.keys() - unfit
+    unfit = {index for index, size in pairs if not fits(index, size)}
+    return {index for index, _ in pairs} - unfit
 
 
 def _value_of(node: torch.fx.Node, weights: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
@@ -47,7 +57,7 @@ def table_sizes(gm: torch.fx.GraphModule) -> dict[int, int]:
     """
     number = {each: i for i, each in enumerate(gm.graph.find_nodes(op="placeholder"))}
     found: dict[int, int] = {}
-    for node in gm.graph.find_nodes(op="call_function", target=aten.index.Tensor):
+    for node in gm.graph.nodes:
         for index, size in _positions_of(node):
             at = number[index]
             found[at] = min(size, found.get(at, size))
@@ -71,9 +81,11 @@ def require_within(positions: torch.Tensor, size: int) -> None:
 
 def _positions_of(node: torch.fx.Node) -> Iterator[tuple[torch.fx.Node, int]]:
     """Each tensor of int64 that a call looks another up by, and the size it has to be within."""
-    if node.target is not aten.index.Tensor:
+    if node.target not in (aten.index.Tensor, aten.embedding.default):
         return
-    table, indices = node.args
+    table, indices, *_ = node.args
+    if isinstance(indices, torch.fx.Node):
+        indices = [indices]
     assert isinstance(table, torch.fx.Node)
     assert isinstance(indices, list | tuple)
     for index, size in zip(indices, table.meta["val"].shape, strict=False):
