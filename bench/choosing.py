@@ -43,7 +43,7 @@ if importlib.util.find_spec("openvino") is not None:
     ENGINES += ("composer_openvino",)
 WRONG = 1.05
 CALLS = 20
-"""As many are timed together; as many before them do not count."""
+"""As many are timed together."""
 SPIN = "import os, sys\nos.sched_setaffinity(0, {int(sys.argv[1])})\nwhile True: pass"
 
 
@@ -133,7 +133,7 @@ def choose(
 
 def _taken(calls: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
     """Milliseconds of a call of each, the mean of all rounds."""
-    taken = measure(calls, rounds, calls=CALLS, settle=CALLS)
+    taken = measure(calls, rounds, calls=CALLS)
     return {name: statistics.fmean(series.milliseconds) for name, series in taken.items()}
 
 

@@ -51,6 +51,8 @@ log = logging.getLogger("bench.gpu")
 
 GRAPHS = "reduce-overhead"
 OUT_OF_TIME = "not run: out of time"
+SETTLE = 0.001
+"""Seconds, so that two calls do not count: the card has no threads that spin after a call."""
 GRACE = 90
 """Seconds after the last minute at which a process that hangs is ended."""
 
@@ -186,7 +188,8 @@ class Bench:
 
     def timed(self, calls: Mapping[str, Call]) -> dict[str, Series]:
         """Rounds in which each variant has its turn, by the card's own clock."""
-        return measure(calls, self.rounds, self.warmup, self.calls, clock=self.card.clock)
+        clock = self.card.clock
+        return measure(calls, self.rounds, self.warmup, self.calls, settle=SETTLE, clock=clock)
 
     def prepare(self, row: Row, subject: serving.Subject, variant: Variant) -> Ready:
         """Compile a variant by calling it; say what it takes, and how far off it is."""

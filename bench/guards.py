@@ -86,7 +86,7 @@ def bench(model: str, rounds: int, calls: int, *, tiny: bool = False) -> dict[st
         chosen = report.chosen
         if chosen != "onnxrt":
             raise RuntimeError(f"meant to measure onnxrt, but {chosen} serves")
-    taken = measure(variants, rounds, calls=calls, settle=calls)
+    taken = measure(variants, rounds, calls=calls)
     return {"milliseconds": {n: s.to_dict() for n, s in taken.items()}, "ratios": ratios(taken)}
 
 

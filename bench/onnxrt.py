@@ -82,7 +82,7 @@ def call_costs(rounds: int, calls: int) -> dict[str, dict[str, Any]]:
         engine, given = captured_engine(module, args)
         ours = functools.partial(engine, *given)
         variants = {"alone": bound_beforehand(engine, given), "ours": ours}
-        taken = measure(variants, rounds, calls=calls, settle=50)
+        taken = measure(variants, rounds, calls=calls)
         pairs = zip(taken["ours"].milliseconds, taken["alone"].milliseconds, strict=True)
         rows[name] = {
             "alone": taken["alone"].to_dict(),

@@ -65,7 +65,7 @@ def call_overhead(rounds: int, calls: int) -> dict[str, dict[str, Any]]:
         chosen = composer.reports()[-1].chosen
         if chosen != engine:
             raise RuntimeError(f"meant to measure {engine}, but {chosen} serves")
-        taken = measure({"plain": plain, "composer": ours}, rounds, calls=calls, settle=50)
+        taken = measure({"plain": plain, "composer": ours}, rounds, calls=calls)
         rows[engine] = compared(taken)
     return rows
 
@@ -115,7 +115,7 @@ def guard_cost(rounds: int, calls: int) -> dict[str, dict[str, Any]]:
             own = own_code(sums, f"{name}_{wish}")
             calls_of[wish] = torch.compile(own, backend="composer", options=options)
         bound = {name: functools.partial(call, *inputs) for name, call in calls_of.items()}
-        taken = measure(bound, rounds, calls=calls, settle=5)
+        taken = measure(bound, rounds, calls=calls)
         rows[f"{count}{kind}"] = {
             **compared({"plain": taken["raise"], "composer": taken["fallback"]}),
             "engine_alone": taken["engine"].to_dict(),

@@ -128,7 +128,7 @@ def figures(case: Case, rounds: int, calls: int) -> dict[str, Any]:
         raise RuntimeError(f"meant to measure an engine, but {served or 'nobody'} serves")
     bound = {side: functools.partial(function, case.x) for side, function in functions.items()}
     with torch.compiler.set_stance("fail_on_recompile"):
-        taken = measure(bound, max(rounds, 15), calls=calls, settle=20)
+        taken = measure(bound, max(rounds, 15), calls=calls)
     found = {"call": compared(taken), "compile": compared(first_calls(case, rounds))}
     return found | {"memory": {side: held(case, side) for side in SIDES}}
 

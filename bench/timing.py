@@ -4,10 +4,9 @@ A shared machine drifts by more than the differences that matter. So each round 
 once, the order rotates from round to round, and two variants are compared by the ratios of their
 times within the same round.
 
-The engines' thread pools go on spinning for a while after a call. On two cores, a call of torch
-right after one of ONNX Runtime took twice as long as after another of torch, and the other way
-round it took 1.3 times as long. So each variant first makes a few calls that do not count, and the
-times are those of a process that runs one engine.
+The engines' thread pools go on spinning for a while after a call, and on two cores slow down who
+runs next, by a factor of 1.3 to 2. So each variant first makes calls that do not count until that
+is over, and the times are those of a process that runs one engine.
 """
 
 from __future__ import annotations
@@ -29,6 +28,10 @@ import torch
 
 Clock = Callable[[Callable[[], object], int], float]
 """Calls something so many times in a row; the milliseconds that one call took."""
+
+SETTLE = 0.1
+"""Seconds that outlast any pool's spinning: on an AMD EPYC (Zen 5), ONNX Runtime's own default
+(1.31) spun for 33 to 46 ms after a call, torch's OpenMP for 7 to 11, OpenVINO (2026.4) for 1."""
 
 MEASURED_PACKAGES = ("torch", "onnxruntime", "onnx", "onnxscript", "transformers")
 
@@ -105,7 +108,7 @@ def measure(
     rounds: int = 15,
     warmup: int = 3,
     calls: int = 1,
-    settle: int = 2,
+    settle: float = SETTLE,
     clock: Clock = wall_clock,
 ) -> dict[str, Series]:
     """Time every variant once a round, starting each round with the next variant.
@@ -116,7 +119,8 @@ def measure(
         warmup: Rounds before them that do not.
         calls: Calls that share one reading of the clock, which itself takes about 0.1 us: for
             calls of microseconds, take a thousand. The times stay those of one call.
-        settle: Calls of a variant just before its timed ones, to quiet the variant before it.
+        settle: Seconds of calls of a variant, two at least, just before its timed ones: the one
+            before it comes to rest meanwhile. 0 makes none.
         clock: What times calls; by default the CPU's clock.
 
     Returns:
@@ -140,12 +144,15 @@ def measure(
 
 
 def timed(
-    name: str, call: Callable[[], object], calls: int, settle: int, clock: Clock = wall_clock
+    name: str, call: Callable[[], object], calls: int, settle: float, clock: Clock = wall_clock
 ) -> float:
-    """Milliseconds that one call takes by ``clock``, after ``settle`` others."""
+    """Milliseconds that one call takes by ``clock``, after ``settle`` seconds of others."""
     try:
-        for _ in range(settle):
-            call()
+        until = time.perf_counter() + settle
+        for _ in range(2 if settle else 0):
+            clock(call, 1)
+        while time.perf_counter() < until:
+            clock(call, 1)
         return clock(call, calls)
     except Exception as error:
         raise VariantError(name) from error
