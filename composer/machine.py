@@ -10,6 +10,11 @@ from pathlib import Path
 
 import torch
 
+try:
+    import resource
+except ImportError:
+    resource = None  # type: ignore[assignment]
+
 _CPUS = Path("/proc/cpuinfo")
 _DRIVER = Path("/sys/module/nvidia/version")
 
@@ -48,6 +53,14 @@ def _model() -> str:
         return platform.processor()
     named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(named, "") or platform.processor()
+
+
+def interruptions() -> int:
+    """How often the system took a core from a thread of this process so far, for another to run.
+
+    Where the system does not count that, 0: Python has no ``resource`` on Windows.
+    """
+    return 0 if resource is None else resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
 
 @functools.cache

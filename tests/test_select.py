@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import gc
+import os
 import random
+import subprocess
+import sys
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -16,7 +19,7 @@ import torch
 from conftest import compiled, last
 
 import composer
-from composer import _torch, select
+from composer import _torch, machine, select
 from composer.errors import CandidateError, OptionError
 from composer.graphs.capture import read_request
 from composer.guard.gate import Gate
@@ -507,6 +510,8 @@ BURSTS = [1.0, 4.0] * 6
 @pytest.mark.parametrize(
     ("front", "other", "ahead"),
     [
+        ([1.0] * 2, [4.5] * 2, True),
+        ([1.0], [40.0], False),
         ([1.0] * 4, [3.5] * 4, True),
         ([1.0] * 3, [3.5] * 3, False),
         ([1.0] * 4, [2.0] * 4, False),
@@ -549,11 +554,77 @@ def test_turns_grow_while_nothing_is_decided_unless_calls_wait_for_them(
 
     monkeypatch.setattr(Track, "time", time_taken)
     monkeypatch.setattr(Gate, "perform", lambda gate, turn: turn())
+    assert race_of_two(gate) == 40
+    assert max(lengths) == pytest.approx(longest, rel=0.5)
+
+
+def race_of_two(gate: Gate | None = None) -> int:
+    """Hold a contest between equals; in how many rounds they took part."""
     gm = torch.fx.symbolic_trace(lambda x: x.sin())
     entrants = [select.Entrant(name, gm.forward) for name in ("one", "floor")]
     result = select.race(entrants, read_request(gm, [torch.ones(2)]), 60.0, gate=gate)
-    assert {each.rounds for each in result.timings.values()} == {40}
-    assert max(lengths) == pytest.approx(longest, rel=0.5)
+    (rounds,) = {each.rounds for each in result.timings.values()}
+    return rounds
+
+
+@pytest.mark.parametrize(
+    ("every", "gate", "lengths"),
+    [
+        (0.005, None, [0.010, 0.010, 0.100, 0.100]),
+        (0.050, None, [0.010, 0.010, 0.010, 0.020]),
+        (0.005, Gate(), [0.010, 0.010, 0.010, 0.010]),
+    ],
+)
+def test_turns_are_long_at_once_where_others_take_the_cores(
+    every: float, gate: Gate | None, lengths: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for two rounds that send off whoever is far behind; ``every`` so many seconds one does.
+
+    The clock is the test's: a call takes a millisecond.
+    """
+    now, seen, noise = 0.0, [], random.Random(0)
+
+    def call(track: Track, run: Any) -> None:
+        nonlocal now
+        now += noise.choice((0.0009, 0.0011))
+
+    def timed(track: Track, run: Any, calls: int, lead: float) -> float:
+        before = now
+        taken = time_taken(track, run, calls, 0.0)
+        seen.append(now - before)
+        return taken
+
+    time_taken = Track.time
+    monkeypatch.setattr(Track, "time", timed)
+    monkeypatch.setattr(Track, "_call", call)
+    monkeypatch.setattr(Gate, "perform", lambda gate, turn: turn())
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    monkeypatch.setattr("time.perf_counter", lambda: now)
+    monkeypatch.setattr("composer.machine.interruptions", lambda: int(now / every))
+    race_of_two(gate)
+    turns = seen[4:12:2]  # after two calls of each, those of one of the two
+    assert turns == pytest.approx(lengths, rel=0.3)
+
+
+def test_interruptions_are_counted() -> None:
+    """By the system: two threads cannot share one core without."""
+    before = machine.interruptions()
+    assert before >= 0
+    if not hasattr(os, "sched_setaffinity"):
+        pytest.skip("this system does not keep a process on one core")
+    cores = os.sched_getaffinity(0)
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as rival:
+        try:
+            only = {min(cores)}
+            os.sched_setaffinity(rival.pid, only)
+            os.sched_setaffinity(0, only)
+            deadline = time.perf_counter() + 20
+            while machine.interruptions() < before + 3 and time.perf_counter() < deadline:
+                pass
+        finally:
+            os.sched_setaffinity(0, cores)
+            rival.kill()
+    assert machine.interruptions() >= before + 3
 
 
 MIB = 1 << 20

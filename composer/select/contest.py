@@ -8,9 +8,11 @@ The machine may be busy with other things as well. So:
 - *Turns, not blocks.* A round gives each entrant one turn, in an order drawn anew for each round.
   A load that comes and goes meets all of them alike, and rounds are compared as pairs. A turn is as
   many calls as fill 10 ms, so that a clear case is decided soon. While it is not clear, turns
-  double in length after every three rounds, up to 160 ms: under a load, the scheduler lets a thread
-  that has slept run undisturbed for a while, so short turns would not show what an engine suffers.
-  Beside a running program, whose calls wait for turns, they stay short.
+  double in length after every three rounds, up to 160 ms. Where the system keeps taking cores from
+  this process, a turn is of a hundred calls of the quickest from the third round on, within that
+  limit: the scheduler lets a thread that has slept run undisturbed for a while, so short turns do
+  not show what an engine suffers from a load. Beside a running program, whose calls wait for turns,
+  they stay short.
 - *Lead.* Calls that are not timed begin each turn, for 10 ms. The threads of the previous entrant
   go on spinning for some milliseconds, waiting for more work, and take the cores from the next: on
   two cores ONNX Runtime's threads made Inductor's code four times as slow. Calls of 50 ms or more
@@ -59,6 +61,11 @@ _LEAD, _LONG = 0.010, 0.050
 
 _TURN, _LONGEST_TURN, _LONGER = 0.010, 0.160, 3
 """Seconds of the first turns and of the longest, and after how many rounds they double."""
+
+_BUSY, _SCOUTING, _CALLS = 100.0, 2, 100
+"""Interruptions in a second of a thread beyond which other programs are at work (on two cores 35 to
+85 without, 105 to 185 with one beside), how many rounds stay short for all that, to send off those
+that are far behind, and of how many calls of the quickest a turn is then."""
 
 _MOST_CALLS = 1000
 _MOST_ROUNDS = 40
@@ -330,9 +337,14 @@ class _Race:
             self._send_off()
 
     def _length(self, number: int) -> float:
-        """Seconds of a turn in this round; where calls wait for turns, they stay short."""
-        longest = _LONGEST_TURN if self._gate is None else _TURN
-        return min(math.ldexp(_TURN, number // _LONGER), longest)
+        """Seconds of a turn in this round."""
+        if self._gate is not None:
+            return _TURN
+        usual = min(math.ldexp(_TURN, number // _LONGER), _LONGEST_TURN)
+        if number < _SCOUTING or self._track.interruptions <= _BUSY:
+            return usual
+        quickest = min(mean(self._turns[place]) for place in self._alive)
+        return max(usual, min(_CALLS * quickest, _LONGEST_TURN))
 
     def _turn(self, place: int, calls: int, lead: float = 0.0, gate: Gate | None = None) -> float:
         """Seconds of a call; an entrant that raises is out, and takes infinitely long.

@@ -7,8 +7,9 @@
 - *Leaving early.* An entrant is out against the one in front when it was more than 2 % behind on
   the average of the rounds, by so much that chance alone would do that in 1 of 1,000 cases (a
   paired t-test, after six rounds at least). It is also out when even its quickest turn is far
-  behind the other's median: three times after four rounds, one and a half times after six. An
-  entrant that is 5 % quicker is lost by this only after such a streak of bad luck.
+  behind the other's median: four times after two rounds, three times after four, one and a half
+  times after six. An entrant that is 5 % quicker is lost by this only after such a streak of bad
+  luck.
 - *A tie* goes to the one that stands first in the chain, among those that are not out and within
   2 % of the best. The floor stands last, so no engine serves that is more than 2 % slower than it.
   The contest ends as soon as the first of those left is known, with the same certainty, to be no
@@ -32,7 +33,7 @@ _SAME_BYTES, _SAME_SHARE = 8 << 20, 0.05
 _SURE_ROUNDS = 6
 _SURE = statistics.NormalDist().inv_cdf(1 - 1 / 1000)
 _OUTLIER = 10.0
-_FAR_BEHIND = ((4, 3.0), (6, 1.5))
+_FAR_BEHIND = ((2, 4.0), (4, 3.0), (6, 1.5))
 """After how many rounds an entrant is out whose best turn is so many times the other's median."""
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from composer import _torch, verify
+from composer import _torch, machine, verify
 from composer.graphs import clones, writes
 from composer.graphs.comparison import Values, devices, pattern, requires_grad
 from composer.records import GraphRequest
@@ -31,6 +31,13 @@ class Track:
         self._leaves: Values = {}
         self._weights: dict[int, torch.Tensor] = {}
         self._devices = _accelerators(self._inputs)
+        self._seconds, self._interruptions = 0.0, 0
+
+    @property
+    def interruptions(self) -> float:
+        """How often the system took a core from this process in a second of a thread's calls."""
+        threads = torch.get_num_threads()
+        return self._interruptions / (threads * self._seconds) if self._seconds else 0.0
 
     @contextlib.contextmanager
     def laid_out(self) -> Iterator[None]:
@@ -78,11 +85,15 @@ class Track:
             self._buffers.restore()
             self._lay_out()
         self._settle()
+        before = machine.interruptions()
         started = time.perf_counter()
         for _ in range(calls):
             self._call(run)
         self._settle()
-        return (time.perf_counter() - started) / calls
+        taken = time.perf_counter() - started
+        self._seconds += taken
+        self._interruptions += machine.interruptions() - before
+        return taken / calls
 
     def _settle(self) -> None:
         """Wait until the devices have done what was launched."""
