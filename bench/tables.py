@@ -351,7 +351,7 @@ PARTS = (
         BENCH,
         "choosing",
         choosing,
-        command="choosing.py --load 0 --json bench/results/choosing.json",
+        command="choosing.py --load 1 --json bench/results/choosing.json",
     ),
     Part(BENCH, "guards", guards, command="guards.py --json bench/results/guards.json"),
     Part(BENCH, "gpu", gpu),

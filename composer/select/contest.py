@@ -64,7 +64,7 @@ _TURN, _LONGEST_TURN, _LONGER = 0.010, 0.160, 3
 
 _BUSY, _SCOUTING, _CALLS = 100.0, 2, 100
 """Interruptions in a second of a thread beyond which other programs are at work (on two cores 35 to
-85 without, 105 to 185 with one beside), how many rounds stay short for all that, to send off those
+85 without, 95 to 230 with one beside), how many rounds stay short for all that, to send off those
 that are far behind, and of how many calls of the quickest a turn is then."""
 
 _MOST_CALLS = 1000
