@@ -31,6 +31,7 @@ from composer.testing import FakeBackend, expect
 pytestmark = pytest.mark.filterwarnings("ignore::composer.errors.FallbackWarning")
 
 NAP = 0.02
+ENDLESS = select.Budget(60.0, 60.0)
 
 
 @torch.library.custom_op("composer_tests::nap", mutates_args=())
@@ -461,11 +462,66 @@ def test_time_is_bounded() -> None:
     assert sum(engine.calls for engine in engines) <= 3
 
 
-@pytest.mark.parametrize(("built", "seconds"), [(0.0, 1.0), (2.0, 1.0), (20.0, 3.0), (1000.0, 5.0)])
-def test_budget_is_a_share_of_the_builds(built: float, seconds: float) -> None:
+@pytest.mark.parametrize(
+    ("built", "turns", "whole"),
+    [(0.0, 1.0, 5.0), (2.0, 1.0, 5.0), (20.0, 3.0, 5.0), (100.0, 5.0, 15.0)],
+)
+def test_budget_is_a_share_of_the_builds(built: float, turns: float, whole: float) -> None:
     """Within limits; a budget of the policy's own is what it says."""
-    assert select.Contest().budget(built) == pytest.approx(seconds)
-    assert select.Contest(seconds=60.0).budget(built) == 60.0
+    assert select.Contest().budget(built) == select.Budget(turns, pytest.approx(whole))
+    assert select.Contest(seconds=60.0).budget(built) == select.Budget(60.0, 60.0)
+
+
+@pytest.mark.parametrize(
+    ("budget", "rounds"),
+    [
+        (select.Budget(1.2, 5.0), {"far": 0, "near": 2, "best": 2, "floor": 0}),
+        (select.Budget(0.7, 5.0), {"far": 0, "near": 0, "best": 0, "floor": 0}),
+        (select.Budget(1.4, 1.4), {"far": 0, "near": 0, "best": 0, "floor": 0}),
+        (select.Budget(5.0, 9.0), {"far": 6, "near": 6, "best": 6, "floor": 6}),
+    ],
+)
+def test_long_calls_are_measured_within_a_short_time(
+    budget: select.Budget, rounds: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first calls belong to the builds; time that is left is for those close to the front."""
+    result = race_by_the_clock(budget, monkeypatch)
+    names = ["far", "near", "best", "floor"]
+    assert result.winner == names.index("best"), result.why
+    assert {names[at]: each.rounds for at, each in result.timings.items()} == rounds
+
+
+@pytest.mark.parametrize("budget", [select.Budget(1.0, 1.0), select.Budget(0.4, 5.0)])
+def test_time_that_is_too_short_for_two_calls_of_each(
+    budget: select.Budget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as a first call of half a second leaves."""
+    result = race_by_the_clock(budget, monkeypatch)
+    assert result.winner is None
+    assert "too short for two calls of each" in result.why
+
+
+def race_by_the_clock(budget: select.Budget, monkeypatch: pytest.MonkeyPatch) -> select.Result:
+    """Hold a contest between calls of 0.2, 0.11 and 0.1 s, and eager's of 0.25.
+
+    The clock is the test's.
+    """
+    now = 0.0
+    monkeypatch.setattr("time.perf_counter", lambda: now)
+
+    def entrant(name: str, seconds: float) -> select.Entrant:
+        def run(x: torch.Tensor) -> list[torch.Tensor]:
+            nonlocal now
+            now += seconds
+            return [x]
+
+        return select.Entrant(name, run)
+
+    calls = {"far": 0.2, "near": 0.11, "best": 0.1, "floor": 0.25}
+    gm = torch.fx.symbolic_trace(lambda x: x.sin())
+    request = read_request(gm, [torch.ones(2)])
+    entrants = [entrant(*each) for each in calls.items()]
+    return select.race(entrants, request, budget)
 
 
 def test_amortised_counts_the_build() -> None:
@@ -562,7 +618,7 @@ def race_of_two(gate: Gate | None = None) -> int:
     """Hold a contest between equals; in how many rounds they took part."""
     gm = torch.fx.symbolic_trace(lambda x: x.sin())
     entrants = [select.Entrant(name, gm.forward) for name in ("one", "floor")]
-    result = select.race(entrants, read_request(gm, [torch.ones(2)]), 60.0, gate=gate)
+    result = select.race(entrants, read_request(gm, [torch.ones(2)]), ENDLESS, gate=gate)
     (rounds,) = {each.rounds for each in result.timings.values()}
     return rounds
 

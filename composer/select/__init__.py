@@ -10,10 +10,11 @@ the first call's inputs (:mod:`~composer.select.track`), measures time and memor
 
 from __future__ import annotations
 
-from composer.select.contest import Contest, Entrant, Result, Timing, obstacle, race
+from composer.select.contest import Budget, Contest, Entrant, Result, Timing, obstacle, race
 from composer.select.rules import TIE, surely_ahead
 
 __all__ = [
+    "Budget",
     "Contest",
     "Entrant",
     "Result",

@@ -22,6 +22,7 @@ The machine may be busy with other things as well. So:
 
 The time for a contest is bounded: no turn begins that is likely to end too late, by what the
 entrant took before. A call cannot be interrupted, so one that takes longer than before may overrun.
+Where there is no time for a round of all, those that are close to the one in front go on alone.
 """
 
 from __future__ import annotations
@@ -56,6 +57,9 @@ from composer.store import verdicts
 SHARE, LEAST, MOST = 0.15, 1.0, 5.0
 """Where the policy gives no time: a share of the seconds that the builds took, within limits."""
 
+_CLOSE = 1.5
+"""How many times as long as the one in front those take that go on where time is short."""
+
 _LEAD, _LONG = 0.010, 0.050
 """Seconds of calls before a turn that are not timed, and of a call that needs none of them."""
 
@@ -72,11 +76,25 @@ _MOST_ROUNDS = 40
 
 
 @dataclass(frozen=True, slots=True)
+class Budget:
+    """How long a contest may take.
+
+    Attributes:
+        turns: Seconds for all but the first call of each entrant. In that an engine may compile,
+            allocate and tune, so it belongs to the build.
+        whole: Seconds for everything.
+    """
+
+    turns: float
+    whole: float
+
+
+@dataclass(frozen=True, slots=True)
 class Contest:
     """What the policy wants of a choice by measurement.
 
     Attributes:
-        seconds: How long it may take; ``None`` for a share of the time that the builds took.
+        seconds: How long it may take in all; ``None`` for a share of the time that the builds took.
         calls: Over how many calls the seconds of a build are spread; ``None`` leaves them out.
         within: By which share an engine that takes less memory may be slower than the fastest and
             still win; ``None`` does not look at memory.
@@ -101,9 +119,12 @@ class Contest:
         within = objective.within if objective.kind == "memory" else None
         return Contest(policy.select_seconds, calls, within, verdicts.Terms.of(policy))
 
-    def budget(self, built: float) -> float:
-        """Seconds for a contest among engines that took ``built`` seconds to build."""
-        return min(MOST, max(LEAST, SHARE * built)) if self.seconds is None else self.seconds
+    def budget(self, built: float) -> Budget:
+        """The time for a contest among engines that took ``built`` seconds to build."""
+        if self.seconds is not None:
+            return Budget(self.seconds, self.seconds)
+        share = SHARE * built
+        return Budget(turns=min(MOST, max(LEAST, share)), whole=max(MOST, share))
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +213,7 @@ def obstacle(request: GraphRequest, *, among_ranks: bool) -> str:
 def race(
     entrants: Sequence[Entrant],
     request: GraphRequest,
-    seconds: float,
+    budget: Budget,
     within: float | None = None,
     gauge: Gauge | None = None,
     gate: Gate | None = None,
@@ -202,7 +223,7 @@ def race(
     Args:
         entrants: In the order of the chain; the last is the floor.
         request: The graph and the first call's inputs, which are not changed.
-        seconds: How long this may take.
+        budget: How long this may take.
         within: As in :class:`Contest`.
         gauge: Measures memory; ``None`` where that is not the objective.
         gate: As in :class:`Contest`; waiting at the gate does not count as time of the contest.
@@ -219,7 +240,7 @@ def race(
             turns = _Race(
                 entrants,
                 track,
-                deadline=started + seconds,
+                budget=budget,
                 within=within,
                 gauge=gauge,
                 gate=gate,
@@ -256,7 +277,7 @@ class _Race:
         entrants: Sequence[Entrant],
         track: Track,
         *,
-        deadline: float,
+        budget: Budget,
         within: float | None,
         gauge: Gauge | None,
         gate: Gate | None,
@@ -266,7 +287,8 @@ class _Race:
         self._grown: dict[int, int] = {}
         self._entrants = entrants
         self._track = track
-        self._deadline = deadline
+        self._deadline = time.perf_counter() + budget.turns
+        self._spare = budget.whole - budget.turns
         self._warm: dict[int, float] = {}
         self._turns: dict[int, list[float]] = {}
         self.errors = errors
@@ -283,15 +305,22 @@ class _Race:
         self._turns = {place: [] for place in self._alive}
         for place in (floor, *engines):
             with self._weighed(place):
+                started = time.perf_counter()
                 self._warm_up(place)
+                self._extend(time.perf_counter() - started)
+                self._warm_up(place, self._gate)
 
-    def _warm_up(self, place: int) -> None:
-        # The first call may compile, allocate or tune, outside of the gate; the second is timed.
-        for gate in (None, self._gate):
-            if self._is_over():
-                raise _Undecided("the time for it was too short for two calls of each engine")
-            if place in self._alive:
-                self._warm[place] = self._turn(place, 1, gate=gate)
+    def _warm_up(self, place: int, gate: Gate | None = None) -> None:
+        if self._is_over():
+            raise _Undecided("the time for it was too short for two calls of each engine")
+        if place in self._alive:
+            self._warm[place] = self._turn(place, 1, gate=gate)
+
+    def _extend(self, taken: float) -> None:
+        """Do not count a first call, as far as the budget allows."""
+        extension = min(taken, self._spare)
+        self._spare -= extension
+        self._deadline += extension
 
     @contextlib.contextmanager
     def _weighed(self, place: int) -> Iterator[None]:
@@ -321,20 +350,40 @@ class _Race:
         """
         order = random.Random(0)
         for number in range(_MOST_ROUNDS):
+            length = self._length(number)
+            if self._is_over(after=self._expected(*self._alive, length=length)):
+                self._narrow()
             if self._is_settled():
                 return
             times: dict[int, float] = {}
-            length = self._length(number)
             for place in order.sample(self._alive, len(self._alive)):
-                usual = mean(self._turns[place] or [self._warm[place]])
-                calls = min(math.ceil(length / max(usual, 1e-9)), _MOST_CALLS)
-                lead = _LEAD if usual < _LONG else 0.0
-                if self._is_over(after=lead + calls * usual):
+                if self._is_over(after=self._expected(place, length=length)):
                     return
+                calls, lead = self._plan(place, length)
                 times[place] = self._turn(place, calls, lead, self._gate)
             for place in self._alive:
                 self._turns[place].append(times[place])
             self._send_off()
+
+    def _plan(self, place: int, length: float) -> tuple[int, float]:
+        """How many calls a turn of that length is of, and the seconds of calls before it."""
+        usual = self._usual(place)
+        calls = min(math.ceil(length / max(usual, 1e-9)), _MOST_CALLS)
+        return calls, _LEAD if usual < _LONG else 0.0
+
+    def _expected(self, *places: int, length: float) -> float:
+        """Seconds that turns of that length are likely to take."""
+        plans = [(self._usual(place), *self._plan(place, length)) for place in places]
+        return sum(lead + calls * usual for usual, calls, lead in plans)
+
+    def _usual(self, place: int) -> float:
+        return mean(self._turns[place] or [self._warm[place]])
+
+    def _narrow(self) -> None:
+        """Drop the entrants that are not close to the one in front, for want of time."""
+        costs = {p: self._usual(p) + self._entrants[p].handicap for p in self._alive}
+        limit = max(_CLOSE, margin_of(self._within)) * min(costs.values())
+        self._alive = [place for place, cost in costs.items() if cost <= limit]
 
     def _length(self, number: int) -> float:
         """Seconds of a turn in this round."""
@@ -343,7 +392,7 @@ class _Race:
         usual = min(math.ldexp(_TURN, number // _LONGER), _LONGEST_TURN)
         if number < _SCOUTING or self._track.interruptions <= _BUSY:
             return usual
-        quickest = min(mean(self._turns[place]) for place in self._alive)
+        quickest = min(self._usual(place) for place in self._alive)
         return max(usual, min(_CALLS * quickest, _LONGEST_TURN))
 
     def _turn(self, place: int, calls: int, lead: float = 0.0, gate: Gate | None = None) -> float:
