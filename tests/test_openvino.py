@@ -756,6 +756,42 @@ def test_policys_precision_reaches_openvino() -> None:
     assert engine["precision"] == said
 
 
+class Residual(torch.nn.Module):
+    """Each of eight layers adds a five-hundredth of what it is given; a product ends it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(8, 8, bias=False) for _ in range(9))
+        for layer in self.layers:
+            torch.nn.init.eye_(layer.weight).data.mul_(0.002)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        *layers, last = self.layers
+        given = x
+        for layer in layers:
+            x = x + layer(x)
+        return last(x - given)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_sums_stay_in_float32_where_products_are_in_bfloat16(dynamic: bool) -> None:
+    """As in every other engine: what a layer adds to a large number is not lost."""
+    model, x = Residual(), torch.full((2, 8), 256.0)
+    found = compiled(model, NAME, precision="bf16", dynamic=dynamic)(x)
+    assert last().chosen == NAME
+    torch.testing.assert_close(found, model(x), rtol=0.02, atol=0)
+
+
+def test_openvino_loses_what_is_added_to_large_numbers(monkeypatch) -> None:
+    """Unless it is told; ``in_float32`` may go when it does not any more (2026.4 does)."""
+    if not _torch.multiplies_bf16():
+        pytest.skip("computed in float32 here")
+    monkeypatch.setattr(engine, "in_float32", lambda read, weights: read)
+    model, x = Residual(), torch.full((2, 8), 256.0)
+    found = compiled(model, NAME, precision="bf16")(x)
+    assert (found < 0.5 * model(x)).all()
+
+
 LEAST = torch.finfo(torch.float32).min
 
 

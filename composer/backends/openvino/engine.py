@@ -17,6 +17,7 @@ from composer.backends.openvino.memory import Feed, Place, feed_for, place_for
 from composer.backends.openvino.model import Model, with_weights
 from composer.backends.openvino.settings import Settings
 from composer.backends.openvino.snippets import config_for
+from composer.backends.openvino.sums import in_float32
 from composer.errors import refuse
 from composer.lowering.bindings import BindingEngine
 from composer.lowering.regions import Region
@@ -68,7 +69,7 @@ class OpenVinoEngine(BindingEngine[Bound]):
 
         super().__init__(region)
         self._infer = InferRequest.infer  # the public one on top of it takes three times as long
-        self._model = model
+        self._model = _with_wide_sums(model, region) if precision == "bf16" else model
         self._dtypes = region.input_dtypes
         self._table_sizes = table_sizes(region.gm)
         self._device = settings.device
@@ -127,6 +128,11 @@ class OpenVinoEngine(BindingEngine[Bound]):
             places=tuple(place_for(output, port.partial_shape) for port, output in outputs),
             keep_alive=tuple(held.values()),
         )
+
+
+def _with_wide_sums(model: Model, region: Region) -> Model:
+    names = model.graph.inputs
+    return Model(in_float32(model.read, {names[i] for i in region.weights}), model.graph)
 
 
 def _config(settings: Settings, precision: str) -> dict[str, str]:
