@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from timing import Series, paired_ratio, quartiles
@@ -16,15 +16,16 @@ REFERENCES = (EAGER, INDUCTOR, *(f"{name} fp32" for name in (EAGER, INDUCTOR)))
 """What the choice is held against: in its own precision, and where that is lower in float32."""
 
 
-def compared(times: Times) -> dict[str, Any]:
+def compared(times: Times, accurate: Collection[str]) -> dict[str, Any]:
     """Regret, and what composer's choice is over eager and Inductor; also without OpenVINO.
 
     Args:
         times: Of the variants of one model in one precision, by name; of another precision's
             with that behind it.
+        accurate: The variants whose numbers hold what the choice's have to.
     """
     return {
-        "regret": regret(times),
+        "regret": regret({n: each for n, each in times.items() if n in {*accurate, FASTEST}}),
         "over_fastest": over(times, FASTEST),
         "without_openvino": over(times, WITHOUT_OPENVINO),
     }
