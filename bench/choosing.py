@@ -121,7 +121,7 @@ def choose(
         "wrong": wrong,
         "selections": selections,
         "build_seconds": seconds,
-        "budget_seconds": budget,
+        "budget_seconds": budget.turns,
         "seconds": {"median": statistics.median(taken), "most": max(taken)},
         "share_of_build": {
             "median": statistics.median(taken) / seconds,

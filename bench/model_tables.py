@@ -74,16 +74,16 @@ def choices(record: Record, rows: Sequence[Record], precision: str) -> str:
     lines = []
     for row in rows:
         found = record.get("comparisons", {}).get(row["model"], {}).get(precision, {})
-        if row["variant"] != CHOICE or not row["time"] or not found.get("regret"):
+        if row["variant"] != CHOICE or not row["time"] or not found:
             continue
-        over = found["over_fastest"]
+        over, regret = found["over_fastest"], found["regret"]
         lines.append(
             (
                 row["model"],
-                found["regret"]["best"],
+                regret["best"] if regret else "none is accurate",
                 ", ".join(sorted({graph["chosen"] for graph in row["composer"]})),
                 f"{row['time']['median_ms']:.2f}",
-                ratio(found["regret"]),
+                ratio(regret) if regret else "",
                 *(ratio(over[name]) if name in over else "" for name in over_names),
                 f"{row['share_of_best_product']:.0%}" if row["share_of_best_product"] else "",
             )

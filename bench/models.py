@@ -29,6 +29,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -107,10 +108,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def in_its_own_process(model: str, arguments: Sequence[str] | None) -> Found:
-    """What :func:`bench_model` finds in a new process, by the same command line."""
+    """What :func:`bench_model` finds in a new process, by the same command line.
+
+    Where that process dies, every row of the model says so.
+    """
     given = sys.argv[1:] if arguments is None else arguments
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(bench_alone, model, given).result()
+    try:
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+            return pool.submit(bench_alone, model, given).result()
+    except BrokenProcessPool as error:
+        wish = wished(parse(arguments))
+        return [failed(model, each, p, wish, error) for each, p in pairs(wish)], {}, {}
 
 
 def bench_alone(model: str, arguments: Sequence[str]) -> Found:
@@ -149,7 +157,6 @@ def bench_model(model: str, wish: Wish) -> Found:
 
     Precisions take turns, so that variants of one precision only are held at a time; eager and
     Inductor in float32 run with each, for the ratios over them.
-
     """
     start = time.perf_counter()
     try:

@@ -18,7 +18,7 @@ import composer
 from composer import _torch
 from composer.backends import openvino as backend
 from composer.backends.base import computing_in
-from composer.backends.openvino import corrections, engine, kernels, library
+from composer.backends.openvino import corrections, engine, kernels, library, sums
 from composer.backends.openvino.model import Model, read_model, unread_nodes, with_weights
 from composer.lowering.onnx import OnnxGraph
 
@@ -771,6 +771,38 @@ class Residual(torch.nn.Module):
         for layer in layers:
             x = x + layer(x)
         return last(x - given)
+
+
+class Block(torch.nn.Module):
+    """Products with a bias, a residual sum, a layer norm and scores that are divided."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = torch.nn.Conv1d(8, 8, 3, padding=1)
+        self.linear = torch.nn.Linear(8, 8)
+        self.norm = torch.nn.LayerNorm(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.linear(self.convolution(x) / 3.0 - 1.0)
+        return self.norm(x + self.linear(x.relu()))
+
+
+def test_sums_and_layer_norms_are_marked_and_biases_are_not(monkeypatch) -> None:
+    """Whatever this processor has."""
+    marked = []
+
+    def spy(read, bound):
+        found = sums.in_float32(read, bound)
+        for node in found.get_ordered_ops():
+            if any(key.startswith(("precise", "Disable")) for key in node.get_rt_info()):
+                marked.append(node.get_type_name())
+        return found
+
+    monkeypatch.setattr(engine, "in_float32", spy)
+    monkeypatch.setattr(_torch, "multiplies_bf16", lambda: True)
+    compiled(Block(), NAME, precision="bf16")(torch.randn(2, 8, 8))
+    assert last().chosen == NAME
+    assert marked == ["Add", "MVN"]
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

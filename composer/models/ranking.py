@@ -286,7 +286,7 @@ def _timed(
     places = [i for i, (_, run) in enumerate(found) if run is not None]
     order = sorted(places, reverse=True)  # eager, the first, is the floor: it stands last
     entrants = [select.Entrant(found[i][0].label, run) for i in order if (run := found[i][1])]
-    result = select.race(entrants, request, select.Budget(seconds, seconds))
+    result = select.race(entrants, request, select.Budget(seconds))
     if result.winner is None:
         raise RankingError(f"nothing could be timed: {result.why}")
     standings = [standing for standing, _ in found]

@@ -55,7 +55,8 @@ from composer.select.track import Track
 from composer.store import verdicts
 
 SHARE, LEAST, MOST = 0.15, 1.0, 5.0
-"""Where the policy gives no time: a share of the seconds that the builds took, within limits."""
+"""Where the policy gives no time: a share of the seconds that the builds took, within limits. First
+calls may take the share as well, or the most if that is longer."""
 
 _CLOSE = 1.5
 """How many times as long as the one in front those take that go on where time is short."""
@@ -77,16 +78,16 @@ _MOST_ROUNDS = 40
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How long a contest may take.
+    """How long a contest may take; readings of memory and waits at the gate come on top.
 
     Attributes:
         turns: Seconds for all but the first call of each entrant. In that an engine may compile,
             allocate and tune, so it belongs to the build.
-        whole: Seconds for everything.
+        first: Seconds for those first calls; what they take beyond that is taken from ``turns``.
     """
 
     turns: float
-    whole: float
+    first: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +123,9 @@ class Contest:
     def budget(self, built: float) -> Budget:
         """The time for a contest among engines that took ``built`` seconds to build."""
         if self.seconds is not None:
-            return Budget(self.seconds, self.seconds)
+            return Budget(self.seconds)
         share = SHARE * built
-        return Budget(turns=min(MOST, max(LEAST, share)), whole=max(MOST, share))
+        return Budget(turns=min(MOST, max(LEAST, share)), first=max(MOST, share))
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,8 +289,9 @@ class _Race:
         self._entrants = entrants
         self._track = track
         self._deadline = time.perf_counter() + budget.turns
-        self._spare = budget.whole - budget.turns
+        self._spare = budget.first
         self._warm: dict[int, float] = {}
+        self._waiting: list[int] = []
         self._turns: dict[int, list[float]] = {}
         self.errors = errors
         self._alive: list[int] = []
@@ -350,11 +352,13 @@ class _Race:
         """
         order = random.Random(0)
         for number in range(_MOST_ROUNDS):
-            length = self._length(number)
-            if self._is_over(after=self._expected(*self._alive, length=length)):
-                self._narrow()
             if self._is_settled():
                 return
+            length = self._length(number)
+            if not self._fits(length):
+                self._narrow()
+                if self._is_settled() or not self._fits(length):
+                    return
             times: dict[int, float] = {}
             for place in order.sample(self._alive, len(self._alive)):
                 if self._is_over(after=self._expected(place, length=length)):
@@ -364,6 +368,10 @@ class _Race:
             for place in self._alive:
                 self._turns[place].append(times[place])
             self._send_off()
+
+    def _fits(self, length: float) -> bool:
+        """Whether there is time for a round of turns of that length."""
+        return not self._is_over(after=self._expected(*self._alive, length=length))
 
     def _plan(self, place: int, length: float) -> tuple[int, float]:
         """How many calls a turn of that length is of, and the seconds of calls before it."""
@@ -380,10 +388,14 @@ class _Race:
         return mean(self._turns[place] or [self._warm[place]])
 
     def _narrow(self) -> None:
-        """Drop the entrants that are not close to the one in front, for want of time."""
+        """For want of time, let only those go on that are close to the one in front.
+
+        The others wait for the result with the times that they have.
+        """
         costs = {p: self._usual(p) + self._entrants[p].handicap for p in self._alive}
         limit = max(_CLOSE, margin_of(self._within)) * min(costs.values())
         self._alive = [place for place, cost in costs.items() if cost <= limit]
+        self._waiting += [place for place, cost in costs.items() if cost > limit]
 
     def _length(self, number: int) -> float:
         """Seconds of a turn in this round."""
@@ -429,6 +441,8 @@ class _Race:
 
     def _send_off(self) -> None:
         """Drop the entrants that are surely behind the one in front."""
+        if not self._alive:
+            return
         front = min(self._alive, key=lambda place: mean(self._costs(place)))
         best, margin = self._costs(front), margin_of(self._within)
         self._alive = [
@@ -439,6 +453,8 @@ class _Race:
 
     def _is_settled(self) -> bool:
         """Whether the first of those left is as good as any other, or there is no other."""
+        if len(self._alive) < 2:
+            return True
         first, *others = self._alive
         if self._within is not None:
             return not others
@@ -446,10 +462,16 @@ class _Race:
         return all(surely_ahead(mine, self._costs(each), 1 / TIE) for each in others)
 
     def result(self) -> Result:
-        """What the rules make of the times: the first in the chain that is as good as the best."""
+        """What the rules make of the times: the first in the chain that is as good as the best.
+
+        Raises:
+            _Undecided: those that were not surely behind have raised.
+        """
         measured = (place for place in self._turns if place not in self.errors)
         timings = {place: self._timing(place) for place in measured}
-        costs = {place: timings[place].cost for place in self._alive}
+        costs = {p: timings[p].cost for p in sorted((*self._alive, *self._waiting))}
+        if not costs:
+            raise _Undecided("all that were left raised")
         if self._within is not None:
             costs = least_memory(costs, self._grown, self._within)
         return Result(first_of_the_best(costs), timings, self.errors)

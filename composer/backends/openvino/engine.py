@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from composer import _torch
 from composer.backends.forks import never_freed_in_forks
 from composer.backends.openvino.corrections import correct
 from composer.backends.openvino.layouts import read_in_several_ways
@@ -69,7 +70,8 @@ class OpenVinoEngine(BindingEngine[Bound]):
 
         super().__init__(region)
         self._infer = InferRequest.infer  # the public one on top of it takes three times as long
-        self._model = _with_wide_sums(model, region) if precision == "bf16" else model
+        narrow = precision == "bf16" and settings.device == "CPU" and _torch.multiplies_bf16()
+        self._model = _with_wide_sums(model, region) if narrow else model
         self._dtypes = region.input_dtypes
         self._table_sizes = table_sizes(region.gm)
         self._device = settings.device
@@ -131,8 +133,8 @@ class OpenVinoEngine(BindingEngine[Bound]):
 
 
 def _with_wide_sums(model: Model, region: Region) -> Model:
-    names = model.graph.inputs
-    return Model(in_float32(model.read, {names[i] for i in region.weights}), model.graph)
+    bound = {model.graph.inputs[i] for i in (*region.weights, *region.constants)}
+    return Model(in_float32(model.read, bound), model.graph)
 
 
 def _config(settings: Settings, precision: str) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Sums and norms in float32, where OpenVINO computes products in bfloat16.
+"""Sums and layer norms in float32, where OpenVINO computes products in bfloat16.
 
 By itself its plugin for the CPU (2026.4) computes everything in bfloat16 then. The sums of a
 residual stream are rounded layer by layer, so that what a late layer adds to a large number is
@@ -21,18 +21,17 @@ from xml.etree import ElementTree
 
 from composer.backends.openvino.library import core
 
-_NORMS = frozenset({"MVN", "ReduceMean", "Power", "Sqrt", "Divide", "Subtract"})
-"""Of which normalisations are made, where they are no operator of their own."""
+_SUMS = frozenset({"Add", "Subtract"})
 
 
-def in_float32(read: Any, weights: Collection[str]) -> Any:
-    """The model with its sums and norms marked, to be computed in float32.
+def in_float32(read: Any, bound: Collection[str]) -> Any:
+    """The model with its sums, differences and layer norms marked, to be computed in float32.
 
-    A sum with a weight, such as a bias, is a part of the product before it, and not marked.
+    What is added to one computed value, such as a bias to a product, is not marked.
 
     Args:
         read: A model of OpenVINO's.
-        weights: The inputs of it that are weights.
+        bound: The inputs of it that weights and constants are taken in for.
     """
     import openvino
 
@@ -40,29 +39,22 @@ def in_float32(read: Any, weights: Collection[str]) -> Any:
         path = Path(folder) / "model.xml"
         openvino.serialize(read, path)
         tree = ElementTree.parse(path)
-        if not _mark(tree, weights):
-            return read
+        _mark(tree, bound)
         tree.write(path)
         return core().read_model(path, config={"ENABLE_MMAP": False})
 
 
-def _mark(tree: ElementTree.ElementTree[Any], weights: Collection[str]) -> bool:
-    """Whether there was anything to mark."""
-    layers = {layer.get("id"): layer for layer in tree.iterfind("layers/layer")}
-    given = {
-        key: layer.get("type") != "Const" and layer.get("name") not in weights
-        for key, layer in layers.items()
-    }
+def _mark(tree: ElementTree.ElementTree[Any], bound: Collection[str]) -> None:
     sources = defaultdict(list)
     for edge in tree.iterfind("edges/edge"):
         sources[edge.get("to-layer")].append(edge.get("from-layer"))
-    found = [
-        layer
-        for key, layer in layers.items()
-        if layer.get("type") in _NORMS
-        or (layer.get("type") == "Add" and all(given[each] for each in sources[key]))
-    ]
-    for layer in found:
-        info = ElementTree.SubElement(layer, "rt_info")
-        ElementTree.SubElement(info, "attribute", name="precise", version="0")
-    return bool(found)
+    computed: dict[str | None, bool] = {}
+    for layer in tree.iterfind("layers/layer"):  # in the order of the computation
+        key, kind = layer.get("id"), layer.get("type")
+        given = [computed[each] for each in sources[key]]
+        is_input = kind == "Parameter" and layer.get("name") not in bound
+        computed[key] = kind != "ShapeOf" and (is_input or any(given))
+        if kind == "MVN" or (kind in _SUMS and all(given)):
+            info = layer.find("rt_info")
+            info = ElementTree.SubElement(layer, "rt_info") if info is None else info
+            ElementTree.SubElement(info, "attribute", name="precise", version="0")
