@@ -29,6 +29,7 @@ from composer.contenders import Contender
 from composer.errors import ChildRefusal, PassError, Refusal, causes, refuse, text_of
 from composer.floor import make_floor
 from composer.graphs import clones, collectives, writes
+from composer.graphs.comparison import Bounds
 from composer.graphs.modes import leaving_modes
 from composer.lowering import keeping
 from composer.lowering.each import compile_each
@@ -64,7 +65,7 @@ def try_candidate(
             with _torch.modes_put_back():  # else the next would be built in those of a region
                 compiled = _probe_and_build(request, contender, ballot)
                 _decline_low_coverage(notes, contender.min_coverage)
-                _verify(compiled, request, contender)
+                _verify(compiled, request, contender, contender.allowed(notes.engine))
             ballot.accept()
         except Exception as error:
             if isinstance(error, _torch.DYNAMO_CONTROL_FLOW) and not at_run_time:
@@ -168,15 +169,20 @@ def _aot_settings(request: GraphRequest, backend: Backend) -> Iterator[None]:
         yield
 
 
-def _verify(compiled: Callable[..., Any], request: GraphRequest, contender: Contender) -> None:
+def _verify(
+    compiled: Callable[..., Any],
+    request: GraphRequest,
+    contender: Contender,
+    bounds: Bounds | None,
+) -> None:
     """Compare with what the floor computes, where the policy asks for it."""
-    if contender.bounds is None or contender.backend.may_return_original:
+    if bounds is None or contender.backend.may_return_original:
         return
     if collectives.meets_other_ranks(request.gm):
         note(verified="no: other ranks would have to run the graph's collectives as well")
         return
     reference, _ = make_floor(request, late.in_force().shared)
-    compared = verify(compiled, request, reference, contender.bounds)
+    compared = verify(compiled, request, reference, bounds)
     if contender.on_trial and not compared:
         refuse(Status.SKIPPED, Reason.POLICY, "in bf16 its numbers could not be compared")
 

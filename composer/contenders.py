@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from composer import child, session
 from composer.backends import find_backend
@@ -33,6 +34,8 @@ class Contender:
         barred: Why it must not be tried; empty where it may be.
         precision: What it computes in; ``None`` where the policy does not say.
         on_trial: Whether it serves only if its numbers hold. The same candidate in fp32 is next.
+        bounds_in_bf16: ``bounds`` for a graph that was rewritten to bfloat16. One that has no
+            product of float32, say, is not, though the candidate's precision is bf16.
     """
 
     candidate: Candidate
@@ -46,6 +49,7 @@ class Contender:
     barred: str = ""
     precision: Precision | None = None
     on_trial: bool = False
+    bounds_in_bf16: Bounds | None = None
 
     @property
     def key(self) -> str:
@@ -87,6 +91,10 @@ class Contender:
     def _failure_key(self, request: GraphRequest) -> str | None:
         facts = self.candidate, self.backend, self.limits, self.precision
         return failures.key_of(request, *facts)
+
+    def allowed(self, attempt: Mapping[str, Any]) -> Bounds | None:
+        """How far its numbers may be off, by what its attempt says of itself (``engine``)."""
+        return self.bounds_in_bf16 if attempt.get("precision") == "bf16" else self.bounds
 
     def narrowed(self, request: GraphRequest) -> Narrow | None:
         """The graph rewritten to bfloat16, if that is the candidate's precision.
@@ -150,8 +158,8 @@ def _in_each_precision(contender: Contender, policy: Policy) -> Iterator[Contend
         yield contender
         return
     on_trial = policy.precision == "auto"
-    bounds = Share(share=policy.max_error) if on_trial or contender.bounds else None
-    yield replace(contender, bounds=bounds, precision="bf16", on_trial=on_trial)
+    share = Share(share=policy.max_error) if on_trial or contender.bounds else None
+    yield replace(contender, precision="bf16", on_trial=on_trial, bounds_in_bf16=share)
     if on_trial:
         yield replace(contender, precision="fp32")
 

@@ -144,6 +144,17 @@ def test_convolution_and_batch_norm() -> None:
     assert spy.products == [{torch.bfloat16}, {torch.bfloat16}]
 
 
+@pytest.mark.parametrize(
+    "equation", ["ij,jk", "ij,jk->ik", "...ij, ...jk -> ...ik", "ij,ij->", "ij,ij->i"]
+)
+def test_einsum_that_sums_what_it_multiplies(equation: str) -> None:
+    """Other einsums are no products (``test_graphs_with_nothing_to_lower``)."""
+    f = compiled(lambda x: torch.einsum(equation, x, x), Spy(), precision="bf16")
+    x = torch.rand(8, 8)
+    assert 0 < error(f(x), torch.einsum(equation, x, x)) < 0.02
+    assert last().attempts[0].engine["products_in_bf16"] == 1
+
+
 def test_what_is_written_in_place_is_rounded_where_it_is_read() -> None:
     """Not where it was computed."""
 
@@ -366,6 +377,24 @@ def test_bf16_is_compared_where_the_user_asks() -> None:
     assert "spy in bf16 rejected" in last().attempts[0].sentence()
 
 
+@pytest.mark.filterwarnings("ignore::composer.errors.FallbackWarning")
+@pytest.mark.parametrize("verify", ["compile", "sample"])
+def test_graph_that_stays_in_fp32_is_judged_as_such(verify: str) -> None:
+    """By ``tolerance``, though the policy says bf16: it has no product to compute in it."""
+    calls = iter(range(10))
+
+    def half_a_percent_off(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+        right = 1 if verify == "sample" else 0
+        return lambda x: gm.forward(x) if next(calls) < right else (x.sin() * 1.005,)
+
+    f = compiled(
+        torch.sin, half_a_percent_off, Spy(), precision="bf16", verify=verify, sample_every=1
+    )
+    x = torch.rand(4, 4)
+    assert torch.equal(f(x), x.sin())
+    assert told()[0] == ("half_a_percent_off", "fp32", "rejected", "numeric_mismatch")
+
+
 def test_sampled_calls_are_judged_by_who_serves() -> None:
     """By ``max_error`` while that is bf16."""
     module, x = layers(), torch.randn(4, 32)
@@ -472,8 +501,15 @@ def test_gradient_passes_a_cast_that_was_made_without_grad() -> None:
         (lambda x: x @ x, torch.float64, "no product or convolution of float32"),
         (lambda x: x @ x, torch.bfloat16, "no product or convolution of float32"),
         (torch.autocast("cpu", torch.bfloat16)(lambda x: x @ x), torch.float32, "no product"),
+        (lambda x: torch.einsum("i, j -> ij", x[0], x[1]), torch.float32, "no product"),
+        (lambda x: torch.einsum("ij,ij->ij", x, x), torch.float32, "no product"),
+        (lambda x: torch.einsum("ij->i", x), torch.float32, "no product"),
+        (lambda x: torch.einsum("ii->i", x.clone()).mul_(2), torch.float32, "no product"),
     ],
-    ids=["no product", "float64", "bfloat16", "autocast"],
+    ids=[
+        *("no product", "float64", "bfloat16", "autocast"),
+        *("outer product", "elementwise", "sums of rows", "diagonal"),
+    ],
 )
 def test_graphs_with_nothing_to_lower(function: Any, dtype: torch.dtype, why: str) -> None:
     """Under ``auto`` nobody builds them twice; under ``bf16`` they are compiled as they are."""

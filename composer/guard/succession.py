@@ -147,8 +147,11 @@ class Succession:
 
     def _bounds(self) -> Bounds:
         """The bounds of the engine that serves now; the policy's where that is the floor."""
-        serving = (each.bounds for each in self.contenders[self._serving :])
-        return next(serving, None) or bounds_of(self._policy)
+        if self._serving == len(self.contenders):
+            return bounds_of(self._policy)
+        accepted = [each for each in self.report.attempts if each.accepted]  # the last one serves
+        own = self.contenders[self._serving].allowed(accepted[-1].engine)
+        return own or bounds_of(self._policy)
 
     def _answer(self, *args: Any) -> Any:
         """The floor where passes run on AOTAutograd's graphs: compiled when it is first needed."""

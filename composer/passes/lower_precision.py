@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -76,10 +78,24 @@ _MARK = "rounded_for_products"
 
 
 def _lowers(node: torch.fx.Node, regions: Regions) -> bool:
-    if _torch.operator_name(node.target) not in _PRODUCTS or _torch.written_by(node):
+    if not _multiplies(node) or _torch.written_by(node):
         return False
     values = [each.meta.get("val") for each in (node, *_operands(node))]
     return not regions.of[node].autocast and all(map(_is_wide, values))
+
+
+def _multiplies(node: torch.fx.Node) -> bool:
+    """Whether it is a product. An einsum is one where it sums over what it multiplies.
+
+    Others are elementwise, as the outer product of positions and frequencies is, or views.
+    """
+    name = _torch.operator_name(node.target)
+    if name != "aten::einsum":
+        return name in _PRODUCTS
+    operands, _, result = str(_torch.argument(node, "equation")).partition("->")
+    letters = itertools.chain.from_iterable(map(set, operands.split(",")))
+    kept = {*result, ".", " "}
+    return any(count > 1 and each not in kept for each, count in Counter(letters).items())
 
 
 def _operands(node: torch.fx.Node) -> list[torch.fx.Node]:
