@@ -8,7 +8,8 @@ Inductor's setting is on for the whole process does the graph hold them.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -148,7 +149,7 @@ def _to_freeze(
     """
     own = own_tensors(gm)
     everything = (*own, *example_inputs)
-    readers = _readers(gm, own)
+    marks = _marks(gm, own)
     written = {id(each) for each in writes.written_attributes(gm)}
     held = [i for i, each in enumerate(own) if id(each) not in written]  # these Inductor passes on
     wanted = [*held, *(len(own) + i for i in _passed(gm, example_inputs) if passed)]
@@ -156,23 +157,21 @@ def _to_freeze(
     buffers = {i: each for i, each in weights.items() if type(each) is not torch.nn.Parameter}
     witnesses = find_witnesses({i: b for i, b in buffers.items() if b.is_floating_point()})
     for i in buffers.keys() - witnesses.keys():
-        if any("norm" in str(node.target) for node in readers[i]):  # it may be moved unseen
+        readers = (user for node, bits in marks.items() if bits >> i & 1 for user in node.users)
+        if any("norm" in str(reader.target) for reader in readers):  # it may be moved unseen
             del weights[i]
+    for i in _given_out(gm, marks, weights):
+        del weights[i]
     return Region(gm, weights, witnesses, {}) if weights.keys() >= set(held) else None
 
 
 def _passed(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> list[int]:
-    """Positions of the weights among the inputs that stay as they are, and are not returned."""
+    """Positions of the weights among the inputs that stay as they are."""
     placeholders = gm.graph.find_nodes(op="placeholder")
-    (returned,) = gm.graph.find_nodes(op="output")
     still = capture.lasting_weights(gm, example_inputs) - writes.assigned_inputs(gm)
     if writes.may_write(gm):  # a norm moves its statistics
         still = frozenset(i for i in still if type(example_inputs[i]) is torch.nn.Parameter)
-    return [
-        i
-        for i in sorted(still)
-        if returned not in placeholders[i].users and _is_fixed(placeholders[i], example_inputs[i])
-    ]
+    return [i for i in sorted(still) if _is_fixed(placeholders[i], example_inputs[i])]
 
 
 def _is_fixed(placeholder: torch.fx.Node, value: Any) -> bool:
@@ -181,16 +180,25 @@ def _is_fixed(placeholder: torch.fx.Node, value: Any) -> bool:
     return all(isinstance(size, int) for size in sizes)
 
 
-def _readers(
-    gm: torch.fx.GraphModule, own: Sequence[torch.Tensor]
-) -> dict[int, list[torch.fx.Node]]:
-    """The operations that read each tensor that the graph holds, then each input."""
-    found: dict[int, list[torch.fx.Node]] = {i: [] for i in range(len(own))}
+def _marks(gm: torch.fx.GraphModule, own: Sequence[torch.Tensor]) -> dict[torch.fx.Node, int]:
+    """The nodes that give a tensor that the graph holds, or an input, with the bit of its place."""
+    marks = {node: 1 << i for i, node in enumerate(gm.graph.find_nodes(op="placeholder"), len(own))}
     for node in gm.graph.find_nodes(op="get_attr"):
         value = attribute_at(gm, str(node.target))
-        for i, each in enumerate(own):
-            if each is value:
-                found[i] += node.users
-    for i, node in enumerate(gm.graph.find_nodes(op="placeholder"), len(own)):
-        found[i] = list(node.users)
-    return found
+        marks[node] = sum(1 << i for i, each in enumerate(own) if each is value)
+    return marks
+
+
+def _given_out(
+    gm: torch.fx.GraphModule, marks: Mapping[torch.fx.Node, int], weights: Iterable[int]
+) -> list[int]:
+    """Those of the weights from which alone an output is computed, or which are given out.
+
+    Folded, such an output would be one tensor for all calls, and who gets it may write to it.
+    """
+    folded = sum(1 << i for i in weights)
+    behind = writes.marks_behind(gm, marks)
+    (returned,) = gm.graph.find_nodes(op="output")
+    outputs = map(behind, returned.all_input_nodes)
+    constant = functools.reduce(operator.or_, (bits for bits in outputs if not bits & ~folded), 0)
+    return [i for i in weights if constant >> i & 1]
