@@ -39,6 +39,7 @@ import sys
 import threading
 import traceback
 import types
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -86,6 +87,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch._subclasses.fake_tensor import unset_fake_temporarily as unset_fake_temporarily
 from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 from torch.autograd import forward_ad
+
+# Tells whether memory is still there, and does not keep it: a storage takes no weakref.
+from torch.multiprocessing.reductions import StorageWeakRef
 
 # The base of all batch norms, which torch documents but does not export.
 from torch.nn.modules.batchnorm import _BatchNorm as _BatchNorm
@@ -995,6 +999,12 @@ def storage_id(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
+def memory_gone(tensor: torch.Tensor) -> Callable[[], bool]:
+    """What tells whether the memory that a tensor has now was freed; does not keep it."""
+    reference = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    return cast(Callable[[], bool], reference.expired)
+
+
 def copy_storage(storage: torch.UntypedStorage) -> torch.UntypedStorage:
     """The same bytes elsewhere, on the same device."""
     return cast(torch.UntypedStorage, cast(Any, storage).clone())
@@ -1033,18 +1043,23 @@ def flatten(value: Any) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
 def before_swaps(told: Callable[[torch.Tensor], None]) -> None:
     """Tell of every tensor that ``torch.utils.swap_tensors`` is about to swap.
 
-    It has no hook (torch 2.13), and refuses tensors that have weak references. ``nn.Module`` looks
-    it up at each conversion, where ``set_swap_module_params_on_conversion`` has it swap.
+    It has no hook (torch 2.13), and refuses tensors that have weak references. It is reached by
+    what it asks, since a program may hold the function itself
+    (``from torch.utils import swap_tensors``).
     """
-    swap = torch.utils.swap_tensors
 
-    @functools.wraps(swap)
-    def swap_told(t1: torch.Tensor, t2: torch.Tensor) -> None:
-        told(t1)
-        told(t2)
-        swap(t1, t2)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    def getweakrefs(tensor: torch.Tensor) -> list[Any]:
+        told(tensor)
+        return weakref.getweakrefs(tensor)
 
-    torch.utils.swap_tensors = swap_told
+    asked = types.SimpleNamespace(**vars(weakref) | {"getweakrefs": getweakrefs})
+    cast(Any, torch.utils).weakref = asked
+
+
+def receives_parameters(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a step gets parameters from other ranks, by collectives that raise no version."""
+    module = sys.modules.get("torch.distributed.optim.zero_redundancy_optimizer")
+    return module is not None and isinstance(optimizer, module.ZeroRedundancyOptimizer)
 
 
 # --- fake tensors ---------------------------------------------------------------------------------

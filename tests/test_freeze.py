@@ -156,6 +156,18 @@ def test_a_weight_that_keeps_changing_becomes_an_input(made) -> None:
     assert made == [True, True, False]
 
 
+def test_a_weight_rounded_to_bf16_that_keeps_changing_becomes_an_input(made) -> None:
+    """Its copy is one weight that changes, not a new one each time."""
+    model, x = two_linears(), torch.randn(3, 8)
+    f = compiled(model, "inductor", freeze=True, precision="bf16")
+    for _ in range(4):
+        for _ in range(4):
+            torch.testing.assert_close(f(x), model(x), rtol=0.05, atol=0.05)
+        for weight in model.parameters():
+            weight.add_(0.1)
+    assert made == [True, True, False]
+
+
 def test_statistics_that_an_eager_forward_moves_are_seen(made) -> None:
     """Torch does so without a version; the count of batches beside them tells."""
     model, x = torch.nn.Sequential(torch.nn.BatchNorm1d(8)).eval(), torch.randn(3, 8)

@@ -13,6 +13,7 @@ import torch
 from conftest import compiled, last
 from torch import Tensor, nn
 from torch.nn.functional import dropout, linear, scaled_dot_product_attention
+from weight_changes import LARGE, put_new_values_where_the_old_were
 
 import composer
 from composer import Policy, _torch, precision
@@ -218,6 +219,39 @@ def test_changed_weights_are_seen(change: str) -> None:
         assert error(f(x), module(x)) < 0.02
         assert error(f(x), before) > 0.1
     assert len(composer.reports()) == 1
+
+
+def test_change_that_comes_to_lie_at_the_same_address_is_seen() -> None:
+    """``weight.data = new`` frees the old values; their memory may be given to the new ones."""
+    weight = nn.Parameter(torch.randn(LARGE, LARGE))
+    f, x = compiled(lambda x: x @ weight, Spy(), precision="bf16"), torch.randn(2, LARGE)
+    with torch.no_grad():
+        f(x)
+        assert put_new_values_where_the_old_were(weight)
+        assert error(f(x), x @ weight) < 0.02
+
+
+def test_a_copy_keeps_its_place_when_its_weight_changes() -> None:
+    """What engines were given is written to, so that they see one weight that changes."""
+    weight = nn.Parameter(torch.randn(8, 8))
+    given: list[int] = []
+
+    def engine(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        run = Spy()(gm, inputs)
+
+        def call(*args: Any) -> Any:
+            given.extend(id(each) for each in args if each.dtype is torch.bfloat16)
+            return run(*args)
+
+        return call
+
+    f, x = compiled(lambda x: weight @ x, engine, precision="bf16"), torch.randn(8, 2)
+    with torch.no_grad():
+        for _ in range(3):
+            assert error(f(x), weight @ x) < 0.02
+            weight.mul_(-2)
+    assert len(given) == 3
+    assert len(set(given)) == 1
 
 
 def test_weight_seen_otherwise_is_rounded_anew() -> None:

@@ -285,6 +285,17 @@ def test_storage_id_is_shared_by_views_and_copy_storage_is_apart() -> None:
     assert twin.nbytes() == 16
 
 
+def test_memory_is_gone_when_nobody_has_it_any_more() -> None:
+    """Whatever becomes of the tensor that it was asked for."""
+    tensor = torch.ones(3)
+    gone, other = _torch.memory_gone(tensor), tensor.detach()
+    tensor.data = torch.zeros(3)
+    assert not gone()
+    del other
+    assert gone()
+    assert not _torch.memory_gone(tensor)()
+
+
 def test_storage_id_looks_into_the_tensors_of_transforms() -> None:
     """A row under ``vmap``, and what ``grad`` follows, within each other too."""
     x = torch.ones(2, 4)

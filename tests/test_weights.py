@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import weakref
 from typing import Any
 
 import pytest
 import torch
 from conftest import compiled, last
+from torch import distributed
+from torch._dynamo.utils import counters
+from weight_changes import LARGE, put_new_values_where_the_old_were
 
 import composer
 from composer.lowering import weights
@@ -16,7 +20,7 @@ from composer.testing import FakeBackend, settle
 
 
 def test_torch_fused_steps_do_not_raise_versions() -> None:
-    """The quirk behind ``count_fused_steps``; when this fails, the hook can go."""
+    """The quirk behind ``count_steps``; when this fails, the hook can go."""
     parameter = torch.nn.Parameter(torch.ones(4))
     parameter.grad = torch.ones(4)
     optimizer = torch.optim.AdamW([parameter], fused=True)
@@ -86,6 +90,18 @@ BUILT_LATER: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
+def test_a_program_that_holds_the_swap_itself_may_swap() -> None:
+    """As ``from torch.utils import swap_tensors`` has it, before an engine was built."""
+    swap = inspect.unwrap(torch.utils.swap_tensors)
+    model, x = torch.nn.Linear(8, 4), torch.randn(3, 8)
+    f = compiled(model, "onnxrt")
+    with torch.no_grad():
+        f(x)
+        swap(model.weight, torch.nn.Parameter(torch.randn(4, 8)))
+        torch.testing.assert_close(f(x), model(x))
+
+
 @pytest.mark.parametrize("options", BUILT_LATER.values(), ids=BUILT_LATER)
 def test_weights_can_be_swapped_once_an_engine_was_built_behind_dynamos_compile(options) -> None:
     """What a later compile has met is forgotten, as torch does behind its own."""
@@ -116,6 +132,71 @@ def test_a_fused_step_is_seen() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("first", ["step", "engine"])
+def test_a_compiled_fused_step_is_seen(first: str) -> None:
+    """Whether the step was compiled before an engine bound a weight, or after."""
+    model, x = torch.nn.Linear(8, 4), torch.randn(3, 8)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
+    step = torch.compile(lambda: optimizer.step(), backend="aot_eager")
+    f = compiled(model, "onnxrt")
+
+    def train() -> None:
+        model(x).square().mean().backward()
+        step()
+
+    for each in (train,) if first == "step" else ():
+        each()
+    for _ in range(3):
+        with torch.no_grad():
+            torch.testing.assert_close(f(x), model(x))
+        train()
+
+
+def test_a_compiled_step_that_is_not_fused_has_no_more_breaks() -> None:
+    """Dynamo traces the hook, and finds nothing to do."""
+    weights.count_steps()
+    weight = torch.nn.Parameter(torch.ones(4))
+    weight.grad = torch.ones(4)
+    optimizer = torch.optim.AdamW([weight], lr=0.1, foreach=True)
+    counters["graph_break"].clear()
+    torch.compile(lambda: optimizer.step(), backend="aot_eager")()
+    assert not torch.equal(weight, torch.ones(4))
+    assert not any("not traced" in why for why in counters["graph_break"])
+
+
+@pytest.fixture
+def _alone(tmp_path):
+    """The only rank of a group."""
+    store = distributed.FileStore(str(tmp_path / "store"), 1)
+    distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("_alone")
+def test_torch_collectives_do_not_raise_versions() -> None:
+    """The quirk behind ``receives_parameters``; when this fails, it can go."""
+    weight = torch.nn.Parameter(torch.ones(4))
+    before = weight._version
+    with torch.no_grad():
+        distributed.broadcast(weight, 0)
+        distributed.all_reduce(weight)
+    assert weight._version == before
+
+
+@pytest.mark.usefixtures("_alone")
+def test_parameters_that_other_ranks_update_are_seen() -> None:
+    """Which of them were, a rank does not know: all may have been, whoever has their gradients."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    tensors = [torch.nn.Parameter(torch.ones(4)) for _ in range(2)]
+    optimizer = ZeroRedundancyOptimizer(tensors, torch.optim.SGD, lr=0.1)
+    bound = weights.BoundWeights(dict(enumerate(tensors)), {}, 2)
+    optimizer.step()
+    assert bound.changed(tensors) == {0, 1}
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["dynamo", "direct"])
 def test_statistics_moved_by_an_eager_forward_are_seen(how) -> None:
     """Train a little in eager, evaluate through the engine."""
@@ -132,6 +213,36 @@ def test_statistics_moved_by_an_eager_forward_are_seen(how) -> None:
             model.train()(torch.randn(16, 3, 8, 8) * 3 + 1)
             model.eval()
     assert last().chosen == "onnxrt"
+
+
+class WrittenOut(torch.nn.Module):
+    """Reads a batch norm's statistics by operators of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(4)
+
+    def forward(self, x):
+        if self.training:
+            return self.norm(x)
+        return (x - self.norm.running_mean) * torch.rsqrt(self.norm.running_var + self.norm.eps)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["method", "closure"])
+@pytest.mark.parametrize("engine", ["onnxrt", "composer_openvino"])
+def test_statistics_read_by_a_norm_that_is_written_out_are_seen(engine: str, how: str) -> None:
+    """They are moved by the batch norm that owns them all the same."""
+    if engine == "composer_openvino":
+        pytest.importorskip("openvino")
+    model, x = WrittenOut().eval(), torch.randn(8, 4)
+    f = compiled(model if how == "method" else lambda x: model(x), engine)
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(f(x), model(x))
+            model.train()(torch.randn(16, 4) * 3 + 1)
+            model.eval()
+    assert last().chosen == engine
 
 
 class OwnStatistics(torch.nn.Module):
@@ -207,6 +318,40 @@ def test_weights_that_other_processes_may_write_to_stay_inputs(options, shared) 
             torch.testing.assert_close(f(x), model(x), **bound)
             model.weight.data.mul_(2)
     assert last().chosen == options["chain"][0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", TAKEN_IN.values(), ids=TAKEN_IN)
+def test_parts_of_one_vector_stay_inputs(options) -> None:
+    """A write to the vector raises no version of theirs."""
+    if "composer_openvino" in options["chain"]:
+        pytest.importorskip("openvino")
+    model, x = torch.nn.Linear(16, 16), torch.randn(3, 16)
+    vector = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+    torch.nn.utils.vector_to_parameters(vector, model.parameters())
+    f = torch.compile(model, backend="composer", options=options)
+    bound = {"rtol": 0.05, "atol": 0.05} if "precision" in options else {}
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(f(x), model(x), **bound)
+            vector.mul_(-2)
+    assert last().chosen == options["chain"][0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", TAKEN_IN.values(), ids=TAKEN_IN)
+def test_other_values_at_the_same_address_are_seen(options) -> None:
+    """As when ``weight.data = new`` twice between two calls."""
+    if "composer_openvino" in options["chain"]:
+        pytest.importorskip("openvino")
+    model, x = torch.nn.Linear(LARGE, LARGE, bias=False), torch.randn(3, LARGE)
+    f = torch.compile(model, backend="composer", options=options)
+    bound = {"rtol": 0.05, "atol": 1.0 if "precision" in options else 1e-2}
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(f(x), model(x), **bound)
+            put_new_values_where_the_old_were(model.weight)
+        torch.testing.assert_close(f(x), model(x), **bound)
 
 
 @pytest.mark.slow

@@ -18,7 +18,13 @@ from composer.graphs import capture, checkpoints, clones
 from composer.graphs.nodes import value_of
 from composer.lowering.decompositions import Table, decompositions
 from composer.lowering.freeze import freeze
-from composer.lowering.statistics import find_witnesses, statistics, witness_of
+from composer.lowering.statistics import (
+    find_witnesses,
+    is_statistic_of,
+    may_be_statistic,
+    statistics,
+    witness_of,
+)
 from composer.lowering.weights import can_bind
 from composer.passes import late
 from composer.passes.base import Stage
@@ -260,7 +266,8 @@ def bindable(
         everything: The inputs of a functional graph.
         owners: Positions of the weights among them, and the module that each buffer belongs to.
         unfit: Positions that the graph writes to, and of tensors whose sizes are dynamic.
-        statistics: Positions that a batch norm reads as its running statistics.
+        statistics: Positions that a batch norm reads as its running statistics. A model may also
+            read those of a batch norm by operators of its own.
 
     Returns:
         The weights, and the witnesses of those among them that have one
@@ -268,8 +275,9 @@ def bindable(
     """
     still = sorted(owners.keys() - unfit) if freeze() is not False else []
     weights = {i: everything[i] for i in still if can_bind(everything[i])}
-    read = weights.keys() & statistics
-    orphans = {i: weights[i] for i in read if owners[i] is None}
+    written_out = {i for i, each in weights.items() if is_statistic_of(owners[i], each)}
+    read = weights.keys() & (statistics | written_out)
+    orphans = {i: weights[i] for i in weights if owners[i] is None and may_be_statistic(weights[i])}
     witnesses = {i: witness_of(owners[i]) for i in read} | find_witnesses(orphans)
     weights = {i: each for i, each in weights.items() if witnesses.get(i, each) is not None}
     return weights, {i: each for i, each in witnesses.items() if each is not None}

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 
@@ -46,9 +46,14 @@ class Held(Generic[T]):
 class BindingEngine(ABC, Generic[T]):
     """An engine for one region that takes weights in; may be called from several threads.
 
+    What it makes is taken to hold the memory of the weights, as tensors or by address. An engine
+    whose own is a copy says so by ``_holds_memory``.
+
     Args:
         region: The weights to take in by address, and their witnesses.
     """
+
+    _holds_memory: ClassVar[bool] = True
 
     def __init__(self, region: Region) -> None:
         self._constants = region.constants
@@ -159,6 +164,8 @@ class BindingEngine(ABC, Generic[T]):
             and (i in witnessed or i not in self._witnessed)
         }
         # The state of the weights is read first: a write while their values are taken in is seen.
-        state = BoundWeights(weights, members.witnesses, len(given))
+        state = BoundWeights(
+            weights, members.witnesses, len(given), holds_memory=self._holds_memory
+        )
         held = {self._positions[i]: each for i, each in weights.items()} | self._constants
         return Held(self._make(held), members, state)

@@ -6,9 +6,11 @@ in bfloat16 saves.
 
 from __future__ import annotations
 
+import contextlib
 import math
+import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,15 +26,28 @@ class Copy:
 
     def __init__(self, weight: torch.Tensor) -> None:
         self._weight = weakref.ref(weight)
-        # The state is read first: a write while the values are taken is seen.
-        self._state = BoundWeights({0: weight}, {}, 1)
+        self._state = _state(weight)
         self._layout = _layout(weight)
         self.values = torch.nn.Parameter(narrowed(weight), requires_grad=False)
 
-    def is_of(self, weight: torch.Tensor) -> bool:
-        """Whether it is of this very weight, and that is what it was."""
-        same = self._weight() is weight and self._layout == _layout(weight)
-        return same and self._state.unchanged((weight,))
+    def follow(self, weight: torch.Tensor) -> bool:
+        """Have the values of this weight, as it is now; false if it is another one.
+
+        They are written where they were, which raises the version of ``values``. An engine that
+        takes copies in as constants sees one weight that keeps changing, not ever new ones.
+        """
+        if self._weight() is not weight or self._layout != _layout(weight):
+            return False
+        if not self._state.unchanged((weight,)):
+            self._state = _state(weight)
+            with _outside_of_modes():
+                self.values.copy_(weight.detach())
+        return True
+
+
+def _state(weight: torch.Tensor) -> BoundWeights:
+    """To be read before the values are: a write while they are taken is seen then."""
+    return BoundWeights({0: weight}, {}, 1, holds_memory=False)
 
 
 def _layout(weight: torch.Tensor) -> tuple[torch.Size, tuple[int, ...]]:
@@ -47,16 +62,27 @@ the candidates for one graph, share its copy."""
 
 def copy_of(weight: torch.Tensor) -> Copy:
     """The weight in bfloat16, as it is now."""
-    known = _copies.get(id(weight))
-    if known is None or not known.is_of(weight):
-        known = _copies[id(weight)] = Copy(weight)
-    return known
+    with _lock:
+        known = _copies.get(id(weight))
+        if known is None or not known.follow(weight):
+            known = _copies[id(weight)] = Copy(weight)
+        return known
+
+
+_lock = threading.Lock()
+"""Of two engines that met a change, the second waits until the copy has been written."""
 
 
 def narrowed(weight: torch.Tensor) -> torch.Tensor:
     """A tensor of the values in bfloat16 that is nobody's view, and that has a version."""
-    with _torch.unset_fake_temporarily(), torch.inference_mode(False), torch.no_grad():
+    with _outside_of_modes():
         return weight.detach().to(torch.bfloat16)
+
+
+@contextlib.contextmanager
+def _outside_of_modes() -> Iterator[None]:
+    with _torch.unset_fake_temporarily(), torch.inference_mode(False), torch.no_grad():
+        yield
 
 
 class NarrowWeights(BindingEngine[dict[int, Copy]]):
@@ -68,6 +94,8 @@ class NarrowWeights(BindingEngine[dict[int, Copy]]):
         places: Of weights that are read in bfloat16 only.
         more: Of weights that are read as they are as well; rounded, they follow the arguments.
     """
+
+    _holds_memory = False
 
     def __init__(
         self,

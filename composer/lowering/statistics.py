@@ -41,6 +41,18 @@ def witness_of(owner: object) -> torch.Tensor | None:
     return witness if isinstance(witness, torch.Tensor) else None
 
 
+def may_be_statistic(weight: torch.Tensor) -> bool:
+    """Whether a batch norm somewhere may own it: a buffer of numbers that are not whole."""
+    return type(weight) is not torch.nn.Parameter and weight.is_floating_point()
+
+
+def is_statistic_of(owner: object, buffer: torch.Tensor) -> bool:
+    """Whether it is one of the running statistics of the module that owns it."""
+    if not isinstance(owner, _torch._BatchNorm):
+        return False
+    return any(buffer is each for each in (owner.running_mean, owner.running_var))
+
+
 def find_witnesses(statistics: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
     """A witness for each tensor, where the batch norms in memory that own it have the same one.
 

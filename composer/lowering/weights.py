@@ -23,7 +23,9 @@ def can_bind(value: Any) -> bool:
 
     Inference tensors have no version counter; subclasses and sparse tensors have no one address.
     Other processes write to memory that they share with this one, as the learner of a model does
-    whose actors run it, and raise no version here. Of memory on a GPU torch cannot tell.
+    whose actors run it, and raise no version here. Of memory on a GPU torch cannot tell. Nor does a
+    write to a vector of all parameters raise the versions of those that are parts of its memory
+    (``torch.nn.utils.vector_to_parameters``).
     """
     return (
         isinstance(value, torch.Tensor)
@@ -31,6 +33,7 @@ def can_bind(value: Any) -> bool:
         and value.layout is torch.strided
         and not value.is_inference()
         and value.numel() > 0
+        and value.untyped_storage().nbytes() <= value.nbytes
         and not (value.device.type == "cpu" and value.untyped_storage().is_shared())
     )
 
@@ -82,6 +85,8 @@ class BoundWeights:
         tensors: Index among the weights of the set to the tensor bound there.
         witnesses: Those of the set.
         size: How many weights the set has.
+        holds_memory: Whether what was made of the weights holds their memory. Where it does not,
+            other values may come to lie at the same address, and the memory is watched, too.
     """
 
     def __init__(
@@ -89,6 +94,8 @@ class BoundWeights:
         tensors: Mapping[int, torch.Tensor],
         witnesses: Mapping[int, torch.Tensor],
         size: int,
+        *,
+        holds_memory: bool = True,
     ) -> None:
         self._indices = tuple(tensors)
         self._pick = picker(self._indices) if len(tensors) < size else None
@@ -98,8 +105,10 @@ class BoundWeights:
         self._witnesses = {i: witnesses[i] for i in tensors if i in witnesses}
         self._distinct = tuple({id(each): each for each in self._witnesses.values()}.values())
         self._witnessed = list(map(_versions, self._distinct))
+        watched = () if holds_memory else tensors.values()
+        self._gone = tuple(map(_torch.memory_gone, watched))
         if tensors:
-            count_fused_steps()
+            count_steps()
             _bound.add(self)
 
     @property
@@ -119,6 +128,7 @@ class BoundWeights:
             list(map(_versions, given)) == self._expected
             and list(map(torch.Tensor.data_ptr, given)) == self._addresses
             and (not self._distinct or list(map(_versions, self._distinct)) == self._witnessed)
+            and not (self._gone and any(gone() for gone in self._gone))
         )
 
     def changed(self, given: Sequence[torch.Tensor]) -> frozenset[int]:
@@ -127,7 +137,9 @@ class BoundWeights:
         moved = {i for i, v, a in bound if (given[i]._version, given[i].data_ptr()) != (v, a)}
         seen = zip(self._distinct, self._witnessed, strict=True)
         written = {id(each) for each, version in seen if each._version != version}
-        return frozenset(moved | {i for i, w in self._witnesses.items() if id(w) in written})
+        moved |= {i for i, w in self._witnesses.items() if id(w) in written}
+        memory = zip(self._indices, self._gone, strict=False)  # all of it is watched, or none
+        return frozenset(moved | {i for i, gone in memory if gone()})
 
 
 _bound: weakref.WeakSet[BoundWeights] = weakref.WeakSet()
@@ -179,16 +191,25 @@ def _let_go(weight: torch.Tensor) -> None:
 
 
 @functools.cache
-def count_fused_steps() -> None:
-    """Have every step of a fused optimizer raise the versions of the parameters it wrote to.
+def count_steps() -> None:
+    """Have the steps of optimizers raise the versions of the parameters that they wrote to.
 
-    The fused kernels (``AdamW(..., fused=True)`` and kin, torch 2.13) do not; the day they do,
-    ``tests/test_weights.py`` says so and this hook can go.
+    Two kinds do not (torch 2.13): the fused kernels (``AdamW(..., fused=True)`` and kin), and the
+    collectives by which ``ZeroRedundancyOptimizer`` gets the parameters that other ranks updated.
+    The day they do, ``tests/test_weights.py`` says so and this hook can go.
     """
-    register_optimizer_step_post_hook(_raise_versions)
+    register_optimizer_step_post_hook(_count_step)
 
 
-def _raise_versions(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+def _count_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Dynamo traces it where a step is compiled: of a plain one it must not break the graph."""
+    receives = not torch.compiler.is_compiling() and _torch.receives_parameters(optimizer)
     for group in optimizer.param_groups:
-        if group.get("fused"):
-            increment_version([p for p in group["params"] if p.grad is not None])
+        if receives or group.get("fused"):
+            _raise_versions([p for p in group["params"] if receives or p.grad is not None])
+
+
+@_torch.disabled
+def _raise_versions(parameters: list[torch.Tensor]) -> None:
+    """Not traced: in a graph that is made functional, a version means nothing."""
+    increment_version(parameters)
