@@ -18,7 +18,7 @@ import composer
 from composer import _torch
 from composer.backends import openvino as backend
 from composer.backends.base import computing_in
-from composer.backends.openvino import corrections, engine, kernels, library, sums
+from composer.backends.openvino import corrections, engine, kernels, library, wide
 from composer.backends.openvino.model import Model, read_model, unread_nodes, with_weights
 from composer.lowering.onnx import OnnxGraph
 
@@ -774,7 +774,7 @@ class Residual(torch.nn.Module):
 
 
 class Block(torch.nn.Module):
-    """Products with a bias, a residual sum, a layer norm and scores that are divided."""
+    """Two convolutions, products with a bias, a residual sum, a layer norm, divided scores."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -783,16 +783,16 @@ class Block(torch.nn.Module):
         self.norm = torch.nn.LayerNorm(8)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.linear(self.convolution(x) / 3.0 - 1.0)
+        x = self.linear(self.convolution(self.convolution(x)) / 3.0 - 1.0)
         return self.norm(x + self.linear(x.relu()))
 
 
-def test_sums_and_layer_norms_are_marked_and_biases_are_not(monkeypatch) -> None:
+def test_what_is_marked_to_stay_in_float32(monkeypatch) -> None:
     """Whatever this processor has."""
     marked = []
 
     def spy(read, bound):
-        found = sums.in_float32(read, bound)
+        found = wide.in_float32(read, bound)
         for node in found.get_ordered_ops():
             if any(key.startswith(("precise", "Disable")) for key in node.get_rt_info()):
                 marked.append(node.get_type_name())
@@ -802,7 +802,7 @@ def test_sums_and_layer_norms_are_marked_and_biases_are_not(monkeypatch) -> None
     monkeypatch.setattr(_torch, "multiplies_bf16", lambda: True)
     compiled(Block(), NAME, precision="bf16")(torch.randn(2, 8, 8))
     assert last().chosen == NAME
-    assert marked == ["Add", "MVN"]
+    assert marked == ["Convolution", "Add", "MVN"]
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -812,6 +812,27 @@ def test_sums_stay_in_float32_where_products_are_in_bfloat16(dynamic: bool) -> N
     found = compiled(model, NAME, precision="bf16", dynamic=dynamic)(x)
     assert last().chosen == NAME
     torch.testing.assert_close(found, model(x), rtol=0.02, atol=0)
+
+
+class Differences(torch.nn.Module):
+    """Of neighbours, by a convolution; and a product behind them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = torch.nn.Conv1d(1, 1, 2, bias=False)
+        self.convolution.weight.data[:] = torch.tensor([-1.0, 1.0])
+        self.linear = torch.nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(self.convolution(x))
+
+
+def test_what_a_convolution_reads_of_an_input_is_not_rounded() -> None:
+    """Small differences of large numbers are there."""
+    model, x = Differences(), (256 + torch.arange(17) / 8).expand(2, 1, 17).contiguous()
+    found = compiled(model, NAME, precision="bf16")(x)
+    assert last().chosen == NAME
+    torch.testing.assert_close(found, model(x), rtol=0.02, atol=0.02)
 
 
 def test_openvino_loses_what_is_added_to_large_numbers(monkeypatch) -> None:

@@ -18,7 +18,7 @@ from composer.backends.openvino.memory import Feed, Place, feed_for, place_for
 from composer.backends.openvino.model import Model, with_weights
 from composer.backends.openvino.settings import Settings
 from composer.backends.openvino.snippets import config_for
-from composer.backends.openvino.sums import in_float32
+from composer.backends.openvino.wide import in_float32
 from composer.errors import refuse
 from composer.lowering.bindings import BindingEngine
 from composer.lowering.regions import Region
@@ -71,7 +71,7 @@ class OpenVinoEngine(BindingEngine[Bound]):
         super().__init__(region)
         self._infer = InferRequest.infer  # the public one on top of it takes three times as long
         narrow = precision == "bf16" and settings.device == "CPU" and _torch.multiplies_bf16()
-        self._model = _with_wide_sums(model, region) if narrow else model
+        self._model = _marked(model, region) if narrow else model
         self._dtypes = region.input_dtypes
         self._table_sizes = table_sizes(region.gm)
         self._device = settings.device
@@ -132,7 +132,7 @@ class OpenVinoEngine(BindingEngine[Bound]):
         )
 
 
-def _with_wide_sums(model: Model, region: Region) -> Model:
+def _marked(model: Model, region: Region) -> Model:
     bound = {model.graph.inputs[i] for i in (*region.weights, *region.constants)}
     return Model(in_float32(model.read, bound), model.graph)
 

@@ -1,9 +1,10 @@
-"""Sums and layer norms in float32, where OpenVINO computes products in bfloat16.
+"""What stays in float32 where OpenVINO computes products in bfloat16.
 
 By itself its plugin for the CPU (2026.4) computes everything in bfloat16 then. The sums of a
 residual stream are rounded layer by layer, so that what a late layer adds to a large number is
-lost. Other engines keep them in float32
-(:class:`~composer.passes.lower_precision.LowerPrecision`).
+lost. Other engines keep them, and norms, in float32
+(:class:`~composer.passes.lower_precision.LowerPrecision`). And the numbers of an image are rounded
+before anything is known of them: a convolution that reads them takes a hundredth of a model's time.
 
 An attribute of a node, ``precise``, has it computed in the precision that the model says. Python
 cannot set it. It can stand in a model's file, so the model is written, marked and read again; its
@@ -22,12 +23,15 @@ from xml.etree import ElementTree
 from composer.backends.openvino.library import core
 
 _SUMS = frozenset({"Add", "Subtract"})
+_CONVOLUTIONS = frozenset({"Convolution", "GroupConvolution"})
+_PRODUCTS = _CONVOLUTIONS | {"MatMul"}
 
 
 def in_float32(read: Any, bound: Collection[str]) -> Any:
-    """The model with its sums, differences and layer norms marked, to be computed in float32.
+    """The model with some of its nodes marked, to be computed in float32.
 
-    What is added to one computed value, such as a bias to a product, is not marked.
+    They are sums and differences of two computed values (a bias that is added to a product is
+    none), layer norms, and convolutions that no other product stands before.
 
     Args:
         read: A model of OpenVINO's.
@@ -49,12 +53,16 @@ def _mark(tree: ElementTree.ElementTree[Any], bound: Collection[str]) -> None:
     for edge in tree.iterfind("edges/edge"):
         sources[edge.get("to-layer")].append(edge.get("from-layer"))
     computed: dict[str | None, bool] = {}
+    multiplied: dict[str | None, bool] = {}
     for layer in tree.iterfind("layers/layer"):  # in the order of the computation
         key, kind = layer.get("id"), layer.get("type")
         given = [computed[each] for each in sources[key]]
         is_input = kind == "Parameter" and layer.get("name") not in bound
         computed[key] = kind != "ShapeOf" and (is_input or any(given))
-        if kind == "MVN" or (kind in _SUMS and all(given)):
+        is_first = not any(multiplied[each] for each in sources[key])
+        multiplied[key] = kind in _PRODUCTS or not is_first
+        is_sum = kind in _SUMS and all(given)
+        if is_sum or kind == "MVN" or (kind in _CONVOLUTIONS and is_first):
             info = layer.find("rt_info")
             info = ElementTree.SubElement(layer, "rt_info") if info is None else info
             ElementTree.SubElement(info, "attribute", name="precise", version="0")
