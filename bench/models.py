@@ -47,7 +47,7 @@ from subjects import Subject, deviation, subject
 from summary import compared, summary
 from timing import Series, machine, measure, paired_ratio, write_json
 from torch import nn
-from variants import EAGER, INDUCTOR, PRECISIONS, VARIANTS, Variant
+from variants import EAGER, INDUCTOR, ONE_OF_EACH, PRECISIONS, VARIANTS, Variant
 
 from composer.policy import Policy
 
@@ -129,10 +129,17 @@ def bench_alone(model: str, arguments: Sequence[str]) -> Found:
     wish = wished(options)
     with cold_compiles(), torch.no_grad():
         if not options.no_first:  # what is imported and compiled once in a process
-            bench_model("vit", replace(wish, tiny=True, rounds=1, warmup=0, side=TINY_SIDE))
+            bench_model("vit", first_ones(wish))
             forget()
             give_back()
         return bench_model(model, wish)
+
+
+def first_ones(wish: Wish) -> Wish:
+    """A quick round of variants that between them import, and compile for good, what all do."""
+    some = tuple(each for each in wish.variants if each.name in ONE_OF_EACH) or wish.variants
+    quick = replace(wish, variants=some, precisions=wish.precisions[:1])
+    return replace(quick, tiny=True, rounds=1, warmup=0, side=TINY_SIDE)
 
 
 def settings(wish: Wish) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from torch import nn
 from torch._inductor import config as inductor_config
 
 EAGER, INDUCTOR = "eager", "inductor"
+MAX_AUTOTUNE = "inductor, max-autotune"
 ONNX_RUNTIME, OPENVINO = "onnxruntime", "openvino"
 FIRST, FASTEST = "composer", "composer, fastest"
 WITHOUT_OPENVINO = "composer, fastest, no openvino"
@@ -104,7 +105,7 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
         for each in (
             Variant(EAGER, lambda module, precision, training: module),
             Variant(INDUCTOR, _compiled()),
-            Variant("inductor, max-autotune", _compiled(mode="max-autotune")),
+            Variant(MAX_AUTOTUNE, _compiled(mode="max-autotune")),
             Variant("inductor, freezing", _frozen, trains=False),
             Variant(
                 ONNX_RUNTIME,
@@ -133,3 +134,6 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
     }
 )
 """By name. ONNX Runtime has few kernels for bfloat16 on the CPU, and runs in float32 only."""
+
+ONE_OF_EACH = frozenset({INDUCTOR, MAX_AUTOTUNE, ONNX_RUNTIME, OPENVINO, FASTEST})
+"""Names of variants that reach every engine in every way."""
