@@ -215,14 +215,24 @@ def machine(more: Sequence[str] = ()) -> dict[str, object]:
     }
 
 
+KINDS = ("cpu family", "model")
+"""What tells one processor of a name from another: Zen 4 from Zen 5, say."""
+
+
 def cpu_model() -> str:
-    """The processor's name as it says itself; what Python knows of it away from Linux."""
+    """The processor's name as it says itself, and its family and model, which a virtual one hides.
+
+    What Python knows of it away from Linux, and where it says nothing.
+    """
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return platform.processor() or "unknown"
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or "unknown")
+    pairs = (line.partition(":") for line in lines if ":" in line)
+    facts = {name.strip(): value.strip() for name, _, value in pairs}
+    name = facts.get("model name") or platform.processor() or "unknown"
+    numbers = [f"{each.removeprefix('cpu ')} {facts[each]}" for each in KINDS if each in facts]
+    return f"{name} ({', '.join(numbers)})" if numbers else name
 
 
 def cores() -> int | None:

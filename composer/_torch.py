@@ -312,10 +312,12 @@ def undisabled(compiled: T) -> T:
     return cast(T, getattr(compiled, "_torchdynamo_orig_callable", compiled))
 
 
-def disabled(function: Callable[..., Any]) -> Callable[..., Any]:
+def disabled(
+    function: Callable[..., Any], reason: str = "engines are not traced"
+) -> Callable[..., Any]:
     """``torch.compiler.disable``, typed: Dynamo does not trace the function."""
     wrap = cast(Callable[..., Callable[..., Any]], torch.compiler.disable)
-    return wrap(function, reason="engines are not traced")
+    return wrap(function, reason=reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -1059,7 +1061,7 @@ def before_swaps(told: Callable[[torch.Tensor], None]) -> None:
 def receives_parameters(optimizer: torch.optim.Optimizer) -> bool:
     """Whether a step gets parameters from other ranks, by collectives that raise no version."""
     module = sys.modules.get("torch.distributed.optim.zero_redundancy_optimizer")
-    return module is not None and isinstance(optimizer, module.ZeroRedundancyOptimizer)
+    return isinstance(optimizer, getattr(module, "ZeroRedundancyOptimizer", ()))
 
 
 # --- fake tensors ---------------------------------------------------------------------------------
@@ -1856,6 +1858,42 @@ def constants_let_go() -> Iterator[None]:
             PyCodeCache.modules.remove(module)
             if sys.modules.get(module.__name__) is module:
                 del sys.modules[module.__name__]
+
+
+@contextlib.contextmanager
+def constants_kept_apart() -> Iterator[None]:
+    """Have what Inductor freezes within give out copies of its constants.
+
+    Otherwise an output of weights alone is one tensor for all calls (torch 2.13), and whoever gets
+    it may write to it.
+    """
+    from torch._inductor import freezing
+
+    freeze = freezing.freeze
+
+    def freeze_and_copy(*args: Any, **kwargs: Any) -> tuple[torch.fx.GraphModule, list[int]]:
+        gm, kept = freeze(*args, **kwargs)
+        _copy_what_is_given_out(gm)
+        return gm, kept
+
+    freezing.freeze = freeze_and_copy
+    try:
+        yield
+    finally:
+        freezing.freeze = freeze
+
+
+def _copy_what_is_given_out(gm: torch.fx.GraphModule) -> None:
+    (returned,) = gm.graph.find_nodes(op="output")
+    for node in returned.all_input_nodes:
+        base = node
+        while isinstance(base.target, OpOverload) and shares_memory(base.target):
+            base = base.args[0]
+        if base.op == "get_attr":  # a clone of it would be taken for one that does nothing
+            with gm.graph.inserting_before(returned):
+                copy = gm.graph.call_function(torch.ops.aten.lift_fresh_copy.default, (node,))
+            copy.meta.update(node.meta)
+            returned.replace_input_with(node, copy)
 
 
 # --- the ONNX exporter ----------------------------------------------------------------------------

@@ -92,9 +92,13 @@ class Contender:
         facts = self.candidate, self.backend, self.limits, self.precision
         return failures.key_of(request, *facts)
 
-    def allowed(self, attempt: Mapping[str, Any]) -> Bounds | None:
-        """How far its numbers may be off, by what its attempt says of itself (``engine``)."""
-        return self.bounds_in_bf16 if attempt.get("precision") == "bf16" else self.bounds
+    def allowed(self, engine: Mapping[str, Any]) -> Bounds | None:
+        """How far its numbers may be off, by what the record says of the engine.
+
+        An engine that computes in bf16 by an option of its own is held to what fp32 is.
+        """
+        rewritten = self.precision == "bf16" and engine.get("precision") == "bf16"
+        return self.bounds_in_bf16 if rewritten else self.bounds
 
     def narrowed(self, request: GraphRequest) -> Narrow | None:
         """The graph rewritten to bfloat16, if that is the candidate's precision.

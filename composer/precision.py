@@ -21,7 +21,7 @@ from composer import _torch
 from composer.graphs import clones, collectives, writes
 from composer.lowering.narrow_weights import Copy, NarrowWeights, copy_of
 from composer.lowering.regions import Region
-from composer.lowering.weights import can_bind
+from composer.lowering.weights import watchable
 from composer.passes import early
 from composer.passes.lower_precision import LowerPrecision, casts_in
 from composer.passes.resolve import SharedPasses
@@ -126,11 +126,9 @@ def _with_copies(request: GraphRequest, gm: torch.fx.GraphModule, products: int)
     """
     placeholders = gm.graph.find_nodes(op="placeholder")
     written = writes.assigned_inputs(request.gm)
-    rounded = [
-        i
-        for i in sorted(request.weights - written)
-        if casts_in(placeholders[i]) and _stays(placeholders[i], request.example_inputs[i])
-    ]
+    cast = [i for i in request.weights - written if casts_in(placeholders[i])]
+    fixed = {i: request.example_inputs[i] for i in cast if _is_fixed(placeholders[i])}
+    rounded = sorted(watchable(fixed))
     if request.training or not rounded:
         return Narrow(dataclasses.replace(request, gm=gm), products, lambda compiled: compiled)
     copies = {i: copy_of(request.example_inputs[i]) for i in rounded}
@@ -157,10 +155,9 @@ def _with_copies(request: GraphRequest, gm: torch.fx.GraphModule, products: int)
     return Narrow(twin, products, around, tuple(copies.values()))
 
 
-def _stays(placeholder: torch.fx.Node, value: Any) -> bool:
-    """Whether a change of this weight is seen; one of dynamic size is left to the graph."""
-    sizes = placeholder.meta["val"].shape
-    return can_bind(value) and all(isinstance(size, int) for size in sizes)
+def _is_fixed(placeholder: torch.fx.Node) -> bool:
+    """Whether a weight's sizes are; one of dynamic size is left to the graph."""
+    return all(isinstance(size, int) for size in placeholder.meta["val"].shape)
 
 
 def _added(graph: torch.fx.Graph, weight: torch.fx.Node) -> torch.fx.Node:

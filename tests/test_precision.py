@@ -13,7 +13,6 @@ import torch
 from conftest import compiled, last
 from torch import Tensor, nn
 from torch.nn.functional import dropout, linear, scaled_dot_product_attention
-from weight_changes import LARGE, put_new_values_where_the_old_were
 
 import composer
 from composer import Policy, _torch, precision
@@ -221,16 +220,6 @@ def test_changed_weights_are_seen(change: str) -> None:
     assert len(composer.reports()) == 1
 
 
-def test_change_that_comes_to_lie_at_the_same_address_is_seen() -> None:
-    """``weight.data = new`` frees the old values; their memory may be given to the new ones."""
-    weight = nn.Parameter(torch.randn(LARGE, LARGE))
-    f, x = compiled(lambda x: x @ weight, Spy(), precision="bf16"), torch.randn(2, LARGE)
-    with torch.no_grad():
-        f(x)
-        assert put_new_values_where_the_old_were(weight)
-        assert error(f(x), x @ weight) < 0.02
-
-
 def test_a_copy_keeps_its_place_when_its_weight_changes() -> None:
     """What engines were given is written to, so that they see one weight that changes."""
     weight = nn.Parameter(torch.randn(8, 8))
@@ -427,6 +416,20 @@ def test_graph_that_stays_in_fp32_is_judged_as_such(verify: str) -> None:
     x = torch.rand(4, 4)
     assert torch.equal(f(x), x.sin())
     assert told()[0] == ("half_a_percent_off", "fp32", "rejected", "numeric_mismatch")
+
+
+@pytest.mark.filterwarnings("ignore::composer.errors.FallbackWarning")
+@pytest.mark.parametrize("precision", ["fp32", "auto"])
+def test_engine_that_is_in_bf16_by_itself_is_judged_by_what_was_asked(precision: str) -> None:
+    """As one told so by an option of its own: the policy wants float32."""
+
+    def low(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+        base.note(precision="bf16")
+        return lambda x: (x.sin() * 1.005,)
+
+    f, x = compiled(torch.sin, low, precision=precision, verify="compile"), torch.rand(4, 4)
+    assert torch.equal(f(x), x.sin())
+    assert told()[-1] == ("low", "bf16", "rejected", "numeric_mismatch")
 
 
 def test_sampled_calls_are_judged_by_who_serves() -> None:

@@ -26,15 +26,3 @@ def swap(model) -> None:
 
 
 CHANGES = [update_in_place, load_state_dict, replace_parameter, assign_data, swap]
-
-
-LARGE = 4096
-"""Rows and columns of what has pages of its own, which are given to the next of that size."""
-
-
-def put_new_values_where_the_old_were(weight: torch.nn.Parameter) -> bool:
-    """Assign ``data`` of LARGE x LARGE; whether it lies where the old did."""
-    address = weight.data_ptr()
-    weight.data = torch.empty(0)
-    weight.data = torch.randn(LARGE, LARGE)
-    return weight.data_ptr() == address

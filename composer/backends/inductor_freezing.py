@@ -8,8 +8,7 @@ Inductor's setting is on for the whole process does the graph hold them.
 from __future__ import annotations
 
 import functools
-import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -25,7 +24,7 @@ from composer.lowering.bindings import BindingEngine
 from composer.lowering.freeze import freeze
 from composer.lowering.regions import Region
 from composer.lowering.statistics import find_witnesses
-from composer.lowering.weights import can_bind, picker
+from composer.lowering.weights import picker, watchable
 
 Settings = Mapping[str, Any]
 Made = Callable[[Sequence[Any]], Any]
@@ -109,7 +108,7 @@ class Frozen(BindingEngine[Made]):
         inlined = {i - len(self._own): v for i, v in values.items() if i >= len(self._own)}
         left = tuple(i for i in range(len(self._inputs)) if i not in inlined)
         config = {**self._config, "freezing": bool(values)}
-        with self._compiling(), _torch.constants_let_go():
+        with self._compiling(), _torch.constants_let_go(), _torch.constants_kept_apart():
             gm = _holding(clones.clone_graph(self._gm), inlined)
             run = _torch.undisabled(_compile(gm, [self._inputs[i] for i in left], config))
         pick = picker(left)
@@ -149,29 +148,32 @@ def _to_freeze(
     """
     own = own_tensors(gm)
     everything = (*own, *example_inputs)
-    marks = _marks(gm, own)
+    readers = _readers(gm, own)
     written = {id(each) for each in writes.written_attributes(gm)}
     held = [i for i, each in enumerate(own) if id(each) not in written]  # these Inductor passes on
     wanted = [*held, *(len(own) + i for i in _passed(gm, example_inputs) if passed)]
-    weights = {i: everything[i] for i in wanted if can_bind(everything[i])}
+    weights = watchable({i: everything[i] for i in wanted})
     buffers = {i: each for i, each in weights.items() if type(each) is not torch.nn.Parameter}
-    witnesses = find_witnesses({i: b for i, b in buffers.items() if b.is_floating_point()})
-    for i in buffers.keys() - witnesses.keys():
-        readers = (user for node, bits in marks.items() if bits >> i & 1 for user in node.users)
-        if any("norm" in str(reader.target) for reader in readers):  # it may be moved unseen
+    owned = find_witnesses({i: b for i, b in buffers.items() if b.is_floating_point()})
+    witnesses = {i: each for i, each in owned.items() if each is not None}
+    for i in buffers.keys() - witnesses.keys():  # a norm may move it unseen
+        if i in owned or any("norm" in str(node.target) for node in readers[i]):
             del weights[i]
-    for i in _given_out(gm, marks, weights):
-        del weights[i]
     return Region(gm, weights, witnesses, {}) if weights.keys() >= set(held) else None
 
 
 def _passed(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> list[int]:
-    """Positions of the weights among the inputs that stay as they are."""
+    """Positions of the weights among the inputs that stay as they are, and are not returned."""
     placeholders = gm.graph.find_nodes(op="placeholder")
+    (returned,) = gm.graph.find_nodes(op="output")
     still = capture.lasting_weights(gm, example_inputs) - writes.assigned_inputs(gm)
     if writes.may_write(gm):  # a norm moves its statistics
         still = frozenset(i for i in still if type(example_inputs[i]) is torch.nn.Parameter)
-    return [i for i in sorted(still) if _is_fixed(placeholders[i], example_inputs[i])]
+    return [
+        i
+        for i in sorted(still)
+        if returned not in placeholders[i].users and _is_fixed(placeholders[i], example_inputs[i])
+    ]
 
 
 def _is_fixed(placeholder: torch.fx.Node, value: Any) -> bool:
@@ -180,25 +182,16 @@ def _is_fixed(placeholder: torch.fx.Node, value: Any) -> bool:
     return all(isinstance(size, int) for size in sizes)
 
 
-def _marks(gm: torch.fx.GraphModule, own: Sequence[torch.Tensor]) -> dict[torch.fx.Node, int]:
-    """The nodes that give a tensor that the graph holds, or an input, with the bit of its place."""
-    marks = {node: 1 << i for i, node in enumerate(gm.graph.find_nodes(op="placeholder"), len(own))}
+def _readers(
+    gm: torch.fx.GraphModule, own: Sequence[torch.Tensor]
+) -> dict[int, list[torch.fx.Node]]:
+    """The operations that read each tensor that the graph holds, then each input."""
+    found: dict[int, list[torch.fx.Node]] = {i: [] for i in range(len(own))}
     for node in gm.graph.find_nodes(op="get_attr"):
         value = attribute_at(gm, str(node.target))
-        marks[node] = sum(1 << i for i, each in enumerate(own) if each is value)
-    return marks
-
-
-def _given_out(
-    gm: torch.fx.GraphModule, marks: Mapping[torch.fx.Node, int], weights: Iterable[int]
-) -> list[int]:
-    """Those of the weights from which alone an output is computed, or which are given out.
-
-    Folded, such an output would be one tensor for all calls, and who gets it may write to it.
-    """
-    folded = sum(1 << i for i in weights)
-    behind = writes.marks_behind(gm, marks)
-    (returned,) = gm.graph.find_nodes(op="output")
-    outputs = map(behind, returned.all_input_nodes)
-    constant = functools.reduce(operator.or_, (bits for bits in outputs if not bits & ~folded), 0)
-    return [i for i in weights if constant >> i & 1]
+        for i, each in enumerate(own):
+            if each is value:
+                found[i] += node.users
+    for i, node in enumerate(gm.graph.find_nodes(op="placeholder"), len(own)):
+        found[i] = list(node.users)
+    return found

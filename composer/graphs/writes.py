@@ -1,13 +1,10 @@
-"""What a graph may write to, judged by the schemas and names of its operations.
-
-And what its values depend on, which writes decide as well.
-"""
+"""What a graph may write to, judged by the schemas and names of its operations."""
 
 from __future__ import annotations
 
 import keyword
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable
 
 import torch
 import torch.fx
@@ -123,25 +120,6 @@ def written_attributes(gm: torch.fx.GraphModule) -> list[torch.Tensor]:
         for node, each in tensors.items()
         if _memory(node) in assigned or (_memory(node) in moved and not _is_parameter(each))
     ]
-
-
-def marks_behind(
-    gm: torch.fx.GraphModule, marks: Mapping[torch.fx.Node, int]
-) -> Callable[[torch.fx.Node], int]:
-    """What tells which marked nodes the values of a node come from, by writes as well.
-
-    Args:
-        gm: The graph.
-        marks: Bits for some of its nodes. The answer has the bits of all that a node depends on.
-    """
-    behind: defaultdict[object, int] = defaultdict(int)
-    for node in gm.graph.nodes:
-        read = marks.get(node, 0)
-        for each in node.all_input_nodes:
-            read |= behind[_memory(each)]
-        for each in (node, *(node.all_input_nodes if _writes(node) else ())):
-            behind[_memory(each)] |= read
-    return lambda node: behind[_memory(node)]
 
 
 def _placeholders(gm: torch.fx.GraphModule) -> Iterable[torch.fx.Node]:

@@ -147,9 +147,9 @@ class Succession:
 
     def _bounds(self) -> Bounds:
         """The bounds of the engine that serves now; the policy's where that is the floor."""
-        if self._serving == len(self.contenders):
-            return bounds_of(self._policy)
         accepted = [each for each in self.report.attempts if each.accepted]  # the last one serves
+        if self._serving == len(self.contenders) or not accepted:
+            return bounds_of(self._policy)
         own = self.contenders[self._serving].allowed(accepted[-1].engine)
         return own or bounds_of(self._policy)
 

@@ -25,7 +25,7 @@ from composer.lowering.statistics import (
     statistics,
     witness_of,
 )
-from composer.lowering.weights import can_bind
+from composer.lowering.weights import watchable
 from composer.passes import late
 from composer.passes.base import Stage
 from composer.records import Reason, Status
@@ -266,16 +266,15 @@ def bindable(
         everything: The inputs of a functional graph.
         owners: Positions of the weights among them, and the module that each buffer belongs to.
         unfit: Positions that the graph writes to, and of tensors whose sizes are dynamic.
-        statistics: Positions that a batch norm reads as its running statistics. A model may also
-            read those of a batch norm by operators of its own.
+        statistics: Positions that a batch norm reads as its running statistics.
 
     Returns:
         The weights, and the witnesses of those among them that have one
         (:class:`FunctionalGraph`).
     """
     still = sorted(owners.keys() - unfit) if freeze() is not False else []
-    weights = {i: everything[i] for i in still if can_bind(everything[i])}
-    written_out = {i for i, each in weights.items() if is_statistic_of(owners[i], each)}
+    weights = watchable({i: everything[i] for i in still})
+    written_out = {i for i, each in weights.items() if is_statistic_of(owners[i], each)}  # by hand
     read = weights.keys() & (statistics | written_out)
     orphans = {i: weights[i] for i in weights if owners[i] is None and may_be_statistic(weights[i])}
     witnesses = {i: witness_of(owners[i]) for i in read} | find_witnesses(orphans)

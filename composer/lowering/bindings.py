@@ -13,13 +13,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 
 from composer.lowering.regions import Region
 from composer.lowering.statistics import find_witnesses
-from composer.lowering.weights import BoundWeights, WeightSet, can_bind, identities, picker
+from composer.lowering.weights import BoundWeights, WeightSet, identities, picker, watchable
 
 T = TypeVar("T")
 
@@ -46,14 +46,9 @@ class Held(Generic[T]):
 class BindingEngine(ABC, Generic[T]):
     """An engine for one region that takes weights in; may be called from several threads.
 
-    What it makes is taken to hold the memory of the weights, as tensors or by address. An engine
-    whose own is a copy says so by ``_holds_memory``.
-
     Args:
         region: The weights to take in by address, and their witnesses.
     """
-
-    _holds_memory: ClassVar[bool] = True
 
     def __init__(self, region: Region) -> None:
         self._constants = region.constants
@@ -122,7 +117,8 @@ class BindingEngine(ABC, Generic[T]):
             return self._without_weights()
         members = self._waiting.get(key)
         if members is None:
-            witnesses = find_witnesses({i: given[i] for i in self._witnessed})
+            found = find_witnesses({i: given[i] for i in self._witnessed})
+            witnesses = {i: each for i, each in found.items() if each is not None}
             members = self._waiting[key] = self._members(given, witnesses)
         members.calls += 1
         if self._died >= _RESTLESS and members.calls < _PROOF:
@@ -156,16 +152,15 @@ class BindingEngine(ABC, Generic[T]):
 
     def _bind(self, given: tuple[torch.Tensor, ...], members: WeightSet) -> Held[T]:
         witnessed = members.witnesses.keys()
-        weights = {
-            i: each
-            for i, each in enumerate(given)
-            if members.changes[i] < self._changes_allowed
-            and can_bind(each)
-            and (i in witnessed or i not in self._witnessed)
-        }
-        # The state of the weights is read first: a write while their values are taken in is seen.
-        state = BoundWeights(
-            weights, members.witnesses, len(given), holds_memory=self._holds_memory
+        weights = watchable(
+            {
+                i: each
+                for i, each in enumerate(given)
+                if members.changes[i] < self._changes_allowed
+                and (i in witnessed or i not in self._witnessed)
+            }
         )
+        # The state of the weights is read first: a write while their values are taken in is seen.
+        state = BoundWeights(weights, members.witnesses, len(given))
         held = {self._positions[i]: each for i, each in weights.items()} | self._constants
         return Held(self._make(held), members, state)

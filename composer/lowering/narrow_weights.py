@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -34,20 +33,23 @@ class Copy:
         """Have the values of this weight, as it is now; false if it is another one.
 
         They are written where they were, which raises the version of ``values``. An engine that
-        takes copies in as constants sees one weight that keeps changing, not ever new ones.
+        takes copies in as constants sees one weight that keeps changing, not ever new ones. A call
+        that runs meanwhile in another thread may read both, as in eager one does while a weight is
+        updated in place.
         """
         if self._weight() is not weight or self._layout != _layout(weight):
             return False
         if not self._state.unchanged((weight,)):
-            self._state = _state(weight)
+            state = _state(weight)
             with _outside_of_modes():
                 self.values.copy_(weight.detach())
+            self._state = state
         return True
 
 
 def _state(weight: torch.Tensor) -> BoundWeights:
     """To be read before the values are: a write while they are taken is seen then."""
-    return BoundWeights({0: weight}, {}, 1, holds_memory=False)
+    return BoundWeights({0: weight}, {}, 1)
 
 
 def _layout(weight: torch.Tensor) -> tuple[torch.Size, tuple[int, ...]]:
@@ -62,15 +64,10 @@ the candidates for one graph, share its copy."""
 
 def copy_of(weight: torch.Tensor) -> Copy:
     """The weight in bfloat16, as it is now."""
-    with _lock:
-        known = _copies.get(id(weight))
-        if known is None or not known.follow(weight):
-            known = _copies[id(weight)] = Copy(weight)
-        return known
-
-
-_lock = threading.Lock()
-"""Of two engines that met a change, the second waits until the copy has been written."""
+    known = _copies.get(id(weight))
+    if known is None or not known.follow(weight):
+        known = _copies[id(weight)] = Copy(weight)
+    return known
 
 
 def narrowed(weight: torch.Tensor) -> torch.Tensor:
@@ -94,8 +91,6 @@ class NarrowWeights(BindingEngine[dict[int, Copy]]):
         places: Of weights that are read in bfloat16 only.
         more: Of weights that are read as they are as well; rounded, they follow the arguments.
     """
-
-    _holds_memory = False
 
     def __init__(
         self,

@@ -53,19 +53,20 @@ def is_statistic_of(owner: object, buffer: torch.Tensor) -> bool:
     return any(buffer is each for each in (owner.running_mean, owner.running_var))
 
 
-def find_witnesses(statistics: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
-    """A witness for each tensor, where the batch norms in memory that own it have the same one.
+def find_witnesses(statistics: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor | None]:
+    """A witness for each tensor that batch norms in memory own, where all have the same one.
 
-    Several do where Dynamo copied a module: the copy has the very tensors.
+    Several do where Dynamo copied a module: the copy has the very tensors. ``None`` stands where
+    there is no one witness; what no batch norm owns is left out.
     A graph made for one module and called by another tells nothing of the other's batch norms.
     """
     if not statistics:
         return {}
-    found: defaultdict[int, dict[int, torch.Tensor]] = defaultdict(dict)
+    found: defaultdict[int, dict[int, torch.Tensor | None]] = defaultdict(dict)
     for norm in (each for each in gc.get_objects() if issubclass(type(each), _torch._BatchNorm)):
         buffers = vars(norm).get("_buffers", {})
         for name in ("running_mean", "running_var"):
             witness = buffers.get("num_batches_tracked")
             found[id(buffers.get(name))][id(witness)] = witness
-    witnesses = {i: [*found[id(each)].values()] for i, each in statistics.items()}
-    return {i: of[0] for i, of in witnesses.items() if len(of) == 1 and of[0] is not None}
+    owned = {i: [*found[id(each)].values()] for i, each in statistics.items() if id(each) in found}
+    return {i: of[0] if len(of) == 1 else None for i, of in owned.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import operator
 import weakref
 from collections import Counter
@@ -18,24 +19,55 @@ from composer import _torch
 _versions = operator.attrgetter("_version")
 
 
-def can_bind(value: Any) -> bool:
-    """Whether a change of this tensor could be seen, and its memory shared.
+def watchable(values: Mapping[int, Any]) -> dict[int, torch.Tensor]:
+    """Those of some values whose change could be seen, and whose memory could be shared.
 
     Inference tensors have no version counter; subclasses and sparse tensors have no one address.
     Other processes write to memory that they share with this one, as the learner of a model does
     whose actors run it, and raise no version here. Of memory on a GPU torch cannot tell. Nor does a
-    write to a vector of all parameters raise the versions of those that are parts of its memory
+    write to a vector of all parameters raise the versions of those that are parts of it
     (``torch.nn.utils.vector_to_parameters``).
     """
+    fit = {i: each for i, each in values.items() if _can_bind(each)}
+    parts = {i: t for i, t in fit.items() if t.untyped_storage().nbytes() > t.nbytes}
+    unseen = _within_others(parts) if parts else set()
+    return {i: each for i, each in fit.items() if i not in unseen}
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+
+def _can_bind(value: Any) -> bool:
     return (
         isinstance(value, torch.Tensor)
-        and type(value) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+        and type(value) in _PLAIN
         and value.layout is torch.strided
         and not value.is_inference()
         and value.numel() > 0
-        and value.untyped_storage().nbytes() <= value.nbytes
         and not (value.device.type == "cpu" and value.untyped_storage().is_shared())
     )
+
+
+def _within_others(parts: Mapping[int, torch.Tensor]) -> set[int]:
+    """Those that lie within a larger tensor that the program may still have, and write to."""
+    memories = set(map(_torch.storage_id, parts.values()))
+    tensors = (each for each in gc.get_objects() if type(each) in _PLAIN)
+    strided = (each for each in tensors if each.layout is torch.strided)
+    others = [_span(each) for each in strided if _torch.storage_id(each) in memories]
+    spans = {i: _span(each) for i, each in parts.items()}
+    return {
+        i
+        for i, (memory, first, end) in spans.items()
+        if any(
+            m == memory and f <= first and end <= e and e - f > end - first for m, f, e in others
+        )
+    }
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int, int]:
+    """The storage, and the bytes of it, of a tensor that is dense."""
+    first = int(tensor.storage_offset()) * tensor.itemsize
+    return _torch.storage_id(tensor), first, first + int(tensor.nbytes)
 
 
 class _Watch(weakref.ref[torch.Tensor]):
@@ -81,12 +113,14 @@ class BoundWeights:
     ``p.data.mul_()`` and writes through numpy keep all three and cannot be seen: :func:`refresh`
     is for them.
 
+    Memory that was freed may be given to new values, which then lie at the old address. On the CPU
+    it is held until the weights are bound anew, or let go. A GPU's is too scarce for that, where
+    models are moved off it between calls: there it is watched.
+
     Args:
         tensors: Index among the weights of the set to the tensor bound there.
         witnesses: Those of the set.
         size: How many weights the set has.
-        holds_memory: Whether what was made of the weights holds their memory. Where it does not,
-            other values may come to lie at the same address, and the memory is watched, too.
     """
 
     def __init__(
@@ -94,8 +128,6 @@ class BoundWeights:
         tensors: Mapping[int, torch.Tensor],
         witnesses: Mapping[int, torch.Tensor],
         size: int,
-        *,
-        holds_memory: bool = True,
     ) -> None:
         self._indices = tuple(tensors)
         self._pick = picker(self._indices) if len(tensors) < size else None
@@ -105,8 +137,9 @@ class BoundWeights:
         self._witnesses = {i: witnesses[i] for i in tensors if i in witnesses}
         self._distinct = tuple({id(each): each for each in self._witnesses.values()}.values())
         self._witnessed = list(map(_versions, self._distinct))
-        watched = () if holds_memory else tensors.values()
-        self._gone = tuple(map(_torch.memory_gone, watched))
+        self._held = [each.detach() for each in tensors.values() if each.device.type == "cpu"]
+        elsewhere = {i: each for i, each in tensors.items() if each.device.type != "cpu"}
+        self._gone = {i: _torch.memory_gone(each) for i, each in elsewhere.items()}
         if tensors:
             count_steps()
             _bound.add(self)
@@ -128,7 +161,7 @@ class BoundWeights:
             list(map(_versions, given)) == self._expected
             and list(map(torch.Tensor.data_ptr, given)) == self._addresses
             and (not self._distinct or list(map(_versions, self._distinct)) == self._witnessed)
-            and not (self._gone and any(gone() for gone in self._gone))
+            and not (self._gone and any(gone() for gone in self._gone.values()))
         )
 
     def changed(self, given: Sequence[torch.Tensor]) -> frozenset[int]:
@@ -138,8 +171,7 @@ class BoundWeights:
         seen = zip(self._distinct, self._witnessed, strict=True)
         written = {id(each) for each, version in seen if each._version != version}
         moved |= {i for i, w in self._witnesses.items() if id(w) in written}
-        memory = zip(self._indices, self._gone, strict=False)  # all of it is watched, or none
-        return frozenset(moved | {i for i, gone in memory if gone()})
+        return frozenset(moved | {i for i, gone in self._gone.items() if gone()})
 
 
 _bound: weakref.WeakSet[BoundWeights] = weakref.WeakSet()
@@ -209,7 +241,8 @@ def _count_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             _raise_versions([p for p in group["params"] if receives or p.grad is not None])
 
 
-@_torch.disabled
-def _raise_versions(parameters: list[torch.Tensor]) -> None:
-    """Not traced: in a graph that is made functional, a version means nothing."""
+def _increment(parameters: list[torch.Tensor]) -> None:
     increment_version(parameters)
+
+
+_raise_versions = _torch.disabled(_increment, "versions mean nothing in a functional graph")

@@ -3,8 +3,9 @@
 By itself its plugin for the CPU (2026.4) computes everything in bfloat16 then. The sums of a
 residual stream are rounded layer by layer, so that what a late layer adds to a large number is
 lost. Other engines keep them, and norms, in float32
-(:class:`~composer.passes.lower_precision.LowerPrecision`). And the numbers of an image are rounded
-before anything is known of them: a convolution that reads them takes a hundredth of a model's time.
+(:class:`~composer.passes.lower_precision.LowerPrecision`). And an image's numbers are rounded
+before anything was computed of them, though the convolution that reads them takes a hundredth of
+the time of a model such as ViT.
 
 An attribute of a node, ``precise``, has it computed in the precision that the model says. Python
 cannot set it. It can stand in a model's file, so the model is written, marked and read again; its
@@ -24,7 +25,7 @@ from composer.backends.openvino.library import core
 
 _SUMS = frozenset({"Add", "Subtract"})
 _CONVOLUTIONS = frozenset({"Convolution", "GroupConvolution"})
-_PRODUCTS = _CONVOLUTIONS | {"MatMul"}
+_PRODUCTS = _CONVOLUTIONS | {f"{each}BackpropData" for each in _CONVOLUTIONS} | {"MatMul", "Einsum"}
 
 
 def in_float32(read: Any, bound: Collection[str]) -> Any:
