@@ -115,7 +115,7 @@ class BoundWeights:
 
     Memory that was freed may be given to new values, which then lie at the old address. On the CPU
     it is held until the weights are bound anew, or let go. A GPU's is too scarce for that, where
-    models are moved off it between calls: there it is watched.
+    models are moved off it between calls: there it is watched (not run: no GPU was at hand).
 
     Args:
         tensors: Index among the weights of the set to the tensor bound there.
