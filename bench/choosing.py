@@ -7,8 +7,9 @@ that keeps one core busy.
 
 A pick is wrong if the engine takes more than 5 % longer than the best. What an engine takes is
 measured apart from the selections, under the same load, by ``timing.measure``, before them and
-after them: the mean of all calls, since a load is waited for as well. On a machine that others use
-too that is a moving target: the figures of both halves are in the JSON.
+after them: the mean of all calls, since a load is waited for as well, in turns long enough to be
+what a program sees that goes on calling one engine. On a machine that others use too that is a
+moving target: the figures of both halves are in the JSON.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import argparse
 import contextlib
 import functools
 import importlib.util
+import math
 import os
 import statistics
 import subprocess
@@ -42,8 +44,9 @@ ENGINES: tuple[str, ...] = ("inductor", "onnxrt")
 if importlib.util.find_spec("openvino") is not None:
     ENGINES += ("composer_openvino",)
 WRONG = 1.05
-CALLS = 20
-"""As many are timed together."""
+SETTLE, TURN = 0.3, 0.5
+"""Seconds before an engine's turn and, of the quickest, of the turn. Beside a load, Linux took 200
+ms to part an engine's threads that had woken on one core: see :mod:`composer.select.contest`."""
 SPIN = "import os, sys\nos.sched_setaffinity(0, {int(sys.argv[1])})\nwhile True: pass"
 
 
@@ -133,7 +136,9 @@ def choose(
 
 def _taken(calls: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
     """Milliseconds of a call of each, the mean of all rounds."""
-    taken = measure(calls, rounds, calls=CALLS)
+    first = measure(calls, 1, calls=20, settle=SETTLE)
+    number = math.ceil(TURN * 1e3 / min(series.median for series in first.values()))
+    taken = measure(calls, rounds, calls=number, settle=SETTLE)
     return {name: statistics.fmean(series.milliseconds) for name, series in taken.items()}
 
 
@@ -141,7 +146,7 @@ def main() -> None:
     """Print the figures of each model; ``--json PATH`` writes them as well."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--selections", type=int, default=50)
-    parser.add_argument("--rounds", type=int, default=25)
+    parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--load", type=int, metavar="CORE", help="keep this core busy")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()

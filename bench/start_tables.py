@@ -29,10 +29,12 @@ def warm(record: Record) -> str:
 
 def choosing(record: Record) -> str:
     """How many picks were wrong, and the time of choosing as a share of the builds'."""
-    headings = ("model", "picks", "wrong", "of", "builds, s", "choosing, s", "its share", "at most")
+    headings = ("model", "ms a call", "picks", "wrong", "of")
+    headings += ("builds, s", "choosing, s", "its share", "at most")
     rows = [
         (
             model,
+            ", ".join(f"{name} {ms:.2f}" for name, ms in found["milliseconds"].items()),
             ", ".join(f"{name} {count}" for name, count in found["picks"].items()),
             *(str(found["wrong"]), str(found["selections"])),
             *(f"{found['build_seconds']:.1f}", f"{found['seconds']['median']:.2f}"),
@@ -41,7 +43,7 @@ def choosing(record: Record) -> str:
         for model, found in record["models"].items()
     ]
     busy = "One core was kept busy." if record["load"] else "Nothing was run beside it."
-    return f"{described(record)} {busy}\n\n{table(headings, rows)}"
+    return f"{described(record)} {busy}\n\n{table(headings, rows, text=3)}"
 
 
 def guards(record: Record) -> str:

@@ -137,10 +137,12 @@ def test_tables_of_starts_and_choices_say_what_was_measured(room: Any) -> None:
     chosen = {"picks": {"onnxrt": 49, "inductor": 1}, "wrong": 1, "selections": 50}
     chosen |= {"build_seconds": 20.0, "seconds": {"median": 1.5}}
     chosen |= {"share_of_build": {"median": 0.075, "most": 0.15}}
+    chosen |= {"milliseconds": {"onnxrt": 1.5, "inductor": 2.25}}
     record = {"machine": MACHINE, "load": True, "models": {"perceptron": chosen}}
     page = room("start_tables").choosing(record)
     assert "One core was kept busy." in page
-    assert "| perceptron | onnxrt 49, inductor 1 | 1 | 50 | 20.0 | 1.50 | 8% | 15% |" in page
+    assert "| perceptron | onnxrt 1.50, inductor 2.25 | onnxrt 49, inductor 1 | 1 | 50 |" in page
+    assert "| 50 | 20.0 | 1.50 | 8% | 15% |" in page
 
 
 def test_table_of_guards_has_a_row_for_each_filter(room: Any) -> None:

@@ -12,7 +12,7 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -165,7 +165,7 @@ def test_slow_fake_loses_against_eager() -> None:
 
 def test_tie_goes_to_the_earlier_in_the_chain(monkeypatch: pytest.MonkeyPatch) -> None:
     """And to an engine rather than to eager; here all take the same time to the last digit."""
-    monkeypatch.setattr(Track, "time", lambda track, run, calls, lead: 1e-3)
+    monkeypatch.setattr(Track, "time", lambda *_: 1e-3)
     fastest(double, Engine("one"), Engine("two"))(torch.ones(2))
     assert last().chosen == "one"
     assert [attempt.engine["timing"]["ratio"] for attempt in last().attempts] == [1.0, 1.0]
@@ -649,7 +649,7 @@ def test_turns_grow_while_nothing_is_decided_unless_calls_wait_for_them(
     """A load shows in long turns only; a program whose calls wait does not get any."""
     lengths, noise = [], random.Random(0)
 
-    def time_taken(track: Track, run: Any, calls: int, lead: float) -> float:
+    def time_taken(track: Track, run: Any, calls: int, lead: float, least: float) -> float:
         lengths.append(calls * 0.001)
         return noise.choice((0.0005, 0.0015))
 
@@ -668,12 +668,47 @@ def race_of_two(gate: Gate | None = None) -> int:
     return rounds
 
 
+@dataclass
+class Clock:
+    """What the contest takes for the time, by how long calls are said to take.
+
+    Attributes:
+        every: The system takes a core once in so many seconds.
+        now: The seconds so far.
+        turns: Seconds of each turn, its lead included, and of the lead.
+    """
+
+    every: float
+    now: float = 0.0
+    turns: list[tuple[float, float]] = field(default_factory=list)
+
+    def take(self, monkeypatch: pytest.MonkeyPatch, call: Callable[[Any], float]) -> None:
+        """Have time pass by ``call``, which says what one call of something takes."""
+        time_taken = Track.time
+
+        def timed(track: Track, run: Any, calls: int, lead: float, least: float = 0.0) -> float:
+            before = self.now
+            taken = time_taken(track, run, calls, lead, least)
+            self.turns.append((self.now - before, lead))
+            return taken
+
+        def called(track: Track, run: Any) -> None:
+            self.now += call(run)
+
+        monkeypatch.setattr(Track, "time", timed)
+        monkeypatch.setattr(Track, "_call", called)
+        monkeypatch.setattr(Gate, "perform", lambda gate, turn: turn())
+        monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+        monkeypatch.setattr("time.perf_counter", lambda: self.now)
+        monkeypatch.setattr("composer.machine.interruptions", lambda: int(self.now / self.every))
+
+
 @pytest.mark.parametrize(
     ("every", "gate", "lengths"),
     [
-        (0.005, None, [0.010, 0.010, 0.100, 0.100]),
-        (0.050, None, [0.010, 0.010, 0.010, 0.020]),
-        (0.005, Gate(), [0.010, 0.010, 0.010, 0.010]),
+        (0.005, None, [0.020, 0.020, 0.500, 0.500]),
+        (0.050, None, [0.020, 0.020, 0.020, 0.030]),
+        (0.005, Gate(), [0.020, 0.020, 0.020, 0.020]),
     ],
 )
 def test_turns_are_long_at_once_where_others_take_the_cores(
@@ -681,30 +716,55 @@ def test_turns_are_long_at_once_where_others_take_the_cores(
 ) -> None:
     """But for two rounds that send off whoever is far behind; ``every`` so many seconds one does.
 
-    The clock is the test's: a call takes a millisecond.
+    A call takes a millisecond.
     """
-    now, seen, noise = 0.0, [], random.Random(0)
-
-    def call(track: Track, run: Any) -> None:
-        nonlocal now
-        now += noise.choice((0.0009, 0.0011))
-
-    def timed(track: Track, run: Any, calls: int, lead: float) -> float:
-        before = now
-        taken = time_taken(track, run, calls, 0.0)
-        seen.append(now - before)
-        return taken
-
-    time_taken = Track.time
-    monkeypatch.setattr(Track, "time", timed)
-    monkeypatch.setattr(Track, "_call", call)
-    monkeypatch.setattr(Gate, "perform", lambda gate, turn: turn())
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    monkeypatch.setattr("time.perf_counter", lambda: now)
-    monkeypatch.setattr("composer.machine.interruptions", lambda: int(now / every))
+    noise, clock = random.Random(0), Clock(every)
+    clock.take(monkeypatch, lambda run: noise.choice((0.0009, 0.0011)))
     race_of_two(gate)
-    turns = seen[4:12:2]  # after two calls of each, those of one of the two
-    assert turns == pytest.approx(lengths, rel=0.3)
+    turns = clock.turns[4:12:2]  # after two calls of each, those of one of the two
+    assert [length for length, _ in turns] == pytest.approx(lengths, rel=0.3)
+
+
+LOADED = 0.005
+
+
+def test_under_a_load_only_long_turns_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scheduler needs a while to part an engine's threads; the time is shared out all the same.
+
+    Calls of the one that wins are slow for 180 ms of each turn.
+    """
+    clock = Clock(LOADED)
+    entrants = [select.Entrant(name, lambda x, name=name: name) for name in ("a", "b", "floor")]
+    running, since = "", 0.0
+
+    def call(run: Any) -> float:
+        nonlocal running, since
+        name = run(0)
+        if running != name:
+            running, since = name, clock.now
+        settled = clock.now - since >= 0.180
+        return {"a": 0.002, "b": 0.001 if settled else 0.003, "floor": 0.008}[name]
+
+    clock.take(monkeypatch, call)
+    gm = torch.fx.symbolic_trace(lambda x: x.sin())
+    result = select.race(entrants, read_request(gm, [torch.ones(2)]), select.Budget(2.0))
+    assert result.winner == 1
+    assert result.timings[1].seconds == pytest.approx(0.001, rel=0.05)
+    assert [result.timings[place].rounds for place in range(3)] == [1, 1, 2]  # the floor was far
+    assert 1.8 < result.seconds <= 2.02
+
+
+def test_under_a_load_short_turns_decide_where_there_is_no_time_for_long_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Fewer than two calls of each, or less than a tenth of a second."""
+    clock = Clock(LOADED)
+    entrants = [select.Entrant(name, lambda x, name=name: name) for name in ("a", "b")]
+    clock.take(monkeypatch, lambda run: {"a": 0.0012, "b": 0.001}[run(0)])
+    gm = torch.fx.symbolic_trace(lambda x: x.sin())
+    result = select.race(entrants, read_request(gm, [torch.ones(2)]), select.Budget(0.2))
+    assert (result.winner, {t.rounds > 2 for t in result.timings.values()}) == (1, {True})
+    assert result.seconds <= 0.21
 
 
 def test_interruptions_are_counted() -> None:

@@ -8,15 +8,17 @@ The machine may be busy with other things as well. So:
 - *Turns, not blocks.* A round gives each entrant one turn, in an order drawn anew for each round.
   A load that comes and goes meets all of them alike, and rounds are compared as pairs. A turn is as
   many calls as fill 10 ms, so that a clear case is decided soon. While it is not clear, turns
-  double in length after every three rounds, up to 160 ms. Where the system keeps taking cores from
-  this process, a turn is of a hundred calls of the quickest from the third round on, within that
-  limit: the scheduler lets a thread that has slept run undisturbed for a while, so short turns do
-  not show what an engine suffers from a load. Beside a running program, whose calls wait for turns,
-  they stay short.
+  double in length after every three rounds, up to 160 ms.
 - *Lead.* Calls that are not timed begin each turn, for 10 ms. The threads of the previous entrant
   go on spinning for some milliseconds, waiting for more work, and take the cores from the next: on
   two cores ONNX Runtime's threads made Inductor's code four times as slow. Calls of 50 ms or more
   need no lead: the rest of the spinning is a small part of them.
+- *Long turns under a load.* Where the system keeps taking cores from this process, two rounds only
+  send off those that are far behind. The others then take turns of 300 ms after a lead of 200 ms,
+  and only these count. An engine's threads that have slept often wake on the same core, and on two
+  cores with a program beside it took Linux 200 ms to part them: ONNX Runtime's calls were of 5.2
+  ms until then, and of 3.7 from then on. Beside a running program, whose calls wait for turns,
+  turns stay short all the same.
 
 :mod:`composer.select.rules` decides by the times: who is out, who has won, and when that is clear.
 
@@ -67,10 +69,13 @@ _LEAD, _LONG = 0.010, 0.050
 _TURN, _LONGEST_TURN, _LONGER = 0.010, 0.160, 3
 """Seconds of the first turns and of the longest, and after how many rounds they double."""
 
-_BUSY, _SCOUTING, _CALLS = 100.0, 2, 100
+_BUSY, _SCOUTING, _FAR = 100.0, 2, 2.0
 """Interruptions in a second of a thread beyond which other programs are at work (on two cores 35 to
-85 without, 95 to 230 with one beside), how many rounds stay short for all that, to send off those
-that are far behind, and of how many calls of the quickest a turn is then."""
+85 without, 95 to 230 with one beside), how many rounds stay short for all that, and who is far
+behind in them: whose best turn took so many times as long as the worst of another."""
+
+_LOADED_LEAD, _LOADED_TURN, _LEAST_SHARE = 0.2, 0.3, 0.1
+"""Seconds of calls before a long turn, of the turn, and of both where time is short."""
 
 _MOST_CALLS = 1000
 _MOST_ROUNDS = 40
@@ -352,7 +357,7 @@ class _Race:
         """
         order = random.Random(0)
         for number in range(_MOST_ROUNDS):
-            if self._is_settled():
+            if self._is_settled() or (number >= _SCOUTING and self._run_long(order)):
                 return
             length = self._length(number)
             if not self._fits(length):
@@ -364,10 +369,50 @@ class _Race:
                 if self._is_over(after=self._expected(place, length=length)):
                     return
                 calls, lead = self._plan(place, length)
-                times[place] = self._turn(place, calls, lead, self._gate)
+                times[place] = self._turn(place, calls, lead, gate=self._gate)
             for place in self._alive:
                 self._turns[place].append(times[place])
             self._send_off()
+
+    def _run_long(self, order: random.Random) -> bool:
+        """Under a load, rounds of long turns; whether there was a load, and time for a round.
+
+        The time that is left is shared out evenly, so that the last turn ends with it.
+        """
+        if self._gate is not None or self._track.interruptions <= _BUSY:
+            return False
+        self._send_off_far()
+        for number in range(_MOST_ROUNDS):
+            if self._is_settled():
+                return True
+            share = self._share()
+            if share < max(_LEAST_SHARE, *(2 * self._usual(place) for place in self._alive)):
+                return number > 0
+            some = order.sample(self._alive, len(self._alive))
+            times = {place: self._long_turn(place, share) for place in some}
+            for place in self._alive:
+                before = self._turns[place] if number else []
+                self._turns[place] = [*before, times[place]]
+            self._send_off()
+        return True
+
+    def _long_turn(self, place: int, share: float) -> float:
+        """As :meth:`_turn`. Lead and turn each end with a whole call: half a call late or early."""
+        usual = self._usual(place)
+        calls, _ = self._plan(place, _TURN)
+        lead = min(share * _LOADED_LEAD / (_LOADED_LEAD + _LOADED_TURN), _LOADED_LEAD)
+        return self._turn(place, calls, lead - usual / 2, share - lead - usual / 2)
+
+    def _send_off_far(self) -> None:
+        """Drop the entrants whose best turn is far behind another's worst."""
+        costs = {place: self._costs(place) for place in self._alive}
+        limit = max(_FAR, margin_of(self._within)) * min(max(each) for each in costs.values())
+        self._alive = [place for place, each in costs.items() if min(each) <= limit]
+
+    def _share(self) -> float:
+        """Seconds of a lead and a long turn, for all rounds that there is still time for."""
+        left = (self._deadline - time.perf_counter()) / len(self._alive)
+        return left / max(1, int(left / (_LOADED_LEAD + _LOADED_TURN)))
 
     def _fits(self, length: float) -> bool:
         """Whether there is time for a round of turns of that length."""
@@ -401,20 +446,25 @@ class _Race:
         """Seconds of a turn in this round."""
         if self._gate is not None:
             return _TURN
-        usual = min(math.ldexp(_TURN, number // _LONGER), _LONGEST_TURN)
-        if number < _SCOUTING or self._track.interruptions <= _BUSY:
-            return usual
-        quickest = min(self._usual(place) for place in self._alive)
-        return max(usual, min(_CALLS * quickest, _LONGEST_TURN))
+        return min(math.ldexp(_TURN, number // _LONGER), _LONGEST_TURN)
 
-    def _turn(self, place: int, calls: int, lead: float = 0.0, gate: Gate | None = None) -> float:
+    def _turn(
+        self,
+        place: int,
+        calls: int,
+        lead: float = 0.0,
+        least: float = 0.0,
+        gate: Gate | None = None,
+    ) -> float:
         """Seconds of a call; an entrant that raises is out, and takes infinitely long.
 
         Raises:
             _Undecided: the floor itself raises.
         """
         try:
-            turn = functools.partial(self._track.time, self._entrants[place].run, calls, lead)
+            turn = functools.partial(
+                self._track.time, self._entrants[place].run, calls, lead, least
+            )
             return turn() if gate is None else self._between_calls(turn, gate)
         except Exception as error:  # noqa: BLE001  # recorded: its attempt has failed
             if place == len(self._entrants) - 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -66,18 +67,23 @@ class Track:
         sources = named | dict(self._request.gm.named_parameters())
         self._leaves = {n: v for n, v in sources.items() if requires_grad(v) and v.is_leaf}
 
-    def time(self, run: Callable[..., Any], calls: int, lead: float) -> float:
+    def time(self, run: Callable[..., Any], calls: int, lead: float, least: float = 0.0) -> float:
         """Seconds of a call, by timing several together; a single one if the graph writes.
 
         Args:
             run: What is called.
             calls: How many calls to time together.
             lead: Seconds to make calls for before timing begins; unless 0, at least one is made.
+            least: Seconds to go on timing for, so many calls together; 0 times once.
         """
         until = time.perf_counter() + lead
         while lead and time.perf_counter() < until:
             self._timed(run, 1)
-        return self._timed(run, calls)
+        until = time.perf_counter() + least
+        taken = [self._timed(run, calls)]
+        while time.perf_counter() < until:
+            taken.append(self._timed(run, calls))
+        return statistics.fmean(taken)
 
     def _timed(self, run: Callable[..., Any], calls: int) -> float:
         if self._writes:
