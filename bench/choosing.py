@@ -46,7 +46,7 @@ if importlib.util.find_spec("openvino") is not None:
 WRONG = 1.05
 SETTLE, TURN = 0.3, 0.5
 """Seconds before an engine's turn and, of the quickest, of the turn. Beside a load, Linux took 200
-ms to part an engine's threads that had woken on one core: see :mod:`composer.select.contest`."""
+ms to part an engine's threads that had woken on one core: see :mod:`composer.select.turns`."""
 SPIN = "import os, sys\nos.sched_setaffinity(0, {int(sys.argv[1])})\nwhile True: pass"
 
 

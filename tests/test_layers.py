@@ -39,6 +39,7 @@ LAYERS = [
     {"guard"},
     {"select.footprint", "select.rules", "select.track"},
     {"select.contest"},
+    {"select.turns"},
     {"select"},
     {"select.choice"},
     {"select.remembered", "contenders"},

@@ -29,7 +29,7 @@ from composer.cli import app
 from composer.errors import CacheWarning, OptionError
 from composer.passes import fingerprint
 from composer.policy import Facts
-from composer.select import contest, remembered
+from composer.select import remembered, turns
 from composer.store import disk, shared_store, verdicts
 from composer.store.ledger import Ledger
 from composer.testing import FakeBackend
@@ -107,8 +107,8 @@ class Chain:
 def chain(monkeypatch: pytest.MonkeyPatch) -> Chain:
     """Its engines have no threads to wait for, are far apart, and hold no memory."""
     monkeypatch.setattr(remembered, "free_memory", lambda: None)  # most of these tests' time
-    monkeypatch.setattr(contest, "_LEAD", 0.0)
-    monkeypatch.setattr(contest, "_TURN", 0.001)
+    monkeypatch.setattr(turns, "_LEAD", 0.0)
+    monkeypatch.setattr(turns, "_TURN", 0.001)
     return Chain()
 
 

@@ -1,0 +1,393 @@
+"""``select = "fastest"``: which of several accepted engines runs a graph in the least time?
+
+All engines and the floor (the captured graph's own forward) take turns on copies of the first
+call's inputs. In training a call is a forward and a backward. What a run changes is put back.
+
+The machine may be busy with other things as well. So:
+
+- *Turns, not blocks.* A round gives each entrant one turn, in an order drawn anew for each round.
+  A load that comes and goes meets all of them alike, and rounds are compared as pairs. A turn is as
+  many calls as fill 10 ms, so that a clear case is decided soon. While it is not clear, turns
+  double in length after every three rounds, up to 160 ms.
+- *Lead.* Calls that are not timed begin each turn, for 10 ms. The threads of the previous entrant
+  go on spinning for some milliseconds, waiting for more work, and take the cores from the next: on
+  two cores ONNX Runtime's threads made Inductor's code four times as slow. Calls of 50 ms or more
+  need no lead: the rest of the spinning is a small part of them.
+- *Long turns under a load.* Where the system keeps taking cores from this process, two rounds only
+  send off those that are far behind. The others then take turns of 300 ms and more after a lead of
+  200 ms, less where time is short, and only these count. An engine's threads that have slept often
+  wake on the same core, and on two cores with a program beside it took Linux 200 ms to part them:
+  ONNX Runtime's calls were of 5.2 ms until then, and of 3.7 from then on. Beside a running program,
+  whose calls wait for turns, turns stay short all the same.
+
+:mod:`composer.select.rules` decides by the times: who is out, who has won, and when that is clear.
+
+The time for a contest is bounded: no turn begins that is likely to end too late, by what the
+entrant took before. A call cannot be interrupted, so one that takes longer than before may overrun.
+Where there is no time for a round of all, those that are close to the one in front go on alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import math
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from composer.guard.gate import Gate
+from composer.records import GraphRequest, error_line
+from composer.select.contest import Budget, Entrant, Result, Timing
+from composer.select.footprint import Gauge
+from composer.select.rules import (
+    TIE,
+    first_of_the_best,
+    least_memory,
+    margin_of,
+    mean,
+    surely_ahead,
+)
+from composer.select.track import Track
+
+_CLOSE = 1.5
+"""How many times as long as the one in front those take that go on where time is short."""
+
+_LEAD, _LONG = 0.010, 0.050
+"""Seconds of calls before a turn that are not timed, and of a call that needs none of them."""
+
+_TURN, _LONGEST_TURN, _LONGER = 0.010, 0.160, 3
+"""Seconds of the first turns and of the longest, and after how many rounds they double."""
+
+_BUSY, _SCOUTING, _FAR = 100.0, 2, 2.0
+"""Interruptions in a second of a thread beyond which other programs are at work (on two cores 35 to
+85 without, 95 to 230 with one beside), how many rounds stay short for all that, and who is far
+behind in them: whose best turn took so many times as long as the worst of another."""
+
+_LOADED_LEAD, _LOADED_TURN, _LEAST_SHARE = 0.2, 0.3, 0.1
+"""Seconds of calls before a long turn, of the turn, and of both where time is short."""
+
+_MOST_CALLS = 1000
+_MOST_ROUNDS = 40
+
+
+class _Undecided(Exception):
+    """The contest cannot be held, and why."""
+
+
+def race(
+    entrants: Sequence[Entrant],
+    request: GraphRequest,
+    budget: Budget,
+    within: float | None = None,
+    gauge: Gauge | None = None,
+    gate: Gate | None = None,
+) -> Result:
+    """Let the entrants take turns until one is surely ahead, or the time is over.
+
+    Args:
+        entrants: In the order of the chain; the last is the floor.
+        request: The graph and the first call's inputs, which are not changed.
+        budget: How long this may take.
+        within: As in :class:`Contest`.
+        gauge: Measures memory; ``None`` where that is not the objective.
+        gate: As in :class:`Contest`; waiting at the gate does not count as time of the contest.
+
+    Returns:
+        The result, without a winner where the floor itself raises for these inputs, inputs cannot
+        be copied, or the time was too short for two calls of each entrant.
+    """
+    started = time.perf_counter()
+    errors: dict[int, Exception] = {}
+    try:
+        with contextlib.ExitStack() as laid_out:
+            track = _track(request, laid_out)
+            turns = _Race(
+                entrants,
+                track,
+                budget=budget,
+                within=within,
+                gauge=gauge,
+                gate=gate,
+                errors=errors,
+            )
+            turns.warm_up()
+            turns.run()
+        result = turns.result()
+    except _Undecided as undecided:
+        result = Result(None, {}, errors, str(undecided))
+    return dataclasses.replace(result, seconds=time.perf_counter() - started)
+
+
+def _track(request: GraphRequest, laid_out: contextlib.ExitStack) -> Track:
+    """The copied inputs that turns are taken on, until the stack ``laid_out`` is closed.
+
+    Raises:
+        _Undecided: inputs cannot be copied.
+    """
+    try:
+        track = Track(request)
+        laid_out.enter_context(track.laid_out())
+    except Exception as error:  # noqa: BLE001  # recorded: what serves needs no copies
+        what = error_line(error)
+        raise _Undecided(f"inputs cannot be copied: {what}") from None
+    return track
+
+
+class _Race:
+    """The turns that were taken so far, and who may still win."""
+
+    def __init__(
+        self,
+        entrants: Sequence[Entrant],
+        track: Track,
+        *,
+        budget: Budget,
+        within: float | None,
+        gauge: Gauge | None,
+        gate: Gate | None,
+        errors: dict[int, Exception],
+    ) -> None:
+        self._within, self._gauge, self._gate = within, gauge, gate
+        self._grown: dict[int, int] = {}
+        self._entrants = entrants
+        self._track = track
+        self._deadline = time.perf_counter() + budget.turns
+        self._spare = budget.first
+        self._warm: dict[int, float] = {}
+        self._waiting: list[int] = []
+        self._turns: dict[int, list[float]] = {}
+        self.errors = errors
+        self._alive: list[int] = []
+
+    def warm_up(self) -> None:
+        """Two calls of each, the floor's first: it tells whether the program itself raises.
+
+        Raises:
+            _Undecided: it does, or there was no time.
+        """
+        *engines, floor = range(len(self._entrants))
+        self._alive = [*engines, floor]
+        self._turns = {place: [] for place in self._alive}
+        for place in (floor, *engines):
+            with self._weighed(place):
+                started = time.perf_counter()
+                self._warm_up(place)
+                self._extend(time.perf_counter() - started)
+                self._warm_up(place, self._gate)
+
+    def _warm_up(self, place: int, gate: Gate | None = None) -> None:
+        if self._is_over():
+            raise _Undecided("the time for it was too short for two calls of each engine")
+        if place in self._alive:
+            self._warm[place] = self._turn(place, 1, gate=gate)
+
+    def _extend(self, taken: float) -> None:
+        """Do not count a first call, as far as the budget allows."""
+        extension = min(taken, self._spare)
+        self._spare -= extension
+        self._deadline += extension
+
+    @contextlib.contextmanager
+    def _weighed(self, place: int) -> Iterator[None]:
+        """Note the memory that an entrant takes, the peak of its first calls included.
+
+        A reading collects garbage first; the time for that does not count as time of the contest.
+        """
+        if self._gauge is None:
+            yield
+            return
+        before = self._read(self._gauge)
+        self._gauge.begin_peak()
+        yield
+        taken = max(self._gauge.peak(), self._read(self._gauge)) - before
+        self._grown[place] = self._entrants[place].grown + max(taken, 0)
+
+    def _read(self, gauge: Gauge) -> int:
+        started = time.perf_counter()
+        held = gauge.held()
+        self._deadline += time.perf_counter() - started
+        return held
+
+    def run(self) -> None:
+        """Rounds, until one is left or the next turn would take too long.
+
+        A round that is cut short is left out.
+        """
+        order = random.Random(0)
+        for number in range(_MOST_ROUNDS):
+            if self._is_settled() or (number >= _SCOUTING and self._run_long(order)):
+                return
+            length = self._length(number)
+            if not self._fits(length):
+                self._narrow()
+                if self._is_settled() or not self._fits(length):
+                    return
+            times: dict[int, float] = {}
+            for place in order.sample(self._alive, len(self._alive)):
+                if self._is_over(after=self._expected(place, length=length)):
+                    return
+                calls, lead = self._plan(place, length)
+                times[place] = self._turn(place, calls, lead, gate=self._gate)
+            for place in self._alive:
+                self._turns[place].append(times[place])
+            self._send_off()
+
+    def _run_long(self, order: random.Random) -> bool:
+        """Under a load, rounds of long turns; whether there was a load, and time for a round.
+
+        The time that is left is shared out evenly, so that the last turn ends with it.
+        """
+        if self._gate is not None or self._track.interruptions <= _BUSY:
+            return False
+        self._send_off_far()
+        for number in range(_MOST_ROUNDS):
+            if self._is_settled():
+                return True
+            share = self._share()
+            if share < max(_LEAST_SHARE, *(2 * self._usual(place) for place in self._alive)):
+                return number > 0
+            some = order.sample(self._alive, len(self._alive))
+            times = {place: self._long_turn(place, share) for place in some}
+            for place in self._alive:
+                before = self._turns[place] if number else []
+                self._turns[place] = [*before, times[place]]
+            self._send_off()
+        return True
+
+    def _long_turn(self, place: int, share: float) -> float:
+        """As :meth:`_turn`. Lead and turn each end with a whole call: half a call late or early."""
+        usual = self._usual(place)
+        calls, _ = self._plan(place, _TURN)
+        lead = min(share * _LOADED_LEAD / (_LOADED_LEAD + _LOADED_TURN), _LOADED_LEAD)
+        rest = share - lead - usual / 2
+        return self._turn(place, calls, max(lead - usual / 2, 0.0), rest)
+
+    def _send_off_far(self) -> None:
+        """Drop the entrants whose best turn is far behind another's worst."""
+        costs = {place: self._costs(place) for place in self._alive}
+        limit = max(_FAR, margin_of(self._within)) * min(max(each) for each in costs.values())
+        self._alive = [place for place, each in costs.items() if min(each) <= limit]
+
+    def _share(self) -> float:
+        """Seconds of a lead and a long turn, for all rounds that there is still time for."""
+        left = (self._deadline - time.perf_counter()) / len(self._alive)
+        return left / max(1, int(left / (_LOADED_LEAD + _LOADED_TURN)))
+
+    def _fits(self, length: float) -> bool:
+        """Whether there is time for a round of turns of that length."""
+        return not self._is_over(after=self._expected(*self._alive, length=length))
+
+    def _plan(self, place: int, length: float) -> tuple[int, float]:
+        """How many calls a turn of that length is of, and the seconds of calls before it."""
+        usual = self._usual(place)
+        calls = min(math.ceil(length / max(usual, 1e-9)), _MOST_CALLS)
+        return calls, _LEAD if usual < _LONG else 0.0
+
+    def _expected(self, *places: int, length: float) -> float:
+        """Seconds that turns of that length are likely to take."""
+        plans = [(self._usual(place), *self._plan(place, length)) for place in places]
+        return sum(lead + calls * usual for usual, calls, lead in plans)
+
+    def _usual(self, place: int) -> float:
+        return mean(self._turns[place] or [self._warm[place]])
+
+    def _narrow(self) -> None:
+        """For want of time, let only those go on that are close to the one in front.
+
+        The others wait for the result with the times that they have.
+        """
+        costs = {p: self._usual(p) + self._entrants[p].handicap for p in self._alive}
+        limit = max(_CLOSE, margin_of(self._within)) * min(costs.values())
+        self._alive = [place for place, cost in costs.items() if cost <= limit]
+        self._waiting += [place for place, cost in costs.items() if cost > limit]
+
+    def _length(self, number: int) -> float:
+        """Seconds of a turn in this round."""
+        if self._gate is not None:
+            return _TURN
+        return min(math.ldexp(_TURN, number // _LONGER), _LONGEST_TURN)
+
+    def _turn(
+        self,
+        place: int,
+        calls: int,
+        lead: float = 0.0,
+        least: float = 0.0,
+        gate: Gate | None = None,
+    ) -> float:
+        """Seconds of a call; an entrant that raises is out, and takes infinitely long.
+
+        Raises:
+            _Undecided: the floor itself raises.
+        """
+        try:
+            turn = functools.partial(
+                self._track.time, self._entrants[place].run, calls, lead, least
+            )
+            return turn() if gate is None else self._between_calls(turn, gate)
+        except Exception as error:  # noqa: BLE001  # recorded: its attempt has failed
+            if place == len(self._entrants) - 1:
+                what = error_line(error)
+                raise _Undecided(f"eager itself raises {what}") from None
+            self.errors[place] = error
+            self._alive.remove(place)
+            return math.inf
+
+    def _between_calls(self, turn: Callable[[], float], gate: Gate) -> float:
+        """Take a turn at the gate; waiting there does not count as time of the contest."""
+        waited = gate.waited
+        try:
+            return gate.perform(turn)
+        finally:
+            self._deadline += gate.waited - waited
+
+    def _is_over(self, after: float = 0.0) -> bool:
+        """Whether the time of the contest is over, or will be ``after`` so many seconds."""
+        return time.perf_counter() + after >= self._deadline
+
+    def _costs(self, place: int) -> list[float]:
+        return [each + self._entrants[place].handicap for each in self._turns[place]]
+
+    def _send_off(self) -> None:
+        """Drop the entrants that are surely behind the one in front."""
+        if not self._alive:
+            return
+        front = min(self._alive, key=lambda place: mean(self._costs(place)))
+        best, margin = self._costs(front), margin_of(self._within)
+        self._alive = [
+            place
+            for place in self._alive
+            if place == front or not surely_ahead(best, self._costs(place), margin)
+        ]
+
+    def _is_settled(self) -> bool:
+        """Whether the first of those left is as good as any other, or there is no other."""
+        if len(self._alive) < 2:
+            return True
+        first, *others = self._alive
+        if self._within is not None:
+            return not others
+        mine = self._costs(first)
+        return all(surely_ahead(mine, self._costs(each), 1 / TIE) for each in others)
+
+    def result(self) -> Result:
+        """What the rules make of the times: the first in the chain that is as good as the best.
+
+        Raises:
+            _Undecided: those that were not surely behind have raised.
+        """
+        measured = (place for place in self._turns if place not in self.errors)
+        timings = {place: self._timing(place) for place in measured}
+        costs = {p: timings[p].cost for p in sorted((*self._alive, *self._waiting))}
+        if not costs:
+            raise _Undecided("all that were left raised")
+        if self._within is not None:
+            costs = least_memory(costs, self._grown, self._within)
+        return Result(first_of_the_best(costs), timings, self.errors)
+
+    def _timing(self, place: int) -> Timing:
+        turns, handicap = self._turns[place], self._entrants[place].handicap
+        known = tuple(turns) or (self._warm[place],)
+        return Timing(known, len(turns), handicap, self._grown.get(place))
