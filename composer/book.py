@@ -381,15 +381,20 @@ def _switches() -> Iterator[Layer]:
     if names:
         yield Layer("COMPOSER_CHAIN", read_policy({"chain": names, "locked": False}))
     if "COMPOSER_STRICT" in os.environ:
-        yield Layer("COMPOSER_STRICT", read_policy({"strict": _is_on("COMPOSER_STRICT")}))
+        yield Layer("COMPOSER_STRICT", read_policy({"strict": is_on("COMPOSER_STRICT")}))
     if store := os.environ.get("COMPOSER_VERDICT_STORE"):
         yield Layer("COMPOSER_VERDICT_STORE", read_policy({"verdict_store": store}))
-    if _is_on("COMPOSER_DISABLE"):
+    if is_on("COMPOSER_DISABLE"):
         off = {"chain": ["eager"], "select": "first", "passes": [], "locked": False}
         yield Layer("COMPOSER_DISABLE", read_policy(off))
 
 
-def _is_on(switch: str) -> bool:
+def is_on(switch: str) -> bool:
+    """Whether a switch of the environment is on.
+
+    Raises:
+        OptionError: its value is none of the words for that.
+    """
     value = os.environ.get(switch, "").strip().lower()
     if value not in _ON | _OFF:
         accepted = f"on: {', '.join(sorted(_ON))}; off: {', '.join(sorted(_OFF - {''}))}, empty"

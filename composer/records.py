@@ -416,6 +416,11 @@ def spelled(name: str, options: Mapping[str, Any]) -> str:
     return f"{name}({given})" if given else name
 
 
+def printable(text: str) -> str:
+    """A text on one line that moves no cursor: it may come from anybody's file."""
+    return "".join(each if each.isprintable() else " " for each in text)
+
+
 def first_line(text: str) -> str:
     """The first line of ``text`` that says something, up to 1,000 characters."""
     return next((line.strip() for line in text.splitlines() if line.strip()), "")[:1000]

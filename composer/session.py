@@ -30,7 +30,9 @@ class Session:
         warned: Pairs of backend and reason that the user was warned of already.
         failures: Keys of the failures that this process has stored on disk.
         verdicts: Keys of the verdicts that this process has stored on disk.
-        left_alone: URLs of shared stores that were in trouble and are not asked again.
+        unkept: By a graph's key, why the verdict on it is not on disk; empty where it is.
+        fills_store: Under ``composer tune``, whether a shared store gets what was remembered, too.
+        left_alone: Shared stores that are not asked again: their URLs, and what the trouble was.
     """
 
     def __init__(
@@ -46,7 +48,9 @@ class Session:
         self.warned: set[tuple[str, str]] = set()
         self.failures: set[str] = set()
         self.verdicts: set[str] = set()
-        self.left_alone: set[str] = set()
+        self.unkept: dict[str, str] = {}
+        self.fills_store = False
+        self.left_alone: dict[str, str] = {}
 
     def keep(self, report: CompileReport) -> None:
         """Remember a report; beyond 1,000 the oldest goes."""

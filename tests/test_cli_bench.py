@@ -112,6 +112,16 @@ def test_bench_writes_a_policy_without_what_failed_or_was_wrong(models: Path) ->
     assert written.read_text() == text
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_bench_that_cannot_write_prints_the_policy(models: Path) -> None:
+    """It took long enough to measure."""
+    asked = ("own_models:make", "--chain", "aot_eager", "--seconds", "0.2", "--write", "/dev/full")
+    code, output = bench(*asked, "--force")
+    assert code == 1
+    assert "[[models]]" in output
+    assert "'/dev/full' cannot be written: " in " ".join(output.split())
+
+
 def test_bench_fits_a_terminal_of_80_columns(models: Path) -> None:
     """The last column says who served: it is no use outside of the window."""
     asked = ("own_models:make", "--chain", "aot_eager,own_models:broken", "--seconds", "0.5")

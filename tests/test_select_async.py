@@ -19,6 +19,7 @@ from conftest import compiled, last
 
 import composer
 from composer.guard import background
+from composer.store import verdicts
 from composer.testing import FakeBackend, expect, settle
 
 pytestmark = pytest.mark.filterwarnings("ignore::composer.errors.FallbackWarning")
@@ -74,6 +75,13 @@ class Engine:
         return self.calls.count(threading.get_ident())
 
 
+class Known(Engine):
+    """One on which verdicts are kept."""
+
+    def uuid(self) -> str:
+        return self.__name__
+
+
 @pytest.fixture(autouse=True)
 def _settled() -> Iterator[None]:
     yield
@@ -88,6 +96,14 @@ def beside(function: Any, *chain: Any, seconds: float = 20.0, **options: Any) ->
 
 def reasons() -> list[Any]:
     return [(a.backend, a.status, a.reason) for a in last().attempts]
+
+
+def kept() -> list[Any]:
+    return verdicts.ledger().entries()
+
+
+def set_precision() -> None:
+    torch.set_float32_matmul_precision("high")
 
 
 def timing(place: int = 0) -> Any:
@@ -422,6 +438,34 @@ def test_program_draws_as_if_it_were_alone() -> None:
     assert torch.equal(torch.cat(numbers), expected)
 
 
+def test_program_draws_as_if_it_were_alone_while_the_floor_is_compiled() -> None:
+    """It is, for passes that run within AOTAutograd, which puts the random state back."""
+    from rewrites import Scale, at
+
+    started, drawn = threading.Event(), threading.Event()
+
+    class Waits(Scale):
+        def run(self, *args: Any) -> Any:
+            if threading.current_thread() is not threading.main_thread():
+                started.set()
+                assert drawn.wait(WAIT)
+            return super().run(*args)
+
+    f = beside(torch.cos, FakeBackend(name="only"), passes=[at("joint", Waits)], seconds=1.0)
+    x = torch.ones(2)
+    f(x)
+    torch.manual_seed(3)
+    expected = torch.rand(4)
+    torch.manual_seed(3)
+    f(x)
+    assert started.wait(WAIT)
+    numbers = [torch.rand(2)]
+    drawn.set()
+    settle()
+    numbers.append(torch.rand(2))
+    assert torch.equal(torch.cat(numbers), expected)
+
+
 def test_program_may_write_to_weights_meanwhile() -> None:
     """What it wrote stays; no engine is blamed for that."""
     net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3)).eval()
@@ -452,22 +496,25 @@ def test_engine_compared_while_weights_change_is_not_called_wrong() -> None:
     """By whose doing the numbers differ cannot be told."""
     net = torch.nn.Linear(3, 3)
 
-    def writes_as_the_program(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
-        def run(*args: Any) -> Any:
-            outputs = gm.forward(*args)
-            with torch.no_grad():
-                net.bias.add_(1)
-            return [each + 9 for each in outputs]
+    class WritesAsTheProgram(Known):
+        def __call__(self, gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+            def run(*args: Any) -> Any:
+                outputs = gm.forward(*args)
+                with torch.no_grad():
+                    net.bias.add_(1)
+                return [each + 9 for each in outputs]
 
-        return run
+            return run
 
-    f = beside(net, FakeBackend(name="first"), writes_as_the_program, verify="compile", seconds=1.0)
+    chain = "aot_eager", WritesAsTheProgram("writes")
+    f = beside(net, *chain, verify="compile", seconds=1.0)
     with torch.no_grad():
         f(torch.ones(2, 3))
         f(torch.ones(2, 3))
         settle()
     assert reasons()[1][1:] == ("skipped", "policy")
     assert "wrote to weights" in last().attempts[1].message
+    assert kept() == []  # the next process may well compare it
 
 
 def test_programs_own_compile_waits_for_one_build_at_most() -> None:
@@ -541,6 +588,26 @@ def test_default_dtype_that_changes_ends_it() -> None:
         torch.set_default_dtype(torch.float32)
     assert "default dtype" in timing()
     assert third.built_in == []
+
+
+@pytest.mark.parametrize("change", [composer.reset, set_precision, None])
+def test_verdict_is_kept_only_where_the_result_is_used(change: Callable[[], None] | None) -> None:
+    """Not that of a session which is over, nor one of settings that were changed meanwhile."""
+    last_one = Known("last")
+    last_one.may_build.clear()
+    f = beside(double, "aot_eager", last_one, seconds=1.0)
+    f(torch.ones(2))
+    f(torch.ones(2))
+    assert last_one.building.wait(WAIT)
+    before = torch.get_float32_matmul_precision()
+    try:
+        if change is not None:
+            change()
+        last_one.may_build.set()
+        settle()
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert len(kept()) == (change is None)
 
 
 @pytest.mark.parametrize("reset", [torch.compiler.reset, composer.reset])

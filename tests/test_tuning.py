@@ -15,11 +15,13 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from composer import session
 from composer.child import Limits
 from composer.cli import app
 from composer.errors import OptionError
 from composer.models.workload import Workload
 from composer.records import Attempt, CompileReport, Reason, Status
+from composer.store import disk
 from composer.tuning import Job, read_jobs, work
 from composer.tuning.cluster import on_ray
 
@@ -156,6 +158,68 @@ def test_each_job_is_done_in_a_process_of_its_own(folder: Path) -> None:
     (graph,) = fine["graphs"]
     assert (fine["error"], graph["others"].keys() <= {"aot_eager"}) == ("", True)
     assert graph["chosen"] in ("aot_eager", "eager")
+
+
+def measured(**job: Any) -> dict[str, Any]:
+    """The job of one model, done in this process."""
+    torch.compiler.reset()
+    options = {"chain": ["aot_eager"]} | job
+    payload = Job(target="models_to_tune:mlp", options=options).model_dump_json().encode()
+    return work.measure(payload, lambda: None)
+
+
+def test_store_gets_what_was_measured_before_there_was_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when it was off line then."""
+    assert measured()["error"] == ""
+    session.reset()
+    monkeypatch.setattr(disk, "_PROCESS", "another")
+    store = folder / "store"
+    done = measured(verdict_store=str(store))
+    (graph,) = done["graphs"]
+    assert (done["error"], graph["unkept"], graph["remembered"]) == ("", "", True)
+    (file,) = store.iterdir()
+    before = file.read_text()
+    measured(verdict_store=str(store))
+    assert file.read_text() == before
+
+
+def troubled_store(folder: Path) -> dict[str, Any]:
+    (folder / "store").write_text("a file")
+    return {"verdict_store": str(folder / "store")}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (troubled_store, "the verdict store .* is not used any more in this process: "),
+        (lambda folder: {"strict": True}, "the policy has none remembered"),
+        (lambda folder: {"remember_verdicts": 0}, "the policy has none remembered"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::composer.errors.CacheWarning")
+def test_verdict_that_is_not_kept_is_an_error(
+    folder: Path, options: Any, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody would find it; measured now, or remembered from before."""
+    for process in ("one", "another"):
+        done = measured(**options(folder))
+        assert re.match(f"graph 0/0: the verdict was not kept: {said}", done["error"])
+        session.reset()
+        measured()
+        session.reset()
+        monkeypatch.setattr(disk, "_PROCESS", process)
+
+
+def test_nothing_is_tuned_where_composer_is_off(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COMPOSER_DISABLE", "1")
+    done = composer("models_to_tune:mlp")
+    assert (done.exit_code, "COMPOSER_DISABLE is set" in done.stderr) == (2, True)
+    monkeypatch.setenv("COMPOSER_DISABLE", "off")
+    assert "neither a plan" in composer("nonsense").stderr
 
 
 def row_of(chosen: str, *attempts: Attempt) -> dict[str, Any]:

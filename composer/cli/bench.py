@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from composer import book
 from composer.cli.fail import USAGE, fail
 from composer.cli.progress import shown
 from composer.errors import ComposerError, OptionError, UnknownNameError
@@ -67,10 +68,13 @@ def bench(
         fail(f"{write} exists; --force overwrites it", USAGE)
     if write is not None and not write.parent.is_dir():
         fail(f"there is no folder {str(write.parent)!r}", USAGE)
-    for switch in ("COMPOSER_CHAIN", "COMPOSER_DISABLE"):
-        if os.environ.get(switch):
-            fail(f"{switch} is set, and would stand for every candidate; unset it", USAGE)
     try:
+        for switch, is_set in (
+            ("COMPOSER_CHAIN", bool(os.environ.get("COMPOSER_CHAIN"))),
+            ("COMPOSER_DISABLE", book.is_on("COMPOSER_DISABLE")),
+        ):
+            if is_set:
+                fail(f"{switch} is set, and would stand for every candidate; unset it", USAGE)
         workload = Workload(target)
         subject = workload.build()
         with shown(), _nothing_remembered():
@@ -81,13 +85,24 @@ def bench(
         fail(str(mistake), USAGE)
     except ComposerError as error:
         fail(str(error))
-    if write is not None:
-        write.write_text(policy, encoding="utf-8")
+    trouble = _written(policy, write) if write is not None else ""
     if as_json:
         typer.echo(json.dumps(ranking.to_dict() | {"policy": policy}, indent=2))
-        return
-    Console().print(_table(ranking))
-    typer.echo(f"\nwritten to {write}" if write else f"\n{policy}", nl=bool(write))
+    else:
+        Console().print(_table(ranking))
+        done = write is not None and not trouble
+        typer.echo(f"\nwritten to {write}" if done else f"\n{policy}", nl=done)
+    if trouble:
+        fail(trouble)
+
+
+def _written(policy: str, path: Path) -> str:
+    """Write the policy; why that could not be done."""
+    try:
+        path.write_text(policy, encoding="utf-8")
+    except OSError as error:
+        return f"{str(path)!r} cannot be written: {error}"
+    return ""
 
 
 def _matches(ranking: Ranking, workload: Workload) -> Sequence[str]:

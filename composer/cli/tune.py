@@ -44,9 +44,11 @@ def tune(
 ) -> None:
     """Measure the engines of the policy in force on models, and keep the verdicts.
 
-    The exit code is 1 if a job failed.
+    The exit code is 1 if a job failed, or a verdict could not be kept.
     """
     try:
+        if book.is_on("COMPOSER_DISABLE"):
+            fail("COMPOSER_DISABLE is set, and nothing would be measured; unset it", USAGE)
         jobs = read_jobs(sources)
         environment = _environment(policy, store)
         os.environ.update(environment)

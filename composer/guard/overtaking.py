@@ -171,7 +171,11 @@ class Overtaking:
 
 @dataclass(frozen=True)
 class _Task:
-    """The work of the background thread for one graph."""
+    """The work of the background thread for one graph.
+
+    ``undecided`` are candidates of which it could not be told whether they are right; the next time
+    that may be told, so no verdict without them is kept.
+    """
 
     plan: Overtaking
     run: roles.Compiled
@@ -179,18 +183,24 @@ class _Task:
     home: session.Session
     inputs: list[Any]
     settings: tuple[Any, ...]
+    undecided: list[str] = dataclasses.field(default_factory=list)
 
     def __call__(self) -> None:
         self._measure()
         free_memory()
 
     def _measure(self) -> None:
+        successors, contest = self.plan.successors, self.plan.contest
         try:
             self._check()
+            request = successors.request_for(self.inputs)
+            memory = chain.memory_of(request, successors.contenders, contest)
             with once.sharing():
-                outcome = self._race()
+                outcome = self._race(request)
             self._check()
             self.seat.take_over(functools.partial(self._chosen, outcome))
+            if memory is not None and not self.undecided:
+                memory.keep(outcome)
         except _Dropped as dropped:
             self._tell(str(dropped))
         # An exit in here would end only this thread, which the program knows nothing of.
@@ -219,9 +229,8 @@ class _Task:
             raise _Dropped(_UNWANTED)
         return self.plan.successors.overtaken(outcome, self.plan.first)
 
-    def _race(self) -> Outcome:
-        successors, inputs = self.plan.successors, self.inputs
-        request = successors.request_for(inputs)
+    def _race(self, request: GraphRequest) -> Outcome:
+        inputs = self.inputs
         with _torch.recaptured(request.gm, inputs):
             if _torch.draws_random_numbers(request.gm.forward, inputs):
                 raise _Dropped("the graph draws random numbers, which the program would miss")
@@ -229,16 +238,12 @@ class _Task:
         refused = [choice.Tried(each, None) for each in attempts[:-1]]
         serving = choice.Tried(attempts[-1], self.run)
         with self.seat.gated() as gate:
-            outcome = choice.fastest(
+            return choice.fastest(
                 itertools.chain(refused, (serving,), self._others()),
-                lambda: successors.floor_in_time(inputs),
+                self._floor,
                 dataclasses.replace(request, example_inputs=tuple(inputs), alongside=True),
                 dataclasses.replace(self.plan.contest, gate=gate),
             )
-        memory = chain.memory_of(request, successors.contenders, self.plan.contest)
-        if memory is not None:
-            memory.keep(outcome)
-        return outcome
 
     def _others(self) -> Iterator[choice.Tried]:
         """The rest of the chain, as :mod:`composer.chain` tries it."""
@@ -250,6 +255,10 @@ class _Task:
             if tried.is_floor and tried.attempt.accepted:
                 return
 
+    def _floor(self) -> choice.Made:
+        with _torch.compiling(), _torch.generators_as_they_are():
+            return self.plan.successors.floor_in_time(self.inputs)
+
     def _try(self, contender: Contender) -> choice.Tried:
         before = self._versions()
         with _torch.compiling(), _torch.generators_as_they_are():
@@ -259,6 +268,7 @@ class _Task:
         if attempt.accepted:
             return choice.Tried(attempt, outcome.compiled, None, outcome.passes, is_floor)
         if attempt.status is Status.REJECTED and self._versions() != before:
+            self.undecided.append(attempt.who)
             what = f"the program wrote to weights while it was compared: {attempt.message}"
             attempt = dataclasses.replace(
                 attempt, status=Status.SKIPPED, reason=Reason.POLICY, message=what

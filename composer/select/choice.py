@@ -34,6 +34,9 @@ Made = tuple[Callable[..., Any], tuple[PassRecord, ...]]
 LOST_A_TIE = "; a tie goes to whoever stands first in the chain"
 """What is said of an entrant whose time is no longer than that of the one that serves."""
 
+UNDER_LOAD = "; measured under a load"
+"""What is said of a contest while which other programs kept taking the cores."""
+
 
 @dataclass(frozen=True, slots=True)
 class Tried:
@@ -172,11 +175,12 @@ def _beaten(each: Tried, at: int, winner: str, result: select.Result, floor: int
     best = result.timings[result.winner]
     tie = LOST_A_TIE if timing.grown is None and lost_a_tie(timing.cost, best.cost) else ""
     own = f"{_ms(timing.cost):.3g} ms a call{_and_memory(timing)}{counted}"
+    loaded = UNDER_LOAD if result.under_load else ""
     attempt = dataclasses.replace(
         _with_timing(each, _figures(result, at, floor)).attempt,
         status=Status.REJECTED,
         reason=Reason.SLOWER,
-        message=f"{own}; {winner} takes {_ms(best.cost):.3g} ms{_and_memory(best)}{tie}",
+        message=f"{own}; {winner} takes {_ms(best.cost):.3g} ms{_and_memory(best)}{tie}{loaded}",
     )
     return Tried(attempt, None)
 
@@ -198,6 +202,7 @@ def _figures(result: select.Result, at: int, floor: int) -> str | dict[str, Any]
         "rounds": timing.rounds,
         "eager_ms": _ms(result.timings[floor].seconds),
         **({"build_ms": _ms(timing.handicap)} if timing.handicap else {}),
+        **({"under_load": True} if result.under_load else {}),
         **({} if timing.grown is None else {"mib": round(timing.grown / MIB, 1)}),
         "seconds": round(result.seconds, 4),
     }

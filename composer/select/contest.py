@@ -124,6 +124,7 @@ class Result:
         timings: Of the entrants that were measured.
         errors: Of the entrants that raised.
         why: Why the contest could not be held.
+        under_load: Whether other programs kept taking the cores meanwhile.
         seconds: How long it took.
     """
 
@@ -131,6 +132,7 @@ class Result:
     timings: Mapping[int, Timing]
     errors: Mapping[int, Exception]
     why: str = ""
+    under_load: bool = False
     seconds: float = 0.0
 
 

@@ -17,7 +17,7 @@ from composer.errors import Refusal
 from composer.memory import free_memory
 from composer.records import Attempt, GraphRequest, Outcome, Reason, Status
 from composer.select import choice
-from composer.select.choice import LOST_A_TIE, Made, Tried
+from composer.select.choice import LOST_A_TIE, UNDER_LOAD, Made, Tried
 from composer.select.rules import lost_a_tie
 from composer.store.verdicts import Memory, Recalled, Standing
 
@@ -94,7 +94,8 @@ def _beaten(each: Standing, recalled: Recalled) -> str:
     weighed = "mib" in (each.timing or {})
     tied = not weighed and lost_a_tie(each.milliseconds, recalled.verdict.milliseconds)
     when = f"as measured on {_date(recalled)}{LOST_A_TIE if tied else ''}"
-    return f"{each.milliseconds:.3g} ms a call{counted}; {best}, {when}"
+    loaded = UNDER_LOAD if recalled.verdict.under_load else ""
+    return f"{each.milliseconds:.3g} ms a call{counted}; {best}, {when}{loaded}"
 
 
 def _refused(each: Standing, recalled: Recalled) -> str:

@@ -239,7 +239,7 @@ class _Race:
 
         The time that is left is shared out evenly, so that the last turn ends with it.
         """
-        if self._gate is not None or self._track.interruptions <= _BUSY:
+        if self._gate is not None or not self._is_under_load():
             return False
         self._send_off_far()
         for number in range(_MOST_ROUNDS):
@@ -255,6 +255,9 @@ class _Race:
                 self._turns[place] = [*before, times[place]]
             self._send_off()
         return True
+
+    def _is_under_load(self) -> bool:
+        return self._track.interruptions > _BUSY
 
     def _long_turn(self, place: int, share: float) -> float:
         """As :meth:`_turn`. Lead and turn each end with a whole call: half a call late or early."""
@@ -385,7 +388,8 @@ class _Race:
             raise _Undecided("all that were left raised")
         if self._within is not None:
             costs = least_memory(costs, self._grown, self._within)
-        return Result(first_of_the_best(costs), timings, self.errors)
+        winner, loaded = first_of_the_best(costs), self._is_under_load()
+        return Result(winner, timings, self.errors, under_load=loaded)
 
     def _timing(self, place: int) -> Timing:
         turns, handicap = self._turns[place], self._entrants[place].handicap

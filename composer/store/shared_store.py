@@ -23,7 +23,7 @@ from composer.store.disk import warn_of
 PATIENCE = 5.0
 """Seconds that an access may take, the import of the file system's package included."""
 LIMIT = 1 << 16
-"""Bytes of the largest file that is read."""
+"""Bytes that are read of a file; a verdict has fewer."""
 
 T = TypeVar("T")
 
@@ -34,20 +34,25 @@ class SharedStore:
     Args:
         url: The folder's URL or path.
 
-    ``name`` is the URL without a password, for people to read.
+    ``name`` is the URL without a password, for people to read; ``trouble`` is why the folder is
+    left alone, empty while it is not.
     """
 
     def __init__(self, url: str) -> None:
         self.url = url
         self.name = re.sub(r"//[^/@]*@", "//", url)
 
+    @property
+    def trouble(self) -> str:  # noqa: D102  # see above
+        return session.current().left_alone.get(self.url, "")
+
     def get(self, key: str) -> str | None:
         """The text of this key; ``None`` if there is none, or none can be had."""
         return self._attempt(lambda: self._read(key), None)
 
-    def put(self, key: str, text: str) -> None:
-        """Keep a text in place of any other of its key, if that can be done."""
-        self._attempt(lambda: self._write(key, text.encode()), None)
+    def put(self, key: str, text: str) -> bool:
+        """Keep a text in place of any other of its key; whether that could be done."""
+        return self._attempt(lambda: self._write(key, text.encode()), default=False)
 
     def _attempt(self, task: Callable[[], T], default: T) -> T:
         left_alone = session.current().left_alone
@@ -56,28 +61,28 @@ class SharedStore:
         try:
             return _within(PATIENCE, task)
         except Exception as error:  # noqa: BLE001  # told of; a shared folder is never the user's problem
-            left_alone.add(self.url)
             what = error_line(error).removesuffix(": ")
-            warn_of(f"the verdict store {self.name!r} is not used any more in this process: {what}")
+            what = f"the verdict store {self.name!r} is not used any more in this process: {what}"
+            left_alone[self.url] = what
+            warn_of(what)
             return default
 
     def _read(self, key: str) -> str | None:
         files, folder = _file_system(self.url)
         try:
-            content = files.cat_file(f"{folder}/{key}.json")
+            content = files.cat_file(f"{folder}/{key}.json", start=0, end=LIMIT)
         except FileNotFoundError:
             return None
-        if len(content) > LIMIT:
-            raise ValueError(f"{key}.json has {len(content)} bytes; a verdict has at most {LIMIT}")
         return bytes(content).decode(errors="replace")
 
-    def _write(self, key: str, content: bytes) -> None:
+    def _write(self, key: str, content: bytes) -> bool:
         files, folder = _file_system(self.url)
         try:
             _replace(files, folder, key, content)
         except FileNotFoundError:
             files.makedirs(folder, exist_ok=True)
             _replace(files, folder, key, content)
+        return True
 
 
 def _file_system(url: str) -> tuple[Any, str]:

@@ -10,7 +10,10 @@ How long verdicts are kept:
 
 - not at all, if an engine took no part that may take part the next time: one in quarantine, or one
   for which memory was short or the disk full;
-- as long as failures, if a candidate failed, took too long or crashed: it gets another chance;
+- as long as failures, if a candidate failed, took too long, crashed, or seems to have written to
+  weights, which may have been the program's doing: it gets another chance;
+- a day at most, if other programs kept taking the cores and another candidate was close: it may
+  well win on a quieter machine;
 - otherwise for the policy's ``remember_verdicts``. The verdict of a contest in which an engine was
   missing does not outlive that: the versions of its packages and the machine are part of the key.
 """
@@ -42,6 +45,7 @@ from composer.records import (
     Status,
     error_line,
     first_line,
+    printable,
 )
 from composer.store.disk import this_process, warn_of
 from composer.store.ledger import Ledger
@@ -51,7 +55,12 @@ _LIMIT = 10_000
 _LONGEST = 1000
 _DAY = 86_400.0
 _FAILED = (Status.FAILED, Status.TIMED_OUT, Status.CRASHED)
+_UNCERTAIN = (Reason.KNOWN_FAILURE, Reason.MUTATED_INPUTS)
 _PASSING = (Reason.QUARANTINED, Reason.OUT_OF_MEMORY)
+_DAYS_IN_DOUBT = 1.0
+_CLOSE = 1.5
+"""How many times as long as the winner one may have taken, under a load, that could yet win."""
+
 _SKEW = 1.0
 """By how many days another machine's clock may be ahead."""
 
@@ -62,8 +71,8 @@ def ledger() -> Ledger:
 
 
 def _shown(text: str) -> str:
-    """Text as a verdict can hold it, which may come from anybody."""
-    return "".join(c if c.isprintable() else " " for c in text)[:_LONGEST]
+    """Text as a verdict can hold it."""
+    return printable(text)[:_LONGEST]
 
 
 def _printable(text: str) -> str:
@@ -94,7 +103,7 @@ class Standing(BaseModel):
     status: Status
     reason: Reason | None
     message: Text
-    timing: dict[Text, Number] | None
+    timing: dict[Text, Number | bool] | None
     precision: Literal["bf16"] | None = None
 
     @property
@@ -158,7 +167,16 @@ class Verdict(BaseModel):
         """What the winner was compared by, in milliseconds."""
         if self.winner is not None:
             return self.candidates[self.winner].milliseconds
+        return self._eager_milliseconds
+
+    @property
+    def _eager_milliseconds(self) -> float:
         return next(each.timing["eager_ms"] for each in self.candidates if each.timing)
+
+    @property
+    def under_load(self) -> bool:
+        """Whether other programs kept taking the cores while the contest was held."""
+        return any(each.timing and each.timing.get("under_load") for each in self.candidates)
 
     def fits(self, key: str, names: Sequence[str]) -> bool:
         """Whether it is about this key and chain, and is consistent in itself."""
@@ -177,10 +195,15 @@ class Verdict(BaseModel):
 
     def has_failures(self) -> bool:
         """Whether one of the candidates failed, and is to have another chance some day."""
-        return any(
-            each.status in _FAILED or each.reason is Reason.KNOWN_FAILURE
-            for each in self.candidates
-        )
+        return any(each.status in _FAILED or each.reason in _UNCERTAIN for each in self.candidates)
+
+    def is_in_doubt(self) -> bool:
+        """Whether it was reached under a load, and somebody else was not far behind."""
+        timed = [at for at, each in enumerate(self.candidates) if each.timing]
+        others = [self.candidates[at].milliseconds for at in timed if at != self.winner]
+        if self.chosen != FLOOR:
+            others.append(self._eager_milliseconds)
+        return self.under_load and any(each <= _CLOSE * self.milliseconds for each in others)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,11 +213,13 @@ class Terms:
     Attributes:
         days: For how many days.
         days_with_failures: The same for verdicts of contests in which a candidate failed.
+        days_in_doubt: The same for those that were reached under a load, and were close.
         store: Path or URL of the shared store; ``None`` for none.
     """
 
     days: float
     days_with_failures: float
+    days_in_doubt: float
     store: str | None = None
 
     @staticmethod
@@ -203,7 +228,17 @@ class Terms:
         days = policy.remember_verdicts
         if policy.strict or not days:
             return None
-        return Terms(days, min(days, policy.remember_failures), policy.verdict_store)
+        failures, doubt = min(days, policy.remember_failures), min(days, _DAYS_IN_DOUBT)
+        return Terms(days, failures, doubt, policy.verdict_store)
+
+    def days_of(self, verdict: Verdict) -> float:
+        """For how many days that verdict holds."""
+        days = [self.days]
+        if verdict.has_failures():
+            days.append(self.days_with_failures)
+        if verdict.is_in_doubt():
+            days.append(self.days_in_doubt)
+        return min(days)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +272,7 @@ class Memory:
         self._terms = terms
         self._names = [name for name, _ in engines]
         self._store = SharedStore(terms.store) if terms.store else None
+        self._session = session.current()
         self.key = key_of(request, engines)
 
     def recall(self) -> Recalled | None:
@@ -244,30 +280,52 @@ class Memory:
         if self.key is None:
             return None
         own = ledger()
-        if recalled := self._from(str(own.path), own.get(self.key)):
-            return recalled
-        if self._store is None:
-            return None
-        recalled = self._from(self._store.name, self._store.get(self.key))
-        if recalled:
-            own.put(self.key, recalled.verdict.model_dump_json(indent=1))
-        return recalled
+        recalled = self._from(str(own.path), own.get(self.key))
+        if self._store is None or (recalled and not self._session.fills_store):
+            return self._noted(recalled)
+        shared = self._from(self._store.name, self._store.get(self.key))
+        if shared and not recalled:
+            own.put(self.key, shared.verdict.model_dump_json(indent=1))
+        if recalled and not shared:
+            return self._noted(recalled, self._share(recalled.verdict, self._store))
+        return self._noted(recalled or shared)
 
     def keep(self, outcome: Outcome) -> None:
-        """Remember the outcome of a contest, unless it may well be another the next time."""
-        if self.key is None or not _deserves_it(outcome):
-            return
-        text = self._verdict(self.key, outcome).model_dump_json(indent=1)
-        session.current().verdicts.add(self.key)
-        ledger().put(self.key, text)
-        if self._store is not None:
-            self._store.put(self.key, text)
+        """Remember the outcome of a contest, unless it may well be another the next time.
+
+        What :func:`composer.reset` was called after is not remembered by this process.
+        """
+        if self.key is None:
+            self._note("nobody knows what the engines are")
+        elif not _deserves_it(outcome):
+            self._note("some candidate may well be measured the next time that was not now")
+        else:
+            verdict = self._verdict(self.key, outcome)
+            self._session.verdicts.add(self.key)
+            own = ledger()
+            kept = own.put(self.key, verdict.model_dump_json(indent=1))
+            if self._store is not None:
+                self._note(self._share(verdict, self._store))
+            else:
+                self._note("" if kept else own.trouble)
+
+    def _share(self, verdict: Verdict, store: SharedStore) -> str:
+        """Put a verdict into the shared store; why that could not be done."""
+        return "" if store.put(verdict.key, verdict.model_dump_json(indent=1)) else store.trouble
+
+    def _noted(self, recalled: Recalled | None, trouble: str = "") -> Recalled | None:
+        if recalled:
+            self._note(trouble)
+        return recalled
+
+    def _note(self, trouble: str) -> None:
+        self._session.unkept[self._request.graph_key] = trouble
 
     def forget(self) -> None:
         """Remove a verdict whose winner was not accepted; a shared one is left to be replaced."""
         if self.key is not None:
             ledger().remove(self.key)
-            session.current().verdicts.discard(self.key)
+            self._session.verdicts.discard(self.key)
 
     def _from(self, source: str, text: str | None) -> Recalled | None:
         """The verdict in ``text``, if it can be used; what is no verdict is warned of, once."""
@@ -293,8 +351,7 @@ class Memory:
         if here.is_quarantined(self._request.graph_key, serves):
             return False
         days = (datetime.now(UTC) - verdict.measured).total_seconds() / _DAY
-        terms = self._terms
-        return -_SKEW < days < (terms.days_with_failures if verdict.has_failures() else terms.days)
+        return -_SKEW < days < self._terms.days_of(verdict)
 
     def _verdict(self, key: str, outcome: Outcome) -> Verdict:
         request = self._request

@@ -42,15 +42,17 @@ def measure(payload: bytes, ready: Callable[[], None]) -> dict[str, Any]:
     """In the child: build the model, compile it with ``select = "fastest"``, and call it."""
     job = Job.model_validate_json(payload)
     ready()
+    session.current().fills_store = True
     error = ""
     try:
         _compile_and_call(job)
     except Exception as raised:  # noqa: BLE001  # the user's model may raise anything: recorded
         error = f"{type(raised).__name__}: {first_line(text_of(raised))}"
-    reports = session.current().reports()
-    if not reports and not error:
+    rows = [_row(each) for each in session.current().reports()]
+    if not rows and not error:
         error = "nothing was compiled"
-    return {"graphs": [_row(each) for each in reports], "error": error}
+    unkept = (f"graph {row['graph']}: {row['unkept']}" for row in rows if row["unkept"])
+    return {"graphs": rows, "error": error or next(unkept, "")}
 
 
 def _compile_and_call(job: Job) -> None:
@@ -62,9 +64,13 @@ def _compile_and_call(job: Job) -> None:
 
 
 def _row(report: CompileReport) -> dict[str, Any]:
-    """Who serves a graph, and what was measured; ``why`` where nothing was."""
+    """Who serves a graph, and what was measured; ``why`` where nothing was.
+
+    ``unkept`` says why the verdict is not where others look for it.
+    """
     timing = _timing(report)
     measured = timing if isinstance(timing, dict) else {}
+    trouble = session.current().unkept.get(report.graph_key, _KEEPS_NONE) if measured else ""
     return {
         "model": report.model,
         "graph": report.graph_id,
@@ -75,6 +81,7 @@ def _row(report: CompileReport) -> dict[str, Any]:
         "chosen": report.chosen,
         "timing": measured,
         "remembered": "remembered_in" in measured,
+        "unkept": trouble and f"the verdict was not kept: {trouble}",
         "why": timing if isinstance(timing, str) else "",
         "others": {a.backend: str(a.reason) for a in report.attempts if a.reason is not None},
     }
@@ -93,6 +100,8 @@ def _timing(report: CompileReport) -> Any:
     own = {name: beside[name] for name in _OF_ALL if name in beside}
     return {**own, "ms": own["eager_ms"]} if "eager_ms" in own else None
 
+
+_KEEPS_NONE = "the policy has none remembered (strict, or remember_verdicts = 0)"
 
 _OF_ALL = ("eager_ms", "seconds", "measured", "remembered_in")
 """What is said with each candidate's times, and is the same for all."""
