@@ -33,6 +33,8 @@ _STEP_SECONDS = 0.02
 _KEPT_OUTPUT = 4096
 _MIB = 1 << 20
 _PR_SET_PDEATHSIG = 1
+_FROM_OUTSIDE = (signal.SIGTERM, signal.SIGINT)
+"""Signals by which people and schedulers end a process; no engine ends itself so."""
 
 # What would go to the caller's own records is not the child's to write.
 _NOT_INHERITED = ("COMPOSER_DUMP", "COMPOSER_TELEMETRY", "TORCH_TRACE", "TORCH_COMPILE_DEBUG")
@@ -132,7 +134,7 @@ class _Child:
         Raises:
             Refusal: the child ended without one, or went beyond a limit.
         """
-        since, seconds = time.perf_counter(), START_SECONDS
+        since, seconds, started = time.perf_counter(), START_SECONDS, False
         while True:
             ended = self._process.poll()
             if ended is not None:
@@ -142,14 +144,16 @@ class _Child:
                 return said
             if said is not None:
                 began(time.perf_counter() - since)
-                since, seconds = time.perf_counter(), limits.timeout or math.inf
+                since, seconds, started = time.perf_counter(), limits.timeout or math.inf, True
             elif ended is not None:
-                self._refuse(Status.CRASHED, Reason.CRASHED, _how_it_ended(ended))
+                told = -ended in _FROM_OUTSIDE
+                self._refuse(Status.CRASHED, Reason.CRASHED, _how_it_ended(ended), by_others=told)
             if limits.memory is not None:
                 self._check_memory(limits.memory)
             if time.perf_counter() - since > seconds:
                 what = f"stopped after {seconds:g} s in a child process"
-                self._refuse(Status.TIMED_OUT, Reason.TIMEOUT, what)
+                what = what if started else f"{what}, which had not started its work by then"
+                self._refuse(Status.TIMED_OUT, Reason.TIMEOUT, what, by_others=not started)
 
     def end(self) -> None:
         """Kill the child and what it started; wait until its pipes are read."""
@@ -176,10 +180,12 @@ class _Child:
         what = f"took {taken // _MIB} MiB in a child process, and memory_limit is {limit} MiB"
         self._refuse(Status.FAILED, Reason.OUT_OF_MEMORY, what)
 
-    def _refuse(self, status: Status, reason: Reason, what: str) -> NoReturn:
+    def _refuse(
+        self, status: Status, reason: Reason, what: str, *, by_others: bool = False
+    ) -> NoReturn:
         self.end()
         output = self._printed.decode(errors="replace").strip()
-        raise ChildRefusal(status, reason, what, output=output)
+        raise ChildRefusal(status, reason, what, output=output, by_others=by_others)
 
     def _read_answers(self, stream: IO[bytes]) -> None:
         for line in stream:

@@ -102,6 +102,7 @@ class ChildRefusal(Refusal):
         error_type: Class of the exception that was raised there; empty where none was.
         traceback: Its traceback, as text.
         output: The last that the child printed, where it ended without an exception.
+        by_others: Whether it ended by no doing of the engine's.
     """
 
     def __init__(
@@ -113,9 +114,11 @@ class ChildRefusal(Refusal):
         traceback: str = "",
         *,
         output: str = "",
+        by_others: bool = False,
     ) -> None:
         super().__init__(status, reason, message)
         self.error_type = error_type
+        self.by_others = by_others
         self.traceback = traceback or output
 
 

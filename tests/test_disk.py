@@ -251,6 +251,17 @@ def test_full_disk_keeps_what_was_there(tmp_path: Path, run_python: Any) -> None
     assert not list(shelf.path.glob("*.tmp"))
 
 
+def test_what_the_user_keeps_in_such_a_folder_stays(shelf: Shelf) -> None:
+    """Weights in a folder that is called as the shelf is."""
+    shelf.put(KEY, {"n": 1}, b"blob")
+    theirs = [shelf.path / name for name in ("encoder.bin", "half.tmp", f"{KEY[:-1]}.bin")]
+    for each in theirs:
+        each.write_bytes(b"mine")
+    shelf.put(KEY, {"n": 2}, b"blob")
+    shelf.clear()
+    assert all(each.read_bytes() == b"mine" for each in theirs)
+
+
 KILL = """
 import os, signal, sys, time
 from pathlib import Path

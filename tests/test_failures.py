@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import signal
 import subprocess
 import textwrap
 import time
@@ -24,6 +25,7 @@ from composer.backends.dynamo import CallableBackend
 from composer.backends.tensorrt.cache import plans
 from composer.cli import app
 from composer.store import disk, failures
+from composer.store.verdicts import ledger
 from composer.testing import FakeBackend
 
 pytestmark = pytest.mark.filterwarnings("ignore::composer.errors.FallbackWarning")
@@ -185,6 +187,45 @@ def test_failure_expires(monkeypatch: pytest.MonkeyPatch) -> None:
     assert again(fails_late, remember_failures=2.5).status == "failed"
 
 
+def test_failure_from_the_future_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock was wrong then."""
+    again(fails_late)
+    earlier = time.time() - 3 * failures.DAY
+    monkeypatch.setattr("composer.store.failures.time.time", lambda: earlier)
+    assert again(fails_late).status == "failed"
+
+
+def ends_by_sigterm(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(60)
+
+
+def ends_by_sigkill(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+    os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("engine", "second"),
+    [(ends_by_sigterm, "crashed"), (ends_by_sigkill, "known_failure")],
+)
+def test_child_that_somebody_ended_is_not_the_engines_failure(engine: Any, second: str) -> None:
+    """By ``SIGTERM``, as schedulers do; the system's ``SIGKILL`` is for want of memory, mostly."""
+    assert again(engine, isolate=True).reason == "crashed"
+    assert again(engine, isolate=True).reason == second
+
+
+def test_child_that_does_not_start_is_not_the_engines_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("composer.child.START_SECONDS", 0.01)
+    for _ in range(2):
+        attempt = again(fails_late, isolate=True)
+        assert attempt.reason == "timeout"
+        assert "had not started its work by then" in attempt.message
+
+
 def test_cache_that_cannot_be_used_is_recorded(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -253,6 +294,16 @@ def test_cache_list_shows_plans() -> None:
     (entry,) = json.loads(CliRunner().invoke(app, ["cache", "list", "--json"]).output)["entries"]
     assert (entry["kind"], entry["what"]) == ("plans", "tensorrt_rtx  1.6  for an Ada")
     assert entry["bytes"] > 4096
+
+
+def test_cache_clear_puts_a_damaged_file_aside() -> None:
+    """That is what was asked for."""
+    kept = ledger()
+    kept.put("a" * 64, "{}")
+    kept.file.write_text("no database " * 1000)
+    with pytest.warns(composer.errors.CacheWarning, match="not a database"):
+        done = CliRunner().invoke(app, ["cache", "clear"])
+    assert done.exit_code == 0, done.output
 
 
 def test_cache_clear_names_a_slip() -> None:

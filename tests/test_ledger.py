@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import subprocess
 import sys
 import time
 import warnings
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +107,23 @@ def test_broken_file_does_not_stop_a_write(rows: Ledger) -> None:
     write_text(rows.file)
     with pytest.warns(CacheWarning, match="cannot be written: file is not a database"):
         assert rows.put(KEY, "new")
-    assert rows.get(KEY) == "new"
+    assert (rows.get(KEY), rows.trouble) == ("new", "")
+
+
+READ = "import sqlite3, sys; sqlite3.connect(sys.argv[1]).execute('SELECT * FROM kept').fetchall()"
+
+
+def test_write_keeps_the_locks_of_other_threads(rows: Ledger) -> None:
+    """Closing any descriptor of a file drops the process's locks on it.
+
+    Another process would then take the write-ahead log for nobody's, and remove it.
+    """
+    rows.put(KEY, "{}")
+    with closing(sqlite3.connect(rows.file)) as of_another_thread:
+        of_another_thread.execute("SELECT * FROM kept").fetchall()
+        rows.put(KEY, "{}")
+        subprocess.run([sys.executable, "-c", READ, rows.file], check=True, timeout=60)
+        assert Path(f"{rows.file}-wal").exists()
 
 
 def test_row_that_is_no_text_is_not_there(rows: Ledger) -> None:

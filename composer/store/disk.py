@@ -41,6 +41,7 @@ PATIENCE = 10.0
 _SCHEMA = 1
 _PROCESS = uuid.uuid4().hex
 _KEY = re.compile("[0-9a-f]{64}")
+_LEFTOVER = re.compile(r"[0-9a-f]{64}\.(bin|bin\.tmp|json\.tmp)")
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 log = logging.getLogger("composer")
@@ -259,11 +260,9 @@ class Shelf:
 
     def _remove_leftovers(self) -> None:
         """What killed writers left: writers hold the lock, so none of it is in use."""
-        for each in self.path.glob("*.tmp"):
-            each.unlink(missing_ok=True)
-        for blob in self.path.glob("*.bin"):
-            if not blob.with_suffix(".json").exists():
-                blob.unlink(missing_ok=True)
+        for each in self.path.iterdir():  # a folder of that name may hold files of the user's
+            if _LEFTOVER.fullmatch(each.name) and not each.with_suffix(".json").exists():
+                each.unlink(missing_ok=True)
 
     def _make_room(self, size: int, key: str) -> None:
         """Remove what was not used for longest, until ``size`` bytes more fit under the limit."""

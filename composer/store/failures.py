@@ -2,7 +2,10 @@
 
 Only expensive failures are kept: a crash, a build that exceeded its ``timeout``, and one that
 failed after a second or more. What fails sooner costs little to try again, and may work by then.
-Causes that may be over a moment later do not count: memory that was short, a disk that was full.
+Causes that may be over a moment later do not count: memory that was short, a disk that was full, a
+child process that somebody ended by ``SIGTERM`` or that was slow to start. One that was killed by
+``SIGKILL`` counts, which is often the system's doing for want of memory: the next process would run
+the same risk, and it may not be the child that is killed.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import torch
 
 from composer import session
 from composer.backends.base import Backend, note
-from composer.errors import causes, refuse
+from composer.errors import ChildRefusal, causes, refuse
 from composer.machine import version_of
 from composer.policy import Candidate
 from composer.records import Attempt, GraphRequest, Reason, Status
@@ -73,7 +76,8 @@ def key_of(
 def refuse_known(key: str | None, days: float) -> None:
     """Refuse what failed no longer than ``days`` ago.
 
-    Failures of this process itself count until :func:`composer.reset`.
+    Failures of this process itself count until :func:`composer.reset`. Those from more than a day
+    ahead do not count: the clock was wrong, and nobody knows how old they are.
 
     Raises:
         Refusal: ``skipped`` with ``known_failure``.
@@ -88,7 +92,7 @@ def refuse_known(key: str | None, days: float) -> None:
         return
     age = time.time() - entry.written
     own = entry.facts.get("process") == this_process()
-    if age > days * DAY or (own and key not in session.current().failures):
+    if not -DAY < age <= days * DAY or (own and key not in session.current().failures):
         return
     told = entry.facts
     what = f"{told['status']} ({told['reason']}) {_ago(age)}: {told['message']}"
@@ -103,6 +107,8 @@ def is_expensive(attempt: Attempt, error: Exception) -> bool:
         attempt: What became of the candidate.
         error: What ended it.
     """
+    if isinstance(error, ChildRefusal) and error.by_others:
+        return False
     if attempt.status in (Status.CRASHED, Status.TIMED_OUT):
         return True
     if any(isinstance(each, OSError) for each in causes(error)):

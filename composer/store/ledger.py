@@ -134,7 +134,9 @@ class Ledger:
             try:
                 self._make_room()
                 with self._opened(changing=True) as rows:
-                    return task(rows)
+                    result = task(rows)
+                self.trouble = ""
+                return result
             except Exception as error:  # noqa: BLE001  # as above
                 again = self._set_aside_if_broken(error)
                 self._report(f"cannot be written: {error}; {ELSEWHERE}")
@@ -143,11 +145,17 @@ class Ledger:
         return default
 
     def _make_room(self) -> None:
-        """The folder and an empty file, which SQLite would let others read."""
+        """The folder and an empty file, which SQLite would let others read.
+
+        A file that is there is not opened: closing it would drop the locks that SQLite holds on it
+        for other threads (POSIX locks belong to the process), and another process could take this
+        one's log away.
+        """
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.path.mkdir(mode=0o700, exist_ok=True)
         check_owner(self.path)
-        os.close(os.open(self.file, os.O_RDWR | os.O_CREAT, 0o600))
+        with suppress(FileExistsError):
+            os.close(os.open(self.file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
 
     @contextmanager
     def _opened(self, *, changing: bool) -> Iterator[sqlite3.Connection]:
