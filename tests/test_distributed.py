@@ -244,6 +244,29 @@ def test_graph_that_waits_for_other_ranks_runs_on_the_same_engine(both: Pair, ve
     assert verify == "off" or checked[-1].startswith("no: other ranks")
 
 
+def summed(x: torch.Tensor) -> torch.Tensor:
+    return collective.all_reduce(x.sin().sum(0), "sum", distributed.group.WORLD) + 1
+
+
+def smaller_batch_on_one_rank(rank: int, engine: str) -> Any:
+    run = compiled(summed, engine, dynamic=False, min_coverage=0.0, agree_within=0.0)
+    with torch.no_grad():
+        answers = [run(torch.full((4, 3), 1.0 + rank))]
+        answers.append(run(torch.full((4 if rank == 0 else 2, 3), 1.0 + rank)))
+        answers.append(run(torch.full((4, 3), 3.0 + rank)))
+    one, two, three, four = torch.arange(1.0, 5.0).sin()
+    wanted = (4 * (one + two) + 1, 4 * one + 2 * two + 1, 4 * (three + four) + 1)
+    for answer, each in zip(answers, wanted, strict=True):
+        torch.testing.assert_close(answer, each.expand(3))
+    return [chosen for chosen, _ in seen()]
+
+
+@pytest.mark.parametrize("engine", ["onnxrt", "composer_openvino"])
+def test_engine_is_not_tried_on_what_other_ranks_wait_for(both: Pair, engine: str) -> None:
+    """The trial of a rank that compiles alone would meet the other's next call."""
+    assert both.run(smaller_batch_on_one_rank, engine) == [[engine], [engine, engine]]
+
+
 def two_sums(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     world = distributed.group.WORLD
     return collective.all_reduce(x, "sum", world) + 1, collective.all_reduce(y, "sum", world) * 2

@@ -289,6 +289,14 @@ TAKEN = {
         lambda x: (F.max_pool2d(x, 3, 1, 1), F.max_pool1d(x[0], 2), F.max_pool2d(x.double(), 2)),
         torch.full((2, 8, 4, 4), -INF).index_fill(3, T([3]), -1e38),
     ),
+    "max pooling of the lowest number": (
+        lambda x: (F.max_pool2d(x, 2), F.max_pool2d(x, 3, 1, 1), F.max_pool1d(x[0], 2)),
+        torch.full((2, 8, 4, 4), torch.finfo(torch.float32).min),
+    ),
+    "max pooling of NaN and minus infinity": (
+        lambda x: F.max_pool2d(x, 2),
+        torch.full((2, 8, 4, 4), -INF).index_fill(3, T([3]), NAN),
+    ),
     "ranks": (lambda x: (x.kthvalue(2), x.kthvalue(3, 0, keepdim=True)), r(4, 5)),
     "the middle of what is no NaN": (
         lambda x: (x.nanmedian(), x.nanmedian(1), x.nanmedian(0)[0]),
@@ -300,6 +308,8 @@ TAKEN = {
             torch.searchsorted(T([-1.0, 0, 1, 1, INF]), x, right=True, out_int32=True),
             torch.searchsorted(x[:2].sort().values, x[:2], side="right"),
             torch.searchsorted(T([-1.0, 0, 1]), 0.5),
+            torch.searchsorted(T([1, 2, 3]), 2.5),
+            torch.searchsorted(T([1, 2, 3]), 2),
         ),
         ODD,
     ),

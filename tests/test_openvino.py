@@ -683,6 +683,23 @@ def test_what_the_reader_refuses_stays_torchs() -> None:
     assert line.startswith("aten._linalg_det.default (OpenVINO does not convert Det)")
 
 
+def test_what_the_reader_refuses_in_one_of_two_equal_parts_stays_torchs() -> None:
+    """Both are one model, and each has nodes of its own names."""
+
+    def twice(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        for _ in range(2):
+            x = torch.relu(x @ w) * torch.linalg.det(x)
+            x = torch.maximum(x, w)
+        return x
+
+    check(twice, torch.randn(4, 4), torch.randn(4, 4), min_coverage=0.0)
+    left = [each.partition(" at ")[0] for each in last().attempts[0].engine["left_to_torch"]]
+    assert left == [
+        "aten._linalg_det.default (OpenVINO does not convert Det)",
+        "aten.maximum.default (NaN gets lost)",
+    ]
+
+
 @pytest.mark.parametrize(
     "function",
     [lambda x, n: (x * 2).roll(n, 0).relu(), lambda x, n: (x.abs() ** n).relu()],

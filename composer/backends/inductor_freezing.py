@@ -27,7 +27,7 @@ from composer.lowering.statistics import find_witnesses
 from composer.lowering.weights import picker, watchable
 
 Settings = Mapping[str, Any]
-Made = Callable[[Sequence[Any]], Any]
+Made = Callable[[tuple[Any, ...]], Any]
 
 
 def compiled(

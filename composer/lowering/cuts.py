@@ -126,7 +126,7 @@ def refused_nodes(plain: PlainOnnx, region: Region, why: dict[int, str]) -> dict
         Refusal: ``declined``, where none of the refused nodes comes from a node of the graph.
     """
     origins = origins_of(region.gm)
-    named = {plain.origins[index] or "": said for index, said in why.items()}
+    named = {plain.graph.node_of(plain.origins[at] or ""): said for at, said in why.items()}
     found = {origins[name]: said for name, said in named.items() if name in origins}
     if why and not found:
         refuse(Status.DECLINED, Reason.UNSUPPORTED_OP, "; ".join(dict.fromkeys(why.values())))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +61,26 @@ def _same(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True, slots=True)
+class Source:
+    """What a model was translated from, in the region's own words.
+
+    Attributes:
+        nodes: The names of its nodes, in order.
+        symbols: For each placeholder, the symbol that it stands for; empty for a tensor.
+    """
+
+    nodes: tuple[str, ...] = ()
+    symbols: tuple[str, ...] = ()
+
+    @staticmethod
+    def of(gm: torch.fx.GraphModule) -> Source:
+        """That of a region that is to be translated."""
+        values = (node.meta["val"] for node in gm.graph.find_nodes(op="placeholder"))
+        symbols = (str(value) if isinstance(value, torch.SymInt) else "" for value in values)
+        return Source(tuple(node.name for node in gm.graph.nodes), tuple(symbols))
+
+
+@dataclass(frozen=True, slots=True)
 class OnnxGraph:
     """A region as an ONNX model.
 
@@ -70,12 +90,21 @@ class OnnxGraph:
         inputs: The names of all placeholders, by position, of those that are not read as well.
         outputs: In the model's order.
         key: What the model is kept under on disk; empty where it is not kept.
+        source: The region that was translated.
+        nodes: The names of the region's nodes, by those of ``source``: a region may share the model
+            of an equal one.
     """
 
     model: onnx.ModelProto
     inputs: tuple[str, ...]
     outputs: tuple[Output, ...]
     key: str = ""
+    source: Source = Source()
+    nodes: Mapping[str, str] | None = None
+
+    def node_of(self, name: str) -> str:
+        """The name of the region's node that a node of ``source`` is; empty if there is none."""
+        return name if self.nodes is None else self.nodes.get(name, "")
 
     def rounds_to_bfloat16(self) -> bool:
         """Whether a node of the model does."""
@@ -150,8 +179,15 @@ def to_onnx(region: Region) -> OnnxGraph:
     Raises:
         Refusal: ``failed`` with ``export_failed`` where the exporter breaks.
     """
-    outputs = _plan_outputs(region.gm)
-    return once(graph_key(region.gm), lambda: _find_or_translate(region.gm, outputs))
+    gm, outputs = region.gm, _plan_outputs(region.gm)
+    source = Source.of(gm)
+    made = once(
+        graph_key(gm),
+        lambda: dataclasses.replace(_find_or_translate(gm, outputs), source=source),
+    )
+    if made.source == source:
+        return made
+    return dataclasses.replace(made, nodes=dict(zip(made.source.nodes, source.nodes, strict=True)))
 
 
 def _find_or_translate(gm: torch.fx.GraphModule, outputs: tuple[Output, ...]) -> OnnxGraph:

@@ -38,22 +38,19 @@ class PlainOnnx:
 
     Attributes:
         graph: The model.
-        origins: For each of its nodes, the name of the graph's node that it was translated from;
-            ``None`` where that is not known.
+        origins: For each of its nodes, the name of the node in ``graph.source`` that it was
+            translated from; ``None`` where that is not known.
     """
 
     graph: OnnxGraph
     origins: tuple[str | None, ...]
 
 
-def to_plain(
-    graph: OnnxGraph, gm: torch.fx.GraphModule, precision: Precision = "fp32"
-) -> PlainOnnx:
+def to_plain(graph: OnnxGraph, precision: Precision = "fp32") -> PlainOnnx:
     """Simplify a model; the result has the same bytes in every process.
 
     Args:
         graph: The model; it is not changed.
-        gm: The graph it was translated from.
         precision: What matrix products and convolutions over float32 are computed in.
 
     Raises:
@@ -69,7 +66,7 @@ def to_plain(
         with np.errstate(all="ignore"):  # a constant may well be infinite
             optimizer.inline(model)
             optimizer.fold_constants(model)
-        _read_sizes_off(model, _symbols(graph, gm))
+        _read_sizes_off(model, dict(zip(graph.inputs, graph.source.symbols, strict=True)))
         if precision != "fp32":
             _compute_products_in(model, onnx_ir.DataType[_LOW[precision]])
         optimizer.remove_unused_nodes(model)
@@ -83,13 +80,6 @@ def to_plain(
     origins = tuple(map(_origin, model.graph))
     _forget_where_it_came_from(model)
     return PlainOnnx(dataclasses.replace(graph, model=onnx_ir.to_proto(model)), origins)
-
-
-def _symbols(graph: OnnxGraph, gm: torch.fx.GraphModule) -> dict[str, str]:
-    """Inputs that stand for one symbol each, by name."""
-    values = (node.meta["val"] for node in gm.graph.find_nodes(op="placeholder"))
-    named = zip(graph.inputs, values, strict=True)
-    return {name: str(value) for name, value in named if isinstance(value, torch.SymInt)}
 
 
 def _read_sizes_off(model: onnx_ir.Model, symbols: Mapping[str, str]) -> None:

@@ -9,6 +9,7 @@ import torch
 
 from composer import _torch
 from composer.errors import Refusal, refuse
+from composer.graphs import collectives
 from composer.graphs.comparison import devices
 from composer.lowering.aot import FunctionalGraph, Kind
 from composer.memory import lacks_memory
@@ -21,7 +22,8 @@ _ANY = 2
 def try_once(compiled: Callable[..., Any], graph: FunctionalGraph) -> None:
     """Run ``compiled`` on the inputs of the first call; a backward on ones of the right shapes.
 
-    Nothing is run where there are no real inputs to be had. Torch's random state stays as it is.
+    Nothing is run where there are no real inputs to be had, nor what waits for other ranks: they
+    would not take part, or not with what belongs to this call. Torch's random state stays as it is.
     Inputs on which torch itself fails say nothing of the engine: the program meets that error at
     the call, and other inputs may be right.
 
@@ -29,7 +31,7 @@ def try_once(compiled: Callable[..., Any], graph: FunctionalGraph) -> None:
         Refusal: the run fails, or an output has not the shape or dtype of eager's.
     """
     args = placeholder_values(graph.gm) if graph.kind is Kind.BACKWARD else graph.example_args
-    if args is None:
+    if args is None or collectives.meets_other_ranks(graph.gm):
         return
     try:
         results = _run(compiled, args)

@@ -182,21 +182,24 @@ def refresh() -> None:
     """Have every engine read its weights again at its next call.
 
     For weights that were changed behind torch's back, where no version tells: by ``p.data.mul_()``,
-    or through numpy or DLPack. All other changes are seen without it. That goes for what Inductor
-    has frozen, too.
+    through numpy or DLPack, by a collective (``dist.broadcast``, ``dist.all_reduce``), or through
+    the storage (``p.untyped_storage().copy_()``); docs/engines.md lists what is seen. That goes for
+    what Inductor has frozen, too.
     """
     for each in tuple(_bound):
         each.expire()
 
 
-def picker(positions: tuple[int, ...]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-    """``itemgetter`` that gives a new tuple for any number of positions."""
-    if len(positions) > 1:
-        return operator.itemgetter(*positions)
-    if positions:
-        (position,) = positions
-        return lambda args: (args[position],)
-    return lambda args: ()
+def picker(positions: tuple[int, ...]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+    """``itemgetter`` of a tuple's items that gives a tuple for any number of positions.
+
+    Those that follow one another are a slice: of 200 that takes a fifth of the time.
+    """
+    first = positions[0] if positions else 0
+    end = first + len(positions)
+    if positions == tuple(range(first, end)):
+        return operator.itemgetter(slice(first, end))
+    return operator.itemgetter(*positions)
 
 
 def identities(given: tuple[Any, ...]) -> Hashable:

@@ -60,7 +60,7 @@ def _read(region: Region) -> tuple[Model, dict[str, str]]:
     try:
         return read_model(graph), {}
     except RuntimeError:
-        plain = to_plain(graph, region.gm)
+        plain = to_plain(graph)
     unread = unread_nodes(plain.graph)
     if unread:
         return Model(None, plain.graph), cuts.refused_nodes(plain, region, unread)

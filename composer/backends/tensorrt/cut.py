@@ -28,7 +28,7 @@ def cut(graph: FunctionalGraph, library: Library, settings: Settings) -> Cut:
 
     def read(region: Region) -> tuple[PlainOnnx, dict[str, str]]:
         check_time()
-        plain = to_plain(to_onnx(region), region.gm, settings.precision)
+        plain = to_plain(to_onnx(region), settings.precision)
         return plain, _refused(library, plain, region)
 
     return cuts.cut(graph, "TensorRT's parser", why_not_here, read)

@@ -89,9 +89,10 @@ def searchsorted(
     sorter: torch.Tensor | None = None,
 ) -> Any:
     """By counting what comes before; NaN comes last."""
-    value = x if isinstance(x, torch.Tensor) else torch.full((), x, dtype=ordered.dtype)
-    if not ordered.dim():
+    if not ordered.dim() or torch.result_type(ordered, x) is not ordered.dtype:
         return NotImplemented
+    number = functools.partial(torch.full, (), dtype=ordered.dtype, device=ordered.device)
+    value = x if isinstance(x, torch.Tensor) else number(x)
     sizes = (value.numel(), ordered.shape[-1])
     if not all(isinstance(size, int) for size in sizes) or math.prod(sizes) > _MOST:
         return NotImplemented

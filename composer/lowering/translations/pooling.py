@@ -2,7 +2,8 @@
 
 ONNX Runtime's ``MaxPool`` (1.31) passes over NaN. A mean over the same window of numbers that are
 not below zero, squares or what ``Relu`` gives, is NaN for no other cause. For a window of minus
-infinity it gives the lowest finite float32, unless its places are used.
+infinity it gives the lowest finite float32, unless its places are used; programs that mask by that
+number have it in ``x`` themselves.
 """
 
 from __future__ import annotations
@@ -51,10 +52,16 @@ def spoilt(x: Any, window: dict[str, Any]) -> Any:
     return op.IsNaN(op.AveragePool(positive, **plain))
 
 
-def with_infinity(found: Any) -> Any:
-    """Minus infinity for the lowest of float32, which that kernel of ``MaxPool`` starts from."""
+def with_infinity(found: Any, x: Any) -> Any:
+    """Minus infinity for the lowest of float32, which that kernel of ``MaxPool`` starts from.
+
+    Not if there is none in ``x``. Where that holds both, they are not told apart.
+    """
     lowest = op.Constant(value_float=torch.finfo(torch.float32).min)
-    return op.Where(op.LessOrEqual(found, lowest), op.Constant(value_float=float("-inf")), found)
+    infinite = op.Constant(value_float=float("-inf"))
+    none = op.Greater(op.ReduceMin(x, keepdims=False), infinite)  # false for NaN
+    kept = op.Or(op.Greater(found, lowest), none)
+    return op.Where(kept, found, infinite)
 
 
 def is_relu(x: Any) -> bool:
@@ -88,7 +95,7 @@ def pooled(
     bad = unbatched(spoilt(full, window), x, dims)
     values, *places = found if isinstance(found, tuple) else (found,)
     if x.dtype == ir.DataType.FLOAT and not is_relu(x):
-        values = with_infinity(values)
+        values = with_infinity(values, x)
     values = op.Where(bad, nan, values)
     if not places:
         return values
