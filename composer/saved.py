@@ -155,7 +155,6 @@ def _bare(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
     for name, child in list(bare.named_children()):
         if isinstance(child, torch.fx.GraphModule):
             setattr(bare, name, _bare(child))
-    bare.train(gm.training)
     return bare
 
 

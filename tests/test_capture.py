@@ -232,6 +232,21 @@ def test_clone_shares_tensors_and_nothing_else() -> None:
     assert not clones.same_graph(clone, gm)
 
 
+def test_clone_leaves_the_modes_of_modules_as_they_are() -> None:
+    """A traced graph has the program's own leaf modules, each in a mode of its own."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.5))
+    gm = torch.fx.symbolic_trace(model)
+    model.eval()
+    clone = clones.clone_graph(gm)
+    assert (clone.training, model[1].training) == (gm.training, False)
+    run = torch._dynamo.lookup_backend("composer")(
+        gm, [x := torch.randn(8, 4)], options={"chain": ["aot_eager"]}
+    )
+    with torch.no_grad():
+        torch.testing.assert_close(run(x), model(x))
+    assert not model[1].training
+
+
 def key(function, *args, **options) -> str:
     torch.compiler.reset()
     compiled(function, "eager", **options)(*args)

@@ -119,6 +119,39 @@ def test_writes_are_known_by_name_mark_and_schema(function: Any, writing: bool) 
     assert writes.may_write(torch.fx.symbolic_trace(function)) is writing
 
 
+class Leaks(torch.nn.Module):
+    """Writes to its parameter at each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(-torch.ones(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + functional.leaky_relu(self.weight, 0.5, True)
+
+
+@torch.no_grad()
+def test_inplace_by_position_is_a_write() -> None:
+    """As Dynamo has it in the graph: it is done once, however often the engines are tried."""
+    model = Leaks()
+    compiled(model, "aot_eager", verify="compile")(torch.zeros(3))
+    assert torch.equal(model.weight, torch.full((3,), -0.5))
+
+
+def test_what_is_no_inplace_by_position_is_no_write() -> None:
+    """Others are given in the same place, too."""
+    seen: list[bool] = []
+
+    def looks(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        seen.append(writes.may_write(gm))
+        return gm.forward
+
+    x = torch.ones(3)
+    for more in ((True,), (True, True)):
+        torch.compile(lambda x, more=more: functional.dropout(x, 0.5, *more) * 2, backend=looks)(x)
+    assert seen == [False, True]
+
+
 class Counts(torch.nn.Module):
     """Writes to its buffer, through a view of it."""
 

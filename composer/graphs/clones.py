@@ -35,7 +35,6 @@ def clone_graph(
     for name, child in list(twin.named_children()):
         if isinstance(child, torch.fx.GraphModule):
             setattr(twin, name, clone_graph(child))
-    twin.train(gm.training)
     _torch.carry_source_metadata(gm, twin)
     _torch.let_go_of_examples(twin)
     return twin

@@ -169,13 +169,21 @@ def _moves(node: torch.fx.Node) -> bool:
 def _assigns(node: torch.fx.Node) -> bool:
     if _torch.may_write_by_schema(node):
         return True
-    if node.kwargs.get("out") is not None or node.kwargs.get("inplace") is True:
+    if node.kwargs.get("out") is not None or is_told_to_write(node):
         return True
     name = _name(node)
     if name == "embedding":  # shortens rows in place
         given = node.args[_MAX_NORM] if len(node.args) > _MAX_NORM else None
         return node.kwargs.get("max_norm", given) is not None
     return name in _ASSIGNS or _is_in_place(name)
+
+
+def is_told_to_write(node: torch.fx.Node) -> bool:
+    """Whether the node's function is given a true ``inplace``, by name or by position."""
+    code = getattr(node.target, "__code__", None)
+    names = code.co_varnames[: code.co_argcount] if code is not None else ()
+    at = names.index("inplace") if "inplace" in names else len(node.args)
+    return bool(node.args[at] if at < len(node.args) else node.kwargs.get("inplace"))
 
 
 def _is_in_place(name: str) -> bool:

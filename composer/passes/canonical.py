@@ -124,7 +124,7 @@ def _assembled(traced: torch.fx.GraphModule, gm: torch.fx.GraphModule) -> torch.
     root = {name: attribute_at(traced, name) if v is None else v for name, v in found}
     made = _torch.lazy_graph_module(root, traced.graph, type(gm).__name__)
     made.meta.update(gm.meta)
-    made.train(gm.training)
+    made.training = gm.training  # of the graph alone: its leaf modules are the program's own
     _torch.carry_attributes(gm, made)
     _torch.let_go_of_examples(made)
     return made

@@ -9,6 +9,7 @@ import torch.fx
 
 from composer import _torch
 from composer.graphs.norms import KEEP_STATISTICS
+from composer.graphs.writes import is_told_to_write
 
 _IN_PLACE = frozenset(
     getattr(operator, name)
@@ -52,7 +53,7 @@ def is_pure(node: torch.fx.Node) -> bool:
 def keeps_to_itself(node: torch.fx.Node) -> bool:
     """Whether all that is impure of it are random numbers or statistics, which no other reads."""
     name = _name(node)
-    if name.endswith("_") or node.kwargs.get("inplace") or "out" in node.kwargs:
+    if name.endswith("_") or is_told_to_write(node) or "out" in node.kwargs:
         return False
     tags = getattr(node.target, "tags", ())
     return name in _RANDOM | KEEP_STATISTICS.keys() or torch.Tag.nondeterministic_seeded in tags
