@@ -153,6 +153,35 @@ def test_interrupt_ends_the_call_that_did_the_work_as_well(monkeypatch: pytest.M
     assert gate.admit(lambda: 8) == 8
 
 
+def test_interrupt_while_calls_are_waited_for_opens_the_gate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever offered the work is told, and no later call waits for it."""
+    gate, entered, may_go = Gate(), threading.Event(), threading.Event()
+
+    def call() -> None:
+        entered.set()
+        assert may_go.wait(WAIT)
+
+    calling = started(gate.admit, call)
+    assert entered.wait(WAIT)
+    wait_for = gate._changed.wait_for
+
+    def interrupted(predicate: Callable[[], bool], timeout: float | None = None) -> bool:
+        if gate._offer is not None and gate._offer.begun:
+            raise KeyboardInterrupt
+        return wait_for(predicate, timeout)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(gate._changed, "wait_for", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            gate.perform(lambda: 1.0)
+    may_go.set()
+    calling.join(WAIT)
+    assert gate._offer is None
+    assert gate.admit(lambda: 8) == 8
+
+
 def test_gate_is_open_as_long_as_it_was_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the next thing is offered."""
     clock, slept = [0.0], []

@@ -122,10 +122,11 @@ class Gate:
         An error is handed to the thread that offered the work; ``KeyboardInterrupt`` and its kin
         are raised here as well, since this may be the program's thread.
         """
-        with self._changed:
-            self._changed.wait_for(lambda: self._inside == 0, _LONGEST)
         started = time.perf_counter()
         try:
+            with self._changed:
+                self._changed.wait_for(lambda: self._inside == 0, _LONGEST)
+            started = time.perf_counter()
             offer.result.set_result(offer.work())
         except Exception as error:  # noqa: BLE001  # raised where it is waited for
             offer.result.set_exception(error)
