@@ -144,9 +144,8 @@ class Collector:
 
 def _users_frame(stack: Sequence[traceback.FrameSummary]) -> traceback.FrameSummary:
     """The innermost frame that is neither torch's nor composer's; of the caller's if none is."""
-    running = reversed(traceback.extract_stack())
-    users = (f for f in (*reversed(stack), *running) if not f.filename.startswith(_MACHINERY))
-    return next(users, stack[-1])
+    frames = [*reversed(stack), *reversed(traceback.extract_stack())]
+    return next((f for f in frames if not f.filename.startswith(_MACHINERY)), frames[0])
 
 
 @contextmanager

@@ -41,9 +41,16 @@ class FakePlace:
         self.launched: list[int] = []
         self.waited = 0
         self.recorded = 0
+        self.entered = 0
 
     def stream(self) -> int:
         return threading.get_ident()
+
+    @contextmanager
+    def current(self):
+        self.entered += 1
+        yield
+        self.entered -= 1
 
     @contextmanager
     def launching(self):

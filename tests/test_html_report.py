@@ -131,8 +131,12 @@ def test_page_of_a_thousand_graphs_is_made_in_seconds() -> None:
         graph(served("x", 1.0), model="a.b" * 5000, passes=(PassRecord("p" * 5000, "aten"),)),
         graph(served("模型", 1.0), model="模型.\ud800\u202e\x00"),
         graph(served("x", 1.0), time="2026-03-01T12:00:00"),
+        graph(served("x", 1.0), seconds=1e12),
     ],
-    ids=["nothing tried", "error", "no numbers", "empty", "long", "unicode", "naive time"],
+    ids=[
+        *("nothing tried", "error", "no numbers", "empty", "long", "unicode", "naive time"),
+        "before the calendar",
+    ],
 )
 def test_page_takes_any_record(one: composer.CompileReport) -> None:
     """However odd, beside another graph or alone, and the page can be written as UTF-8."""

@@ -86,6 +86,18 @@ def test_the_table_says_times_in_words() -> None:
         assert f"{said}\n" in f"{Report((graph,))}\n"
 
 
+def test_a_record_of_somebody_elses_moves_no_cursor() -> None:
+    """And forges no line: it may come from a file."""
+    evil = "\x1b]0;owned\x07\x1b[2J\ngraph 9/9  forged"
+    attempt = composer.Attempt(evil, composer.Status.FAILED, None, evil, 1.0, engine={"a": evil})
+    facts = {"time": "", "graph_id": evil, "graph_key": "", "model": evil, "device": evil}
+    more = {"dtype": evil, "training": False, "dynamic": False, "nodes": 1, "seconds": 1.0}
+    rest = {"inputs": (), "policy": (), "chosen": evil, "attempts": (attempt,)}
+    text = str(Report((composer.CompileReport(**facts, **more, **rest),)))
+    assert all(line.isprintable() for line in text.split("\n"))
+    assert [line for line in text.split("\n") if line.startswith("graph 9/9")] == []
+
+
 def test_last_limits_the_report() -> None:
     """The newest graphs only; a negative number is a mistake."""
     for size in (1, 2, 3):

@@ -19,7 +19,7 @@ import composer
 from composer import session
 from composer.errors import OptionError, TelemetryWarning
 from composer.telemetry.base import Sink
-from composer.telemetry.sinks import OWN, SINKS
+from composer.telemetry.sinks import OWN, SINKS, Sinks
 from composer.testing import FakeBackend
 
 
@@ -137,6 +137,23 @@ def test_a_mistake_in_the_environment_waits_for_the_next_compile(monkeypatch: An
     assert composer.reports()[-1].runtime.fallbacks == 1
     with pytest.raises(BackendCompilerFailed, match="smoke_signals"):
         compiled(torch.cos, honest)(x)
+
+
+def test_a_mistake_in_the_environment_reaches_no_call(monkeypatch: Any) -> None:
+    """Made after the compile: a later record comes from a call, which has its answer."""
+
+    class Picky:
+        def emit(self, record: dict[str, Any]) -> None:
+            raise OptionError("COMPOSER_TELEMETRY_MAX_BYTES is 'much'")
+
+    sinks = Sinks()
+    sinks.add(Picky())
+    compiled(torch.sin, "aot_eager")(torch.ones(2))
+    report = last()
+    with pytest.raises(OptionError):
+        sinks.emit(report)
+    with pytest.warns(TelemetryWarning, match="much"):
+        sinks.emit(report, first=False)
 
 
 def test_logging_sink_writes_a_line_for_every_attempt(caplog: Any) -> None:

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from composer.cli.fail import fail
+from composer.records import printable
 from composer.telemetry import html, reader
 from composer.telemetry.reader import Readout
 from composer.telemetry.reasons import explained
@@ -81,7 +82,8 @@ def _heading(process: Process) -> str:
     if process == reader.UNKNOWN:
         return "== a process that its lines do not name"
     rank = "" if process.rank is None else f", rank {process.rank}"
-    return f"== process {process.pid} on {process.host}{rank}, started {process.started}"
+    told = f"process {process.pid} on {process.host}{rank}, started {process.started}"
+    return printable(f"== {told}")
 
 
 def _left_out(found: Readout) -> str:
@@ -89,4 +91,4 @@ def _left_out(found: Readout) -> str:
         return "no line at all"
     first = found.faults[0]
     lines = "1 line" if found.left_out == 1 else f"{found.left_out} lines"
-    return f"{lines} left out, the first: {first.file}:{first.line}: {first.why}"
+    return printable(f"{lines} left out, the first: {first.file}:{first.line}: {first.why}")

@@ -9,7 +9,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from composer.records import Attempt, CompileReport, PassRecord, first_line, spelled
+from composer.records import (
+    Attempt,
+    CompileReport,
+    PassRecord,
+    first_line,
+    printable,
+    spelled,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -44,7 +51,7 @@ def headline(graphs: Sequence[CompileReport]) -> str:
     if not graphs:
         return "composer: nothing was compiled yet"
     chosen = Counter(graph.chosen or "nobody" for graph in graphs)
-    engines = ", ".join(f"{name} {count}" for name, count in chosen.most_common())
+    engines = ", ".join(f"{printable(name)} {count}" for name, count in chosen.most_common())
     seconds = sum(graph.seconds for graph in graphs)
     return f"composer: {counted(len(graphs), 'graph')} in {seconds:.2f} s, served by: {engines}"
 
@@ -58,13 +65,13 @@ def tables_of(graph: CompileReport) -> Iterator[str]:
 
 
 def _title(graph: CompileReport) -> str:
-    traits = [f"{graph.nodes} ops", f"{graph.dtype or 'no tensors'} on {graph.device}"]
+    on = printable(f"{graph.dtype or 'no tensors'} on {graph.device}")
+    traits = [f"{graph.nodes} ops", on]
     traits += ["training"] * graph.training + ["dynamic shapes"] * graph.dynamic
     calls = counted(graph.runtime.calls, "call")
-    return (
-        f"graph {graph.graph_id}  {graph.model}  ({', '.join(traits)})\n"
-        f"  {f'runs on {graph.chosen}, {calls}' if graph.chosen else 'raised an error'}"
-    )
+    named = printable(f"graph {graph.graph_id}  {graph.model}")
+    served = f"runs on {printable(graph.chosen)}, {calls}" if graph.chosen else "raised an error"
+    return f"{named}  ({', '.join(traits)})\n  {served}"
 
 
 def counted(number: int, noun: str) -> str:
@@ -142,4 +149,5 @@ def _text(table: Table) -> str:
     text = io.StringIO()
     console = Console(file=text, width=_WIDTH, color_system=None, highlight=False, markup=False)
     console.print(table)
-    return "\n".join(f"  {line.rstrip()}" for line in text.getvalue().splitlines() if line.strip())
+    lines = (printable(line).rstrip() for line in text.getvalue().splitlines())
+    return "\n".join(f"  {line}" for line in lines if line)

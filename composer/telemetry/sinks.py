@@ -71,7 +71,7 @@ class Sinks:
             follow = getattr(sink, "follow", None)
             if first and follow is not None:
                 self._guarded(name, functools.partial(follow, report))
-            self._guarded(name, functools.partial(_emit, sink, report))
+            self._guarded(name, functools.partial(_emit, sink, report), raises=first)
 
     def close(self) -> None:
         """Have every sink write what it still has to."""
@@ -109,13 +109,16 @@ class Sinks:
         if close is not None:
             self._guarded(name, close)
 
-    def _guarded(self, name: str, step: Callable[[], object]) -> None:
-        """Run a step of a sink; what it raises is warned of once, but for the user's mistakes."""
+    def _guarded(self, name: str, step: Callable[[], object], *, raises: bool = True) -> None:
+        """Run a step of a sink; what it raises is warned of once.
+
+        A mistake of the user's is raised, unless nobody asks for that (``raises``).
+        """
         try:
             step()
-        except OptionError:
-            raise
-        except Exception as error:  # noqa: BLE001  # whatever a sink raises becomes a warning
+        except Exception as error:  # whatever a sink raises becomes a warning
+            if raises and isinstance(error, OptionError):
+                raise
             if name not in self._reported:
                 self._reported.add(name)
                 _warn(f"the sink {name!r} failed: {type(error).__name__}: {error}", error)

@@ -87,7 +87,7 @@ class LoadedPlan:
         self._pool: defaultdict[int, list[Lane]] = defaultdict(list)
         self._lock = threading.Lock()
         self._somewhere = torch.empty(1, dtype=torch.uint8, device=place.device)
-        with library.busy, library.log.recording() as lines:
+        with place.current(), library.busy, library.log.recording() as lines:
             self._runtime, self._engine = load(library, plan, lines)
             require_same(self._engine, signature)
             stream_weights(self._engine, signature.weights_on_device, lines)
@@ -113,6 +113,10 @@ class LoadedPlan:
             OutOfProfile: the shapes lie in none of the plan's ranges.
             Refusal: the engine failed.
         """
+        with self._place.current():
+            return self._run(args)
+
+    def _run(self, args: Sequence[Any]) -> list[Any]:
         inputs = {name: self._given(name, args[at]) for name, at in self._signature.inputs}
         profile = self._profile({name: tuple(each.shape) for name, each in inputs.items()})
         stream = self._place.stream()
@@ -132,7 +136,8 @@ class LoadedPlan:
         Raises:
             Refusal: TensorRT does not write it.
         """
-        with self._library.busy, self._library.log.recording() as lines:
+        library = self._library
+        with self._place.current(), library.busy, library.log.recording() as lines:
             return without_weights(self._library, self._engine, lines)
 
     def _launched(

@@ -6,6 +6,7 @@ each library, and whoever wants to know what was said meanwhile records it.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -64,22 +65,25 @@ def make_log(trt: Any) -> Any:
 
         def __init__(self) -> None:
             trt.ILogger.__init__(self)
-            self._recorders: list[Lines] = []
+            self._recorders: tuple[Lines, ...] = ()
+            self._lock = threading.Lock()
 
         def log(self, severity: Any, msg: str) -> None:
             """Called by TensorRT, from any of its threads."""
-            for each in tuple(self._recorders):
+            for each in self._recorders:
                 each.said.append((severity.name, msg))
 
         @contextmanager
         def recording(self) -> Iterator[Lines]:
             """Record what is said, by whichever thread."""
             lines = Lines()
-            self._recorders.append(lines)
+            with self._lock:
+                self._recorders = (*self._recorders, lines)
             try:
                 yield lines
             finally:
-                self._recorders = [each for each in self._recorders if each is not lines]
+                with self._lock:
+                    self._recorders = tuple(e for e in self._recorders if e is not lines)
 
     return Log()
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -14,6 +15,7 @@ import torch
 from composer.backends.tensorrt.plan import Target
 
 _DRIVER = Path("/sys/module/nvidia/version")
+_one_records = threading.Lock()
 
 
 class Place(Protocol):
@@ -29,24 +31,20 @@ class Place(Protocol):
     def stream(self) -> int:
         """The handle of the stream that the work of the calling thread goes to."""
 
-    def launching(self) -> AbstractLaunch:
-        """While it is entered, the device is current and its stream waits for the caller's."""
+    def current(self) -> AbstractContextManager[object]:
+        """While it is entered, the device is the calling thread's current one.
+
+        TensorRT loads an engine on the current device, and runs it there and nowhere else.
+        """
+
+    def launching(self) -> AbstractContextManager[object]:
+        """While it is entered, the device's stream waits for the caller's."""
 
     def record(self, launch: Callable[[int], None]) -> Callable[[], None]:
         """Record what ``launch`` puts on a stream, after one run of it; returns what replays it."""
 
     def wait(self) -> None:
         """Wait until the work on the calling thread's stream is done."""
-
-
-class AbstractLaunch(Protocol):
-    """A context manager that yields nothing."""
-
-    def __enter__(self) -> None:
-        """See :meth:`Place.launching`."""
-
-    def __exit__(self, *args: object) -> None:
-        """See :meth:`Place.launching`."""
 
 
 class CudaPlace:
@@ -63,6 +61,7 @@ class CudaPlace:
         self.device = torch.device("cuda", index)
         self._default = torch.cuda.default_stream(self.device)
         self._side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]  # torch's own
+        self._recording = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]  # as above
 
     @functools.cached_property
     def target(self) -> Target:
@@ -74,24 +73,31 @@ class CudaPlace:
         """The current stream's handle, or that of the stream beside the default one."""
         return self._stream().cuda_stream
 
+    def current(self) -> AbstractContextManager[object]:
+        """As torch's own."""
+        return torch.cuda.device(self.device)
+
     @contextmanager
     def launching(self) -> Iterator[None]:
         """Order the work after what the caller's stream holds, and that stream after the work."""
         current, chosen = torch.cuda.current_stream(self.device), self._stream()
-        with torch.cuda.device(self.device):
-            if chosen != current:
-                chosen.wait_stream(current)
-            yield
-            if chosen != current:
-                current.wait_stream(chosen)
+        if chosen != current:
+            chosen.wait_stream(current)
+        yield
+        if chosen != current:
+            current.wait_stream(chosen)
 
     def record(self, launch: Callable[[int], None]) -> Callable[[], None]:
-        """Record a CUDA graph. The run before it makes what TensorRT makes at the first run."""
-        graph, stream = torch.cuda.CUDAGraph(), self._side
-        with torch.cuda.device(self.device):
+        """Record a CUDA graph. The run before it makes what TensorRT makes at the first run.
+
+        One at a time, on a stream that nothing else is launched on; what other threads do meanwhile
+        is neither recorded nor forbidden.
+        """
+        graph, stream = torch.cuda.CUDAGraph(), self._recording
+        with _one_records:
             stream.wait_stream(torch.cuda.current_stream(self.device))
             launch(stream.cuda_stream)
-            with torch.cuda.graph(graph, stream=stream):
+            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                 launch(stream.cuda_stream)
             torch.cuda.current_stream(self.device).wait_stream(stream)
         return graph.replay

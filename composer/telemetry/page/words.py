@@ -89,8 +89,11 @@ def short(model: str) -> str:
 
 
 def moment(seconds: float) -> str:
-    """A POSIX time as ``"2026-03-01 12:00:05 UTC"``."""
-    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    """A POSIX time as ``"2026-03-01 12:00:05 UTC"``; ``"-"`` for one that no calendar has."""
+    try:
+        return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    except (ValueError, OverflowError, OSError):
+        return "-"
 
 
 def said(each: GraphInput) -> str:
