@@ -187,6 +187,44 @@ def test_a_mistake_in_a_nested_graph_is_rolled_back(mistake: type[GraphPass], st
     assert (failed.changed, after.changed) == (False, True)
 
 
+@torch.compiler.allow_in_graph
+def push(cache, x):
+    cache.copy_(x)
+    return cache
+
+
+def pushes(x, cache):
+    push(cache, x)
+    return torch.cos(x)
+
+
+def write_within(x):
+    y = torch.sin(x)
+    y.mul_(2)
+    return y
+
+
+UNREAD = {
+    "levels of torch.func": (lambda x, c: torch.cos(torch.func.vmap(torch.exp)(x)), torch.exp),
+    "a function that nobody looks into": (pushes, lambda x: x),
+    "a write in a branch": (
+        lambda x, c: torch.cos(torch.cond(x.sum() > 0, write_within, torch.exp, (x,))),
+        lambda x: 2 * torch.sin(x),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", UNREAD)
+def test_what_changes_something_stays_though_nobody_reads_it(case: str) -> None:
+    """When what a pass left unread is dropped."""
+    function, within = UNREAD[case]
+    x, cache = torch.ones(3), torch.zeros(3)
+    result = compiled(function, "eager", passes=[at("torch")], strict=True)(x, cache)
+    assert last().passes[0].changed
+    torch.testing.assert_close(result, torch.sin(within(x)))
+    assert torch.equal(cache, x if function is pushes else torch.zeros(3))
+
+
 @pytest.mark.parametrize("engine", ["inductor", "onnxrt", "aot_eager"])
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_mistake_raises_where_the_policy_says_so(engine: str, stage: str) -> None:

@@ -515,6 +515,24 @@ def test_training_in_bf16_where_it_is_asked_for() -> None:
             module[0].weight.mul_(-1)
 
 
+@pytest.mark.parametrize("of", ["a product", "a weight"])
+def test_gradient_does_not_pass_a_view_that_was_made_without_grad(of: str) -> None:
+    """It is cut off there, as in eager."""
+    weight, other = (nn.Parameter(torch.randn(8, 8)) for _ in range(2))
+
+    def f(x: Tensor) -> Tensor:
+        y = x @ weight
+        with torch.no_grad():
+            z = y.view(8, 8) if of == "a product" else weight.t()
+        return (z @ other).sum() + y.sum()
+
+    x = torch.randn(8, 8)
+    compiled(f, Spy(), precision="bf16")(x).backward()
+    got, weight.grad = weight.grad, None
+    f(x).backward()
+    assert 0 <= error(got, weight.grad) < 0.02
+
+
 def test_gradient_passes_a_cast_that_was_made_without_grad() -> None:
     """One made in a region without grad is not used outside of it."""
     weight = nn.Parameter(torch.randn(8, 8))

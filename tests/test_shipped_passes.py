@@ -295,6 +295,34 @@ def test_what_differs_from_call_to_call_is_no_constant(case: str) -> None:
     assert matches(NEAR_CONSTANTS[case], torch.randn(4), name="fold_constants") == 0
 
 
+def test_constants_of_one_tensor_get_names_of_their_own() -> None:
+    """A conversion that converts nothing gives the same tensor again."""
+
+    def run(x):
+        first = torch.arange(8.0)
+        y = x + first
+        return y * first.to(torch.float32) - torch.full((8,), 5.0)
+
+    assert matches(run, torch.ones(8), name="fold_constants") == 3
+
+
+@torch.library.custom_op("composer_tests::serial_number", mutates_args=())
+def serial_number(size: int) -> torch.Tensor:
+    """Another one at each call."""
+    serial_number.count = getattr(serial_number, "count", 0) + 1
+    return torch.full((size,), float(serial_number.count))
+
+
+serial_number.register_fake(lambda size: torch.empty(size))
+
+
+def test_another_packages_operator_runs_at_each_call() -> None:
+    """Whatever it says of itself."""
+    run = compiled(lambda x: x + serial_number(4), "eager", passes=["fold_constants"])
+    assert run(torch.zeros(4))[0] + 1 == run(torch.zeros(4))[0]
+    assert last().passes[0].matches == 0
+
+
 def test_a_constant_has_a_largest_size() -> None:
     """``max_bytes`` counts what is made on the way as well."""
 
@@ -390,6 +418,16 @@ def normed_for_nobody(x, mean, variance):
 def test_statistics_are_updated_as_often_as_the_program_says(function, name: str) -> None:
     """By batch norm called as torch's own operator, whose schema does not tell of it, as well."""
     matches(function, torch.randn(4, 3), torch.zeros(3), torch.ones(3), name=name)
+
+
+def test_products_of_merged_products_are_merged() -> None:
+    """Two groups, one behind the other."""
+
+    def run(a, b, w, v):
+        o = [each @ v for each in (a @ w, b @ w)]
+        return o[0].relu() + o[1].relu()
+
+    assert matches(run, *torch.randn(4, 4, 4), name="merge_parallel_linears") == 2
 
 
 @pytest.mark.parametrize("shared", ["left", "right"])

@@ -46,10 +46,11 @@ def is_known(gm: torch.fx.GraphModule) -> bool:
     Other packages' operators may write without saying so, and so may functions and modules that
     Dynamo was told not to look into, and operators that are given functions or kernels.
     """
-    return all(_is_torchs(node) for node in gm.graph.nodes)
+    return all(is_torchs(node) for node in gm.graph.nodes)
 
 
-def _is_torchs(node: torch.fx.Node) -> bool:
+def is_torchs(node: torch.fx.Node) -> bool:
+    """Whether an operation is torch's or Python's own, and given no functions or kernels."""
     if node.op != "call_function":
         return node.op != "call_module"
     if _torch.takes_functions(node.target):

@@ -26,7 +26,9 @@ class EliminateCommonSubexpressions(GraphPass):
     """
 
     depends_on: ClassVar[tuple[str, ...]] = (
+        "composer.graphs.nodes",
         "composer.graphs.norms",
+        "composer.graphs.writes",
         "composer.passes.memory",
         "composer.passes.purity",
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import operator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -27,17 +29,19 @@ Values = dict[torch.fx.Node, Any]
 class FoldConstants(GraphPass):
     """Evaluate what depends on no input (masks, position indices) once, into a buffer.
 
-    Refused for what is random, written to, returned (every call returns memory of its own), of a
-    size that the call decides, larger than ``max_bytes``, or computed otherwise here than there
-    (under autocast). Parameters and buffers are no constants: training and ``load_state_dict``
-    change them.
+    Refused for operators that are not torch's own, for what is random, written to, returned (every
+    call returns memory of its own), of a size that the call decides, larger than ``max_bytes``, or
+    computed otherwise here than there (under autocast). Parameters and buffers are no constants:
+    training and ``load_state_dict`` change them.
 
     Args:
         max_bytes: The largest constant to make, intermediate ones included.
     """
 
     depends_on: ClassVar[tuple[str, ...]] = (
+        "composer.graphs.nodes",
         "composer.graphs.norms",
+        "composer.graphs.writes",
         "composer.passes.memory",
         "composer.passes.metadata",
         "composer.passes.purity",
@@ -61,7 +65,7 @@ class FoldConstants(GraphPass):
         return count
 
     def _is_constant(self, node: torch.fx.Node, values: Values, memory: Memory) -> bool:
-        if node.op != "call_function" or not is_function(node):
+        if node.op != "call_function" or not is_function(node) or not _is_torchs(node.target):
             return False
         if memory.is_written(node) or memory.is_returned(node):
             return False
@@ -77,6 +81,11 @@ class FoldConstants(GraphPass):
             return False
         static = all(type(size) is int for size in fake.shape)
         return static and math.prod(fake.shape) * fake.element_size() <= self.max_bytes
+
+
+def _is_torchs(target: Any) -> bool:
+    """Not another package's, nor one that waits for other ranks: those run at each call."""
+    return target is operator.getitem or _torch.operator_namespace(target) in ("aten", "prims")
 
 
 def _evaluate(node: torch.fx.Node, values: Values) -> None:
@@ -104,8 +113,8 @@ def _is_needed(node: torch.fx.Node, value: Any, values: Values) -> bool:
 
 
 def _fold(gm: torch.fx.GraphModule, node: torch.fx.Node, value: torch.Tensor) -> None:
-    number = sum(name.startswith("_folded_constant") for name, _ in gm.named_buffers())
-    name = f"_folded_constant_{number}"
+    names = map("_folded_constant_{}".format, itertools.count())
+    name = next(each for each in names if not hasattr(gm, each))
     gm.register_buffer(name, value, persistent=False)
     with gm.graph.inserting_before(node):
         constant = gm.graph.get_attr(name)

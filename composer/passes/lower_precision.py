@@ -156,15 +156,19 @@ class _Narrowing:
         return self._made[key]
 
     def _rounded(self, node: torch.fx.Node, reader: torch.fx.Node) -> torch.fx.Node:
-        if not self._is_moved(node):
+        if not self._is_moved(node, reader):
             return self._cast(node, reader)
         source: Any = node.args[0]
         args = self._narrow(source, reader), *node.args[1:]
         return self._emit(reader, node, node.target, args, node.kwargs)
 
-    def _is_moved(self, node: torch.fx.Node) -> bool:
-        """Whether a view leads to it from a weight, or from what is there in bfloat16."""
-        while _moves(node):
+    def _is_moved(self, node: torch.fx.Node, reader: torch.fx.Node) -> bool:
+        """Whether a view leads to it from a weight, or from what is there in bfloat16.
+
+        Not one under another state of autograd: gradients flow through the one and not the other.
+        """
+        region = self._regions.of[reader]
+        while _moves(node) and self._regions.of[node] == region:
             source: Any = node.args[0]
             node = source
             if self._memory.is_written(self._products.get(node, node)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
@@ -74,8 +75,9 @@ class MergeParallelLinears(GraphPass):
         count = 0
         for kind in _KINDS:
             found = [g for g in _groups(gm, kind) if len(g) >= self.min_products]
+            widths = {node: cast(int, _width(node, kind)) for group in found for node in group}
             for group in self.chosen(found):
-                _merge(gm, kind, group)
+                _merge(gm, kind, group, widths)
                 count += 1
         return count
 
@@ -129,7 +131,12 @@ def _other(node: torch.fx.Node, kind: Kind) -> torch.fx.Node:
     return cast(torch.fx.Node, node.args[1 - kind.shared])
 
 
-def _merge(gm: torch.fx.GraphModule, kind: Kind, group: list[torch.fx.Node]) -> None:
+def _merge(
+    gm: torch.fx.GraphModule,
+    kind: Kind,
+    group: list[torch.fx.Node],
+    widths: Mapping[torch.fx.Node, int],
+) -> None:
     call = gm.graph.call_function
     memory = Memory(gm)
     with gm.graph.inserting_before(group[0]):
@@ -140,7 +147,7 @@ def _merge(gm: torch.fx.GraphModule, kind: Kind, group: list[torch.fx.Node]) -> 
             operands.append(call(aten.cat.default, (biases,)))
         product = call(kind.target, tuple(operands if kind.shared == 0 else operands[::-1]))
         # Slices: ONNX Runtime has no ``SplitToSequence``, which a split becomes, for bfloat16.
-        ends = list(itertools.accumulate(cast(int, _width(node, kind)) for node in group))
+        ends = list(itertools.accumulate(widths[node] for node in group))
         bounds = itertools.pairwise([0, *ends])
         pieces = [call(aten.slice.Tensor, (product, kind.cut, *each)) for each in bounds]
     for node, piece in zip(group, pieces, strict=True):

@@ -8,8 +8,9 @@ import torch
 import torch.fx
 
 from composer import _torch
+from composer.graphs.nodes import attribute_at
 from composer.graphs.norms import KEEP_STATISTICS
-from composer.graphs.writes import is_told_to_write
+from composer.graphs.writes import is_told_to_write, is_torchs
 
 _IN_PLACE = frozenset(
     getattr(operator, name)
@@ -31,8 +32,10 @@ def is_pure(node: torch.fx.Node) -> bool:
     """Whether nobody would miss the operation if nobody reads its result.
 
     What writes to its inputs, draws random numbers, or changes torch's state (grad mode, autocast,
-    assertions) is not pure. Where only the called code could tell it counts as not pure: a method
-    or function whose name ends in an underscore, a submodule, ``out=``, ``inplace=True``.
+    levels of ``torch.func``, assertions) is not pure. Where only the called code could tell it
+    counts as not pure: a method or function whose name ends in an underscore, a submodule,
+    ``out=``, ``inplace=True``, a function that is neither torch's nor Python's, a user's kernel. An
+    operator over graphs is as pure as they are.
     """
     if node.op == "get_attr":
         return True
@@ -46,8 +49,22 @@ def is_pure(node: torch.fx.Node) -> bool:
         return False
     if isinstance(node.target, _torch.OpOverload):
         return not node.is_impure()
+    if _torch.takes_functions(node.target):
+        return _is_pure_over_graphs(node)
+    if not is_torchs(node) or _torch.sets_modes(node.target):
+        return False
     flags = (*node.args[1:], node.kwargs.get("inplace"))  # inplace may be given by position
     return not (any(flag is True for flag in flags) or node.is_impure())
+
+
+def _is_pure_over_graphs(node: torch.fx.Node) -> bool:
+    gm = node.graph.owning_module
+    held = [each for each in node.all_input_nodes if each.op == "get_attr"]
+    values = [attribute_at(gm, str(each.target)) for each in held] if gm is not None else []
+    nested = [each for each in values if isinstance(each, torch.fx.GraphModule)]
+    nodes = (each for child in nested for each in child.graph.nodes)
+    calls = (each for each in nodes if each.op not in ("placeholder", "output"))
+    return bool(nested) and all(map(is_pure, calls))
 
 
 def keeps_to_itself(node: torch.fx.Node) -> bool:
@@ -74,8 +91,20 @@ def is_function(node: torch.fx.Node) -> bool:
 
 
 def eliminate_dead_code(gm: torch.fx.GraphModule) -> bool:
-    """Drop what is pure and read by nobody; whether anything was."""
-    return bool(gm.graph.eliminate_dead_code(lambda node: not is_pure(node)))
+    """Drop what is pure and read by nobody, in nested graphs as well; whether anything was.
+
+    Torch's own way (2.13) has rules of its own for nested graphs: methods that write are dropped.
+    """
+    dropped = False
+    for node in reversed(gm.graph.nodes):
+        if not node.users and node.op not in ("placeholder", "output") and is_pure(node):
+            gm.graph.erase_node(node)
+            dropped = True
+    for child in gm.children():
+        if isinstance(child, torch.fx.GraphModule) and eliminate_dead_code(child):
+            child.recompile()
+            dropped = True
+    return dropped
 
 
 def _name(node: torch.fx.Node) -> str:
