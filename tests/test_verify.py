@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from composer.errors import FallbackWarning
-from composer.graphs.comparison import Bounds, Fault, errors_of, fault_of
+from composer.graphs.comparison import Bounds, Fault, Share, errors_of, fault_of
 from composer.testing import FakeBackend, expect
 
 pytestmark = pytest.mark.filterwarnings("ignore::composer.errors.FallbackWarning")
@@ -178,6 +178,31 @@ def test_honest_engine_that_draws_eagers_random_numbers_is_held_to_them() -> Non
     compiled(net, FakeBackend("wrong_value"), FakeBackend(), verify="compile")(torch.ones(64))
     assert [a.reason for a in last().attempts] == ["numeric_mismatch", None]
     assert last().attempts[1].engine["verified"]["against"] == "eager"
+
+
+def test_numbers_that_are_drawn_are_not_judged_by_a_draw_in_float64() -> None:
+    """It gives other numbers from the same seed, so that any would be near enough."""
+
+    def wrong(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        return lambda *args: [each * 1.5 for each in gm(*args)]
+
+    f = compiled(lambda x: x + torch.randn_like(x), wrong, "aot_eager", verify="compile")
+    f(torch.ones(64))
+    assert [a.reason for a in last().attempts] == ["numeric_mismatch", None]
+
+
+@pytest.mark.parametrize("fill", [torch.finfo(torch.float32).min, -1e9])
+@pytest.mark.parametrize("bounds", [Bounds(), Share()])
+def test_what_a_mask_was_filled_with_hides_nothing(fill: float, bounds: Bounds) -> None:
+    """The other numbers are held to their own size, however few they are."""
+    expected = torch.tensor([1.0, 2.0, -3.0, fill, fill, fill, fill])
+    close, wrong = expected * (1 - 1e-5), expected.clone()
+    wrong[1] += 0.5
+    assert fault_of(close, expected, None, bounds) is None
+    fault = fault_of(wrong, expected, None, bounds)
+    assert fault is not None
+    assert fault[0] is Fault.NUMBERS
+    assert fault_of(torch.full((3,), 1e9), torch.full((3,), 1e9 + 64), None, bounds) is None
 
 
 def test_engine_with_random_numbers_of_its_own_is_held_to_structure() -> None:

@@ -73,9 +73,22 @@ Correct engines stay below 3e-5 in float32 on ten public models (bench/models.py
 silently computes in TF32 or bfloat16 is off by 1e-3 and 1e-2.
 """
 
+_FILL, _FAR = 1e8, 1e6
+"""From which size on a number may be what a mask was filled with, and how many times the median of
+the smaller ones it is then."""
+
 _TIMES_EAGERS = 3.0
 """How many times eager's own error against float64 an engine may add; torch's benchmarks have 2
 or 3."""
+
+
+def _is_filled(size: torch.Tensor) -> torch.Tensor:
+    """Where there is what a mask was filled with, rather than something computed."""
+    large = size >= _FILL
+    rest = size[~large & (size > 0)]
+    if not large.any() or not rest.numel():
+        return torch.zeros_like(large)
+    return large & (size > _FAR * rest.median())
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +96,8 @@ class Bounds:
     """How far a value may be off: ``atol + rtol * max(|expected|, rms(expected))``, elementwise.
 
     Elements below the root mean square of a value are allowed the same error as that: they come
-    from sums of larger numbers, whose rounding they carry. Integers and booleans have to be equal.
+    from sums of larger numbers, whose rounding they carry. What masks are filled with, -1e9 or the
+    lowest number there is, does not count for it. Integers and booleans have to be equal.
     ``rtol`` and ``atol`` default to those of the dtype in :data:`TOLERANCES`.
     """
 
@@ -102,7 +116,8 @@ class Bounds:
         rtol = usual[0] if self.rtol is None else self.rtol
         atol = usual[1] if self.atol is None else self.atol
         size = expected.abs().nan_to_num(posinf=0.0)
-        scale = size.square().mean().sqrt() if size.numel() else 0.0
+        plain = size[~_is_filled(size)]
+        scale = plain.square().mean().sqrt() if plain.numel() else 0.0
         return atol + rtol * size.clamp(min=scale)
 
 
@@ -124,8 +139,10 @@ class Share(Bounds):
             dtype: Of the values that are compared.
         """
         size = expected.abs().nan_to_num(posinf=0.0)
-        largest = size.max() if size.numel() else size.sum()
-        return torch.full_like(size, self.share * float(largest))
+        filled = _is_filled(size)
+        plain = size[~filled]
+        largest = float(plain.max()) if plain.numel() else 0.0
+        return self.share * torch.where(filled, size, largest)
 
 
 @dataclass(frozen=True, slots=True)
