@@ -54,10 +54,12 @@ class FakePlace:
 
     @contextmanager
     def launching(self):
+        assert self.entered
         self.launched.append(self.stream())
         yield
 
     def record(self, launch: Any) -> Any:
+        assert self.entered
         launch(self.stream())
         self.recorded += 1
         stream = self.stream()

@@ -294,8 +294,12 @@ TAKEN = {
         torch.full((2, 8, 4, 4), torch.finfo(torch.float32).min),
     ),
     "max pooling of NaN and minus infinity": (
-        lambda x: F.max_pool2d(x, 2),
-        torch.full((2, 8, 4, 4), -INF).index_fill(3, T([3]), NAN),
+        lambda x: (F.max_pool2d(x, 2), F.max_pool2d(x, 2, 1)),
+        torch.full((2, 8, 4, 4), -INF).index_fill(3, T([2]), NAN).index_fill(3, T([3]), 3.0),
+    ),
+    "max pooling with windows in the padding": (
+        lambda x: F.max_pool1d(x, 2, 1, 1, 3),
+        r(2, 8, 4),
     ),
     "ranks": (lambda x: (x.kthvalue(2), x.kthvalue(3, 0, keepdim=True)), r(4, 5)),
     "the middle of what is no NaN": (

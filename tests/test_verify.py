@@ -191,12 +191,35 @@ def test_numbers_that_are_drawn_are_not_judged_by_a_draw_in_float64() -> None:
     assert [a.reason for a in last().attempts] == ["numeric_mismatch", None]
 
 
-@pytest.mark.parametrize("fill", [torch.finfo(torch.float32).min, -1e9])
+def test_size_among_outputs_that_are_drawn_is_no_obstacle() -> None:
+    """It has no float64; what is wrong beside it is found."""
+
+    def wrong(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        return lambda *args: [each * 2 if torch.is_tensor(each) else each for each in gm(*args)]
+
+    gm = torch.fx.symbolic_trace(lambda x: (functional.dropout(x, 0.5), x.size(0)))
+    options = {"chain": [wrong, FakeBackend()], "verify": "compile"}
+    torch._dynamo.lookup_backend("composer")(gm, [torch.ones(64)], options=options)
+    assert [a.reason for a in last().attempts] == ["numeric_mismatch", None]
+
+
+LOWEST = [
+    (torch.float32, torch.finfo(torch.float32).min),
+    (torch.float32, -1e9),
+    (torch.bfloat16, torch.finfo(torch.bfloat16).min),
+    (torch.float16, torch.finfo(torch.float16).min),
+]
+
+
+@pytest.mark.parametrize(("dtype", "fill"), LOWEST)
 @pytest.mark.parametrize("bounds", [Bounds(), Share()])
-def test_what_a_mask_was_filled_with_hides_nothing(fill: float, bounds: Bounds) -> None:
+def test_what_a_mask_was_filled_with_hides_nothing(
+    dtype: torch.dtype, fill: float, bounds: Bounds
+) -> None:
     """The other numbers are held to their own size, however few they are."""
-    expected = torch.tensor([1.0, 2.0, -3.0, fill, fill, fill, fill])
-    close, wrong = expected * (1 - 1e-5), expected.clone()
+    expected = torch.tensor([1.0, 2.0, -3.0, fill, fill, fill, fill], dtype=dtype)
+    close, wrong = expected.clone(), expected.clone()
+    close[0] *= 1 - torch.finfo(dtype).eps
     wrong[1] += 0.5
     assert fault_of(close, expected, None, bounds) is None
     fault = fault_of(wrong, expected, None, bounds)

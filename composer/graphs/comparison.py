@@ -82,13 +82,19 @@ _TIMES_EAGERS = 3.0
 or 3."""
 
 
-def _is_filled(size: torch.Tensor) -> torch.Tensor:
-    """Where there is what a mask was filled with, rather than something computed."""
+def _split(size: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where there is what a mask was filled with, rather than something computed; and the others.
+
+    Args:
+        size: How large the numbers are.
+        dtype: In which they were computed.
+    """
     large = size >= _FILL
-    rest = size[~large & (size > 0)]
-    if not large.any() or not rest.numel():
-        return torch.zeros_like(large)
-    return large & (size > _FAR * rest.median())
+    filled = size == torch.finfo(dtype).max if dtype.is_floating_point else torch.zeros_like(large)
+    if large.any():
+        rest = size[~large & (size > 0)]
+        filled |= large & (size > _FAR * rest.median()) if rest.numel() else False
+    return filled, size[~filled] if filled.any() else size
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +122,7 @@ class Bounds:
         rtol = usual[0] if self.rtol is None else self.rtol
         atol = usual[1] if self.atol is None else self.atol
         size = expected.abs().nan_to_num(posinf=0.0)
-        plain = size[~_is_filled(size)]
+        _, plain = _split(size, narrow)
         scale = plain.square().mean().sqrt() if plain.numel() else 0.0
         return atol + rtol * size.clamp(min=scale)
 
@@ -132,15 +138,14 @@ class Share(Bounds):
     share: float = 1e-2
 
     def allowed(self, expected: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """The allowed error, the same for every element.
+        """The allowed error, the same for every element but for what a mask was filled with.
 
         Args:
             expected: In float64 or complex128.
             dtype: Of the values that are compared.
         """
         size = expected.abs().nan_to_num(posinf=0.0)
-        filled = _is_filled(size)
-        plain = size[~filled]
+        filled, plain = _split(size, dtype)
         largest = float(plain.max()) if plain.numel() else 0.0
         return self.share * torch.where(filled, size, largest)
 

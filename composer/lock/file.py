@@ -13,6 +13,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from composer.errors import LockError
+from composer.records import printable
 from composer.registry import did_you_mean
 
 LOCK_FILE = "composer.lock"
@@ -192,5 +193,4 @@ def _text(lock: Lock, command: Sequence[str]) -> str:
 
 def _said(command: Sequence[str]) -> str:
     """On one line, whatever an argument holds: a comment has no control characters."""
-    words = shlex.join((*_OURS.split(), *command))
-    return "".join(each if each.isprintable() else "?" for each in words)
+    return printable(shlex.join((*_OURS.split(), *command)))

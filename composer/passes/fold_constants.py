@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import operator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -12,6 +11,7 @@ import torch
 import torch.fx
 
 from composer import _torch
+from composer.graphs.writes import is_torchs
 from composer.passes.base import GraphPass
 from composer.passes.memory import Memory
 from composer.passes.metadata import description
@@ -65,7 +65,7 @@ class FoldConstants(GraphPass):
         return count
 
     def _is_constant(self, node: torch.fx.Node, values: Values, memory: Memory) -> bool:
-        if node.op != "call_function" or not is_function(node) or not _is_torchs(node.target):
+        if node.op != "call_function" or not is_function(node) or not is_torchs(node):
             return False
         if memory.is_written(node) or memory.is_returned(node):
             return False
@@ -81,11 +81,6 @@ class FoldConstants(GraphPass):
             return False
         static = all(type(size) is int for size in fake.shape)
         return static and math.prod(fake.shape) * fake.element_size() <= self.max_bytes
-
-
-def _is_torchs(target: Any) -> bool:
-    """Not another package's, nor one that waits for other ranks: those run at each call."""
-    return target is operator.getitem or _torch.operator_namespace(target) in ("aten", "prims")
 
 
 def _evaluate(node: torch.fx.Node, values: Values) -> None:

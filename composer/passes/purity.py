@@ -53,18 +53,17 @@ def is_pure(node: torch.fx.Node) -> bool:
         return _is_pure_over_graphs(node)
     if not is_torchs(node) or _torch.sets_modes(node.target):
         return False
-    flags = (*node.args[1:], node.kwargs.get("inplace"))  # inplace may be given by position
-    return not (any(flag is True for flag in flags) or node.is_impure())
+    return not (is_told_to_write(node) or node.is_impure())
 
 
 def _is_pure_over_graphs(node: torch.fx.Node) -> bool:
     gm = node.graph.owning_module
     held = [each for each in node.all_input_nodes if each.op == "get_attr"]
     values = [attribute_at(gm, str(each.target)) for each in held] if gm is not None else []
-    nested = [each for each in values if isinstance(each, torch.fx.GraphModule)]
-    nodes = (each for child in nested for each in child.graph.nodes)
-    calls = (each for each in nodes if each.op not in ("placeholder", "output"))
-    return bool(nested) and all(map(is_pure, calls))
+    nested = [each for each in values if isinstance(each, torch.nn.Module)]
+    graphs = [each.graph for each in nested if isinstance(each, torch.fx.GraphModule)]
+    calls = (n for graph in graphs for n in graph.nodes if n.op not in ("placeholder", "output"))
+    return 0 < len(graphs) == len(nested) and all(map(is_pure, calls))
 
 
 def keeps_to_itself(node: torch.fx.Node) -> bool:

@@ -70,10 +70,11 @@ class SharedStore:
     def _read(self, key: str) -> str | None:
         files, folder = _file_system(self.url)
         try:
-            content = files.cat_file(f"{folder}/{key}.json", start=0, end=LIMIT)
+            with files.open(f"{folder}/{key}.json", "rb") as file:
+                content = bytes(file.read(LIMIT))
         except FileNotFoundError:
             return None
-        return bytes(content).decode(errors="replace")
+        return content.decode(errors="replace")
 
     def _write(self, key: str, content: bytes) -> bool:
         files, folder = _file_system(self.url)

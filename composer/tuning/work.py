@@ -103,5 +103,5 @@ def _timing(report: CompileReport) -> Any:
 
 _KEEPS_NONE = "the policy has none remembered (strict, or remember_verdicts = 0)"
 
-_OF_ALL = ("eager_ms", "seconds", "measured", "remembered_in")
+_OF_ALL = ("eager_ms", "seconds", "under_load", "measured", "remembered_in")
 """What is said with each candidate's times, and is the same for all."""

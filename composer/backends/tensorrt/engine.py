@@ -85,6 +85,10 @@ class TensorRTEngine(BindingEngine[LoadedPlan]):
             self._drop_all(plan)
 
     def _make(self, values: Mapping[int, torch.Tensor]) -> LoadedPlan:
+        with self._place.current():
+            return self._found_or_built(values)
+
+    def _found_or_built(self, values: Mapping[int, torch.Tensor]) -> LoadedPlan:
         recipe = self._recipe(values)
         signature = self._signature(recipe)
         shelf = cache.plans() if self._settings.plan_cache else None

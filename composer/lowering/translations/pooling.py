@@ -52,16 +52,19 @@ def spoilt(x: Any, window: dict[str, Any]) -> Any:
     return op.IsNaN(op.AveragePool(positive, **plain))
 
 
-def with_infinity(found: Any, x: Any) -> Any:
+def with_infinity(found: Any, x: Any, window: dict[str, Any]) -> Any:
     """Minus infinity for the lowest of float32, which that kernel of ``MaxPool`` starts from.
 
-    Not if there is none in ``x``. Where that holds both, they are not told apart.
+    Not if there is none in ``x``, nor a window that may lie in the padding as a whole. Where ``x``
+    holds both, they are not told apart.
     """
     lowest = op.Constant(value_float=torch.finfo(torch.float32).min)
-    infinite = op.Constant(value_float=float("-inf"))
-    none = op.Greater(op.ReduceMin(x, keepdims=False), infinite)  # false for NaN
-    kept = op.Or(op.Greater(found, lowest), none)
-    return op.Where(kept, found, infinite)
+    kept = op.Greater(found, lowest)
+    if max(window["dilations"]) == 1 or not any(window["pads"]):
+        marks = op.Cast(op.IsInf(x, detect_positive=0), to=ir.DataType.FLOAT)
+        none = op.Equal(op.ReduceMax(marks, keepdims=False), op.Constant(value_float=0.0))
+        kept = op.Or(kept, none)
+    return op.Where(kept, found, op.Constant(value_float=float("-inf")))
 
 
 def is_relu(x: Any) -> bool:
@@ -95,7 +98,7 @@ def pooled(
     bad = unbatched(spoilt(full, window), x, dims)
     values, *places = found if isinstance(found, tuple) else (found,)
     if x.dtype == ir.DataType.FLOAT and not is_relu(x):
-        values = with_infinity(values, x)
+        values = with_infinity(values, x, window)
     values = op.Where(bad, nan, values)
     if not places:
         return values
