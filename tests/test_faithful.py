@@ -336,6 +336,34 @@ TAKEN = {
         lambda x: [(torch.div(x, n, rounding_mode="trunc"), torch.fmod(x, n)) for n in (7, -3)],
         T([2**31 - 1, 2 - 2**62, 2**62 + 1, -7, 6]),
     ),
+    "large integers rounded down": (
+        lambda x: [torch.div(x, n, rounding_mode="floor") for n in (60, 3, -3)],
+        T([1_700_000_123, 50_331_651, 2**31 - 1, 2 - 2**62, 2**62 + 1, -7, 6]),
+    ),
+    "a diagonal among infinities": (
+        lambda x: (x.diagonal().exp(), torch.trace(x) + 1, x.diagonal(1) * 2, x.diagonal(-2) * 2),
+        torch.full((4, 4), -INF).diagonal_scatter(r(4)).contiguous(),
+    ),
+    "diagonals of many matrices": (
+        lambda x: (x.diagonal(0, -2, -1) * 2, x.diagonal(-1, 2, 0) * 2),
+        r(3, 4, 5),
+    ),
+    "a diagonal of large integers": (lambda x: x.diagonal() + 1, T([[2**62 + 1, 5], [7, 3]])),
+    "a window by Hamming": (lambda x: x * torch.hamming_window(16), r(16)),
+    "a mean in another dtype": (
+        lambda x, y: (x.mean(-1, dtype=torch.float32), y.mean(1, True, dtype=torch.float64)),
+        T([[1, 2]], dtype=torch.int32),
+        r(4, 1000),
+    ),
+    "rests of integers by floats": (
+        lambda x, y: (x % 0.1, x // 0.1, x % INF, y % x, y // x, torch.xlogy(x - 2, y * NAN)),
+        T([1, 2, 3, 4]),
+        T([1e10, -7.5, 0.3, INF]),
+    ),
+    "infinities in float64": (
+        lambda x: (x.isinf(), x.isposinf(), x.isneginf(), x.nan_to_num(), x * 2),
+        T([1e300, -1e300, 1.0, INF, -INF, NAN], dtype=torch.float64),
+    ),
     "a sum of one integer": (lambda x: (x.sum(), x.sum(0), x.sum(-1, keepdim=True)), T(2**62)),
     "a rest by a number that wraps": (
         lambda x: torch.fmod(x, 1000),
@@ -492,6 +520,7 @@ DECLINED = {
         lambda x: F.interpolate(x, scale_factor=0.5, mode="bilinear", antialias=True),
         r(1, 2, 9, 9),
     ),
+    "the tail of the error function": (lambda x: torch.erfc(x).log(), T([3.0, 4.0, 5.0])),
     "log of the normal distribution": (torch.special.log_ndtr, T([-8.0, -20.0])),
     "a pool with a window in the padding": (
         lambda x: F.max_pool2d(x, (2, 3), 2, 1, ceil_mode=True, return_indices=True),

@@ -47,6 +47,8 @@ _OTHERWISE = {
     "aten::empty_strided": "gaps in memory are left out",
     "aten::new_empty_strided": "gaps in memory are left out",
     "aten::atan2": "zeros lose their sign",
+    "aten::erfc": "it loses its tail",
+    "aten::hamming_window": "its coefficients are others",
     "aten::special_log_ndtr": "it overflows",
     "aten::special_erfcx": "it underflows",
     "aten::logaddexp": "it overflows",
@@ -62,6 +64,7 @@ _READ_MEMORY |= {"prims::as_strided", "prims::as_strided_scatter"}
 _LONG = {"aten::max", "aten::min", "aten::amax", "aten::amin", "aten::aminmax", "aten::sign"}
 _LONG |= {"aten::sgn", "aten::prod", "aten::relu6", "aten::cummax"}
 _LONG |= {"aten::cummin", "aten::maximum", "aten::minimum", "aten::clamp", "aten::relu"}
+_LONG |= {"aten::clamp_min", "aten::clamp_max"}
 """Operators whose kernels are wrong for int64 beyond 32 bits, or saturate where torch wraps."""
 
 _OF_INTEGERS = {
@@ -125,6 +128,15 @@ def _dynamic_squeeze(node: torch.fx.Node) -> str | None:
     sizes = [value.shape[dim] for dim in dims if value.dim()]  # type: ignore[index]
     is_dynamic = any(not isinstance(size, int) for size in sizes)
     return "a dynamic dimension is squeezed" if is_dynamic else None
+
+
+def _dynamic_diagonal(node: torch.fx.Node) -> str | None:
+    """It is read by places that have to be known."""
+    if _torch.operator_name(node.target) not in ("aten::diagonal", "aten::diagonal_copy"):
+        return None
+    (value,) = _operands(node)
+    sizes = (value.shape[_torch.argument(node, name)] for name in ("dim1", "dim2"))
+    return None if all(type(size) is int for size in sizes) else "a diagonal of dynamic size"
 
 
 def _fractional_range(node: torch.fx.Node) -> str | None:
@@ -250,6 +262,7 @@ _RULES: tuple[Callable[[torch.fx.Node], str | None], ...] = (
     _numbers_alone,
     _otherwise,
     _dynamic_squeeze,
+    _dynamic_diagonal,
     _fractional_range,
     _integer_division,
     _division_of_sizes,

@@ -81,8 +81,8 @@ def attention(
 ) -> Any:
     """Attention and the logarithm of the sum of each row's exponentials.
 
-    Shapes are (batch, heads, length, size), float32; the result is laid out as the query is. A row
-    that is masked everywhere gives zeros, and zero as its logarithm.
+    Shapes are (batch, heads, length, size), float32 or float64; the result is laid out as the query
+    is. A row that is masked everywhere gives zeros, and zero as its logarithm.
     """
     if dropout_p or not _are_alike(query, key):
         return NotImplemented
@@ -324,4 +324,5 @@ def _scale_of(query: torch.Tensor, scale: float | None) -> float:
 
 
 def _are_alike(query: torch.Tensor, key: torch.Tensor) -> bool:
-    return query.shape[1] == key.shape[1] and query.dtype is torch.float32
+    wide = query.dtype in (torch.float32, torch.float64)
+    return query.shape[1] == key.shape[1] and wide

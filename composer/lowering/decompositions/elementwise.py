@@ -70,6 +70,9 @@ def edges() -> dict[Any, Callable[..., Any]]:
         aten.sgn.default: signum,
         aten.signbit.default: signbit,
         aten.trunc.default: trunc,
+        aten.isinf.default: lambda x: is_infinite(x.abs(), math.inf),
+        aten.isposinf.default: lambda x: is_infinite(x, math.inf),
+        aten.isneginf.default: lambda x: is_infinite(x, -math.inf),
         aten.remainder.Tensor: remainder,
         aten.remainder.Scalar: remainder,
         aten.remainder.Scalar_Tensor: remainder,
@@ -86,25 +89,34 @@ def edges() -> dict[Any, Callable[..., Any]]:
 
 
 def _of_floats(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compute halves in float32; decline what is no float, or not of one dtype with the others.
+    """Compute in the dtype that eager promotes all to, halves in float32; decline what is no float.
 
     Numbers alone, of which ``torch.div(16, 4)`` makes a tensor too, are declined as well.
     """
 
     @functools.wraps(function)
     def guarded(*values: Any) -> Any:
-        dtypes = {value.dtype for value in values if isinstance(value, torch.Tensor)}
-        if len(dtypes) != 1:
+        dtype = _dtype_of(*values)
+        if dtype is None or not dtype.is_floating_point:
             return NotImplemented
-        (dtype,) = dtypes
-        if not dtype.is_floating_point:
-            return NotImplemented
-        if dtype.itemsize > 2:
-            return function(*values)
-        wide = (v.float() if isinstance(v, torch.Tensor) else v for v in values)
-        return function(*wide).to(dtype)
+        wide = dtype if dtype.itemsize > 2 else torch.float32
+        result = function(*(v.to(wide) if isinstance(v, torch.Tensor) else v for v in values))
+        return result if wide is dtype else result.to(dtype)
 
     return guarded
+
+
+def _dtype_of(*values: Any) -> torch.dtype | None:
+    """What eager promotes one value, or two, to; ``None`` for numbers alone."""
+    if not any(isinstance(each, torch.Tensor) for each in values):
+        return None
+    first, *rest = (each if isinstance(each, torch.Tensor) else _like(each) for each in values)
+    return torch.result_type(first, rest[0] if rest else first)
+
+
+def _like(number: Any) -> int | float:
+    """Some number of its kind, which may be symbolic."""
+    return 0.0 if isinstance(number, float | torch.SymFloat) else 0
 
 
 def _in_double(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -123,6 +135,11 @@ def _in_double(function: Callable[..., Any]) -> Callable[..., Any]:
 def is_negative(x: torch.Tensor) -> torch.Tensor:
     """Whether the sign is a minus, that of a zero too; ``False`` for every NaN."""
     return (x < 0) | ((x == 0) & (1 / x < 0))
+
+
+def is_infinite(x: torch.Tensor, infinity: float) -> Any:
+    """By comparing: torchlib casts float64 to float32 first, where large numbers are infinite."""
+    return x == infinity if x.dtype.is_floating_point else NotImplemented
 
 
 def _of_doubles(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -234,7 +251,7 @@ def _other_side(rest: torch.Tensor, b: Any) -> torch.Tensor:
 def divide(a: Any, b: Any, *, rounding_mode: str | None = None) -> Any:
     """Rounded down, or towards zero."""
     if rounding_mode == "floor":
-        return floor_divide(a, b)
+        return torch.floor_divide(a, b) if _are_integers(a, b) else floor_divide(a, b)
     if rounding_mode == "trunc" and _are_integers(a, b):
         return _towards_zero(a, b)
     tensors = [each for each in (a, b) if isinstance(each, torch.Tensor)]

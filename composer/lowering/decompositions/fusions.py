@@ -53,7 +53,7 @@ def attention(
     Shapes are (batch, heads, length, size), the operator's (batch, length, heads * size). The
     result is laid out as the query is.
     """
-    plain = attn_mask is None and not is_causal and not dropout_p
+    plain = attn_mask is None and not is_causal and not dropout_p and scale != 0  # the usual one
     if not plain or not all(map(_plain, (query, key, value))):
         return NotImplemented
     batch, heads, length, size = query.shape

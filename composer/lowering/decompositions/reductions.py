@@ -14,7 +14,7 @@ from composer import _torch
 aten = torch.ops.aten
 
 _OVER_ONE_ELEMENT = (
-    *(aten.mean.dim, aten.prod.dim_int, aten.logsumexp.default),
+    *(aten.prod.dim_int, aten.logsumexp.default),
     *(aten.any.dim, aten.any.dims, aten.all.dim, aten.all.dims),
     *(aten.argmax.default, aten.argmin.default, aten.sort.default, aten.topk.default),
     aten.scatter.value,
@@ -32,6 +32,7 @@ _MOST = 2**22
 def reductions() -> dict[Any, Callable[..., Any]]:
     """The table of this module's decompositions."""
     return {each: functools.partial(over_one_element, each) for each in _OVER_ONE_ELEMENT} | {
+        aten.mean.dim: mean,
         aten.sum.default: total,
         aten.sum.dim_IntList: total,
         aten.amax.default: functools.partial(extreme, aten.amax.default, True),
@@ -73,6 +74,19 @@ def over_one_element(operator: Any, x: torch.Tensor, *args: Any, **kwargs: Any) 
     vector, args, kwargs = rebuild([_as_vector(leaf) for leaf in leaves])
     leaves, rebuild = _torch.flatten(operator(vector, *args, **kwargs))
     return rebuild([leaf.reshape(()) if leaf.numel() == 1 else leaf for leaf in leaves])
+
+
+def mean(
+    x: torch.Tensor,
+    dim: Sequence[int] | None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Any:
+    """In the dtype that is asked for: torchlib casts the result."""
+    if dtype is not None and dtype is not x.dtype:
+        return aten.mean.dim(x.to(dtype), dim, keepdim)
+    return over_one_element(aten.mean.dim, x, dim, keepdim)
 
 
 def total(

@@ -14,9 +14,9 @@ from composer import _torch
 @functools.cache
 def translator() -> _torch.OnnxTranslator:
     """The exporter's translator, with our translations in front."""
-    from composer.lowering.translations import comparisons, pooling, shapes, splits
+    from composer.lowering.translations import comparisons, diagonals, pooling, shapes, splits
 
     made = _torch.OnnxTranslator()
-    for module in (shapes, splits, comparisons, pooling):
+    for module in (shapes, splits, comparisons, diagonals, pooling):
         made.register(module.TRANSLATIONS)
     return made
