@@ -345,6 +345,7 @@ PARTS = (
         command="models.py --precisions fp32,bf16 --json bench/results/models_bf16.json",
     ),
     Part(BENCH, "models_zen4", headline),
+    Part(BENCH, "models_amx", headline),
     Part(BENCH, "training", models, command="models.py --train --json bench/results/training.json"),
     Part(BENCH, "scaling", scaling, command="scaling.py --json bench/results/scaling.json"),
     Part(BENCH, "warm", warm, command="warm.py --json bench/results/warm.json"),
