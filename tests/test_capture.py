@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import types
@@ -245,6 +246,31 @@ def test_clone_leaves_the_modes_of_modules_as_they_are() -> None:
     with torch.no_grad():
         torch.testing.assert_close(run(x), model(x))
     assert not model[1].training
+
+
+class Incomparable(torch.Tensor):
+    """As quantized weights are, which know few operators."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        if function is torch.isclose:
+            raise NotImplementedError("isclose")
+        return super().__torch_function__(function, types, args, kwargs)
+
+
+def test_parameter_of_a_class_of_its_own_is_no_buffer() -> None:
+    """It is neither copied nor compared."""
+    weight = torch.nn.Parameter(torch.ones(2).as_subclass(Incomparable), requires_grad=False)
+    request = capture.read_request(torch.fx.symbolic_trace(lambda w: w + 1), [weight])
+    buffers = clones.Buffers(dataclasses.replace(request, weights=frozenset({0})))
+    assert not buffers.restore()
+
+
+def test_words_of_the_settings_are_not_taken_for_symbols() -> None:
+    """Such as those of a quantized dtype."""
+    gm = torch.fx.symbolic_trace(lambda x: x.sin())
+    settings = [f"dtype={each}" for each in ("u8", "u4", "s1")]
+    assert len({capture.graph_key(gm, each, [torch.ones(2)]) for each in settings}) == 3
 
 
 def key(function, *args, **options) -> str:

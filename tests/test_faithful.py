@@ -348,6 +348,7 @@ TAKEN = {
         lambda x: (x.diagonal(0, -2, -1) * 2, x.diagonal(-1, 2, 0) * 2),
         r(3, 4, 5),
     ),
+    "shifts": (lambda x: (x << 3, x << 64, x >> 1, x >> 70), T([1, 3, 70])),
     "a diagonal of large integers": (lambda x: x.diagonal() + 1, T([[2**62 + 1, 5], [7, 3]])),
     "a window by Hamming": (lambda x: x * torch.hamming_window(16), r(16)),
     "a mean in another dtype": (

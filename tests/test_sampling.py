@@ -67,6 +67,25 @@ def test_engine_that_goes_wrong_is_rejected_and_eager_answers(fault: str, traini
     assert (right.status, last().chosen) == ("succeeded", "fake_honest")
 
 
+@pytest.mark.parametrize("fault", [torch.OutOfMemoryError("no memory for float64"), KeyError("x")])
+def test_error_of_the_comparison_is_not_the_engines(
+    fault: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its answer stands, and the call counts as one that was not compared."""
+    engine = FakeBackend()
+    f = sampled(lambda x: x.add_(1), engine)
+    f(x := torch.zeros(2))
+
+    def broken(*args: Any) -> Any:
+        raise fault
+
+    monkeypatch.setattr("composer.verify.judge", broken)
+    compared = last().runtime.verified
+    assert torch.equal(f(x), torch.full((2,), 2.0))
+    assert torch.equal(x, torch.full((2,), 2.0))
+    assert (last().runtime.verified, last().runtime.fallbacks) == (compared, 0)
+
+
 def test_every_nth_call_is_compared_and_counted() -> None:
     """The third, the sixth, the ninth."""
     engine = FakeBackend()

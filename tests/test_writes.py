@@ -119,6 +119,27 @@ def test_writes_are_known_by_name_mark_and_schema(function: Any, writing: bool) 
     assert writes.may_write(torch.fx.symbolic_trace(function)) is writing
 
 
+@pytest.mark.parametrize("selected", [{"verify": "compile"}, {"select": "fastest"}])
+@torch.no_grad()
+def test_write_within_a_branch_is_done_once(selected: dict[str, Any]) -> None:
+    """However often the engines are tried."""
+    weight = torch.nn.Parameter(torch.zeros(4))
+
+    def write(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        w.add_(x)
+        return x + 1
+
+    def leave(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    def step(chosen: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(chosen, write, leave, (weight, x)) * 2
+
+    run = compiled(step, "aot_eager", **selected)
+    assert torch.equal(run(torch.tensor(True), torch.ones(4)), torch.full((4,), 4.0))
+    assert torch.equal(weight, torch.ones(4))
+
+
 class Leaks(torch.nn.Module):
     """Writes to its parameter at each call."""
 

@@ -225,8 +225,9 @@ def parts_of(request: GraphRequest, settings: Mapping[str, str]) -> dict[str, st
         for i, node in enumerate(graph.find_nodes(op="placeholder"))
     }
     names = ["surroundings", *(held.get(node, "operations") for node in graph.nodes), *settings]
-    lines = (*_lines(request.gm, request.example_inputs), *settings.values())
-    text = normalized("\n".join(line.replace("\n", " ") for line in lines))
+    lines = (line.replace("\n", " ") for line in _lines(request.gm, request.example_inputs))
+    said = (_without_address(each.replace("\n", " ")) for each in settings.values())
+    text = "\n".join((normalized("\n".join(lines)), *said))
     parts: dict[str, list[str]] = {name: [] for name in ("surroundings", "inputs", "weights")}
     for name, line in zip(names, _as_on_every_rank(text).split("\n"), strict=True):
         # Where a placeholder stands among the others is told by the operations that read it.
@@ -246,7 +247,8 @@ def normalized(text: str) -> str:
 
 
 def _text(gm: torch.fx.GraphModule, settings: str, example_inputs: Sequence[Any]) -> str:
-    return normalized("\n".join((*_lines(gm, example_inputs), settings)))
+    graph = normalized("\n".join(_lines(gm, example_inputs)))
+    return f"{graph}\n{_without_address(settings)}"
 
 
 def _digest(text: str) -> str:

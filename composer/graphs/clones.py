@@ -197,7 +197,7 @@ class Buffers:
             return
         passed = [request.example_inputs[i] for i in sorted(request.weights)]
         held = (*passed, *request.gm.buffers())
-        buffers = [b for b in held if type(b) is not torch.nn.Parameter and _is_real(b)]
+        buffers = [b for b in held if not isinstance(b, torch.nn.Parameter) and _is_real(b)]
         parameters = [request.example_inputs[i] for i in sorted(writes.written_parameters(request))]
         attributes = writes.written_attributes(request.gm)
         more = [each for each in (*parameters, *attributes) if _is_real(each)]

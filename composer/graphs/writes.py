@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import keyword
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 import torch.fx
@@ -20,6 +20,9 @@ _ASSIGNS = frozenset(
 )
 _MAX_NORM = 3
 """Position of ``max_norm``, with which an embedding writes to its weight."""
+
+_KERNEL = "triton_kernel_wrapper_mutation"
+"""A user's Triton kernel, which may write to whatever it is given (not run: no GPU)."""
 
 Writes = Callable[[torch.fx.Node], bool]
 
@@ -74,11 +77,7 @@ def tracked_inputs(request: GraphRequest) -> tuple[tuple[int, ...], bool]:
         (i, value)
         for i, value in enumerate(request.example_inputs)
         if isinstance(value, torch.Tensor)
-        and (
-            i not in request.weights
-            or i in written
-            or (writing and type(value) is not torch.nn.Parameter)
-        )
+        and (i not in request.weights or i in written or (writing and not _is_parameter(value)))
     ]
     tracked = tuple(i for i, value in open_to_writes if not value.is_inference())
     return tracked, writing and len(tracked) < len(open_to_writes)
@@ -132,12 +131,36 @@ def _attributes(gm: torch.fx.GraphModule) -> Iterable[torch.fx.Node]:
 
 
 def _is_parameter(value: object) -> bool:
-    return type(value) is torch.nn.Parameter
+    """A tensor of a class of its own, such as a quantized one, is one too if it is marked so."""
+    return isinstance(value, torch.nn.Parameter)
 
 
 def _memory_written(gm: torch.fx.GraphModule, writes: Writes) -> set[object]:
     nodes = [node for node in gm.graph.nodes if writes(node)]
-    return {_memory(operand) for node in nodes for operand in node.all_input_nodes}
+    operands = [operand for node in nodes for operand in node.all_input_nodes]
+    if writes is not _moves:
+        operands += [each for node in gm.graph.nodes for each in _assigned_within(gm, node)]
+    return set(map(_memory, operands))
+
+
+def _assigned_within(gm: torch.fx.GraphModule, node: torch.fx.Node) -> Iterator[torch.fx.Node]:
+    """The operands of an operator over graphs that one of its graphs, or a kernel, assigns to.
+
+    Of all such operators the last operands are the inputs of their graphs.
+    """
+    if node.op != "call_function" or not _torch.takes_functions(node.target):
+        return
+    if _name(node) == _KERNEL:
+        yield from node.all_input_nodes
+        return
+    leaves, _ = _torch.flatten((node.args, node.kwargs))
+    given = [each for each in leaves if isinstance(each, torch.fx.Node)]
+    graphs = (attribute_at(gm, str(each.target)) for each in given if each.op == "get_attr")
+    for graph in [each for each in graphs if isinstance(each, torch.fx.GraphModule)]:
+        count = len(list(_placeholders(graph)))
+        inputs = given[len(given) - count :] if count else []
+        assigned = assigned_inputs(graph)
+        yield from (each for at, each in enumerate(inputs) if at in assigned)
 
 
 def _memory(node: torch.fx.Node) -> object:

@@ -51,7 +51,7 @@ class Sampler:
     def compare(self, run: Compiled, args: tuple[Any, ...]) -> tuple[Any, Refusal | None]:
         """Call the engine ``run`` and compare its answer with the floor's.
 
-        Where the floor itself raises, or there is no memory for copies, nothing is compared.
+        Where the floor itself raises, or there is no memory for it, nothing is compared.
 
         Returns:
             The answer and ``None``; or, where the engine's is wrong, why, after inputs, buffers and
@@ -68,22 +68,26 @@ class Sampler:
             return run(*args), None
         if call is None:
             got = verify.run(run, args, request)
-            refusal = self._verdict(got, eager, functools.partial(verify.exact, args, request))
+            exact = functools.partial(verify.exact, args, request)
+            refusal = self._verdict(lambda: got, eager, exact)
             return (None if refusal else self.floor(*args)), refusal
         outputs = run(*args)
-        refusal = self._verdict(call.seen(outputs), eager, call.exact)
+        refusal = self._verdict(functools.partial(call.seen, outputs), eager, call.exact)
         if refusal:
             call.undo()
         return outputs, refusal
 
     def _verdict(
-        self, got: verify.Run, eager: verify.Run, exact: Callable[[], Values]
+        self, got: Callable[[], verify.Run], eager: verify.Run, exact: Callable[[], Values]
     ) -> Refusal | None:
-        self.runtime.compared()
         try:
-            verify.judge(got, eager, exact, self.bounds())
+            verify.judge(got(), eager, exact, self.bounds())
         except Refusal as refusal:
+            self.runtime.compared()
             return refusal.with_traceback(None)  # which holds the frame that is given it
+        except Exception:  # noqa: BLE001  # of comparing, such as a lack of memory: not the engine's
+            return None
+        self.runtime.compared()
         return None
 
 
@@ -91,7 +95,7 @@ class _Undoable:
     """A call that is about to be made, with copies of all that it may change."""
 
     def __init__(self, args: Sequence[Any], request: GraphRequest) -> None:
-        parameters = {i for i in request.weights if type(args[i]) is torch.nn.Parameter}
+        parameters = {i for i in request.weights if isinstance(args[i], torch.nn.Parameter)}
         self._copies = clones.copy_inputs(args, keep=frozenset(parameters))
         self._args = args
         self._request = request

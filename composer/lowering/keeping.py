@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from composer import _torch
 from composer.machine import version_of
 from composer.store.disk import Entry, Shelf
 
@@ -121,7 +122,8 @@ def put(key: str, facts: Mapping[str, Any], blob: bytes | None = None) -> str:
 
 def key_of(kind: str, text: str) -> str:
     """SHA-256 of a text and of all else that decides what becomes of it."""
-    return hashlib.sha256(f"{kind}\n{environment()}\n{text}".encode()).hexdigest()
+    halves = _torch.multiplies_bf16()  # decides what of a graph in bfloat16 is taken
+    return hashlib.sha256(f"{kind}\n{environment()} {halves}\n{text}".encode()).hexdigest()
 
 
 @functools.cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import operator
+import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -142,7 +143,8 @@ class BoundWeights:
         self._gone = {i: _torch.memory_gone(each) for i, each in elsewhere.items()}
         if tensors:
             count_steps()
-            _bound.add(self)
+            with _binding:
+                _bound.add(self)
 
     @property
     def expired(self) -> bool:
@@ -177,6 +179,8 @@ class BoundWeights:
 _bound: weakref.WeakSet[BoundWeights] = weakref.WeakSet()
 """All that is bound in this process, for as long as its engines live."""
 
+_binding = threading.Lock()
+
 
 def refresh() -> None:
     """Have every engine read its weights again at its next call.
@@ -186,7 +190,9 @@ def refresh() -> None:
     the storage (``p.untyped_storage().copy_()``); docs/engines.md lists what is seen. That goes for
     what Inductor has frozen, too.
     """
-    for each in tuple(_bound):
+    with _binding:
+        bound = tuple(_bound)
+    for each in bound:
         each.expire()
 
 

@@ -209,7 +209,7 @@ def _as_deep(copy: Any, value: Any) -> Any:
 
 
 def _may_change(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and type(value) is not torch.nn.Parameter
+    return isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter)
 
 
 def generator_state(inputs: Sequence[Any]) -> torch.Tensor:
