@@ -412,18 +412,8 @@ def test_dropout_that_is_off_draws_nothing() -> None:
     assert timing()["ms"] > 0
 
 
-def test_program_draws_as_if_it_were_alone() -> None:
-    """Tools that put the random state back do so to the program's own, and miss what it drew."""
-    other = FakeBackend(name="other")
-    started, drawn = threading.Event(), threading.Event()
-
-    def draws_meanwhile(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
-        with torch.random.fork_rng():
-            started.set()
-            assert drawn.wait(WAIT)
-        return torch._dynamo.lookup_backend("aot_eager")(gm, example_inputs)
-
-    f = beside(double, other, draws_meanwhile, verify="compile", seconds=1.0)
+def draw_meanwhile(f: Any, started: threading.Event, drawn: threading.Event) -> None:
+    """Numbers that are drawn while something is built, and after it, follow one another."""
     x = torch.ones(2)
     f(x)
     torch.manual_seed(3)
@@ -436,6 +426,21 @@ def test_program_draws_as_if_it_were_alone() -> None:
     settle()
     numbers.append(torch.rand(2))
     assert torch.equal(torch.cat(numbers), expected)
+
+
+def test_program_draws_as_if_it_were_alone() -> None:
+    """Tools that put the random state back do so to the program's own, and miss what it drew."""
+    other = FakeBackend(name="other")
+    started, drawn = threading.Event(), threading.Event()
+
+    def draws_meanwhile(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+        with torch.random.fork_rng():
+            started.set()
+            assert drawn.wait(WAIT)
+        return torch._dynamo.lookup_backend("aot_eager")(gm, example_inputs)
+
+    f = beside(double, other, draws_meanwhile, verify="compile", seconds=1.0)
+    draw_meanwhile(f, started, drawn)
 
 
 def test_program_draws_as_if_it_were_alone_while_the_floor_is_compiled() -> None:
@@ -452,18 +457,7 @@ def test_program_draws_as_if_it_were_alone_while_the_floor_is_compiled() -> None
             return super().run(*args)
 
     f = beside(torch.cos, FakeBackend(name="only"), passes=[at("joint", Waits)], seconds=1.0)
-    x = torch.ones(2)
-    f(x)
-    torch.manual_seed(3)
-    expected = torch.rand(4)
-    torch.manual_seed(3)
-    f(x)
-    assert started.wait(WAIT)
-    numbers = [torch.rand(2)]
-    drawn.set()
-    settle()
-    numbers.append(torch.rand(2))
-    assert torch.equal(torch.cat(numbers), expected)
+    draw_meanwhile(f, started, drawn)
 
 
 def test_program_may_write_to_weights_meanwhile() -> None:
