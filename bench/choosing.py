@@ -47,7 +47,14 @@ WRONG = 1.05
 SETTLE, TURN = 0.3, 0.5
 """Seconds before an engine's turn and, of the quickest, of the turn. Beside a load, Linux took 200
 ms to part an engine's threads that had woken on one core: see :mod:`composer.select.turns`."""
-SPIN = "import os, sys\nos.sched_setaffinity(0, {int(sys.argv[1])})\nwhile True: pass"
+SPIN = """
+import os, sys
+os.sched_setaffinity(0, {int(sys.argv[1])})
+parent = os.getppid()
+while os.getppid() == parent:  # also if that is killed
+    for _ in range(10_000_000):
+        pass
+"""
 
 
 def convolutions() -> tuple[torch.nn.Module, torch.Tensor]:
