@@ -494,6 +494,31 @@ def test_real_engines_are_not_rejected(engine: str, training: bool) -> None:
     assert attempt.engine["verified"]["values"] > 1
 
 
+@pytest.mark.parametrize("engine", ["inductor", "onnxrt"])
+def test_gradients_of_which_only_rounding_is_left_are_compared_by_the_size_of_the_others(
+    engine: str,
+) -> None:
+    """A bias before a batch norm has no effect: each engine rounds its gradient to other noise."""
+    for rows, seed in ((4, 5), (16, 8), (16, 11)):
+        torch.compiler.reset()
+        torch.manual_seed(seed)
+        linear, norm = torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8)
+        model = torch.nn.Sequential(linear, norm, torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        compiled(model, engine, verify="compile")(torch.randn(rows, 8))
+        (attempt,) = last().attempts
+        assert attempt.accepted, (seed, attempt.message)
+
+
+def test_gradient_that_is_small_and_right_in_eager_has_to_be_right() -> None:
+    """Only where eager's own is nothing but rounding do the others' sizes count."""
+    small, zero = T([1e-6]), T([0.0])
+    assert fault_of(zero, small, small.double(), Bounds(), largest=1.0)
+    noise = small.double() * 1e-3
+    assert fault_of(zero, small, noise, Bounds(), largest=1.0) is None
+    assert fault_of(T([1e-4]), small, noise, Bounds(), largest=1.0)
+    assert fault_of(T([1e-3]), small, noise, Share(), largest=1.0) is None
+
+
 T = torch.tensor
 
 

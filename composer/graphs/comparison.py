@@ -16,6 +16,9 @@ Values = dict[str, Any]
 """Name of a value, such as ``"output 0"``, to the value."""
 
 
+_GRADIENT = "gradient of "
+
+
 def gradients(outputs: Values, sources: Values) -> Values:
     """Gradients of the outputs with respect to the leaves among ``sources`` that require one.
 
@@ -28,7 +31,7 @@ def gradients(outputs: Values, sources: Values) -> Values:
     weights = [pattern(root) for root in roots]
     with _torch.own_backward(wanted.values()):
         found = torch.autograd.grad(roots, list(wanted.values()), weights, allow_unused=True)
-    return {f"gradient of {name}": each for name, each in zip(wanted, found, strict=True)}
+    return {f"{_GRADIENT}{name}": each for name, each in zip(wanted, found, strict=True)}
 
 
 def pattern(root: torch.Tensor) -> torch.Tensor:
@@ -81,6 +84,13 @@ _TIMES_EAGERS = 3.0
 """How many times eager's own error against float64 an engine may add; torch's benchmarks have 2
 or 3."""
 
+_CANCELS = 0.1
+"""From which share of a gradient on eager's own error says that nothing but rounding is left of it:
+of a bias before a batch norm, or of the keys of an attention, which have no effect."""
+
+_ROUNDINGS = 64
+"""How many roundings of the largest gradient may be left of one that cancels."""
+
 
 def _split(size: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     """Where there is what a mask was filled with, rather than something computed; and the others.
@@ -126,6 +136,15 @@ class Bounds:
         scale = plain.square().mean().sqrt() if plain.numel() else 0.0
         return atol + rtol * size.clamp(min=scale)
 
+    def rounding(self, dtype: torch.dtype) -> float:
+        """What rounding may leave of a gradient that cancels, as a share of the largest one.
+
+        Args:
+            dtype: Of the gradient.
+        """
+        usual, _ = TOLERANCES.get(dtype, (1e-1, 1e-5))
+        return min(_ROUNDINGS * torch.finfo(dtype).eps, usual)
+
 
 @dataclass(frozen=True, slots=True)
 class Share(Bounds):
@@ -149,6 +168,10 @@ class Share(Bounds):
         largest = float(plain.max()) if plain.numel() else 0.0
         return self.share * torch.where(filled, size, largest)
 
+    def rounding(self, dtype: torch.dtype) -> float:
+        """What low precision may leave of a gradient that cancels, whatever its dtype."""
+        return self.share
+
 
 @dataclass(frozen=True, slots=True)
 class Errors:
@@ -163,8 +186,25 @@ class Errors:
     cosine: float = 1.0
 
 
+def is_gradient(name: str) -> bool:
+    """Whether :func:`gradients` gave a value that name."""
+    return name.startswith(_GRADIENT)
+
+
+def largest_gradient(values: Values) -> float:
+    """The size of the largest finite number in the gradients among the values; 0 without any."""
+    found = [each for name, each in values.items() if is_gradient(name)]
+    dense = (_wide(each).abs() for each in found if isinstance(each, torch.Tensor))
+    finite = (each[each.isfinite()] for each in dense)
+    return max((float(each.max()) for each in finite if each.numel()), default=0.0)
+
+
 def fault_of(
-    got: Any, expected: Any, exact: torch.Tensor | None, bounds: Bounds
+    got: Any,
+    expected: Any,
+    exact: torch.Tensor | None,
+    bounds: Bounds,
+    largest: float = 0.0,
 ) -> tuple[Fault, str] | None:
     """In which way ``got`` differs from ``expected``, and a sentence about it; ``None`` if equal.
 
@@ -173,6 +213,8 @@ def fault_of(
         expected: What eager computed.
         exact: What eager computed in float64; numbers are judged by it where there is one.
         bounds: How far numbers may be off.
+        largest: For a gradient, the size of the largest number in any: the rounding of one that
+            cancels depends on the others' size, not on its own. 0 for any other value.
     """
     if not isinstance(expected, torch.Tensor) or not isinstance(got, torch.Tensor):
         same = type(got) is type(expected) and bool(got == expected)
@@ -184,7 +226,7 @@ def fault_of(
         count = int((got != expected).sum())
         what = f"has {count} of {expected.numel()} elements that are not eager's"
         return (Fault.NUMBERS, what) if count else None
-    return _fault_of_numbers(_wide(got), _wide(expected), exact, bounds, got.dtype)
+    return _fault_of_numbers(_wide(got), _wide(expected), exact, bounds, got.dtype, largest)
 
 
 def _structure(value: torch.Tensor) -> str:
@@ -202,6 +244,7 @@ def _fault_of_numbers(
     exact: torch.Tensor | None,
     bounds: Bounds,
     dtype: torch.dtype,
+    largest: float,
 ) -> tuple[Fault, str] | None:
     finite = expected.isfinite()
     strange = int((finite & ~got.isfinite()).sum())
@@ -210,7 +253,11 @@ def _fault_of_numbers(
         return Fault.NON_FINITE, what
     slack = torch.zeros((), dtype=torch.float64, device=got.device)
     if exact is not None and exact.shape == got.shape and exact.isfinite().all():
-        slack = _TIMES_EAGERS * (expected - exact).abs()[finite].max() if finite.any() else slack
+        if finite.any():
+            eagers = (expected - exact).abs()[finite].max()
+            slack = _TIMES_EAGERS * eagers
+            if largest and eagers >= _CANCELS * exact.abs().max():
+                slack = slack.clamp(min=bounds.rounding(dtype) * largest)
         expected, finite = exact, finite & exact.isfinite()
     elif not _equal_strange(got, expected):
         return Fault.NUMBERS, "has numbers where eager's has NaN or infinity"

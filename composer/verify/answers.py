@@ -33,6 +33,8 @@ from composer.graphs.comparison import (
     errors_of,
     fault_of,
     gradients,
+    is_gradient,
+    largest_gradient,
 )
 from composer.graphs.modes import leaving_modes
 from composer.records import GraphRequest, Reason, Status, error_line, first_line
@@ -262,7 +264,8 @@ def judge(got: Run, eager: Run, exact: Callable[[], Values], bounds: Bounds) -> 
             unlike, found = True, None
         if found and found[0] is Fault.NUMBERS:
             in_float64 = _reference(exact, eager, bounds) if in_float64 is None else in_float64
-            found = fault_of(mine, expected, in_float64.get(name), bounds)
+            largest = largest_gradient(eager.values) if is_gradient(name) else 0.0
+            found = fault_of(mine, expected, in_float64.get(name), bounds, largest)
         if found:
             _refuse(name, *found, kept=kept)
     errors = [errors_of(got.values[name], expected) for name, expected in eager.values.items()]
