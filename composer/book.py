@@ -190,7 +190,7 @@ _WORD = re.compile(r"[\w.,+-]*")
 
 def _refuse_as_found(book: PolicyBook, path: Path) -> None:
     """Refuse a file that was only found, where it asks for what only the user may ask for."""
-    asked = list(_for_the_user_to_say(book, path.parent))
+    asked = list(for_the_user_to_say(book, path.parent))
     if asked:
         raise OptionError(
             f"{path} was found only because it lies in the working directory, so it "
@@ -199,7 +199,7 @@ def _refuse_as_found(book: PolicyBook, path: Path) -> None:
         )
 
 
-def _for_the_user_to_say(book: PolicyBook, folder: Path) -> Iterator[str]:
+def for_the_user_to_say(book: PolicyBook, folder: Path) -> Iterator[str]:
     """What a book asks for beyond names that are registered and values that stay within composer.
 
     Those are code to import, programs and files that engines are told of, and a place to send

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +20,8 @@ from composer.dispatch import compose
 from composer.records import Attempt, CompileReport, PassRecord, first_line, plain
 from composer.telemetry.report import counted, headline, tables_of
 
-_MACHINERY = ("<frozen", *(str(Path(file).parent) for file in (inspect.getfile(torch), __file__)))
+_OWN = (Path(file).parent for file in (inspect.getfile(torch), __file__))
+_MACHINERY = ("<frozen", *(f"{folder}{os.sep}" for folder in _OWN))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +115,9 @@ class Collector:
 
     @property
     def explanation(self) -> Explanation:
-        """What was collected so far."""
-        return Explanation(tuple(self._graphs), tuple(self._breaks.values()))
+        """What was collected so far; graphs as they stand now."""
+        graphs = session.current().as_they_stand(self._graphs)
+        return Explanation(tuple(graphs), tuple(self._breaks.values()))
 
     def emit(self, record: dict[str, Any]) -> None:
         """Nothing: the report itself is kept."""

@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import itertools
 import json
+import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -405,6 +406,8 @@ def plain(value: Any) -> Any:
         return [plain(item) for item in value]
     if isinstance(value, StrEnum):
         return value.value
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # JSON has no such number, and an engine may say one of itself
     if value is None or isinstance(value, str | bool | int | float):
         return value
     return str(value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import threading
 from collections import deque
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,11 @@ class Session:
         with self._lock:
             kept = [new if each is old else each for each in self._reports]
             self._reports = deque(kept, maxlen=KEPT_REPORTS)
+
+    def as_they_stand(self, reports: Iterable[CompileReport]) -> list[CompileReport]:
+        """The same graphs' reports now: one changes when another engine takes its graph over."""
+        now = {id(report.runtime): report for report in self.reports()}
+        return [now.get(id(report.runtime), report) for report in reports]
 
     def quarantine(self, graph_key: str, backend: str) -> None:
         """Do not try this backend on this graph again, until it is released."""

@@ -182,6 +182,28 @@ def test_policy_check_passes_what_is_right(passes, tmp_path) -> None:
     assert (result.exit_code, "1 rule, nothing wrong" in result.output) == (0, True)
 
 
+def test_modules_of_the_working_directory_are_found(tmp_path, monkeypatch) -> None:
+    """As ``python -m composer`` finds them, and what names one has to be pointed at."""
+    module = tmp_path / "own_things.py"
+    module.write_text(
+        "from composer.passes.base import GraphPass\n\n\ndef compile(gm, inputs):\n"
+        '    return gm\n\n\nclass Nothing(GraphPass):\n    """Does nothing."""\n'
+    )
+    file = tmp_path / "composer.toml"
+    file.write_text('[defaults]\nchain = ["own_things:compile"]\n')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [each for each in sys.path if each])
+    result = runner.invoke(app, ["policy", "check", str(file)])
+    assert (result.exit_code, "nothing wrong" in result.output) == (0, True), result.output
+    assert "COMPOSER_CONFIG" in result.output
+    assert "import code: own_things:compile" in result.output
+    monkeypatch.delitem(sys.modules, "own_things")
+    monkeypatch.setattr(sys, "path", [each for each in sys.path if each != str(tmp_path)])
+    result = runner.invoke(app, ["passes", "show", "own_things:Nothing"])
+    assert (result.exit_code, "Does nothing." in result.output) == (0, True), result.output
+    monkeypatch.delitem(sys.modules, "own_things")
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -8,19 +8,22 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from conftest import compiled, last
 from typer.testing import CliRunner
 
 import composer
 from composer import book
 from composer.cli import app
 from composer.errors import OptionError, RankingError
-from composer.models import advice
+from composer.models import advice, ranking
 from composer.models.ranking import COMPOSER, EAGER, Ranking, Standing, rank
 from composer.models.subject import subject_of
 from composer.policy import Candidate, Facts
+from composer.records import Attempt, Reason, Status
 from composer.testing import FakeBackend
 
 runner = CliRunner()
@@ -67,11 +70,31 @@ class Broken(torch.nn.Module):
 def outer():
     return Outer().eval(), torch.ones(2, 3)
 
+class Slow(torch.nn.Module):
+    def forward(self, x):
+        for _ in range(200):
+            x = x + 1.0
+        return x
+
+def slow():
+    return Slow(), torch.ones(2)
+
+def quick(gm, example_inputs):
+    return lambda x: [x + 200.0]
+
 def wrong(gm, example_inputs):
     return lambda *args: [each + 1 for each in gm(*args)]
 
 def broken(gm, example_inputs):
-    raise RuntimeError("cannot build this")
+    raise RuntimeError("cannot \\x1b[31mbuild this")
+
+def fails_later(gm, example_inputs):
+    calls = iter(range(3))
+    def run(*args):
+        if next(calls, None) is None:
+            raise RuntimeError("device lost")
+        return gm(*args)
+    return run
 """
 
 
@@ -96,7 +119,7 @@ def bench(*arguments: str, columns: int = 200) -> tuple[int, str]:
 def test_bench_writes_a_policy_without_what_failed_or_was_wrong(models: Path) -> None:
     """The table names all; the file has reasons in its comments, and can be read back."""
     written = models.with_name("composer.toml")
-    chain = "aot_eager,own_models:wrong,own_models:broken"
+    chain = "aot_eager,own_models:wrong,own_models:broken,own_models:fails_later"
     asked = ("own_models:make", "--chain", chain, "--seconds", "0.5", "--write", str(written))
     code, output = bench(*asked)
     assert code == 0, output
@@ -104,7 +127,8 @@ def test_bench_writes_a_policy_without_what_failed_or_was_wrong(models: Path) ->
         assert label in output
     text = written.read_text()
     assert "# left out: own_models:wrong: own_models:wrong rejected (numeric_mismatch)" in text
-    assert "cannot build this" in text
+    assert "cannot  [31mbuild this" in text
+    assert "left out: own_models:fails_later: raised when it was timed" in text
     (rule,) = book.read(tomllib.loads(text)).models
     assert rule.match.holds(Facts("own_models.Net", "cpu", "float32", False, False))
     assert {candidate.name for candidate in rule.chain} <= {"aot_eager", "eager"}
@@ -113,6 +137,33 @@ def test_bench_writes_a_policy_without_what_failed_or_was_wrong(models: Path) ->
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_bench_says_that_a_file_which_names_code_has_to_be_pointed_at(models: Path) -> None:
+    """Composer refuses such a file where it is only found."""
+    code, output = bench("own_models:slow", "--chain", "own_models:quick", "--seconds", "0.5")
+    assert code == 0, output
+    assert "# COMPOSER_CONFIG or composer.configure has to name this file" in output
+
+
+def test_an_engine_whose_low_precision_was_refused_is_not_wrong() -> None:
+    """Under ``precision = "auto"`` that was on trial: it serves in fp32."""
+    trial = {"precision": "bf16", "on_trial": True}
+    tried = [
+        attempt("aot_eager", Status.REJECTED, Reason.NUMERIC_MISMATCH, trial),
+        attempt("aot_eager", Status.SUCCEEDED, None, {"verified": {"max_relative_error": 1e-7}}),
+    ]
+    compiled(torch.sin, "aot_eager")(torch.ones(2))
+    graph = dataclasses.replace(last(), attempts=tuple(tried), chosen="aot_eager")
+    found = ranking._standing("aot_eager", Candidate(backend="aot_eager"), [graph])
+    assert (found.wrong, found.refusals, found.error) == (False, (), 1e-7)
+    handed_back = attempt("aot_eager", Status.REJECTED, Reason.RETURNED_ORIGINAL, {})
+    graph = dataclasses.replace(graph, attempts=(handed_back,), chosen="eager")
+    assert not ranking._standing("aot_eager", Candidate(backend="aot_eager"), [graph]).wrong
+
+
+def attempt(backend: str, status: Status, reason: Reason | None, engine: Any) -> Attempt:
+    return Attempt(backend, status, reason, "why", 0.1, engine=engine)
+
+
 def test_bench_that_cannot_write_prints_the_policy(models: Path) -> None:
     """It took long enough to measure."""
     asked = ("own_models:make", "--chain", "aot_eager", "--seconds", "0.2", "--write", "/dev/full")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from pathlib import Path
+from traceback import FrameSummary
 
 import engines
 import pytest
@@ -14,7 +15,8 @@ from engines import honest
 from rewrites import Scale, at
 
 import composer
-from composer.explain import Explanation, collecting
+from composer.explain import Explanation, _users_frame, collecting
+from composer.testing import FakeBackend
 
 
 def breaks(x):
@@ -212,6 +214,24 @@ def test_error_of_the_function_reaches_the_caller_with_what_was_seen() -> None:
         explained(fails, torch.ones(3))
     (note,) = caught.value.__notes__
     assert note.startswith("composer.explain had seen so far:\ncomposer: 2 graphs in")
+
+
+def test_explanation_shows_a_graph_as_it_stands() -> None:
+    """After its engine failed at the call."""
+    with composer.using(chain=[FakeBackend("raises", at=1), honest]):
+        found = composer.explain(torch.sin, torch.ones(3))
+    (graph,) = found.graphs
+    assert [str(each.status) for each in graph.attempts] == ["failed"]
+    assert graph.chosen == "eager"
+    assert found.graphs == composer.reports()
+
+
+def test_frame_of_a_package_whose_name_begins_with_torch_is_the_users() -> None:
+    """It lies beside torch, not within."""
+    torchs = Path(torch.__file__).parent
+    places = [Path(__file__), torchs.with_name("torchvision") / "ops.py", torchs / "nn.py"]
+    stack = [FrameSummary(str(place), 1, "f") for place in places]
+    assert _users_frame(stack).filename == str(places[1])
 
 
 def test_function_is_called_once_with_its_arguments() -> None:

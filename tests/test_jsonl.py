@@ -106,7 +106,19 @@ def test_twins_compiled_in_the_same_millisecond_stay_two(path: Path) -> None:
         sink.follow(last())
     for _ in range(2):
         sink.emit(last().to_dict())
-    assert [line["serial"] for line in lines(path)] == [0, 0, 1]
+    assert [line["serial"] for line in lines(path)] == [0, 1, 2]
+
+
+def test_second_series_in_a_file_goes_on_where_the_first_ended(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unset for a while, and set again: no graph stands in for another."""
+    compiled(torch.sin, honest)(torch.ones(2))
+    monkeypatch.delenv("COMPOSER_TELEMETRY")
+    compiled(torch.tan, honest)(torch.ones(2))
+    monkeypatch.setenv("COMPOSER_TELEMETRY", str(path))
+    compiled(torch.cos, honest)(torch.ones(2))
+    assert {line["serial"] for line in lines(path)} == {0, 1}
 
 
 def test_changed_path_is_followed_and_the_counters_go_to_the_old_one(

@@ -226,6 +226,20 @@ def test_record_of_a_graph_taken_over_adds_only_what_is_new(collected: Collected
     assert point.count == 1
 
 
+def test_takeover_at_run_time_is_one_span(collected: Collected) -> None:
+    """With the error that led to it, also where nobody but the floor is left."""
+    chain = FakeBackend("raises", at=1), FakeBackend("raises", at=2, name="other")
+    f = compiled(torch.sin, *chain)
+    for _ in range(4):
+        f(torch.ones(2))
+    first, second = collected.spans("composer.recompile")
+    assert [first.attributes["composer.chosen"], second.attributes["composer.chosen"]] == [
+        "other",
+        "eager",
+    ]
+    assert [len(each.events) for each in (first, second)] == [1, 1]
+
+
 def test_trace_that_is_not_sampled_costs_no_spans() -> None:
     """Metrics go on."""
     sdk = Collected(sampler=ALWAYS_OFF)

@@ -139,6 +139,19 @@ def test_older_files_are_read_first(tmp_path: Path, record: dict[str, Any]) -> N
     assert [graph.nodes for graph in found.recordings[0].report.graphs] == [2]
 
 
+def test_older_files_that_are_given_too_are_read_once(
+    tmp_path: Path, record: dict[str, Any]
+) -> None:
+    """As by ``run.jsonl*`` in a shell: the newest line counts, and faults are counted once."""
+    line = {**record, "process": process(1, "2026-01-01"), "serial": 0}
+    older = write(tmp_path / "run.jsonl.1", {**line, "chosen": "before"}, "torn")
+    newest = write(tmp_path / "run.jsonl", {**line, "chosen": "after"})
+    for given in ([newest, older], [older, newest], [newest, newest]):
+        found = reader.read(given)
+        assert found.recordings[0].report.graphs[0].chosen == "after"
+        assert found.left_out == 1
+
+
 def test_missing_file_is_an_error(tmp_path: Path) -> None:
     """It names the file."""
     with pytest.raises(FileNotFoundError, match="nowhere"):

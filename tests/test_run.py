@@ -134,6 +134,26 @@ def test_script_ends_as_in_python(script: Any, composer: Any, ending: str) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("stdout", ["Tee()", "None", "open('log', 'w')", "broken()"])
+def test_script_may_put_anything_into_stdout(script: Any, composer: Any, stdout: str) -> None:
+    """The report goes to where it led before; Python flushes what is there when it ends."""
+    text = """
+import sys
+class Tee:
+    def __init__(self):
+        self.behind = sys.stdout
+    def write(self, text):
+        self.behind.write(text)
+class broken(Tee):
+    def flush(self):
+        raise OSError("gone")
+"""
+    file = script(f"{COMPILES}{text}\nsys.stdout = {stdout}\n")
+    done = composer("run", file, cwd=file.parent)
+    assert "honest" in done.stdout
+    assert done.returncode == python(file, cwd=file.parent).returncode
+
+
 def test_syntax_error_is_shown_as_python_shows_it(script: Any, composer: Any) -> None:
     """Nothing of composer's stands around it."""
     file = script("x = = 1\n")

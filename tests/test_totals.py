@@ -13,7 +13,7 @@ from engines import honest, raises
 from composer import CompileReport, Reason, Status
 from composer.records import Counters, Runtime
 from composer.telemetry import totals
-from composer.telemetry.totals import Total, Totals
+from composer.telemetry.totals import News, Total, Totals
 
 
 def graph(number: int, chosen: str = "honest", **counters: Any) -> CompileReport:
@@ -63,6 +63,17 @@ def test_totals_keep_what_a_dropped_graph_had(monkeypatch: pytest.MonkeyPatch) -
     assert kept.read() == {"honest": Total(5, 0, 500_000_000)}
 
 
+def test_graph_of_long_ago_is_known_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its attempts are not counted again when another engine takes it over."""
+    monkeypatch.setattr(totals, "KEPT_GRAPHS", 1)
+    kept = Totals()
+    reports = [graph(number) for number in range(3)]
+    for report in reports:
+        kept.follow(report)
+        kept.take(report.to_dict())
+    assert not kept.take(reports[0].to_dict()).first
+
+
 def test_totals_after_close_stay_where_they_are() -> None:
     """Whatever the graphs do."""
     kept = Totals()
@@ -79,10 +90,10 @@ def test_totals_of_a_graph_taken_over_are_split_between_the_engines() -> None:
     compiled(torch.sin, raises, honest)(torch.ones(2))
     report = last()
     kept.follow(report)
-    assert kept.take(report.to_dict()) == 0
+    assert kept.take(report.to_dict()) == News(first=True)
     later = taken_over(report, "other")
-    assert kept.take(later.to_dict()) == 2
-    assert kept.take(later.to_dict()) == 3
+    assert kept.take(later.to_dict()) == News(first=False, known=2, raised=1, takeover=True)
+    assert kept.take(later.to_dict()) == News(first=False, known=3)
     report.runtime.tick()
     report.runtime.tick()
     assert {name: total.calls for name, total in kept.read().items()} == {"honest": 1, "other": 2}
@@ -92,5 +103,5 @@ def test_totals_know_nothing_of_a_graph_that_was_never_followed() -> None:
     """A sink that was added later: all its attempts are new."""
     compiled(torch.sin, honest)(torch.ones(2))
     kept = Totals()
-    assert kept.take(last().to_dict()) == 0
+    assert kept.take(last().to_dict()) == News(first=True)
     assert kept.read() == {}

@@ -26,6 +26,7 @@ from composer.models import advice
 from composer.models.ranking import Ranking, Standing, rank
 from composer.models.subject import Subject
 from composer.models.workload import Workload
+from composer.records import printable
 from composer.telemetry.report import counted
 
 Target = Annotated[
@@ -171,5 +172,5 @@ def _cells(each: Standing, eager: Standing) -> tuple[str, ...]:
         "" if ratio is None else f"{ratio[0]:.2f} ({ratio[1]:.2f}-{ratio[2]:.2f})",
         "" if each.error is None else f"{each.error:.0e}",
         "" if each.seconds is None else f"{each.seconds:.1f}",
-        "; ".join((*served, *each.refusals)),
+        printable("; ".join((*served, *each.refusals))),
     )

@@ -15,6 +15,7 @@ from rich.table import Column, Table
 
 from composer.cli.fail import fail
 from composer.errors import ComposerError
+from composer.models.workload import working_directory_first
 from composer.passes.base import GraphPass
 from composer.passes.resolve import PASSES, look_up
 from composer.records import first_line
@@ -40,6 +41,7 @@ def list_passes(as_json: Json = False) -> None:
 @app.command()
 def show(name: str, as_json: Json = False) -> None:
     """Say all about one pass, by its name or as module:Class."""
+    working_directory_first()
     try:
         facts = _facts(name)
     except ComposerError as error:

@@ -18,6 +18,7 @@ from composer import book
 from composer.cli.fail import fail
 from composer.contenders import contenders_of
 from composer.errors import ComposerError
+from composer.models.workload import working_directory_first
 from composer.passes.resolve import shared_passes
 from composer.policy import Candidate, Facts, Objective, Policy, Tolerance
 from composer.records import plain
@@ -27,10 +28,13 @@ app = typer.Typer(help="Policies of models, in a file.", no_args_is_help=True)
 
 Json = Annotated[bool, typer.Option("--json", help="For a program to read.")]
 
+_TO_BE_NAMED = "in force only where COMPOSER_CONFIG or composer.configure names it"
+
 
 @app.command()
 def check(file: Path) -> None:
     """Find what is wrong with a policy file: keys, values, names of engines and passes."""
+    working_directory_first()
     mistakes = list(_mistakes(file))
     for each in mistakes:
         typer.echo(f"composer: {each}", err=True)
@@ -38,6 +42,8 @@ def check(file: Path) -> None:
         raise typer.Exit(1)
     found = book.read(file)
     typer.echo(f"{file}: defaults and {counted(len(found.models), 'rule')}, nothing wrong")
+    for each in book.for_the_user_to_say(found, file.absolute().parent):
+        typer.echo(f"{file}: {_TO_BE_NAMED}, since it would {each}")
 
 
 def _mistakes(file: Path) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -92,8 +93,9 @@ def finish(script: str, args: list[str], module: bool) -> tuple[int, TextIO]:
     stdout = sys.stdout
     with shown():
         code = run_script(script, args, as_module=module)
-    if sys.stdout is not stdout and not sys.stdout.closed:
-        sys.stdout.flush()
+    if sys.stdout is not stdout:  # the script's own, which may be anything, or closed
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
     return code, stdout
 
 

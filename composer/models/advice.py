@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import tomli_w
@@ -11,7 +12,7 @@ import tomli_w
 from composer import book, select
 from composer.contenders import contenders_of
 from composer.models.ranking import EAGER, Ranking, Standing
-from composer.records import first_line
+from composer.records import first_line, printable
 
 
 def policy_of(ranking: Ranking, matches: Sequence[str] = ()) -> dict[str, Any]:
@@ -44,12 +45,19 @@ def text_of(ranking: Ranking, matches: Sequence[str] = (), measured: str = "") -
         measured: When, where, on what; for the first line.
     """
     policy = policy_of(ranking, matches)
+    found = book.read(policy)
     said = [f"Measured by `composer bench`{': ' if measured else ''}{measured}.", *_said(ranking)]
-    comments = "".join(f"# {line}\n" for line in said)
+    said += [_found_only(each) for each in book.for_the_user_to_say(found, Path.cwd())]
+    comments = "".join(f"# {printable(line)}\n" for line in said)
     text = f"{comments}{tomli_w.dumps(policy)}"
     for rule in book.read(tomllib.loads(text)).models:  # what is written can be read, and resolved
         contenders_of(rule)
     return text
+
+
+def _found_only(asked: str) -> str:
+    """What a file has to be named for: :mod:`composer.book` refuses it where it is only found."""
+    return f"COMPOSER_CONFIG or composer.configure has to name this file: it would {asked}."
 
 
 def _good(ranking: Ranking) -> Iterator[Standing]:

@@ -33,7 +33,6 @@ from composer.records import (
     CompileReport,
     GraphRequest,
     Reason,
-    Status,
     first_line,
     spelled,
 )
@@ -42,6 +41,12 @@ EAGER = "eager"
 COMPOSER = "composer, fastest"
 
 Run = Callable[..., tuple[Any, ...]]
+
+_WRONG = {
+    *(Reason.OUTPUT_MISMATCH, Reason.MUTATED_INPUTS),
+    *(Reason.NON_FINITE, Reason.NUMERIC_MISMATCH),
+}
+"""Reasons to refuse an engine for what it computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +244,10 @@ def _compiled(
     options: Mapping[str, Any],
 ) -> tuple[Standing, Run | None]:
     """Compile the model and call it once; nothing to run where no graph has an engine."""
-    now = {"verify": "compile", "select_async": False, "locked": False}
+    now: dict[str, Any] = {"verify": "compile", "select_async": False, "locked": False}
+    now["remember_verdicts"] = 0  # a shared store has those of other runs
+    if candidate is not None:
+        now["on_runtime_error"] = "raise"  # else eager would be timed in its place
     compiled = compiled_anew(subject.model, options={**options, **now})
     buffers = clones.Buffers(request)
     error = ""
@@ -264,7 +272,7 @@ def _compiled(
 
 def _standing(label: str, candidate: Candidate | None, graphs: Sequence[CompileReport]) -> Standing:
     attempts = [attempt for graph in graphs for attempt in graph.attempts]
-    refused = [a for a in attempts if not a.accepted and a.reason is not Reason.SLOWER]
+    refused = [a for a in attempts if not (a.accepted or a.on_trial or a.reason is Reason.SLOWER)]
     checks = [a.engine["verified"] for a in attempts if a.accepted and "verified" in a.engine]
     errors = [check["max_relative_error"] for check in checks if "max_relative_error" in check]
     return Standing(
@@ -274,7 +282,7 @@ def _standing(label: str, candidate: Candidate | None, graphs: Sequence[CompileR
         served=Counter(graph.chosen for graph in graphs),
         error=max(errors, default=None),
         refusals=tuple(dict.fromkeys(attempt.sentence() for attempt in refused)),
-        wrong=any(attempt.status is Status.REJECTED for attempt in refused),
+        wrong=any(attempt.reason in _WRONG for attempt in refused),
         models=tuple(dict.fromkeys(graph.model for graph in graphs)),
     )
 

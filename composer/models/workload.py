@@ -88,9 +88,14 @@ def _module(name: str) -> ModuleType:
     """Found as ``python -m`` finds it: the working directory comes first."""
     if name.startswith(".") or "/" in name:
         raise OptionError(f"{name!r} is no module's name; the path of a script ends in .py")
+    working_directory_first()
+    return importlib.import_module(name)
+
+
+def working_directory_first() -> None:
+    """Have modules of the working directory found, as ``python -m composer`` finds them."""
     if not sys.flags.safe_path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
-    return importlib.import_module(name)
 
 
 def _script(path: Path) -> ModuleType:

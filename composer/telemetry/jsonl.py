@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import math
 import os
 import re
 import threading
@@ -27,6 +26,9 @@ DEFAULT_LIMIT = 64 * 2**20
 PATIENCE = 10.0
 """Seconds to wait for another process's line; not again after it was in vain."""
 _FOLLOWED = 1000
+
+_serials: dict[Path, int] = {}
+"""The next serial in each file: a sink of this process may have written there before."""
 
 
 @dataclass(slots=True)
@@ -76,7 +78,6 @@ class JsonLinesSink(Sink):
         self._process = dataclasses.asdict(Process.here())
         self._lock = threading.Lock()
         self._graphs: deque[_Graph] = deque(maxlen=_FOLLOWED)
-        self._serial = 0
 
     def follow(self, report: CompileReport) -> None:
         """Remember whose counters to write at the end."""
@@ -95,7 +96,9 @@ class JsonLinesSink(Sink):
         with self._lock:
             self._look_around()
             graph = self._graph(record)
-            graph.file, graph.record = self._file, record
+            if graph.file is not self._file:
+                graph.file, graph.serial = self._file, self._next_serial()
+            graph.record = record
         self._write(graph)
 
     def close(self) -> None:
@@ -125,10 +128,14 @@ class JsonLinesSink(Sink):
         return next((graph for graph in same if not graph.record), same[-1])
 
     def _add(self, name: tuple[str, str, str], runtime: Runtime) -> _Graph:
-        graph = _Graph(self._serial, name, runtime, self._file)
-        self._serial += 1
+        graph = _Graph(self._next_serial(), name, runtime, self._file)
         self._graphs.append(graph)
         return graph
+
+    def _next_serial(self) -> int:
+        serial = _serials.get(self._file.path, 0)
+        _serials[self._file.path] = serial + 1
+        return serial
 
     def _write(self, graph: _Graph) -> None:
         record = graph.record
@@ -145,7 +152,9 @@ class JsonLinesSink(Sink):
 def _restart(sink: weakref.ref[JsonLinesSink]) -> None:
     alive = sink()
     if alive is not None:
-        alive._start(alive._file.path)
+        path = alive._file.path
+        _serials.pop(path, None)
+        alive._start(path)
 
 
 def _limit(text: str) -> int:
@@ -157,18 +166,6 @@ def _limit(text: str) -> int:
 
 
 def _line(record: dict[str, Any]) -> bytes:
-    """JSON that every reader takes: numbers are finite, text is UTF-8."""
-    try:
-        text = json.dumps(record, allow_nan=False, ensure_ascii=False)
-    except ValueError:
-        text = json.dumps(_finite(record), allow_nan=False, ensure_ascii=False)
+    """JSON that every reader takes: text is UTF-8."""
+    text = json.dumps(record, allow_nan=False, ensure_ascii=False)
     return text.encode("utf-8", "replace") + b"\n"
-
-
-def _finite(value: Any) -> Any:
-    """What an engine says of itself may hold ``nan`` or ``inf``: as strings they stay readable."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
-    return value if not isinstance(value, float) or math.isfinite(value) else str(value)

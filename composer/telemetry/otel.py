@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from composer.passes.base import BEFORE_AUTOGRAD
 from composer.records import CompileReport, Reason, Status, first_line
 from composer.telemetry.base import Sink
-from composer.telemetry.totals import COMPILE_SECONDS, Total, Totals
+from composer.telemetry.totals import COMPILE_SECONDS, News, Total, Totals
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, Meter, MeterProvider, Observation
@@ -79,11 +79,13 @@ class OpenTelemetrySink(Sink):
         """Make the spans of a compile; of a later record of the graph, only what it adds."""
         from opentelemetry import trace
 
-        known = self._totals.take(record)
-        for attempt in record["attempts"][known:]:
+        news = self._totals.take(record)
+        for attempt in record["attempts"][news.known :]:
             self._attempts.add(1, _present(attempt, ("backend", "status", "reason")))
-        span = self._recompile(record, known) if known else self._compile(record)
-        if not known:
+        if news.takeover:
+            self._recompile(record, news)
+        if news.first:
+            span = self._compile(record)
             chosen = {"composer.chosen": record["chosen"]}
             self._duration.record(record["seconds"], chosen, trace.set_span_in_context(span))
 
@@ -106,19 +108,19 @@ class OpenTelemetrySink(Sink):
         span.end(end)
         return span
 
-    def _recompile(self, record: Mapping[str, Any], known: int) -> Span:
+    def _recompile(self, record: Mapping[str, Any], news: News) -> None:
         """The span of the candidates tried, just now, because an engine failed at run time."""
-        attempts, end = record["attempts"][known:], time.time_ns()
+        attempts, end = record["attempts"][news.known :], time.time_ns()
         start = end - sum(_nanoseconds(attempt["seconds"]) for attempt in attempts)
         span = self._tracer.start_span(
             "composer.recompile", attributes=_present(record, _OF_GRAPH), start_time=start
         )
-        for earlier in record["attempts"][:known]:
-            if earlier["reason"] == Reason.RAISED_AT_RUNTIME:
-                _add_exception(span, earlier, start)
+        earlier = record["attempts"][: news.known]
+        raised = [each for each in earlier if each["reason"] == Reason.RAISED_AT_RUNTIME]
+        for each in raised[len(raised) - news.raised :]:
+            _add_exception(span, each, start)
         self._candidates(span, attempts, end, no_sooner=start)
         span.end(end)
-        return span
 
     def _candidates(
         self, parent: Span, attempts: Sequence[Mapping[str, Any]], end: int, *, no_sooner: int

@@ -51,11 +51,11 @@ class PrometheusSink(Sink):
 
     def emit(self, record: dict[str, Any]) -> None:
         """Count the attempts that no earlier record of the graph had, and time its compile."""
-        known = self._series.totals.take(record)
-        for attempt in record["attempts"][known:]:
+        news = self._series.totals.take(record)
+        for attempt in record["attempts"][news.known :]:
             labels = attempt["backend"], attempt["status"], attempt["reason"] or ""
             self._series.attempts.labels(*labels).inc()
-        if not known:
+        if news.first:
             self._series.compiles.labels(record["chosen"]).observe(record["seconds"])
 
     def close(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,10 +64,17 @@ def read(path: str | Path | Sequence[str | Path]) -> Readout:
     """
     paths = [path] if isinstance(path, str | Path) else path
     found = _Found()
-    for each in paths:
-        for name, line, text in _lines(Path(each)):
+    for each in _newest_of_each(map(Path, paths)):
+        for name, line, text in _lines(each):
             found.take(name, line, text)
     return found.readout()
+
+
+def _newest_of_each(paths: Iterable[Path]) -> list[Path]:
+    """The files, each once, without those that are older files of another: its own read them."""
+    given = {path.resolve(): path for path in paths}
+    older = {name for path in given for name in linefile.rotated(path)[1:]}
+    return [path for resolved, path in given.items() if resolved not in older]
 
 
 @dataclass(slots=True)

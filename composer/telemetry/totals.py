@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from composer.records import CompileReport, Runtime
+from composer.records import CompileReport, Reason, Runtime
 
 KEPT_GRAPHS = 1000
 COMPILE_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
@@ -51,6 +51,23 @@ class Total:
         return self + Total(-other.calls, -other.fallbacks, -other.nanoseconds)
 
 
+@dataclass(frozen=True, slots=True)
+class News:
+    """What a record says that no earlier one of its graph had said.
+
+    Attributes:
+        first: Whether it is the graph's first.
+        known: How many of its attempts an earlier one had already; the others are new.
+        raised: How many engines raised at run time of which no takeover has told.
+        takeover: Whether candidates were tried anew, or the floor serves since there are none.
+    """
+
+    first: bool
+    known: int = 0
+    raised: int = 0
+    takeover: bool = False
+
+
 @dataclass(slots=True)
 class _Graph:
     """A graph that is followed: what its ``runtime`` has beyond ``since`` is the backend's."""
@@ -58,49 +75,69 @@ class _Graph:
     runtime: Runtime
     backend: str
     since: Total = Total()
-    attempts: int = 0
 
     def done(self) -> Total:
         return Total.of(self.runtime) - self.since
+
+
+@dataclass(slots=True)
+class _Said:
+    """What the records of a graph have said: attempts, engines that raised, and who serves."""
+
+    attempts: int
+    raised: int
+    chosen: str
 
 
 class Totals:
     """Run-time counters by backend, and which attempts of a graph are new.
 
     The newest 1,000 graphs are followed. What an older one had counted stays in the totals; its
-    calls from then on are not seen.
+    calls from then on are not seen. Which attempts are known is kept of a hundred times as many.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._past: dict[str, Total] = {}
         self._graphs: OrderedDict[Key, _Graph] = OrderedDict()
+        self._said: OrderedDict[Key, _Said] = OrderedDict()
 
     def follow(self, report: CompileReport) -> None:
         """Count the calls of this graph."""
         key = report.graph_id, report.time, report.graph_key
         with self._lock:
             self._drop(key)
+            self._said.pop(key, None)
             self._graphs[key] = _Graph(report.runtime, report.chosen)
             if len(self._graphs) > KEPT_GRAPHS:
                 self._drop(next(iter(self._graphs)))
 
-    def take(self, record: Mapping[str, Any]) -> int:
-        """Note who serves a graph from now on.
-
-        Returns:
-            How many of its attempts an earlier record of the graph had already.
-        """
+    def take(self, record: Mapping[str, Any]) -> News:
+        """Note who serves a graph from now on, and tell what no earlier record had said."""
+        key = record["graph_id"], record["time"], record["graph_key"]
+        attempts, chosen = record["attempts"], record["chosen"]
         with self._lock:
-            graph = self._graphs.get((record["graph_id"], record["time"], record["graph_key"]))
-            if graph is None:
-                return 0
-            if graph.backend != record["chosen"]:
-                done = graph.done()
-                self._keep(graph.backend, done)
-                graph.backend, graph.since = record["chosen"], graph.since + done
-            known, graph.attempts = graph.attempts, len(record["attempts"])
-            return known
+            self._serves(key, chosen)
+            said = self._said.get(key)
+            if said is None:
+                self._said[key] = _Said(len(attempts), _raised(attempts), chosen)
+                if len(self._said) > 100 * KEPT_GRAPHS:
+                    self._said.popitem(last=False)
+                return News(first=True)
+            known, raised = said.attempts, _raised(attempts[: said.attempts]) - said.raised
+            takeover = known < len(attempts) or (raised > 0 and chosen == said.chosen)
+            said.attempts, said.chosen = len(attempts), chosen
+            if takeover:
+                said.raised = _raised(attempts)
+        return News(False, known, raised, takeover)
+
+    def _serves(self, key: Key, backend: str) -> None:
+        """From now on the calls of a graph are this backend's."""
+        graph = self._graphs.get(key)
+        if graph is not None and graph.backend != backend:
+            done = graph.done()
+            self._keep(graph.backend, done)
+            graph.backend, graph.since = backend, graph.since + done
 
     def read(self) -> dict[str, Total]:
         """What each backend has done up to now."""
@@ -124,3 +161,7 @@ class Totals:
 
     def _keep(self, backend: str, done: Total) -> None:
         self._past[backend] = self._past.get(backend, Total()) + done
+
+
+def _raised(attempts: Sequence[Mapping[str, Any]]) -> int:
+    return sum(each["reason"] == Reason.RAISED_AT_RUNTIME for each in attempts)

@@ -65,7 +65,7 @@ def expect(
         yield follower.reports
     finally:
         session.remove_sink(follower)
-    seen = _Seen(_as_they_stand(follower.reports))
+    seen = _Seen(session.current().as_they_stand(follower.reports))
     wanted: dict[str, Any] = {
         "graphs": graphs,
         "calls": calls,
@@ -79,12 +79,6 @@ def expect(
     found = [slip for slip in slips if slip]
     if found:
         raise AssertionError("; ".join((*found, *seen.sentences())))
-
-
-def _as_they_stand(reports: Sequence[CompileReport]) -> list[CompileReport]:
-    """The same graphs' reports now: one changes when an engine fails at run time."""
-    now = {id(report.runtime): report for report in session.current().reports()}
-    return [now.get(id(report.runtime), report) for report in reports]
 
 
 class _Seen:
