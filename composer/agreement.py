@@ -23,7 +23,7 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -163,11 +163,13 @@ class _Agreement:
         self._store.set(f"{self._graph}/here/{self._rank}", "-")
         if not self._has(f"{self._graph}/here/{self._rank}"):
             raise LookupError("it keeps nothing")
-        self._before = {each: self._read(f"at/{each}") for each in self._others}
+        at = self._read_all([f"at/{each}" for each in self._others])
+        self._before = dict(zip(self._others, at, strict=True))
         self._turn = self._move("in")
         missed = self._store.add("missed", 0) - int(self._read("met") or 0)
-        self._left /= _IMPATIENCE**missed
-        self._company = _COMPANY / _IMPATIENCE**missed
+        patience = float(_IMPATIENCE) ** -missed  # 0 in the end: a power of it would overflow
+        self._left *= patience
+        self._company = _COMPANY * patience
 
     def end(self) -> None:
         """Say that this rank is done with the graph."""
@@ -194,7 +196,7 @@ class _Agreement:
         started = time.monotonic()
         missing = list(self._others)
         while not (fate := self.fate(place)):
-            missing = [r for r in missing if not self._has(f"{self._graph}/{place}/{r}")]
+            missing = self._without([(r, f"{self._graph}/{place}/{r}") for r in missing])
             awaited = [r for r in missing if not self._is_elsewhere(r) and not self._stays(r)]
             waited = time.monotonic() - started
             if not awaited or waited >= self._left:
@@ -275,6 +277,18 @@ class _Agreement:
         number = int((self._read(f"at/{self._rank}") or b"0").split()[0]) + 1
         self._store.set(f"at/{self._rank}", f"{number} {state} {self._graph}")
         return number
+
+    def _without(self, keys: Sequence[tuple[int, str]]) -> list[int]:
+        """The ranks whose keys are not there; asked of all at once first, as mostly all are."""
+        if self._store.check([key for _, key in keys]):
+            return []
+        return [rank for rank, key in keys if not self._has(key)]
+
+    def _read_all(self, keys: Sequence[str]) -> list[bytes]:
+        """The values of several keys; by two requests where the store can, and all are there."""
+        if self._store.has_extended_api() and self._store.check(list(keys)):
+            return [bytes(each) for each in self._store.multi_get(list(keys))]
+        return [self._read(key) for key in keys]
 
     def _has(self, key: str) -> bool:
         return bool(self._store.check([key]))

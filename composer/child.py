@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from multiprocessing import spawn
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
@@ -37,7 +38,10 @@ _FROM_OUTSIDE = (signal.SIGTERM, signal.SIGINT)
 """Signals by which people and schedulers end a process; no engine ends itself so."""
 
 # What would go to the caller's own records is not the child's to write.
-_NOT_INHERITED = ("COMPOSER_DUMP", "COMPOSER_TELEMETRY", "TORCH_TRACE", "TORCH_COMPILE_DEBUG")
+_NOT_INHERITED = {
+    *("COMPOSER_DUMP", "COMPOSER_SINKS", "COMPOSER_TELEMETRY"),
+    *("TORCH_TRACE", "TORCH_COMPILE_DEBUG"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +76,7 @@ def ask(
         Refusal: ``crashed``, ``timed_out``, ``failed`` with ``out_of_memory``; ``declined`` with
             ``not_isolatable`` where there is no way to start a child.
     """
-    if os.name != "posix" or not sys.executable:
+    if os.name != "posix" or not sys.executable or getattr(sys, "frozen", False):
         what = "there is no way to start, and to end, an interpreter here"
         refuse(Status.DECLINED, Reason.NOT_ISOLATABLE, what)
     with _started(work, payload) as child:
@@ -88,11 +92,12 @@ def serve() -> None:
     (size,) = struct.unpack("<Q", sys.stdin.buffer.read(8))
     payload = sys.stdin.buffer.read(size)
     threading.Thread(target=_end_with_stdin, daemon=True).start()
-    function: Callable[..., dict[str, Any]] = pkgutil.resolve_name(work)
 
     def say(answer: dict[str, Any]) -> None:
         print(json.dumps(answer), file=answers, flush=True)
 
+    say({"here": True})
+    function: Callable[..., dict[str, Any]] = pkgutil.resolve_name(work)
     say(function(payload, lambda: say({"ready": True})))
 
 
@@ -134,20 +139,25 @@ class _Child:
         Raises:
             Refusal: the child ended without one, or went beyond a limit.
         """
-        since, seconds, started = time.perf_counter(), START_SECONDS, False
+        since, seconds = time.perf_counter(), START_SECONDS
+        here = started = False
         while True:
             ended = self._process.poll()
             if ended is not None:
                 self._read_the_rest()
             said = self._next()
-            if said is not None and "ready" not in said:
+            if said is not None and "here" in said:
+                here = True
+            elif said is not None and "ready" not in said:
                 return said
-            if said is not None:
+            elif said is not None:
                 began(time.perf_counter() - since)
                 since, seconds, started = time.perf_counter(), limits.timeout or math.inf, True
             elif ended is not None:
-                told = -ended in _FROM_OUTSIDE
-                self._refuse(Status.CRASHED, Reason.CRASHED, _how_it_ended(ended), by_others=told)
+                what = _how_it_ended(ended)
+                what = what if here else f"{what} before it had imported composer"
+                by_others = not here or -ended in _FROM_OUTSIDE
+                self._refuse(Status.CRASHED, Reason.CRASHED, what, by_others=by_others)
             if limits.memory is not None:
                 self._check_memory(limits.memory)
             if time.perf_counter() - since > seconds:
@@ -207,9 +217,18 @@ class _Child:
 @contextlib.contextmanager
 def _started(work: str, payload: bytes) -> Iterator[_Child]:
     """A child that imports what this process can import, in a group of its own."""
-    code = f"import sys; sys.path[:] = {sys.path!r}; from composer import child; child.serve()"
+    path = [each for each in sys.path if isinstance(each, str)]  # imports pass over all else
+    code = f"import sys; sys.path[:] = {path!r}; from composer import child; child.serve()"
     process = subprocess.Popen(
-        [sys.executable, "-X", "faulthandler", "-c", code, str(os.getpid()), work],
+        [
+            os.fsdecode(spawn.get_executable()),
+            "-X",
+            "faulthandler",
+            "-c",
+            code,
+            str(os.getpid()),
+            work,
+        ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

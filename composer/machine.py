@@ -16,6 +16,7 @@ except ImportError:
     resource = None  # type: ignore[assignment]
 
 _CPUS = Path("/proc/cpuinfo")
+_OF_ARM = ("CPU implementer", "CPU variant", "CPU part")
 _DRIVER = Path("/sys/module/nvidia/version")
 
 
@@ -46,13 +47,15 @@ def _processor() -> tuple[str, ...]:
 
 
 def _model() -> str:
-    """Linux says it in a file; elsewhere Python knows, more or less."""
+    """Linux says it in a file, for Arm by numbers; elsewhere Python knows, more or less."""
     try:
         lines = _CPUS.read_text(errors="replace").splitlines()
     except OSError:
         return platform.processor()
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, "") or platform.processor()
+    facts = [(name.strip(), text.strip()) for name, _, text in (x.partition(":") for x in lines)]
+    named = next((text for name, text in facts if name == "model name"), "")
+    arm = dict.fromkeys(f"{name[4:]} {text}" for name, text in facts if name in _OF_ARM)
+    return named or ", ".join(arm) or platform.processor()
 
 
 def interruptions() -> int:

@@ -209,6 +209,16 @@ def test_each_wait_in_vain_makes_the_next_shorter_on_every_rank() -> None:
     assert sum(waits) < 0.8 * 4 / 3 + 0.6
 
 
+def test_patience_that_is_at_its_end_is_no_error() -> None:
+    """However often a rank waited in vain."""
+    zero, _ = ranks(2)
+    for number in range(600):
+        zero.walk([True], graph=f"own{number}", within=0.0001)
+    with agreement.between(zero.member, "last", 60.0) as ballots, taking_notes() as notes:
+        ballots(0).accept()
+    assert notes.engine["agreed"]["ranks"] == 1
+
+
 def test_agreement_of_all_restores_patience() -> None:
     """The ranks are known to come again."""
     zero, one = ranks(2)

@@ -226,6 +226,37 @@ def test_child_that_does_not_start_is_not_the_engines_failure(
         assert "had not started its work by then" in attempt.message
 
 
+def test_child_that_cannot_import_composer_is_not_the_engines_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Somebody else's interpreter, say."""
+    monkeypatch.setattr("composer.child.spawn.get_executable", lambda: "/bin/false")
+    for _ in range(2):
+        attempt = again(fails_late, isolate=True)
+        assert (attempt.status, attempt.reason) == ("crashed", "crashed")
+        assert attempt.message.endswith("with status 1 before it had imported composer")
+
+
+def out_of_memory(text: str) -> Any:
+    def engine(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+        time.sleep(failures.WORTH_SECONDS)
+        if text:
+            raise RuntimeError(text)
+        torch.empty(1 << 50)
+
+    return engine
+
+
+@pytest.mark.parametrize(
+    "text", ["", "Failed to allocate memory for requested buffer of size 64", "std::bad_alloc"]
+)
+def test_lack_of_memory_on_the_cpu_is_tried_again(text: str) -> None:
+    """Torch and ONNX Runtime have no class of their own for it."""
+    engine = out_of_memory(text)
+    for _ in range(2):
+        assert again(engine).reason == "out_of_memory"
+
+
 def test_cache_that_cannot_be_used_is_recorded(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

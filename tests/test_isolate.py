@@ -69,6 +69,18 @@ def test_engine_that_crashes_does_not_take_its_caller_along() -> None:
 
 
 @SLOW
+def test_path_that_imports_pass_over_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only text counts in ``sys.path``."""
+    monkeypatch.setattr(sys, "path", [*sys.path, Path("nowhere")])
+    assert attempt("aot_eager").accepted
+
+
+def test_frozen_program_is_no_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would run itself again, and again."""
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    assert attempt("aot_eager").reason == "not_isolatable"
+
+
 def test_exit_is_a_crash_with_its_status() -> None:
     """Of Python; of the C library, see tests/test_tuning.py."""
     said = "a child process exited with status 3"

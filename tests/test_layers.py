@@ -10,8 +10,8 @@ import composer
 
 PACKAGE = Path(composer.__file__).parent
 LAYERS = [
-    {"errors", "memory"},
-    {"records"},
+    {"errors"},
+    {"memory", "records"},
     {"_torch"},
     {"registry", "store", "store.disk", "child", "machine", "guard.background", "guard.gate"},
     {"graphs.nodes", "graphs.norms"},

@@ -205,6 +205,42 @@ def test_assert_sees_an_engine_that_failed_at_a_call() -> None:
     assert "served by eager; the lock says vendor: vendor was failed (raised_at_runtime)" in told
 
 
+def test_lock_has_the_options_of_the_place_that_serves_in_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A name may stand in a chain more than once, and be tried again behind its end."""
+    Path("flaky.py").write_text(
+        "from composer.testing import FakeBackend\n"
+        "made = []\n"
+        "def engine(gm, inputs, *, options):\n"
+        "    made.append(options['n'])\n"
+        "    how = FakeBackend('raises', at=2) if len(made) == 1 else FakeBackend()\n"
+        "    return how(gm, inputs)\n"
+    )
+    monkeypatch.syspath_prepend(Path.cwd())
+    monkeypatch.delitem(sys.modules, "flaky", raising=False)
+    chain = [{"backend": "flaky:engine", "options": {"n": n}} for n in (1, 2)]
+    call = "for _ in range(9): compiled(torch.ones(4))"
+    program(call, "import flaky", "assert flaky.made == [1, 2, 1]", chain=chain, retry_after=2)
+    (graph,) = lock()["graphs"]
+    assert (graph["engine"], graph["options"]) == ("flaky:engine", {"n": 1})
+
+
+def test_assert_sees_the_few_compiles_that_another_serves() -> None:
+    """Of a graph that is compiled twice, as for two modules of one class."""
+    twice = ["for chain in CHAINS:", "    torch.compiler.reset()"]
+    twice += ["    torch.compile(f, backend='composer', options={'chain': chain})(torch.ones(4))"]
+    engine = "fake = FakeBackend(name='vendor')"
+    program(engine, "CHAINS = [[fake, 'eager']] * 3", *twice)
+    lock()
+    fails = "CHAINS[1] = [FakeBackend('returns_none', name='vendor'), 'eager']"
+    program(engine, "CHAINS = [[fake, 'eager']] * 3", fails, *twice)
+    (told,) = differences()
+    assert told.endswith("served by eager in 1 of 3 compiles; the lock says vendor")
+    done = run("lock", "script.py")
+    assert "served by eager in 1 of 3 compiles; composer.lock says vendor" in done.stderr
+
+
 def test_assert_speaks_json() -> None:
     """One line, the last: the file, whether all is the same, each difference with its kind."""
     program(chain=["aot_eager"])

@@ -160,6 +160,26 @@ def test_each_job_is_done_in_a_process_of_its_own(folder: Path) -> None:
     assert graph["chosen"] in ("aot_eager", "eager")
 
 
+@pytest.mark.slow
+def test_callers_sinks_are_not_the_jobs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file that ``jsonl`` writes is the caller's; a job's child has none."""
+    monkeypatch.setenv("COMPOSER_SINKS", "jsonl")
+    monkeypatch.setenv("COMPOSER_TELEMETRY", str(folder / "run.jsonl"))
+    (folder / "policy.toml").write_text('[defaults]\nchain = ["aot_eager"]\n')
+    done = composer("models_to_tune:mlp", "--policy", "policy.toml", "--json")
+    assert (done.exit_code, json.loads(done.stdout)["error"]) == (0, "")
+
+
+@pytest.mark.slow
+def test_job_whose_child_ends_says_what_it_printed_last(folder: Path) -> None:
+    """An exception of the interpreter's, say."""
+    (folder / "models_to_tune.py").write_text(
+        "import os\nos.write(2, b'no licence\\n')\nos._exit(3)"
+    )
+    (told,) = map(json.loads, composer("models_to_tune:mlp", "--json").stdout.splitlines())
+    assert told["error"].endswith("exited with status 3; no licence")
+
+
 def measured(**job: Any) -> dict[str, Any]:
     """The job of one model, done in this process."""
     torch.compiler.reset()

@@ -27,9 +27,10 @@ from composer.backends import dynamo, find_backend
 from composer.backends.dynamo import NamedBackend
 from composer.book import resolve
 from composer.cli import app
-from composer.errors import CacheWarning, OptionError
+from composer.errors import CacheWarning, ChildRefusal, OptionError
 from composer.passes import fingerprint
 from composer.policy import Facts
+from composer.records import Reason, Status
 from composer.select import remembered, turns
 from composer.store import disk, shared_store, verdicts
 from composer.store.ledger import Ledger
@@ -295,11 +296,18 @@ def test_slip_in_an_engines_identity_is_told_of(chain: Chain) -> None:
     assert kept() == []
 
 
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError("80 GiB"), OSError(28, "No space left")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("80 GiB"),
+        OSError(28, "No space left"),
+        ChildRefusal(Status.TIMED_OUT, Reason.TIMEOUT, "did not start", by_others=True),
+    ],
+)
 def test_contest_without_one_that_may_be_well_later_is_not_remembered(
     chain: Chain, error: Exception
 ) -> None:
-    """Memory that was short, a disk that was full."""
+    """Memory that was short, a disk that was full, a child that a busy machine did not start."""
     chain.second.raises = error
     assert chain.compile().chosen == "quick"
     assert kept() == []

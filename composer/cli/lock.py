@@ -45,6 +45,10 @@ def lock(
     if Process.here().rank:  # of several that run the same script the first writes
         return
     found = witness.locks()
+    for each in witness.served():
+        for _, told in each.minority():
+            locked = difference.called(each.graph)
+            typer.echo(f"composer: {each.graph.title}: {told}; {path.name} says {locked}", err=True)
     _check_content(found)
     command = [*(["-m"] if module else []), script, *(args or [])]
     try:

@@ -9,6 +9,7 @@ from typing import Any
 from composer.lock.describe import version_here
 from composer.lock.file import Lock, LockedGraph, LockedPass
 from composer.records import Attempt, first_line, spelled
+from composer.telemetry.report import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +39,21 @@ class Served:
         graph: What the lock would say of it.
         versions: Of what serves it.
         attempts: The candidates that were tried.
+        compiles: How often it was compiled.
+        apart: What the lock would say where another serves, and how many compiles those were.
     """
 
     graph: LockedGraph
     versions: Mapping[str, str]
     attempts: tuple[Attempt, ...] = ()
+    compiles: int = 1
+    apart: tuple[tuple[LockedGraph, int], ...] = ()
+
+    def minority(self) -> Iterator[tuple[LockedGraph, str]]:
+        """What serves some compiles only, each with a sentence about it."""
+        for graph, count in self.apart:
+            times = f"{count} of {counted(self.compiles, 'compile')}"
+            yield graph, f"served by {_server(graph)} in {times}"
 
 
 def compare(lock: Lock, here: Sequence[Served]) -> list[Difference]:
@@ -69,6 +80,11 @@ def compare(lock: Lock, here: Sequence[Served]) -> list[Difference]:
         found += [Difference(graph.title, *told) for told in between(entry, graph)]
         if entry.server != graph.server:
             found.append(Difference(graph.title, "engine", _moved(entry, served)))
+        found += [
+            Difference(graph.title, "engine", f"{told}; the lock says {called(entry)}")
+            for other, told in served.minority()
+            if other.server != entry.server
+        ]
     gone = "gone; the lock holds it, and it was not compiled"
     return found + [Difference(entry.title, "gone", gone) for entry in left.values()]
 
@@ -141,8 +157,7 @@ def _value(policy: Mapping[str, Any], name: str) -> str:
 
 def _moved(entry: LockedGraph, served: Served) -> str:
     """Who serves the graph instead, and what became of the one that did."""
-    here = called(served.graph) if served.graph.engine else "nobody"
-    what = f"served by {here}; the lock says {called(entry)}"
+    what = f"served by {_server(served.graph)}; the lock says {called(entry)}"
     tried = [each for each in served.attempts if each.backend == entry.engine]
     if not tried:
         return f"{what}, which was not tried"
@@ -151,6 +166,10 @@ def _moved(entry: LockedGraph, served: Served) -> str:
         return what
     why = f" ({last.reason})" if last.reason else ""
     return f"{what}: {entry.engine} was {last.status}{why}: {first_line(last.message)}"
+
+
+def _server(graph: LockedGraph) -> str:
+    return called(graph) if graph.engine else "nobody"
 
 
 def called(graph: LockedGraph) -> str:

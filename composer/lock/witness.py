@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,15 +15,20 @@ from composer.contenders import Contender
 from composer.lock.describe import readable, versions_for
 from composer.lock.difference import Served
 from composer.lock.file import Lock, LockedGraph
-from composer.records import CompileReport
+from composer.records import CompileReport, plain
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """One place in a chain: the backend's name, options, precision, and the engine."""
+    """One place in a chain: the backend's name, options, precision, and the engine.
+
+    Attributes:
+        told: The options as the attempt's record has them.
+    """
 
     name: str
     options: dict[str, Any]
+    told: Any
     precision: Literal["", "bf16"]
     backend: Backend
 
@@ -58,6 +64,7 @@ class Witness:
             _Place(
                 each.candidate.name,
                 readable(each.candidate.options),
+                plain(dict(each.candidate.options)),
                 precision_of(each),
                 each.backend,
             )
@@ -90,24 +97,38 @@ class Witness:
         return found
 
     def _served(self, graph: LockedGraph, reports: Sequence[CompileReport]) -> Served:
-        """Where a graph was compiled more than once, what serves most of them."""
-        serving = [each for each in reports if each.chosen] or reports
-        chosen = Counter(each.chosen for each in serving).most_common(1)[0][0]
-        attempts = next(each.attempts for each in serving if each.chosen == chosen)
-        place = self._place(graph.key, chosen, [each.accepted for each in attempts])
+        """Where a graph was compiled more than once, what serves most of them, and who the rest."""
+        groups: list[list[Served]] = []
+        for each in reports:
+            served = self._as_served(graph, each)
+            alike = [group for group in groups if group[0].graph.server == served.graph.server]
+            if alike:
+                alike[0].append(served)
+            else:
+                groups.append([served])
+        most = max(groups, key=lambda group: (bool(group[0].graph.engine), len(group)))
+        apart = [(group[0].graph, len(group)) for group in groups if group is not most]
+        return dataclasses.replace(most[0], compiles=len(reports), apart=tuple(apart))
+
+    def _as_served(self, graph: LockedGraph, report: CompileReport) -> Served:
+        place = self._place(graph.key, report)
         how = {"options": place.options, "precision": place.precision} if place else {}
         return Served(
-            graph.model_copy(update={"engine": chosen, **how}),
+            graph.model_copy(update={"engine": report.chosen, **how}),
             versions_for(place.backend if place else None),
-            attempts,
+            report.attempts,
         )
 
-    def _place(self, key: str, chosen: str, accepted: Sequence[bool]) -> _Place | None:
+    def _place(self, key: str, report: CompileReport) -> _Place | None:
         """Where in the chain the engine stands: a name may stand there more than once."""
-        tried = zip(self._chains[key], accepted, strict=False)  # some may be tried twice
-        serving = [place for place, serves in tried if serves]
-        named = (each for each in (*serving, *self._chains[key]) if each.name == chosen)
-        return next(named, None)
+        named = [each for each in self._chains[key] if each.name == report.chosen]
+        accepted = [each for each in report.attempts if each.accepted]
+        if accepted:  # the last one serves
+            options = accepted[-1].engine.get("options", {})
+            given = [each for each in named if each.told == options]
+            on_trial = [each for each in given if (each.precision != "") == accepted[-1].on_trial]
+            named = on_trial or given or named
+        return next(iter(named), None)
 
     def locks(self) -> Lock:
         """What the file is to say."""

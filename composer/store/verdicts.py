@@ -34,7 +34,7 @@ from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
 
 from composer import machine, session
 from composer.backends.base import Backend
-from composer.errors import Refusal, causes
+from composer.errors import ChildRefusal, Refusal, causes
 from composer.policy import Policy
 from composer.records import (
     FLOOR,
@@ -438,15 +438,17 @@ def _deserves_it(outcome: Outcome) -> bool:
     """Whether somebody was measured, and nobody was kept from it by what may soon be over."""
     attempts = outcome.attempts
     passing = any(each.reason in _PASSING for each in attempts)
-    system = any(_is_the_systems(each) for error in outcome.errors for each in causes(error))
+    system = any(_is_over_soon(each) for error in outcome.errors for each in causes(error))
     return any(_figures(each) for each in attempts) and not passing and not system
 
 
-def _is_the_systems(error: BaseException) -> bool:
-    """Whether a full disk, too many open files or the like is to blame, which may soon be over.
+def _is_over_soon(error: BaseException) -> bool:
+    """Whether a full disk, too many open files or the like is to blame, or who ended a child.
 
     A file that is missing, such as a compiler, stays missing.
     """
+    if isinstance(error, ChildRefusal):
+        return error.by_others
     return isinstance(error, OSError) and not isinstance(error, FileNotFoundError)
 
 

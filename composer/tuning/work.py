@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from composer import book, child, machine, session
-from composer.errors import Refusal, text_of
+from composer.errors import ChildRefusal, Refusal, text_of
 from composer.records import CompileReport, first_line
 from composer.tuning.plan import Job
 
@@ -33,6 +33,10 @@ def perform(job: Job, limits: child.Limits) -> dict[str, Any]:
     began = time.perf_counter()
     try:
         done = child.ask("composer.tuning.work:measure", job.model_dump_json().encode(), limits)
+    except ChildRefusal as ended:
+        last = next((line for line in reversed(ended.traceback.splitlines()) if line.strip()), "")
+        told = (first_line(text_of(ended)), *([first_line(last)] if last else []))
+        done = {"graphs": [], "error": f"{ended.reason}: {'; '.join(told)}"}
     except Refusal as ended:
         done = {"graphs": [], "error": f"{ended.reason}: {first_line(text_of(ended))}"}
     return {"job": str(job.workload), **done, "seconds": round(time.perf_counter() - began, 3)}
