@@ -520,6 +520,31 @@ def sets_modes(target: Any) -> bool:
     return changes_state(target) or _is_functorchs(target)
 
 
+class _Autocast:
+    """How deep autocast is nested, and what it computes in; whether it is on, keys say."""
+
+    def __init__(self) -> None:
+        kinds = {"cpu", *([each.type] if (each := torch.accelerator.current_accelerator()) else [])}
+        self._depth = self._nesting()
+        self._caches = torch.is_autocast_cache_enabled()
+        self._dtypes = {kind: torch.get_autocast_dtype(kind) for kind in kinds}
+
+    @staticmethod
+    def _nesting() -> int:
+        depth = torch.autocast_increment_nesting() - 1
+        torch.autocast_decrement_nesting()
+        return depth
+
+    def put_back(self) -> None:
+        """Leave what was entered since; the copies of weights that it made go with the last."""
+        for _ in range(self._nesting() - self._depth):
+            if torch.autocast_decrement_nesting() == 0:
+                torch.clear_autocast_cache()
+        torch.set_autocast_cache_enabled(self._caches)
+        for kind, dtype in self._dtypes.items():
+            torch.set_autocast_dtype(kind, dtype)
+
+
 @contextlib.contextmanager
 def modes_put_back() -> Iterator[None]:
     """Put back the modes that a graph had set when it raised.
@@ -533,11 +558,15 @@ def modes_put_back() -> Iterator[None]:
     depth = _functorch.get_dynamic_layer_stack_depth()
     within_dual_level = is_forward_mode()
     grad, forward = torch.is_grad_enabled(), torch._C._is_fwd_grad_enabled()
+    inference, autocast = torch.is_inference_mode_enabled(), _Autocast()
     keys = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
     with torch._C._ForceDispatchKeyGuard(*keys):
         try:
             yield
-        except BaseException:
+        except BaseException as error:
+            if torch.is_inference_mode_enabled() != inference:
+                traceback.clear_frames(error.__traceback__)  # a local of the graph's holds the mode
+            autocast.put_back()
             while _functorch.get_dynamic_layer_stack_depth() > depth:
                 _functorch.pop_dynamic_layer_stack()  # torch 2.11 pops too many down to a depth
             if not within_dual_level:

@@ -111,8 +111,19 @@ def _parsed(path: Path, modified: int, size: int) -> PolicyBook:
     """A file's book; the time and size it had are part of the key."""
     table = _load(path)
     if path.name == "pyproject.toml":
-        table = table.get("tool", {}).get("composer", {})
+        found = _of_project(table)
+        if found is None:
+            raise OptionError(f"{path} has no table [tool.composer]")
+        if not isinstance(found, dict):
+            raise OptionError(f"{path}: [tool.composer] is one table, not {found!r}")
+        table = found
     return _validated(table, f"{path}: ")
+
+
+def _of_project(table: Mapping[str, Any]) -> Any:
+    """What a ``pyproject.toml`` has for composer; ``None`` for nothing."""
+    tools = table.get("tool", {})
+    return tools.get("composer") if isinstance(tools, dict) else None
 
 
 def _load(path: Path) -> dict[str, Any]:
@@ -141,7 +152,7 @@ def file_in_working_directory() -> Path | None:
     if own.is_file():
         return own.absolute()
     project = Path("pyproject.toml")
-    if project.is_file() and "composer" in _load(project.absolute()).get("tool", {}):
+    if project.is_file() and _of_project(_load(project.absolute())) is not None:
         return project.absolute()
     return None
 

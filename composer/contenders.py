@@ -53,10 +53,14 @@ class Contender:
 
     @property
     def key(self) -> str:
-        """Name, options and precision: what identifies it within a chain."""
+        """Name, options and precision: what identifies it within this process.
+
+        Callables may have one name, as those that one function makes.
+        """
         candidate = self.candidate
+        which = "" if isinstance(candidate.backend, str) else f" at {id(candidate.backend):#x}"
         given = f" with {sorted(candidate.options.items())}" if candidate.options else ""
-        return f"{candidate.name}{given}{' in bf16' if self.precision == 'bf16' else ''}"
+        return f"{candidate.name}{which}{given}{' in bf16' if self.precision == 'bf16' else ''}"
 
     def skip(self, request: GraphRequest) -> None:
         """Refuse where the policy bars the candidate, or it is in quarantine for this graph.

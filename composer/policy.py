@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from composer.errors import OptionError
 from composer.lowering.freeze import Freeze
-from composer.records import GraphRequest
+from composer.records import FLOOR, GraphRequest
 from composer.registry import did_you_mean
 
 DEFAULT_CHAIN = ("tensorrt", "inductor", "onnxrt")
@@ -114,10 +114,14 @@ class Candidate(BaseModel):
 
     @property
     def name(self) -> str:
-        """The backend as the chain spelled it; a callable's ``__name__``."""
+        """The backend as the chain spelled it; a callable's ``__name__``.
+
+        That of a callable named as the floor is (``eager``) has its module's before it.
+        """
         if isinstance(self.backend, str):
             return self.backend
-        return getattr(self.backend, "__name__", None) or type(self.backend).__name__
+        name = getattr(self.backend, "__name__", None) or type(self.backend).__name__
+        return f"{self.backend.__module__}.{name}" if name == FLOOR else name
 
 
 class Tolerance(BaseModel):

@@ -45,7 +45,7 @@ class Session:
         self.progress = Progress()
         self._lock = threading.Lock()
         self._reports: deque[CompileReport] = deque(maxlen=KEPT_REPORTS)
-        self._quarantined: set[tuple[str, str]] = set()
+        self._quarantined: dict[tuple[str, str], object] = {}
         self.warned: set[tuple[str, str]] = set()
         self.failures: set[str] = set()
         self.verdicts: set[str] = set()
@@ -69,13 +69,19 @@ class Session:
         now = {id(report.runtime): report for report in self.reports()}
         return [now.get(id(report.runtime), report) for report in reports]
 
-    def quarantine(self, graph_key: str, backend: str) -> None:
-        """Do not try this backend on this graph again, until it is released."""
-        self._quarantined.add((graph_key, backend))
+    def quarantine(self, graph_key: str, backend: str, keep: object = None) -> None:
+        """Do not try this backend on this graph again, until it is released.
+
+        Args:
+            graph_key: Of the graph.
+            backend: The contender's key.
+            keep: What must not be freed meanwhile: another one would get its identity.
+        """
+        self._quarantined[graph_key, backend] = keep
 
     def release(self, graph_key: str, backend: str) -> None:
         """Let this backend be tried on this graph again."""
-        self._quarantined.discard((graph_key, backend))
+        self._quarantined.pop((graph_key, backend), None)
 
     def is_quarantined(self, graph_key: str, backend: str) -> bool:
         """Whether this backend raised, or was wrong, at run time for this graph."""

@@ -66,6 +66,23 @@ def test_a_pyproject_of_somebody_elses_is_no_policy() -> None:
     assert run(chain=["eager"]).policy == ("options",)
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[tool]\ncomposer = "on"\n', "is one table, not 'on'"),
+        ("[tool]\ncomposer = true\n", "is one table, not True"),
+        ("[[tool.composer]]\na = 1\nb = 2\n", "is one table, not "),
+        ("tool = 3\n", r"has no table \[tool.composer\]"),
+        ('[project]\nname = "else"\n', r"has no table \[tool.composer\]"),
+    ],
+)
+def test_a_pyproject_without_a_table_of_ours_is_no_policy_file(text: str, said: str) -> None:
+    """Whoever names it is told."""
+    file = write(text, "pyproject.toml")
+    with pytest.raises(OptionError, match=rf"pyproject.toml.* {said}"):
+        read(file)
+
+
 def test_a_configured_source_goes_before_files_found_here(monkeypatch) -> None:
     """And the file named by the environment before that."""
     write(EAGER)

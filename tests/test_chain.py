@@ -6,6 +6,7 @@ import copy
 import functools
 import logging
 import pickle
+import sys
 import threading
 import time
 import warnings
@@ -689,3 +690,73 @@ def test_a_registered_backend_that_cannot_be_imported_is_unavailable(monkeypatch
     compiled(cosine, "broken", honest)(torch.ones(2))
     assert statuses()[0] == ("broken", "unavailable", "not_installed")
     assert last().chosen == "honest"
+
+
+def test_a_registered_backend_whose_import_or_making_fails_is_unavailable(
+    tmp_path, monkeypatch
+) -> None:
+    """However it does: a vendor's library that is not there is an ``OSError``."""
+    (tmp_path / "broken_vendor.py").write_text("raise OSError('libfoo.so: cannot open')")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    class NoDriver(Honest):
+        def __init__(self) -> None:
+            raise RuntimeError("no driver")
+
+    monkeypatch.setattr(sys.modules[__name__], "NoDriver", NoDriver, raising=False)
+    for value, said in (
+        ("broken_vendor:Engine", "OSError: libfoo.so"),
+        (f"{__name__}:NoDriver", "RuntimeError: no driver"),
+    ):
+        torch.compiler.reset()
+        monkeypatch.setitem(BACKENDS._table, "broken", value)
+        compiled(cosine, "broken", honest)(torch.ones(2))
+        assert statuses()[0] == ("broken", "unavailable", "not_installed")
+        assert said in last().attempts[0].message
+        assert last().chosen == "honest"
+
+
+def test_options_of_a_name_that_takes_none_are_the_users_error() -> None:
+    """Torch's own of a compiler would take them, and do nothing with them."""
+    torch._dynamo.register_backend(lambda gm, inputs: gm.forward, name="of_two_arguments")
+    for name in ("of_two_arguments", "aot_eager"):
+        torch.compiler.reset()
+        chain = [{"backend": name, "options": {"levl": 3}}]
+        with pytest.raises(
+            BackendCompilerFailed, match=r"OptionError: backend .* takes no options"
+        ):
+            compiled(cosine, *chain)(torch.ones(2))
+
+
+def breaks_at_call(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+    def run(*args: Any) -> Any:
+        raise RuntimeError("boom")
+
+    return run
+
+
+def test_callables_of_one_name_are_told_apart() -> None:
+    """As those that one function makes: what one did puts no other into quarantine."""
+
+    def made(function: Any) -> Any:
+        def engine(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+            return function(gm, inputs)
+
+        return engine
+
+    f = compiled(cosine, made(breaks_at_call), made(honest))
+    for _ in range(3):
+        f(torch.ones(2))
+    assert [each.status for each in last().attempts] == ["failed", "succeeded"]
+
+
+def test_callable_named_as_the_floor_is_an_engine_like_any_other() -> None:
+    """It is answered for, and its record does not say that the floor served."""
+
+    def eager(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        return breaks_at_call(gm, inputs)
+
+    x = torch.ones(2)
+    torch.testing.assert_close(compiled(cosine, eager)(x), cosine(x))
+    assert statuses() == [(f"{__name__}.eager", "failed", "raised_at_runtime")]
+    assert last().chosen == "eager"

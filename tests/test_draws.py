@@ -206,3 +206,22 @@ def test_allocating_is_no_computing() -> None:
     compiled(lambda x: F.dropout(torch.tanh(x), 0.5), "onnxrt")(torch.randn(4))
     (attempt,) = last().attempts
     assert attempt.coverage == 3 / 4
+
+
+def test_what_a_branch_draws_is_drawn_in_order() -> None:
+    """Cutting out regions moves no later draw before it."""
+
+    def f(x, at):
+        h = torch.relu(x)
+        dropped = torch.cond(at, lambda h: F.dropout(h, 0.5, True), lambda h: h * 2, (h,))
+        noise = torch.rand_like(x)
+        return dropped + noise + torch.special.bessel_j0(torch.sigmoid(x))
+
+    x, at = torch.randn(64), torch.tensor(True)
+    with torch.no_grad():
+        g = compiled(f, {"backend": "onnxrt", "min_coverage": 0})
+        torch.manual_seed(0)
+        expected = f(x, at)
+        torch.manual_seed(0)
+        torch.testing.assert_close(g(x, at), expected)
+    assert last().chosen == "onnxrt"

@@ -203,6 +203,26 @@ def test_a_small_bias_that_stands_in_the_code_is_never_stale() -> None:
     torch.testing.assert_close(f(x), model(x))
 
 
+def test_a_number_that_stands_in_the_code_is_never_stale() -> None:
+    """Inductor's cache (torch 2.13) does not tell code with one from code with another."""
+
+    class Scale(torch.nn.Module):
+        def __init__(self, by: float) -> None:
+            super().__init__()
+            self.by = torch.nn.Parameter(torch.tensor(by))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.by.exp() + 1
+
+    x = torch.randn(64)
+    for by in (1.0, -3.0):
+        model = Scale(by)
+        f = compiled(model, "inductor", freeze=True)
+        torch.testing.assert_close(f(x), model(x))
+        model.by.add_(1)
+        torch.testing.assert_close(f(x), model(x))
+
+
 def test_what_was_taken_in_goes_with_the_weight() -> None:
     """Neither composer nor torch's cache of code keeps it alive."""
 

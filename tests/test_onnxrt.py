@@ -649,3 +649,18 @@ def test_dynamic_dimensions_have_the_names_of_the_graphs_symbols(monkeypatch) ->
     values = (*graph.model.graph.input, *graph.model.graph.output)
     named = [tuple(d.dim_param for d in each.type.tensor_type.shape.dim) for each in values]
     assert sorted(filter(None, named)) == sorted([(rows, inner), (inner, columns), (rows, columns)])
+
+
+def test_a_size_is_given_on_the_cpu_whatever_device_is_the_default() -> None:
+    torch.set_default_device("meta")
+    torch.set_default_dtype(torch.float64)
+    try:
+        for engine in ("onnxrt", "composer_openvino"):
+            torch.compiler.reset()
+            f = compiled(lambda x: x * x.shape[0] + 1, engine, dynamic=True)
+            x = torch.ones(5, device="cpu", dtype=torch.float32)
+            torch.testing.assert_close(f(x), x + 5)
+            assert (last().chosen, last().runtime.fallbacks) == (engine, 0)
+    finally:
+        torch.set_default_device(None)
+        torch.set_default_dtype(torch.float32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 
 import pytest
@@ -249,3 +250,44 @@ def test_one_compiled_graph_serves_several_threads() -> None:
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+def test_views_of_inputs_that_share_memory_are_torchs() -> None:
+    """As of chunks of one tensor."""
+    base = torch.randn(4, 8)
+    first, second = base[:2], base[2:]
+
+    def f(a, b):
+        return a.t(), torch.relu(b) + 1
+
+    got = compiled(f, "onnxrt")(first, second)
+    torch.testing.assert_close(got, f(first, second))
+    assert got[0].data_ptr() == first.data_ptr()
+    assert last().chosen == "onnxrt"
+
+
+def test_parts_of_one_tensor_train() -> None:
+    """What is saved for their backward are the inputs themselves."""
+    with torch.enable_grad():
+        base = torch.randn(4, 8, requires_grad=True)
+        compiled(lambda a, b: a * b, "onnxrt")(base[:2], base[2:]).sum().backward()
+    torch.testing.assert_close(base.grad[:2], base[2:].detach())
+    assert last().chosen == "onnxrt"
+
+
+def test_regions_that_differ_in_what_a_size_is_of_are_not_one_model(monkeypatch) -> None:
+    """Two parts are equal but for which symbol the number that they divide by is."""
+    models = []
+    cut = sys.modules["composer.backends.onnxrt.cut"]
+    made = cut.to_onnx
+    monkeypatch.setattr(cut, "to_onnx", lambda *args: models.append(made(*args)) or models[-1])
+
+    def f(x, y, v):
+        n = x.shape[0]
+        for t in (x, y):
+            v = torch.special.bessel_j0(torch.relu(t + v).sum(0) / n + v)
+        return v
+
+    given = torch.randn(5, 8), torch.randn(9, 8), torch.randn(8)
+    torch.testing.assert_close(compiled(f, "onnxrt", dynamic=True)(*given), f(*given))
+    assert len({id(each.model) for each in models}) == len(models) == 2

@@ -809,14 +809,19 @@ def test_what_is_saved_as_it_is_meets_no_hook() -> None:
 
 
 def test_modes_that_were_set_are_put_back_after_an_error() -> None:
-    """Grad mode, autocast, the levels of transforms and tangents, and whether hooks may be set."""
+    """Grad mode, autocast, the levels of transforms and tangents, and whether hooks may be set.
+
+    How deep autocast is nested, too: else its copies of weights would never be let go of.
+    """
     asked = torch._C._autograd
 
     @_torch.modes_put_back()
     def half_a_graph():
         torch._C._set_grad_enabled(False)
         torch._C._set_fwd_grad_enabled(False)
-        torch.autocast("cpu").__enter__()
+        torch.autocast("cpu", torch.float16, cache_enabled=False).__enter__()
+        held = torch.autograd.grad_mode._enter_inference_mode(True)
+        assert torch.is_inference_mode_enabled(), held
         torch._C._functorch._vmap_increment_nesting(2, "error")
         torch._C._enter_dual_level()
         asked._saved_tensors_hooks_disable("no")
@@ -827,6 +832,11 @@ def test_modes_that_were_set_are_put_back_after_an_error() -> None:
     assert torch.is_grad_enabled()
     assert torch._C._is_fwd_grad_enabled()
     assert not torch.is_autocast_enabled("cpu")
+    assert torch.get_autocast_dtype("cpu") == torch.bfloat16
+    assert torch.is_autocast_cache_enabled()
+    assert torch.autocast_decrement_nesting() == -1
+    assert torch.autocast_increment_nesting() == 0
+    assert not torch.is_inference_mode_enabled()
     assert torch._C._functorch.get_dynamic_layer_stack_depth() == 0
     assert asked._saved_tensors_hooks_is_enabled()
     with forward_ad.dual_level():  # a second one would be refused

@@ -251,7 +251,8 @@ def test_engine_in_quarantine_is_not_recalled(chain: Chain) -> None:
     """It failed in this process: the others have their contest, which nobody remembers."""
     chain.compile()
     (before,) = kept()
-    session.current().quarantine(last().graph_key, "quick")
+    f = chain.quick
+    session.current().quarantine(last().graph_key, f"quick at {id(f):#x}")
     report = chain.compile()
     assert (report.chosen, report.attempts[1].reason) == ("second", "quarantined")
     assert kept() == [before]

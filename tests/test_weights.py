@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import weakref
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.utils import swap_tensors
 
 import composer
 from composer.lowering import weights
+from composer.lowering.statistics import find_witnesses
 from composer.testing import FakeBackend, settle
 
 
@@ -407,3 +409,49 @@ def test_what_a_module_keeps_and_lets_grow_stays_an_input(chain: str) -> None:
             x = torch.randn(2, 4)
             torch.testing.assert_close(run(x), twin(x))
     assert {each.chosen for each in composer.reports()} == {chain}
+
+
+class WritesToAddresses(torch.optim.Optimizer):
+    """As the kernels of other packages do, which raise no version."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for each in group["params"]:
+                each.detach().numpy()[...] -= each.grad.numpy()
+
+
+def test_steps_of_other_packages_optimizers_are_seen() -> None:
+    """Whatever kernel they have."""
+    model, x = torch.nn.Linear(8, 8), torch.randn(2, 8)
+    optimizer = WritesToAddresses(model.parameters())
+    f = compiled(model, "onnxrt")
+    with torch.no_grad():
+        f(x)
+    model(x).sum().backward()
+    before = model.weight.clone()
+    optimizer.step()
+    assert not torch.equal(model.weight, before)
+    with torch.no_grad():
+        torch.testing.assert_close(f(x), model(x))
+
+
+def test_parts_of_a_frozen_vector_are_inputs() -> None:
+    """After ``gc.freeze()`` nobody tells what else lies over the memory of a weight."""
+    model, x = torch.nn.Linear(16, 16), torch.randn(3, 16)
+    vector = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+    torch.nn.utils.vector_to_parameters(vector, model.parameters())
+    statistic = torch.ones(2)
+    assert find_witnesses({0: statistic}) == {}
+    gc.freeze()
+    try:
+        assert find_witnesses({0: statistic}) == {0: None}
+        f = compiled(model, "onnxrt")
+        with torch.no_grad():
+            f(x)
+            vector.mul_(-2)
+            torch.testing.assert_close(f(x), model(x))
+    finally:
+        gc.unfreeze()

@@ -360,3 +360,22 @@ def test_engine_that_raises_is_answered_for_where_nothing_was_looked_at(
         torch.testing.assert_close(run(x), torch.sin(x))
     assert last().chosen == "eager"
     assert last().runtime.fallbacks == 1
+
+
+@pytest.mark.parametrize("kind", [torch.nn.Embedding, torch.nn.EmbeddingBag])
+def test_buffers_are_put_back_where_rows_of_an_embedding_are_shortened(kind: Any) -> None:
+    """Both write to their weight; the contest leaves everything else as it was."""
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rows = kind(10, 8, max_norm=0.5)
+            self.norm = torch.nn.BatchNorm1d(8)
+
+        def forward(self, at: torch.Tensor) -> torch.Tensor:
+            return self.norm(self.rows(at).reshape(4, 8, -1))
+
+    model = Net().train()
+    at = torch.randint(10, (4, 3) if kind is torch.nn.EmbeddingBag else (4,))
+    compiled(model, "aot_eager", select="fastest")(at)
+    assert model.norm.num_batches_tracked == 1

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import pkgutil
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from composer import _torch
 from composer.backends.base import Backend
-from composer.backends.dynamo import CallableBackend, NamedBackend
-from composer.errors import UnknownNameError
+from composer.backends.dynamo import CallableBackend, NamedBackend, said
+from composer.errors import ComposerError, UnknownNameError
 from composer.registry import Registry, nearest
 
 BACKENDS: Registry[Any] = Registry(
@@ -83,15 +84,21 @@ def _registered(name: str) -> Backend:
     """A backend of composer's or of another package; one that cannot be imported says so later."""
     try:
         return _as_backend(BACKENDS.get(name))
-    except (ImportError, AttributeError):
-        return NamedBackend(name, BACKENDS.get)
+    except ComposerError:  # the user's to hear: two packages have the name, say
+        raise
+    except Exception as error:  # noqa: BLE001  # of another package's module, which may do anything
+        return NamedBackend(name, functools.partial(_raise, error.with_traceback(None)))
+
+
+def _raise(error: Exception, name: str) -> NoReturn:
+    raise error
 
 
 def _import(path: str) -> Callable[..., Any]:
     try:
         found = pkgutil.resolve_name(path)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UnknownNameError(f"backend {path!r} cannot be imported: {error}") from error
+    except Exception as error:
+        raise UnknownNameError(f"backend {path!r} cannot be imported: {said(error)}") from error
     if not callable(found):
         raise UnknownNameError(f"backend {path!r} is not callable: {found!r}")
     return found  # type: ignore[no-any-return]  # callable() leaves Any as it was

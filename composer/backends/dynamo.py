@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Mapping
@@ -13,7 +14,7 @@ import torch.fx
 
 from composer import _torch
 from composer.backends.base import Backend
-from composer.errors import OptionError, Refusal, refuse
+from composer.errors import OptionError, Refusal, refuse, text_of
 from composer.passes import fingerprint
 from composer.records import GraphRequest, Reason, Status
 
@@ -78,6 +79,13 @@ class NamedBackend(Backend):
         """Refuse when no package here registers the name, or its package cannot be imported."""
         self._function()
 
+    def check_options(self, options: Mapping[str, Any]) -> None:
+        """Options need a function that takes them; a name that nobody knows is no mistake here."""
+        if not options:
+            return
+        with contextlib.suppress(Refusal):
+            CallableBackend(self._function()).check_options(options)
+
     def identity(self) -> str | None:
         """The identity of what the name stands for.
 
@@ -112,14 +120,23 @@ class NamedBackend(Backend):
         except _torch.InvalidBackend:
             what = f"no installed package registers a Dynamo backend named {self.name!r}"
             refuse(Status.UNAVAILABLE, Reason.NOT_REGISTERED, what)
-        except (ImportError, AttributeError) as error:
-            what = f"backend {self.name!r} is registered but cannot be imported: {error}"
+        except Exception as error:
+            what = f"backend {self.name!r} is registered but cannot be imported: {said(error)}"
             raise Refusal(Status.UNAVAILABLE, Reason.NOT_INSTALLED, what) from error
 
 
+def said(error: Exception) -> str:
+    """Why an import failed; with the class of the error where that is none of an import."""
+    plain = isinstance(error, ImportError | AttributeError)
+    return text_of(error) if plain else f"{type(error).__name__}: {text_of(error)}"
+
+
 def _takes_options(function: Callable[..., Any]) -> bool:
+    """Torch's own of a compiler take any keyword, and do nothing with it."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # a builtin that does not say
         return True
-    return any(p.name == "options" or p.kind is p.VAR_KEYWORD for p in parameters)
+    of = inspect.unwrap(getattr(function, "func", function))
+    anything = not str(getattr(of, "__module__", "")).startswith("torch.")
+    return any(p.name == "options" or (anything and p.kind is p.VAR_KEYWORD) for p in parameters)

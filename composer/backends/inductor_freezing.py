@@ -26,6 +26,10 @@ from composer.lowering.regions import Region
 from composer.lowering.statistics import find_witnesses
 from composer.lowering.weights import picker, watchable
 
+_NO_CACHE = {"fx_graph_cache": False, "fx_graph_remote_cache": False}
+"""The key of Inductor's cache (torch 2.13) leaves out the values of frozen weights, and what it
+keeps has some of them in the code: numbers of no dimension, and weights packed by a template."""
+
 Settings = Mapping[str, Any]
 Made = Callable[[tuple[Any, ...]], Any]
 
@@ -107,7 +111,7 @@ class Frozen(BindingEngine[Made]):
             values = {}
         inlined = {i - len(self._own): v for i, v in values.items() if i >= len(self._own)}
         left = tuple(i for i in range(len(self._inputs)) if i not in inlined)
-        config = {**self._config, "freezing": bool(values)}
+        config = {**self._config, "freezing": bool(values), **(_NO_CACHE if values else {})}
         with self._compiling(), _torch.constants_let_go(), _torch.constants_kept_apart():
             gm = _holding(clones.clone_graph(self._gm), inlined)
             run = _torch.undisabled(_compile(gm, [self._inputs[i] for i in left], config))

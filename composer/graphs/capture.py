@@ -304,9 +304,8 @@ def _held(node: torch.fx.Node, given: Any) -> str:
     value = value_of(node, given)
     if isinstance(value, torch.Tensor):
         return _tensor(value)
-    kind, text = type(value).__name__, str(value)
-    # A symbol that a guard holds to one number reads as that number.
-    return f"{kind} {text}" if kind == "SymInt" and text.lstrip("-").isdigit() else kind
+    kind = type(value).__name__
+    return f"{kind} {value}" if kind == "SymInt" else kind
 
 
 def _tensor(value: torch.Tensor) -> str:

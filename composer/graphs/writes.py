@@ -196,7 +196,7 @@ def _assigns(node: torch.fx.Node) -> bool:
     if node.kwargs.get("out") is not None or is_told_to_write(node):
         return True
     name = _name(node)
-    if name == "embedding":  # shortens rows in place
+    if name in ("embedding", "embedding_bag"):  # shortens rows in place
         given = node.args[_MAX_NORM] if len(node.args) > _MAX_NORM else None
         return node.kwargs.get("max_norm", given) is not None
     return name in _ASSIGNS or _is_in_place(name)

@@ -310,7 +310,8 @@ class Succession:
 
     def _wait(self, place: int, since: int) -> None:
         """Put an engine into quarantine from this call on, for twice as long as the last time."""
-        session.current().quarantine(self.request.graph_key, self.contenders[place].key)
+        engine = self.contenders[place]
+        session.current().quarantine(self.request.graph_key, engine.key, engine.candidate.backend)
         if self._policy.retry_after is None:
             return
         before = self._quarantined.get(place)

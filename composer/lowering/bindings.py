@@ -7,6 +7,7 @@ it anew when a weight changes.
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from abc import ABC, abstractmethod
@@ -22,6 +23,8 @@ from composer.lowering.statistics import find_witnesses
 from composer.lowering.weights import BoundWeights, WeightSet, identities, picker, watchable
 
 T = TypeVar("T")
+
+_LOCK = type(threading.Lock())
 
 _RESTLESS = 2
 """After so many changes a weight is no longer taken in but passed as an input at every call; and
@@ -62,6 +65,7 @@ class BindingEngine(ABC, Generic[T]):
         self._changes_allowed: float = _RESTLESS
         self._unbound: Held[T] | None = None
         self._weightless: Held[T] | None = None
+        _engines.add(self)
 
     @abstractmethod
     def _make(self, values: Mapping[int, torch.Tensor]) -> T:
@@ -164,3 +168,17 @@ class BindingEngine(ABC, Generic[T]):
         state = BoundWeights(weights, members.witnesses, len(given))
         held = {self._positions[i]: each for i, each in weights.items()} | self._constants
         return Held(self._make(held), members, state)
+
+
+_engines: weakref.WeakSet[BindingEngine[Any]] = weakref.WeakSet()
+
+
+def _renew_locks() -> None:
+    """In a forked child: who held one is a thread of the parent's, and not there to let it go."""
+    for each in list(_engines):
+        if isinstance(each._lock, _LOCK):
+            each._lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_locks)

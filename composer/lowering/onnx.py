@@ -31,6 +31,15 @@ if TYPE_CHECKING:
     import onnx_ir
 
 
+def as_scalar(number: int | float) -> torch.Tensor:
+    """What an engine is given for a size: a tensor of no dimension, int64 or float32, on the CPU.
+
+    Torch's defaults for device and dtype are the program's to set.
+    """
+    dtype = torch.float32 if isinstance(number, float) else torch.int64
+    return torch.tensor(number, dtype=dtype, device="cpu")
+
+
 @dataclass(frozen=True, slots=True)
 class Output:
     """One output of the model, and how it becomes the region's.

@@ -258,11 +258,20 @@ def draws(node: torch.fx.Node) -> bool:
 
     Attention is said to, for its dropout, which is mostly zero. What a checkpoint draws, the
     partitioner gives to ``run_and_save_rng_state``, and in the backward to
-    ``run_with_rng_state``, as an argument.
+    ``run_with_rng_state``, as an argument. A branch or a loop draws what its graphs draw.
     """
     if _torch.draws(node.target):
         return bool(_torch.argument(node, "dropout_p") != 0.0)
-    return any(map(_torch.draws, node.args))
+    return any(map(_torch.draws, node.args)) or any(map(draws, _within(node)))
+
+
+def _within(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
+    """The nodes of the graphs that a call is given."""
+    owner = node.graph.owning_module
+    for each in node.all_input_nodes:
+        value = attribute_at(owner, str(each.target)) if owner and each.op == "get_attr" else None
+        if isinstance(value, torch.fx.GraphModule):
+            yield from value.graph.nodes
 
 
 def call_after(_: object, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 
 import torch
 import torch.fx
@@ -33,7 +33,7 @@ def give_returned_views_to_torch(gm: torch.fx.GraphModule) -> set[torch.fx.Node]
     inputs = [n for n in gm.graph.find_nodes(op="placeholder") if _has_memory(n)]
     shared = Counter(_memory(n) for n in {*inputs, *tensors})
     mine = [n for n in tensors if shared[_memory(n)] > 1 or not is_dense(n.meta["val"])]
-    _decline_unless_views(mine, inputs)
+    _decline_unless_views(mine, {_memory(each) for each in inputs})
     copies: dict[torch.fx.Node, torch.fx.Node] = {}
     for node in mine:
         _copy_chain(node, returned, copies)
@@ -82,12 +82,21 @@ def _copy_chain(
     return copies[node]
 
 
-def _decline_unless_views(nodes: Iterable[torch.fx.Node], inputs: Iterable[torch.fx.Node]) -> None:
-    """All that share memory must be views of one and the same node."""
-    bases: dict[int, torch.fx.Node] = {_memory(each): each for each in inputs}
+def _decline_unless_views(nodes: Iterable[torch.fx.Node], inputs: Set[int]) -> None:
+    """All that share memory must be views of inputs, or of one and the same computed node.
+
+    Inputs may share memory with each other: a view of one is torch's view of what the caller gave.
+
+    Args:
+        nodes: What is returned and shares memory.
+        inputs: The memories of the inputs.
+    """
+    bases: dict[int, torch.fx.Node] = {}
     for node in nodes:
-        base = _base(node)
-        if bases.setdefault(_memory(node), base) is not base:
+        base, memory = _base(node), _memory(node)
+        if base.op == "placeholder":
+            continue
+        if memory in inputs or bases.setdefault(memory, base) is not base:
             what = "outputs share memory, with an input or each other, otherwise than as views"
             refuse(Status.DECLINED, Reason.OUTPUT_MISMATCH, what)
 

@@ -52,7 +52,9 @@ def _can_bind(value: Any) -> bool:
 def _within_others(parts: Mapping[int, torch.Tensor]) -> set[int]:
     """Those that lie within a larger tensor that the program may still have, and write to."""
     memories = set(map(_torch.storage_id, parts.values()))
-    tensors = (each for each in gc.get_objects() if type(each) in _PLAIN)
+    tensors = [each for each in gc.get_objects() if type(each) in _PLAIN]
+    if not set(map(id, parts.values())) <= set(map(id, tensors)):  # after gc.freeze(): hidden
+        return set(parts)
     strided = (each for each in tensors if each.layout is torch.strided)
     others = [_span(each) for each in strided if _torch.storage_id(each) in memories]
     spans = {i: _span(each) for i, each in parts.items()}
@@ -235,19 +237,23 @@ def _let_go(weight: torch.Tensor) -> None:
 def count_steps() -> None:
     """Have the steps of optimizers raise the versions of the parameters that they wrote to.
 
-    Two kinds do not (torch 2.13): the fused kernels (``AdamW(..., fused=True)`` and kin), and the
-    collectives by which ``ZeroRedundancyOptimizer`` gets the parameters that other ranks updated.
-    The day they do, ``tests/test_weights.py`` says so and this hook can go.
+    Two kinds of torch's do not (2.13): the fused kernels (``AdamW(..., fused=True)`` and kin), and
+    the collectives by which ``ZeroRedundancyOptimizer`` gets the parameters that other ranks
+    updated; the day they do, ``tests/test_weights.py`` says so. Kernels of other packages write to
+    addresses that they are given (DeepSpeed's, apex's).
     """
     register_optimizer_step_post_hook(_count_step)
 
 
 def _count_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     """Dynamo traces it where a step is compiled: of a plain one it must not break the graph."""
-    receives = not torch.compiler.is_compiling() and _torch.receives_parameters(optimizer)
+    unseen = not torch.compiler.is_compiling() and (
+        _torch.receives_parameters(optimizer)
+        or not type(optimizer).__module__.startswith("torch.optim.")
+    )
     for group in optimizer.param_groups:
-        if receives or group.get("fused"):
-            _raise_versions([p for p in group["params"] if receives or p.grad is not None])
+        if unseen or group.get("fused"):
+            _raise_versions([p for p in group["params"] if unseen or p.grad is not None])
 
 
 def _increment(parameters: list[torch.Tensor]) -> None:

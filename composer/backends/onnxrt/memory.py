@@ -10,7 +10,7 @@ from torch.utils.dlpack import from_dlpack, to_dlpack  # type: ignore[attr-defin
 
 from composer import _torch
 from composer.backends.onnxrt.library import native
-from composer.lowering.onnx import Output
+from composer.lowering.onnx import Output, as_scalar
 
 Feed = Callable[[Any, Any], None]
 """Appends an argument of the region to a vector of ONNX Runtime's values."""
@@ -32,7 +32,7 @@ def _feed_bool(vector: Any, tensor: torch.Tensor) -> None:
 
 
 def _feed_integer(vector: Any, number: int) -> None:
-    vector.push_back(to_dlpack(torch.tensor(number)), False)
+    vector.push_back(to_dlpack(as_scalar(number)), False)
 
 
 def as_value(tensor: torch.Tensor) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from composer import _torch
-from composer.lowering.onnx import Output
+from composer.lowering.onnx import Output, as_scalar
 
 _NAMES = {
     torch.float32: "f32",
@@ -63,7 +63,7 @@ def feed_for(dtype: torch.dtype | None) -> Feed:
 def _feed_integer(number: int) -> Any:
     if not _INT32.min <= number <= _INT32.max:
         raise OverflowError(f"OpenVINO computes integers in 32 bits, and this one is {number}")
-    return as_tensor(torch.tensor(number))
+    return as_tensor(as_scalar(number))
 
 
 def _array(tensor: torch.Tensor) -> Any:
