@@ -76,7 +76,58 @@ SINGLES = (torch.log1p, torch.expm1, torch.lgamma, torch.digamma, torch.erfinv)
 SINGLES += (torch.special.spherical_bessel_j0, torch.sign, torch.sgn, torch.signbit, torch.trunc)
 BIG = T([3_000_000_000, 3, -5, 2**40, -(2**40)] * 4)
 
+TAILS = T([-10.0, -15.0, -16.0, -18.0, -40.0])
+MANY = torch.full((4_000_000,), 0.1)
+TWICE = T([0, 0, 1])
+
 TAKEN = {
+    "sigmoids of float64": (lambda x: torch.sigmoid(x), TAILS.double()),
+    "sigmoids of float64 as a factor": (lambda x: F.silu(x), TAILS.double()),
+    "sums so far": (lambda x: x.cumsum(0), torch.full((100_000,), 0.1)),
+    "sums so far of halves": (lambda x: x.cumsum(0), torch.full((1_000,), 0.1).half()),
+    "celu of float64": (lambda x: F.celu(x, 2.0), T([3.0, -1.0, NAN, INF, -INF]).double()),
+    "the largest of infinities alone": (
+        *(lambda x, i, y: x.scatter_reduce(0, i, y, "amax", include_self=False), r(3), TWICE),
+        T([-INF, -INF, 1.0]),
+    ),
+    "the smallest of infinities alone": (
+        *(lambda x, i, y: x.index_reduce(0, i, y, "amin", include_self=False), r(3), TWICE),
+        T([INF, INF, NAN]),
+    ),
+    "bounds without dimensions": (
+        *(lambda x, t: (x.clamp_min(t), x.clamp_max(t), x.clamp(t - 1, t + 1)), ODD, T(0.0)),
+    ),
+    "a bound that is NaN": (
+        *(lambda x, t: (x.clamp_min(t), x.clamp_max(t), x.clamp(max=t, min=t)), ODD, T(NAN)),
+    ),
+    "a bound that is NaN, as a number": (
+        lambda x: (x.clamp(min=NAN), x.clamp(max=NAN), x.clamp(NAN, 1.0)),
+        ODD,
+    ),
+    "logits of NaN between bounds": (lambda x: torch.logit(x, eps=1e-6), T([NAN, 0.5, 2.0, -1.0])),
+    "angles": (lambda x: torch.angle(x), T([NAN, -1.0, 1.0, INF, -INF, 0.0])),
+    "a sum of many": (lambda x: (x.sum(), x.mean(), x.view(-1, 4).sum(0)), MANY),
+    "an error of many": (lambda x: (F.mse_loss(x, x * 2), F.l1_loss(x, x * 2)), MANY),
+    "a variance of many": (lambda x: (x.var(), x.std(), *torch.var_mean(x, 0)), r(300_001)),
+    "a variance of few": (lambda x: (x.var(correction=3), x.std(correction=3)), T([1.0, 2.0])),
+    "a norm over many pictures": (
+        *(lambda x: F.batch_norm(x, None, None, training=True), r(32, 3, 64, 64) + 10),
+    ),
+    "exact logarithms": (
+        lambda x, y: (torch.log2(x).floor(), torch.log10(y).floor()),
+        *(2.0 ** torch.arange(1, 127), 10.0 ** torch.arange(1, 38)),
+    ),
+    "integers between": (
+        lambda x: x + torch.linspace(0, 14, 51, dtype=torch.int64),
+        torch.zeros(51, dtype=torch.int64),
+    ),
+    "a range beyond what float32 counts": (
+        *(lambda x: x + torch.arange(2**24, 2**24 + 8, 1, dtype=torch.int32), T([0] * 8).int()),
+    ),
+    "a window of one": (
+        lambda x: x * torch.hann_window(1) * torch.blackman_window(1),
+        torch.ones(1),
+    ),
     "a copy of fewer numbers": (lambda x, y: x.sin().copy_(y) * 2, r(3, 4), r(4)),
     "indices of 32 bits": (lambda x, i: x[:, i] + x[i.long(), i], r(4, 4), SHORT),
     "elements added at indices of 32 bits": (
@@ -492,6 +543,13 @@ STRIDED = {
 """What is read by strides that ONNX knows nothing of; whatever is around it."""
 
 DECLINED = {
+    "a cast to half that rounds": (lambda x: x.half().to(torch.uint8), T([254.97, 1.0])),
+    "a cast that wraps": (lambda x: x.long().int(), T([3e9, 1.0])),
+    "a logarithm of a sigmoid": (lambda x: torch.sigmoid(x).log(), TAILS),
+    "a nearest pixel that is reflected": (
+        lambda x, at: F.grid_sample(x, at, "nearest", "reflection", False),
+        *(torch.arange(8.0).view(1, 1, 1, 8), T([[[[-1.25, 0.0]]]])),
+    ),
     "unpooled channels last": (
         lambda x, i: F.max_unpool2d(x, i, 2),
         *(
@@ -549,12 +607,34 @@ def same_as_eager(function, *args) -> None:
     assert signs(result) == signs(expected)
 
 
-@pytest.mark.filterwarnings("ignore:.*(in beta|is deprecated):UserWarning")
+@pytest.mark.filterwarnings("ignore:.*(in beta|is deprecated|degrees of freedom):UserWarning")
 @pytest.mark.parametrize("case", TAKEN.values(), ids=TAKEN)
 def test_taken_and_right(case) -> None:
     """Values, dtypes, shapes and strides, on ONNX Runtime."""
     same_as_eager(*case)
     assert last().chosen == "onnxrt", last().attempts[0].message
+
+
+def test_what_lies_on_a_bound_has_no_gradient() -> None:
+    """Of a ReLU6, say, where zeros are many."""
+    x = T([0.0, 6.0, 1.0, -1.0], requires_grad=True)
+    f = compiled(lambda x: F.relu6(x) * 2, "onnxrt")
+    (got,) = torch.autograd.grad(f(x).sum(), x)
+    assert got.tolist() == [0.0, 0.0, 2.0, 0.0]
+    assert last().chosen == "onnxrt"
+
+
+def test_norms_of_many_are_closer_than_eagers() -> None:
+    """Which adds up in float32, without a cascade."""
+    x = MANY[:200_002]
+
+    def norms(x):
+        return x.norm(), x.norm(1), x.view(2, -1).norm(dim=1)
+
+    with torch.no_grad():
+        for got, exact in zip(compiled(norms, "onnxrt")(x), norms(x.double()), strict=True):
+            torch.testing.assert_close(got, exact.float())
+    assert last().chosen == "onnxrt"
 
 
 def test_polygamma_is_as_close_as_eager() -> None:

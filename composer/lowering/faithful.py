@@ -39,6 +39,11 @@ _INEXACT_CONSTANTS = (
     *("log10", "log2"),
 )
 
+_EXACT = 2**24
+"""Up to which integers are exact in float32."""
+
+_OF_TAILS = (aten.log.default, aten.log2.default, aten.log10.default, aten.reciprocal.default)
+
 _OTHERWISE = {
     "aten::_upsample_bilinear2d_aa": "scales and corners are read otherwise",
     "aten::_upsample_bicubic2d_aa": "scales and corners are read otherwise",
@@ -49,6 +54,8 @@ _OTHERWISE = {
     "aten::atan2": "zeros lose their sign",
     "aten::erfc": "it loses its tail",
     "aten::hamming_window": "its coefficients are others",
+    "aten::hann_window": "its coefficients are others",
+    "aten::blackman_window": "its coefficients are others",
     "aten::special_log_ndtr": "it overflows",
     "aten::special_erfcx": "it underflows",
     "aten::logaddexp": "it overflows",
@@ -141,8 +148,43 @@ def _dynamic_diagonal(node: torch.fx.Node) -> str | None:
 
 def _fractional_range(node: torch.fx.Node) -> str | None:
     is_range = _torch.operator_name(node.target) in ("aten::arange", "aten::linspace")
-    fractional = any(isinstance(v, float) and not v.is_integer() for v in node.args)
-    return "the number of steps is rounded otherwise" if is_range and fractional else None
+    if not is_range:
+        return None
+    if any(isinstance(v, float) and not v.is_integer() for v in node.args):
+        return "the number of steps is rounded otherwise"
+    value = next(tensors_of(node))
+    if _torch.operator_name(node.target) == "aten::linspace":
+        return "what is between is rounded otherwise" if _is_integral(value) else None
+    far = any(isinstance(v, int | float) and abs(v) > _EXACT for v in node.args)
+    return "it is counted in float32" if far and value.dtype is not torch.int64 else None
+
+
+def _cast_of_cast(node: torch.fx.Node) -> str | None:
+    """ONNX Runtime (1.31) casts only once where two casts follow one another, to integers."""
+    if node.target is not aten._to_copy.default or not _is_integral(node.meta["val"]):
+        return None
+    (source,) = node.all_input_nodes
+    if source.target is not aten._to_copy.default:
+        return None
+    (first,) = _operands(source)
+    return "two casts would become one" if first.dtype.is_floating_point else None
+
+
+def _reflected_neighbour(node: torch.fx.Node) -> str | None:
+    """ONNX Runtime rounds to a pixel before it reflects at the border, torch after."""
+    if _torch.operator_name(node.target) not in ("aten::grid_sampler_2d", "aten::grid_sampler"):
+        return None
+    modes = [_torch.argument(node, name) for name in ("interpolation_mode", "padding_mode")]
+    return "the nearest pixel is found otherwise" if modes == [1, 2] else None
+
+
+def _tail_of_sigmoid(node: torch.fx.Node) -> str | None:
+    """ONNX Runtime's is zero from -18 on; what a logarithm is taken of, or divides, needs more."""
+    if node.target is not aten.sigmoid.default:
+        return None
+    logarithms = any(user.target in _OF_TAILS for user in node.users)
+    divides = any(u.target is aten.div.Tensor and u.args[1] is node for u in node.users)
+    return "it loses its tail, which is read" if logarithms or divides else None
 
 
 def _integer_division(node: torch.fx.Node) -> str | None:
@@ -264,6 +306,9 @@ _RULES: tuple[Callable[[torch.fx.Node], str | None], ...] = (
     _dynamic_squeeze,
     _dynamic_diagonal,
     _fractional_range,
+    _cast_of_cast,
+    _reflected_neighbour,
+    _tail_of_sigmoid,
     _integer_division,
     _division_of_sizes,
     _long_integers,

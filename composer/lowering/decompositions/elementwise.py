@@ -84,6 +84,12 @@ def edges() -> dict[Any, Callable[..., Any]]:
         aten.rsub.Scalar: less_than_number,
         aten.mul.Scalar: times_size,
         aten.xlogy.Tensor: xlogy,
+        aten.sigmoid.default: _of_doubles(lambda x: 1 / (1 + torch.exp(-x))),
+        aten.silu.default: _of_doubles(lambda x: x / (1 + torch.exp(-x))),
+        aten.log2.default: _in_double(lambda x: torch.log(x) * (1 / math.log(2))),
+        aten.log10.default: _in_double(lambda x: torch.log(x) * (1 / math.log(10))),
+        aten.logit.default: logit,
+        aten.angle.default: angle,
         aten.pow.Tensor_Scalar: power,
     }
 
@@ -158,8 +164,8 @@ def leaky_relu(x: torch.Tensor, negative_slope: float = 0.01) -> torch.Tensor:
 
 
 def celu(x: torch.Tensor, alpha: float = 1.0) -> Any:
-    """As eager does it."""
-    return aten.elu.default(x, alpha, 1.0, 1 / alpha)
+    """As eager does it; the translation of ``elu`` scales what is positive as well."""
+    return torch.where(x > 0, x, alpha * torch.expm1(x / alpha))
 
 
 def sign(x: torch.Tensor) -> torch.Tensor:
@@ -312,6 +318,20 @@ def power(x: torch.Tensor, exponent: Any) -> Any:
     if not x.dtype.is_floating_point or abs(exponent) != 0.5:
         return NotImplemented
     return torch.sqrt(x) if exponent > 0 else torch.rsqrt(x)
+
+
+def logit(x: torch.Tensor, eps: float | None = None) -> Any:
+    """NaN stays NaN between bounds, too."""
+    if eps is None or not x.dtype.is_floating_point:
+        return NotImplemented
+    inner = torch.clamp(x, eps, 1 - eps)
+    return torch.log(inner / (1 - inner))
+
+
+@_of_floats
+def angle(x: torch.Tensor) -> Any:
+    """Of a real number: zero, or half a turn; NaN of NaN."""
+    return torch.where(x != x, x, torch.where(x < 0, math.pi, 0.0).to(x.dtype))
 
 
 @_of_floats

@@ -28,10 +28,15 @@ _LONGEST = 64
 _MOST = 2**22
 """Elements of a tensor that eager does not make."""
 
+_MANY, _AT_ONCE = 2**16, 2**7
+"""From how many elements on ONNX Runtime's plain sums (1.31) in float32 lose digits (of four million
+the fourth), and how many are added up at once then. Eager's sums are cascades."""
+
 
 def reductions() -> dict[Any, Callable[..., Any]]:
     """The table of this module's decompositions."""
     return {each: functools.partial(over_one_element, each) for each in _OVER_ONE_ELEMENT} | {
+        aten.mean.default: mean,
         aten.mean.dim: mean,
         aten.sum.default: total,
         aten.sum.dim_IntList: total,
@@ -42,6 +47,7 @@ def reductions() -> dict[Any, Callable[..., Any]]:
         aten.max.dim: functools.partial(extreme_along, aten.max.dim, True),
         aten.min.dim: functools.partial(extreme_along, aten.min.dim, False),
         aten.linalg_vector_norm.default: vector_norm,
+        aten.cumsum.default: cumsum,
         aten.sort.stable: stable_sort,
         aten.median.default: median,
         aten.median.dim: median_along,
@@ -66,6 +72,16 @@ def reductions() -> dict[Any, Callable[..., Any]]:
     }
 
 
+def spreads() -> dict[Any, Callable[..., Any]]:
+    """Variances and errors of many elements; ``NotImplemented`` leaves a call to the exporter's."""
+    return {
+        aten.var.correction: variance,
+        aten.std.correction: deviation,
+        aten.var_mean.correction: variance_and_mean,
+        aten.mse_loss.default: mean_square_error,
+    }
+
+
 def over_one_element(operator: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     """The same over a vector of one element, for a tensor without dimensions."""
     if x.dim():
@@ -78,15 +94,114 @@ def over_one_element(operator: Any, x: torch.Tensor, *args: Any, **kwargs: Any) 
 
 def mean(
     x: torch.Tensor,
-    dim: Sequence[int] | None,
+    dim: Sequence[int] | None = None,
     keepdim: bool = False,
     *,
     dtype: torch.dtype | None = None,
 ) -> Any:
-    """In the dtype that is asked for: torchlib casts the result."""
+    """In the dtype that is asked for: torchlib casts the result. Of many elements by their sum."""
     if dtype is not None and dtype is not x.dtype:
         return aten.mean.dim(x.to(dtype), dim, keepdim)
-    return over_one_element(aten.mean.dim, x, dim, keepdim)
+    summed = cascade(x, dim, keepdim)
+    if summed is not NotImplemented:
+        return summed / count_of(x, dim)
+    return NotImplemented if x.dim() else x.clone()
+
+
+def cascade(x: torch.Tensor, dims: Sequence[int] | None, keepdim: bool = False) -> Any:
+    """The sum of many numbers in float32, by sums of some of them at a time."""
+    places = sorted(dim % x.dim() for dim in dims or range(x.dim())) if x.dim() else []
+    if x.dtype is not torch.float32 or x.device.type != "cpu":
+        return NotImplemented
+    if not all(isinstance(x.shape[dim], int) for dim in places):
+        return NotImplemented
+    if math.prod(x.shape[dim] for dim in places) < _MANY:
+        return NotImplemented
+    for dim in reversed(places):
+        x = _sum_along(x, dim)
+    return x if keepdim else x.squeeze(places)
+
+
+def _sum_along(x: torch.Tensor, dim: int) -> torch.Tensor:
+    """Along one dimension, which stays."""
+    size = x.shape[dim]
+    if size <= 2 * _AT_ONCE:
+        return torch.sum(x, [dim], keepdim=True)
+    parts, rest = divmod(size, _AT_ONCE)
+    whole = x.narrow(dim, 0, size - rest) if rest else x
+    shape = (*x.shape[:dim], parts, _AT_ONCE, *x.shape[dim + 1 :])
+    found = _sum_along(whole.reshape(shape).sum(dim + 1), dim)
+    return (
+        found + torch.sum(x.narrow(dim, size - rest, rest), [dim], keepdim=True) if rest else found
+    )
+
+
+def count_of(x: torch.Tensor, dims: Sequence[int] | None) -> int:
+    """How many elements each result of a reduction is of."""
+    return math.prod(x.shape[dim] for dim in dims or range(x.dim()))
+
+
+def mean_square_error(x: torch.Tensor, target: torch.Tensor, reduction: int = 1) -> Any:
+    """Of many elements, written out."""
+    difference = x - target
+    squares = difference * difference
+    summed = cascade(squares, None) if reduction else NotImplemented
+    if summed is NotImplemented:
+        return NotImplemented
+    return summed / count_of(squares, None) if reduction == 1 else summed
+
+
+def variance(
+    x: torch.Tensor,
+    dim: Sequence[int] | None = None,
+    *,
+    correction: float | None = None,
+    keepdim: bool = False,
+) -> Any:
+    """Of many elements, or of no more than the correction: torchlib divides by what is negative."""
+    found = variance_and_mean(x, dim, correction=correction, keepdim=keepdim)
+    return found if found is NotImplemented else found[0]
+
+
+def deviation(
+    x: torch.Tensor,
+    dim: Sequence[int] | None = None,
+    *,
+    correction: float | None = None,
+    keepdim: bool = False,
+) -> Any:
+    """The root of it."""
+    found = variance(x, dim, correction=correction, keepdim=keepdim)
+    return found if found is NotImplemented else torch.sqrt(found)
+
+
+def variance_and_mean(
+    x: torch.Tensor,
+    dim: Sequence[int] | None = None,
+    *,
+    correction: float | None = None,
+    keepdim: bool = False,
+) -> Any:
+    """Both, the mean from a cascade of sums."""
+    correction = 1 if correction is None else correction
+    dims = [each % x.dim() for each in dim or range(x.dim())] if x.dim() else []
+    if not dims or not all(isinstance(x.shape[each], int) for each in dims):
+        return NotImplemented
+    count = count_of(x, dims)
+    if x.dtype is not torch.float32 or not (count >= _MANY or 0 < count < correction):
+        return NotImplemented
+    mean = torch.mean(x, dims, keepdim=True)
+    squares = torch.square(x - mean)
+    spread = torch.sum(squares, dims, keepdim=keepdim) / float(max(0, count - correction))
+    return spread, mean if keepdim else mean.squeeze(dims)
+
+
+def cumsum(x: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Any:
+    """Of floats in float64, as eager's kernel for the CPU does it."""
+    dtype = dtype or x.dtype
+    if dtype not in (torch.float32, torch.float16, torch.bfloat16) or x.device.type != "cpu":
+        return NotImplemented
+    return torch.cumsum(x.to(dtype).double(), dim).to(dtype)
 
 
 def total(
@@ -105,7 +220,7 @@ def total(
         return over_one_element(aten.sum.dim_IntList, x, dims, keepdim, dtype=dtype)
     is_long = x.dtype in (torch.int32, torch.int64) and x.device.type == "cpu"
     if not is_long or (dtype and dtype.is_floating_point):
-        return NotImplemented
+        return cascade(x, dims, keepdim) if dtype in (None, x.dtype) else NotImplemented
     summed = sorted(dim % x.dim() for dim in dims or range(x.dim()))
     kept = [dim for dim in range(x.dim()) if dim not in summed]
     rows, count = (math.prod(x.shape[dim] for dim in each) for each in (kept, summed))
@@ -180,6 +295,11 @@ def vector_norm(
     if (dtype or x.dtype) is torch.float64 and ord not in (0, 1, 2):
         powers = torch.pow(torch.abs(x.to(torch.float64)), ord)
         return torch.pow(torch.sum(powers, dims, keepdim), 1 / ord)
+    if (dtype or x.dtype) is x.dtype and ord in (1, 2):
+        powers = torch.abs(x) if ord == 1 else x * x
+        summed = cascade(powers, dims, keepdim)
+        if summed is not NotImplemented:
+            return summed if ord == 1 else torch.sqrt(summed)
     if dim:
         return NotImplemented
     return aten.linalg_vector_norm.default(x, ord, dims, keepdim, dtype=dtype)

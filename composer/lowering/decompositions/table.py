@@ -23,7 +23,7 @@ from composer.lowering.decompositions.gradients import gradients
 from composer.lowering.decompositions.lists import lists
 from composer.lowering.decompositions.pool_gradients import pool_gradients
 from composer.lowering.decompositions.pools import pools
-from composer.lowering.decompositions.reductions import reductions
+from composer.lowering.decompositions.reductions import reductions, spreads
 from composer.lowering.decompositions.selections import selections
 from composer.lowering.vocabulary import vocabulary
 
@@ -63,11 +63,11 @@ def decompositions(dialect: Table, training: bool) -> dict[Any, Callable[..., An
     for operator in _KEPT:
         table.pop(operator, None)
     unpool = table[aten.max_unpool2d.default]
-    written_out = (*_TRAINING_NORMS, aten.nll_loss_forward.default)
+    written_out = (*_TRAINING_NORMS, aten.nll_loss_forward.default, aten.hardtanh_backward.default)
     table |= {operator: _torch.decomposition_of(operator) for operator in written_out}
     table |= elementwise() | reductions() | attentions(training) | lists()
     parts = (edges(), selections(), pools(), pool_gradients(), gradients(), dtypes(), draws())
-    for part in parts:
+    for part in (*parts, spreads()):
         for operator, function in part.items():
             table[operator] = _first_of(function, table.get(operator))
     table |= {
@@ -80,6 +80,9 @@ def decompositions(dialect: Table, training: bool) -> dict[Any, Callable[..., An
         aten.clamp.default: clamp,
         aten.clamp_min.default: lambda x, low: clamp(x, min=low),
         aten.clamp_max.default: lambda x, high: clamp(x, max=high),
+        aten.clamp.Tensor: clamp_by_tensors,
+        aten.clamp_min.Tensor: clamp_by_tensors,
+        aten.clamp_max.Tensor: lambda x, high: clamp_by_tensors(x, max=high),
         aten.relu.default: relu,
         aten.constant_pad_nd.default: constant_pad,
         aten.copy.default: copy,
@@ -200,6 +203,8 @@ def minimum(a: torch.Tensor, b: torch.Tensor) -> Any:
 def clamp(x: torch.Tensor, min: Any = None, max: Any = None) -> Any:
     """An integer between integer bounds, a number between two floats."""
     if x.dtype.is_floating_point:
+        if any(isinstance(each, float) and math.isnan(each) for each in (min, max)):
+            return torch.full_like(x, math.nan)
         both = isinstance(min, float) and isinstance(max, float)
         return NotImplemented if both else _between_floats(x, min, max)
     if x.dtype is not torch.int64 or isinstance(min, float) or isinstance(max, float):
@@ -207,6 +212,17 @@ def clamp(x: torch.Tensor, min: Any = None, max: Any = None) -> Any:
     if min is not None:
         x = torch.where(x < min, min, x)
     return x if max is None else torch.where(x > max, max, x)
+
+
+def clamp_by_tensors(x: torch.Tensor, min: Any = None, max: Any = None) -> Any:
+    """NaN where either is NaN; of one bound without dimensions torchlib makes two."""
+    if min is not None and max is not None:
+        return NotImplemented
+    for bound, nearer in ((min, torch.maximum), (max, torch.minimum)):
+        if bound is not None:
+            dtype = torch.result_type(x, bound)
+            x = nearer(x.to(dtype), bound.to(dtype))
+    return x
 
 
 def _between_floats(x: torch.Tensor, min: Any, max: Any) -> Any:

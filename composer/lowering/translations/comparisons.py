@@ -205,11 +205,19 @@ def scatter_reduce(
     reduce: str,
     include_self: bool = True,
 ) -> TTensor:
-    """``aten.scatter_reduce``, NaN where the largest or smallest met one."""
+    """``aten.scatter_reduce``, NaN where the largest or smallest met one.
+
+    Torchlib has these begin at the least, or largest, finite number.
+    """
     index = checked(index)
-    found = core.aten_scatter_reduce(self, dim, index, src, reduce, include_self)
     if reduce not in ("amax", "amin") or not is_float(self):
-        return found
+        return core.aten_scatter_reduce(self, dim, index, src, reduce, include_self)
+    beginning = self
+    if not include_self:
+        least = constant(-np.inf if reduce == "amax" else np.inf, src)
+        beginning = op.ScatterElements(self, index, op.Expand(least, op.Shape(src)), axis=dim)
+        beginning.shape, beginning.type = self.shape, self.type
+    found = core.aten_scatter_reduce(beginning, dim, index, src, reduce, True)
     start = op.Mul(self, self)
     if not include_self:
         zeros = op.Mul(src, constant(0.0, src))
