@@ -73,12 +73,13 @@ TOLERANCES = {
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What both processes need to know: the dtype's name, samples an operator, the policy."""
+    """What both processes need to know: which samples, and the policy."""
 
     dtype: str
     samples: int
     engine: str
     min_coverage: float
+    references: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +117,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the exit status is 1 if anything is wrong, 2 if it was asked wrongly."""
     options = parse(arguments)
     logging.basicConfig(format="%(message)s", level=logging.INFO)
-    settings = Settings(options.dtype, options.samples, options.engine, options.min_coverage)
+    names = "dtype", "samples", "engine", "min_coverage", "references"
+    settings = Settings(**{name: getattr(options, name) for name in names})
     if options.report_to is not None:
         work(options.units, settings, options.report_to)
         return 0
@@ -139,6 +141,11 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--ops", type=operator_names, metavar="A,B", help="default: all of op_db")
     parser.add_argument("--dtype", default="float32", help="of the samples (float32)")
     parser.add_argument("--samples", type=int, default=12, help="an operator at most (12)")
+    parser.add_argument(
+        "--references",
+        action="store_true",
+        help="torch's wider samples: small, large and extremal values, mixed dtypes, strides",
+    )
     parser.add_argument("--engine", default="onnxrt", help="the chain's only member (onnxrt)")
     parser.add_argument(
         "--min-coverage", type=float, default=0.5, help="of the policy (0.5, as everywhere)"
@@ -223,6 +230,7 @@ def run_worker(
     command = [sys.executable, __file__, "--report-to", str(writer), "--units", json.dumps(units)]
     command += ["--dtype", settings.dtype, "--samples", str(settings.samples)]
     command += ["--engine", settings.engine, "--min-coverage", str(settings.min_coverage)]
+    command += ["--references"] if settings.references else []
     output = None if verbose else subprocess.DEVNULL
     process = subprocess.Popen(command, stdout=output, stderr=output, pass_fds=(writer,))
     os.close(writer)
@@ -319,7 +327,8 @@ def samples_of(op: Any, direction: str, settings: Settings) -> list[Any]:
     if dtype not in supported or (backward and not op.supports_autograd):
         return []
     seed(0)
-    samples = list(op.sample_inputs("cpu", dtype, requires_grad=backward))
+    make = op.reference_inputs if settings.references else op.sample_inputs
+    samples = list(make("cpu", dtype, requires_grad=backward))
     last, count = len(samples) - 1, min(settings.samples, len(samples))
     return [samples[round(i * last / max(count - 1, 1))] for i in range(count)]
 

@@ -355,6 +355,7 @@ PARTS = (
         choosing,
         command="choosing.py --load 1 --json bench/results/choosing.json",
     ),
+    Part(BENCH, "choosing_amx", choosing),
     Part(BENCH, "guards", guards, command="guards.py --json bench/results/guards.json"),
     Part(BENCH, "gpu", gpu),
     Part(BENCH, "onnxrt", onnxrt),
