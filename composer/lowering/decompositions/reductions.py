@@ -29,8 +29,8 @@ _MOST = 2**22
 """Elements of a tensor that eager does not make."""
 
 _MANY, _AT_ONCE = 2**16, 2**7
-"""From how many elements on ONNX Runtime's plain sums (1.31) in float32 lose digits (of four million
-the fourth), and how many are added up at once then. Eager's sums are cascades."""
+"""From how many elements on ONNX Runtime's plain sums (1.31) in float32 lose digits (the fourth,
+of four million), and how many are added up at once then. Eager's sums are cascades."""
 
 
 def reductions() -> dict[Any, Callable[..., Any]]:
