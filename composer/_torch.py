@@ -520,6 +520,17 @@ def sets_modes(target: Any) -> bool:
     return changes_state(target) or _is_functorchs(target)
 
 
+def _leave_inference_modes(error: BaseException) -> None:
+    """Leave those that a graph entered and did not leave: they are locals of its code."""
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    entered = [v for f in frames for v in f.f_locals.values() if isinstance(v, _INFERENCE_MODE)]
+    for each in reversed(entered):
+        each.__exit__(None, None, None)
+
+
+_INFERENCE_MODE: Any = torch._C._InferenceMode
+
+
 class _Autocast:
     """How deep autocast is nested, and what it computes in; whether it is on, keys say."""
 
@@ -565,7 +576,7 @@ def modes_put_back() -> Iterator[None]:
             yield
         except BaseException as error:
             if torch.is_inference_mode_enabled() != inference:
-                traceback.clear_frames(error.__traceback__)  # a local of the graph's holds the mode
+                _leave_inference_modes(error)
             autocast.put_back()
             while _functorch.get_dynamic_layer_stack_depth() > depth:
                 _functorch.pop_dynamic_layer_stack()  # torch 2.11 pops too many down to a depth

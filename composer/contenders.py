@@ -58,7 +58,9 @@ class Contender:
         Callables may have one name, as those that one function makes.
         """
         candidate = self.candidate
-        which = "" if isinstance(candidate.backend, str) else f" at {id(candidate.backend):#x}"
+        engine = candidate.backend
+        held = getattr(engine, "__self__", engine)  # a bound method is made anew each time
+        which = "" if isinstance(engine, str) else f" at {id(held):#x}"
         given = f" with {sorted(candidate.options.items())}" if candidate.options else ""
         return f"{candidate.name}{which}{given}{' in bf16' if self.precision == 'bf16' else ''}"
 

@@ -81,6 +81,10 @@ MANY = torch.full((4_000_000,), 0.1)
 TWICE = T([0, 0, 1])
 
 TAKEN = {
+    "a product of integers with fractions for factors": (
+        lambda x, a, b: torch.addmv(x, a, b, beta=0.2, alpha=1.6),
+        *(torch.arange(5), torch.arange(15).view(5, 3), torch.arange(3)),
+    ),
     "sigmoids of float64": (lambda x: torch.sigmoid(x), TAILS.double()),
     "sigmoids of float64 as a factor": (lambda x: F.silu(x), TAILS.double()),
     "sums so far": (lambda x: x.cumsum(0), torch.full((100_000,), 0.1)),
@@ -106,6 +110,7 @@ TAKEN = {
     ),
     "logits of NaN between bounds": (lambda x: torch.logit(x, eps=1e-6), T([NAN, 0.5, 2.0, -1.0])),
     "angles": (lambda x: torch.angle(x), T([NAN, -1.0, 1.0, INF, -INF, 0.0])),
+    "angles of float64": (lambda x: torch.angle(x), T([NAN, -1.0, 1.0, INF, -INF, 0.0]).double()),
     "a sum of many": (lambda x: (x.sum(), x.mean(), x.view(-1, 4).sum(0)), MANY),
     "an error of many": (lambda x: (F.mse_loss(x, x * 2), F.l1_loss(x, x * 2)), MANY),
     "a variance of many": (lambda x: (x.var(), x.std(), *torch.var_mean(x, 0)), r(300_001)),
@@ -543,6 +548,11 @@ STRIDED = {
 """What is read by strides that ONNX knows nothing of; whatever is around it."""
 
 DECLINED = {
+    "integers between tensors": (lambda x: torch.linspace(x, 50, 50, dtype=torch.int64), T(3.0)),
+    "a mean of integers by another number": (
+        lambda x: F.avg_pool2d(x, 2, divisor_override=3),
+        torch.arange(16).view(1, 1, 4, 4),
+    ),
     "a cast to half that rounds": (lambda x: x.half().to(torch.uint8), T([254.97, 1.0])),
     "a cast that wraps": (lambda x: x.long().int(), T([3e9, 1.0])),
     "a logarithm of a sigmoid": (lambda x: torch.sigmoid(x).log(), TAILS),

@@ -821,7 +821,8 @@ def test_modes_that_were_set_are_put_back_after_an_error() -> None:
         torch._C._set_fwd_grad_enabled(False)
         torch.autocast("cpu", torch.float16, cache_enabled=False).__enter__()
         held = torch.autograd.grad_mode._enter_inference_mode(True)
-        assert torch.is_inference_mode_enabled(), held
+        within = torch.autograd.grad_mode._enter_inference_mode(True)
+        assert torch.is_inference_mode_enabled(), (held, within)
         torch._C._functorch._vmap_increment_nesting(2, "error")
         torch._C._enter_dual_level()
         asked._saved_tensors_hooks_disable("no")

@@ -419,7 +419,7 @@ class WritesToAddresses(torch.optim.Optimizer):
 
     def step(self, closure: Any = None) -> None:
         for group in self.param_groups:
-            for each in group["params"]:
+            for each in (each for each in group["params"] if each.grad is not None):
                 each.detach().numpy()[...] -= each.grad.numpy()
 
 
@@ -432,7 +432,11 @@ def test_steps_of_other_packages_optimizers_are_seen() -> None:
         f(x)
     model(x).sum().backward()
     before = model.weight.clone()
+    others = torch.nn.Linear(2, 2)
+    optimizer.param_groups[0]["params"] += others.parameters()
+    versions = [each._version for each in others.parameters()]
     optimizer.step()
+    assert [each._version for each in others.parameters()] == versions
     assert not torch.equal(model.weight, before)
     with torch.no_grad():
         torch.testing.assert_close(f(x), model(x))

@@ -87,11 +87,11 @@ def _registered(name: str) -> Backend:
     except ComposerError:  # the user's to hear: two packages have the name, say
         raise
     except Exception as error:  # noqa: BLE001  # of another package's module, which may do anything
-        return NamedBackend(name, functools.partial(_raise, error.with_traceback(None)))
+        return NamedBackend(name, functools.partial(_raise, error))
 
 
 def _raise(error: Exception, name: str) -> NoReturn:
-    raise error
+    raise error.with_traceback(None)
 
 
 def _import(path: str) -> Callable[..., Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Mapping
@@ -80,11 +79,10 @@ class NamedBackend(Backend):
         self._function()
 
     def check_options(self, options: Mapping[str, Any]) -> None:
-        """Options need a function that takes them; a name that nobody knows is no mistake here."""
-        if not options:
-            return
-        with contextlib.suppress(Refusal):
-            CallableBackend(self._function()).check_options(options)
+        """Options need a function that takes them, as far as it is loaded: this loads nothing."""
+        function = _torch.registered_backend(self.name)
+        if function is not None:
+            CallableBackend(function).check_options(options)
 
     def identity(self) -> str | None:
         """The identity of what the name stands for.

@@ -20,7 +20,14 @@ import torch
 
 from composer.lowering.regions import Region
 from composer.lowering.statistics import find_witnesses
-from composer.lowering.weights import BoundWeights, WeightSet, identities, picker, watchable
+from composer.lowering.weights import (
+    BoundWeights,
+    WeightSet,
+    identities,
+    picker,
+    renew_lock,
+    watchable,
+)
 
 T = TypeVar("T")
 
@@ -176,8 +183,9 @@ _engines: weakref.WeakSet[BindingEngine[Any]] = weakref.WeakSet()
 def _renew_locks() -> None:
     """In a forked child: who held one is a thread of the parent's, and not there to let it go."""
     for each in list(_engines):
-        if isinstance(each._lock, _LOCK):
+        if isinstance(each._lock, _LOCK):  # not torch's, which is held around a compile
             each._lock = threading.Lock()
+    renew_lock()
 
 
 if hasattr(os, "register_at_fork"):

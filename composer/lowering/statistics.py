@@ -57,20 +57,20 @@ def find_witnesses(statistics: Mapping[int, torch.Tensor]) -> dict[int, torch.Te
     """A witness for each tensor that batch norms in memory own, where all have the same one.
 
     Several do where Dynamo copied a module: the copy has the very tensors. ``None`` stands where
-    there is no one witness; what no batch norm owns is left out. After ``gc.freeze()`` nobody knows
-    what owns them.
+    there is no one witness; what no batch norm owns is left out. Of what ``gc.freeze()`` hides
+    nobody knows what owns it.
     A graph made for one module and called by another tells nothing of the other's batch norms.
     """
     if not statistics:
         return {}
     found: defaultdict[int, dict[int, torch.Tensor | None]] = defaultdict(dict)
     objects = gc.get_objects()
-    if not set(map(id, statistics.values())) <= set(map(id, objects)):  # after gc.freeze(): hidden
-        return dict.fromkeys(statistics)
+    seen = set(map(id, objects))
+    hidden = {i: None for i, each in statistics.items() if id(each) not in seen}
     for norm in (each for each in objects if issubclass(type(each), _torch._BatchNorm)):
         buffers = vars(norm).get("_buffers", {})
         for name in ("running_mean", "running_var"):
             witness = buffers.get("num_batches_tracked")
             found[id(buffers.get(name))][id(witness)] = witness
     owned = {i: [*found[id(each)].values()] for i, each in statistics.items() if id(each) in found}
-    return {i: of[0] if len(of) == 1 else None for i, of in owned.items()}
+    return {i: of[0] if len(of) == 1 else None for i, of in owned.items()} | hidden

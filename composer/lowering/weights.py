@@ -184,6 +184,12 @@ _bound: weakref.WeakSet[BoundWeights] = weakref.WeakSet()
 _binding = threading.Lock()
 
 
+def renew_lock() -> None:
+    """In a forked child: a thread of the parent's may have held it."""
+    global _binding
+    _binding = threading.Lock()
+
+
 def refresh() -> None:
     """Have every engine read its weights again at its next call.
 
@@ -247,13 +253,13 @@ def count_steps() -> None:
 
 def _count_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     """Dynamo traces it where a step is compiled: of a plain one it must not break the graph."""
-    unseen = not torch.compiler.is_compiling() and (
-        _torch.receives_parameters(optimizer)
-        or not type(optimizer).__module__.startswith("torch.optim.")
-    )
+    receives = foreign = False
+    if not torch.compiler.is_compiling():
+        receives = _torch.receives_parameters(optimizer)
+        foreign = not str(type(optimizer).step.__module__).startswith("torch.optim.")
     for group in optimizer.param_groups:
-        if unseen or group.get("fused"):
-            _raise_versions([p for p in group["params"] if unseen or p.grad is not None])
+        if receives or foreign or group.get("fused"):
+            _raise_versions([p for p in group["params"] if receives or p.grad is not None])
 
 
 def _increment(parameters: list[torch.Tensor]) -> None:

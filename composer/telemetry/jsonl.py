@@ -96,8 +96,9 @@ class JsonLinesSink(Sink):
         with self._lock:
             self._look_around()
             graph = self._graph(record)
-            if graph.file is not self._file:
-                graph.file, graph.serial = self._file, self._next_serial()
+            if graph.file.path != self._file.path:
+                graph.serial = self._next_serial()
+            graph.file = self._file
             graph.record = record
         self._write(graph)
 

@@ -86,8 +86,8 @@ def edges() -> dict[Any, Callable[..., Any]]:
         aten.xlogy.Tensor: xlogy,
         aten.sigmoid.default: _of_doubles(lambda x: 1 / (1 + torch.exp(-x))),
         aten.silu.default: _of_doubles(lambda x: x / (1 + torch.exp(-x))),
-        aten.log2.default: _in_double(lambda x: torch.log(x) * (1 / math.log(2))),
-        aten.log10.default: _in_double(lambda x: torch.log(x) * (1 / math.log(10))),
+        aten.log2.default: functools.partial(logarithm, 2),
+        aten.log10.default: functools.partial(logarithm, 10),
         aten.logit.default: logit,
         aten.angle.default: angle,
         aten.pow.Tensor_Scalar: power,
@@ -320,6 +320,16 @@ def power(x: torch.Tensor, exponent: Any) -> Any:
     return torch.sqrt(x) if exponent > 0 else torch.rsqrt(x)
 
 
+def logarithm(base: int, x: torch.Tensor) -> Any:
+    """Exact for powers of the base, on the CPU: engines for GPUs have no float64."""
+    return _logarithm(base, x) if x.device.type == "cpu" else NotImplemented
+
+
+@_in_double
+def _logarithm(base: int, x: torch.Tensor) -> Any:
+    return torch.log(x) * (1 / math.log(base))
+
+
 def logit(x: torch.Tensor, eps: float | None = None) -> Any:
     """NaN stays NaN between bounds, too."""
     if eps is None or not x.dtype.is_floating_point:
@@ -331,7 +341,8 @@ def logit(x: torch.Tensor, eps: float | None = None) -> Any:
 @_of_floats
 def angle(x: torch.Tensor) -> Any:
     """Of a real number: zero, or half a turn; NaN of NaN."""
-    return torch.where(x != x, x, torch.where(x < 0, math.pi, 0.0).to(x.dtype))
+    half_turn = torch.full((), math.pi, dtype=x.dtype, device=x.device)
+    return torch.where(x != x, x, torch.where(x < 0, half_turn, 0.0))
 
 
 @_of_floats

@@ -47,7 +47,7 @@ def mean_pool(
     if ceil_mode and not reaches_further(x.shape[-dims:], kernel_size, stride, padding):
         how = (count_include_pad, divisor_override)
         return operator(x, kernel_size, stride, padding, False, *how)
-    if divisor_override is None or ceil_mode:
+    if divisor_override is None or ceil_mode or not x.dtype.is_floating_point:
         return NotImplemented
     size = math.prod(of_length(kernel_size, dims))
     return operator(x, kernel_size, stride, padding) * (size / divisor_override)

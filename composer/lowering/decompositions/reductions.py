@@ -28,6 +28,9 @@ _LONGEST = 64
 _MOST = 2**22
 """Elements of a tensor that eager does not make."""
 
+_FEW = 256
+"""How many numbers may be added up one after the other in float32."""
+
 _MANY, _AT_ONCE = 2**16, 2**7
 """From how many elements on ONNX Runtime's plain sums (1.31) in float32 lose digits (the fourth,
 of four million), and how many are added up at once then. Eager's sums are cascades."""
@@ -197,8 +200,10 @@ def variance_and_mean(
 
 
 def cumsum(x: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Any:
-    """Of floats in float64, as eager's kernel for the CPU does it."""
+    """Of many floats in float64, as eager's kernel for the CPU does it."""
     dtype = dtype or x.dtype
+    if not x.dim() or (isinstance(x.shape[dim], int) and x.shape[dim] <= _FEW):
+        return NotImplemented
     if dtype not in (torch.float32, torch.float16, torch.bfloat16) or x.device.type != "cpu":
         return NotImplemented
     return torch.cumsum(x.to(dtype).double(), dim).to(dtype)

@@ -39,6 +39,10 @@ _TRAINING_NORMS = (
 # Torchlib gives the loss's own size for ``aten.nll_loss_forward``'s total weight (onnxscript 0.7),
 # by which the backward divides: gradients of a mean came out as many times too large as the batch.
 
+_BETWEEN_TENSORS = (
+    *(aten.linspace.Tensor_Tensor, aten.linspace.Tensor_Scalar, aten.linspace.Scalar_Tensor),
+)
+
 _KEPT = (aten.lift_fresh.default, aten.lift.default, aten.diagonal_scatter.default)
 """Their decomposition calls an operator on the literal itself, which fake mode refuses; that of the
 last writes to a copy, which is no functional graph."""
@@ -65,6 +69,7 @@ def decompositions(dialect: Table, training: bool) -> dict[Any, Callable[..., An
     unpool = table[aten.max_unpool2d.default]
     written_out = (*_TRAINING_NORMS, aten.nll_loss_forward.default, aten.hardtanh_backward.default)
     table |= {operator: _torch.decomposition_of(operator) for operator in written_out}
+    table |= {each: functools.partial(_of_floats, table[each]) for each in _BETWEEN_TENSORS}
     table |= elementwise() | reductions() | attentions(training) | lists()
     parts = (edges(), selections(), pools(), pool_gradients(), gradients(), dtypes(), draws())
     for part in (*parts, spreads()):
@@ -105,6 +110,12 @@ def _exporters() -> Table:
     found = vocabulary().decompositions.items()
     kept = {each: function for each, function in found if not _torch.draws_itself(each)}
     return {operator: _of_real_numbers(function) for operator, function in kept.items()}
+
+
+def _of_floats(written_out: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Torch's own, which rounds otherwise to what is between integers (2.13)."""
+    dtype = kwargs.get("dtype") or torch.get_default_dtype()
+    return written_out(*args, **kwargs) if dtype.is_floating_point else NotImplemented
 
 
 def _not_in_branches(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -181,6 +192,8 @@ def add_matrix_vector(
     x: torch.Tensor, matrix: torch.Tensor, vector: torch.Tensor, *, beta: Any = 1, alpha: Any = 1
 ) -> torch.Tensor:
     """The same, added to ``x`` unless ``beta`` is zero: then ``x`` may hold anything."""
+    if not x.dtype.is_floating_point:
+        alpha, beta = int(alpha), int(beta)
     product = matrix_vector(matrix, vector)
     product = product if alpha == 1 else product * alpha
     return product if beta == 0 else product + (x if beta == 1 else x * beta)
