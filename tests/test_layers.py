@@ -25,7 +25,7 @@ LAYERS = [
     {"policy"},
     {"book"},
     {"session"},
-    {"agreement", "precision", "floor", "store.shared_store"},
+    {"agreement", "precision", "floor", "store.shared_store", "store.verdict"},
     {"store.failures", "store.verdicts"},
     {"verify.prove"},
     {"verify.double"},

@@ -19,7 +19,8 @@ from composer.records import Attempt, GraphRequest, Outcome, Reason, Status
 from composer.select import choice
 from composer.select.choice import LOST_A_TIE, UNDER_LOAD, Made, Tried
 from composer.select.rules import lost_a_tie
-from composer.store.verdicts import Memory, Recalled, Standing
+from composer.store.verdict import Standing
+from composer.store.verdicts import Memory, Recalled
 
 
 def fastest(
