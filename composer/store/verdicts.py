@@ -1,10 +1,10 @@
 """What ``select = "fastest"`` found, kept so that the next process goes straight to the winner.
 
 A verdict (:mod:`composer.store.verdict`) is a JSON object that a person can read: who won,
-everyone's times, when, and on what machine. It is kept in a :class:`~composer.store.ledger.Ledger` and, where the policy names one, in
-a :class:`~composer.store.shared_store.SharedStore`, which others can write to. So nothing in it is
-trusted: it is checked when it is read, it can only choose among the candidates of the chain, and
-the one it chooses is proven and verified like any other.
+everyone's times, when, and on what machine. It is kept in a :class:`~composer.store.ledger.Ledger`
+and, where the policy names one, in a :class:`~composer.store.shared_store.SharedStore`, which
+others can write to. So nothing in it is trusted: it is checked when it is read, it can only choose
+among the candidates of the chain, and the one it chooses is proven and verified like any other.
 
 How long verdicts are kept:
 
