@@ -8,6 +8,7 @@ from typing import Any
 import torch.fx
 
 from composer import _torch
+from composer.backends.inductor_memory import FORMAT
 from composer.errors import refuse
 from composer.passes.base import Stage
 from composer.passes.late import LatePasses
@@ -85,7 +86,7 @@ class Hook(_torch.CustomInferenceAwareGraphPass):
         shared = self._passes.shared
         own = [each.uuid() for each in shared.at(self._stage, last=self._last)]
         users = [_uuid_of(each) for each in self._users]
-        return (*users, *own, shared.on_error) if all((*users, *own)) else None
+        return (*users, *own, shared.on_error, FORMAT) if all((*users, *own)) else None
 
     def __deepcopy__(self, memo: object) -> Hook:
         """The hook itself: Inductor copies its config, and all copies record into one place."""

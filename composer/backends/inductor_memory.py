@@ -12,6 +12,10 @@ from composer.store.disk import Shelf
 
 _LIMIT = 64 << 20
 
+FORMAT = 2
+"""Of the keys that records are kept under. It is part of Inductor's key, so that no graph is served
+whose records nobody finds: counted up whenever ``graph_key`` says a graph otherwise."""
+
 
 def remember(key: str, records: Iterable[PassRecord]) -> None:
     """Keep the records; where they cannot be, the next process knows less, no more.
