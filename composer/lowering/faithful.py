@@ -170,6 +170,15 @@ def _cast_of_cast(node: torch.fx.Node) -> str | None:
     return "two casts would become one" if first.dtype.is_floating_point else None
 
 
+def _added_at_once(node: torch.fx.Node) -> str | None:
+    """Those to rows are scattered instead (:mod:`composer.lowering.decompositions.selections`)."""
+    if _torch.operator_name(node.target) not in ("aten::index_put", "aten::_unsafe_index_put"):
+        return None
+    indices = [each.meta["val"] for each in node.args[1] if each is not None]  # type: ignore[union-attr]
+    adds = _torch.argument(node, "accumulate") and any(map(_is_integral, indices))
+    return "several threads would add to one element at once" if adds else None
+
+
 def _reflected_neighbour(node: torch.fx.Node) -> str | None:
     """ONNX Runtime rounds to a pixel before it reflects at the border, torch after."""
     if _torch.operator_name(node.target) not in ("aten::grid_sampler_2d", "aten::grid_sampler"):
@@ -307,6 +316,7 @@ _RULES: tuple[Callable[[torch.fx.Node], str | None], ...] = (
     _dynamic_diagonal,
     _fractional_range,
     _cast_of_cast,
+    _added_at_once,
     _reflected_neighbour,
     _tail_of_sigmoid,
     _integer_division,

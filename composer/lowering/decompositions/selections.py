@@ -44,11 +44,37 @@ def with_long_indices(
 ) -> Any:
     """Indices of 32 bits widened; ONNX wants 64. The backward of ``unfold`` has such."""
     if not any(each is not None and each.dtype is torch.int32 for each in indices):
-        return NotImplemented
+        return accumulated(x, indices, *args, **how)
     longer = [
         each.long() if each is not None and each.dtype is torch.int32 else each for each in indices
     ]
     return operator(x, longer, *args, **how)
+
+
+def accumulated(
+    x: torch.Tensor,
+    indices: Sequence[torch.Tensor | None],
+    values: torch.Tensor | None = None,
+    accumulate: bool = False,
+) -> Any:
+    """What is added at places along one dimension, by ``scatter_add``: an embedding's backward.
+
+    ONNX Runtime (1.31) adds up what is put by several threads at once: where a place is met twice
+    it loses some.
+    """
+    along = [dim for dim, each in enumerate(indices) if each is not None]
+    if not accumulate or values is None or len(along) != 1:
+        return NotImplemented
+    (dim,) = along
+    index = indices[dim]
+    if index is None or index.dtype is torch.bool:
+        return NotImplemented
+    before, after = x.shape[:dim], x.shape[dim + 1 :]
+    added = values.expand(*before, *index.shape, *after).reshape(*before, index.numel(), *after)
+    places = index.reshape(-1)
+    places = torch.where(places < 0, places + x.shape[dim], places)
+    places = places.reshape(-1, *([1] * len(after))).expand(added.shape)
+    return aten.scatter_add.default(x, dim, places, added)
 
 
 def kthvalue(x: torch.Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Any:
