@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from composer import _torch
+
 aten = torch.ops.aten
 
 _INDEXED = (
@@ -67,7 +69,7 @@ def accumulated(
         return NotImplemented
     (dim,) = along
     index = indices[dim]
-    if index is None or index.dtype is torch.bool:
+    if index is None or index.dtype is torch.bool or any(map(_torch.depends_on_data, index.shape)):
         return NotImplemented
     before, after = x.shape[:dim], x.shape[dim + 1 :]
     added = values.expand(*before, *index.shape, *after).reshape(*before, index.numel(), *after)
