@@ -65,7 +65,7 @@ def accumulated(
     it loses some.
     """
     along = [dim for dim, each in enumerate(indices) if each is not None]
-    if not accumulate or values is None or len(along) != 1:
+    if not accumulate or values is None or len(along) != 1 or x.device.type != "cpu":
         return NotImplemented
     (dim,) = along
     index = indices[dim]
