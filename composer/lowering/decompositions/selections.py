@@ -69,7 +69,9 @@ def accumulated(
         return NotImplemented
     (dim,) = along
     index = indices[dim]
-    if index is None or index.dtype is torch.bool or any(map(_torch.depends_on_data, index.shape)):
+    if index is None or index.dtype is not torch.int64:  # others are masks
+        return NotImplemented
+    if any(map(_torch.depends_on_data, index.shape)):
         return NotImplemented
     before, after = x.shape[:dim], x.shape[dim + 1 :]
     added = values.expand(*before, *index.shape, *after).reshape(*before, index.numel(), *after)
