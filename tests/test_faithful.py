@@ -85,6 +85,20 @@ TAKEN = {
         lambda x, a, b: torch.addmv(x, a, b, beta=0.2, alpha=1.6),
         *(torch.arange(5), torch.arange(15).view(5, 3), torch.arange(3)),
     ),
+    "a logarithm of a sigmoid": (lambda x: torch.sigmoid(x).log(), TAILS),
+    "a logarithm of a sigmoid in another shape": (
+        lambda x: -1 / torch.where(x.view(-1, 1) < 0, torch.sigmoid(x.view(1, -1)).t(), 0.5),
+        TAILS,
+    ),
+    "a logarithm of a sigmoid and a small number": (
+        lambda x, mask: torch.log(torch.sigmoid(x) * mask + 1e-8),
+        *(TAILS, T([1.0, 1.0, 0.5, 1.0, 1.0])),
+    ),
+    "a logarithm of what a gate lets through": (
+        lambda x: torch.log(F.glu(torch.cat([x.abs(), x]), 0)),
+        TAILS,
+    ),
+    "sigmoids": (lambda x: torch.sigmoid(x) * 1e9, TAILS),
     "sigmoids of float64": (lambda x: torch.sigmoid(x), TAILS.double()),
     "sigmoids of float64 as a factor": (lambda x: F.silu(x), TAILS.double()),
     "sums so far": (lambda x: x.cumsum(0), torch.full((100_000,), 0.1)),
@@ -559,7 +573,10 @@ DECLINED = {
     ),
     "a cast to half that rounds": (lambda x: x.half().to(torch.uint8), T([254.97, 1.0])),
     "a cast that wraps": (lambda x: x.long().int(), T([3e9, 1.0])),
-    "a logarithm of a sigmoid": (lambda x: torch.sigmoid(x).log(), TAILS),
+    "an output padded by strides": (
+        lambda x, w: F.conv_transpose2d(x, w, output_padding=1, dilation=2),
+        *(r(1, 2, 5, 5), r(2, 3, 3, 3)),
+    ),
     "a nearest pixel that is reflected": (
         lambda x, at: F.grid_sample(x, at, "nearest", "reflection", False),
         *(torch.arange(8.0).view(1, 1, 1, 8), T([[[[-1.25, 0.0]]]])),

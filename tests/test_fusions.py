@@ -101,6 +101,34 @@ def test_gelu_in_a_nested_graph_is_torchs(function: Callable[..., Any], dynamic:
     check(function, torch.ones(3, 9), dynamic=dynamic)
 
 
+def gated_cell(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """As an LSTM has it."""
+    kept, new, out, values = (x @ w).chunk(4, 1)
+    cell = torch.sigmoid(kept) * x + torch.sigmoid(new) * torch.tanh(values)
+    return torch.sigmoid(out) * torch.tanh(cell)
+
+
+GATES = {
+    "swish": (functional.silu, (3, 4)),
+    "a gated linear unit": (lambda x, w: functional.glu(x @ w, 1), (3, 4), (4, 16)),
+    "a cell": (lambda x, w: gated_cell(x @ w[:, :4], w), (3, 4), (4, 16)),
+    "a channel's weight": (
+        lambda x, w: torch.sigmoid(x.mean((2, 3), keepdim=True)) * functional.silu(x + w),
+        *((2, 4, 5, 5), (2, 4, 5, 5)),
+    ),
+    "scores of a mixture": (lambda x, w: torch.sigmoid(x).t() @ w, (3, 4), (3, 5)),
+}
+
+
+@pytest.mark.parametrize("case", GATES.values(), ids=GATES)
+def test_gates_are_one_operator(operators: Counter[str], case: tuple[Any, ...]) -> None:
+    """Only a sigmoid whose logarithm may be taken has to be right to a part of itself."""
+    function, *shapes = case
+    check(function, *(torch.randn(*shape) for shape in shapes))
+    assert operators["Sigmoid"]
+    assert not operators["Exp"]
+
+
 PIECES = {
     "of one size": lambda x: x.split(2, 1),
     "of one size, a smaller one": lambda x: x.split(4, 1),

@@ -42,8 +42,6 @@ _INEXACT_CONSTANTS = (
 _EXACT = 2**24
 """Up to which integers are exact in float32."""
 
-_OF_TAILS = (aten.log.default, aten.log2.default, aten.log10.default, aten.reciprocal.default)
-
 _OTHERWISE = {
     "aten::_upsample_bilinear2d_aa": "scales and corners are read otherwise",
     "aten::_upsample_bicubic2d_aa": "scales and corners are read otherwise",
@@ -179,21 +177,21 @@ def _added_at_once(node: torch.fx.Node) -> str | None:
     return "several threads would add to one element at once" if adds else None
 
 
+def _padded_output(node: torch.fx.Node) -> str | None:
+    """ONNX Runtime refuses one that no stride leaves over, when it runs."""
+    if node.target is not aten.convolution.default or not _torch.argument(node, "transposed"):
+        return None
+    padding, strides = (_torch.argument(node, name) for name in ("output_padding", "stride"))
+    beyond = any(p >= s for p, s in zip(padding, strides, strict=False))
+    return "its output is padded by a stride or more" if beyond else None
+
+
 def _reflected_neighbour(node: torch.fx.Node) -> str | None:
     """ONNX Runtime rounds to a pixel before it reflects at the border, torch after."""
     if _torch.operator_name(node.target) not in ("aten::grid_sampler_2d", "aten::grid_sampler"):
         return None
     modes = [_torch.argument(node, name) for name in ("interpolation_mode", "padding_mode")]
     return "the nearest pixel is found otherwise" if modes == [1, 2] else None
-
-
-def _tail_of_sigmoid(node: torch.fx.Node) -> str | None:
-    """ONNX Runtime's is zero from -18 on; what a logarithm is taken of, or divides, needs more."""
-    if node.target is not aten.sigmoid.default:
-        return None
-    logarithms = any(user.target in _OF_TAILS for user in node.users)
-    divides = any(u.target is aten.div.Tensor and u.args[1] is node for u in node.users)
-    return "it loses its tail, which is read" if logarithms or divides else None
 
 
 def _integer_division(node: torch.fx.Node) -> str | None:
@@ -317,8 +315,8 @@ _RULES: tuple[Callable[[torch.fx.Node], str | None], ...] = (
     _fractional_range,
     _cast_of_cast,
     _added_at_once,
+    _padded_output,
     _reflected_neighbour,
-    _tail_of_sigmoid,
     _integer_division,
     _division_of_sizes,
     _long_integers,

@@ -21,6 +21,7 @@ from composer.lowering.linears import keep_dimensions
 from composer.lowering.once import once
 from composer.lowering.regions import Region, draws, is_complex, seen_by
 from composer.lowering.reshapes import join_views
+from composer.lowering.tails import keep_tails
 from composer.lowering.texts import Unsayable, text_of
 from composer.lowering.translations import translator
 from composer.lowering.vocabulary import vocabulary
@@ -203,6 +204,7 @@ def _find_or_translate(gm: torch.fx.GraphModule, outputs: tuple[Output, ...]) ->
     """The model that is kept for this graph, or a new one, which is kept for the next process."""
     keep_dimensions(gm)
     join_views(gm)
+    keep_tails(gm)
     if not keeping.keeps():
         return _translate(gm, outputs)
     try:

@@ -50,6 +50,10 @@ def convolution_backward(
     grad_x = grad_weight = grad_bias = None
     if output_mask[0] and transposed:
         grad_x = torch.convolution(grad, weight, None, *moves, False, zero, groups)
+        if grad_x.shape != x.shape:  # an output padding of a stride or more adds to it
+            for dim, size in enumerate(x.shape[2:]):
+                grad_x = grad_x.narrow(dim + 2, 0, size)
+            grad_x = grad_x.clone()
     elif output_mask[0]:
         missing = _output_padding(x, grad, weight, geometry)
         grad_x = torch.convolution(grad, weight, None, *moves, True, missing, groups)

@@ -13,6 +13,9 @@ aten = torch.ops.aten
 _MOST = 2**22
 """Elements of a tensor that eager does not make."""
 
+_MEAN = 1
+"""What torch calls the reduction."""
+
 _WIDE = (torch.float32, torch.float64)
 
 
@@ -21,6 +24,7 @@ def gradients() -> dict[Any, Callable[..., Any]]:
     return {
         aten._weight_norm_interface_backward.default: weight_norm_backward,
         aten._cdist_backward.default: cdist_backward,
+        aten.smooth_l1_loss_backward.default: smooth_l1_backward,
     }
 
 
@@ -33,6 +37,18 @@ def weight_norm_backward(
     others = [each for each in range(v.dim()) if each != dim % v.dim()]
     along = (v * grad).sum(others, keepdim=True)
     return g / norms * (grad - v * (along / (norms * norms))), along / norms
+
+
+def smooth_l1_backward(
+    grad: torch.Tensor, x: torch.Tensor, target: torch.Tensor, reduction: int, beta: float
+) -> Any:
+    """NaN where the loss is; torch's own (2.13) takes the sign of NaN, which is zero."""
+    if x.dtype not in _WIDE:
+        return NotImplemented
+    difference = x - target
+    slope = torch.where(difference <= -beta, -1.0, difference / beta)
+    slope = torch.where(difference >= beta, 1.0, slope).to(x.dtype)
+    return grad * slope / (x.numel() if reduction == _MEAN else 1)
 
 
 def cdist_backward(

@@ -36,8 +36,18 @@ _TRAINING_NORMS = (
 )
 """Torchlib drops their training flag: the exported numbers would be eval's."""
 
-# Torchlib gives the loss's own size for ``aten.nll_loss_forward``'s total weight (onnxscript 0.7),
-# by which the backward divides: gradients of a mean came out as many times too large as the batch.
+_AS_TORCH_DOES = (
+    aten.nll_loss_forward.default,
+    aten.hardtanh_backward.default,
+    aten.glu.default,
+)
+"""Written out as torch has it.
+
+Torchlib gives the loss's own size for the total weight (onnxscript 0.7), by which the backward
+divides: gradients of a mean came out as many times too large as the batch. It has a gradient on the
+bounds of ``hardtanh``, and a function for ``glu``, whose sigmoid
+:mod:`composer.lowering.tails` is to see.
+"""
 
 _BETWEEN_TENSORS = (
     *(aten.linspace.Tensor_Tensor, aten.linspace.Tensor_Scalar, aten.linspace.Scalar_Tensor),
@@ -67,7 +77,7 @@ def decompositions(dialect: Table, training: bool) -> dict[Any, Callable[..., An
     for operator in _KEPT:
         table.pop(operator, None)
     unpool = table[aten.max_unpool2d.default]
-    written_out = (*_TRAINING_NORMS, aten.nll_loss_forward.default, aten.hardtanh_backward.default)
+    written_out = (*_TRAINING_NORMS, *_AS_TORCH_DOES)
     table |= {operator: _torch.decomposition_of(operator) for operator in written_out}
     table |= {each: functools.partial(_of_floats, table[each]) for each in _BETWEEN_TENSORS}
     table |= elementwise() | reductions() | attentions(training) | lists()
