@@ -112,6 +112,10 @@ NUMBERS = {
     "multiplied": lambda x: x * 1.3,
     "divided by": lambda x: x / 257,
     "divided and rounded": lambda x: torch.div(x, 1.3, rounding_mode="trunc"),
+    "divided and rounded by others": lambda x: torch.div(
+        x, (x.flip(0) * 0.7).clamp_min(0.01), rounding_mode="trunc"
+    ),
+    "divided and rounded by one": lambda x: torch.div(x, x[5], rounding_mode="trunc"),
     "divided and floored": lambda x: torch.div(x, 1.3, rounding_mode="floor"),
     "clamped": lambda x: x.clamp(-1.3, 257),
     "threshold": lambda x: F.threshold(x, 0.1, 5.0),

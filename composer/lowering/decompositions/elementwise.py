@@ -264,7 +264,8 @@ def divide(a: Any, b: Any, *, rounding_mode: str | None = None) -> Any:
     floats = tensors and all(each.dtype.is_floating_point for each in tensors)
     if rounding_mode != "trunc" or not floats:
         return NotImplemented
-    whole = _truncated(a, b)
+    elements = all(isinstance(each, torch.Tensor) and each.dim() for each in (a, b))
+    whole = NotImplemented if elements else _truncated(a, b)
     return torch.trunc(a / b) if whole is NotImplemented else whole
 
 
@@ -281,7 +282,7 @@ def _towards_zero(a: torch.Tensor, b: int) -> torch.Tensor:
 
 @_of_floats
 def _truncated(a: torch.Tensor, b: Any) -> Any:
-    """The quotient without its fraction; of halves it is rounded only then."""
+    """The quotient without its fraction; of halves by one number it is rounded only then."""
     return torch.trunc(a / b)
 
 
