@@ -98,6 +98,10 @@ TAKEN = {
         lambda x: torch.log(F.glu(torch.cat([x.abs(), x]), 0)),
         TAILS,
     ),
+    "next to a pole": (
+        lambda x: (torch.lgamma(x), torch.digamma(x)),
+        T([-1e-9, -1e-13, -1e-17, -1e-38, 1e-38, 1e-17, -1.0000001, -1.9999999]),
+    ),
     "sigmoids": (lambda x: torch.sigmoid(x) * 1e9, TAILS),
     "sigmoids of float64": (lambda x: torch.sigmoid(x), TAILS.double()),
     "sigmoids of float64 as a factor": (lambda x: F.silu(x), TAILS.double()),

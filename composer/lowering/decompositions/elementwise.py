@@ -450,8 +450,8 @@ def lgamma(x: torch.Tensor) -> Any:
     for k, c in enumerate(_LANCZOS[1:], 1):
         series = series + c / (z + k)
     right = (z + 0.5) * torch.log(t) - t + torch.log(series) + 0.5 * math.log(2 * math.pi)
-    sine = torch.sin(math.pi * (x - torch.floor(x)))
-    left = math.log(math.pi) - torch.log(sine) - right
+    sine = torch.sin(math.pi * (x - torch.round(x)))
+    left = math.log(math.pi) - torch.log(torch.abs(sine)) - right
     value = torch.where(reflected, left, right)
     value = torch.where((x == 1) | (x == 2), 0, value)
     return torch.where(torch.abs(x) == math.inf, math.inf, value)
@@ -509,7 +509,7 @@ def _polygamma(n: int, x: torch.Tensor) -> Any:
 
 def _cotangent(x: torch.Tensor) -> torch.Tensor:
     """The cotangent of pi x; ONNX Runtime (1.31) has the sine alone in float64."""
-    fraction = x - torch.floor(x)
+    fraction = x - torch.round(x)
     return torch.sin(math.pi * (0.5 - fraction)) / torch.sin(math.pi * fraction)
 
 
