@@ -34,6 +34,7 @@ import dataclasses
 import functools
 import inspect
 import logging
+import operator
 import os
 import sys
 import threading
@@ -1627,10 +1628,48 @@ def min_cut(
     """Cut a joint graph where the least memory has to be kept in between, as for Inductor."""
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
-    with _draws_kept_apart(gm):
+    with _draws_kept_apart(gm), _draws_saved(gm):
         forward, backward = min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
     _describe_second_draws(backward)
     return forward, backward
+
+
+@contextlib.contextmanager
+def _draws_saved(gm: torch.fx.GraphModule) -> Iterator[None]:
+    """Have the partitioner keep what is drawn, whatever memory it is to save.
+
+    Where it may compute more anew in the backward (``aggressive_recomputation``,
+    ``activation_memory_budget``), it has other numbers drawn there (torch 2.13, ``aot_eager`` too).
+    With no budget at all it keeps the inputs alone, with next to none also what has to be kept, and
+    a call that gives several tensors where they should be.
+    """
+    from torch._functorch import partitioners
+    from torch.utils.checkpoint import CheckpointPolicy
+
+    drawn = [node for node in gm.graph.nodes if draws(node.target)]
+    for node in drawn:
+        for each in {node, *_tensors_drawn(node)}:
+            each.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)  # but in a checkpoint
+    choose = partitioners.choose_saved_values_set
+
+    def with_some_budget(
+        joint_graph: Any, node_info: Any, memory_budget: float = 1
+    ) -> list[torch.fx.Node]:
+        found = choose(joint_graph, node_info, memory_budget or sys.float_info.min)
+        return list(dict.fromkeys(each for node in found for each in _tensors_drawn(node)))
+
+    if drawn:
+        partitioners.choose_saved_values_set = with_some_budget
+    try:
+        yield
+    finally:
+        partitioners.choose_saved_values_set = choose
+
+
+def _tensors_drawn(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """What stands for the tensors that a call draws, or gives."""
+    parts = [user for user in node.users if user.target is operator.getitem]
+    return parts if parts and draws(node.target) else [node]
 
 
 @contextlib.contextmanager
@@ -2035,9 +2074,9 @@ def onnx_decompositions(known: frozenset[str]) -> dict[Any, Callable[..., Any]]:
 
     first: Any = default_decompositions()
     table: dict[Any, Callable[..., Any]] = {}
-    for operator, function in (*first.items(), *decomposition_table.items()):
-        if isinstance(operator, OpOverload) and registry_name(operator) not in known:
-            table.setdefault(operator, function)
+    for each, function in (*first.items(), *decomposition_table.items()):
+        if isinstance(each, OpOverload) and registry_name(each) not in known:
+            table.setdefault(each, function)
     return table
 
 

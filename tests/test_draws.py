@@ -127,6 +127,30 @@ def test_a_transformer_trains_as_one_region(runs) -> None:
     assert len(runs) == 2
 
 
+RECOMPUTED = (
+    {"aggressive_recomputation": True},
+    *({"activation_memory_budget": b} for b in (0, 0.1)),
+)
+
+
+@pytest.mark.parametrize("config", RECOMPUTED, ids=str)
+@pytest.mark.parametrize(
+    "name",
+    ["dropout", "dropout of a transposed one", "attention", "normal", "leaking at random"],
+)
+def test_what_is_drawn_is_not_drawn_again_to_save_memory(name: str, config: dict) -> None:
+    """The backward of a mask that it drew itself would be another function's."""
+
+    def program(x):
+        return torch.sigmoid(DRAWS[name](torch.sin(x)) * 3).sin().exp()
+
+    x = torch.randn(2, 3, 4, 5)
+    with torch._functorch.config.patch(config):
+        found = stepped(compiled(program, "onnxrt", min_coverage=0.2), x)
+    torch.testing.assert_close(found, stepped(program, x), rtol=1e-4, atol=1e-5)
+    assert last().chosen == "onnxrt", last().attempts[0].message
+
+
 TWICE = {
     "uniform": lambda x: torch.zeros(x.shape).uniform_(),
     "normal": lambda x: torch.zeros(x.shape).normal_(),
