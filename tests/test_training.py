@@ -343,3 +343,45 @@ def test_a_buffer_that_is_written_to_and_read_has_the_gradients_of_eager(engine:
     assert last().chosen == engine
     torch.testing.assert_close(model.linear.weight.grad, twin.linear.weight.grad)
     torch.testing.assert_close(model.total, twin.total)
+
+
+class Memory(torch.nn.Module):
+    """Carries a state on that its weight is part of, as a recurrent one or a bank of keys does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.arange(1.0, 9.0))
+        self.state: torch.Tensor
+        self.register_buffer("state", torch.zeros(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.state.mul_(0.5).add_(self.weight * x)
+        return (self.state * x).sum()
+
+
+TRIALS = {
+    "verified": {"verify": "compile"},
+    "sampled": {"verify": "sample", "sample_every": 1},
+    "chosen": {"select": "fastest", "select_seconds": 0.1, "remember_verdicts": 0},
+}
+
+
+@pytest.mark.parametrize("truncated", [True, False])
+@pytest.mark.parametrize("options", TRIALS.values(), ids=TRIALS)
+def test_no_gradient_goes_through_a_trial(options: dict, truncated: bool) -> None:
+    """The values of a buffer can be put back, but autograd would keep what a trial wrote to it."""
+    found = []
+    for is_compiled in (False, True):
+        model = Memory()
+        run = compiled(model, "onnxrt", **options) if is_compiled else model
+        losses = []
+        for step in range(3):
+            losses.append(run(torch.linspace(-1, 1, 8) + step))
+            if truncated:
+                losses.pop().backward()
+                model.state = model.state.detach()
+        if losses:
+            sum(losses).backward()
+        found.append((model.weight.grad, model.state))
+    torch.testing.assert_close(*found)
+    assert {report.chosen for report in composer.reports()} <= {"onnxrt", "eager"}

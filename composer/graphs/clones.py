@@ -192,6 +192,7 @@ class Buffers:
 
     def __init__(self, request: GraphRequest) -> None:
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._leaves: list[torch.Tensor] = []
         self._versions: list[tuple[torch.Tensor, int]] = []
         if request.alongside:
             return
@@ -204,6 +205,7 @@ class Buffers:
         buffers = list({id(each): each for each in (*buffers, *more)}.values())
         with torch.no_grad():
             self._copies = [(buffer, buffer.detach().clone()) for buffer in buffers]
+        self._leaves = [each for each in buffers if not each.requires_grad and not each._is_view()]
         copied = set(map(id, buffers))
         weights = [w for w in (*passed, *request.gm.parameters()) if id(w) not in copied]
         self._versions = [(w, w._version) for w in weights if _is_real(w) and not w.is_inference()]
@@ -212,6 +214,9 @@ class Buffers:
         """Put the buffers back to what they were; whether any was put back."""
         if any(weight._version != version for weight, version in self._versions):
             return False
+        for each in self._leaves:
+            if each.requires_grad:  # autograd recorded what was written to it
+                each.detach_()
         changed = [put_back(buffer, copy) for buffer, copy in self._copies]
         return any(changed)
 

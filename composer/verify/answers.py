@@ -162,12 +162,12 @@ def given_copies(inputs: Sequence[Any], request: GraphRequest) -> tuple[list[Any
     """Inputs to run a graph on in place of its own, and the copies behind them.
 
     The copies are leaves for autograd; where an input is no leaf, what stands in for it is computed
-    from the copy. Weights are not copied.
+    from the copy. Weights are not copied, but for buffers in which autograd would record the run.
 
     Raises:
         TypeError: the graph would write to an input that cannot be copied.
     """
-    copies = clones.copy_inputs(inputs, keep=request.weights)
+    copies = clones.copy_inputs(inputs, keep=request.weights - _recording(inputs, request))
     _refuse_to_write(copies, inputs, request)
     return [_as_deep(copy, value) for copy, value in zip(copies, inputs, strict=True)], copies
 
@@ -192,6 +192,22 @@ def strides_of(outputs: Values) -> dict[str, tuple[int, ...]]:
     """Strides of the outputs that have some."""
     tensors = {n: each for n, each in outputs.items() if isinstance(each, torch.Tensor)}
     return {n: each.stride() for n, each in tensors.items() if each.layout is torch.strided}
+
+
+def _recording(inputs: Sequence[Any], request: GraphRequest) -> frozenset[int]:
+    """Buffers that the graph writes to with gradients on, as a state that is carried on.
+
+    Their values could be put back after a run, but not where they come from: the program's own
+    backward would go through that run.
+    """
+    if not torch.is_grad_enabled():
+        return frozenset()
+    written = writes.assigned_inputs(request.gm) & request.weights
+    return frozenset(i for i in written if _may_change(inputs[i]) and _has_gradients(inputs[i]))
+
+
+def _has_gradients(value: torch.Tensor) -> bool:
+    return value.is_floating_point() or value.is_complex()
 
 
 def _refuse_to_write(copies: Sequence[Any], inputs: Sequence[Any], request: GraphRequest) -> None:
