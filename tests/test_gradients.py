@@ -152,6 +152,39 @@ def test_gradients_of_dynamic_sizes_are_eagers(function) -> None:
     assert len(composer.reports()) == 1
 
 
+CONVOLVED = {
+    "an image": (lambda: torch.nn.Conv2d(3, 4, 3, 2, 1), (9, 8)),
+    "patches": (lambda: torch.nn.Conv2d(3, 4, 2, 2), (9, 8)),
+    "each channel": (lambda: torch.nn.Conv2d(3, 6, 3, groups=3), (9, 8)),
+    "by a large kernel": (lambda: torch.nn.Conv2d(3, 4, 9), (9, 10)),
+    "a sequence": (lambda: torch.nn.Conv1d(3, 4, 3, padding=1), (9,)),
+    "backwards": (lambda: torch.nn.ConvTranspose2d(3, 4, 3, 2, 1), (5, 4)),
+    "backwards, each channel": (lambda: torch.nn.ConvTranspose1d(3, 3, 3, 2, groups=3), (5,)),
+}
+
+
+@pytest.mark.parametrize("batches", [(2, 3, 5), (0,)], ids=str)
+@pytest.mark.parametrize("case", CONVOLVED.values(), ids=CONVOLVED)
+def test_gradients_of_a_convolution_are_eagers_for_any_batch(case, batches) -> None:
+    """Also where the last batch of an epoch is a smaller one, or none is left."""
+    make, sizes = case
+    model = make()
+    run = compiled(model, "onnxrt", min_coverage=0.0)
+    for batch in batches:
+        x, found = r(batch, 3, *sizes).requires_grad_(), []
+        if batch:
+            torch._dynamo.mark_dynamic(x, 0)
+        for function in (run, model):
+            result = function(x)
+            upstream = torch.linspace(-1, 2, result.numel()).reshape(result.shape)
+            found.append(torch.autograd.grad(result, [x, *model.parameters()], upstream))
+        torch.testing.assert_close(*found)
+    (report,) = composer.reports()
+    if batches[0]:
+        attempt = report.attempts[0]
+        assert (report.chosen, attempt.coverage) == ("onnxrt", 1.0), attempt.message
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_gradient_without_memory_is_zero(dynamic: bool) -> None:
     """Torch says by a tensor without memory that a derivative is nothing: here that of ``sgn``."""

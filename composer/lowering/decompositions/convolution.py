@@ -39,9 +39,11 @@ def convolution_backward(
     """Gradients of input, weight and bias of ``aten.convolution``; those not asked for are None.
 
     ``x`` is (batch, channels in, *sizes); weight (out, in / groups, *kernel), or (in, out / groups,
-    *kernel) where ``transposed``. Sizes have to be known: ONNX has them as attributes.
+    *kernel) where ``transposed``. Sizes but that of the batch have to be known, since ONNX has them
+    as attributes, and of no elements there is nothing to compute.
     """
-    if not all(isinstance(size, int) for size in (*x.shape, *grad.shape)):
+    known = all(isinstance(size, int) for size in (*x.shape[1:], *grad.shape[1:]))
+    if not known or 0 in (*x.shape, *grad.shape):
         return NotImplemented
     dims = x.dim() - 2
     stride, padding, dilation = (of_length(each, dims) for each in (stride, padding, dilation))
