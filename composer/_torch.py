@@ -1042,6 +1042,15 @@ def storage_id(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
+def any_batched(values: Iterable[object]) -> bool:
+    """Whether a tensor stands for several, as in a backward for many gradients at once.
+
+    Within ``torch.func.vmap`` torch itself refuses to call a compiled backward.
+    """
+    tensors = (each for each in values if isinstance(each, torch.Tensor))
+    return any(map(_functorch.is_legacy_batchedtensor, tensors))
+
+
 def memory_gone(tensor: torch.Tensor) -> Callable[[], bool]:
     """What tells whether the memory that a tensor has now was freed; does not keep it."""
     reference = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]  # torch leaves it untyped

@@ -201,6 +201,31 @@ def test_backward_of_onnxrt_is_answered_for(monkeypatch: pytest.MonkeyPatch) -> 
     assert last().attempts[0].message == "its backward raised at call 1: no such kernel"
 
 
+@pytest.mark.parametrize("engine", ["onnxrt", "inductor"])
+def test_gradients_of_several_outputs_at_once_are_torchs(engine: str) -> None:
+    """And the engine stays: it has done nothing wrong."""
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x @ w).sin().exp().sum(1)
+
+    x, w = torch.randn(3, 4, requires_grad=True), torch.randn(4, 2, requires_grad=True)
+    run = compiled(function, engine)
+    for _ in range(2):
+        found = [
+            torch.autograd.grad(each(x, w), (x, w), torch.eye(3), is_grads_batched=True)
+            for each in (run, function)
+        ]
+        torch.testing.assert_close(*found)
+    torch.testing.assert_close(
+        *(
+            torch.autograd.functional.jacobian(lambda x, f=f: f(x, w), x, vectorize=True)
+            for f in (run, function)
+        )
+    )
+    torch.autograd.grad(run(x, w).sum(), (x, w))
+    assert (last().chosen, last().runtime.fallbacks) == (engine, 0)
+
+
 def test_backward_of_inductor_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiled, or from its cache: the step after the one that failed has another engine."""
     factor = random.SystemRandom().random()  # in no cache of an earlier run

@@ -2,7 +2,10 @@
 
 A backward runs outside of the call, in autograd. AOTAutograd makes every backward that an engine
 compiles, and keeps the graph it was compiled from; so the guard is put around the compiled backward
-as it is made. That adds nothing to a call, and 50 ns for each argument to a backward.
+as it is made. That adds nothing to a call, and 0.15 us for each argument to a backward.
+
+Gradients of several outputs at once (``is_grads_batched``, a vectorized Jacobian) are that graph's,
+too: it is called once for all of them, and an engine has no such tensors.
 """
 
 from __future__ import annotations
@@ -59,6 +62,9 @@ class Backwards:
         stale = late.in_force().rewrites(Stage.POST_GRAD) and not built.exact
 
         def run(args: list[Any]) -> Any:
+            graph = built.graph() if not stale and _torch.any_batched(args) else None
+            if graph is not None:
+                return _torch.settled_forward(graph)(*args)
             if built.donated and _torch.keeps_graph():  # what is saved is read again
                 args[:] = clones.copy_inputs(args, keep=set(range(len(args))) - set(built.donated))
             before = _versions(args)

@@ -76,7 +76,7 @@ def decompositions(dialect: Table, training: bool) -> dict[Any, Callable[..., An
     table = dict(exporters)
     for operator in _KEPT:
         table.pop(operator, None)
-    unpool = table[aten.max_unpool2d.default]
+    unpool, mean_pool = table[aten.max_unpool2d.default], table[aten._adaptive_avg_pool2d.default]
     written_out = (*_TRAINING_NORMS, *_AS_TORCH_DOES)
     table |= {operator: _torch.decomposition_of(operator) for operator in written_out}
     table |= {each: functools.partial(_of_floats, table[each]) for each in _BETWEEN_TENSORS}
@@ -87,6 +87,7 @@ def decompositions(dialect: Table, training: bool) -> dict[Any, Callable[..., An
             table[operator] = _first_of(function, table.get(operator))
     table |= {
         aten.max_unpool2d.default: functools.partial(max_unpool2d, unpool),
+        aten._adaptive_avg_pool2d.default: functools.partial(adaptive_mean_pool, mean_pool),
         aten.convolution_backward.default: convolution_backward,
         aten.mv.default: matrix_vector,
         aten.addmv.default: add_matrix_vector,
@@ -170,6 +171,15 @@ def max_unpool2d(written_out: Callable[..., Any], x: torch.Tensor, *args: Any) -
     """Torch's own, which loses the memory format that eager takes from the input."""
     usual = x.is_contiguous() and not x.is_contiguous(memory_format=torch.channels_last)
     return written_out(x, *args) if usual or x.dim() < 4 else NotImplemented
+
+
+def adaptive_mean_pool(written_out: Callable[..., Any], x: torch.Tensor, *args: Any) -> Any:
+    """The exporter's, which loses the memory format, with which views of the result count."""
+    last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
+    result = written_out(x, *args)
+    if result is NotImplemented or x.is_contiguous() or not last:
+        return result
+    return result.contiguous(memory_format=torch.channels_last)
 
 
 def constant_pad(x: torch.Tensor, pad: Sequence[int], value: Any = 0) -> Any:
