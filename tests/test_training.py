@@ -129,14 +129,18 @@ ATTENTION = {
 }
 
 
+@pytest.mark.parametrize("heads", [3, 6])
 @pytest.mark.parametrize("options", ATTENTION.values(), ids=ATTENTION)
-def test_attention_and_its_gradients(options) -> None:
-    """Its backward reads the logarithm that the exporter's translation leaves at zero."""
-    args = [torch.randn(2, 3, 5, 8, requires_grad=True) for _ in range(3)]
+def test_attention_and_its_gradients(options, heads: int) -> None:
+    """Its backward reads the logarithm that the exporter's translation leaves at zero.
+
+    Two heads of the query may share one of key and value.
+    """
+    args = [torch.randn(2, n, 5, 8, requires_grad=True) for n in (heads, 3, 3)]
     twins = [each.detach().clone().requires_grad_() for each in args]
 
     def attend(q, k, v):
-        return F.scaled_dot_product_attention(q, k, v, **options)
+        return F.scaled_dot_product_attention(q, k, v, **options, enable_gqa=True)
 
     attend(*args).square().sum().backward()
     result = compiled(attend, "onnxrt", min_coverage=1.0)(*twins)

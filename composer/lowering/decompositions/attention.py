@@ -16,6 +16,7 @@ from composer import _torch
 
 aten = torch.ops.aten
 
+_WIDE = (torch.float32, torch.float64)
 _ON_CPU = aten._scaled_dot_product_flash_attention_for_cpu
 
 
@@ -51,11 +52,8 @@ def masked_attention(
     generated together. Nor does it know of heads of the query that share those of key and value.
     Half precision is computed in float32 and rounded once.
     """
-    groups = query.shape[1] // key.shape[1]
-    if groups == 1 and (attn_mask is None or is_causal):
+    if query.shape[1] == key.shape[1] and (attn_mask is None or is_causal):
         return NotImplemented
-    if groups > 1:
-        key, value = (each.repeat_interleave(groups, 1) for each in (key, value))
     if query.dtype not in _widened():
         return attention(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)
     q, k, v = query.float(), key.float(), value.float()
@@ -81,11 +79,13 @@ def attention(
 ) -> Any:
     """Attention and the logarithm of the sum of each row's exponentials.
 
-    Shapes are (batch, heads, length, size), float32 or float64; the result is laid out as the query
-    is. A row that is masked everywhere gives zeros, and zero as its logarithm.
+    Shapes are (batch, heads, length, size), float32 or float64; several heads of the query may
+    share one of key and value. The result is laid out as the query is. A row that is masked
+    everywhere gives zeros, and zero as its logarithm.
     """
-    if dropout_p or not _are_alike(query, key):
+    if dropout_p or query.dtype not in _WIDE:
         return NotImplemented
+    key, value = (_for_heads_of(query, each) for each in (key, value))
     rows, scores, seen = _attend(query, key, value, is_causal, attn_mask, scale)
     logarithms = torch.logsumexp(scores, -1)
     if seen is not None:
@@ -110,8 +110,10 @@ def attention_backward(
 
     As in FlashAttention-2 (arXiv:2307.08691, algorithm 2), without its blocks.
     """
-    if dropout_p or not _are_alike(query, key):
+    if dropout_p or query.dtype not in _WIDE:
         return NotImplemented
+    keys, values = key.shape[1], value.shape[1]
+    key, value = (_for_heads_of(query, each) for each in (key, value))
     scores = _scores(query, key, is_causal, attn_mask, scale)
     weights = torch.exp(scores - logsumexp.unsqueeze(-1))
     grad_weights = torch.matmul(grad, value.transpose(-2, -1))
@@ -119,10 +121,23 @@ def attention_backward(
     grad_scores = grad_scores * _scale_of(query, scale)
     grads = (
         torch.matmul(grad_scores, key),
-        torch.matmul(grad_scores.transpose(-2, -1), query),
-        torch.matmul(weights.transpose(-2, -1), grad),
+        _over_sharing(torch.matmul(grad_scores.transpose(-2, -1), query), keys),
+        _over_sharing(torch.matmul(weights.transpose(-2, -1), grad), values),
     )
     return tuple(map(_heads_inside, grads))
+
+
+def _for_heads_of(query: torch.Tensor, shared: torch.Tensor) -> torch.Tensor:
+    """A key or a value for each head of the query."""
+    groups = query.shape[1] // shared.shape[1]
+    return shared if groups == 1 else shared.repeat_interleave(groups, 1)
+
+
+def _over_sharing(grad: torch.Tensor, heads: int) -> torch.Tensor:
+    """The gradient of so many heads, each read by some that follow one another."""
+    if grad.shape[1] == heads:
+        return grad
+    return grad.reshape(grad.shape[0], heads, -1, *grad.shape[2:]).sum(2)
 
 
 def efficient_attention(
@@ -321,8 +336,3 @@ def _scores(
 
 def _scale_of(query: torch.Tensor, scale: float | None) -> float:
     return 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-
-
-def _are_alike(query: torch.Tensor, key: torch.Tensor) -> bool:
-    wide = query.dtype in (torch.float32, torch.float64)
-    return query.shape[1] == key.shape[1] and wide
