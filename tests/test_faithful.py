@@ -110,6 +110,10 @@ TAKEN = {
         lambda x: (torch.lgamma(x), torch.digamma(x)),
         T([-1e-9, -1e-13, -1e-17, -1e-38, 1e-38, 1e-17, -1.0000001, -1.9999999]),
     ),
+    "a Bessel function of float64": (
+        torch.special.spherical_bessel_j0,
+        torch.linspace(-1, 1, 41).double(),
+    ),
     "sigmoids": (lambda x: torch.sigmoid(x) * 1e9, TAILS),
     "sigmoids of float64": (lambda x: torch.sigmoid(x), TAILS.double()),
     "sigmoids of float64 as a factor": (lambda x: F.silu(x), TAILS.double()),

@@ -539,6 +539,6 @@ def _series(coefficients: Sequence[float], x: torch.Tensor) -> torch.Tensor:
 def spherical_bessel_j0(x: torch.Tensor) -> Any:
     """``sin(x) / x``, and its series near zero."""
     square = x * x
-    near = _series((1.0, -1 / 6, 1 / 120, -1 / 5040), square)
+    near = _series([(-1) ** n / math.factorial(2 * n + 1) for n in range(7)], square)
     far = torch.where(torch.abs(x) == math.inf, 0, torch.sin(x) / x)
     return torch.where(torch.abs(x) < 0.5, near, far)
