@@ -2055,8 +2055,10 @@ class OnnxTranslator:
             named_parameters=tuple,
             named_buffers=tuple,
         )
-        # onnx_ir warns of the empty list that stands for the shape of a number.
-        with self._lock, _signatures_read_once(), _quiet(logging.getLogger("onnx_ir._convenience")):
+        # onnx_ir warns of the empty list that stands for the shape of a number, the exporter of an
+        # operator with several results for which it makes one.
+        ir, exporter = logging.getLogger("onnx_ir._convenience"), self._core.logger
+        with self._lock, _signatures_read_once(), _quiet(ir), _quiet(exporter):
             translated = self._core._exported_program_to_onnx_program(
                 cast(Any, program), registry=self._registry
             )
