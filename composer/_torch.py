@@ -487,6 +487,35 @@ def autocasts() -> list[tuple[str, torch.dtype]]:
     return [(kind, torch.get_autocast_dtype(kind)) for kind in kinds]
 
 
+_FLOAT32_SETTINGS = (
+    ("generic", "all"),
+    *(("cuda", each) for each in ("all", "matmul", "conv", "rnn")),
+    *(("mkldnn", each) for each in ("all", "matmul", "conv", "rnn")),
+)
+"""Those of ``torch.backends``, each behind the one that it follows while it is not set itself. By
+their private names: what ``torch.backends.mkldnn.fp32_precision`` sets is that of all (2.13)."""
+
+
+def float32_precision() -> tuple[str, ...]:
+    """In what torch computes float32: the word for matrix products, then each newer setting.
+
+    The word is empty where the newer settings are none that it stands for: torch then raises.
+    """
+    try:
+        word = torch.get_float32_matmul_precision()
+    except RuntimeError:
+        word = ""
+    return word, *(torch._C._get_fp32_precision_getter(*each) for each in _FLOAT32_SETTINGS)
+
+
+def set_float32_precision(given: Sequence[str]) -> None:
+    """Have torch compute float32 in what :func:`float32_precision` has given."""
+    word, *settings = given
+    torch.set_float32_matmul_precision(word or "highest")  # as it is before it is set
+    for names, setting in zip(_FLOAT32_SETTINGS, settings, strict=True):
+        torch._C._set_fp32_precision_setter(*names, setting)
+
+
 def enters_autocast(target: Any) -> bool:
     """Whether a graph's node opens a region of autocast."""
     return target is _enter_autocast
@@ -1739,8 +1768,8 @@ def aot_adds_nothing(outputs: int) -> bool:
 def tracing_state() -> str:
     """Text of the global settings that decide what AOTAutograd makes of a graph.
 
-    They are those in the key of AOTAutograd's own cache (torch 2.13), and the kernels of attention
-    that are allowed.
+    They are those in the key of AOTAutograd's own cache (torch 2.13), the kernels of attention that
+    are allowed, and all that float32 is computed in.
     """
     import torch._functorch.config
 
@@ -1748,7 +1777,7 @@ def tracing_state() -> str:
     facts = (
         *(torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype()),
         *autocasts(),
-        *(torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision()),
+        *(torch.are_deterministic_algorithms_enabled(), float32_precision()),
         *(attention.flash_sdp_enabled(), attention.mem_efficient_sdp_enabled()),
         *(attention.math_sdp_enabled(), attention.cudnn_sdp_enabled()),
         *(torch.backends.mkldnn.enabled, torch.backends.cudnn.enabled),

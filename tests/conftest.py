@@ -22,6 +22,7 @@ import torch
 from forked import Interpreter
 
 import composer
+from composer import _torch
 
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # some plugin may have imported it before
 
@@ -74,6 +75,15 @@ def fresh_python() -> Callable[..., subprocess.CompletedProcess[str]]:
         )
 
     return run
+
+
+@pytest.fixture
+def newer_precision() -> Iterator[None]:
+    """A setting of ``fp32_precision`` that no word of the older function stands for."""
+    before = _torch.float32_precision()
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    yield
+    _torch.set_float32_precision(before)
 
 
 @pytest.fixture

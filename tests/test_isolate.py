@@ -19,7 +19,7 @@ from conftest import compiled, last
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import composer
-from composer import child
+from composer import _torch, child
 from composer.backends.base import Backend, limits_left, note
 from composer.errors import ChildRefusal, OptionError, Refusal
 from composer.isolate import parcel
@@ -229,6 +229,14 @@ def test_parameters_are_sent_without_their_values() -> None:
     assert [each.requires_grad for each in inputs].count(True) == 4
     assert any(torch.equal(each, torch.full((2, 1000), x)) for each in inputs)
     assert gm(*inputs)[0].isfinite().all()
+
+
+def test_newer_settings_of_float32_are_sent(newer_precision: None) -> None:
+    """Also where there is no word for them."""
+    given, wanted = parcel.surroundings(), _torch.float32_precision()
+    torch.set_float32_matmul_precision("highest")
+    with parcel.within(given):
+        assert _torch.float32_precision() == wanted
 
 
 def test_small_parts_of_large_tensors_are_sent_without_the_rest() -> None:

@@ -53,6 +53,13 @@ def test_works_by_itself_without_composers_chain() -> None:
     assert composer.reports() == ()
 
 
+def test_newer_settings_of_float32_are_no_obstacle(newer_precision: None) -> None:
+    """Torch has no word for them, and raises where it is asked for one."""
+    model, x = mlp(), torch.randn(3, 8)
+    torch.testing.assert_close(compiled(model, "onnxrt")(x), model(x))
+    assert last().chosen == "onnxrt"
+
+
 def test_the_record_says_what_ran() -> None:
     """Version, providers, threads, and the whole graph covered."""
     compiled(mlp(), {"backend": "onnxrt", "options": {"threads": 1}})(torch.randn(3, 8))

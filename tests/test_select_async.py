@@ -103,7 +103,7 @@ def kept() -> list[Any]:
 
 
 def set_precision() -> None:
-    torch.set_float32_matmul_precision("high")
+    torch.backends.cuda.matmul.fp32_precision = "ieee"
 
 
 def timing(place: int = 0) -> Any:
@@ -585,7 +585,9 @@ def test_default_dtype_that_changes_ends_it() -> None:
 
 
 @pytest.mark.parametrize("change", [composer.reset, set_precision, None])
-def test_verdict_is_kept_only_where_the_result_is_used(change: Callable[[], None] | None) -> None:
+def test_verdict_is_kept_only_where_the_result_is_used(
+    newer_precision: None, change: Callable[[], None] | None
+) -> None:
     """Not that of a session which is over, nor one of settings that were changed meanwhile."""
     last_one = Known("last")
     last_one.may_build.clear()
@@ -593,14 +595,10 @@ def test_verdict_is_kept_only_where_the_result_is_used(change: Callable[[], None
     f(torch.ones(2))
     f(torch.ones(2))
     assert last_one.building.wait(WAIT)
-    before = torch.get_float32_matmul_precision()
-    try:
-        if change is not None:
-            change()
-        last_one.may_build.set()
-        settle()
-    finally:
-        torch.set_float32_matmul_precision(before)
+    if change is not None:
+        change()
+    last_one.may_build.set()
+    settle()
     assert len(kept()) == (change is None)
 
 

@@ -258,6 +258,21 @@ def test_a_placeholder_that_was_added_needs_a_word_on_its_source() -> None:
     assert not hasattr(added, "_dynamo_source")
 
 
+def test_what_float32_is_computed_in_is_told_and_put_back(newer_precision: None) -> None:
+    """By either way of saying it, and by each backend; the word is empty where it is none."""
+    newer = _torch.float32_precision()
+    assert newer[0] == ""
+    torch.backends.mkldnn.conv.fp32_precision = "ieee"  # type: ignore[attr-defined]
+    other = _torch.float32_precision()
+    assert other != newer
+    torch.set_float32_matmul_precision("high")
+    word = _torch.float32_precision()
+    assert word[0] == "high"
+    for each in (newer, other, word):
+        _torch.set_float32_precision(each)
+        assert _torch.float32_precision() == each
+
+
 def test_autocasts_name_each_device_that_has_one() -> None:
     """With the dtype; none outside of a region."""
     assert _torch.autocasts() == []
@@ -646,6 +661,13 @@ def test_tracing_state_tells_settings_apart() -> None:
         assert _torch.tracing_state() != usual
     with config.patch(functionalize_rng_ops=True):
         assert _torch.tracing_state() != usual
+
+
+def test_tracing_state_tells_float32_apart(newer_precision: None) -> None:
+    """By the newer settings as well, which decide numbers."""
+    usual = _torch.tracing_state()
+    torch.backends.cuda.matmul.fp32_precision = "ieee"
+    assert _torch.tracing_state() != usual
 
 
 @pytest.mark.parametrize(

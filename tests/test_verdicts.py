@@ -414,13 +414,21 @@ def change_chain(chain: Chain, monkeypatch: pytest.MonkeyPatch) -> None:
     chain.engines.reverse()
 
 
-@pytest.mark.parametrize(
-    "change", [change_threads, change_torch, change_processor, change_engine, change_chain]
-)
+def change_float32(chain: Chain, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.backends.cuda.matmul.fp32_precision = "ieee"
+
+
+CHANGES = [change_threads, change_torch, change_processor, change_float32]
+
+
+@pytest.mark.parametrize("change", [*CHANGES, change_engine, change_chain])
 def test_what_speed_depends_on_is_measured_again(
-    chain: Chain, monkeypatch: pytest.MonkeyPatch, change: Callable[..., None]
+    chain: Chain,
+    monkeypatch: pytest.MonkeyPatch,
+    newer_precision: None,
+    change: Callable[..., None],
 ) -> None:
-    """Other threads, versions, processors and engines, the losers included."""
+    """Other threads, versions, processors, settings and engines, the losers included."""
     chain.compile()
     change(chain, monkeypatch)
     assert not is_remembered(chain.compile())

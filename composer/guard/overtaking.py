@@ -287,6 +287,6 @@ def _settings() -> tuple[Any, ...]:
     """The settings of torch that hold for all threads and decide what a graph computes."""
     return (
         torch.get_default_dtype(),
-        torch.get_float32_matmul_precision(),
+        _torch.float32_precision(),
         torch.are_deterministic_algorithms_enabled(),
     )

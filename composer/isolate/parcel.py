@@ -113,7 +113,7 @@ def surroundings() -> dict[str, Any]:
         "autocast": _torch.autocasts(),
         "dtype": torch.get_default_dtype(),
         "threads": torch.get_num_threads(),
-        "precision": torch.get_float32_matmul_precision(),
+        "precision": _torch.float32_precision(),
     }
 
 
@@ -122,7 +122,7 @@ def within(given: Mapping[str, Any]) -> Iterator[None]:
     """Have torch be told the same, here; the settings of the process stay."""
     torch.set_default_dtype(given["dtype"])
     torch.set_num_threads(given["threads"])
-    torch.set_float32_matmul_precision(given["precision"])
+    _torch.set_float32_precision(given["precision"])
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(given["inference"]))
         stack.enter_context(torch.set_grad_enabled(given["grad"]))

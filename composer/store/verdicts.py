@@ -31,7 +31,7 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
-from composer import machine, session
+from composer import _torch, machine, session
 from composer.backends.base import Backend
 from composer.errors import ChildRefusal, Refusal, causes
 from composer.policy import Policy
@@ -252,7 +252,7 @@ def _digest(request: GraphRequest, identities: Sequence[tuple[str, str | None]])
         "engines": identities,
         "machine": machine.describe(request.device),
         "threads": torch.get_num_threads(),
-        "products": torch.get_float32_matmul_precision(),
+        "float32": _torch.float32_precision(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "versions": [
             machine.version_of("torch-composer"),
