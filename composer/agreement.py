@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from composer import _torch
+from composer import _torch, interrupts
 from composer.backends.base import note
 from composer.errors import Refusal, refuse
 from composer.records import Reason, Status, error_line
@@ -221,6 +221,7 @@ class _Agreement:
         except Refusal:
             raise
         except Exception as error:  # noqa: BLE001  # recorded; agreement is never the user's problem
+            interrupts.pass_on(error)
             what = error_line(error)
             self._broken = True
             self.alone = f"the store of the default group failed: {what}"

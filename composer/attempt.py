@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from composer import _torch, agreement, isolate
+from composer import _torch, agreement, interrupts, isolate
 from composer.backends.base import (
     Backend,
     Notes,
@@ -50,8 +50,8 @@ def try_candidate(
     """One attempt: its record, and either the compiled callable or the error that ended it.
 
     Other ranks are asked by ``ballot``, except for eager, which all of them can take.
-    ``KeyboardInterrupt`` and ``SystemExit`` pass through, and so does Dynamo's control flow while
-    Dynamo's compile is under way.
+    ``KeyboardInterrupt`` and ``SystemExit`` pass through, so does what the handler of a signal
+    raises, and Dynamo's control flow while Dynamo's compile is under way.
     """
     name = contender.candidate.name
     ballot = agreement.NOBODY if contender.backend.may_return_original else ballot
@@ -68,6 +68,7 @@ def try_candidate(
                 _verify(compiled, request, contender, contender.allowed(notes.engine))
             ballot.accept()
         except Exception as error:
+            interrupts.pass_on(error)
             if isinstance(error, _torch.DYNAMO_CONTROL_FLOW) and not at_run_time:
                 raise
             failed = _failed(name, error, notes, time.perf_counter() - started)

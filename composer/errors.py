@@ -239,3 +239,16 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
         seen.add(id(error))
         yield error
         error = getattr(error, "inner_exception", None) or error.__cause__
+
+
+def chained(error: BaseException) -> Iterator[BaseException]:
+    """As :func:`causes`, and what was being handled when each of them was raised."""
+    seen: set[int] = set()
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        each = waiting.pop()
+        if each is not None and id(each) not in seen:
+            seen.add(id(each))
+            yield each
+            inner = getattr(each, "inner_exception", None)
+            waiting += [each.__context__, each.__cause__, inner]

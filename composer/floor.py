@@ -7,7 +7,7 @@ from typing import Any
 
 import torch.fx
 
-from composer import _torch
+from composer import _torch, interrupts
 from composer.errors import PassError
 from composer.graphs import checkpoints, clones
 from composer.lowering.each import compile_each
@@ -43,6 +43,7 @@ def _floor(request: GraphRequest, passes: late.LatePasses) -> Callable[..., Any]
         except PassError:
             raise
         except Exception as error:  # noqa: BLE001  # recorded; the floor always answers
+            interrupts.pass_on(error)
             passes.fail(error)
     return checkpoints.eager_forward(request.gm)
 

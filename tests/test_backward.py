@@ -6,6 +6,7 @@ import copy
 import functools
 import itertools
 import random
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -145,6 +146,24 @@ def test_backward_that_wrote_to_its_arguments_raises_once() -> None:
     with pytest.raises(RuntimeError, match="no such kernel") as caught:
         f(x).sum().backward()
     assert "gone or changed" in "".join(caught.value.__notes__)
+
+
+def test_backward_that_a_signal_interrupts_is_not_answered_for() -> None:
+    """What its handler raises is the program's, and the engine stays."""
+
+    def end_the_job(*_: Any) -> None:
+        raise TimeoutError("the job's time is up")
+
+    before = signal.signal(signal.SIGUSR1, end_the_job)
+    interrupted = aot(lambda given: signal.raise_signal(signal.SIGUSR1))
+    x = torch.randn(3, requires_grad=True)
+    try:
+        f = compiled(torch.sin, interrupted)
+        with pytest.raises(TimeoutError, match="the job's time is up"):
+            f(x).sum().backward()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert (last().chosen, last().runtime.last_error) == ("build", "")
 
 
 def test_backward_without_memory_keeps_its_engine_for_two_steps() -> None:

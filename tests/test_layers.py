@@ -11,7 +11,7 @@ import composer
 PACKAGE = Path(composer.__file__).parent
 LAYERS = [
     {"errors"},
-    {"memory", "records"},
+    {"interrupts", "memory", "records"},
     {"_torch"},
     {"registry", "store", "store.disk", "child", "machine", "guard.background", "guard.gate"},
     {"graphs.nodes", "graphs.norms"},

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from composer import _torch
+from composer import _torch, interrupts
 from composer.graphs import clones, writes
 from composer.memory import free_memory, lacks_memory
 from composer.passes import late
@@ -71,6 +71,7 @@ class Backwards:
             try:
                 return compiled(args)
             except Exception as error:
+                interrupts.pass_on(error)
                 if self._told is None:
                     raise
                 intact = before is not None and _versions(args) == before

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from composer import _torch
+from composer import _torch, interrupts
 from composer.guard.roles import Compiled, Engine, Later, Rescue
 from composer.guard.sampling import Sampler
 from composer.guard.served import ServedGraph
@@ -70,6 +70,7 @@ def watch(
                 raise TypeError("the engine returned None")
             return outputs
         except Exception as error:
+            interrupts.pass_on(error)
             outputs = served.answer(error, run, args, before)
             if outputs is None:
                 raise

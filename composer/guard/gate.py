@@ -19,6 +19,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from composer import interrupts
+
 T = TypeVar("T")
 
 Work = Callable[[], float]
@@ -119,8 +121,9 @@ class Gate:
     def _do(self, offer: _Offer) -> None:
         """Do the work once the calls under way are over; calls that come meanwhile wait.
 
-        An error is handed to the thread that offered the work; ``KeyboardInterrupt`` and its kin
-        are raised here as well, since this may be the program's thread.
+        An error is handed to the thread that offered the work; ``KeyboardInterrupt`` and its kin,
+        and what the handler of a signal raises, are raised here as well, since this may be the
+        program's thread.
         """
         started = time.perf_counter()
         try:
@@ -130,6 +133,7 @@ class Gate:
             offer.result.set_result(offer.work())
         except Exception as error:  # noqa: BLE001  # raised where it is waited for
             offer.result.set_exception(error)
+            interrupts.pass_on(error)
         except BaseException as error:
             offer.result.set_exception(error)
             raise

@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 
-from composer import _torch, chain, select, session
+from composer import _torch, chain, interrupts, select, session
 from composer.contenders import Contender
 from composer.graphs import clones, writes
 from composer.guard import background, roles
@@ -158,6 +158,7 @@ class Overtaking:
             background.submit(background.in_this_context(task, request.device))
         except Exception as error:  # noqa: BLE001  # recorded: the call is to be made all the same
             self.tell(seat, error_line(error))
+            interrupts.pass_on(error)
 
     def tell(self, seat: roles.Seat, why: str) -> None:
         """Record why the contest came to nothing."""

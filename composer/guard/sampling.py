@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from composer import verify
+from composer import interrupts, verify
 from composer.errors import Refusal
 from composer.graphs import clones, writes
 from composer.graphs.comparison import Bounds, Values, detached_copy, devices
@@ -64,7 +64,8 @@ class Sampler:
         try:
             eager = verify.run(self.floor, args, request)
             call = None if self.apart else _Undoable(args, request)
-        except Exception:  # noqa: BLE001  # the program's own error: the engine's to meet as well
+        except Exception as error:  # noqa: BLE001  # the program's own: the engine's to meet as well
+            interrupts.pass_on(error)
             return run(*args), None
         if call is None:
             got = verify.run(run, args, request)
@@ -85,7 +86,8 @@ class Sampler:
         except Refusal as refusal:
             self.runtime.compared()
             return refusal.with_traceback(None)  # which holds the frame that is given it
-        except Exception:  # noqa: BLE001  # of comparing, such as a lack of memory: not the engine's
+        except Exception as error:  # noqa: BLE001  # of comparing, as for memory: not the engine's
+            interrupts.pass_on(error)
             return None
         self.runtime.compared()
         return None

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar, cast
 
-from composer import _torch
+from composer import _torch, interrupts
 from composer.guard.gate import Gate
 from composer.guard.roles import (
     UNSEEN,
@@ -286,6 +286,7 @@ class ServedGraph:
         try:
             return _given(run(*args))
         except Exception as again:
+            interrupts.pass_on(again)
             if self._versions.of(args) != before:
                 self._runtime.failed(again)
                 raise
@@ -363,6 +364,7 @@ class ServedGraph:
         try:
             return make(args)
         except Exception as error:
+            interrupts.pass_on(error)
             self._runtime.failed(error)
             raise
 
@@ -371,6 +373,7 @@ class ServedGraph:
         try:
             return _given(run(*args))
         except Exception as error:
+            interrupts.pass_on(error)
             outputs = self.answer(error, run, args, before)
             if outputs is None:
                 raise

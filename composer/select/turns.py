@@ -37,6 +37,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+from composer import interrupts
 from composer.guard.gate import Gate
 from composer.records import GraphRequest, error_line
 from composer.select.contest import Budget, Entrant, Result, Timing
@@ -130,6 +131,7 @@ def _track(request: GraphRequest, laid_out: contextlib.ExitStack) -> Track:
         track = Track(request)
         laid_out.enter_context(track.laid_out())
     except Exception as error:  # noqa: BLE001  # recorded: what serves needs no copies
+        interrupts.pass_on(error)
         what = error_line(error)
         raise _Undecided(f"inputs cannot be copied: {what}") from None
     return track
@@ -331,6 +333,7 @@ class _Race:
             )
             return turn() if gate is None else self._between_calls(turn, gate)
         except Exception as error:  # noqa: BLE001  # recorded: its attempt has failed
+            interrupts.pass_on(error)
             if place == len(self._entrants) - 1:
                 what = error_line(error)
                 raise _Undecided(f"eager itself raises {what}") from None

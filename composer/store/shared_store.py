@@ -15,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from composer import session
+from composer import interrupts, session
 from composer.errors import text_of
 from composer.records import error_line
 from composer.store.disk import warn_of
@@ -61,6 +61,7 @@ class SharedStore:
         try:
             return _within(PATIENCE, task)
         except Exception as error:  # noqa: BLE001  # told of; a shared folder is never the user's problem
+            interrupts.pass_on(error)
             what = error_line(error).removesuffix(": ")
             what = f"the verdict store {self.name!r} is not used any more in this process: {what}"
             left_alone[self.url] = what

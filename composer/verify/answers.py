@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from composer import _torch
+from composer import _torch, interrupts
 from composer.backends.base import note
 from composer.errors import Refusal, refuse, text_of
 from composer.graphs import clones, writes
@@ -111,11 +111,13 @@ def _run_of_eager(
     try:
         copied = given_copies(inputs, request)
     except Exception as error:  # noqa: BLE001  # recorded: what serves needs no copies
+        interrupts.pass_on(error)
         note(verified=f"no: inputs cannot be copied: {error_line(error)}")
         return None
     try:
         return run(reference, inputs, request, copied)
     except Exception as error:  # noqa: BLE001  # eager's own error is the user's to see at the call
+        interrupts.pass_on(error)
         note(verified=f"no: eager itself raises {error_line(error)}")
         return None
 
@@ -241,7 +243,8 @@ def exact(inputs: Sequence[Any], request: GraphRequest) -> Values:
     try:
         gm, wide, twin = in_double(request, inputs)
         return run(leaving_modes(gm.forward, gm), wide, twin).values
-    except Exception:  # noqa: BLE001  # then eager itself is what there is to compare with
+    except Exception as error:  # noqa: BLE001  # then eager is what there is to compare with
+        interrupts.pass_on(error)
         return {}
 
 
