@@ -1934,6 +1934,13 @@ def inductor_setting(name: str, config: Mapping[str, Any]) -> Any:
     return config[name] if name in config else getattr(inductor_config, name)
 
 
+def is_compilers(error: BaseException) -> bool:
+    """Whether Inductor raised it since the system's compiler failed, or there is none."""
+    raised = sys.modules.get("torch._inductor.exc")  # else there was nothing to raise it
+    kinds = (raised.CppCompileError, raised.InvalidCxxCompiler) if raised else ()
+    return isinstance(error, kinds)
+
+
 def inductor_cache_dir() -> str:
     """Where Inductor keeps what it compiled."""
     from torch._inductor.runtime.cache_dir_utils import cache_dir

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import textwrap
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import pytest
 import torch
 from conftest import compiled, last
 from torch._dynamo import lookup_backend
+from torch._inductor.exc import CppCompileError, InductorError, InvalidCxxCompiler
 from typer.testing import CliRunner
 
 import composer
@@ -24,8 +26,10 @@ from composer.backends.base import Backend
 from composer.backends.dynamo import CallableBackend
 from composer.backends.tensorrt.cache import plans
 from composer.cli import app
+from composer.errors import FallbackWarning
 from composer.store import disk, failures
 from composer.store.verdicts import ledger
+from composer.telemetry import notices
 from composer.testing import FakeBackend
 
 pytestmark = pytest.mark.filterwarnings("ignore::composer.errors.FallbackWarning")
@@ -84,6 +88,53 @@ def test_full_disk_is_tried_again() -> None:
     """What the engine is not to blame for may be well the next time."""
     assert again(fills_the_disk).status == "failed"
     assert again(fills_the_disk).status == "failed"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RecursionError("maximum recursion depth exceeded"),
+        DeprecationWarning("an old name"),
+        InductorError(CppCompileError(["g++"], "Python.h: No such file"), None),
+        InductorError(InvalidCxxCompiler("g++"), None),
+    ],
+    ids=lambda error: type(getattr(error, "inner_exception", error)).__name__,
+)
+def test_what_the_environment_is_to_blame_for_is_tried_again(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be mended, and nothing by which a failure is known would tell; also where wrapped."""
+    monkeypatch.setattr(failures, "WORTH_SECONDS", 0.0)
+
+    def refuses(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+        try:
+            raise error
+        except type(error):
+            raise RuntimeError("no kernel for this")  # noqa: B904  # as engines do
+
+    assert again(refuses).reason == "build_failed"
+    assert again(refuses).reason == "build_failed"
+
+
+def test_known_failure_is_warned_of_with_its_remedy() -> None:
+    """Once in a process: else a machine that was mended would serve eager, and nobody knew."""
+    again(fails_late)
+    with pytest.warns(FallbackWarning, match="`composer cache clear failures` has it tried again"):
+        again(fails_late)
+    with warnings.catch_warnings(record=True) as told:
+        again(fails_late)
+    assert told == []
+
+
+def test_known_failure_of_the_default_chain_is_no_news_where_another_serves(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    """As an engine that is not there."""
+    again(fails_late, "aot_eager")
+    again(fails_late, "aot_eager")
+    recwarn.clear()
+    notices.warn_of_fallbacks(last(), set(), asked_by_name=False)
+    assert list(recwarn) == []
 
 
 def test_fake_is_tried_again() -> None:

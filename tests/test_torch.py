@@ -647,6 +647,15 @@ def test_modes_that_watch_are_seen() -> None:
         assert _torch.is_watched()
 
 
+def test_errors_of_the_systems_compiler_are_told() -> None:
+    """That it failed, or that there is none; nothing else of Inductor's."""
+    from torch._inductor import exc
+
+    assert _torch.is_compilers(exc.CppCompileError(["g++"], "Python.h: No such file"))
+    assert _torch.is_compilers(exc.InvalidCxxCompiler("g++"))
+    assert not _torch.is_compilers(exc.SubgraphLoweringException())
+
+
 def test_tracing_state_tells_settings_apart() -> None:
     """Grad mode, autocast, the choice of attention, AOTAutograd's own config; else it is equal."""
     from torch._functorch import config

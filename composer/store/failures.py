@@ -3,7 +3,9 @@
 Only expensive failures are kept: a crash, a build that exceeded its ``timeout``, and one that
 failed after a second or more. What fails sooner costs little to try again, and may work by then.
 Causes that may be over a moment later do not count: memory that was short, a disk that was full, a
-child process that somebody ended by ``SIGTERM`` or that was slow to start. One that was killed by
+child process that somebody ended by ``SIGTERM`` or that was slow to start. Nor do those that are no
+part of what a failure is known by: the system's compiler, the limit of recursion, warnings that are
+errors. A child that was killed by
 ``SIGKILL`` counts, which is often the system's doing for want of memory: the next process would run
 the same risk, and it may not be the child that is killed.
 """
@@ -18,12 +20,12 @@ from typing import Any
 
 import torch
 
-from composer import session
+from composer import _torch, session
 from composer.backends.base import Backend, note
-from composer.errors import ChildRefusal, causes, refuse
+from composer.errors import ChildRefusal, causes, chained, refuse
 from composer.machine import version_of
 from composer.policy import Candidate
-from composer.records import Attempt, GraphRequest, Reason, Status
+from composer.records import Attempt, GraphRequest, Reason, Status, first_line
 from composer.store.disk import Shelf, this_process
 
 WORTH_SECONDS = 1.0
@@ -95,7 +97,8 @@ def refuse_known(key: str | None, days: float) -> None:
     if not -DAY < age <= days * DAY or (own and key not in session.current().failures):
         return
     told = entry.facts
-    what = f"{told['status']} ({told['reason']}) {_ago(age)}: {told['message']}"
+    said = first_line(told["message"])
+    what = f"{told['status']} ({told['reason']}) {_ago(age)}: {said}"
     remedy = "`composer cache clear failures` has it tried again"
     refuse(Status.SKIPPED, Reason.KNOWN_FAILURE, f"{what}; {remedy}")
 
@@ -113,8 +116,15 @@ def is_expensive(attempt: Attempt, error: Exception) -> bool:
         return True
     if any(isinstance(each, OSError) for each in causes(error)):
         return False
+    if any(map(_is_the_environments, chained(error))):
+        return False
     failed = attempt.status is Status.FAILED and attempt.reason in _BUILDS
     return failed and attempt.seconds >= WORTH_SECONDS
+
+
+def _is_the_environments(error: BaseException) -> bool:
+    """Whether another compiler, limit or filter of warnings may have the same build succeed."""
+    return isinstance(error, RecursionError | Warning) or _torch.is_compilers(error)
 
 
 def remember(key: str | None, request: GraphRequest, attempt: Attempt) -> None:

@@ -2,10 +2,11 @@
 
 A candidate that was not accepted, and a pass that was rolled back, give a ``FallbackWarning`` and a
 ``WARNING`` line in the log, the first time for each backend and reason. Not warned of are engines
-of the default chain that are missing on this machine while another serves, since nobody asked for
-them by name; engines that were measured to be slower, which is what measuring is for; and what
-``precision = "auto"`` tried in bf16 and did not take. What a misspelt variable of the environment
-asks for does not happen either, so that is warned of, too.
+of the default chain that are missing on this machine, or known to have failed for the graph, while
+another serves, since nobody asked for them by name; what was skipped for another cause; engines
+that were measured to be slower, which is what measuring is for; and what ``precision = "auto"``
+tried in bf16 and did not take. What a misspelt variable of the environment asks for does not happen
+either, so that is warned of, too.
 """
 
 from __future__ import annotations
@@ -48,10 +49,13 @@ def warn_of_fallbacks(
     """
     for attempt in report.attempts:
         what = attempt.backend, str(attempt.reason)
-        # An absent engine is missed only if it was asked for, or if nothing else serves.
+        # One that is absent, or was not tried again, is missed only if it was asked for, or if
+        # nothing else serves.
         missed = asked_by_name or report.chosen == FLOOR
         absent = attempt.status is Status.UNAVAILABLE and not missed
-        unwanted = attempt.status is Status.SKIPPED or attempt.reason is Reason.SLOWER
+        skipped = attempt.status is Status.SKIPPED
+        known = attempt.reason is Reason.KNOWN_FAILURE and missed
+        unwanted = (skipped and not known) or attempt.reason is Reason.SLOWER
         unwanted |= attempt.on_trial and attempt.reason is not Reason.RAISED_AT_RUNTIME
         if attempt.accepted or absent or unwanted or what in warned:
             continue
