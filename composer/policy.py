@@ -12,7 +12,14 @@ from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+)
 
 from composer.errors import OptionError
 from composer.lowering.freeze import Freeze
@@ -25,9 +32,20 @@ Mode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cu
 """The words that ``torch.compile(mode=...)`` takes."""
 
 
-Share = Annotated[float, Field(ge=0.0, le=1.0)]
-Seconds = Annotated[float, Field(gt=0.0)]
-MiB = Annotated[int, Field(gt=0)]
+def _no_truth_value(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("Input should be a number")
+    return value
+
+
+_NUMBER = BeforeValidator(_no_truth_value)
+"""Pydantic would take ``True`` for a second, or for all of a graph."""
+
+Share = Annotated[float, Field(ge=0.0, le=1.0), _NUMBER]
+Seconds = Annotated[float, Field(gt=0.0), _NUMBER]
+MiB = Annotated[int, Field(gt=0), _NUMBER]
+Calls = Annotated[int, Field(ge=1), _NUMBER]
+Days = Annotated[float, Field(ge=0.0), _NUMBER]
 
 
 class Match(BaseModel):
@@ -112,6 +130,15 @@ class Candidate(BaseModel):
     memory_limit: MiB | None = None
     when: Match | None = None
 
+    @field_validator("backend", mode="before")
+    @classmethod
+    def _named(cls, backend: Any) -> Any:
+        """Else there were a sentence for each kind that a value is not of."""
+        if not (backend.strip() if isinstance(backend, str) else callable(backend)):
+            table = {"backend": "onnxrt", "options": {}}
+            raise ValueError(f"a candidate is a name, a callable or a table such as {table}")
+        return backend
+
     @property
     def name(self) -> str:
         """The backend as the chain spelled it; a callable's ``__name__``.
@@ -132,8 +159,8 @@ class Tolerance(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    rtol: Annotated[float, Field(ge=0.0)] | None = None
-    atol: Annotated[float, Field(ge=0.0)] | None = None
+    rtol: Annotated[float, Field(ge=0.0), _NUMBER] | None = None
+    atol: Annotated[float, Field(ge=0.0), _NUMBER] | None = None
 
 
 Purpose = Literal["latency", "amortised", "memory"]
@@ -150,7 +177,7 @@ class Objective(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Purpose = "latency"
-    calls: Annotated[int, Field(ge=1)] = 10_000
+    calls: Calls = 10_000
     within: Share = 0.1
 
     def __str__(self) -> str:
@@ -237,22 +264,22 @@ class Policy(BaseModel):
     on_pass_error: Literal["skip", "raise"] = "skip"
     min_coverage: Share = 0.5
     verify: Literal["off", "compile", "sample"] = "off"
-    sample_every: Annotated[int, Field(ge=1)] = 100
+    sample_every: Calls = 100
     tolerance: Tolerance = Tolerance()
     on_runtime_error: Literal["fallback", "raise"] = "fallback"
-    retry_after: Annotated[int, Field(ge=1)] | None = None
+    retry_after: Calls | None = None
     isolate: bool = False
     timeout: Seconds | None = None
     memory_limit: MiB | None = None
-    remember_failures: Annotated[float, Field(ge=0.0)] = 7.0
-    agree_within: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 60.0
-    remember_verdicts: Annotated[float, Field(ge=0.0)] = 30.0
+    remember_failures: Days = 7.0
+    agree_within: Annotated[float, Field(ge=0.0, allow_inf_nan=False), _NUMBER] = 60.0
+    remember_verdicts: Days = 30.0
     verdict_store: str | None = None
     model: str | None = None
     locked: bool = False
     precision: Literal["fp32", "bf16", "auto"] = "fp32"
-    max_error: Annotated[float, Field(gt=0.0)] = 0.01
-    keep_artefacts: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 2.0
+    max_error: Annotated[float, Field(gt=0.0), _NUMBER] = 0.01
+    keep_artefacts: Annotated[float, Field(ge=0.0, allow_inf_nan=False), _NUMBER] = 2.0
     freeze: Freeze = "auto"
 
     @field_validator("chain", mode="before")

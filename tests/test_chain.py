@@ -735,6 +735,13 @@ def breaks_at_call(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
     return run
 
 
+@pytest.mark.parametrize("name", [":engine", "engines:", ":"])
+def test_half_of_a_path_is_a_mistake(name: str) -> None:
+    """Not one of an import."""
+    with pytest.raises(BackendCompilerFailed, match=f"backend '{name}' is not of the form"):
+        compiled(cosine, name)(torch.ones(2))
+
+
 def test_callables_of_one_name_are_told_apart() -> None:
     """As those that one function makes: what one did puts no other into quarantine."""
 

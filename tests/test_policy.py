@@ -32,6 +32,15 @@ def test_chain_accepts_names_tables_callables_and_candidates() -> None:
     assert policy.chain[1].options == {"freezing": True}
 
 
+NO_CANDIDATE = (
+    r"^option 'chain\[0\].backend' is [^;]*: a candidate is a name, a callable or a table"
+)
+NUMBERS = (
+    *("timeout", "select_seconds", "memory_limit", "sample_every", "retry_after", "min_coverage"),
+    *("agree_within", "remember_failures", "remember_verdicts", "keep_artefacts", "max_error"),
+)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -45,6 +54,10 @@ def test_chain_accepts_names_tables_callables_and_candidates() -> None:
         ({"chain": "onnxrt"}, "a chain is a list"),
         ({"chain": [{"backend": "onnxrt", "optoins": {}}]}, r"chain\[0\].optoins'; did you mean"),
         ({"chain": [{"options": {}}]}, r"chain\[0\].backend"),
+        *(({"chain": [each]}, NO_CANDIDATE) for each in (None, 3, "", ["onnxrt", {}])),
+        *(({name: True}, f"'{name}' is True: Input should be a number$") for name in NUMBERS),
+        ({"remember_failures": False}, "'remember_failures' is False: Input should be a number$"),
+        ({"tolerance": {"rtol": True}}, r"'tolerance.rtol' is True: Input should be a number$"),
         ({"max_autotune": True}, "an engine's own option stands in the chain"),
     ],
 )

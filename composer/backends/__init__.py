@@ -95,6 +95,8 @@ def _raise(error: Exception, name: str) -> NoReturn:
 
 
 def _import(path: str) -> Callable[..., Any]:
+    if not all(path.partition(":")):
+        raise UnknownNameError(f"backend {path!r} is not of the form 'module:function'")
     try:
         found = pkgutil.resolve_name(path)
     except Exception as error:
