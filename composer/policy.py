@@ -439,12 +439,9 @@ _TABLES: dict[str | int, type[BaseModel]] = {
 
 
 def _path(location: tuple[str | int, ...]) -> str:
-    """``chain[0].options``, without the branches of unions that pydantic names as well."""
+    """``chain[0].options``."""
     parts = (f"[{p}]" if isinstance(p, int) else f".{p}" for p in location)
-    return "".join(p for p in parts if p[1:] not in _UNION_BRANCHES).removeprefix(".")
-
-
-_UNION_BRANCHES = frozenset({"str", "callable", "Candidate"})
+    return "".join(parts).removeprefix(".")
 
 
 def _where_it_belongs(
