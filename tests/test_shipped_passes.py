@@ -226,6 +226,11 @@ NEAR_NO_OPS = {
     "a view written to": writes_to_a_view,
     "a copy written to": writes_to_a_copy,
     "a region without grad": cuts_the_gradient,
+    "a copy of a part": lambda x: (x * 2)[1:].clone().as_strided((1, 4), (4, 1), 0) + 1,
+    "a product of a part": lambda x: ((x * 2)[1:] * 1).as_strided((1, 4), (4, 1), 0) + 1,
+    "a copy at an odd offset": lambda x: torch.view_as_complex(
+        (x * 2).view(-1)[1:5].clone().view(2, 2)
+    ).abs(),
 }
 
 

@@ -37,7 +37,8 @@ class RemoveNoOps(GraphPass):
     of what is contiguous) always goes. A view with the sizes and strides of its base goes unless
     the graph writes to that memory or returns it. A copy (``x * 1``, ``x - 0``, a padding by
     nothing, ``cat`` of one, ``clone``) goes only where both sides are the graph's own, unwritten
-    and unreturned. ``x + 0`` stays for floating point: it makes +0.0 of -0.0.
+    and unreturned, and each begins where the other does in its memory: ``as_strided`` would tell
+    them apart. ``x + 0`` stays for floating point: it makes +0.0 of -0.0.
 
     Kin: Inductor's ``remove_noop_ops`` on functional graphs, after autograd.
     """
@@ -66,12 +67,11 @@ def _is_no_op(node: torch.fx.Node, memory: Memory, regions: Regions) -> bool:
         return False
     if _returns_its_input(node):
         return True
-    if not regions.keeps_grad(node):
+    if not regions.keeps_grad(node) or _offset(node) != _offset(source):
         return False
     name = _torch.operator_name(node.target)
     if name in _VIEWS:
-        unseen = not (memory.is_written(source, node) or memory.is_returned(source, node))
-        return unseen and _offset(node) == _offset(source)
+        return not (memory.is_written(source, node) or memory.is_returned(source, node))
     return _copies(node, name) and memory.is_own(source, node)
 
 
