@@ -332,3 +332,23 @@ def test_options_are_fields_and_part_of_the_uuid() -> None:
     x = torch.randn(3)
     result = compiled(torch.cos, "inductor", passes=[Scaled(3.0)], strict=True)(x)
     torch.testing.assert_close(result, 3 * x.cos())
+
+
+def test_other_arguments_are_written_to_as_those_before() -> None:
+    """The node stays; what returns its argument goes on sharing memory with it."""
+
+    class Wider(InterpreterPass):
+        def call_operator(self, op, args, kwargs, meta):
+            given = (args[0], -2.0, 2.0) if op is aten.hardtanh.default else args
+            return super().call_operator(op, given, kwargs, meta)
+
+    def writes(x):
+        a = F.hardtanh(x)
+        a.type_as(x).add_(1)
+        return a * 2, F.hardtanh(x) * 3
+
+    x = torch.randn(8)
+    passes = [Wider(), "eliminate_common_subexpressions"]
+    result = compiled(writes, "aot_eager", passes=passes, on_pass_error="raise")(x)
+    torch.testing.assert_close(result, ((x.clamp(-2, 2) + 1) * 2, x.clamp(-2, 2) * 3))
+    assert [each.matches for each in last().passes] == [2, 0]

@@ -401,3 +401,22 @@ def test_a_slip_of_the_author_is_named(pattern, replacement, said: str) -> None:
     """As an OptionError with the name of the pass."""
     with pytest.raises(OptionError, match=said):
         PatternPass(pattern, replacement).run(traced(lambda x: x))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_replacement_is_written_to_as_what_it_replaced(engine: str) -> None:
+    """Two of them stay two, where what returns its argument is written to in between."""
+
+    def writes(x):
+        a = torch.relu(x)
+        a.type_as(x).add_(1)
+        return a * 2, torch.relu(x) * 3
+
+    bounded = PatternPass(
+        lambda x: aten.relu.default(x), lambda x: aten.hardtanh.default(x, 0.0, 9.0), name="bounded"
+    )
+    passes = [bounded, "eliminate_common_subexpressions"]
+    x = torch.randn(4)
+    result = compiled(writes, engine, passes=passes, on_pass_error="raise")(x)
+    torch.testing.assert_close(result, writes(x))
+    assert [each.matches for each in last().passes] == [2, 0]

@@ -405,6 +405,25 @@ def test_what_is_not_the_same_twice_stays(case: str) -> None:
     assert places == (1 if case == "an integer and a float" else 0)
 
 
+def written_through_its_own_type(x, block):
+    a = block(x)
+    a.type_as(x).add_(1)
+    return a * 2, block(x) * 3
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_an_earlier_pass_made_is_written_to_as_what_was_there(engine: str) -> None:
+    """An operator that may return its argument says so in no schema: fake values do."""
+    block = norm_block()[:2]
+    passes = ["fold_batch_norm", "eliminate_common_subexpressions"]
+    x = torch.randn(2, 3, 8, 8)
+    with torch.no_grad():
+        run = compiled(written_through_its_own_type, engine, passes=passes, on_pass_error="raise")
+        wanted = written_through_its_own_type(x, block)
+        torch.testing.assert_close(run(x, block), wanted, rtol=1e-4, atol=1e-4)
+    assert last().passes[0].matches == 2
+
+
 def normed(x, mean, variance):
     return torch.native_batch_norm(x, None, None, mean, variance, True, 0.1, 1e-5)[0]
 

@@ -69,7 +69,7 @@ class Memory:
         if not is_source and (operator is None or _torch.shares_memory(operator)):
             for source in filter(holds_memory, node.all_input_nodes):
                 self._join(node, source)
-        for tensor in _tensors(node.meta.get("val")):
+        for tensor in tensors(node.meta.get("val")):
             self._join(node, self._first.setdefault(_torch.storage_id(tensor), node))
 
     def _join(self, node: torch.fx.Node, other: torch.fx.Node) -> None:
@@ -94,7 +94,8 @@ def holds_memory(node: torch.fx.Node) -> bool:
     return not isinstance(node.meta.get("val"), numbers)
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
+def tensors(value: Any) -> Iterator[torch.Tensor]:
+    """What a fake value has of tensors in memory that others may share."""
     for each in value if isinstance(value, list | tuple) else [value]:
         if isinstance(each, torch.Tensor) and each.layout is torch.strided:
             yield each

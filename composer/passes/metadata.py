@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ import torch.fx
 from composer import _torch
 from composer.graphs.nodes import attribute_at
 from composer.passes.base import Stage
+from composer.passes.memory import tensors
 
 
 class Unknown(Exception):
@@ -52,16 +53,27 @@ def fill(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], key: str) -> N
     mode = _torch.fake_mode_of(example_inputs)
     for node, value in zip(placeholders, example_inputs, strict=True):
         node.meta[key] = _torch.as_fake(mode, value)
-    propagate(gm, key, keep=())
+    propagate(gm, key, keep=(), known={})
 
 
-def propagate(gm: torch.fx.GraphModule, key: str, keep: Container[torch.fx.Node]) -> None:
+def propagate(
+    gm: torch.fx.GraphModule,
+    key: str,
+    keep: Container[torch.fx.Node],
+    known: Mapping[torch.fx.Node, Any],
+) -> None:
     """Compute the fake value of every operation but those in ``keep`` that read nothing new.
+
+    Args:
+        gm: The graph.
+        key: Where fake values stand.
+        keep: The nodes that are as they were.
+        known: The fake values that were there before.
 
     Raises:
         Unknown: an operation fails on the fake values of its inputs.
     """
-    moved: set[torch.fx.Node] = set()
+    news = _News(known)
     computed: dict[str, str] = {}
     mode = mode_of(gm, key)
     with evaluating(mode), autocast_regions() as regions:
@@ -71,21 +83,63 @@ def propagate(gm: torch.fx.GraphModule, key: str, keep: Container[torch.fx.Node]
             if _torch.changes_state(node.target):
                 follow(node, regions)
                 continue
-            reads_new = not moved.isdisjoint(node.all_input_nodes)
-            if key in node.meta and node in keep and not reads_new:
+            as_before = node in known and node.meta.get(key) is known[node]
+            if as_before and node in keep and not news.reach(node):
                 continue
             call = _described(node, key, regions)
-            if key in node.meta and computed.get(call) == description(node.meta[key]):
+            if as_before and news.owns_memory(node) and computed.get(call) == layout(known[node]):
                 continue  # the same operation on the same kind of inputs gave that already
-            if recompute(gm, node, key, mode):
-                moved.add(node)
-            computed[call] = description(node.meta[key])
+            value = node.meta[key] = _computed(gm, node, key, mode)
+            news.add(node, value)
+            given = [each.meta.get(key) for each in node.all_input_nodes]
+            if _memory(value).isdisjoint(_memory(*given)):
+                computed[call] = layout(value)
+
+
+class _News:
+    """Which fake values are new, and which old ones do not hold any more because of them.
+
+    A view, or what returns its argument, holds only beside the very value that it shares memory
+    with; all else holds as long as its inputs look as they did.
+    """
+
+    def __init__(self, known: Mapping[torch.fx.Node, Any]) -> None:
+        self._known = known
+        self._owners: dict[int, torch.fx.Node] = {}
+        self._new: set[torch.fx.Node] = set()
+        self._moved: set[torch.fx.Node] = set()
+        for node, value in known.items():
+            for memory in _memory(value):
+                self._owners.setdefault(memory, node)
+
+    def add(self, node: torch.fx.Node, value: Any) -> None:
+        """Take note of a value that was computed."""
+        self._new.add(node)
+        if node not in self._known or layout(self._known[node]) != layout(value):
+            self._moved.add(node)
+
+    def reach(self, node: torch.fx.Node) -> bool:
+        """Whether the old value of a node with the same inputs does not hold any more."""
+        memory = _memory(self._known[node])
+        return any(
+            each in self._moved
+            or (each in self._new and not memory.isdisjoint(_memory(self._known[each])))
+            for each in node.all_input_nodes
+        )
+
+    def owns_memory(self, node: torch.fx.Node) -> bool:
+        """Whether the old value of the node lay in memory that no node before it had."""
+        return all(self._owners[memory] is node for memory in _memory(self._known[node]))
+
+
+def _memory(*values: Any) -> set[int]:
+    return {_torch.storage_id(each) for value in values for each in tensors(value)}
 
 
 def _described(node: torch.fx.Node, key: str, regions: Regions) -> str:
     """A call with its inputs' fake values in place of its inputs."""
     given = torch.fx.map_arg(
-        (node.args, node.kwargs), lambda each: f"<{description(each.meta.get(key))}>"
+        (node.args, node.kwargs), lambda each: f"<{layout(each.meta.get(key))}>"
     )
     return f"{node.op} {node.target} {given} {[region.name for region in regions]}"
 
@@ -109,14 +163,18 @@ def recompute(gm: torch.fx.GraphModule, node: torch.fx.Node, key: str, mode: Any
     Raises:
         Unknown: the operation fails on the fake values of its inputs.
     """
-    try:
-        value = _evaluate(gm, node, key, mode)
-    except Exception as error:
-        raise Unknown(node, f"{node.target} cannot be run on its inputs: {error}") from error
-    if key in node.meta and description(node.meta[key]) == description(value):
+    value = _computed(gm, node, key, mode)
+    if key in node.meta and layout(node.meta[key]) == layout(value):
         return False
     node.meta[key] = value
     return True
+
+
+def _computed(gm: torch.fx.GraphModule, node: torch.fx.Node, key: str, mode: Any) -> Any:
+    try:
+        return _evaluate(gm, node, key, mode)
+    except Exception as error:
+        raise Unknown(node, f"{node.target} cannot be run on its inputs: {error}") from error
 
 
 def _evaluate(gm: torch.fx.GraphModule, node: torch.fx.Node, key: str, mode: Any) -> Any:
@@ -167,3 +225,8 @@ def description(value: Any, *, strides: bool = True) -> str:
     if isinstance(value, list | tuple):
         return str([description(each, strides=strides) for each in value])
     return str(value)
+
+
+def layout(value: Any) -> str:
+    """:func:`description`, and where in its memory a tensor begins, which views of it depend on."""
+    return f"{description(value)} {[str(each.storage_offset()) for each in tensors(value)]}"

@@ -86,7 +86,8 @@ def enforce(
         graph.recompile()
     _make_buffers(gm)
     try:
-        metadata.propagate(gm, metadata.key_at(stage), _kept(gm, before, changed))
+        key = metadata.key_at(stage)
+        metadata.propagate(gm, key, _kept(gm, before, changed), before.values(key))
     except metadata.Unknown as unknown:
         raise Broken("metadata", unknown.node.name, str(unknown)) from unknown
     _check_values(gm, stage, promised)

@@ -47,6 +47,11 @@ class Snapshot:
         held = self.state["_modules"]
         return {name: held[name] for name, each in self.nested.items() if each.differs(held[name])}
 
+    def values(self, key: str) -> dict[torch.fx.Node, Any]:
+        """The fake value of every node that had one."""
+        nodes = zip(self.lines, self.copy.nodes, strict=True)
+        return {node: twin.meta[key] for node, twin in nodes if key in twin.meta}
+
     def module(self) -> torch.nn.Module:
         """What the attributes of :attr:`copy` are read from."""
         root = torch.nn.Module()
