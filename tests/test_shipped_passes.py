@@ -490,6 +490,19 @@ def biased(x, w, v, bias):
     return functional.linear(x, w, bias).relu() + functional.linear(x, v, bias).relu()
 
 
+@torch.library.custom_op("composer_tests::sixth_in_memory", mutates_args=())
+def sixth_in_memory(x: torch.Tensor) -> torch.Tensor:
+    """As a kernel would that takes its argument to have no gaps."""
+    return x.as_strided((1,), (1,), 5).clone()
+
+
+sixth_in_memory.register_fake(lambda x: x.new_empty(1))
+
+
+def both(read):
+    return lambda x, w, v: (read(x @ w) + 1, (x @ v).relu())
+
+
 NEAR_PARALLEL = {
     "results returned": lambda x, w, v: (x @ w, (x @ v).mT),
     "an operand written to": written_operand,
@@ -501,6 +514,11 @@ NEAR_PARALLEL = {
     ).relu(),
     "a bias for all rows": lambda x, w, v: biased(x, w, v, x * 2),
     "a bias of one number": lambda x, w, v: biased(x, w, v, x[0, :1]),
+    "memory read by strides": both(lambda y: y.as_strided((4, 4), (4, 1))),
+    "a view of it read by strides": both(lambda y: y.view(-1).as_strided((3,), (5,))),
+    "pairs taken for complex numbers": both(lambda y: torch.view_as_complex(y.view(4, 2, 2)).abs()),
+    "bits of another dtype": both(lambda y: y.view(torch.int64)),
+    "another package's operator": both(sixth_in_memory),
 }
 
 
@@ -532,7 +550,7 @@ def test_a_view_that_cannot_be_one_any_more_is_a_reshape() -> None:
     """Pieces of a joint product have gaps, which ``view`` refuses to close."""
 
     def run(x, w, v):
-        return ((x @ w).view(-1) * (x @ v).view(-1)).relu()
+        return ((x @ w).view(-1) * (x @ v).view_as(x.new_empty(16))).relu()
 
     args = [torch.randn(4, 4) for _ in range(3)]
     assert matches(run, *args, name="merge_parallel_linears") == 1

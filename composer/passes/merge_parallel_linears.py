@@ -10,6 +10,8 @@ from typing import Any, ClassVar, cast
 import torch
 import torch.fx
 
+from composer import _torch
+from composer.graphs.writes import is_torchs
 from composer.passes.base import GraphPass
 from composer.passes.gradients import Gradients
 from composer.passes.memory import Memory, Regions
@@ -39,6 +41,17 @@ _KINDS = (
     Kind(aten.matmul.default, 1, 0, 0),
 )
 
+_COPY_IF_NEEDED = {
+    aten.view.default: aten.reshape.default,
+    aten.view_as.default: aten.reshape_as.default,
+}
+"""Views that need memory without gaps, by what makes a copy where there are some."""
+
+_SEE_STRIDES = frozenset(
+    {"aten::as_strided", "aten::as_strided_", "aten::as_strided_scatter", "aten::view_as_complex"}
+    | {"aten::sym_stride", "aten::sym_storage_offset"}
+)
+
 
 @dataclass(frozen=True)
 class MergeParallelLinears(GraphPass):
@@ -49,8 +62,9 @@ class MergeParallelLinears(GraphPass):
     call unless the engine binds weights. Refused where an operand is computed after the first of
     the products (it may depend on it), where dtypes, regions or the presence of a bias differ,
     where one operand needs a gradient and another's does not (all results would have one), where
-    the graph writes to any of them, and where a result, or a view of it, is returned: its strides
-    would be others.
+    the graph writes to any of them, and where a result, or a view of it, is returned or read by
+    what tells strides apart (``as_strided``, ``view_as_complex``, ``view`` of another dtype,
+    operators of other packages): they would be others.
 
     Kin: Inductor's ``split_cat`` and ``group_batch_fusion`` passes.
 
@@ -59,7 +73,9 @@ class MergeParallelLinears(GraphPass):
     """
 
     depends_on: ClassVar[tuple[str, ...]] = (
+        "composer.graphs.nodes",
         "composer.graphs.norms",
+        "composer.graphs.writes",
         "composer.passes.gradients",
         "composer.passes.memory",
     )
@@ -85,9 +101,11 @@ class MergeParallelLinears(GraphPass):
 def _groups(gm: torch.fx.GraphModule, kind: Kind) -> list[list[torch.fx.Node]]:
     memory, regions = Memory(gm), Regions.in_graph(gm.graph)
     gradients = Gradients(gm, regions)
+    seeing = (node for node in gm.graph.nodes if _sees_strides(node))
+    seen = {memory.root(each) for node in seeing for each in node.all_input_nodes}
     groups: dict[Any, list[torch.fx.Node]] = {}
     for node in gm.graph.find_nodes(op="call_function", target=kind.target):
-        if not _may_merge(node, kind, memory):
+        if not _may_merge(node, kind, memory) or memory.root(node) in seen:
             continue
         # As many as there are operands: a bias here and none there is another key, too.
         needed = gradients.of_inputs(node)
@@ -109,6 +127,12 @@ def _may_merge(node: torch.fx.Node, kind: Kind, memory: Memory) -> bool:
     fits = _width(node, kind) is not None and len({_dtype(each) for each in operands}) == 1
     plain = all(tuple(each.meta["val"].shape) == (_width(node, kind),) for each in operands[2:])
     return fits and plain and not (memory.is_written(node, *operands) or memory.is_returned(node))
+
+
+def _sees_strides(node: torch.fx.Node) -> bool:
+    """Whether the operation may give another result for equal content with other strides."""
+    name = _torch.operator_name(node.target)
+    return name in _SEE_STRIDES or node.target is aten.view.dtype or not is_torchs(node)
 
 
 def _dtype(node: torch.fx.Node) -> torch.dtype:
@@ -158,6 +182,7 @@ def _merge(
 
 def _let_views_copy(graph: torch.fx.Graph, node: torch.fx.Node, memory: Memory) -> None:
     """A piece of a larger tensor has gaps: ``view`` refuses some shapes that ``reshape`` takes."""
-    for view in graph.find_nodes(op="call_function", target=aten.view.default):
-        if memory.root(view) is memory.root(node):
-            view.target = aten.reshape.default
+    for target, copying in _COPY_IF_NEEDED.items():
+        for view in graph.find_nodes(op="call_function", target=target):
+            if memory.root(view) is memory.root(node):
+                view.target = copying
