@@ -546,6 +546,57 @@ def test_a_frozen_product_does_not_come_to_need_a_gradient(engine: str) -> None:
     assert last().passes[0].matches == 1
 
 
+NOT_DIFFERENTIATED = {
+    "compared": lambda y: y > 0,
+    "detached": lambda y: y.detach().clamp(-1, 1).nan_to_num(0),
+    "an index": lambda y: y.argmax(-1, keepdim=True),
+    "its shape": lambda y: torch.ones_like(y),
+}
+
+
+@pytest.mark.parametrize("case", NOT_DIFFERENTIATED)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_is_given_no_gradient_in_eager_is_given_none(engine: str, case: str) -> None:
+    """Zeros would have an optimizer decay the weight, and infinity times them is NaN."""
+
+    def run(x, w, v):
+        return torch.relu(x @ w) * NOT_DIFFERENTIATED[case](x @ v)
+
+    def given():
+        x, w, v = (torch.linspace(-1, 2, 16).view(4, 4).roll(n) for n in range(3))
+        return [
+            each.requires_grad_() for each in (x, w, v.index_fill(0, torch.tensor(0), torch.inf))
+        ]
+
+    both = compiled(run, engine, passes=["merge_parallel_linears"], on_pass_error="raise")
+    grads = []
+    for function in (both, run):
+        args = given()
+        function(*args).sum().backward()
+        grads.append([each.grad for each in args])
+    assert grads[0][2] is None
+    torch.testing.assert_close(grads[0][:2], grads[1][:2])
+    with torch.no_grad():
+        both(*given())
+    assert last().passes[0].matches == 1
+
+
+def test_products_that_are_written_elsewhere_are_given_gradients() -> None:
+    """What is written to in place is read by other names, too."""
+
+    def run(x, w, v):
+        y = torch.zeros(2, 4, 4)
+        y[0].copy_((x @ w).relu())
+        y[1].copy_((x @ v).relu())
+        return y * 2
+
+    x, w, v = (torch.randn(4, 4, requires_grad=True) for _ in range(3))
+    both = compiled(run, "aot_eager", passes=["merge_parallel_linears"], on_pass_error="raise")
+    got, wanted = (torch.autograd.grad(f(x, w, v).sum(), (x, w, v)) for f in (both, run))
+    torch.testing.assert_close(got, wanted)
+    assert last().passes[0].matches == 1
+
+
 def test_a_view_that_cannot_be_one_any_more_is_a_reshape() -> None:
     """Pieces of a joint product have gaps, which ``view`` refuses to close."""
 

@@ -62,9 +62,11 @@ class MergeParallelLinears(GraphPass):
     call unless the engine binds weights. Refused where an operand is computed after the first of
     the products (it may depend on it), where dtypes, regions or the presence of a bias differ,
     where one operand needs a gradient and another's does not (all results would have one), where
-    the graph writes to any of them, and where a result, or a view of it, is returned or read by
-    what tells strides apart (``as_strided``, ``view_as_complex``, ``view`` of another dtype,
-    operators of other packages): they would be others.
+    one result is given a gradient and another, which only a comparison reads, is not (its weight
+    would be given zeros, and decay), where the graph writes to any of them, and where a result, or
+    a view of it, is returned or read by what tells strides apart (``as_strided``,
+    ``view_as_complex``, ``view`` of another dtype, operators of other packages): they would be
+    others.
 
     Kin: Inductor's ``split_cat`` and ``group_batch_fusion`` passes.
 
@@ -100,7 +102,7 @@ class MergeParallelLinears(GraphPass):
 
 def _groups(gm: torch.fx.GraphModule, kind: Kind) -> list[list[torch.fx.Node]]:
     memory, regions = Memory(gm), Regions.in_graph(gm.graph)
-    gradients = Gradients(gm, regions)
+    gradients = Gradients(gm, memory, regions)
     seeing = (node for node in gm.graph.nodes if _sees_strides(node))
     seen = {memory.root(each) for node in seeing for each in node.all_input_nodes}
     groups: dict[Any, list[torch.fx.Node]] = {}
@@ -108,7 +110,7 @@ def _groups(gm: torch.fx.GraphModule, kind: Kind) -> list[list[torch.fx.Node]]:
         if not _may_merge(node, kind, memory) or memory.root(node) in seen:
             continue
         # As many as there are operands: a bias here and none there is another key, too.
-        needed = gradients.of_inputs(node)
+        needed = gradients.of_inputs(node), gradients.reach(node)
         key = node.args[kind.shared], regions.of[node], needed, _dtype(node)
         group = groups.setdefault(key, [])
         if not group or _is_ready(node, group[0]):
