@@ -27,11 +27,20 @@ from rewrites import (
     cosines,
     nested,
 )
+from torch.fx.passes.infra.pass_base import PassBase
+from torch.fx.passes.infra.pass_base import PassResult as TorchsResult
 
 import composer
 from composer import registry
 from composer.errors import FallbackWarning, OptionError, PassError, UnknownNameError
-from composer.passes import FunctionPass, GraphPass, Stage, resolve
+from composer.passes import (
+    FunctionPass,
+    GraphPass,
+    InterpreterPass,
+    PassResult,
+    Stage,
+    resolve,
+)
 from composer.registry import Registry
 
 ENGINES = ("inductor", "onnxrt", "aot_eager", "eager")
@@ -404,6 +413,38 @@ def test_a_pass_that_says_only_whether_it_changed_something_counts_nothing() -> 
     assert (record.changed, record.matches, record.error) == (True, None, "")
 
 
+class ToInteger(GraphPass):
+    """The power of a float is that of the integer of the same value."""
+
+    def run(self, gm):
+        for node in gm.graph.find_nodes(op="call_function", target=aten.pow.Scalar):
+            node.args = (int(node.args[0]), node.args[1])
+
+
+class ToIntegerByWalking(InterpreterPass):
+    def call_operator(self, op, args, kwargs, meta):
+        given = (int(args[0]), args[1]) if op is aten.pow.Scalar else args
+        return super().call_operator(op, given, kwargs, meta)
+
+
+@pytest.mark.parametrize("cls", [ToInteger, ToIntegerByWalking])
+def test_another_constant_of_equal_value_is_a_change(cls: type[GraphPass]) -> None:
+    """Two to an integer's power is an integer, 2.0 to it is none; Python takes 2 for 2.0."""
+
+    def powers(x):
+        return (2.0**x).to(torch.float64)
+
+    seen = []
+
+    def looks(gm):
+        seen.extend(n.meta["val"].dtype for n in gm.graph.nodes if n.target is aten.pow.Scalar)
+
+    x = torch.arange(3)
+    result = compiled(powers, "aot_eager", passes=[cls(), looks], on_pass_error="raise")(x)
+    torch.testing.assert_close(result, powers(x))
+    assert (last().passes[0].changed, seen) == (True, [torch.int64])
+
+
 def test_functions_are_passes() -> None:
     """Given the module, or its graph where they ask for that; named by their qualified name."""
 
@@ -423,6 +464,60 @@ def test_functions_are_passes() -> None:
     first, second = last().passes
     assert first.name.endswith("test_functions_are_passes.<locals>.on_module")
     assert (first.matches, second.name, second.stage) == (1, "tangents", Stage.JOINT)
+
+
+def exchanged(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """A module that is not the one that was given."""
+    made = torch.fx.GraphModule(module, module.graph.__class__())
+    made.graph.output(made.graph.graph_copy(module.graph, {}))
+    CosineToSine().run(made)
+    return made
+
+
+class OfTorchs(PassBase):
+    """One that follows torch's contract, which lets it return another module."""
+
+    def __init__(self, edits):
+        self.edits = edits
+
+    def call(self, graph_module):
+        CosineToSine().run(graph_module)
+        return TorchsResult(self.edits(graph_module), True)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [exchanged, lambda module: exchanged(module).graph, OfTorchs(exchanged)],
+    ids=["a module", "a graph", "torch's result"],
+)
+def test_another_graph_that_a_function_returns_breaks_the_rule(function) -> None:
+    """It would be lost in silence: a pass edits the graph that it is given."""
+    args = inputs()
+    result = compiled(program, "aot_eager", passes=[function])(*args)
+    torch.testing.assert_close(result, program(*args))
+    assert "broke the rule 'raises': TypeError: it returned another graph" in last().passes[0].error
+
+
+@pytest.mark.parametrize(
+    ("function", "matches"),
+    [
+        (lambda gm: PassResult(bool(CosineToSine().run(gm)), 7), 7),
+        (lambda gm: bool(CosineToSine().run(gm)), None),
+        (lambda gm: CosineToSine().run(gm) and gm, None),
+        (OfTorchs(lambda gm: gm), None),
+        (lambda gm: torch.fx.replace_pattern(gm, *COSINE_AND_SINE), None),
+    ],
+    ids=["a result", "whether", "the module", "torch's result", "what was replaced"],
+)
+def test_a_function_returns_what_a_pass_returns(function, matches: int | None) -> None:
+    """Or the very module that it was given, or what counts nothing."""
+    args = inputs()
+    result = compiled(program, "aot_eager", passes=[function], on_pass_error="raise")(*args)
+    torch.testing.assert_close(result, rewritten(*args))
+    assert (last().passes[0].changed, last().passes[0].matches) == (True, matches)
+
+
+COSINE_AND_SINE = (lambda x: aten.cos.default(x), lambda x: aten.sin.default(x))
 
 
 def test_a_floor_without_an_aot_step_is_the_captured_graph(monkeypatch) -> None:

@@ -11,6 +11,7 @@ import torch.fx
 from composer.passes.base import GraphPass
 from composer.passes.memory import Memory, Region, Regions
 from composer.passes.purity import is_function
+from composer.passes.snapshot import frozen
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class EliminateCommonSubexpressions(GraphPass):
         "composer.graphs.writes",
         "composer.passes.memory",
         "composer.passes.purity",
+        "composer.passes.snapshot",
     )
 
     def run(self, gm: torch.fx.GraphModule) -> int:
@@ -64,17 +66,4 @@ def _may_merge(node: torch.fx.Node, memory: Memory) -> bool:
 
 
 def _key(node: torch.fx.Node, region: Region) -> Any:
-    return node.target, region, _frozen(node.args), _frozen(node.kwargs)
-
-
-def _frozen(value: Any) -> Any:
-    """A value that can be looked up, and is equal only for arguments that are the same."""
-    if isinstance(value, torch.fx.Node):
-        return value
-    if isinstance(value, list | tuple):
-        return tuple(map(_frozen, value))
-    if isinstance(value, dict):
-        return tuple((name, _frozen(each)) for name, each in value.items())
-    if isinstance(value, slice):
-        return "slice", _frozen((value.start, value.stop, value.step))
-    return type(value), repr(value)
+    return node.target, region, frozen(node.args), frozen(node.kwargs)

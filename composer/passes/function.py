@@ -12,7 +12,7 @@ from typing import Any
 import torch.fx
 
 from composer import _torch
-from composer.passes.base import GraphPass, Stage, as_stage
+from composer.passes.base import GraphPass, PassResult, Stage, as_stage
 from composer.passes.fingerprint import Unstable, digest
 
 is_inference: ContextVar[bool] = ContextVar("composer_is_inference", default=True)
@@ -46,8 +46,14 @@ class FunctionPass(GraphPass):
         object.__setattr__(self, "stage", stage)
         object.__setattr__(self, "name", self.name or qualified_name(self.function))
 
-    def run(self, gm: torch.fx.GraphModule) -> int | None:
-        """Call the function. A whole number that it returns counts as matches."""
+    def run(self, gm: torch.fx.GraphModule) -> int | PassResult | None:
+        """Call the function; what it returns counts as what a pass's ``run`` returns.
+
+        Anything else, such as what torch's ``replace_pattern`` lists as replaced, counts nothing.
+
+        Raises:
+            TypeError: it returned another graph, rather than edit the one that it was given.
+        """
         if _torch.is_pattern_matcher_pass(self.function):
             return int(self.function.apply(gm))  # type: ignore[attr-defined]  # Inductor's class
         argument = gm.graph if _takes_graph(self.function) else gm
@@ -55,7 +61,11 @@ class FunctionPass(GraphPass):
             returned: Any = self.function(gm.graph, is_inference.get())
         else:
             returned = self.function(argument)
-        return returned if type(returned) is int else None
+        made = getattr(returned, "graph_module", returned)  # of torch's own PassResult
+        graph = made.graph if isinstance(made, torch.fx.GraphModule) else made
+        if isinstance(graph, torch.fx.Graph) and graph is not gm.graph:
+            raise TypeError("it returned another graph; a pass edits the one that it is given")
+        return returned if isinstance(returned, int | PassResult) else None
 
     def uuid(self) -> str | None:
         """The function's own ``uuid()``; a plain function has none, as under Inductor."""

@@ -82,7 +82,25 @@ def _is_same(before: dict[str, Any], now: dict[str, Any]) -> bool:
 
 def lines_of(graph: torch.fx.Graph) -> dict[torch.fx.Node, tuple[Any, ...]]:
     """Operation, target and arguments of every node, in order."""
-    return {node: (node.op, node.target, node.args, node.kwargs) for node in graph.nodes}
+    return {
+        node: (node.op, node.target, frozen(node.args), frozen(node.kwargs)) for node in graph.nodes
+    }
+
+
+def frozen(value: Any) -> Any:
+    """An argument that can be looked up, and is equal only to one that is the same.
+
+    Python takes ``1``, ``1.0`` and ``True`` for equal, and ``0.0`` and ``-0.0``.
+    """
+    if isinstance(value, torch.fx.Node):
+        return value
+    if isinstance(value, list | tuple):
+        return tuple(map(frozen, value))
+    if isinstance(value, dict):
+        return tuple((name, frozen(each)) for name, each in value.items())
+    if isinstance(value, slice):
+        return "slice", frozen((value.start, value.stop, value.step))
+    return type(value), repr(value)
 
 
 def replace_graph(gm: torch.fx.GraphModule, new: torch.fx.Graph) -> None:

@@ -13,6 +13,7 @@ from torch.fx.node import map_aggregate, map_arg
 
 from composer import _torch
 from composer.passes import metadata
+from composer.passes.snapshot import frozen
 
 if TYPE_CHECKING:
     from composer.passes.interpreter import InterpreterPass
@@ -99,7 +100,7 @@ class Walk:
         plain = _to_nodes(args), _to_nodes(kwargs)
         result = self._call(methods, node, args, kwargs, metadata.provenance(node))
         stands = node.op == "output" or (isinstance(result, Value) and result.node is node)
-        same = stands and not self._new and (node.args, node.kwargs) == plain
+        same = stands and not self._new and frozen((node.args, node.kwargs)) == frozen(plain)
         return result, not same
 
     def _call(
@@ -164,7 +165,7 @@ class Walk:
     def _keep(self, node: torch.fx.Node, args: Any, kwargs: Any) -> bool:
         """Give the node these arguments; whether its fake value may be another one now."""
         self._kept.add(node)
-        changed = (node.args, node.kwargs) != (args, kwargs)
+        changed = frozen((node.args, node.kwargs)) != frozen((args, kwargs))
         if changed:
             node.args, node.kwargs = args, kwargs
         reads_new = not self._moved.isdisjoint(node.all_input_nodes)
