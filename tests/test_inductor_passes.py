@@ -297,6 +297,43 @@ def test_inductors_cache_knows_parameters_that_are_no_fields(own_cache) -> None:
     assert len(keys) == 2
 
 
+def made_with(factor: float) -> GraphPass:
+    """Of a class that is another one each time, with the same source."""
+
+    class Made(GraphPass):
+        stage = "post_grad"
+
+        def run(self, gm):
+            return Scale(factor).run(gm)
+
+    return Made()
+
+
+class ScaleOfItsClass(GraphPass):
+    """Its parameter is an attribute of the class, which the program may change."""
+
+    stage = "post_grad"
+    factor = 1.0
+
+    def run(self, gm):
+        return Scale(self.factor).run(gm)
+
+
+def set_to(factor: float) -> GraphPass:
+    ScaleOfItsClass.factor = factor
+    return ScaleOfItsClass()
+
+
+@pytest.mark.parametrize("make", [made_with, set_to])
+def test_inductors_cache_knows_what_a_class_holds(make, own_cache) -> None:
+    """What its functions close over, and the values of its attributes."""
+    x = torch.ones(8)
+    for factor in (2.0, 3.0):
+        torch.compiler.reset()
+        result = compiled(program, "inductor", passes=[make(factor)], strict=True)(x)
+        torch.testing.assert_close(result, factor * torch.cos(x) + 1)
+
+
 def test_inductors_cache_knows_a_passs_parameters(run_python) -> None:
     """Another process hits with the same parameter; another parameter misses."""
     factor = random.SystemRandom().random()  # in no cache of an earlier run

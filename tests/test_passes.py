@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from rewrites import (
     cosines,
     nested,
 )
+from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.fx.passes.infra.pass_base import PassBase
 from torch.fx.passes.infra.pass_base import PassResult as TorchsResult
 
@@ -324,6 +326,19 @@ def recursive():
         return run(gm, left - 1) if left else 0
 
     return run
+
+
+def test_a_pass_behind_inductors_own_is_another_one() -> None:
+    """Also of Inductor's kinds, which have a uuid of their own."""
+
+    class Own(CustomGraphPass):
+        def __call__(self, graph): ...
+
+        def uuid(self):
+            return "own"
+
+    last_one, first_one = FunctionPass(Own(), runs_last=True), FunctionPass(Own())
+    assert last_one.uuid() != first_one.uuid()
 
 
 def test_the_graph_key_covers_functions_by_what_is_known_of_them() -> None:
@@ -648,6 +663,75 @@ def test_a_uuid_tells_methods_of_two_objects_apart() -> None:
     """Methods of Python's own objects have a name and no source."""
     found = [Swap({"cos": name}.get).uuid() for name in ("sin", "sin", "tan")]
     assert found[0] == found[1] != found[2]
+
+
+def test_a_uuid_covers_a_module_that_was_loaded_again(tmp_path, monkeypatch) -> None:
+    """What was edited since does not run before, and is not covered."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    file = tmp_path / "reloaded_pass.py"
+    code = (
+        "from composer.passes import GraphPass\nclass P(GraphPass):\n    depends_on = (__name__,)\n"
+    )
+    file.write_text(f"{code}    def run(self, gm): return help()\ndef help(): return 1\n")
+    module = importlib.import_module("reloaded_pass")
+    first = module.P().uuid()
+    file.write_text(f"{code}    def run(self, gm): return help()\ndef help(): return 23\n")
+    assert module.P().uuid() == first
+    assert importlib.reload(module).P().uuid() != first
+
+
+HELD = {
+    "a closure": lambda n: type("Held", (CosineToSine,), {"of": lambda self: n}),
+    "a static method's": lambda n: type("Held", (CosineToSine,), {"of": staticmethod(lambda: n)}),
+    "a property's": lambda n: type("Held", (CosineToSine,), {"of": property(lambda self: n)}),
+    "a cached property's": lambda n: type(
+        "Held", (CosineToSine,), {"of": functools.cached_property(lambda self: n)}
+    ),
+    "an attribute": lambda n: type("Held", (CosineToSine,), {"of": [n]}),
+    "a base's": lambda n: type("Held", (type("Base", (CosineToSine,), {"of": n}),), {}),
+    "an operator": lambda n: type("Held", (CosineToSine,), {"of": [aten.cos, aten.sin][n - 1]}),
+}
+
+
+@pytest.mark.parametrize("case", HELD)
+def test_a_uuid_covers_what_the_class_holds(case: str) -> None:
+    """A class made by a function has the same source each time."""
+    first, again, other = (HELD[case](n)().uuid() for n in (1, 1, 2))
+    assert first == again != other
+    assert first
+
+
+def test_a_class_that_holds_what_has_no_text_has_no_uuid() -> None:
+    """Nothing could tell when it changes; a field of each instance's own is another matter."""
+    assert type("Held", (CosineToSine,), {"of": object()})().uuid() is None
+    fields = {"__annotations__": {"of": "object"}, "of": object()}
+    cls = dataclass(frozen=True)(type("Held", (CosineToSine,), fields))
+    assert cls().uuid() is None
+    assert cls(1).uuid() == cls(1).uuid() != cls(2).uuid()
+
+
+TYPED_PASS = """
+from composer.passes import GraphPass
+{beside}
+class Typed(GraphPass):
+    size = {size}
+    @property
+    def half(self): return {half}
+    def run(self, gm): return [help(each) for each in (self.size, self.half)]
+print(Typed().uuid())
+"""
+BESIDE = "def help(n): return {0}"
+
+
+def test_a_uuid_covers_what_was_typed_beside_a_class(fresh_python) -> None:
+    """Into a shell or a notebook: there is no file to have it all."""
+    plain = {"beside": BESIDE.format(1), "size": 1, "half": 1}
+    others = [{}, {}, {"beside": BESIDE.format(2)}, {"size": 2}, {"half": 2}]
+    said = [fresh_python(TYPED_PASS.format(**{**plain, **other})).stdout for other in others]
+    assert said[0] == said[1] != ""
+    assert "None" not in said[0]
+    assert len(set(said)) == 4
 
 
 TYPED = """

@@ -16,7 +16,13 @@ from typing import Any, ClassVar, TypeVar
 import torch.fx
 
 from composer.errors import OptionError
-from composer.passes.fingerprint import Unstable, digest, source_of_class, source_of_module
+from composer.passes.fingerprint import (
+    Unstable,
+    digest,
+    members_of_class,
+    source_of_class,
+    source_of_module,
+)
 from composer.registry import did_you_mean
 
 T = TypeVar("T")
@@ -106,15 +112,17 @@ class GraphPass(ABC):
         """
 
     def uuid(self) -> str | None:
-        """SHA-256 over the class's file, the modules it names, and its parameters.
+        """SHA-256 over the class's file, the modules it names, what it holds, and its parameters.
 
         Part of composer's ``graph_key`` and of the key of Inductor's caches. ``None`` where a
-        parameter has no text that is equal in every process: Inductor's caches are then bypassed.
+        parameter, or an attribute of the class, has no text that is equal in every process:
+        Inductor's caches are then bypassed.
         """
         modules = [source_of_module(name) for name in self.depends_on]
+        source = source_of_class(type(self), GraphPass)
+        held = members_of_class(type(self), GraphPass)
         try:
-            source = source_of_class(type(self), GraphPass)
-            return digest(self.name, str(self.stage), source, modules, self._parameters())
+            return digest(self.name, str(self.stage), source, held, modules, self._parameters())
         except Unstable:
             return None
 

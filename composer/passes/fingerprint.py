@@ -1,7 +1,8 @@
 """Text that is equal in every process for the same pass: its source and its parameters.
 
 The source of a class is read once; reading it at every compile is what made custom passes cost
-vLLM 111 ms instead of 2 (vllm-project/vllm#37600).
+vLLM 111 ms instead of 2 (vllm-project/vllm#37600). A file is read once each time its module is
+loaded: what is edited and not reloaded does not run yet.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import inspect
 import sys
 import types
 from collections.abc import Mapping
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,28 +42,61 @@ def digest(*parts: Any) -> str:
         raise Unstable("it holds itself") from endless
 
 
-@functools.cache
 def source_of_class(cls: type, root: type) -> str:
     """The source of a class and of its bases up to ``root``; its bytecode where there is none.
 
     With it goes the file that each stands in, since a pass calls functions beside it.
     """
-    own = [each for each in cls.__mro__ if issubclass(each, root) and each is not root]
-    return "\n".join(_source(each) + file_of(each) for each in own)
+    return "\n".join(_source(each) + file_of(each) for each in _up_to(cls, root))
+
+
+def members_of_class(cls: type, root: type) -> list[dict[str, Any]]:
+    """What a class and its bases up to ``root`` hold by name: attributes, properties, functions.
+
+    The same source makes classes that differ in them, where a function makes it. Fields of a
+    dataclass are left out, since each instance has its own.
+    """
+    return [_members(each) for each in _up_to(cls, root)]
+
+
+def _up_to(cls: type, root: type) -> list[type]:
+    return [each for each in cls.__mro__ if issubclass(each, root) and each is not root]
+
+
+def _members(cls: type) -> dict[str, Any]:
+    fields = {each.name for each in dataclasses.fields(cls)} if is_dataclass(cls) else set()
+    slots = types.MemberDescriptorType | types.GetSetDescriptorType
+    return {
+        name: member
+        for name, member in sorted(vars(cls).items())
+        if not (name in fields or name.startswith("__") or name == "_abc_impl")
+        and not isinstance(member, slots)
+    }
 
 
 def file_of(thing: Any) -> str:
     """SHA-256 of the file of a class or function; nothing where it was typed into a shell."""
-    path = getattr(sys.modules.get(getattr(thing, "__module__", "")), "__file__", None)
-    return _hash_of_file(path) if path and Path(path).is_file() else ""
+    return _file_of_module(sys.modules.get(getattr(thing, "__module__", "")))
 
 
-@functools.cache
-def _hash_of_file(path: str) -> str:
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+def _file_of_module(module: types.ModuleType | None) -> str:
+    path = getattr(module, "__file__", None)
+    if not path or not Path(path).is_file():
+        return ""
+    return _hash_as_loaded(path, getattr(module, "__spec__", None))
 
 
-@functools.cache
+_HASHES: dict[str, tuple[object, str]] = {}
+"""By path, for which loading of its module it was read (a reload makes a new spec), and what."""
+
+
+def _hash_as_loaded(path: str, spec: object) -> str:
+    known = _HASHES.get(path)
+    if known is None or known[0] is not spec:
+        known = _HASHES[path] = spec, hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    return known[1]
+
+
 def source_of_module(name: str) -> str:
     """SHA-256 of a module's file, without importing the module itself.
 
@@ -74,7 +109,7 @@ def source_of_module(name: str) -> str:
         found = None
     if found is None or found.origin is None or not Path(found.origin).is_file():
         raise OptionError(f"depends_on names {name!r}, which has no source file")
-    return _hash_of_file(found.origin)
+    return _hash_as_loaded(found.origin, found)
 
 
 def source_not_imported(name: str) -> str:
@@ -93,9 +128,11 @@ def source_not_imported(name: str) -> str:
     files = [file for each in files for file in (each.with_suffix(".py"), each / "__init__.py")]
     if found and found.origin and not parts:
         files = [Path(found.origin)]
-    return next((_hash_of_file(str(each)) for each in files if each.is_file()), "")
+    loaded = getattr(sys.modules.get(name), "__spec__", None)
+    return next((_hash_as_loaded(str(each), loaded) for each in files if each.is_file()), "")
 
 
+@functools.lru_cache(maxsize=1024)
 def _source(thing: Any) -> str:
     try:
         return inspect.getsource(thing)
@@ -134,19 +171,21 @@ def _text(value: Any) -> str:
         return f"{type(value).__qualname__}.{value.name}"
     if isinstance(value, torch.dtype | torch.device | torch.layout | torch.memory_format):
         return str(value)
-    if isinstance(value, _torch.OpOverload):
+    if isinstance(value, _torch.OpOverload | _torch.OpOverloadPacket):
         return str(value)
+    if isinstance(value, types.ModuleType):
+        return f"module {value.__name__}{_file_of_module(value)}"
     if isinstance(value, Mapping):
         return "{" + ",".join(f"{_text(k)}:{_text(v)}" for k, v in value.items()) + "}"
     if isinstance(value, set | frozenset):
         return "{" + ",".join(sorted(map(_text, value))) + "}"
     if isinstance(value, list | tuple):
         return "(" + ",".join(map(_text, value)) + ")"
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+    if is_dataclass(value) and not isinstance(value, type):
         fields = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
         return _text(type(value)) + _text(fields)
     if isinstance(value, type):
-        return f"{value.__module__}.{value.__qualname__}{file_of(value)}"
+        return f"{value.__module__}.{value.__qualname__}{file_of(value) or _typed_class(value)}"
     if isinstance(value, types.BuiltinFunctionType):
         owner = value.__self__  # the module, or the object whose method it is
         named = f"{value.__module__}.{value.__qualname__}"
@@ -155,23 +194,51 @@ def _text(value: Any) -> str:
         return _function_text(value)
     if isinstance(value, functools.partial):
         return _text([value.func, value.args, value.keywords])
+    if isinstance(value, property):
+        return _text([value.fget, value.fset, value.fdel])
+    if isinstance(value, staticmethod | classmethod):
+        return _text(value.__func__)
+    if isinstance(value, functools.cached_property):
+        return _text(value.func)
     raise Unstable(f"{type(value).__qualname__} {value!r}")
 
 
+def _typed_class(cls: type) -> str:
+    """What a class without a file is made of; nothing for Python's own."""
+    if "__module__" not in vars(cls):
+        return ""
+    return _source(cls) + _text([_members(cls), cls.__bases__])
+
+
 def _function_text(function: types.FunctionType) -> str:
-    """A function's source and file, with the values that it closes over and its defaults."""
+    """A function's source and file, with the values that it closes over and its defaults.
+
+    Of what stands beside it, which its file has, a function without one has what it names.
+    """
     try:
         cells = [cell.cell_contents for cell in function.__closure__ or ()]
     except ValueError as empty:  # a cell that is still to be filled
         raise Unstable(function.__qualname__) from empty
-    return _source_of_function(function) + _text(
-        [cells, function.__defaults__, function.__kwdefaults__]
+    file = file_of(function)
+    named = {} if file else _globals_of(function, function.__code__)
+    return (
+        _source_of_function(function)
+        + file
+        + _text([cells, function.__defaults__, function.__kwdefaults__, named])
     )
 
 
-@functools.lru_cache(maxsize=1024)
+def _globals_of(function: types.FunctionType, code: types.CodeType) -> dict[str, Any]:
+    scope = function.__globals__
+    found = {name: scope[name] for name in sorted(code.co_names) if name in scope}
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            found |= _globals_of(function, constant)
+    return found
+
+
 def _source_of_function(function: types.FunctionType) -> str:
-    """With what stands beside it in its file; another lambda may stand on a lambda's own line."""
+    """Another lambda may stand on a lambda's own line."""
     code = function.__code__
     told_apart = _code_text(code) if code.co_name == "<lambda>" else ""
-    return _source(function) + told_apart + file_of(function)
+    return _source(function) + told_apart

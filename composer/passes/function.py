@@ -73,7 +73,7 @@ class FunctionPass(GraphPass):
             return None
         own = self.function.uuid()
         try:
-            return digest(self.name, str(self.stage), own) if own else None
+            return digest(self.name, str(self.stage), self.runs_last, own) if own else None
         except Unstable:
             return None
 
