@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 
 import pytest
@@ -126,6 +127,24 @@ def test_batch_norm_behind_a_linear_layer_is_folded() -> None:
     """Its channels are the features of a matrix."""
     both = nn.Sequential(nn.Linear(3, 4, bias=False), nn.BatchNorm1d(4, affine=False)).eval()
     assert matches(both, torch.randn(5, 3), name="fold_batch_norm") == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_batch_norm_of_short_numbers_is_folded_in_long_ones(engine: str, dtype) -> None:
+    """A channel without variance stays finite, and the error of the others is that of eager."""
+    block = norm_block()[:2]
+    block[1].eps = 1e-8
+    block[1].running_var[0] = 0
+    block.to(dtype)
+    exact, x = copy.deepcopy(block).float(), torch.randn(2, 3, 8, 8).to(dtype)
+    folded = compiled(block, engine, passes=["fold_batch_norm"], on_pass_error="raise")
+    with torch.no_grad():
+        got, eager = folded(x), block(x)
+        errors = [(each - exact(x.float()))[:, 1:].abs().mean() for each in (got, eager)]
+    assert got.isfinite().all()
+    assert errors[0] < 2 * errors[1]
+    assert last().passes[0].matches == 1
 
 
 def bare(block: nn.Module):

@@ -30,7 +30,8 @@ class FoldBatchNorm(GraphPass):
 
     Only batch norm with running statistics (``training`` false) behind a convolution that nobody
     else reads. The scaling is part of the graph, so gradients flow to all parameters; engines
-    that bind weights compute it once. Refused where dtypes differ (autocast), where the two stand
+    that bind weights compute it once. Numbers of 16 bits are scaled in float32 and rounded once,
+    since eager computes the norm so. Refused where dtypes differ (autocast), where the two stand
     in different regions, and where the graph writes to a parameter or a statistic.
 
     Kin: ``torch.nn.utils.fusion.fuse_conv_bn_weights``, on modules.
@@ -92,9 +93,20 @@ def _folded(
     call: Emit, product: torch.fx.Node, norm: torch.fx.Node
 ) -> tuple[torch.fx.Node, torch.fx.Node]:
     """The weight and the bias that do what the product and the norm did."""
-    weight, bias = (_torch.argument(product, name) for name in ("weight", "bias"))
-    gain, shift = (_torch.argument(norm, name) for name in ("weight", "bias"))
-    mean, variance = (_torch.argument(norm, name) for name in _STATISTICS)
+    dtype = norm.meta["val"].dtype
+    is_short = dtype in (torch.float16, torch.bfloat16)
+
+    def read(node: torch.fx.Node, name: str) -> Any:
+        value = _torch.argument(node, name)
+        reads_short = is_short and isinstance(value, torch.fx.Node)
+        return call(aten.to.dtype, (value, torch.float32)) if reads_short else value
+
+    def rounded(node: torch.fx.Node) -> torch.fx.Node:
+        return call(aten.to.dtype, (node, dtype)) if is_short else node
+
+    weight, bias = (read(product, name) for name in ("weight", "bias"))
+    gain, shift = (read(norm, name) for name in ("weight", "bias"))
+    mean, variance = (read(norm, name) for name in _STATISTICS)
     stable = call(aten.add.Tensor, (variance, _torch.argument(norm, "eps")))
     scale = call(aten.rsqrt.default, (stable,))
     if gain is not None:
@@ -105,6 +117,6 @@ def _folded(
         moved = call(aten.neg.default, (offset,))
     else:
         moved = call(aten.sub.Tensor, (shift, offset))
-    sizes = [-1] + [1] * (weight.meta["val"].dim() - 1)
-    spread = call(aten.view.default, (scale, sizes))
-    return call(aten.mul.Tensor, (weight, spread)), moved
+    rank = _torch.argument(product, "weight").meta["val"].dim()
+    spread = call(aten.view.default, (scale, [-1] + [1] * (rank - 1)))
+    return rounded(call(aten.mul.Tensor, (weight, spread))), rounded(moved)
