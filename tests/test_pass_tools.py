@@ -17,7 +17,7 @@ from forked import Interpreter
 from rewrites import MISTAKES, CosineToSine, Scale, at, aten, cosines, reroute
 
 import composer
-from composer.errors import BisectError, PassCheckError, UnknownNameError
+from composer.errors import BisectError, OptionError, PassCheckError, UnknownNameError
 from composer.passes import FunctionPass, GraphPass, bisect, check
 
 Runs = Callable[[Path], str]
@@ -227,6 +227,12 @@ def test_bisect_finds_the_pass_and_the_match(stage: str) -> None:
         f"pass 'third_to_sine' (stage {stage}) changes the numbers, from match 2 of 5 on: output 0"
     )
     assert str(culprit).startswith(says)
+
+
+def test_bisect_wants_a_list() -> None:
+    """A name alone is no list of names of one letter."""
+    with pytest.raises(OptionError, match=r"passes is a list, such as \['remove_no_ops'\]"):
+        bisect(five_cosines, (torch.randn(3),), passes="remove_no_ops")
 
 
 def test_bisect_takes_no_graph_from_inductors_caches() -> None:

@@ -361,6 +361,7 @@ def test_the_graph_key_covers_functions_by_what_is_known_of_them() -> None:
         (["nowhere_at_all:Fuse"], "cannot be imported"),
         ([{"pass": "scale", "facto": 3}], "unknown parameter 'facto'; did you mean 'factor'?"),
         ([{"pass": "scale", "factor": "much"}], "parameter 'factor' is 'much': Input should be"),
+        ([{"pass": "scale", 3: 3}], "unknown parameter 3 "),
         ([{"factor": 3}], "names its pass"),
         ([42], "is no pass"),
         ([torch.nn.Linear], "is no class of passes"),

@@ -358,6 +358,22 @@ def test_a_constant_has_a_largest_size() -> None:
     assert matches(run, torch.randn(4), name="fold_constants", max_bytes=511) == 0
 
 
+def test_a_constant_costs_no_more_memory_than_itself(monkeypatch) -> None:
+    """Beside a large input, which lends it its dtype and device alone."""
+    made, own = [], torch.empty_strided
+
+    def noted(*sizes, **how):
+        tensor = own(*sizes, **how)
+        has_memory = type(tensor) is torch.Tensor and tensor.device.type != "meta"
+        made.append(tensor.nbytes if has_memory else 0)
+        return tensor
+
+    monkeypatch.setattr(torch, "empty_strided", noted)
+    x = torch.ones(1000, 1000)
+    assert matches(lambda x: x[0, :3] + x.new_ones(3), x, name="fold_constants") == 1
+    assert x.nbytes not in made
+
+
 def test_a_size_of_the_call_is_no_constant() -> None:
     """``arange`` over a dynamic size is computed at every call."""
     run = compiled(lambda x: x + torch.arange(x.shape[0]), "eager", passes=["fold_constants"],
@@ -626,10 +642,17 @@ def test_a_view_that_cannot_be_one_any_more_is_a_reshape() -> None:
     assert matches(run, *args, name="merge_parallel_linears") == 1
 
 
-def test_least_numbers_of_products_are_checked() -> None:
-    """One product alone is nothing to merge."""
-    with pytest.raises(Exception, match="min_products is at least 2") as caught:
-        matches(repeats, torch.ones(2), name="merge_parallel_linears", min_products=1)
+@pytest.mark.parametrize(
+    ("name", "fields", "said"),
+    [
+        ("merge_parallel_linears", {"min_products": 1}, "min_products is at least 2, not 1"),
+        ("fold_constants", {"max_bytes": -1}, "max_bytes is at least 0, not -1"),
+    ],
+)
+def test_least_numbers_are_checked(name: str, fields: dict[str, int], said: str) -> None:
+    """One product alone is nothing to merge; no constant is smaller than nothing."""
+    with pytest.raises(Exception, match=said) as caught:
+        matches(repeats, torch.ones(2), name=name, **fields)
     assert isinstance(getattr(caught.value, "inner_exception", caught.value), OptionError)
 
 

@@ -17,10 +17,10 @@ from composer.passes.memory import Memory
 from composer.passes.metadata import description
 from composer.passes.purity import is_function
 
-_READS_ONLY_METADATA = frozenset(
-    {"aten::new_ones", "aten::new_zeros", "aten::new_full"}
-    | {"aten::ones_like", "aten::zeros_like", "aten::full_like"}
-)
+_READS_ONLY_KIND = frozenset({"aten::new_ones", "aten::new_zeros", "aten::new_full"})
+"""Which take dtype and device from a tensor, and have sizes of their own."""
+
+_READS_ONLY_METADATA = _READS_ONLY_KIND | {"aten::ones_like", "aten::zeros_like", "aten::full_like"}
 
 Values = dict[torch.fx.Node, Any]
 
@@ -48,6 +48,10 @@ class FoldConstants(GraphPass):
     )
 
     max_bytes: int = 1 << 20
+
+    def __post_init__(self) -> None:
+        if self.max_bytes < 0:
+            raise ValueError(f"max_bytes is at least 0, not {self.max_bytes}")
 
     def run(self, gm: torch.fx.GraphModule) -> int:
         """Replace each constant that something else reads by an attribute."""
@@ -86,19 +90,20 @@ class FoldConstants(GraphPass):
 def _evaluate(node: torch.fx.Node, values: Values) -> None:
     """Run the operation on constants; leave it out if that does not give what the graph says."""
     args: Any = node.args
-    if _torch.operator_name(node.target) in _READS_ONLY_METADATA and args[0] not in values:
-        args = (_stand_in(args[0]), *args[1:])
+    name = _torch.operator_name(node.target)
+    if name in _READS_ONLY_METADATA and args[0] not in values:
+        args = (_stand_in(args[0], of_its_sizes=name not in _READS_ONLY_KIND), *args[1:])
     args, kwargs = torch.fx.map_arg((args, node.kwargs), values.__getitem__)
     value = node.target(*args, **kwargs)  # type: ignore[operator]  # a call_function's target
     if description(value) == description(node.meta["val"]):
         values[node] = value
 
 
-def _stand_in(node: torch.fx.Node) -> torch.Tensor:
+def _stand_in(node: torch.fx.Node, *, of_its_sizes: bool) -> torch.Tensor:
     """A tensor with a node's metadata and no content; of no dimensions where its sizes vary."""
     fake = node.meta["val"]
     sizes, strides = tuple(fake.shape), tuple(fake.stride())
-    if not all(type(each) is int for each in (*sizes, *strides)):
+    if not of_its_sizes or not all(type(each) is int for each in (*sizes, *strides)):
         sizes = strides = ()
     return torch.empty_strided(sizes, strides, dtype=fake.dtype, device=fake.device)
 

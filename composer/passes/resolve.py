@@ -105,8 +105,10 @@ def shared_passes(listed: Sequence[Any], on_error: OnError = "skip") -> SharedPa
         on_error: What to do with a pass that fails.
 
     Raises:
-        UnknownNameError, OptionError: naming every entry that stands for nothing.
+        UnknownNameError, OptionError: naming every entry that stands for nothing; or it is no list.
     """
+    if isinstance(listed, str):
+        raise OptionError(f"passes is a list, such as [{listed!r}]")
     passes: list[GraphPass] = []
     partitioners: list[Any] = []
     mistakes: list[ComposerError] = []
@@ -181,7 +183,7 @@ def _instance(cls: type[GraphPass], fields: dict[str, Any]) -> GraphPass:
         raise OptionError(f"pass {cls.name!r} {what}")
     unknown = [name for name in fields if name not in known]
     if unknown:
-        named = "; ".join(f"unknown parameter {n!r}{did_you_mean(n, known)}" for n in unknown)
+        named = "; ".join(f"unknown parameter {n!r}{did_you_mean(str(n), known)}" for n in unknown)
         raise OptionError(f"pass {cls.name!r}: {named} (accepted: {', '.join(known) or 'none'})")
     try:
         return cls(**_as_annotated(cls, fields))
