@@ -15,6 +15,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 
 import composer
 from composer.guard.gate import Gate
+from composer.passes import FunctionPass
 from composer.store import failures
 from composer.testing import FakeBackend
 
@@ -187,3 +188,15 @@ def test_work_at_the_gate_that_is_interrupted_interrupts_the_program() -> None:
 
     with pytest.raises(TimeIsUpError):
         Gate().perform(work)
+
+
+@pytest.mark.parametrize("stage", ["torch", "aten", "post_grad"])
+def test_pass_that_is_interrupted_is_not_rolled_back(stage: str) -> None:
+    """Nor is the graph compiled without it."""
+
+    def ends(_: torch.fx.GraphModule) -> None:
+        end_the_job()
+
+    with pytest.raises(BackendCompilerFailed, match="TimeIsUpError"):
+        compiled(torch.sin, "aot_eager", passes=[FunctionPass(ends, stage=stage)])(torch.ones(3))
+    assert composer.reports() == ()

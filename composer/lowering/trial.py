@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from composer import _torch
+from composer import _torch, interrupts
 from composer.errors import Refusal, refuse
 from composer.graphs import collectives
 from composer.graphs.comparison import devices
@@ -36,6 +36,7 @@ def try_once(compiled: Callable[..., Any], graph: FunctionalGraph) -> None:
     try:
         results = _run(compiled, args)
     except Exception as error:
+        interrupts.pass_on(error)
         if not lacks_memory(error) and _torch_fails(graph, args):
             return
         what = f"the engine fails on the first inputs: {error}"
@@ -67,6 +68,7 @@ def _torch_fails(graph: FunctionalGraph, args: Sequence[Any]) -> bool:
     try:
         _run(_torch.settled_forward(graph.gm), args)
     except Exception as error:  # noqa: BLE001  # the program meets it at the call
+        interrupts.pass_on(error)
         return not lacks_memory(error)
     return False
 

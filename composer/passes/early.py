@@ -6,7 +6,7 @@ import dataclasses
 
 import torch.fx
 
-from composer import _torch
+from composer import _torch, interrupts
 from composer.graphs import clones
 from composer.passes import metadata
 from composer.passes.base import BEFORE_AUTOGRAD, GraphPass, Stage
@@ -43,6 +43,7 @@ def _run_stage(
         with _torch.modes_put_back():
             gm = _copy_for(stage, request)
     except Exception as error:  # noqa: BLE001  # recorded, or raised where the policy says so
+        interrupts.pass_on(error)
         pipeline.fail(passes, "stage", error)
         return request
     if not pipeline.run(gm, passes):

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch.fx
 
-from composer import _torch
+from composer import _torch, interrupts
 from composer.errors import PassError
 from composer.passes.base import Stage
 from composer.passes.function import is_inference, qualified_name
@@ -115,6 +115,7 @@ class LatePasses:
         try:
             forward, backward = mine(gm, inputs, **kwargs)
         except Exception as fault:
+            interrupts.pass_on(fault)
             failure = PassError(name, "raises", f"{type(fault).__name__}: {fault}")
             if self.shared.on_error == "raise":
                 raise failure from fault

@@ -9,7 +9,7 @@ from typing import Literal
 
 import torch.fx
 
-from composer import _torch
+from composer import _torch, interrupts
 from composer.errors import PassError
 from composer.passes.base import GraphPass, PassResult
 from composer.passes.debug import dump
@@ -105,6 +105,7 @@ def _rewrite(
         with _torch.modes_put_back():  # it may run the graph
             returned = each.run(gm)
     except Exception as error:
+        interrupts.pass_on(error)
         raise Broken("raises", "", f"{type(error).__name__}: {error}") from error
     matches = returned.matches if isinstance(returned, PassResult) else returned
     if not isinstance(matches, int | None):
