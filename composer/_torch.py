@@ -1081,6 +1081,13 @@ def any_batched(values: Iterable[object]) -> bool:
     return any(map(_functorch.is_legacy_batchedtensor, tensors))
 
 
+def suggested_memory_format(x: torch.Tensor) -> torch.memory_format:
+    """The order in which torch's kernels lay out what they make of a tensor of four dimensions."""
+    from torch._prims_common import suggest_memory_format
+
+    return suggest_memory_format(cast(Any, x))
+
+
 def memory_gone(tensor: torch.Tensor) -> Callable[[], bool]:
     """What tells whether the memory that a tensor has now was freed; does not keep it."""
     reference = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]  # torch leaves it untyped

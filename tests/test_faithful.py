@@ -38,6 +38,13 @@ def bools(x):
     return y, y[1:], y.t()
 
 
+def often_joined(x, w):
+    s = torch.sigmoid(x)
+    for _ in range(400):
+        s = torch.cat([s[1:], s[:1]])
+    return s @ w
+
+
 SHORT = T([0, -1, 2, 2], dtype=torch.int32)
 MASK = T([[True, False, True], [False] * 3])
 ODD = T(
@@ -103,6 +110,8 @@ TAKEN = {
             F.adaptive_avg_pool2d(x, (2, 3)),
             F.adaptive_avg_pool2d(x, (2, 3)).permute(0, 2, 3, 1).view(-1, 4) * 2,
             F.interpolate(x, size=(8, 9), mode="area").permute(0, 2, 3, 1).view(-1, 4),
+            F.adaptive_avg_pool2d(x[:, :3], (2, 3)).permute(0, 2, 3, 1).view(-1, 3) * 2,
+            F.adaptive_avg_pool2d(x[:, :, :1, :1], 2).permute(0, 2, 3, 1).view(-1, 4) * 2,
         ),
         r(2, 4, 5, 7).to(memory_format=torch.channels_last),
     ),
@@ -114,6 +123,19 @@ TAKEN = {
         torch.special.spherical_bessel_j0,
         torch.linspace(-1, 1, 41).double(),
     ),
+    "a logarithm of a product with a sigmoid": (
+        lambda x, y: (
+            (torch.sigmoid(x)[None] @ y.softmax(0)).log(),
+            (torch.sigmoid(x) * ((y @ y.t()) * (y @ y.t())).diagonal()).log(),
+            torch.sigmoid(x).sum() / torch.sigmoid(x),
+        ),
+        *(TAILS, r(5, 3)),
+    ),
+    "sigmoids of integers": (
+        lambda x: (torch.sigmoid(x), torch.sigmoid(x.int()), torch.sigmoid(x > 0) * 2),
+        T([-20, 3, 0, 5]),
+    ),
+    "a sigmoid that is often cut and joined": (often_joined, r(8, 4), r(4, 4)),
     "sigmoids": (lambda x: torch.sigmoid(x) * 1e9, TAILS),
     "sigmoids of float64": (lambda x: torch.sigmoid(x), TAILS.double()),
     "sigmoids of float64 as a factor": (lambda x: F.silu(x), TAILS.double()),

@@ -56,6 +56,10 @@ SAME = {
         lambda x, y: F.smooth_l1_loss(x, y, reduction="none", beta=0.5) * F.smooth_l1_loss(x, y),
         *(torch.tensor([1.0, 0.1, -0.5, torch.nan]), torch.zeros(4)),
     ),
+    "losses of halves that are not numbers": (
+        lambda x: F.smooth_l1_loss(x, torch.zeros(4).half(), reduction="none", beta=0.5),
+        torch.tensor([1.0, 0.1, -0.5, torch.nan]).half(),
+    ),
     "a loss of small probabilities": (
         lambda x: F.binary_cross_entropy(
             torch.sigmoid(x).squeeze(1), torch.ones(3), reduction="none"

@@ -115,7 +115,11 @@ NUMBERS = {
     "divided and rounded by others": lambda x: torch.div(
         x, (x.flip(0) * 0.7).clamp_min(0.01), rounding_mode="trunc"
     ),
-    "divided and rounded by one": lambda x: torch.div(x, x[5], rounding_mode="trunc"),
+    "divided and rounded by one": lambda x: (
+        torch.div(x, x[5], rounding_mode="trunc"),
+        torch.div(x, x[5:6], rounding_mode="trunc"),
+        torch.div(x[5], x, rounding_mode="trunc"),
+    ),
     "divided and floored": lambda x: torch.div(x, 1.3, rounding_mode="floor"),
     "clamped": lambda x: x.clamp(-1.3, 257),
     "threshold": lambda x: F.threshold(x, 0.1, 5.0),
@@ -130,6 +134,14 @@ def test_numbers_are_rounded_where_eager_rounds_them(function: Callable) -> None
     x = torch.cat([numbers(500) * scale for scale in (0.1, 1, 10, 300)])
     x[:6] = torch.tensor([0.1, 0.1001, 256.0, 1000.0, 1008.0, 1.3])
     torch.testing.assert_close(run(function, x), function(x), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, BF16])
+def test_small_probabilities_have_their_logarithms(dtype: torch.dtype) -> None:
+    """Eager's are as far off where half precision has no exact rest, so float64's are compared."""
+    x = torch.tensor([-16.0, -12.0, -9.0]).to(dtype)
+    found = run(lambda x: torch.sigmoid(x).log(), x)
+    torch.testing.assert_close(found.double(), F.logsigmoid(x.double()), rtol=1e-2, atol=0)
 
 
 def block() -> torch.nn.Module:

@@ -177,6 +177,19 @@ def _added_at_once(node: torch.fx.Node) -> str | None:
     return "several threads would add to one element at once" if adds else None
 
 
+def _rounded_quotient(node: torch.fx.Node) -> str | None:
+    """ONNX Runtime leaves the rounding out between the division and what follows."""
+    if node.target is not aten.div.Tensor_mode or len(node.all_input_nodes) < 2:
+        return None
+    halves = next(tensors_of(node)).dtype is torch.float16
+    truncates = _torch.argument(node, "rounding_mode") == "trunc"
+    return (
+        "a quotient in float16 is rounded before its fraction goes"
+        if halves and truncates
+        else None
+    )
+
+
 def _padded_output(node: torch.fx.Node) -> str | None:
     """ONNX Runtime refuses one that no stride leaves over, when it runs."""
     if node.target is not aten.convolution.default or not _torch.argument(node, "transposed"):
@@ -316,6 +329,7 @@ _RULES: tuple[Callable[[torch.fx.Node], str | None], ...] = (
     _cast_of_cast,
     _added_at_once,
     _padded_output,
+    _rounded_quotient,
     _reflected_neighbour,
     _integer_division,
     _division_of_sizes,

@@ -7,6 +7,7 @@ probability the logarithm is taken, in the graph or by whoever gets it.
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import Any
 
 import torch
@@ -15,6 +16,9 @@ import torch.fx
 from composer.lowering.views import is_view
 
 aten = torch.ops.aten
+
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+"""Of float64 a decomposition makes the same; integers are left to the engine."""
 
 _PRODUCTS = (
     *(aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default),
@@ -33,23 +37,38 @@ _KEEPING_SIGNS = (
     *(aten.mul.Tensor, aten.add.Tensor, aten.sub.Tensor, aten.neg.default),
     *_HANDING_ON,
 )
+_KEEPING_SMALL = (
+    *(aten.abs.default, aten.where.self, aten.clamp.default, aten.clamp_min.default),
+    *(aten.maximum.default, aten.minimum.default, aten.div.Tensor, aten.index.Tensor),
+    *(aten.gather.default, aten.amax.default, aten.amin.default, aten.prod.dim_int),
+    *(*_PRODUCTS, *_KEEPING_SIGNS),
+)
+"""What gives something small where it is given it, or may."""
+
+_ASKING = (
+    *(aten.log.default, aten.log2.default, aten.log10.default, aten.log1p.default),
+    *(aten.reciprocal.default, aten.xlogy.Tensor),
+)
 
 
 def keep_tails(gm: torch.fx.GraphModule) -> None:
-    """Write out the sigmoids of float32 that are not gates.
+    """Write out the sigmoids that are not gates.
 
-    A gate is a factor of what has numbers of both signs, of which nobody takes a logarithm, or is
-    read by products of matrices and convolutions alone.
+    A gate is a factor of what has numbers of both signs, or is read by products of matrices and
+    convolutions alone, and no logarithm or divisor is made of it by arithmetic.
 
     Args:
         gm: A region, which is changed.
     """
-    signed: set[torch.fx.Node] | None = None
-    for node in gm.graph.find_nodes(op="call_function", target=aten.sigmoid.default):
-        if node.meta["val"].dtype is not torch.float32:
-            continue
-        signed = _signed(gm) if signed is None else signed
-        if not _is_gate(node, signed | {node.args[0]}):
+    sigmoids = gm.graph.find_nodes(op="call_function", target=aten.sigmoid.default)
+    sigmoids = [each for each in sigmoids if each.args[0].meta["val"].dtype in _FLOATS]
+    if not sigmoids:
+        return
+    signed = _signed(gm)
+    asked, let_out = _asked(gm), _let_out(gm, signed)
+    for node in sigmoids:
+        own = signed | {node.args[0]}
+        if node in asked or any(_lets_out(user, node, own, let_out) for user in node.users):
             _write_out(node)
 
 
@@ -63,28 +82,63 @@ def _signed(gm: torch.fx.GraphModule) -> set[torch.fx.Node]:
     return found
 
 
-def _is_gate(node: torch.fx.Node, signed: set[torch.fx.Node]) -> bool:
-    return all(_takes_as_gate(user, node, signed) for user in node.users)
+def _asked(gm: torch.fx.GraphModule) -> set[torch.fx.Node]:
+    """The nodes of whose small values a logarithm is taken, or that divide, by way of others."""
+    found: set[torch.fx.Node] = set()
+    for node in reversed(gm.graph.nodes):
+        if any(_asks(user, node, found) for user in node.users):
+            found.add(node)
+    return found
 
 
-def _takes_as_gate(user: torch.fx.Node, gate: torch.fx.Node, signed: set[torch.fx.Node]) -> bool:
-    if user.target is aten.mul.Tensor:
-        return any(each in signed and each is not gate for each in user.args)
-    if user.target in _PRODUCTS:
+def _asks(user: torch.fx.Node, node: torch.fx.Node, asked: Set[torch.fx.Node]) -> bool:
+    if user.target in _ASKING or (user.target is aten.div.Tensor and user.args[1] is node):
         return True
-    return (user.target in _HANDING_ON or is_view(user)) and _is_gate(user, signed)
+    return user in asked and (user.target in _KEEPING_SMALL or is_view(user))
+
+
+def _let_out(gm: torch.fx.GraphModule, signed: Set[torch.fx.Node]) -> set[torch.fx.Node]:
+    """The nodes that are read by anything but gates, by way of views as well."""
+    found: set[torch.fx.Node] = set()
+    for node in reversed(gm.graph.nodes):
+        if any(_lets_out(user, node, signed, found) for user in node.users):
+            found.add(node)
+    return found
+
+
+def _lets_out(
+    user: torch.fx.Node,
+    gate: torch.fx.Node,
+    signed: Set[torch.fx.Node],
+    let_out: Set[torch.fx.Node],
+) -> bool:
+    if user.target is aten.mul.Tensor:
+        return not any(each in signed and each is not gate for each in user.args)
+    if user.target in _PRODUCTS:
+        return False
+    return user in let_out if user.target in _HANDING_ON or is_view(user) else True
 
 
 def _write_out(node: torch.fx.Node) -> None:
-    """As ``1 / (1 + exp(-x))``."""
-    negated = _put(node, aten.neg.default, *node.args)
+    """As ``1 / (1 + exp(-x))``, of halves in float32."""
+    (x,) = node.all_input_nodes
+    negated = _put(node, aten.neg.default, _cast(node, x, torch.float32))
     divisor = _put(node, aten.add.Tensor, _put(node, aten.exp.default, negated), 1.0)
-    node.replace_all_uses_with(_put(node, aten.reciprocal.default, divisor))
+    made = _cast(node, _put(node, aten.reciprocal.default, divisor), x.meta["val"].dtype)
+    node.replace_all_uses_with(made)
     node.graph.erase_node(node)
 
 
-def _put(node: torch.fx.Node, target: Any, *args: Any) -> torch.fx.Node:
+def _cast(node: torch.fx.Node, value: torch.fx.Node, dtype: torch.dtype) -> torch.fx.Node:
+    if value.meta["val"].dtype is dtype:
+        return value
+    made = _put(node, aten._to_copy.default, value, dtype=dtype)
+    made.meta["val"] = value.meta["val"].to(dtype)
+    return made
+
+
+def _put(node: torch.fx.Node, target: Any, *args: Any, **kwargs: Any) -> torch.fx.Node:
     with node.graph.inserting_before(node):
-        made = node.graph.call_function(target, args)
-    made.meta = dict(node.meta)
+        made = node.graph.call_function(target, args, kwargs)
+    made.meta = node.meta | {"val": node.meta["val"].to(torch.float32)}
     return made

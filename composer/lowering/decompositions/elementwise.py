@@ -264,8 +264,12 @@ def divide(a: Any, b: Any, *, rounding_mode: str | None = None) -> Any:
     floats = tensors and all(each.dtype.is_floating_point for each in tensors)
     if rounding_mode != "trunc" or not floats:
         return NotImplemented
-    elements = all(isinstance(each, torch.Tensor) and each.dim() for each in (a, b))
-    whole = NotImplemented if elements else _truncated(a, b)
+    if not isinstance(b, torch.Tensor) or _is_one(b):
+        whole = _truncated(a, b)
+    else:  # of halves eager rounds the quotient first, and ONNX Runtime (1.31) that of bfloat16
+        whole = NotImplemented
+        if torch.result_type(a, b) is torch.float16:
+            return NotImplemented
     return torch.trunc(a / b) if whole is NotImplemented else whole
 
 
@@ -278,6 +282,10 @@ def _towards_zero(a: torch.Tensor, b: int) -> torch.Tensor:
     """The quotient of integers without its fraction, from the one that is rounded down."""
     negative = a < 0 if b > 0 else a > 0
     return torch.floor_divide(a, b) + (negative & (torch.remainder(a, b) != 0)).to(a.dtype)
+
+
+def _is_one(x: torch.Tensor) -> bool:
+    return all(isinstance(size, int) and size == 1 for size in x.shape)
 
 
 @_of_floats

@@ -43,12 +43,13 @@ def smooth_l1_backward(
     grad: torch.Tensor, x: torch.Tensor, target: torch.Tensor, reduction: int, beta: float
 ) -> Any:
     """NaN where the loss is; torch's own (2.13) takes the sign of NaN, which is zero."""
-    if x.dtype not in _WIDE:
-        return NotImplemented
-    difference = x - target
+    dtype = torch.result_type(x, target)
+    wide = dtype if dtype in _WIDE else torch.float32
+    difference = x.to(wide) - target.to(wide)
     slope = torch.where(difference <= -beta, -1.0, difference / beta)
-    slope = torch.where(difference >= beta, 1.0, slope).to(x.dtype)
-    return grad * slope / (x.numel() if reduction == _MEAN else 1)
+    slope = torch.where(difference >= beta, 1.0, slope).to(wide)
+    found = grad.to(wide) * slope / (x.numel() if reduction == _MEAN else 1)
+    return found.to(dtype)
 
 
 def cdist_backward(

@@ -175,11 +175,10 @@ def max_unpool2d(written_out: Callable[..., Any], x: torch.Tensor, *args: Any) -
 
 def adaptive_mean_pool(written_out: Callable[..., Any], x: torch.Tensor, *args: Any) -> Any:
     """The exporter's, which loses the memory format, with which views of the result count."""
-    last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
     result = written_out(x, *args)
-    if result is NotImplemented or x.is_contiguous() or not last:
+    if result is NotImplemented or x.dim() != 4:
         return result
-    return result.contiguous(memory_format=torch.channels_last)
+    return result.contiguous(memory_format=_torch.suggested_memory_format(x))
 
 
 def constant_pad(x: torch.Tensor, pad: Sequence[int], value: Any = 0) -> Any:
