@@ -110,6 +110,7 @@ def gated_cell(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 GATES = {
     "swish": (functional.silu, (3, 4)),
+    "swish of a multiple": (lambda x: x * torch.sigmoid(1.702 * x), (3, 4)),
     "a gated linear unit": (lambda x, w: functional.glu(x @ w, 1), (3, 4), (4, 16)),
     "a cell": (lambda x, w: gated_cell(x @ w[:, :4], w), (3, 4), (4, 16)),
     "a channel's weight": (

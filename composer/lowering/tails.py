@@ -67,7 +67,7 @@ def keep_tails(gm: torch.fx.GraphModule) -> None:
     signed = _signed(gm)
     asked, let_out = _asked(gm), _let_out(gm, signed)
     for node in sigmoids:
-        own = signed | {node.args[0]}
+        own = signed | _multiples(node.all_input_nodes[0])
         if node in asked or any(_lets_out(user, node, own, let_out) for user in node.users):
             _write_out(node)
 
@@ -80,6 +80,11 @@ def _signed(gm: torch.fx.GraphModule) -> set[torch.fx.Node]:
         if node.target in _OF_BOTH_SIGNS or (keeps and not found.isdisjoint(node.all_input_nodes)):
             found.add(node)
     return found
+
+
+def _multiples(x: torch.fx.Node) -> set[torch.fx.Node]:
+    """What a sigmoid of ``x`` makes a swish of: it is small where they are negative, or all are."""
+    return {x, *x.all_input_nodes} if x.target is aten.mul.Tensor else {x}
 
 
 def _asked(gm: torch.fx.GraphModule) -> set[torch.fx.Node]:
