@@ -139,6 +139,30 @@ def test_gradients_are_eagers(case) -> None:
     assert last().chosen == "onnxrt", last().attempts[0].message
 
 
+def in_place(x, y):
+    parts = x * 2
+    parts[:, 1:].mul_(y)
+    parts[0].add_(1)
+    return parts.sin()
+
+
+def put_in(x, y):
+    made = x.new_zeros(x.shape)
+    made[:, 1:] = y
+    made[:, 0] = x[:, 0]
+    return (made * x).cos()
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("function", [in_place, put_in])
+def test_what_is_written_to_a_part_cuts_no_backward(function, dynamic: bool) -> None:
+    """Autograd copies the gradient of the whole to new memory, and writes the part's to that."""
+    run = compiled(function, "onnxrt", dynamic=dynamic, min_coverage=1.0)
+    args = r(3, 4), r(3, 3)
+    torch.testing.assert_close(gradients(run, *args), gradients(function, *args))
+    assert last().chosen == "onnxrt", last().attempts[0].message
+
+
 OF_SIZES = {
     "variance": lambda x: x.var(1),
     "diagonal": lambda x: (x @ x.T).diagonal(1),

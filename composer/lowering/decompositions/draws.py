@@ -23,6 +23,7 @@ def draws() -> dict[Any, Callable[..., Any]]:
         aten.native_dropout.default: dropout,
         aten.rrelu_with_noise_functional.default: rrelu,
         aten.new_empty.default: new_empty,
+        aten.new_empty_strided.default: new_empty_strided,
         aten.empty_like.default: _sized_as(aten.empty.memory_format, _as_it_is),
         aten.rand_like.default: _sized_as(aten.rand.default, aten.uniform.default),
         aten.randn_like.default: _sized_as(aten.randn.default, aten.normal_functional.default),
@@ -63,6 +64,15 @@ def new_empty(x: torch.Tensor, size: Any, **given: Any) -> torch.Tensor:
     """Memory to draw into, as for whole examples that are dropped."""
     result: torch.Tensor = aten.empty.memory_format(size, **_options(x, given))
     return result
+
+
+def new_empty_strided(x: torch.Tensor, size: Any, stride: Any, **given: Any) -> Any:
+    """The same where it lies row by row, as what autograd copies the gradient of a slice to.
+
+    Strides that are symbols are compared as text, which adds no guard.
+    """
+    made = new_empty(x, size, **given)
+    return made if list(map(str, made.stride())) == list(map(str, stride)) else NotImplemented
 
 
 def _sized_as(make: Callable[..., Any], fill: Callable[..., Any]) -> Callable[..., Any]:
