@@ -213,6 +213,30 @@ def test_gradients_of_a_convolution_are_eagers_for_any_batch(case, batches) -> N
         assert (report.chosen, attempt.coverage) == ("onnxrt", 1.0), attempt.message
 
 
+ALONG = {
+    "a sequence": torch.nn.Conv1d(4, 6, 3, padding=1),
+    "each channel, of what was before": torch.nn.Conv1d(4, 4, 3, padding=2, groups=4),
+    "far apart": torch.nn.Conv1d(4, 6, 3, dilation=2, groups=2),
+    "backwards": torch.nn.ConvTranspose1d(4, 6, 3, padding=1),
+    "points": torch.nn.Conv1d(4, 6, 1),
+}
+
+
+@pytest.mark.parametrize("model", ALONG.values(), ids=ALONG)
+def test_gradients_of_a_convolution_are_eagers_for_any_length(model) -> None:
+    """Sequences of a batch are padded to its longest one."""
+    run = compiled(model, "onnxrt", dynamic=True, min_coverage=1.0)
+    for length in (7, 9, 12):
+        x, found = r(3, 4, length).requires_grad_(), []
+        for function in (run, model):
+            result = function(x)
+            upstream = torch.linspace(-1, 2, result.numel()).reshape(result.shape)
+            found.append(torch.autograd.grad(result, [x, *model.parameters()], upstream))
+        torch.testing.assert_close(*found)
+    (report,) = composer.reports()
+    assert report.chosen == "onnxrt", report.attempts[0].message
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_gradient_without_memory_is_zero(dynamic: bool) -> None:
     """Torch says by a tensor without memory that a derivative is nothing: here that of ``sgn``."""

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from composer import _torch
+
 
 class Geometry(NamedTuple):
     """How a kernel moves over the input: a number a dimension, and how the channels are divided."""
@@ -39,14 +41,15 @@ def convolution_backward(
     """Gradients of input, weight and bias of ``aten.convolution``; those not asked for are None.
 
     ``x`` is (batch, channels in, *sizes); weight (out, in / groups, *kernel), or (in, out / groups,
-    *kernel) where ``transposed``. Sizes but that of the batch have to be known, since ONNX has them
-    as attributes, and of no elements there is nothing to compute.
+    *kernel) where ``transposed``. Where a kernel moves by more than one, all sizes but that of the
+    batch have to be known: what it leaves over is an attribute in ONNX. Of no elements there is
+    nothing to compute.
     """
-    known = all(isinstance(size, int) for size in (*x.shape[1:], *grad.shape[1:]))
-    if not known or 0 in (*x.shape, *grad.shape):
-        return NotImplemented
     dims = x.dim() - 2
     stride, padding, dilation = (of_length(each, dims) for each in (stride, padding, dilation))
+    may_vary = all(step == 1 for step in stride) and math.prod(weight.shape[2:]) <= _MOST_TAPS
+    if any(map(_is_none, (*x.shape, *grad.shape))) or not (may_vary or _are_known(x, grad)):
+        return NotImplemented
     geometry = Geometry(stride, padding, dilation, groups)
     moves, zero = geometry[:3], [0] * dims
     grad_x = grad_weight = grad_bias = None
@@ -57,7 +60,7 @@ def convolution_backward(
                 grad_x = grad_x.narrow(dim + 2, 0, size)
             grad_x = grad_x.clone()
     elif output_mask[0]:
-        missing = _output_padding(x, grad, weight, geometry)
+        missing = _output_padding(x, grad, weight, geometry) if _are_known(x, grad) else zero
         grad_x = torch.convolution(grad, weight, None, *moves, True, missing, groups)
     if output_mask[1]:
         inner, outer = (grad, x) if transposed else (x, grad)
@@ -65,6 +68,15 @@ def convolution_backward(
     if output_mask[2]:
         grad_bias = grad.sum([0, *range(2, grad.dim())])
     return grad_x, grad_weight, grad_bias
+
+
+def _is_none(size: int | torch.SymInt) -> bool:
+    """Whether a size is zero, or only the data tell."""
+    return size == 0 if isinstance(size, int) else _torch.depends_on_data(size)
+
+
+def _are_known(x: torch.Tensor, grad: torch.Tensor) -> bool:
+    return all(isinstance(size, int) for size in (*x.shape[1:], *grad.shape[1:]))
 
 
 def of_length(values: Sequence[int], dims: int) -> list[int]:
@@ -96,6 +108,8 @@ def _weight_gradient(
     kernel = list(weight.shape[2:])
     stride, padding, dilation, groups = geometry
     patches = kernel == list(stride) and not any(padding) and all(d == 1 for d in dilation)
+    if not _are_known(x, grad):
+        return _by_taps(x, grad, weight, geometry)
     if weight.shape[1] == 1 and groups > 1:
         return _by_convolution(x, grad, weight, geometry)
     if patches and groups == 1:
