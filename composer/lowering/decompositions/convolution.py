@@ -129,7 +129,8 @@ def _by_taps(
     stride, padding, dilation, groups = geometry
     batch, sizes = x.shape[0], grad.shape[2:]
     padded = torch.nn.functional.pad(x, [p for p in reversed(padding) for _ in range(2)])
-    errors = grad.reshape(batch, groups, grad.shape[1] // groups, -1)
+    positions = math.prod(sizes)  # said, not inferred: of symbols that would be a division
+    errors = grad.reshape(batch, groups, grad.shape[1] // groups, positions)
     taps = []
     for offsets in itertools.product(*map(range, weight.shape[2:])):
         seen = padded
@@ -137,7 +138,7 @@ def _by_taps(
             start = offset * dilation[dim]
             stop = start + stride[dim] * (size - 1) + 1
             seen = torch.ops.aten.slice(seen, dim + 2, start, stop, stride[dim])
-        seen = seen.reshape(batch, groups, x.shape[1] // groups, -1)
+        seen = seen.reshape(batch, groups, x.shape[1] // groups, positions)
         taps.append(torch.matmul(errors, seen.transpose(-2, -1)).sum(0))
     return torch.stack(taps, -1).reshape(weight.shape)
 
@@ -150,8 +151,9 @@ def _by_patches(x: torch.Tensor, grad: torch.Tensor, weight: torch.Tensor) -> to
         x = x.narrow(dim + 2, 0, sizes[dim] * kernel[dim])
     cut = x.reshape(*x.shape[:2], *itertools.chain(*zip(sizes, kernel, strict=True)))
     where, what = range(2, 2 + 2 * dims, 2), range(3, 3 + 2 * dims, 2)
-    seen = cut.permute(0, *where, 1, *what).reshape(x.shape[0] * math.prod(sizes), -1)
-    errors = grad.movedim(1, -1).reshape(-1, grad.shape[1])
+    places = x.shape[0] * math.prod(sizes)
+    seen = cut.permute(0, *where, 1, *what).reshape(places, x.shape[1] * math.prod(kernel))
+    errors = grad.movedim(1, -1).reshape(places, grad.shape[1])
     return torch.matmul(errors.t(), seen).reshape(weight.shape)
 
 
