@@ -180,6 +180,16 @@ def test_gradients_of_dynamic_sizes_are_eagers(function) -> None:
     assert len(composer.reports()) == 1
 
 
+def assert_gradients_are_eagers(run, model: torch.nn.Module, x: torch.Tensor) -> None:
+    """Those of the input and of the parameters."""
+    found = []
+    for function in (run, model):
+        result = function(x)
+        upstream = torch.linspace(-1, 2, result.numel()).reshape(result.shape)
+        found.append(torch.autograd.grad(result, [x, *model.parameters()], upstream))
+    torch.testing.assert_close(*found)
+
+
 CONVOLVED = {
     "an image": (lambda: torch.nn.Conv2d(3, 4, 3, 2, 1), (9, 8)),
     "patches": (lambda: torch.nn.Conv2d(3, 4, 2, 2), (9, 8)),
@@ -199,14 +209,10 @@ def test_gradients_of_a_convolution_are_eagers_for_any_batch(case, batches) -> N
     model = make()
     run = compiled(model, "onnxrt", min_coverage=0.0)
     for batch in batches:
-        x, found = r(batch, 3, *sizes).requires_grad_(), []
+        x = r(batch, 3, *sizes).requires_grad_()
         if batch:
             torch._dynamo.mark_dynamic(x, 0)
-        for function in (run, model):
-            result = function(x)
-            upstream = torch.linspace(-1, 2, result.numel()).reshape(result.shape)
-            found.append(torch.autograd.grad(result, [x, *model.parameters()], upstream))
-        torch.testing.assert_close(*found)
+        assert_gradients_are_eagers(run, model, x)
     (report,) = composer.reports()
     if batches[0]:
         attempt = report.attempts[0]
@@ -227,12 +233,7 @@ def test_gradients_of_a_convolution_are_eagers_for_any_length(model) -> None:
     """Sequences of a batch are padded to its longest one."""
     run = compiled(model, "onnxrt", dynamic=True, min_coverage=1.0)
     for length in (7, 9, 12):
-        x, found = r(3, 4, length).requires_grad_(), []
-        for function in (run, model):
-            result = function(x)
-            upstream = torch.linspace(-1, 2, result.numel()).reshape(result.shape)
-            found.append(torch.autograd.grad(result, [x, *model.parameters()], upstream))
-        torch.testing.assert_close(*found)
+        assert_gradients_are_eagers(run, model, r(3, 4, length).requires_grad_())
     (report,) = composer.reports()
     assert report.chosen == "onnxrt", report.attempts[0].message
 

@@ -48,7 +48,7 @@ def convolution_backward(
     dims = x.dim() - 2
     stride, padding, dilation = (of_length(each, dims) for each in (stride, padding, dilation))
     may_vary = all(step == 1 for step in stride) and math.prod(weight.shape[2:]) <= _MOST_TAPS
-    if any(map(_is_none, (*x.shape, *grad.shape))) or not (may_vary or _are_known(x, grad)):
+    if any(map(_is_nothing, (*x.shape, *grad.shape))) or not (may_vary or _are_known(x, grad)):
         return NotImplemented
     geometry = Geometry(stride, padding, dilation, groups)
     moves, zero = geometry[:3], [0] * dims
@@ -70,7 +70,7 @@ def convolution_backward(
     return grad_x, grad_weight, grad_bias
 
 
-def _is_none(size: int | torch.SymInt) -> bool:
+def _is_nothing(size: int | torch.SymInt) -> bool:
     """Whether a size is zero, or only the data tell."""
     return size == 0 if isinstance(size, int) else _torch.depends_on_data(size)
 

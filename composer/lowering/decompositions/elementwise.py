@@ -265,12 +265,9 @@ def divide(a: Any, b: Any, *, rounding_mode: str | None = None) -> Any:
     if rounding_mode != "trunc" or not floats:
         return NotImplemented
     if not isinstance(b, torch.Tensor) or _is_one(b):
-        whole = _truncated(a, b)
-    else:  # of halves eager rounds the quotient first, and ONNX Runtime (1.31) that of bfloat16
-        whole = NotImplemented
-        if torch.result_type(a, b) is torch.float16:
-            return NotImplemented
-    return torch.trunc(a / b) if whole is NotImplemented else whole
+        return _truncated(a, b)
+    # Of halves eager rounds the quotient first, which ONNX Runtime (1.31) leaves out in float16.
+    return NotImplemented if torch.result_type(a, b) is torch.float16 else torch.trunc(a / b)
 
 
 def fmod(a: torch.Tensor, b: Any) -> Any:
