@@ -205,6 +205,21 @@ def test_engine_is_its_packages_versions() -> None:
     assert One().identity() != one
 
 
+def test_engines_that_a_function_made_differ_in_what_it_was_given() -> None:
+    """Their source is the same; one that holds what no other process can name has no identity."""
+
+    def made(held: object) -> Backend:
+        class Made(Backend):
+            def build(self, *args: Any, **kwargs: Any) -> object:
+                return held
+
+        return Made()
+
+    assert made(1).identity() == made(1).identity()
+    assert made(1).identity() != made(2).identity()
+    assert made(object()).identity() is None
+
+
 def test_edited_engine_is_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A function is its source, and the file that it stands in."""
     monkeypatch.syspath_prepend(tmp_path)

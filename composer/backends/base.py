@@ -68,13 +68,21 @@ class Backend(ABC):
         """Text that stays the same for as long as the engine will fail, or be fast, as before.
 
         Failures and verdicts are remembered by it. By default: the class, its source file, and the
-        versions of ``packages``. It must not import the engine, which may not be needed at all.
-        ``None`` where an engine cannot tell; then nothing is remembered of it.
+        versions of ``packages``; of a class that a function made also what it closes over, which
+        tells it from others that the function made. It must not import the engine, which may not be
+        needed at all. ``None`` where an engine cannot tell; then nothing is remembered of it.
         """
         kind = type(self)
         source = fingerprint.source_of_class(kind, Backend)
         versions = [version_of(each) for each in self.packages]
-        return fingerprint.digest(f"{kind.__module__}.{kind.__qualname__}", source, versions)
+        made = "<locals>" in kind.__qualname__
+        held = fingerprint.members_of_class(kind, Backend) if made else []
+        try:
+            return fingerprint.digest(
+                f"{kind.__module__}.{kind.__qualname__}", source, held, versions
+            )
+        except fingerprint.Unstable:
+            return None
 
     def check_options(self, options: Mapping[str, Any]) -> None:
         """Find the user's own mistakes before anything is tried.
