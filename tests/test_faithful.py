@@ -88,6 +88,22 @@ MANY = torch.full((4_000_000,), 0.1)
 TWICE = T([0, 0, 1])
 
 TAKEN = {
+    "a logarithm of softmax in float64": (
+        lambda x: (x.log_softmax(-1), x.log_softmax(0), x.double().log_softmax(-1).sum()),
+        T([[1, 2, NAN], [1, INF, 2], [-INF, -INF, -INF], [-1e300, 0, 1.0]], dtype=torch.float64),
+    ),
+    "a quotient and a rest of bytes by a negative number": (
+        lambda x: (torch.div(x, -2, rounding_mode="trunc"), torch.fmod(x, -2), x // 3),
+        T([0, 1, 5, 200, 255], dtype=torch.uint8),
+    ),
+    "what is added to rows, transposed": (
+        lambda x, index: x.index_put((index,), x[:3], accumulate=True),
+        *(r(6, 5, 4).permute(2, 1, 0), T([0, 0, 3])),
+    ),
+    "roots of float16": (
+        lambda x: (x**0.5, x**-0.5),
+        T([-INF, -0.0, 0.0, 2.0, 4.0, NAN, INF], dtype=torch.float16),
+    ),
     "a product of integers with fractions for factors": (
         lambda x, a, b: torch.addmv(x, a, b, beta=0.2, alpha=1.6),
         *(torch.arange(5), torch.arange(15).view(5, 3), torch.arange(3)),

@@ -388,6 +388,8 @@ OTHERWISE = {
     "the order of NaN": (lambda x: x.sort(descending=True).values, NAN),
     "the greatest two and NaN": (lambda x: x.topk(2).values, NAN),
     "the truth of NaN": (torch.logical_not, NAN),
+    "a rest of tenths": (lambda x: torch.fmod(x, 0.1), torch.arange(100) / 10.0),
+    "a rest by infinity": (lambda x: torch.fmod(x, math.inf), torch.ones(3)),
     "the average of a window that ends in no padding": (
         lambda x: F.avg_pool1d(x, 3, padding=1, ceil_mode=True),
         torch.ones(1, 2, 9),

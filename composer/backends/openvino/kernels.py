@@ -42,6 +42,7 @@ _OTHERWISE = {
     "aten::amin": "an infinity becomes the largest number",
     "aten::max": "an infinity becomes the largest number",
     "aten::min": "an infinity becomes the largest number",
+    "aten::fmod": "a rest is taken from a rounded quotient",
     "aten::maximum": "NaN gets lost",
     "aten::minimum": "NaN gets lost",
     "aten::sort": "NaN upsets the order of the others",

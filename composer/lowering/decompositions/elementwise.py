@@ -210,7 +210,8 @@ def _are_integers(a: Any, b: Any) -> bool:
     is_tensor = isinstance(a, torch.Tensor) and a.dtype is not torch.bool
     if not is_tensor or a.dtype.is_floating_point or type(b) is not int:
         return False
-    return 0 < abs(b) <= torch.iinfo(a.dtype).max
+    held = torch.iinfo(a.dtype)
+    return b != 0 and held.min <= b <= held.max
 
 
 def _is_symbol(number: Any) -> bool:
@@ -320,8 +321,12 @@ def xlogy(x: torch.Tensor, y: torch.Tensor) -> Any:
 
 
 def power(x: torch.Tensor, exponent: Any) -> Any:
-    """Roots, of which eager makes roots as well: that of minus infinity is NaN."""
-    if not x.dtype.is_floating_point or abs(exponent) != 0.5:
+    """Roots, of which eager makes roots as well: that of minus infinity is NaN.
+
+    In float16 it makes powers of them.
+    """
+    has_roots = x.dtype.is_floating_point and x.dtype is not torch.float16
+    if not has_roots or abs(exponent) != 0.5:
         return NotImplemented
     return torch.sqrt(x) if exponent > 0 else torch.rsqrt(x)
 

@@ -51,6 +51,7 @@ def reductions() -> dict[Any, Callable[..., Any]]:
         aten.min.dim: functools.partial(extreme_along, aten.min.dim, False),
         aten.linalg_vector_norm.default: vector_norm,
         aten.cumsum.default: cumsum,
+        aten._log_softmax.default: log_softmax,
         aten.sort.stable: stable_sort,
         aten.median.default: median,
         aten.median.dim: median_along,
@@ -197,6 +198,14 @@ def variance_and_mean(
     squares = torch.square(x - mean)
     spread = torch.sum(squares, dims, keepdim=keepdim) / float(max(0, count - correction))
     return spread, mean if keepdim else mean.squeeze(dims)
+
+
+def log_softmax(x: torch.Tensor, dim: int, half_to_float: bool) -> Any:
+    """In float64: of a row with NaN or an infinity ONNX Runtime (1.31) gives numbers there."""
+    if x.dtype is not torch.float64 or not x.dim():
+        return NotImplemented
+    shifted = x - torch.amax(x, dim, keepdim=True)
+    return shifted - torch.log(torch.exp(shifted).sum(dim, keepdim=True))
 
 
 def cumsum(x: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Any:

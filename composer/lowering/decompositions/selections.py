@@ -78,7 +78,12 @@ def accumulated(
     places = index.reshape(-1)
     places = torch.where(places < 0, places + x.shape[dim], places)
     places = places.reshape(-1, *([1] * len(after))).expand(added.shape)
-    return aten.scatter_add.default(x, dim, places, added)
+    result = aten.scatter_add.default(x, dim, places, added)
+    order = _torch.order_of_memory(x)
+    if order == sorted(order):
+        return result
+    back = [order.index(dim) for dim in range(x.dim())]
+    return result.permute(order).contiguous().permute(back)
 
 
 def kthvalue(x: torch.Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Any:
