@@ -494,16 +494,18 @@ def test_real_engines_are_not_rejected(engine: str, training: bool) -> None:
     assert attempt.engine["verified"]["values"] > 1
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize("engine", ["inductor", "onnxrt"])
 def test_gradients_of_which_only_rounding_is_left_are_compared_by_the_size_of_the_others(
-    engine: str,
+    engine: str, dropout: float
 ) -> None:
     """A bias before a batch norm has no effect: each engine rounds its gradient to other noise."""
     for rows, seed in ((4, 5), (16, 8), (16, 11)):
         torch.compiler.reset()
         torch.manual_seed(seed)
         linear, norm = torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8)
-        model = torch.nn.Sequential(linear, norm, torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        after = torch.nn.ReLU(), torch.nn.Dropout(dropout), torch.nn.Linear(8, 2)
+        model = torch.nn.Sequential(linear, norm, *after)
         compiled(model, engine, verify="compile")(torch.randn(rows, 8))
         (attempt,) = last().attempts
         assert attempt.accepted, (seed, attempt.message)
