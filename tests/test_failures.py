@@ -96,7 +96,7 @@ def test_full_disk_is_tried_again() -> None:
         RecursionError("maximum recursion depth exceeded"),
         DeprecationWarning("an old name"),
         InductorError(CppCompileError(["g++"], "Python.h: No such file"), None),
-        InductorError(InvalidCxxCompiler("g++"), None),
+        InductorError(InvalidCxxCompiler(), None),
     ],
     ids=lambda error: type(getattr(error, "inner_exception", error)).__name__,
 )

@@ -494,17 +494,24 @@ def test_real_engines_are_not_rejected(engine: str, training: bool) -> None:
     assert attempt.engine["verified"]["values"] > 1
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
+class Noise(torch.nn.Module):
+    """As in a variational autoencoder."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.randn_like(x) * 0.1 + torch.rand(x.shape[1:]) - torch.rand_like(x)
+
+
+@pytest.mark.parametrize("random", [torch.nn.Dropout(0.0), torch.nn.Dropout(0.1), Noise()])
 @pytest.mark.parametrize("engine", ["inductor", "onnxrt"])
 def test_gradients_of_which_only_rounding_is_left_are_compared_by_the_size_of_the_others(
-    engine: str, dropout: float
+    engine: str, random: torch.nn.Module
 ) -> None:
     """A bias before a batch norm has no effect: each engine rounds its gradient to other noise."""
     for rows, seed in ((4, 5), (16, 8), (16, 11)):
         torch.compiler.reset()
         torch.manual_seed(seed)
         linear, norm = torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8)
-        after = torch.nn.ReLU(), torch.nn.Dropout(dropout), torch.nn.Linear(8, 2)
+        after = torch.nn.ReLU(), random, torch.nn.Linear(8, 2)
         model = torch.nn.Sequential(linear, norm, *after)
         compiled(model, engine, verify="compile")(torch.randn(rows, 8))
         (attempt,) = last().attempts

@@ -295,8 +295,8 @@ def judge(got: Run, eager: Run, exact: Callable[[], Values], bounds: Bounds) -> 
 def _reference(exact: Callable[[], Values], eager: Run, bounds: Bounds) -> Values:
     """The values in float64; none where they come from other random numbers.
 
-    From one state the generator draws others in float64 than in float32 (torch 2.13); not so the
-    mask of a dropout. Rounding alone does not take eager as far from them as that.
+    From one state the generator draws others in float64 than in float32 (torch 2.13), and not all
+    that draws can be had otherwise, as ``normal_``. Rounding alone does not take eager so far away.
     """
     found = exact()
     if not eager.random:

@@ -11,11 +11,18 @@ import torch.fx
 
 from composer import _torch
 from composer.graphs import clones
-from composer.graphs.nodes import attribute_at
+from composer.graphs.nodes import attribute_at, value_of
 from composer.records import GraphRequest
 
 _NARROW = (torch.float16, torch.bfloat16, torch.float32)
 _METHODS = {"float", "half", "bfloat16"}
+
+_aten = torch.ops.aten
+_DRAWS = {
+    *(torch.rand, torch.randn, torch.rand_like, torch.randn_like),
+    *(_aten.rand, _aten.randn, _aten.rand_like, _aten.randn_like),
+}
+"""From one state the generator gives others in float64 than in float32 (torch 2.13)."""
 
 
 def in_double(
@@ -32,7 +39,7 @@ def in_double(
     """
     gm = clones.clone_graph(request.gm)
     for each in (each for each in gm.modules() if isinstance(each, torch.fx.GraphModule)):
-        for node in each.graph.nodes:
+        for node in list(each.graph.nodes):
             _widen(each, node)
         each.recompile()
     wide = [_wide(value) for value in inputs]
@@ -44,6 +51,9 @@ def _widen(gm: torch.fx.GraphModule, node: torch.fx.Node) -> None:
     if _torch.enters_autocast(node.target):  # it lowers nothing, and torch warns of its new dtype
         device, dtype, _, *others = node.args
         node.args = (device, dtype, False, *others)
+        return
+    if _drawn_in(node) in _NARROW:
+        _draw_as_eager(node)
         return
     node.args = _mapped(node.args)
     node.kwargs = _mapped(node.kwargs)
@@ -57,6 +67,21 @@ def _widen(gm: torch.fx.GraphModule, node: torch.fx.Node) -> None:
             node.target = name
     if node.op == "call_module":
         raise TypeError("a module within the graph holds weights of its own")
+
+
+def _drawn_in(node: torch.fx.Node) -> torch.dtype | None:
+    """The dtype of the random numbers that a node makes; ``None`` where it makes none."""
+    drawn = value_of(node)
+    of_torch = getattr(node.target, "overloadpacket", node.target) in _DRAWS
+    return drawn.dtype if of_torch and isinstance(drawn, torch.Tensor) else None
+
+
+def _draw_as_eager(node: torch.fx.Node) -> None:
+    """Draw the numbers that eager draws, and widen those."""
+    node.kwargs = {**node.kwargs, "dtype": _drawn_in(node)}
+    with node.graph.inserting_after(node):
+        wide = node.graph.call_method("double", (node,))
+    node.replace_all_uses_with(wide, delete_user_cb=lambda user: user is not wide)
 
 
 def _mapped(value: Any) -> Any:
