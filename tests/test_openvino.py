@@ -366,6 +366,25 @@ def test_rows_that_are_masked_everywhere_give_zeros() -> None:
     check(lambda q: F.scaled_dot_product_attention(q, q, q), query)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("has_arithmetic", [True, False])
+def test_masked_rows_and_shared_heads_are_taken_in_half_precision(
+    dtype, has_arithmetic, monkeypatch
+) -> None:
+    """Whatever the processor computes in bfloat16: the reader has no other translation of them."""
+    monkeypatch.setattr(_torch, "multiplies_bf16", lambda: has_arithmetic)
+    mask = torch.ones(4, 4, dtype=torch.bool).tril(-1)
+    query, key = torch.randn(1, 4, 4, 8, dtype=dtype), torch.randn(1, 2, 4, 8, dtype=dtype)
+
+    def both(q, k, mask):
+        masked = F.scaled_dot_product_attention(q, q, q, attn_mask=mask)
+        return masked, F.scaled_dot_product_attention(q, k, k, is_causal=True, enable_gqa=True)
+
+    run = compiled(both, NAME, min_coverage=1.0)
+    torch.testing.assert_close(run(query, key, mask), both(query, key, mask), rtol=2e-2, atol=2e-2)
+    assert last().chosen == NAME
+
+
 WIDE = torch.tensor([2**31 + 5, 2**53 + 1, -(2**40) - 3])
 ODD = torch.tensor([2**24 + 1, -(2**31), 7], dtype=torch.int32)
 NAN = torch.tensor([[math.inf, math.nan, 1.0]])

@@ -23,12 +23,12 @@ from composer.backends.base import (
 )
 from composer.backends.openvino import library
 from composer.backends.openvino.cut import cut
+from composer.backends.openvino.dialect import dialect
 from composer.backends.openvino.engine import OpenVinoEngine
 from composer.backends.openvino.settings import read_settings
 from composer.errors import refuse
 from composer.lowering import keeping
 from composer.lowering.aot import FunctionalGraph, Kind, compile_functional
-from composer.lowering.decompositions.fusions import fusions
 from composer.lowering.trial import try_once
 from composer.records import GraphRequest, Reason, Status
 
@@ -112,7 +112,7 @@ def composer_openvino(
 
     note(openvino=library.version(), device=settings.device)
     with keeping.counting() as artefacts:
-        compiled = compile_functional(gm, example_inputs, build, fusions())
+        compiled = compile_functional(gm, example_inputs, build, dialect())
     if told := str(artefacts):
         note(artefacts=told)
     return compiled

@@ -46,6 +46,24 @@ def masked_attention(
     attn_mask: torch.Tensor | None = None,
     scale: float | None = None,
 ) -> Any:
+    """:func:`widened_attention`, but not of bfloat16 where torch itself is faster in it."""
+    if query.dtype is torch.bfloat16 and _torch.multiplies_bf16():
+        return NotImplemented
+    return widened_attention(
+        query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale
+    )
+
+
+def widened_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: torch.Tensor | None = None,
+    scale: float | None = None,
+) -> Any:
     """Attention under a mask, where a row that is masked everywhere gives zeros, as in eager.
 
     The translation gives NaN there. Such rows are the padding on the left of a batch that is
@@ -54,17 +72,12 @@ def masked_attention(
     """
     if query.shape[1] == key.shape[1] and (attn_mask is None or is_causal):
         return NotImplemented
-    if query.dtype not in _widened():
+    if query.dtype not in (torch.float16, torch.bfloat16):
         return attention(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)
     q, k, v = query.float(), key.float(), value.float()
     mask = None if attn_mask is None else attn_mask.float()
     found = attention(q, k, v, dropout_p, is_causal, attn_mask=mask, scale=scale)
     return found if found is NotImplemented else (found[0].to(query.dtype), found[1])
-
-
-def _widened() -> tuple[torch.dtype, ...]:
-    """Half precision in which torch is not the faster one on this processor."""
-    return (torch.float16,) if _torch.multiplies_bf16() else (torch.float16, torch.bfloat16)
 
 
 def attention(
