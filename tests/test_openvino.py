@@ -595,6 +595,54 @@ def test_the_largest_of_minus_infinity_is_minus_infinity() -> None:
     assert last().attempts[0].coverage == 1.0
 
 
+GATED = """
+import sys, composer, torch, torch.nn.functional as F
+from composer.backends.openvino import engine
+if "unguarded" in sys.argv:
+    engine.has_gate = lambda read: False
+torch.set_num_threads(1)
+gate, up = (torch.nn.Linear(256, 1024, bias=False) for _ in range(2))
+down = torch.nn.Linear(1024, 256, bias=False)
+layer = lambda x: down(F.silu(gate(x)) * up(x))
+options = {"chain": ["composer_openvino"], "precision": "bf16"}
+run = torch.compile(layer, backend="composer", options=options)
+with torch.no_grad():
+    x = torch.randn(2, 4, 256)
+    torch.testing.assert_close(run(x), layer(x))
+(attempt,) = composer.reports()[-1].attempts
+assert attempt.engine["precision"] == "f32", attempt
+"""
+
+
+def test_a_gated_layer_is_in_float32_by_one_thread(run_python) -> None:
+    """In bfloat16 compiling it ends the process; the rule may go when it does not (2026.4)."""
+    done = run_python(GATED)
+    assert done.returncode == 0, done.stderr
+    if torch.cpu._is_amx_tile_supported():
+        assert run_python(GATED, "unguarded").returncode < 0
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_gates_are_told_from_norms(threads: int) -> None:
+    """What lowers the precision of a model for one thread is only what has to."""
+    gate, up, down = torch.nn.Linear(8, 16), torch.nn.Linear(8, 16), torch.nn.Linear(16, 8)
+
+    def gated(x):
+        return down(F.gelu(gate(x)) * up(x))
+
+    def normed(x):
+        x = gate(x).relu()
+        return down(x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6))
+
+    for function, has_gate in ((gated, True), (normed, False)):
+        options = {"threads": threads, "precision": "bf16"}
+        torch.compiler.reset()
+        compiled(function, {"backend": NAME, "options": options})(torch.randn(3, 8))
+        said = last().attempts[0].engine["precision"]
+        lowered = _torch.multiplies_bf16() and not (has_gate and threads == 1)
+        assert said == ("bf16" if lowered else "f32")
+
+
 PADDED = """
 import sys, composer, torch, torch.nn.functional as F
 from composer.backends.openvino import kernels

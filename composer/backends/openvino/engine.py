@@ -11,6 +11,7 @@ import torch
 from composer import _torch
 from composer.backends.forks import never_freed_in_forks
 from composer.backends.openvino.corrections import correct
+from composer.backends.openvino.gates import has_gate
 from composer.backends.openvino.layouts import read_in_several_ways
 from composer.backends.openvino.library import core
 from composer.backends.openvino.lookups import require_within, table_sizes
@@ -115,7 +116,7 @@ class OpenVinoEngine(BindingEngine[Bound]):
             require_within(values[i], self._table_sizes[i])
         held = {names[i]: each.detach().contiguous() for i, each in values.items()}
         separate = config_for(self._model.read) if self._device == "CPU" else {}
-        config = {**separate, **self._config}
+        config = {**separate, **self._config, **_by_one_thread(self._model.read, self._config)}
         made = with_weights(self._model, held)
         correct(made, in_bfloat16=config.get("INFERENCE_PRECISION_HINT") != "f32")
         compiled = never_freed_in_forks(core().compile_model(made, self._device, config))
@@ -145,6 +146,12 @@ def _config(settings: Settings, precision: str) -> dict[str, str]:
     if precision in _HINTS:
         config["INFERENCE_PRECISION_HINT"] = _HINTS[precision]
     return config | settings.config
+
+
+def _by_one_thread(read: Any, config: Mapping[str, str]) -> dict[str, str]:
+    """Single precision, where one thread alone would end the process in any other."""
+    is_alone = config.get("INFERENCE_NUM_THREADS") == "1"
+    return {"INFERENCE_PRECISION_HINT": "f32"} if is_alone and has_gate(read) else {}
 
 
 def _require_precision(compiled: Any, config: Mapping[str, str]) -> None:
