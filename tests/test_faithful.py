@@ -172,9 +172,9 @@ TAKEN = {
     "a bound that is NaN": (
         *(lambda x, t: (x.clamp_min(t), x.clamp_max(t), x.clamp(max=t, min=t)), ODD, T(NAN)),
     ),
-    "a bound that is NaN, as a number": (
-        lambda x: (x.clamp(min=NAN), x.clamp(max=NAN), x.clamp(NAN, 1.0)),
-        ODD,
+    "a bound that is NaN, as a number": pytest.param(
+        (lambda x: (x.clamp(min=NAN), x.clamp(max=NAN), x.clamp(NAN, 1.0)), ODD),
+        marks=needs_torch("2.12", "such a bound is none"),
     ),
     "logits of NaN between bounds": (lambda x: torch.logit(x, eps=1e-6), T([NAN, 0.5, 2.0, -1.0])),
     "angles": (lambda x: torch.angle(x), T([NAN, -1.0, 1.0, INF, -INF, 0.0])),

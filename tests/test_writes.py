@@ -10,7 +10,7 @@ from typing import Any
 import engines
 import pytest
 import torch
-from conftest import compiled, last
+from conftest import compiled, last, needs_torch
 from torch.nn import functional
 
 from composer import guard
@@ -119,6 +119,7 @@ def test_writes_are_known_by_name_mark_and_schema(function: Any, writing: bool) 
     assert writes.may_write(torch.fx.symbolic_trace(function)) is writing
 
 
+@needs_torch("2.12", "no branch may write")
 @pytest.mark.parametrize("selected", [{"verify": "compile"}, {"select": "fastest"}])
 @torch.no_grad()
 def test_write_within_a_branch_is_done_once(selected: dict[str, Any]) -> None:
