@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import compiled, last
+from torch.testing._internal.two_tensor import TwoTensor
 
 import composer
 from composer import _torch
@@ -288,6 +289,10 @@ VARIANTS = {
     "dtype": (lambda x: x + 1, torch.ones(2, 3, dtype=torch.float64)),
     "stride": (lambda x: x + 1, torch.ones(3, 2).t()),
     "requires grad": (lambda x: x + 1, torch.ones(2, 3, requires_grad=True)),
+    "two tensors in one": (lambda x: x + 1, TwoTensor(torch.ones(2, 3), torch.ones(2, 3))),
+    "complex": (lambda x: x + 1, torch.ones(2, 3) + 0j),
+    "conjugate": (lambda x: x + 1, (torch.ones(2, 3) + 0j).conj()),
+    "to be negated": (lambda x: x + 1, torch._neg_view(torch.ones(2, 3))),
 }
 
 

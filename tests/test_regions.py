@@ -144,6 +144,19 @@ def test_sizes_that_only_the_data_tell_stay_torchs(engine: str) -> None:
     )
 
 
+def test_a_literal_that_tells_a_size_stays_torchs() -> None:
+    """What it makes is known, and the graph has a symbol for its size all the same."""
+
+    def repeated(x, w):
+        return torch.repeat_interleave(x, torch.tensor([1, 2, 3]), 0) @ w, torch.relu(x @ w)
+
+    x, w = torch.randn(3, 4), torch.randn(4, 4)
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        run = compiled(repeated, "onnxrt", min_coverage=0.0)
+        torch.testing.assert_close(run(x, w), repeated(x, w))
+    assert last().chosen == "onnxrt", last().attempts[0].message
+
+
 def test_sizes_that_only_the_data_tell_in_training() -> None:
     """They cross from the forward to the backward; on the last input there are no such rows."""
     run = compiled(rows_above, "onnxrt", min_coverage=0.0)

@@ -309,9 +309,15 @@ def _held(node: torch.fx.Node, given: Any) -> str:
 
 
 def _tensor(value: torch.Tensor) -> str:
+    """What of a tensor a graph is compiled for; of most nothing but the first line is to be said.
+
+    A class of its own may run other operators, and so may a view that is yet to be computed.
+    """
     layout = value.stride() if value.layout is torch.strided else value.layout
     sizes = tuple(map(str, value.shape)), layout, value.dtype, value.device, value.requires_grad
-    return f"tensor{sizes}"
+    special = [] if type(value) in _torch.PLAIN_TENSORS else [_qualified(type(value))]
+    special += ["conjugate"] * value.is_conj() + ["negative"] * value.is_neg()
+    return f"tensor{sizes}{' '.join(special)}"
 
 
 def _argument(value: Any, position: Mapping[torch.fx.Node, str]) -> str:

@@ -114,6 +114,8 @@ def _replace(gm: torch.fx.GraphModule, node: torch.fx.Node, known: dict[Any, Any
         return  # its parts come later
     if value._is_zerotensor():  # a derivative that is nothing has no memory
         value = torch.zeros(value.shape, dtype=value.dtype, device=value.device)
+    if any(map(_torch.depends_on_data, expected.shape)):
+        return  # others of its size have the same symbol
     if (value.shape, value.dtype) != (expected.shape, expected.dtype):
         return
     if not is_dense(expected):
