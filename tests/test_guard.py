@@ -176,6 +176,36 @@ def test_engine_that_never_has_the_memory_is_given_up() -> None:
     assert last().runtime.last_error == "OutOfMemoryError: tried to allocate 80 GiB"
 
 
+def test_lack_of_memory_counts_against_the_engine_that_lacked_it() -> None:
+    """Not against the one that serves by the time that the call is answered."""
+    inside, may_go = threading.Semaphore(0), threading.Event()
+    main = threading.current_thread()
+
+    def first(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+        def run(*args: Any) -> Any:
+            if threading.current_thread() is main:
+                raise RuntimeError("not here")
+            inside.release()
+            assert may_go.wait(60)
+            raise torch.OutOfMemoryError("no memory")
+
+        return run
+
+    f = compiled(torch.sin, first, FakeBackend("out_of_memory", at=2))
+    late = [threading.Thread(target=f, args=(torch.ones(2),)) for _ in range(2)]
+    for each in late:
+        each.start()
+        assert inside.acquire(timeout=60)
+    for _ in range(2):
+        f(torch.ones(2))
+    may_go.set()
+    for each in late:
+        each.join()
+    for _ in range(2):
+        f(torch.ones(2))
+        assert last().chosen == "fake_out_of_memory"
+
+
 def test_engine_that_returns_nothing_at_a_call_is_answered_for() -> None:
     """Dynamo's own code would raise on it."""
     f = compiled(torch.sin, FakeBackend("returns_none", at=2), FakeBackend(name="second"))

@@ -47,7 +47,7 @@ class Engine:
     def __init__(self, name: str, seconds: float = 0.0) -> None:
         self.__name__ = name
         self.seconds = seconds
-        self.raises = False
+        self.raises = self.starves = False
         self.calls: list[int] = []
         self.built_in: list[str] = []
         self.made: list[weakref.ref[Callable[..., Any]]] = []
@@ -63,6 +63,8 @@ class Engine:
             self.calls.append(threading.get_ident())
             if self.raises:
                 raise RuntimeError(f"{self.__name__} was made to raise")
+            if self.starves:
+                raise torch.OutOfMemoryError(f"{self.__name__} was made to starve")
             time.sleep(self.seconds)
             return [next(each for each in args if isinstance(each, torch.Tensor)) * 2]
 
@@ -232,6 +234,27 @@ def test_one_that_took_over_and_fails_gives_way_to_the_one_before() -> None:
     f(x)
     f(x)
     assert last().chosen == "eager"
+
+
+def test_engines_do_not_answer_for_the_memory_that_others_lacked() -> None:
+    """One that takes over is given up after three calls of its own, and so is one that returns."""
+    slow, quick = Engine("slow", SLOW / 8), Engine("quick")
+    quick.may_build.clear()
+    x = torch.randn(3)
+    f = beside(double_slowly, slow, quick)
+    f(x)
+    f(x)
+    assert quick.building.wait(WAIT)
+    served = []
+    for starved, calls in ((slow, 2), (quick, 3), (slow, 2)):
+        starved.starves = True
+        for _ in range(calls):
+            assert torch.equal(f(x), x * 2)
+            served.append(last().chosen)
+        starved.starves = False
+        quick.may_build.set()
+        settle()
+    assert served == ["slow"] * 2 + ["quick"] * 2 + ["slow"] * 3
 
 
 def test_engine_that_was_taken_over_from_is_let_go() -> None:

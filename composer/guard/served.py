@@ -86,7 +86,6 @@ class ServedGraph:
         self._gate: Gate | None = None
         self._sampler = sampler
         self._schedule = Schedule(sampler.every if sampler else None, begins=later is not None)
-        self._starved = 0
         self._versions = versions
         self._rescue = rescue
         # Bound once, since they are compared by identity.
@@ -98,7 +97,8 @@ class ServedGraph:
         self._reschedule()
 
     def _installed(self, engine: Engine) -> Compiled:
-        """The callable of an engine, whose backwards are guarded from now on."""
+        """The callable of an engine, whose backwards are guarded and lacks counted from now on."""
+        self._starved = 0
         run = _torch.undisabled(engine.compiled)
         if engine.backwards is not None:
             told = functools.partial(self._backward_failed, run)
@@ -296,7 +296,8 @@ class ServedGraph:
         return outputs
 
     def _lacked_memory(self, error: Exception, run: Compiled, what: str = "raised") -> None:
-        self._starved += 1
+        """Count a call for which ``run`` lacked the memory, while it serves."""
+        self._starved += self.run is run
         if self._starved >= _STARVED:
             self._hand_over(error, run, what)
 
@@ -342,7 +343,6 @@ class ServedGraph:
                 self.run = self._installed(
                     self._compile(cast(Rescue, self._rescue).successor, args)
                 )
-                self._starved = 0
                 self._reschedule()
             run = self.run
         return self._run_guarded(run, args)
@@ -354,7 +354,6 @@ class ServedGraph:
                 engine = self._compile(cast(Rescue, self._rescue).retry, args)
                 if engine is not None:
                     self.run = self._installed(engine)
-                    self._starved = 0
                 self._reschedule()
             run = self.run
         return self._run_guarded(run, args)
