@@ -100,6 +100,8 @@ from torch.nn.modules.batchnorm import _BatchNorm as _BatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import _StopRecomputationError
 
+from composer import forks
+
 if TYPE_CHECKING:
     import onnx_ir
 
@@ -385,7 +387,7 @@ OnBreak = Callable[[str, Sequence[traceback.FrameSummary], bool], None]
 the whole function was given up. Before that, it may have been called for the same place without."""
 
 _listeners: list[OnBreak] = []
-_listening = threading.Lock()
+_listening = forks.lock()
 _log_graph_break = InstructionTranslatorBase.log_graph_break
 _convert_frame = ConvertFrameAssert.__call__
 
@@ -1441,14 +1443,15 @@ def compiling() -> Iterator[None]:
             torch.compiler._is_compiling_flag = before
 
 
-def forget_other_threads_compile() -> None:
-    """In a forked child, release the compile lock that a thread of the parent held, and its flags.
+@forks.in_child
+def _forget_other_threads_compile() -> None:
+    """Free the compile lock that a thread of the parent's held, and take its flags down.
 
     That thread does not exist in the child, so nobody else would.
     """
-    compile_lock._at_fork_reinit()  # type: ignore[attr-defined]  # CPython's, as for its own locks
-    torch.compiler._is_compiling_flag = False
-    torch.fx._symbolic_trace._is_fx_tracing_flag = False
+    if forks.freed(compile_lock):
+        torch.compiler._is_compiling_flag = False
+        torch.fx._symbolic_trace._is_fx_tracing_flag = False
 
 
 @contextlib.contextmanager
@@ -1815,7 +1818,7 @@ class BuiltBackward:
 
 GuardBackward = Callable[[BuiltBackward], Callable[[list[Any]], Any]]
 _guard_backward: ContextVar[GuardBackward | None] = ContextVar("composer_backward", default=None)
-_guarding = threading.Lock()
+_guarding = forks.lock()
 _guards: list[GuardBackward] = []
 
 
@@ -2044,7 +2047,7 @@ class OnnxTranslator:
         from torch.onnx._internal.exporter import _core, _decomp, _fx_passes, _registration
         from torch.onnx._internal.fx.passes import type_promotion
 
-        self._lock = threading.Lock()
+        self._lock = forks.lock()
         self._core, self._passes = _core, _fx_passes
         self._promotions = type_promotion.TypePromotionTable()
         with _quiet(_registration.logger):  # it warns where torchvision is not installed

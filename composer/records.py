@@ -12,7 +12,6 @@ import functools
 import itertools
 import json
 import math
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -23,6 +22,7 @@ from pydantic import ConfigDict, GetCoreSchemaHandler, TypeAdapter, ValidationEr
 from pydantic_core import CoreSchema
 from pydantic_core.core_schema import no_info_after_validator_function
 
+from composer import forks
 from composer.errors import RecordError, text_of
 
 SCHEMA_VERSION = 1
@@ -247,7 +247,7 @@ class Runtime:
     )
 
     def __init__(self, start: Counters = Counters()) -> None:  # it is frozen
-        self._lock = threading.Lock()
+        self._lock = forks.lock()
         self._ticks = itertools.count(start.calls)
         self.reads = 0
         self.tick: Callable[[], int] = self._ticks.__next__

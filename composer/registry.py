@@ -5,11 +5,11 @@ from __future__ import annotations
 import difflib
 import logging
 import pkgutil
-import threading
 from collections.abc import Iterable, Mapping
 from importlib.metadata import entry_points
 from typing import Generic, TypeVar, cast
 
+from composer import forks
 from composer.errors import ComposerError, UnknownNameError
 
 T = TypeVar("T")
@@ -32,7 +32,7 @@ class Registry(Generic[T]):
         self._table = dict(table)
         self._loaded: dict[str, T] = {}
         self._refused: dict[str, str] = {}
-        self._lock = threading.Lock()
+        self._lock = forks.lock()
         self._discovered = False
 
     def names(self) -> tuple[str, ...]:

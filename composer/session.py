@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import atexit
-import threading
 from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from composer import forks
 from composer.book import Source
 from composer.records import CompileReport
 from composer.store import disk
@@ -43,7 +43,7 @@ class Session:
         self.sinks = sinks or Sinks()
         self.witness = witness
         self.progress = Progress()
-        self._lock = threading.Lock()
+        self._lock = forks.lock()
         self._reports: deque[CompileReport] = deque(maxlen=KEPT_REPORTS)
         self._quarantined: dict[tuple[str, str], object] = {}
         self.warned: set[tuple[str, str]] = set()

@@ -5,8 +5,10 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import signal
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -114,6 +116,20 @@ def compiled(function: Any, *chain: Any, dynamic: bool | None = None, **options:
     if chain:
         options["chain"] = list(chain)
     return torch.compile(function, backend="composer", options=options or None, dynamic=dynamic)
+
+
+def in_child(do: Callable[[], object]) -> int:
+    """The exit code of a forked child that does this: 1 after an error, a signal's if it hangs."""
+    child = os.fork()
+    if not child:
+        signal.alarm(30)
+        try:
+            do()
+            os._exit(0)
+        finally:
+            traceback.print_exc()
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def last() -> composer.CompileReport:

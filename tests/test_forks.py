@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from conftest import in_child
+
+from composer import forks
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork"),
+    pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
 ]
 
 COMPILED = """
@@ -51,6 +55,7 @@ CHILDREN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", CHILDREN)
 @pytest.mark.parametrize("engine", ["onnxrt", "composer_openvino"])
 def test_forked_child_ends(
@@ -62,6 +67,44 @@ def test_forked_child_ends(
         f"{COMPILED}\ndef child():\n    {CHILDREN[what]}\n\nprint(forked(child))", engine
     )
     assert (done.returncode, done.stdout.strip()) == (0, "0"), done.stderr
+
+
+def test_lock_that_another_thread_held_is_free_in_a_child() -> None:
+    """For good: the child may take it, and let go of it."""
+    lock, holds, may_end = forks.lock(), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            holds.set()
+            assert may_end.wait(60)
+
+    def child() -> None:
+        for _ in range(2):
+            with lock:
+                pass
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert holds.wait(60)
+    code = in_child(child)
+    may_end.set()
+    thread.join()
+    assert code == 0
+
+
+def test_lock_that_the_forking_thread_held_stays_its_own() -> None:
+    """In the child it goes on with what it was doing, and other threads wait for that."""
+    lock, taken = forks.lock(), []
+
+    def child() -> None:
+        thread = threading.Thread(target=lambda: taken.append(lock.acquire(blocking=False)))
+        thread.start()
+        thread.join()
+        assert taken == [False]
+        lock.release()
+
+    with lock:
+        assert in_child(child) == 0
 
 
 FREED = {
@@ -80,6 +123,7 @@ FREED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", FREED)
 def test_library_hangs_where_it_is_freed_in_a_forked_child(
     package: str, run_python: Callable[..., Any]

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import compiled, last
+from conftest import compiled, in_child, last
 from prometheus_client import CollectorRegistry
 from torch.nn import functional
 from torch.utils.checkpoint import CheckpointError, checkpoint
@@ -534,6 +534,36 @@ def test_forked_child_is_answered_for(run_python: Any) -> None:
     """An engine that fails there is followed there; the parent goes on with it."""
     done = run_python(FORK, env={"OMP_NUM_THREADS": "1"})
     assert done.stdout.split() == ["0", "fake_raises", "True"], done.stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_child_forked_while_another_thread_compiles_compiles_itself() -> None:
+    """The thread that holds the locks for that is not there."""
+    building, may_build = threading.Event(), threading.Event()
+
+    def second(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+        building.set()
+        assert may_build.wait(60)
+        return lambda x: (x.sin(),)
+
+    x = torch.ones(2)
+    f = compiled(torch.sin, FakeBackend("raises", at=1), second)
+    f(x)
+    thread = threading.Thread(target=f, args=(x,))
+    thread.start()
+    assert building.wait(60)
+
+    def child() -> None:
+        may_build.set()
+        assert torch.equal(f(x), x.sin())
+        assert last().chosen == "second"
+        assert torch.equal(compiled(torch.cos, FakeBackend())(x), x.cos())
+
+    code = in_child(child)
+    may_build.set()
+    thread.join()
+    assert code == 0
 
 
 def test_reduce_overhead_outlives_a_failure() -> None:

@@ -10,7 +10,7 @@ import composer
 
 PACKAGE = Path(composer.__file__).parent
 LAYERS = [
-    {"errors"},
+    {"errors", "forks"},
     {"interrupts", "memory", "records"},
     {"_torch"},
     {"registry", "store", "store.disk", "child", "machine", "guard.background", "guard.gate"},
@@ -141,6 +141,19 @@ def test_onnxruntime_is_imported_in_one_file() -> None:
     assert named == set()  # that file does so by importlib
     loads = [path.stem for path in FILES if 'import_module("onnxruntime' in path.read_text()]
     assert loads == ["library"]
+
+
+def test_locks_are_made_in_one_file() -> None:
+    """Which sees to it that a forked child finds them free."""
+    bare = ("threading.Lock", "threading.RLock", "threading.Condition()")
+    makes = {
+        module_of(path)
+        for path in FILES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call | ast.keyword)
+        and any(map(ast.unparse(node).__contains__, bare))
+    }
+    assert makes == {"composer.forks"}
 
 
 def test_every_file_has_its_place_in_the_order() -> None:

@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import compiled, last
+from conftest import compiled, in_child, last
 
 import composer
+from composer import session
 from composer.guard import background
 from composer.store import verdicts
 from composer.testing import FakeBackend, expect, settle
@@ -708,6 +709,39 @@ def test_forked_child_waits_for_nobody() -> None:
         os._exit(0 if settled else 3)
     second.may_build.set()
     assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="only where a process can fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_child_forked_while_a_sink_is_told_of_the_change_goes_on_after_it() -> None:
+    """The engine that took over serves there already, and is followed when it fails."""
+    telling, may_go_on = threading.Event(), threading.Event()
+
+    class Slow:
+        def emit(self, record: dict[str, Any]) -> None:
+            if record["chosen"] == "quick":
+                telling.set()
+                assert may_go_on.wait(WAIT)
+
+    slow, quick, sink = Engine("slow", SLOW), Engine("quick"), Slow()
+    x = torch.ones(2)
+    f = beside(double, slow, quick)
+    f(x)
+    session.add_sink(sink)
+    f(x)
+    assert telling.wait(WAIT)
+
+    def child() -> None:
+        may_go_on.set()
+        for quick.raises in (False, True, False):
+            assert torch.equal(f(x), x * 2)
+        assert (last().chosen, last().runtime.fallbacks) == ("eager", 1)
+        assert (slow.served, quick.served) == (2, 2)
+
+    code = in_child(child)
+    may_go_on.set()
+    session.remove_sink(sink)
+    assert code == 0
 
 
 def test_process_ends_while_an_engine_is_built(run_python: Callable[..., Any]) -> None:

@@ -11,9 +11,10 @@ A test of each library frees one in a forked child. When it no longer hangs, thi
 from __future__ import annotations
 
 import ctypes
-import os
 import weakref
 from typing import Any, TypeVar
+
+from composer.forks import in_child
 
 T = TypeVar("T")
 
@@ -26,11 +27,8 @@ def never_freed_in_forks(made: T) -> T:
     return made
 
 
+@in_child
 def _keep() -> None:
     """A reference that nobody owns outlives the end of the interpreter, too."""
     for made in list(_living):
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(made))
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_keep)

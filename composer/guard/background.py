@@ -16,14 +16,13 @@ import concurrent.futures.thread  # noqa: F401  # closes its pools at the end: a
 import contextlib
 import contextvars
 import ctypes
-import os
 import threading
 from collections import deque
 from collections.abc import Callable
 
 import torch
 
-from composer import _torch
+from composer import forks
 
 Task = Callable[[], None]
 
@@ -39,7 +38,7 @@ class Worker:
     """The thread, while there is something to do, and what it has to do yet."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._changed = threading.Condition(forks.lock())
         self._tasks: deque[Task] = deque()
         self._thread: threading.Thread | None = None
         self._ending = False
@@ -63,11 +62,6 @@ class Worker:
         """Wait until no task is left; whether that was so within ``timeout`` seconds."""
         with self._changed:
             return self._changed.wait_for(lambda: self._thread is None, timeout)
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether the thread is there."""
-        return self._thread is not None
 
     def end(self) -> None:
         """Drop the tasks that wait, and stop the one that is under way."""
@@ -126,16 +120,11 @@ def _end() -> None:
 threading._register_atexit(_end)  # type: ignore[attr-defined]
 
 
+@forks.in_child
 def _begin_anew() -> None:
-    """In a forked child none of the threads exist, so the locks that they held are released."""
+    """A forked child has no such thread."""
     global _worker
-    if _worker.is_busy:
-        _torch.forget_other_threads_compile()
     _worker = Worker()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_anew)
 
 
 def in_this_context(task: Task, device: str) -> Task:

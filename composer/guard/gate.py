@@ -19,7 +19,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from composer import interrupts
+from composer import forks, interrupts
 
 T = TypeVar("T")
 
@@ -52,7 +52,7 @@ class Gate:
     def __init__(self) -> None:
         self.waited = 0.0
         self._closed = 0.0
-        self._changed = threading.Condition()
+        self._changed = threading.Condition(forks.lock())
         self._offer: _Offer | None = None
         self._inside = 0
         self._process = os.getpid()

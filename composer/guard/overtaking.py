@@ -168,6 +168,7 @@ class Overtaking:
             return None, False
 
         seat.take_over(told)
+        self.successors.publish()
 
 
 @dataclass(frozen=True)
@@ -200,6 +201,7 @@ class _Task:
                 outcome = self._race(request)
             self._check()
             self.seat.take_over(functools.partial(self._chosen, outcome))
+            successors.publish()
             if memory is not None and not self.undecided:
                 memory.keep(outcome)
         except _Dropped as dropped:

@@ -36,8 +36,7 @@ class Rescue:
 
     Attributes:
         floor: Answers the call in its place; what it raises is the program's own error.
-        blame: Records the error, and what raised it, and puts the engine into quarantine. It may
-            raise, where the user turned composer's warnings into errors.
+        blame: Records the error, and what raised it, and puts the engine into quarantine.
         successor: Compiles the next candidate for these inputs, or returns ``floor``.
         retry_at: The number of the call, the first being 0, before which an engine in quarantine
             is to be tried again; ``None`` for never.
@@ -47,6 +46,8 @@ class Rescue:
         blind: Whether the graph may write to a tensor that has no version.
         collective: Whether the graph waits for other ranks, which would not wait a second time.
         reverted: Records that the engine which had been replaced serves again.
+        publish: Tells sinks and the user of what these have recorded, once the change is made. It
+            may raise, where the user turned composer's warnings into errors.
     """
 
     floor: Compiled
@@ -59,6 +60,7 @@ class Rescue:
     blind: bool
     collective: bool
     reverted: Callable[[], None]
+    publish: Callable[[], None]
 
     @property
     def once_only(self) -> str:

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar, cast
 
-from composer import _torch, interrupts
+from composer import _torch, forks, interrupts
 from composer.guard.gate import Gate
 from composer.guard.roles import (
     UNSEEN,
@@ -42,7 +41,9 @@ T = TypeVar("T")
 class ServedGraph:
     """One graph's current engine, and the transitions to another one.
 
-    Transitions are made with the lock held; an ordinary call reads ``run`` and ``due`` without it.
+    Transitions are made with the lock held, and told to sinks after that; an ordinary call reads
+    ``run`` and ``due`` without it. A process may be forked in the midst of one: whatever ``run`` is
+    then can answer, and the child makes anew what it needs.
 
     Attributes:
         run: What serves the graph now. It is replaced whole, between calls; calls under way end
@@ -91,7 +92,7 @@ class ServedGraph:
         # Bound once, since they are compared by identity.
         self._resuming, self._retrying = self._resume, self._retry
         self._runtime = runtime
-        self._lock = threading.RLock()
+        self._lock = forks.lock()
         self.run = self._installed(engine)
         self._incumbent = self.run if later else None
         self._reschedule()
@@ -322,40 +323,43 @@ class ServedGraph:
         """Give ``run`` up, unless a failure in another thread has done so already.
 
         The engine that it had replaced serves again, if that is still kept; else the next call has
-        the next candidate compiled. The failure is recorded first, while the lock is held.
+        the next candidate compiled. Sinks are told when that is settled.
         """
+        rescue = cast(Rescue, self._rescue)
         with self._lock:
             if self.run is run:
                 self.run = self._resuming
-                rescue = cast(Rescue, self._rescue)
                 rescue.blame(error, what)
                 if self._previous is not None:
                     self.run = self._installed(self._previous)
                     self._release_previous()
                     rescue.reverted()
                     self._reschedule()
+        rescue.publish()
 
     def _resume(self, *args: Any) -> Any:
         """The first call after a failure: have the next candidate compiled, and call it."""
+        rescue = cast(Rescue, self._rescue)
         # Dynamo's lock first: a compile in another thread may call this very graph.
         with _torch.compiling(), self._lock:
             if self.run is self._resuming:
-                self.run = self._installed(
-                    self._compile(cast(Rescue, self._rescue).successor, args)
-                )
+                self.run = self._installed(self._compile(rescue.successor, args))
                 self._reschedule()
             run = self.run
+        rescue.publish()
         return self._run_guarded(run, args)
 
     def _retry(self, *args: Any) -> Any:
         """A call before which an engine in quarantine is compiled again."""
+        rescue = cast(Rescue, self._rescue)
         with _torch.compiling(), self._lock:
             if self.run is not self._resuming:  # else an engine failed meanwhile; that comes first
-                engine = self._compile(cast(Rescue, self._rescue).retry, args)
+                engine = self._compile(rescue.retry, args)
                 if engine is not None:
                     self.run = self._installed(engine)
                 self._reschedule()
             run = self.run
+        rescue.publish()
         return self._run_guarded(run, args)
 
     def _compile(self, make: Callable[[Sequence[Any]], T], args: tuple[Any, ...]) -> T:

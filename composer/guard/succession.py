@@ -9,13 +9,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import traceback
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from composer import _torch, chain, select, session
+from composer import _torch, chain, forks, select, session
 from composer.contenders import Contender, bounds_of
 from composer.errors import FallbackWarning, Refusal, text_of
 from composer.floor import make_floor
@@ -94,6 +95,8 @@ class Succession:
         self._collective = collectives.meets_other_ranks(request.gm)
         self._contest = select.Contest.of(policy)
         self._quarantined: dict[int, _Quarantine] = {}
+        self._unpublished: deque[tuple[CompileReport, bool]] = deque()
+        self._publishing = forks.lock()
         self._answering: Callable[..., Any] | None = None
         self._reverting: Attempt | None = None
         self.floor = self._floor_of(outcome)
@@ -128,6 +131,7 @@ class Succession:
             blind=blind,
             collective=self._collective,
             reverted=self.reverted,
+            publish=self.publish,
         )
 
     def sampler(self) -> Sampler | None:
@@ -334,14 +338,28 @@ class Succession:
     ) -> None:
         passes = (*self._early, *outcome.passes) if outcome else self.report.passes
         changed = dataclasses.replace(self.report, attempts=attempts, chosen=chosen, passes=passes)
-        here = session.current()
-        here.replace(self.report, changed)
+        session.current().replace(self.report, changed)
         self.report = changed
-        here.sinks.emit(changed, first=False)
-        # In the background a warning that is an error reaches nobody; the log has it as well.
-        unheard = contextlib.suppress(FallbackWarning) if alongside else contextlib.nullcontext()
-        with unheard:
-            notices.warn_of_fallbacks(changed, here.warned, asked_by_name=self._asked_by_name)
+        self._unpublished.append((changed, alongside))
+
+    def publish(self) -> None:
+        """Give the records of the changes to the sinks, and warn, in the order of the changes.
+
+        A sink takes its time and may call the graph: no change of engines is under way meanwhile.
+
+        Raises:
+            FallbackWarning: the user turned it into an error.
+        """
+        here = session.current()
+        with self._publishing:
+            changes = []
+            while self._unpublished:
+                changes.append(self._unpublished.popleft())
+                here.sinks.emit(changes[-1][0], first=False)
+        for changed, alongside in changes:
+            # In the background a warning that is an error reaches nobody; the log has it as well.
+            with contextlib.suppress(FallbackWarning) if alongside else contextlib.nullcontext():
+                notices.warn_of_fallbacks(changed, here.warned, asked_by_name=self._asked_by_name)
 
 
 def _open_to_writes(

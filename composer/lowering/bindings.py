@@ -7,8 +7,6 @@ it anew when a weight changes.
 
 from __future__ import annotations
 
-import os
-import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping
@@ -18,6 +16,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from composer import forks
 from composer.lowering.regions import Region
 from composer.lowering.statistics import find_witnesses
 from composer.lowering.weights import (
@@ -25,13 +24,10 @@ from composer.lowering.weights import (
     WeightSet,
     identities,
     picker,
-    renew_lock,
     watchable,
 )
 
 T = TypeVar("T")
-
-_LOCK = type(threading.Lock())
 
 _RESTLESS = 2
 """After so many changes a weight is no longer taken in but passed as an input at every call; and
@@ -62,7 +58,7 @@ class BindingEngine(ABC, Generic[T]):
 
     def __init__(self, region: Region) -> None:
         self._constants = region.constants
-        self._lock: AbstractContextManager[Any] = threading.Lock()
+        self._lock: AbstractContextManager[Any] = forks.lock()
         self._positions = tuple(region.weights)
         self._pick = picker(self._positions)
         self._witnessed = [i for i, at in enumerate(self._positions) if at in region.witnesses]
@@ -72,7 +68,6 @@ class BindingEngine(ABC, Generic[T]):
         self._changes_allowed: float = _RESTLESS
         self._unbound: Held[T] | None = None
         self._weightless: Held[T] | None = None
-        _engines.add(self)
 
     @abstractmethod
     def _make(self, values: Mapping[int, torch.Tensor]) -> T:
@@ -175,18 +170,3 @@ class BindingEngine(ABC, Generic[T]):
         state = BoundWeights(weights, members.witnesses, len(given))
         held = {self._positions[i]: each for i, each in weights.items()} | self._constants
         return Held(self._make(held), members, state)
-
-
-_engines: weakref.WeakSet[BindingEngine[Any]] = weakref.WeakSet()
-
-
-def _renew_locks() -> None:
-    """In a forked child: who held one is a thread of the parent's, and not there to let it go."""
-    for each in list(_engines):
-        if isinstance(each._lock, _LOCK):  # not torch's, which is held around a compile
-            each._lock = threading.Lock()
-    renew_lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_locks)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import gc
 import operator
-import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -15,7 +14,7 @@ import torch
 from torch.autograd.graph import increment_version
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from composer import _torch
+from composer import _torch, forks
 
 _versions = operator.attrgetter("_version")
 
@@ -181,13 +180,7 @@ class BoundWeights:
 _bound: weakref.WeakSet[BoundWeights] = weakref.WeakSet()
 """All that is bound in this process, for as long as its engines live."""
 
-_binding = threading.Lock()
-
-
-def renew_lock() -> None:
-    """In a forked child: a thread of the parent's may have held it."""
-    global _binding
-    _binding = threading.Lock()
+_binding = forks.lock()
 
 
 def refresh() -> None:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import os
 import re
-import threading
 import weakref
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from composer import forks
 from composer.errors import OptionError
 from composer.records import CompileReport, Counters, Runtime, plain
 from composer.telemetry.base import Sink
@@ -68,15 +67,13 @@ class JsonLinesSink(Sink):
         self._limit = DEFAULT_LIMIT
         self._patience = PATIENCE
         self._start(Path(self._asked).resolve())
-        if hasattr(os, "register_at_fork"):
-            restart = functools.partial(_restart, weakref.ref(self))
-            os.register_at_fork(after_in_child=restart)
+        _sinks.add(self)
 
     def _start(self, path: Path) -> None:
         """A forked child does this anew: its parent's graphs are its parent's to write."""
         self._file = LineFile(path)  # filelock refuses a lock that was made before a fork
         self._process = dataclasses.asdict(Process.here())
-        self._lock = threading.Lock()
+        self._lock = forks.lock()
         self._graphs: deque[_Graph] = deque(maxlen=_FOLLOWED)
 
     def follow(self, report: CompileReport) -> None:
@@ -150,12 +147,15 @@ class JsonLinesSink(Sink):
         graph.written = record["runtime"]
 
 
-def _restart(sink: weakref.ref[JsonLinesSink]) -> None:
-    alive = sink()
-    if alive is not None:
-        path = alive._file.path
+_sinks: weakref.WeakSet[JsonLinesSink] = weakref.WeakSet()
+
+
+@forks.in_child
+def _restart() -> None:
+    for sink in list(_sinks):
+        path = sink._file.path
         _serials.pop(path, None)
-        alive._start(path)
+        sink._start(path)
 
 
 def _limit(text: str) -> int:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import logging
 import os
-import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
+from composer import forks
 from composer.errors import OptionError, TelemetryWarning
 from composer.records import CompileReport
 from composer.registry import Registry, did_you_mean
@@ -34,7 +34,7 @@ class Sinks:
     """The sinks that are on: those the environment asks for, and those added by hand."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        self._lock = forks.lock()
         self._asked: tuple[str, ...] | None = None
         self._found: dict[str, Any] = {}
         self._added: list[Any] = []

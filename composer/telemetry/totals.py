@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from composer import forks
 from composer.records import CompileReport, Reason, Runtime
 
 KEPT_GRAPHS = 1000
@@ -97,7 +97,7 @@ class Totals:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = forks.lock()
         self._past: dict[str, Total] = {}
         self._graphs: OrderedDict[Key, _Graph] = OrderedDict()
         self._said: OrderedDict[Key, _Said] = OrderedDict()

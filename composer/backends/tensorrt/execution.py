@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from composer import forks
 from composer.backends.tensorrt.allocator import make_allocator
 from composer.backends.tensorrt.library import Library
 from composer.backends.tensorrt.loading import Signature, load, require_same, stream_weights
@@ -85,7 +85,7 @@ class LoadedPlan:
         self._signature = signature
         self._place = place
         self._pool: defaultdict[int, list[Lane]] = defaultdict(list)
-        self._lock = threading.Lock()
+        self._lock = forks.lock()
         self._somewhere = torch.empty(1, dtype=torch.uint8, device=place.device)
         with place.current(), library.busy, library.log.recording() as lines:
             self._runtime, self._engine = load(library, plan, lines)

@@ -8,6 +8,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import Any
 
+from composer import forks
 from composer.backends.base import is_installed
 from composer.backends.tensorrt.log import make_log
 from composer.backends.tensorrt.probe import LIBRARIES
@@ -26,7 +27,7 @@ class Library:
     name: str
     version: str
     log: Any
-    busy: threading.RLock = field(default_factory=threading.RLock, compare=False)
+    busy: threading.RLock = field(default_factory=forks.lock, compare=False)
 
     @property
     def is_rtx(self) -> bool:

@@ -6,12 +6,12 @@ each library, and whoever wants to know what was said meanwhile records it.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from composer import forks
 from composer.errors import Refusal
 from composer.records import Reason, Status
 
@@ -66,7 +66,7 @@ def make_log(trt: Any) -> Any:
         def __init__(self) -> None:
             trt.ILogger.__init__(self)
             self._recorders: tuple[Lines, ...] = ()
-            self._lock = threading.Lock()
+            self._lock = forks.lock()
 
         def log(self, severity: Any, msg: str) -> None:
             """Called by TensorRT, from any of its threads."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -12,10 +11,11 @@ from typing import Protocol
 
 import torch
 
+from composer import forks
 from composer.backends.tensorrt.plan import Target
 
 _DRIVER = Path("/sys/module/nvidia/version")
-_one_records = threading.Lock()
+_one_records = forks.lock()
 
 
 class Place(Protocol):

@@ -13,11 +13,10 @@ import itertools
 import logging
 import os
 import re
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from composer import _torch
+from composer import _torch, forks
 from composer.passes.base import GraphPass
 from composer.passes.debug.render import as_python, as_table
 from composer.passes.snapshot import Snapshot
@@ -40,7 +39,7 @@ class Folder:
         self._root = root
         self._numbers = itertools.count(1)
         self._complained = False
-        self._lock = threading.Lock()
+        self._lock = forks.lock()
 
     @functools.cached_property
     def path(self) -> Path:
