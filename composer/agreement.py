@@ -220,7 +220,7 @@ class _Agreement:
             yield
         except Refusal:
             raise
-        except Exception as error:  # noqa: BLE001  # recorded; agreement is never the user's problem
+        except BaseException as error:  # noqa: BLE001  # recorded; agreement is never the user's problem
             interrupts.pass_on(error)
             what = error_line(error)
             self._broken = True

@@ -46,12 +46,13 @@ def try_candidate(
     ballot: agreement.Ballot = agreement.NOBODY,
     *,
     at_run_time: bool = False,
-) -> tuple[Attempt, Callable[..., Any] | None, Exception | None]:
+) -> tuple[Attempt, Callable[..., Any] | None, BaseException | None]:
     """One attempt: its record, and either the compiled callable or the error that ended it.
 
     Other ranks are asked by ``ballot``, except for eager, which all of them can take.
     ``KeyboardInterrupt`` and ``SystemExit`` pass through, so does what the handler of a signal
-    raises, and Dynamo's control flow while Dynamo's compile is under way.
+    raises, and Dynamo's control flow while Dynamo's compile is under way; all else is a failure, if
+    it is no ``Exception`` as well.
     """
     name = contender.candidate.name
     ballot = agreement.NOBODY if contender.backend.may_return_original else ballot
@@ -67,7 +68,7 @@ def try_candidate(
                 _decline_low_coverage(notes, contender.min_coverage)
                 _verify(compiled, request, contender, contender.allowed(notes.engine))
             ballot.accept()
-        except Exception as error:
+        except BaseException as error:
             interrupts.pass_on(error)
             if isinstance(error, _torch.DYNAMO_CONTROL_FLOW) and not at_run_time:
                 raise
@@ -199,7 +200,7 @@ def _build_part(
     return prove.proven(compiled, None if backend.may_return_original else functional)
 
 
-def _raise_pass_error(error: Exception) -> None:
+def _raise_pass_error(error: BaseException) -> None:
     """Re-raise a pass's error (``on_pass_error="raise"``): it is no fault of the engine's."""
     for cause in causes(error):
         if isinstance(cause, PassError):
@@ -226,7 +227,7 @@ def _weight_versions(request: GraphRequest) -> list[int]:
     return [parameter._version for parameter in parameters]
 
 
-def _failed(name: str, error: Exception, notes: Notes, seconds: float) -> Attempt:
+def _failed(name: str, error: BaseException, notes: Notes, seconds: float) -> Attempt:
     """The record of an attempt that ``error`` ended."""
     status, reason = classify(error)
     # A plain "no" carries no traceback worth reading; one that wraps an error shows that error.
@@ -248,7 +249,7 @@ def _failed(name: str, error: Exception, notes: Notes, seconds: float) -> Attemp
     )
 
 
-def classify(error: Exception) -> tuple[Status, Reason]:
+def classify(error: BaseException) -> tuple[Status, Reason]:
     """The status and the reason code of an exception that ended an attempt."""
     if isinstance(error, Refusal):
         return error.status, error.reason

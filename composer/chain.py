@@ -13,7 +13,7 @@ from composer.errors import CandidateError, ChainExhausted
 from composer.floor import make_floor
 from composer.passes import late
 from composer.passes.resolve import SharedPasses
-from composer.records import GraphRequest, Outcome, Reason, Status
+from composer.records import Attempt, GraphRequest, Outcome, Reason, Status
 from composer.select import choice, remembered
 from composer.store import verdicts
 
@@ -132,9 +132,19 @@ def objection(outcome: Outcome, *, strict: bool, on_exhausted: str) -> Exception
     ]
     for attempt, cause in zip(refused, outcome.errors, strict=True):
         if strict and not (attempt.status is Status.SKIPPED or attempt.on_trial):
-            error = CandidateError(attempt)
-            error.__cause__ = cause
-            return error
+            return _candidate_error(attempt, cause)
     if on_exhausted == "raise" and len(refused) == len(outcome.attempts):
-        return ChainExhausted(outcome.attempts, outcome.errors)
+        ends = zip(refused, outcome.errors, strict=True)
+        return ChainExhausted(outcome.attempts, [_as_exception(*each) for each in ends])
     return None
+
+
+def _as_exception(attempt: Attempt, cause: BaseException) -> Exception:
+    """What ended an attempt, as a group of exceptions can hold it."""
+    return cause if isinstance(cause, Exception) else _candidate_error(attempt, cause)
+
+
+def _candidate_error(attempt: Attempt, cause: BaseException) -> CandidateError:
+    error = CandidateError(attempt)
+    error.__cause__ = cause
+    return error

@@ -80,7 +80,7 @@ class Contender:
             what = "it failed at run time for this graph, earlier in this process"
             refuse(Status.SKIPPED, Reason.QUARANTINED, what)
 
-    def remember(self, request: GraphRequest, attempt: Attempt, error: Exception) -> None:
+    def remember(self, request: GraphRequest, attempt: Attempt, error: BaseException) -> None:
         """Keep a failure that was expensive, so that no other process repeats it."""
         if self.remember_days and failures.is_expensive(attempt, error):
             failures.remember(self._failure_key(request), request, attempt)

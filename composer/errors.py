@@ -166,7 +166,10 @@ class BisectError(ComposerError):
 
 
 class CandidateError(ComposerError):
-    """Under ``strict``, the first candidate that was not accepted. ``attempt`` is its record."""
+    """Under ``strict``, the first candidate that was not accepted. ``attempt`` is its record.
+
+    In :class:`ChainExhausted` it stands for what ended the attempt, where that is no ``Exception``.
+    """
 
     def __init__(self, attempt: Attempt) -> None:
         super().__init__(attempt.sentence())
@@ -177,7 +180,8 @@ class ChainExhausted(ComposerError, ExceptionGroup[Exception]):
     """Under ``on_exhausted="raise"``, no candidate was accepted.
 
     ``exceptions`` holds the error of every candidate in the order of the chain, ``attempts``
-    their records.
+    their records. For an error that is no ``Exception``, which a group of those cannot hold, it has
+    a :class:`CandidateError` whose ``__cause__`` that is.
     """
 
     attempts: tuple[Attempt, ...]

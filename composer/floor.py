@@ -42,7 +42,7 @@ def _floor(request: GraphRequest, passes: late.LatePasses) -> Callable[..., Any]
             raise
         except PassError:
             raise
-        except Exception as error:  # noqa: BLE001  # recorded; the floor always answers
+        except BaseException as error:  # noqa: BLE001  # recorded; the floor always answers
             interrupts.pass_on(error)
             passes.fail(error)
     return checkpoints.eager_forward(request.gm)

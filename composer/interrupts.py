@@ -1,8 +1,11 @@
-"""Exceptions that the handler of a signal raises: the program's, whatever they came through.
+"""Exceptions that are no failure of what they came through: the program's own interruptions.
 
-Job queues end a task so when its time is up: Celery raises ``SoftTimeLimitExceeded``, an
-``Exception`` like any other. It may come at any line, one of an engine's as well, and is no failure
-of that.
+That is what ends a program, a thread or a generator, and what the handler of a signal raises. Job
+queues end a task so when its time is up: Celery raises ``SoftTimeLimitExceeded``, an ``Exception``
+like any other. It may come at any line, one of an engine's as well.
+
+All else is a failure, an ``Exception`` or not: engines written in Rust raise
+``pyo3_runtime.PanicException``, a ``BaseException``.
 """
 
 from __future__ import annotations
@@ -18,9 +21,16 @@ from typing import Any
 from composer.errors import chained
 
 
-def pass_on(error: Exception) -> None:
-    """Raise what a signal's handler raised, where that is what ``error`` came of."""
-    found = interruption(error)
+class ProcessEnds(BaseException):
+    """Ends composer's background thread, since the process is ending."""
+
+
+_EXITS = (KeyboardInterrupt, SystemExit, GeneratorExit, ProcessEnds)
+
+
+def pass_on(error: BaseException) -> None:
+    """Raise what is no failure: an exit, or what a signal's handler raised and it came of."""
+    found = error if isinstance(error, _EXITS) else interruption(error)
     if found is None:
         return
     try:

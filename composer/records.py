@@ -312,7 +312,7 @@ class Outcome:
     """
 
     attempts: tuple[Attempt, ...]
-    errors: tuple[Exception, ...]
+    errors: tuple[BaseException, ...]
     chosen: str
     compiled: Callable[..., Any]
     passes: tuple[PassRecord, ...] = ()

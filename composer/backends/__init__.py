@@ -7,7 +7,7 @@ import pkgutil
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from composer import _torch
+from composer import _torch, interrupts
 from composer.backends.base import Backend
 from composer.backends.dynamo import CallableBackend, NamedBackend, said
 from composer.errors import ComposerError, UnknownNameError
@@ -86,11 +86,12 @@ def _registered(name: str) -> Backend:
         return _as_backend(BACKENDS.get(name))
     except ComposerError:  # the user's to hear: two packages have the name, say
         raise
-    except Exception as error:  # noqa: BLE001  # of another package's module, which may do anything
+    except BaseException as error:  # noqa: BLE001  # of another package's module, which may do anything
+        interrupts.pass_on(error)
         return NamedBackend(name, functools.partial(_raise, error))
 
 
-def _raise(error: Exception, name: str) -> NoReturn:
+def _raise(error: BaseException, name: str) -> NoReturn:
     raise error.with_traceback(None)
 
 
@@ -99,7 +100,8 @@ def _import(path: str) -> Callable[..., Any]:
         raise UnknownNameError(f"backend {path!r} is not of the form 'module:function'")
     try:
         found = pkgutil.resolve_name(path)
-    except Exception as error:
+    except BaseException as error:
+        interrupts.pass_on(error)
         raise UnknownNameError(f"backend {path!r} cannot be imported: {said(error)}") from error
     if not callable(found):
         raise UnknownNameError(f"backend {path!r} is not callable: {found!r}")

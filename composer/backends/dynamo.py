@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from composer import _torch
+from composer import _torch, interrupts
 from composer.backends.base import Backend
 from composer.errors import OptionError, Refusal, refuse, text_of
 from composer.passes import fingerprint
@@ -118,12 +118,13 @@ class NamedBackend(Backend):
         except _torch.InvalidBackend:
             what = f"no installed package registers a Dynamo backend named {self.name!r}"
             refuse(Status.UNAVAILABLE, Reason.NOT_REGISTERED, what)
-        except Exception as error:
+        except BaseException as error:
+            interrupts.pass_on(error)
             what = f"backend {self.name!r} is registered but cannot be imported: {said(error)}"
             raise Refusal(Status.UNAVAILABLE, Reason.NOT_INSTALLED, what) from error
 
 
-def said(error: Exception) -> str:
+def said(error: BaseException) -> str:
     """Why an import failed; with the class of the error where that is none of an import."""
     plain = isinstance(error, ImportError | AttributeError)
     return text_of(error) if plain else f"{type(error).__name__}: {text_of(error)}"

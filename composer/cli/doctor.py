@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
+from composer import interrupts
 from composer.attempt import classify
 from composer.backends import BACKENDS, find_backend
 from composer.errors import text_of
@@ -71,7 +72,8 @@ def _row(name: str, requests: list[GraphRequest]) -> dict[str, Any]:
     for request in requests:
         try:
             find_backend(name).probe(request)
-        except Exception as error:  # noqa: BLE001  # another package's may raise anything: its row says it
+        except BaseException as error:  # noqa: BLE001  # another package's may raise anything: its row says it
+            interrupts.pass_on(error)
             errors.append(error)
         else:
             devices.append(request.device)

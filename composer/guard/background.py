@@ -22,16 +22,12 @@ from collections.abc import Callable
 
 import torch
 
-from composer import forks
+from composer import forks, interrupts
 
 Task = Callable[[], None]
 
 _LAST_WAIT = 10.0
 """Seconds that the process waits at its end for native code to come back to Python."""
-
-
-class _Ended(BaseException):
-    """The process is ending."""
 
 
 class Worker:
@@ -73,14 +69,14 @@ class Worker:
             return
         # There is no other way to stop a thread. The process ends, so no one sees what it left.
         raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
-        raise_in(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(_Ended))
+        raise_in(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(interrupts.ProcessEnds))
         thread.join(_LAST_WAIT)
 
     def _run(self) -> None:
         try:
             while task := self._next():
                 task()
-        except _Ended:
+        except interrupts.ProcessEnds:
             return
         finally:
             with self._changed:

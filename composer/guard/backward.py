@@ -28,7 +28,7 @@ NOTE = (
     "can answer; the next call of its forward has another engine"
 )
 
-Told = Callable[[Exception, bool], None]
+Told = Callable[[BaseException, bool], None]
 
 
 class Backwards:
@@ -70,7 +70,7 @@ class Backwards:
             before = _versions(args)
             try:
                 return compiled(args)
-            except Exception as error:
+            except BaseException as error:
                 interrupts.pass_on(error)
                 if self._told is None:
                     raise
@@ -83,7 +83,7 @@ class Backwards:
         return _torch.takes_a_list(_torch.disabled(run))
 
     def _answer(
-        self, error: Exception, built: _torch.BuiltBackward, args: list[Any], *, usable: bool
+        self, error: BaseException, built: _torch.BuiltBackward, args: list[Any], *, usable: bool
     ) -> Any:
         """The gradients; ``None`` where torch cannot answer, and the error is to be raised."""
         told = self._told

@@ -69,7 +69,7 @@ def watch(
             if outputs is None:
                 raise TypeError("the engine returned None")
             return outputs
-        except Exception as error:
+        except BaseException as error:
             interrupts.pass_on(error)
             outputs = served.answer(error, run, args, before)
             if outputs is None:

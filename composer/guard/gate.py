@@ -121,9 +121,8 @@ class Gate:
     def _do(self, offer: _Offer) -> None:
         """Do the work once the calls under way are over; calls that come meanwhile wait.
 
-        An error is handed to the thread that offered the work; ``KeyboardInterrupt`` and its kin,
-        and what the handler of a signal raises, are raised here as well, since this may be the
-        program's thread.
+        An error is handed to the thread that offered the work; what interrupts the program is
+        raised here as well, since this may be its thread.
         """
         started = time.perf_counter()
         try:
@@ -131,12 +130,9 @@ class Gate:
                 self._changed.wait_for(lambda: self._inside == 0, _LONGEST)
             started = time.perf_counter()
             offer.result.set_result(offer.work())
-        except Exception as error:  # noqa: BLE001  # raised where it is waited for
+        except BaseException as error:  # noqa: BLE001  # raised where it is waited for
             offer.result.set_exception(error)
             interrupts.pass_on(error)
-        except BaseException as error:
-            offer.result.set_exception(error)
-            raise
         finally:
             self._closed = time.perf_counter() - started
             with self._changed:

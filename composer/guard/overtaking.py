@@ -156,7 +156,7 @@ class Overtaking:
             copies = clones.copy_inputs(args, keep=request.weights)
             task = _Task(self, run, seat, session.current(), copies, _settings())
             background.submit(background.in_this_context(task, request.device))
-        except Exception as error:  # noqa: BLE001  # recorded: the call is to be made all the same
+        except BaseException as error:  # noqa: BLE001  # recorded: the call is to be made all the same
             self.tell(seat, error_line(error))
             interrupts.pass_on(error)
 
@@ -206,8 +206,10 @@ class _Task:
                 memory.keep(outcome)
         except _Dropped as dropped:
             self._tell(str(dropped))
+        except interrupts.ProcessEnds:
+            raise
         # An exit in here would end only this thread, which the program knows nothing of.
-        except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001  # recorded
+        except BaseException as error:  # noqa: BLE001  # recorded
             self._tell(error_line(error))
 
     def _tell(self, why: str) -> None:

@@ -51,7 +51,7 @@ class Rescue:
     """
 
     floor: Compiled
-    blame: Callable[[Exception, str], None]
+    blame: Callable[[BaseException, str], None]
     successor: Callable[[Sequence[Any]], Engine]
     retry_at: Callable[[], int | None]
     retry: Callable[[Sequence[Any]], Engine | None]

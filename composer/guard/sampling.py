@@ -64,7 +64,7 @@ class Sampler:
         try:
             eager = verify.run(self.floor, args, request)
             call = None if self.apart else _Undoable(args, request)
-        except Exception as error:  # noqa: BLE001  # the program's own: the engine's to meet as well
+        except BaseException as error:  # noqa: BLE001  # the program's own: the engine's to meet as well
             interrupts.pass_on(error)
             return run(*args), None
         if call is None:
@@ -86,7 +86,7 @@ class Sampler:
         except Refusal as refusal:
             self.runtime.compared()
             return refusal.with_traceback(None)  # which holds the frame that is given it
-        except Exception as error:  # noqa: BLE001  # of comparing, as for memory: not the engine's
+        except BaseException as error:  # noqa: BLE001  # of comparing, as for memory: not the engine's
             interrupts.pass_on(error)
             return None
         self.runtime.compared()

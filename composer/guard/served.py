@@ -123,7 +123,9 @@ class ServedGraph:
         """Note the tick of the next special call; with the lock held."""
         self.due = 0 if self._gate else self._schedule.next + self._runtime.reads
 
-    def answer(self, error: Exception, run: Compiled, args: tuple[Any, ...], before: object) -> Any:
+    def answer(
+        self, error: BaseException, run: Compiled, args: tuple[Any, ...], before: object
+    ) -> Any:
         """Answer a call by the floor, since the engine ``run`` raised ``error``.
 
         Args:
@@ -171,7 +173,7 @@ class ServedGraph:
             return UNSEEN
         return "" if self._versions.of(args) == before else WRITTEN
 
-    def _answered(self, error: Exception, run: Compiled) -> None:
+    def _answered(self, error: BaseException, run: Compiled) -> None:
         """The floor has answered for ``run``, which is given up."""
         self._runtime.failed(error, answered=True)
         self._hand_over(error, run)
@@ -276,7 +278,7 @@ class ServedGraph:
         return outputs
 
     def _with_more_memory(
-        self, error: Exception, run: Compiled, rescue: Rescue, args: tuple[Any, ...]
+        self, error: BaseException, run: Compiled, rescue: Rescue, args: tuple[Any, ...]
     ) -> Any:
         """Try the call again with caches emptied, then by the floor; the engine stays.
 
@@ -286,7 +288,7 @@ class ServedGraph:
         before = self._versions.of(args)
         try:
             return _given(run(*args))
-        except Exception as again:
+        except BaseException as again:
             interrupts.pass_on(again)
             if self._versions.of(args) != before:
                 self._runtime.failed(again)
@@ -296,13 +298,13 @@ class ServedGraph:
         self._lacked_memory(error, run)
         return outputs
 
-    def _lacked_memory(self, error: Exception, run: Compiled, what: str = "raised") -> None:
+    def _lacked_memory(self, error: BaseException, run: Compiled, what: str = "raised") -> None:
         """Count a call for which ``run`` lacked the memory, while it serves."""
         self._starved += self.run is run
         if self._starved >= _STARVED:
             self._hand_over(error, run, what)
 
-    def _backward_failed(self, run: Compiled, error: Exception, answered: bool) -> None:
+    def _backward_failed(self, run: Compiled, error: BaseException, answered: bool) -> None:
         """Record an error in a backward of ``run``, and give ``run`` up.
 
         Args:
@@ -319,7 +321,7 @@ class ServedGraph:
         else:
             self._hand_over(error, run, what)
 
-    def _hand_over(self, error: Exception, run: Compiled, what: str = "raised") -> None:
+    def _hand_over(self, error: BaseException, run: Compiled, what: str = "raised") -> None:
         """Give ``run`` up, unless a failure in another thread has done so already.
 
         The engine that it had replaced serves again, if that is still kept; else the next call has
@@ -366,7 +368,7 @@ class ServedGraph:
         """What ``make`` compiles for these inputs; its error is recorded on the way out."""
         try:
             return make(args)
-        except Exception as error:
+        except BaseException as error:
             interrupts.pass_on(error)
             self._runtime.failed(error)
             raise
@@ -375,7 +377,7 @@ class ServedGraph:
         before = self._versions.of(args)
         try:
             return _given(run(*args))
-        except Exception as error:
+        except BaseException as error:
             interrupts.pass_on(error)
             outputs = self.answer(error, run, args, before)
             if outputs is None:

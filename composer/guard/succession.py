@@ -164,7 +164,7 @@ class Succession:
                 self._answering, _ = make_floor(self.request_for(args), self._shared)
         return self._answering(*args)
 
-    def blame(self, error: Exception, what: str) -> None:
+    def blame(self, error: BaseException, what: str) -> None:
         """Record that the engine failed, and put it into quarantine for this graph.
 
         Args:

@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from composer import _torch, verify
+from composer import _torch, interrupts, verify
 from composer.attempt import try_candidate
 from composer.contenders import contenders_of
 from composer.errors import ComposerError, Refusal
@@ -57,7 +57,8 @@ def _run(compiled: Callable[..., Any], request: GraphRequest, attempt: Attempt) 
     """Run once, with a backward in training. Weights are made up, so eager may raise as well."""
     try:
         verify.run(compiled, request.example_inputs, request)
-    except Exception as error:  # noqa: BLE001  # becomes a record in the caller
+    except BaseException as error:  # noqa: BLE001  # becomes a record in the caller
+        interrupts.pass_on(error)
         if _eager_raises(request):
             return attempt
         what = f"raised when it was run on the first inputs: {first_line(str(error))}"
@@ -75,6 +76,7 @@ def _run(compiled: Callable[..., Any], request: GraphRequest, attempt: Attempt) 
 def _eager_raises(request: GraphRequest) -> bool:
     try:
         verify.run(eager_forward(request.gm), request.example_inputs, request)
-    except Exception:  # noqa: BLE001  # that it raises is the answer
+    except BaseException as error:  # noqa: BLE001  # that it raises is the answer
+        interrupts.pass_on(error)
         return True
     return False

@@ -35,7 +35,7 @@ def try_once(compiled: Callable[..., Any], graph: FunctionalGraph) -> None:
         return
     try:
         results = _run(compiled, args)
-    except Exception as error:
+    except BaseException as error:
         interrupts.pass_on(error)
         if not lacks_memory(error) and _torch_fails(graph, args):
             return
@@ -67,7 +67,7 @@ def _torch_fails(graph: FunctionalGraph, args: Sequence[Any]) -> bool:
     """Whether the graph's own operators raise on these inputs, for any cause but memory."""
     try:
         _run(_torch.settled_forward(graph.gm), args)
-    except Exception as error:  # noqa: BLE001  # the program meets it at the call
+    except BaseException as error:  # noqa: BLE001  # the program meets it at the call
         interrupts.pass_on(error)
         return not lacks_memory(error)
     return False

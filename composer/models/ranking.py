@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from composer import select
+from composer import interrupts, select
 from composer.backends import BACKENDS, find_backend
 from composer.contenders import contenders_of
 from composer.errors import FallbackWarning, RankingError, text_of
@@ -207,7 +207,8 @@ def engines_here(request: GraphRequest) -> list[Candidate]:
     for name in BACKENDS.names():
         try:
             find_backend(name).probe(request)
-        except Exception:  # noqa: BLE001  # it says no, or is another package's and broken: not here
+        except BaseException as error:  # noqa: BLE001  # it says no, or is another package's and broken: not here
+            interrupts.pass_on(error)
             continue
         found += [Candidate(backend=name)] if name != EAGER else []
         if name == "inductor" and not request.training:
@@ -256,7 +257,8 @@ def _compiled(
         warnings.simplefilter("ignore", FallbackWarning)  # the standing says as much
         try:
             subject.call(compiled)
-        except Exception as raised:  # noqa: BLE001  # recorded: this way to run the model failed
+        except BaseException as raised:  # noqa: BLE001  # recorded: this way to run the model failed
+            interrupts.pass_on(raised)
             error = f"{type(raised).__name__}: {first_line(text_of(raised))}"
         finally:
             buffers.restore()

@@ -42,7 +42,7 @@ def _run_stage(
     try:
         with _torch.modes_put_back():
             gm = _copy_for(stage, request)
-    except Exception as error:  # noqa: BLE001  # recorded, or raised where the policy says so
+    except BaseException as error:  # noqa: BLE001  # recorded, or raised where the policy says so
         interrupts.pass_on(error)
         pipeline.fail(passes, "stage", error)
         return request

@@ -68,7 +68,7 @@ class LatePasses:
             is_inference.reset(token)
             self._keep(stage, pipeline.records, last=last)
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: BaseException) -> None:
         """Record that AOTAutograd made no graph for these passes.
 
         Raises:
@@ -114,7 +114,7 @@ class LatePasses:
         name, error = qualified_name(mine), ""
         try:
             forward, backward = mine(gm, inputs, **kwargs)
-        except Exception as fault:
+        except BaseException as fault:
             interrupts.pass_on(fault)
             failure = PassError(name, "raises", f"{type(fault).__name__}: {fault}")
             if self.shared.on_error == "raise":

@@ -58,7 +58,7 @@ class Pipeline:
                 snapshot = None
         return bool(changed)
 
-    def fail(self, passes: Iterable[GraphPass], rule: str, error: Exception) -> None:
+    def fail(self, passes: Iterable[GraphPass], rule: str, error: BaseException) -> None:
         """Record that these passes had no graph to run on.
 
         Raises:
@@ -104,7 +104,7 @@ def _rewrite(
     try:
         with _torch.modes_put_back():  # it may run the graph
             returned = each.run(gm)
-    except Exception as error:
+    except BaseException as error:
         interrupts.pass_on(error)
         raise Broken("raises", "", f"{type(error).__name__}: {error}") from error
     matches = returned.matches if isinstance(returned, PassResult) else returned

@@ -53,7 +53,7 @@ class Tried:
 
     attempt: Attempt
     compiled: Callable[..., Any] | None
-    error: Exception | None = None
+    error: BaseException | None = None
     passes: tuple[PassRecord, ...] = ()
     is_floor: bool = False
     grown: int = 0
@@ -208,7 +208,7 @@ def _figures(result: select.Result, at: int, floor: int) -> str | dict[str, Any]
     }
 
 
-def _raised(each: Tried, error: Exception) -> Tried:
+def _raised(each: Tried, error: BaseException) -> Tried:
     attempt = dataclasses.replace(
         each.attempt,
         status=Status.FAILED,

@@ -130,7 +130,7 @@ class Result:
 
     winner: int | None
     timings: Mapping[int, Timing]
-    errors: Mapping[int, Exception]
+    errors: Mapping[int, BaseException]
     why: str = ""
     under_load: bool = False
     seconds: float = 0.0

@@ -100,7 +100,7 @@ def race(
         be copied, or the time was too short for two calls of each entrant.
     """
     started = time.perf_counter()
-    errors: dict[int, Exception] = {}
+    errors: dict[int, BaseException] = {}
     try:
         with contextlib.ExitStack() as laid_out:
             track = _track(request, laid_out)
@@ -130,7 +130,7 @@ def _track(request: GraphRequest, laid_out: contextlib.ExitStack) -> Track:
     try:
         track = Track(request)
         laid_out.enter_context(track.laid_out())
-    except Exception as error:  # noqa: BLE001  # recorded: what serves needs no copies
+    except BaseException as error:  # noqa: BLE001  # recorded: what serves needs no copies
         interrupts.pass_on(error)
         what = error_line(error)
         raise _Undecided(f"inputs cannot be copied: {what}") from None
@@ -149,7 +149,7 @@ class _Race:
         within: float | None,
         gauge: Gauge | None,
         gate: Gate | None,
-        errors: dict[int, Exception],
+        errors: dict[int, BaseException],
     ) -> None:
         self._within, self._gauge, self._gate = within, gauge, gate
         self._grown: dict[int, int] = {}
@@ -332,7 +332,7 @@ class _Race:
                 self._track.time, self._entrants[place].run, calls, lead, least
             )
             return turn() if gate is None else self._between_calls(turn, gate)
-        except Exception as error:  # noqa: BLE001  # recorded: its attempt has failed
+        except BaseException as error:  # noqa: BLE001  # recorded: its attempt has failed
             interrupts.pass_on(error)
             if place == len(self._entrants) - 1:
                 what = error_line(error)

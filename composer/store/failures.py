@@ -103,7 +103,7 @@ def refuse_known(key: str | None, days: float) -> None:
     refuse(Status.SKIPPED, Reason.KNOWN_FAILURE, f"{what}; {remedy}")
 
 
-def is_expensive(attempt: Attempt, error: Exception) -> bool:
+def is_expensive(attempt: Attempt, error: BaseException) -> bool:
     """Whether a failure was expensive enough to be remembered.
 
     Args:

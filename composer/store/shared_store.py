@@ -60,7 +60,7 @@ class SharedStore:
             return default
         try:
             return _within(PATIENCE, task)
-        except Exception as error:  # noqa: BLE001  # told of; a shared folder is never the user's problem
+        except BaseException as error:  # noqa: BLE001  # told of; a shared folder is never the user's problem
             interrupts.pass_on(error)
             what = error_line(error).removesuffix(": ")
             what = f"the verdict store {self.name!r} is not used any more in this process: {what}"

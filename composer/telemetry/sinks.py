@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
-from composer import forks
+from composer import forks, interrupts
 from composer.errors import OptionError, TelemetryWarning
 from composer.records import CompileReport
 from composer.registry import Registry, did_you_mean
@@ -116,7 +116,8 @@ class Sinks:
         """
         try:
             step()
-        except Exception as error:  # whatever a sink raises becomes a warning
+        except BaseException as error:  # whatever a sink raises becomes a warning
+            interrupts.pass_on(error)
             if raises and isinstance(error, OptionError):
                 raise
             if name not in self._reported:
@@ -144,7 +145,7 @@ def _mistakes(names: list[str]) -> Iterator[str]:
             yield f"unknown sink {name!r} (known: {', '.join(SINKS.names())}){close}"
 
 
-def _warn(text: str, error: Exception) -> None:
+def _warn(text: str, error: BaseException) -> None:
     """Even where warnings are errors, a sink is not the user's problem."""
     log.warning("%s", text, exc_info=error)
     with suppress(TelemetryWarning):

@@ -98,7 +98,8 @@ def verify(
         return False
     try:
         got = run(compiled, inputs, request)
-    except Exception as error:
+    except BaseException as error:
+        interrupts.pass_on(error)
         what = f"raised when it was run on the first inputs: {first_line(text_of(error))}"
         raise Refusal(Status.FAILED, Reason.RAISED_AT_RUNTIME, what) from error
     return judge(got, eager, lambda: exact(inputs, request), bounds)
@@ -110,13 +111,13 @@ def _run_of_eager(
     """What eager gives; ``None`` where it gives nothing to compare with, and a note says why."""
     try:
         copied = given_copies(inputs, request)
-    except Exception as error:  # noqa: BLE001  # recorded: what serves needs no copies
+    except BaseException as error:  # noqa: BLE001  # recorded: what serves needs no copies
         interrupts.pass_on(error)
         note(verified=f"no: inputs cannot be copied: {error_line(error)}")
         return None
     try:
         return run(reference, inputs, request, copied)
-    except Exception as error:  # noqa: BLE001  # eager's own error is the user's to see at the call
+    except BaseException as error:  # noqa: BLE001  # eager's own error is the user's to see at the call
         interrupts.pass_on(error)
         note(verified=f"no: eager itself raises {error_line(error)}")
         return None
@@ -243,7 +244,7 @@ def exact(inputs: Sequence[Any], request: GraphRequest) -> Values:
     try:
         gm, wide, twin = in_double(request, inputs)
         return run(leaving_modes(gm.forward, gm), wide, twin).values
-    except Exception as error:  # noqa: BLE001  # then eager is what there is to compare with
+    except BaseException as error:  # noqa: BLE001  # then eager is what there is to compare with
         interrupts.pass_on(error)
         return {}
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch.fx
 
+from composer import interrupts
 from composer.backends.base import note
 from composer.backends.dynamo import NamedBackend
 from composer.backends.tensorrt.probe import FOREIGN
@@ -37,7 +38,8 @@ def _import_torch_tensorrt() -> None:
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             module = importlib.import_module(FOREIGN)
-    except Exception as error:
+    except BaseException as error:
+        interrupts.pass_on(error)
         raise Refusal(
             Status.UNAVAILABLE,
             Reason.NOT_INSTALLED,
