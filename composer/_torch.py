@@ -1064,14 +1064,16 @@ PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor)
 """Types that hold dense memory and nothing else."""
 
 
-def storage_id(tensor: torch.Tensor) -> int:
-    """Equal for tensors that share memory; works for fake tensors, which have no address.
-
-    What ``torch.func`` wraps in a graph that Dynamo captured has the memory of what is within.
-    """
+def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage:
+    """The memory of a tensor; of what ``torch.func`` wraps, that of what is within."""
     while _functorch.is_functorch_wrapped_tensor(tensor):
         tensor = _functorch.get_unwrapped(tensor)
-    return int(tensor.untyped_storage()._cdata)
+    return tensor.untyped_storage()
+
+
+def storage_id(tensor: torch.Tensor) -> int:
+    """Equal for tensors that share memory; works for fake tensors, which have no address."""
+    return int(storage_of(tensor)._cdata)
 
 
 def any_batched(values: Iterable[object]) -> bool:

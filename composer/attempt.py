@@ -134,7 +134,7 @@ def _build(request: GraphRequest, contender: Contender) -> Callable[..., Any]:
     inputs = list(request.example_inputs)
     if backend.reads_example_inputs:
         inputs = clones.copy_inputs(inputs, keep=request.weights)
-    versions = _weight_versions(request)
+    before = _weight_states(request)
     buffers = clones.Buffers(request) if backend.reads_example_inputs else None
     build = functools.partial(backend.build, mode=request.mode, options=options)
     try:
@@ -147,7 +147,7 @@ def _build(request: GraphRequest, contender: Contender) -> Callable[..., Any]:
                 compiled = build(gm, inputs)
     finally:
         moved = buffers is not None and buffers.restore()
-    if moved or (_weight_versions(request) != versions and not request.alongside):
+    if moved or (_weight_states(request) != before and not request.alongside):
         who = "the backend, or another thread of the program,"
         what = f"{who} wrote to the model's weights or buffers while compiling"
         refuse(Status.REJECTED, Reason.MUTATED_INPUTS, what)
@@ -219,12 +219,11 @@ def _decline_low_coverage(notes: Notes, least: float) -> None:
     refuse(Status.DECLINED, Reason.LOW_COVERAGE, what)
 
 
-def _weight_versions(request: GraphRequest) -> list[int]:
-    """The version counter of every parameter that has one (inference tensors have none)."""
+def _weight_states(request: GraphRequest) -> list[tuple[object, ...]]:
+    """What tells whether a parameter was changed, of each."""
     passed = (request.example_inputs[i] for i in sorted(request.weights))
     weights = (*passed, *request.gm.parameters())
-    parameters = (w for w in weights if isinstance(w, torch.nn.Parameter) and not w.is_inference())
-    return [parameter._version for parameter in parameters]
+    return [clones.state_of(each) for each in weights if isinstance(each, torch.nn.Parameter)]
 
 
 def _failed(name: str, error: BaseException, notes: Notes, seconds: float) -> Attempt:

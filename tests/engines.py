@@ -62,6 +62,22 @@ def ruins_a_weight(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
     return honest(gm, example_inputs)
 
 
+def assigns_a_weight(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+    """Twice, so that what was there first is freed in between."""
+    passed = (each for each in example_inputs if isinstance(each, torch.nn.Parameter))
+    for weight in (*passed, *gm.parameters()):
+        for _ in range(2):
+            weight.data = weight.data * 2
+    return honest(gm, example_inputs)
+
+
+def turns_a_weight(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+    """The same memory, read in another order."""
+    for weight in gm.parameters():
+        weight.data = weight.data.t()
+    return honest(gm, example_inputs)
+
+
 def aborts_after_a_word(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
     os.write(1, b"loading the vendor's library\n")
     os.abort()

@@ -241,11 +241,34 @@ def test_ruined_example_inputs_change_nothing() -> None:
     torch.testing.assert_close(result, before[:4] + before[4:])
 
 
-def test_a_candidate_that_writes_to_a_weight_is_rejected() -> None:
-    """Weights are not copied; their version tells."""
-    compiled(torch.nn.Linear(3, 3), engines.ruins_a_weight, honest)(torch.ones(1, 3))
-    assert statuses()[0] == ("ruins_a_weight", "rejected", "mutated_inputs")
+@pytest.mark.parametrize("engine", [engines.ruins_a_weight, engines.assigns_a_weight])
+def test_a_candidate_that_changes_a_weight_is_rejected(engine) -> None:
+    """Weights are not copied; their version tells, or their memory."""
+    compiled(torch.nn.Linear(3, 3), engine, honest)(torch.ones(1, 3))
+    assert statuses()[0] == (engine.__name__, "rejected", "mutated_inputs")
     assert last().chosen == "honest"
+
+
+@pytest.mark.parametrize("engine", [engines.assigns_a_weight, engines.turns_a_weight])
+def test_a_candidate_that_changes_a_weight_of_the_graphs_own_is_rejected(engine) -> None:
+    """A graph of a direct call holds its weights as attributes."""
+    gm, x = torch.fx.symbolic_trace(torch.nn.Linear(3, 3)), torch.ones(1, 3)
+    torch._dynamo.lookup_backend("composer")(gm, [x], options={"chain": [engine, honest]})
+    assert statuses()[0] == (engine.__name__, "rejected", "mutated_inputs")
+
+
+def test_a_candidate_that_changes_an_inference_tensor_is_rejected() -> None:
+    """It has no version, but memory."""
+
+    def assigns(gm, example_inputs):
+        for weight in gm.parameters():
+            weight.data = weight.data * 2
+        return lambda x: gm.forward(x) + 0
+
+    with torch.inference_mode():
+        gm, x = torch.fx.symbolic_trace(torch.nn.Linear(3, 3)), torch.ones(1, 3)
+        torch._dynamo.lookup_backend("composer")(gm, [x], options={"chain": [assigns, "eager"]})
+    assert statuses()[0] == ("assigns", "rejected", "mutated_inputs")
 
 
 def loaded_meanwhile(model: torch.nn.Module, state: dict[str, torch.Tensor]):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
@@ -193,7 +194,7 @@ class Buffers:
     def __init__(self, request: GraphRequest) -> None:
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._leaves: list[torch.Tensor] = []
-        self._versions: list[tuple[torch.Tensor, int]] = []
+        self._states: list[tuple[torch.Tensor, tuple[object, ...]]] = []
         if request.alongside:
             return
         passed = [request.example_inputs[i] for i in sorted(request.weights)]
@@ -208,17 +209,38 @@ class Buffers:
         self._leaves = [each for each in buffers if not each.requires_grad and not each._is_view()]
         copied = set(map(id, buffers))
         weights = [w for w in (*passed, *request.gm.parameters()) if id(w) not in copied]
-        self._versions = [(w, w._version) for w in weights if _is_real(w) and not w.is_inference()]
+        self._states = [(each, state_of(each)) for each in weights if _is_real(each)]
 
     def restore(self) -> bool:
         """Put the buffers back to what they were; whether any was put back."""
-        if any(weight._version != version for weight, version in self._versions):
+        if any(state_of(weight) != state for weight, state in self._states):
             return False
         for each in self._leaves:
             if each.requires_grad:  # autograd recorded what was written to it
                 each.detach_()
         changed = [put_back(buffer, copy) for buffer, copy in self._copies]
         return any(changed)
+
+
+def state_of(weight: torch.Tensor) -> tuple[object, ...]:
+    """What changes when a weight is written to, or given other memory (``p.data = new``).
+
+    That is its version, which inference tensors have not, and which memory it is of. A write by
+    ``p.data.mul_(2)`` or through numpy changes neither.
+    """
+    version = None if weight.is_inference() else weight._version
+    if not _is_real(weight) or weight.layout is not torch.strided or weight.is_nested:
+        return (version,)
+    memory = _Memory(_torch.storage_id(weight), _torch.storage_of(weight))
+    return version, memory, weight.storage_offset(), weight.shape, weight.stride()
+
+
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    """A storage, which is held: freed, it would leave its address to another one."""
+
+    id: int
+    held: torch.UntypedStorage = field(compare=False, repr=False)
 
 
 def put_back(tensor: torch.Tensor, copy: torch.Tensor) -> bool:

@@ -265,14 +265,14 @@ class _Task:
             return self.plan.successors.floor_in_time(self.inputs)
 
     def _try(self, contender: Contender) -> choice.Tried:
-        before = self._versions()
+        before = self._states()
         with _torch.compiling(), _torch.generators_as_they_are():
             outcome, _ = self.plan.successors.walk(self.inputs, (contender,), alongside=True)
         (attempt,) = outcome.attempts
         is_floor = contender.backend.may_return_original
         if attempt.accepted:
             return choice.Tried(attempt, outcome.compiled, None, outcome.passes, is_floor)
-        if attempt.status is Status.REJECTED and self._versions() != before:
+        if attempt.status is Status.REJECTED and self._states() != before:
             self.undecided.append(attempt.who)
             what = f"the program wrote to weights while it was compared: {attempt.message}"
             attempt = dataclasses.replace(
@@ -280,12 +280,12 @@ class _Task:
             )
         return choice.Tried(attempt, None, outcome.errors[0], (), is_floor)
 
-    def _versions(self) -> list[int]:
-        """Of the weights, those that have one."""
+    def _states(self) -> list[tuple[object, ...]]:
+        """What tells whether the program has changed a weight, of each."""
         request = self.plan.successors.request
         passed = (self.inputs[place] for place in sorted(request.weights))
         weights = (*passed, *request.gm.parameters(), *request.gm.buffers())
-        return [each._version for each in weights if not each.is_inference()]
+        return [clones.state_of(each) for each in weights]
 
 
 def _settings() -> tuple[Any, ...]:
