@@ -57,6 +57,13 @@ class PolicyBook(BaseModel):
     models: tuple[Rule, ...] = ()
     backends: dict[str, dict[str, Any]] = Field(default_factory=dict)
 
+    @field_validator("version", mode="before")
+    @classmethod
+    def _a_whole_number(cls, version: Any) -> Any:
+        if type(version) is not int:  # True and 1.0 are equal to 1
+            raise ValueError("the version of the format is the whole number 1")
+        return version
+
     @field_validator("models", mode="before")
     @classmethod
     def _a_list(cls, models: Any) -> Any:

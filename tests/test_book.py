@@ -337,6 +337,8 @@ def test_a_chain_of_skipped_candidates_is_exhausted() -> None:
     ("text", "said"),
     [
         ("version = 2\n", "version"),
+        ("version = true\n", "'version' is True: the version of the format is the whole number 1"),
+        ("version = 1.0\n", "'version' is 1.0: the version of the format is the whole number 1"),
         ("[defaults\n", "cannot be read"),
         ('[defaults]\nchian = ["eager"]\n', "'defaults.chian'; did you mean 'chain'?"),
         (
