@@ -302,7 +302,7 @@ def resolve(
         UnknownNameError: a table of an engine's options is for a name that is nearly a known one.
     """
     own, book, switches, _ = _all_of(
-        lambda: read_policy(options or {}),
+        lambda: read_policy(options),
         lambda: in_force(configured),
         lambda: tuple(_switches()),
         lambda: check_mode(mode),

@@ -366,14 +366,31 @@ def check_mode(mode: str | None) -> None:
         raise OptionError(f"unknown mode {mode!r}{guess} (accepted: {accepted})")
 
 
-def read_policy(fields: Mapping[str, Any]) -> Policy:
+def fields_of(given: Any) -> dict[str, Any]:
+    """The fields that ``options=`` or another mapping sets, or a policy; ``None`` sets nothing.
+
+    Raises:
+        OptionError: it is none of these.
+    """
+    if given is None:
+        return {}
+    if isinstance(given, Policy):
+        return {name: getattr(given, name) for name in given.model_fields_set}
+    if isinstance(given, Mapping):
+        return dict(given)
+    what = "options are a mapping of fields of composer.Policy, such as {'chain': ['onnxrt']}"
+    raise OptionError(f"{what}, or a composer.Policy, not {given!r}")
+
+
+def read_policy(fields: Mapping[str, Any] | Policy | None) -> Policy:
     """A policy of these fields.
 
     Raises:
-        OptionError: naming every unknown key and value at once.
+        OptionError: it is no mapping, or naming every unknown key and value at once.
     """
+    given = fields_of(fields)
     try:
-        return Policy.model_validate(dict(fields))
+        return Policy.model_validate(given)
     except ValidationError as error:
         mistakes = (in_words(each, Policy) for each in error.errors())
         raise OptionError("; ".join(mistakes)) from None

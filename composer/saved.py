@@ -23,6 +23,7 @@ import torch.fx
 from composer import _torch
 from composer.errors import OptionError
 from composer.graphs import capture
+from composer.policy import fields_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ class Saved(_torch.SerializableCallable):
             graph=_torch.graph_as_bytes(_bare(gm)),
             model=capture.model_name(gm),
             mode=mode,
-            options={name: _as_bytes(name, value) for name, value in (options or {}).items()},
+            options={name: _as_bytes(name, value) for name, value in fields_of(options).items()},
             grad=torch.is_grad_enabled(),
             autocast=tuple(_torch.autocasts()),
         )

@@ -7,6 +7,7 @@ import torch
 from conftest import compiled
 from torch._dynamo.exc import BackendCompilerFailed
 
+import composer
 from composer import Candidate, Policy
 from composer.book import resolve as resolve_for
 from composer.errors import OptionError
@@ -65,6 +66,22 @@ def test_mistakes_are_named(options: dict, message: str) -> None:
     """Key, what is accepted, nearest spelling."""
     with pytest.raises(OptionError, match=message):
         resolve(options=options)
+
+
+@pytest.mark.parametrize("options", [["chain"], "onnxrt", [], 3])
+def test_options_that_are_no_mapping_are_refused(options) -> None:
+    """With what they are, and what is accepted."""
+    with pytest.raises(OptionError, match="a mapping of fields of composer") as told:
+        resolve(options=options)
+    assert str(told.value).endswith(repr(options))
+
+
+def test_policy_as_options_sets_what_was_set() -> None:
+    """Its defaults are behind what else was asked for."""
+    with composer.using(min_coverage=0.25, verify="compile"):
+        policy = resolve(options=Policy(chain=["eager"], verify="off"))
+    assert [each.name for each in policy.chain] == ["eager"]
+    assert (policy.min_coverage, policy.verify) == (0.25, "off")
 
 
 def test_all_mistakes_are_named_at_once() -> None:
