@@ -42,9 +42,8 @@ class CallableBackend(Backend):
 
     def check_options(self, options: Mapping[str, Any]) -> None:
         """Options need a function that takes them."""
-        if options and not _takes_options(self.function):
-            name = getattr(self.function, "__name__", repr(self.function))
-            raise OptionError(f"backend {name!r} takes no options=, but is given {dict(options)}")
+        name = getattr(self.function, "__name__", None) or type(self.function).__name__
+        _refuse_options(name, self.function, options)
 
     def build(
         self,
@@ -82,7 +81,7 @@ class NamedBackend(Backend):
         """Options need a function that takes them, as far as it is loaded: this loads nothing."""
         function = _torch.registered_backend(self.name)
         if function is not None:
-            CallableBackend(function).check_options(options)
+            _refuse_options(self.name, function, options)
 
     def identity(self) -> str | None:
         """The identity of what the name stands for.
@@ -128,6 +127,12 @@ def said(error: BaseException) -> str:
     """Why an import failed; with the class of the error where that is none of an import."""
     plain = isinstance(error, ImportError | AttributeError)
     return text_of(error) if plain else f"{type(error).__name__}: {text_of(error)}"
+
+
+def _refuse_options(name: str, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    """Refuse options that the function cannot be given; ``name`` is as the chain spells it."""
+    if options and not _takes_options(function):
+        raise OptionError(f"backend {name!r} takes no options=, but is given {dict(options)}")
 
 
 def _takes_options(function: Callable[..., Any]) -> bool:
