@@ -9,11 +9,14 @@ import sys
 import types
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import typer
 
 from composer import Attempt, Candidate, CompileReport, Policy, Reason
+from composer.cli import app
 from composer.records import Counters, GraphInput, PassRecord
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -103,6 +106,21 @@ def test_report_page_names_every_field() -> None:
     """Of a graph's record and its parts."""
     records = [field.name for kind in RECORDS for field in dataclasses.fields(kind)]
     assert not_named("report.md", *records) == []
+
+
+def options_of(command: Any) -> Iterator[str]:
+    """The options of a command and of those below it."""
+    yield from (each for p in command.params for each in (*p.opts, *p.secondary_opts))
+    for below in getattr(command, "commands", {}).values():
+        yield from options_of(below)
+
+
+def test_pages_name_every_option_of_the_command() -> None:
+    """On the page that has the subcommand."""
+    text = "\n".join(page.read_text() for page in PAGES)
+    found = {each for each in options_of(typer.main.get_command(app)) if each.startswith("--")}
+    assert "--dynamic" in found
+    assert [each for each in sorted(found) if not re.search(rf"{each}\b", text)] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
