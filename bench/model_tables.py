@@ -9,6 +9,9 @@ from markdown_table import Record, described, ratio, table
 
 CHOICE = "composer, fastest"
 
+_CHAINS = ("over_fastest", "without_openvino")
+"""Where a summary has the means of choices among all engines, and among those without OpenVINO."""
+
 
 def models(record: Record) -> str:
     """All that was measured, precision by precision."""
@@ -31,26 +34,26 @@ def headline(record: Record) -> str:
     rows = [row for row in record["results"] if row["precision"] == lowest]
     parts = [described(record), choices(record, rows, lowest), *summed_up(record, lowest)]
     for precision in others:
-        parts += (f"In {precision}: g{said[1:]}" for said in summed_up(record, precision))
+        parts += summed_up(record, precision)
     return "\n\n".join(filter(None, parts))
 
 
 def summed_up(record: Record, precision: str) -> Iterator[str]:
-    """The geometric means over the models, in a paragraph."""
+    """The geometric means over the models, in a table."""
     for summary in record.get("summaries", ()):
         if summary["precision"] != precision:
             continue
-        choice = "composer's choice"
-        said = [
-            f"{name} takes {mean(found)} times as long as {choice}{without}"
-            for part, without in (("over_fastest", ""), ("without_openvino", " without OpenVINO"))
-            for name, found in summary[part].items()
-            if found
-        ]
-        if found := summary["regret"]:
-            said.append(f"{choice} takes {mean(found)} times as long as the best single engine")
-        if said:
-            yield f"Geometric means over {found_models(summary)} models: {'; '.join(said)}."
+        means = {
+            f"{name} / choice": [mean(summary[part][name]) for part in _CHAINS]
+            for name in summary["over_fastest"]
+        }
+        means["choice / best single engine"] = [mean(summary["regret"]), ""]
+        lines = [(name, *found) for name, found in means.items() if any(found)]
+        if lines:
+            title = f"{precision}, geometric mean of {found_models(summary)} models"
+            without = any(found for *_, found in lines)
+            headings = (title, "all engines", *(("without OpenVINO",) if without else ()))
+            yield table(headings, [line[: len(headings)] for line in lines], text=1)
 
 
 def found_models(summary: Record) -> int:
@@ -60,8 +63,10 @@ def found_models(summary: Record) -> int:
     return max(each["models"] for each in figures if each)
 
 
-def mean(found: Record) -> str:
-    """``**2.10** (2.02-2.20; models 1.10-3.02)``."""
+def mean(found: Record | None) -> str:
+    """``**2.10** (2.02-2.20; models 1.10-3.02)``; nothing of nothing."""
+    if not found:
+        return ""
     ends = f"models {found['least']:.2f}-{found['most']:.2f}"
     return f"**{found['median']:.2f}** ({found['p25']:.2f}-{found['p75']:.2f}; {ends})"
 
