@@ -73,6 +73,10 @@ class LockError(ComposerError):
         self.differences = tuple(differences)
 
 
+MISTAKES = (OptionError, UnknownNameError, LockError)
+"""The user's own mistakes, which no engine has failed by."""
+
+
 class RankingError(ComposerError):
     """Calls of a model cannot be timed, or are not alike."""
 
@@ -234,6 +238,13 @@ def text_of(error: BaseException) -> str:
         return str(error)
     except Exception as another:  # noqa: BLE001  # a slip in somebody's __str__
         return f"its text cannot be read: {type(another).__name__}"
+
+
+def unwrapped(error: BaseException) -> BaseException:
+    """What a backend raised, out of the errors that torch wraps it in."""
+    while isinstance(inner := getattr(error, "inner_exception", None), BaseException):
+        error = inner
+    return error
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:

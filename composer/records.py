@@ -23,7 +23,7 @@ from pydantic_core import CoreSchema
 from pydantic_core.core_schema import no_info_after_validator_function
 
 from composer import forks
-from composer.errors import RecordError, text_of
+from composer.errors import RecordError, text_of, unwrapped
 
 SCHEMA_VERSION = 1
 
@@ -430,5 +430,9 @@ def first_line(text: str) -> str:
 
 
 def error_line(error: BaseException) -> str:
-    """The class of an error and the first line of its text: ``"ValueError: no such size"``."""
+    """The class of an error and the first line of its text: ``"ValueError: no such size"``.
+
+    Of one that torch wraps, it is those of what it wraps.
+    """
+    error = unwrapped(error)
     return f"{type(error).__name__}: {first_line(text_of(error))}"

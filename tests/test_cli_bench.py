@@ -236,6 +236,65 @@ def test_bench_says_what_is_wrong(arguments: tuple[str, ...], code: int, says: s
     assert (found, says in " ".join(output.split())) == (code, True), output
 
 
+def refused(file: Path, content: str, monkeypatch: pytest.MonkeyPatch, **variables: str) -> str:
+    """What is said of a mistake, before the factory is called; the file stays as it is."""
+    file.with_name("composer.toml").write_text(content)
+    file.write_text(f"{MODELS}\ndef never():\n    raise AssertionError\n")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    asked = ("own_models:never", "--chain", "aot_eager", "--write", "composer.toml", "--force")
+    code, output = bench(*asked)
+    assert code == 2, output
+    assert file.with_name("composer.toml").read_text() == content
+    return " ".join(output.split())
+
+
+def test_a_mistake_in_the_policy_is_no_fault_of_the_engines(
+    models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends the command at once; that eager is the fastest does not follow."""
+    typo = 'version = 1\n[defaults]\nchian = ["onnxrt"]\n'
+    said = refused(models, typo, monkeypatch)
+    assert "composer.toml: unknown option 'defaults.chian'; did you mean 'chain'?" in said
+    right = "version = 1\n"
+    assert "COMPOSER_STRICT is 'perhaps'" in refused(
+        models, right, monkeypatch, COMPOSER_STRICT="perhaps"
+    )
+    monkeypatch.delenv("COMPOSER_STRICT")
+    assert "policy file '/nosuch.toml' cannot be read" in refused(
+        models, right, monkeypatch, COMPOSER_CONFIG="/nosuch.toml"
+    )
+
+
+def test_a_mistake_that_a_compile_finds_ends_the_bench(models: Path) -> None:
+    """Such as a pass that nobody knows: it would stand for a failure of every engine."""
+    content = '[[models]]\nmatch = {model = "own_models.*"}\npasses = ["fold_batchnorm"]\n'
+    file = models.with_name("composer.toml")
+    file.write_text(content)
+    asked = ("own_models:make", "--chain", "aot_eager", "--write", "composer.toml", "--force")
+    code, output = bench(*asked)
+    said = "'fold_batchnorm'; did you mean 'fold_batch_norm'?"
+    assert (code, said in " ".join(output.split())) == (2, True), output
+    assert file.read_text() == content
+
+
+def test_bench_reads_the_policy_that_the_module_of_the_factory_points_at(models: Path) -> None:
+    """A file that names code holds where the program names it, and nowhere else."""
+    models.with_name("composer.toml").write_text('[defaults]\nchain = ["own_models:quick"]\n')
+    models.write_text(f"{MODELS}\nimport composer\ncomposer.configure('composer.toml')\n")
+    code, output = bench("own_models:make", "--chain", "aot_eager", "--seconds", "0.2")
+    assert code == 0, output
+
+
+def test_an_error_that_torch_wraps_is_told_by_what_it_wraps(models: Path) -> None:
+    """Dynamo's first line says that a backend raised, and not what."""
+    chain = '{backend = "aot_eager", when = {device = "nowhere"}}'
+    models.with_name("composer.toml").write_text('[defaults]\non_exhausted = "raise"\n')
+    _, output = bench("own_models:make", "--chain", chain)
+    assert "BackendCompilerFailed" not in output
+    assert "ChainExhausted: no candidate was accepted" in " ".join(output.split())
+
+
 def test_bench_refuses_a_chain_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would be every candidate's."""
     monkeypatch.setenv("COMPOSER_CHAIN", "eager")

@@ -188,6 +188,13 @@ def measured(**job: Any) -> dict[str, Any]:
     return work.measure(payload, lambda: None)
 
 
+def test_job_says_what_is_wrong_with_the_policy(folder: Path) -> None:
+    """And not that Dynamo's backend raised."""
+    (folder / "composer.toml").write_text("[defaults]\nchian = []\n")
+    assert "OptionError: " in (told := measured()["error"])
+    assert "unknown option 'defaults.chian'; did you mean 'chain'?" in told
+
+
 def test_store_gets_what_was_measured_before_there_was_one(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,14 +18,15 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from composer import book
+from composer import book, session
 from composer.cli.fail import USAGE, fail
 from composer.cli.progress import shown
-from composer.errors import ComposerError, OptionError, UnknownNameError
+from composer.errors import MISTAKES, ComposerError
 from composer.models import advice
 from composer.models.ranking import Ranking, Standing, rank
 from composer.models.subject import Subject
 from composer.models.workload import Workload
+from composer.policy import Facts
 from composer.records import printable
 from composer.telemetry.report import counted
 
@@ -77,12 +78,12 @@ def bench(
             if is_set:
                 fail(f"{switch} is set, and would stand for every candidate; unset it", USAGE)
         workload = Workload(target)
-        subject = workload.build()
+        subject = workload.build(_check_policy)
         with shown(), _nothing_remembered():
             trains = _trains(subject) if training is None else training
             ranking = rank(subject, _chain(chain), training=trains, seconds=seconds)
         policy = advice.text_of(ranking, _matches(ranking, workload), _measured())
-    except (OptionError, UnknownNameError) as mistake:
+    except MISTAKES as mistake:
         fail(str(mistake), USAGE)
     except ComposerError as error:
         fail(str(error))
@@ -95,6 +96,15 @@ def bench(
         typer.echo(f"\nwritten to {write}" if done else f"\n{policy}", nl=done)
     if trouble:
         fail(trouble)
+
+
+def _check_policy() -> None:
+    """Find mistakes in the policy in force before anybody waits for a model to be made.
+
+    Raises:
+        OptionError, UnknownNameError: naming them.
+    """
+    book.resolve(Facts("", "", "", False, False), configured=session.current().configured)
 
 
 def _written(policy: str, path: Path) -> str:

@@ -22,7 +22,7 @@ import torch
 from composer import interrupts, select
 from composer.backends import BACKENDS, find_backend
 from composer.contenders import contenders_of
-from composer.errors import FallbackWarning, RankingError, text_of
+from composer.errors import MISTAKES, FallbackWarning, RankingError, unwrapped
 from composer.explain import collecting, compiled_anew
 from composer.graphs import clones
 from composer.graphs.comparison import devices
@@ -33,7 +33,7 @@ from composer.records import (
     CompileReport,
     GraphRequest,
     Reason,
-    first_line,
+    error_line,
     spelled,
 )
 
@@ -179,8 +179,9 @@ def rank(
         seconds: What timing may take; builds are not counted.
 
     Raises:
-        OptionError: a candidate has an option that its engine does not know.
-        UnknownNameError: a candidate's name is nearly a known one.
+        OptionError: a candidate has an option that its engine does not know, or the policy in force
+            is malformed.
+        UnknownNameError: a candidate's name, or one in the policy, is nearly a known one.
         RankingError: the model writes to its inputs, or there was no time for two calls of each.
         Exception: whatever the model itself raises.
     """
@@ -259,7 +260,9 @@ def _compiled(
             subject.call(compiled)
         except BaseException as raised:  # noqa: BLE001  # recorded: this way to run the model failed
             interrupts.pass_on(raised)
-            error = f"{type(raised).__name__}: {first_line(text_of(raised))}"
+            if isinstance(mistake := unwrapped(raised), MISTAKES):
+                raise mistake from None
+            error = error_line(raised)
         finally:
             buffers.restore()
     seconds = time.perf_counter() - started
@@ -306,9 +309,7 @@ def _timed(
             standings[place] = dataclasses.replace(standings[place], turns=turns)
         else:
             raised = result.errors[at]
-            why = (
-                f"raised when it was timed: {type(raised).__name__}: {first_line(text_of(raised))}"
-            )
+            why = f"raised when it was timed: {error_line(raised)}"
             refusals = (*standings[place].refusals, why)
             standings[place] = dataclasses.replace(standings[place], refusals=refusals)
     return tuple(standings)

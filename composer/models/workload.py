@@ -42,8 +42,11 @@ class Workload:
         """Whether the factory stands in a script, whose module has many names."""
         return self.target.rpartition(":")[0].endswith(".py")
 
-    def build(self) -> Subject:
+    def build(self, imported: Callable[[], object] = lambda: None) -> Subject:
         """Import the factory and call it; what it raises is the user's to see.
+
+        Args:
+            imported: Called before the factory is: its module may have configured composer.
 
         Raises:
             OptionError: there is no such function, it takes other arguments, or it returned
@@ -51,6 +54,7 @@ class Workload:
         """
         factory = self._factory()
         self._check_arguments(factory)
+        imported()
         return subject_of(factory(**self.arguments), str(self))
 
     def _check_arguments(self, factory: Callable[..., Any]) -> None:

@@ -14,7 +14,7 @@ import torch
 
 from composer import book, child, machine, session
 from composer.errors import ChildRefusal, Refusal, text_of
-from composer.records import CompileReport, first_line
+from composer.records import CompileReport, error_line, first_line
 from composer.tuning.plan import Job
 
 
@@ -51,7 +51,7 @@ def measure(payload: bytes, ready: Callable[[], None]) -> dict[str, Any]:
     try:
         _compile_and_call(job)
     except Exception as raised:  # noqa: BLE001  # the user's model may raise anything: recorded
-        error = f"{type(raised).__name__}: {first_line(text_of(raised))}"
+        error = error_line(raised)
     rows = [_row(each) for each in session.current().reports()]
     if not rows and not error:
         error = "nothing was compiled"
