@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 import composer
 from composer import book
 from composer.cli import app
+from composer.cli import bench as bench_command
 from composer.errors import OptionError, RankingError
 from composer.models import advice, ranking
 from composer.models.ranking import COMPOSER, EAGER, Ranking, Standing, rank
@@ -78,6 +79,14 @@ class Slow(torch.nn.Module):
 
 def slow():
     return Slow(), torch.ones(2)
+
+class Opaque(torch.nn.Module):
+    @torch.compiler.disable
+    def forward(self, x):
+        return x + 1.0
+
+def opaque():
+    return Opaque(), torch.ones(2)
 
 def quick(gm, example_inputs):
     return lambda x: [x + 200.0]
@@ -226,6 +235,11 @@ def test_the_policy_matches_the_graphs_that_there_are(factory: str) -> None:
         (("own_models:nothing",), 2, "own_models:nothing gave a Net; it has to return (module,"),
         (("own_models:make", "--chain", "onxrt"), 2, "did you mean 'onnxrt'?"),
         (("own_models:make", "--chain", "a, {"), 2, "the chain is no TOML"),
+        (("own_models:make", "--chain", "[aot_eager]"), 2, "the chain is no TOML"),
+        (("own_models:make", "--chain", ",,"), 2, "the chain is empty"),
+        (("own_models:make", "--chain", ""), 2, "the chain is empty"),
+        (("own_models:make", "--chain", "[]"), 2, "the chain is empty"),
+        (("own_models:make", "--chain", "eager"), 2, "names no engine beside eager"),
         (("own_models:make", "--write", "no/such/file"), 2, "there is no folder"),
     ],
 )
@@ -293,6 +307,47 @@ def test_an_error_that_torch_wraps_is_told_by_what_it_wraps(models: Path) -> Non
     _, output = bench("own_models:make", "--chain", chain)
     assert "BackendCompilerFailed" not in output
     assert "ChainExhausted: no candidate was accepted" in " ".join(output.split())
+
+
+@pytest.mark.parametrize(
+    "text", ["onnxrt, inductor", '"onnxrt", "inductor"', "['onnxrt', \"inductor\"]"]
+)
+def test_a_chain_may_be_spelled_as_in_a_file(text: str) -> None:
+    """With its brackets or without."""
+    assert bench_command._chain(text) == ["onnxrt", "inductor"]
+
+
+@pytest.mark.parametrize(
+    ("factory", "chain", "says"),
+    [
+        ("make", "nosuchengine", "no engine could be measured: nosuchengine unavailable (not_"),
+        ("make", "own_models:broken,own_models:wrong", "own_models:broken failed (build_failed)"),
+        ("make", "own_models:wrong", "own_models:wrong rejected (numeric_mismatch)"),
+        ("opaque", "aot_eager", "torch.compile captured no graph of own_models.Opaque"),
+    ],
+)
+def test_nothing_follows_where_no_engine_was_measured(
+    models: Path, factory: str, chain: str, says: str
+) -> None:
+    """That eager is the fastest does not, and a file stays as it is."""
+    file = models.with_name("policy.toml")
+    file.write_text("version = 1\n")
+    asked = (f"own_models:{factory}", "--chain", chain, "--seconds", "0.2")
+    code, output = bench(*asked, "--write", str(file), "--force")
+    assert (code, says in " ".join(output.split())) == (1, True), output
+    assert "No engine is faster than eager" not in output
+    assert file.read_text() == "version = 1\n"
+    result = runner.invoke(app, ["bench", *asked, "--json"])
+    assert (result.exit_code, json.loads(result.stdout)["policy"]) == (1, None)
+
+
+def test_an_engine_that_strict_refused_serves_no_graph(models: Path) -> None:
+    """The record of a compile that raised names nobody."""
+    models.with_name("composer.toml").write_text("[defaults]\nstrict = true\n")
+    asked = ("own_models:make", "--chain", "own_models:broken", "--seconds", "0.2", "--json")
+    result = runner.invoke(app, ["bench", *asked])
+    assert result.exit_code == 1
+    assert [each["served"] for each in json.loads(result.stdout)["standings"]] == [{}, {}, {}]
 
 
 def test_bench_refuses_a_chain_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

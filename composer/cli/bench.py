@@ -39,7 +39,7 @@ Target = Annotated[
     ),
 ]
 Chain = Annotated[
-    str,
+    str | None,
     typer.Option(
         help="Engines, as onnxrt,inductor, or as in a file; by default all that are here."
     ),
@@ -58,7 +58,7 @@ Json = Annotated[bool, typer.Option("--json", help="For a program to read.")]
 
 def bench(
     target: Target,
-    chain: Chain = "",
+    chain: Chain = None,
     training: Training = None,
     seconds: Seconds = 10.0,
     write: Write = None,
@@ -66,6 +66,7 @@ def bench(
     as_json: Json = False,
 ) -> None:
     """Time eager, each engine and composer on a model, and say which policy follows."""
+    candidates = _chain(chain)
     if write is not None and write.exists() and not force:
         fail(f"{write} exists; --force overwrites it", USAGE)
     if write is not None and not write.parent.is_dir():
@@ -81,19 +82,22 @@ def bench(
         subject = workload.build(_check_policy)
         with shown(), _nothing_remembered():
             trains = _trains(subject) if training is None else training
-            ranking = rank(subject, _chain(chain), training=trains, seconds=seconds)
-        policy = advice.text_of(ranking, _matches(ranking, workload), _measured())
+            ranking = rank(subject, candidates, training=trains, seconds=seconds)
+        trouble = advice.obstacle(ranking)
+        policy = None if trouble else _policy(ranking, workload)
     except MISTAKES as mistake:
         fail(str(mistake), USAGE)
     except ComposerError as error:
         fail(str(error))
-    trouble = _written(policy, write) if write is not None else ""
+    if policy is not None and write is not None:
+        trouble = _written(policy, write)
     if as_json:
         typer.echo(json.dumps(ranking.to_dict() | {"policy": policy}, indent=2))
     else:
         Console().print(_table(ranking))
-        done = write is not None and not trouble
-        typer.echo(f"\nwritten to {write}" if done else f"\n{policy}", nl=done)
+        if policy is not None:
+            done = write is not None and not trouble
+            typer.echo(f"\nwritten to {write}" if done else f"\n{policy}", nl=done)
     if trouble:
         fail(trouble)
 
@@ -105,6 +109,10 @@ def _check_policy() -> None:
         OptionError, UnknownNameError: naming them.
     """
     book.resolve(Facts("", "", "", False, False), configured=session.current().configured)
+
+
+def _policy(ranking: Ranking, workload: Workload) -> str:
+    return advice.text_of(ranking, _matches(ranking, workload), _measured())
 
 
 def _written(policy: str, path: Path) -> str:
@@ -126,14 +134,25 @@ def _trains(subject: Subject) -> bool:
     return isinstance(subject.model, torch.nn.Module) and subject.model.training
 
 
-def _chain(text: str) -> Sequence[Any]:
-    """Names with commas between, or what stands between the brackets of a chain in a file."""
-    if "{" not in text:
-        return [name.strip() for name in text.split(",") if name.strip()]
+def _chain(text: str | None) -> Sequence[Any]:
+    """Names with commas between, or a chain as in a file; nothing where none was given."""
+    if text is None:
+        return ()
+    is_toml = any(mark in text for mark in "{[\"'")
+    found = _of_toml(text.strip()) if is_toml else [name.strip() for name in text.split(",")]
+    chain = [each for each in found if each]
+    if not chain:
+        fail("the chain is empty; without --chain all engines that are here take part", USAGE)
+    return chain
+
+
+def _of_toml(text: str) -> Sequence[Any]:
+    """A list of TOML, with its brackets or without."""
+    inner = text[1:-1] if text.startswith("[") and text.endswith("]") else text
     try:
-        return list(tomllib.loads(f"chain = [{text}]")["chain"])
+        return list(tomllib.loads(f"chain = [{inner}]")["chain"])
     except tomllib.TOMLDecodeError as error:
-        example = '--chain \'"onnxrt", {backend = "inductor", options = {freezing = true}}\''
+        example = '--chain \'["onnxrt", {backend = "inductor", options = {freezing = true}}]\''
         fail(f"the chain is no TOML, as in {example}: {error}", USAGE)
 
 

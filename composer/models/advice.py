@@ -15,6 +15,16 @@ from composer.models.ranking import EAGER, Ranking, Standing
 from composer.records import first_line, printable
 
 
+def obstacle(ranking: Ranking) -> str:
+    """Why no policy follows: no engine was measured that is right. Empty where one was."""
+    if any(each.latency is not None and not each.wrong for each in ranking.candidates):
+        return ""
+    if not any(each.graphs or each.refusals for each in ranking.standings):
+        return f"torch.compile captured no graph of {ranking.model} that an engine could run"
+    refused = [_refused(each, ranking.eager) for each in ranking.candidates]
+    return f"no engine could be measured: {'; '.join(refused) or 'none is here'}"
+
+
 def policy_of(ranking: Ranking, matches: Sequence[str] = ()) -> dict[str, Any]:
     """A book with a rule for each name that the model's graphs have, in the shape of the TOML.
 
@@ -40,7 +50,7 @@ def text_of(ranking: Ranking, matches: Sequence[str] = (), measured: str = "") -
     """The policy as TOML, with comments that say what it follows from.
 
     Args:
-        ranking: What was measured.
+        ranking: What was measured, without an :func:`obstacle`.
         matches: As for :func:`policy_of`.
         measured: When, where, on what; for the first line.
     """
@@ -74,6 +84,11 @@ def _objection(each: Standing, eager: Standing) -> str:
     if eager.latency is not None and each.latency > select.TIE * eager.latency:
         return f"slower than eager: {_ms(each)} a call"
     return ""
+
+
+def _refused(each: Standing, eager: Standing) -> str:
+    why = _objection(each, eager)
+    return why if why.startswith(each.label) else f"{each.label}: {why}"
 
 
 def _is_clear(good: list[Standing], ranking: Ranking) -> bool:

@@ -22,7 +22,7 @@ import torch
 from composer import interrupts, select
 from composer.backends import BACKENDS, find_backend
 from composer.contenders import contenders_of
-from composer.errors import MISTAKES, FallbackWarning, RankingError, unwrapped
+from composer.errors import MISTAKES, FallbackWarning, OptionError, RankingError, unwrapped
 from composer.explain import collecting, compiled_anew
 from composer.graphs import clones
 from composer.graphs.comparison import devices
@@ -179,8 +179,8 @@ def rank(
         seconds: What timing may take; builds are not counted.
 
     Raises:
-        OptionError: a candidate has an option that its engine does not know, or the policy in force
-            is malformed.
+        OptionError: a candidate has an option that its engine does not know, there is none beside
+            eager, or the policy in force is malformed.
         UnknownNameError: a candidate's name, or one in the policy, is nearly a known one.
         RankingError: the model writes to its inputs, or there was no time for two calls of each.
         Exception: whatever the model itself raises.
@@ -222,7 +222,10 @@ def _chain(given: Sequence[Any], request: GraphRequest) -> list[Candidate]:
         return engines_here(request)
     policy = read_policy({"chain": list(given)})
     contenders_of(policy)  # mistakes in it, before anything is compiled
-    return [each for each in policy.chain if each.name != EAGER]
+    engines = [each for each in policy.chain if each.name != EAGER]
+    if not engines:
+        raise OptionError("the chain names no engine beside eager: there is nothing to compare")
+    return engines
 
 
 def _refuse_writes(subject: Subject, request: GraphRequest) -> None:
@@ -284,7 +287,7 @@ def _standing(label: str, candidate: Candidate | None, graphs: Sequence[CompileR
         label,
         candidate,
         graphs=len(graphs),
-        served=Counter(graph.chosen for graph in graphs),
+        served=Counter(graph.chosen for graph in graphs if graph.chosen),
         error=max(errors, default=None),
         refusals=tuple(dict.fromkeys(attempt.sentence() for attempt in refused)),
         wrong=any(attempt.reason in _WRONG for attempt in refused),
