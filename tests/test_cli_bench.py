@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -104,6 +106,23 @@ def fails_later(gm, example_inputs):
             raise RuntimeError("device lost")
         return gm(*args)
     return run
+"""
+
+
+PRINTS = """
+import ctypes, os
+print("imported")
+
+class Prints(torch.nn.Module):
+    def forward(self, x):
+        print("in forward")
+        return x + 1.0
+
+def prints():
+    print("from python")
+    os.system("echo from a program")
+    ctypes.CDLL(None).puts(b"from C")
+    return Prints(), torch.ones(2)
 """
 
 
@@ -339,6 +358,28 @@ def test_nothing_follows_where_no_engine_was_measured(
     assert file.read_text() == "version = 1\n"
     result = runner.invoke(app, ["bench", *asked, "--json"])
     assert (result.exit_code, json.loads(result.stdout)["policy"]) == (1, None)
+
+
+@pytest.mark.slow
+def test_json_is_all_that_bench_prints_on_stdout(models: Path) -> None:
+    """What the user's code prints, and programs that it starts, goes to stderr."""
+    models.write_text(f"{MODELS}\n{PRINTS}")
+    command = [sys.executable, "-m", "composer", "bench", "own_models:prints", "--json"]
+    path = os.pathsep.join(
+        (str(Path(composer.__file__).parents[1]), os.environ.get("PYTHONPATH", ""))
+    )
+    done = subprocess.run(
+        [*command, "--chain", "aot_eager", "--seconds", "0.2"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["model"] == "own_models.Prints"
+    for said in ("imported", "from python", "from a program", "from C", "in forward"):
+        assert said in done.stderr
 
 
 def test_an_engine_that_strict_refused_serves_no_graph(models: Path) -> None:

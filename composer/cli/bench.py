@@ -7,7 +7,7 @@ import os
 import tempfile
 import tomllib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,6 +19,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from composer import book, session
+from composer.cli.aside import stdout_to_stderr
 from composer.cli.fail import USAGE, fail
 from composer.cli.progress import shown
 from composer.errors import MISTAKES, ComposerError
@@ -79,10 +80,8 @@ def bench(
             if is_set:
                 fail(f"{switch} is set, and would stand for every candidate; unset it", USAGE)
         workload = Workload(target)
-        subject = workload.build(_check_policy)
-        with shown(), _nothing_remembered():
-            trains = _trains(subject) if training is None else training
-            ranking = rank(subject, candidates, training=trains, seconds=seconds)
+        with stdout_to_stderr() if as_json else nullcontext():
+            ranking = _ranked(workload, candidates, training, seconds)
         trouble = advice.obstacle(ranking)
         policy = None if trouble else _policy(ranking, workload)
     except MISTAKES as mistake:
@@ -100,6 +99,16 @@ def bench(
             typer.echo(f"\nwritten to {write}" if done else f"\n{policy}", nl=done)
     if trouble:
         fail(trouble)
+
+
+def _ranked(
+    workload: Workload, chain: Sequence[Any], training: bool | None, seconds: float
+) -> Ranking:
+    """Run the user's code: import it, make the model and time it."""
+    subject = workload.build(_check_policy)
+    with shown(), _nothing_remembered():
+        trains = _trains(subject) if training is None else training
+        return rank(subject, chain, training=trains, seconds=seconds)
 
 
 def _check_policy() -> None:
