@@ -467,3 +467,63 @@ def test_the_policy_measures_where_the_bench_could_not_tell() -> None:
     alone = policy(standing("onnxrt", 12), served={"eager": 1})
     assert (close["select"], mixed["select"]) == ("fastest", "fastest")
     assert (alone["chain"], alone["select"]) == (["eager"], "first")
+
+
+def of_turns(label: str, *ms: float) -> Standing:
+    return dataclasses.replace(standing(label, 1), turns=tuple(each / 1e3 for each in ms))
+
+
+def told(*found: Standing, under_load: bool = False) -> tuple[str, dict[str, Any]]:
+    """The comments of the file that follows, and its rule."""
+    ours = dataclasses.replace(found[0], label=COMPOSER, candidate=None, served={"onnxrt": 1})
+    standings = (*found, ours)
+    text = advice.text_of(Ranking("my.Net", "cpu", False, standings, under_load=under_load))
+    return text, tomllib.loads(text)["models"][0]
+
+
+def test_the_policy_measures_where_an_engine_is_not_surely_slower_than_eager() -> None:
+    """By its mean it is; chance may have done that."""
+    eager = of_turns(EAGER, *(10, 14, 10, 15, 10, 13, 11, 12))
+    engine = of_turns("onnxrt", *(13, 11, 14, 10, 19, 10, 12, 11))
+    text, rule = told(eager, engine)
+    assert (rule["chain"], rule["select"]) == (["onnxrt"], "fastest")
+    assert "No engine is faster than eager" not in text
+    assert "# Undecided whether an engine is faster than eager" in text
+    surely = of_turns("onnxrt", *(13, 16, 13, 17, 13, 16, 14, 15))
+    text, rule = told(eager, surely)
+    assert (rule["chain"], rule["select"]) == (["eager"], "first")
+    assert "# left out: onnxrt: slower than eager: 14.6 ms a call" in text
+
+
+def test_a_ratio_is_that_of_the_times_beside_it() -> None:
+    """The median of the rounds may say of an engine that it is ahead which takes longer."""
+    eager = of_turns(EAGER, *(10, 10, 10, 10, 10, 10, 12, 12))
+    engine = of_turns("onnxrt", *(9, 9, 9, 9, 9, 9, 20, 20))
+    text, _ = told(eager, engine)
+    assert "# eager: 10.5 ms a call" in text
+    assert "# onnxrt: 11.8 ms a call, 0.89 times as fast as eager (0.98-1.11); undecided" in text
+    early = of_turns("onnxrt", *(9, 9))
+    assert (
+        "# onnxrt: 9 ms a call, 1.11 times as fast as eager (1.11-1.11), which took 10 ms in the "
+        "same rounds; undecided"
+    ) in told(eager, early)[0]
+
+
+def test_bench_says_that_the_machine_was_busy(
+    models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the table, in JSON, and in what it writes."""
+    race = ranking.select.race
+
+    def under_load(*args: Any) -> Any:
+        return dataclasses.replace(race(*args), under_load=True)
+
+    monkeypatch.setattr(ranking.select, "race", under_load)
+    asked = ("own_models:slow", "--chain", "own_models:quick", "--seconds", "0.3")
+    _, output = bench(*asked, "--json")
+    said = "easured under a load: measure again"
+    assert json.loads(output)["under_load"]
+    assert said in json.loads(output)["policy"]
+    written = models.with_name("policy.toml")
+    code, output = bench(*asked, "--write", str(written))
+    assert (code, said in output, said in written.read_text()) == (0, True, True)

@@ -189,7 +189,8 @@ def _measured() -> str:
 
 def _table(ranking: Ranking) -> Table:
     kind = "forward and backward" if ranking.training else "a call"
-    table = Table(title=f"{ranking.model} on {ranking.device}, ms of {kind}")
+    caption = advice.UNDER_LOAD if ranking.under_load else None
+    table = Table(title=f"{ranking.model} on {ranking.device}, ms of {kind}", caption=caption)
     table.add_column("", overflow="fold")
     table.add_column("ms", justify="right", no_wrap=True)
     table.add_column("eager / this (quartiles)", justify="right", width=17)
@@ -207,7 +208,7 @@ def _cells(each: Standing, eager: Standing) -> tuple[str, ...]:
     return (
         each.label,
         "" if each.latency is None else f"{each.latency * 1e3:.3g}",
-        "" if ratio is None else f"{ratio[0]:.2f} ({ratio[1]:.2f}-{ratio[2]:.2f})",
+        "" if ratio is None else str(ratio),
         "" if each.error is None else f"{each.error:.0e}",
         "" if each.seconds is None else f"{each.seconds:.1f}",
         printable("; ".join((*served, *each.refusals))),

@@ -28,9 +28,10 @@ def obstacle(ranking: Ranking) -> str:
 def policy_of(ranking: Ranking, matches: Sequence[str] = ()) -> dict[str, Any]:
     """A book with a rule for each name that the model's graphs have, in the shape of the TOML.
 
-    The chain has the candidates that were right and no slower than eager, the quickest first.
-    ``select`` is ``"first"`` where that one was surely ahead on the whole model, and
-    ``"fastest"`` where two were too close to tell, or graphs of the model want different engines.
+    The chain has the candidates that were right and not surely slower than eager, the quickest
+    first. ``select`` is ``"first"`` where that one was surely ahead on the whole model, and
+    ``"fastest"`` where two, or one and eager, were too close to tell, or graphs of the model want
+    different engines.
 
     Args:
         ranking: What was measured.
@@ -81,7 +82,7 @@ def _objection(each: Standing, eager: Standing) -> str:
     if each.wrong or each.latency is None:
         why = " | ".join(first_line(refusal) for refusal in each.refusals)
         return why or "took no graph"
-    if eager.latency is not None and each.latency > select.TIE * eager.latency:
+    if eager.is_surely_ahead_of(each, select.TIE):
         return f"slower than eager: {_ms(each)} a call"
     return ""
 
@@ -94,11 +95,17 @@ def _refused(each: Standing, eager: Standing) -> str:
 def _is_clear(good: list[Standing], ranking: Ranking) -> bool:
     if len(ranking.composer.engines) > 1:
         return False
-    if len(good) < 2:
+    if not good:
         return True
-    first, second = (each.turns for each in good[:2])
-    rounds = min(len(first), len(second))
-    return select.surely_ahead(first[:rounds], second[:rounds], select.TIE)
+    first, *others = good
+    return _is_sure(first, ranking.eager) and all(
+        first.is_surely_ahead_of(each, select.TIE) for each in others[:1]
+    )
+
+
+def _is_sure(each: Standing, eager: Standing) -> bool:
+    """Whether it is known to be no slower than eager; a tie goes to the engine."""
+    return each.is_surely_ahead_of(eager, 1 / select.TIE)
 
 
 def _spelled(each: Standing) -> str | dict[str, Any]:
@@ -108,22 +115,36 @@ def _spelled(each: Standing) -> str | dict[str, Any]:
 
 
 def _said(ranking: Ranking) -> Iterator[str]:
-    if not any(_good(ranking)):
+    good = list(_good(ranking))
+    if not good:
         yield "No engine is faster than eager here: leave torch.compile out."
+    elif not any(_is_sure(each, ranking.eager) for each in good):
+        yield "Undecided whether an engine is faster than eager: each process measures for itself."
+    if ranking.under_load:
+        yield f"M{UNDER_LOAD[1:]}."
     for each in ranking.standings:
         objection = _objection(each, ranking.eager) if each.candidate else ""
         if objection:
             yield f"left out: {each.label}: {objection}"
         elif each.latency is not None:
-            yield f"{each.label}: {_ms(each)} a call{_speed(each, ranking.eager)}"
+            sure = each.candidate is None or _is_sure(each, ranking.eager)
+            undecided = "" if sure else "; undecided"
+            yield f"{each.label}: {_ms(each)} a call{_speed(each, ranking.eager)}{undecided}"
 
 
 def _speed(each: Standing, eager: Standing) -> str:
     found = each.over(eager) if each.label != EAGER else None
-    return (
-        f", {found[0]:.2f} times as fast as eager ({found[1]:.2f}-{found[2]:.2f})" if found else ""
-    )
+    if found is None:
+        return ""
+    spread = f"({found.p25:.2f}-{found.p75:.2f})"
+    then = f"{found.seconds * 1e3:.3g} ms"
+    took = f", which took {then} in the same rounds" if then != _ms(eager) else ""
+    return f", {found.mean:.2f} times as fast as eager {spread}{took}"
 
 
 def _ms(each: Standing) -> str:
     return f"{(each.latency or 0.0) * 1e3:.3g} ms"
+
+
+UNDER_LOAD = "measured under a load: measure again"
+"""What is said of figures while which other programs kept taking the cores."""

@@ -50,6 +50,29 @@ _WRONG = {
 
 
 @dataclass(frozen=True, slots=True)
+class Ratio:
+    """How many times as fast one is as another, in the rounds that both were in.
+
+    Attributes:
+        mean: Of the seconds of a call, which are means.
+        median: Of what the rounds say one by one.
+        p25: Their lower quartile.
+        p75: Their upper quartile.
+        seconds: What a call of the other took in these rounds.
+    """
+
+    mean: float
+    median: float
+    p25: float
+    p75: float
+    seconds: float
+
+    def __str__(self) -> str:
+        """``"1.14 (0.72-1.20)"``."""
+        return f"{self.mean:.2f} ({self.p25:.2f}-{self.p75:.2f})"
+
+
+@dataclass(frozen=True, slots=True)
 class Standing:
     """What became of one way to run the model.
 
@@ -87,17 +110,27 @@ class Standing:
         """Seconds a call, the mean of its turns; ``None`` where it was not measured."""
         return select.Timing(self.turns, len(self.turns)).seconds if self.turns else None
 
-    def over(self, other: Standing) -> tuple[float, float, float] | None:
-        """How many times as fast as another, from the rounds that both were in.
+    def over(self, other: Standing) -> Ratio | None:
+        """How many times as fast as another; ``None`` where either was not measured."""
+        mine, theirs = self._beside(other)
+        if mine.latency is None or theirs.latency is None:
+            return None
+        ratios = [b / a for a, b in zip(mine.turns, theirs.turns, strict=True)]
+        low, median, high = (
+            statistics.quantiles(ratios, n=4, method="inclusive") if ratios[1:] else ratios * 3
+        )
+        return Ratio(theirs.latency / mine.latency, median, low, high, theirs.latency)
 
-        Returns:
-            Median, lower and upper quartile; ``None`` where either was not measured.
-        """
-        ratios = [b / a for a, b in zip(self.turns, other.turns, strict=False)]
-        if len(ratios) < 2:
-            return (ratios[0],) * 3 if ratios else None
-        low, median, high = statistics.quantiles(ratios, n=4, method="inclusive")
-        return median, low, high
+    def is_surely_ahead_of(self, other: Standing, margin: float) -> bool:
+        """Whether it is faster by more than ``margin``, and chance can be ruled out."""
+        mine, theirs = self._beside(other)
+        return select.surely_ahead(mine.turns, theirs.turns, margin)
+
+    def _beside(self, other: Standing) -> tuple[Standing, Standing]:
+        """Both with the rounds that both were in."""
+        rounds = min(len(self.turns), len(other.turns))
+        mine, theirs = (dataclasses.replace(e, turns=e.turns[:rounds]) for e in (self, other))
+        return mine, theirs
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON; ``None`` for what is not known."""
@@ -116,12 +149,16 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """What was found for one model: eager first, then the candidates as given, then composer."""
+    """What was found for one model: eager first, then the candidates as given, then composer.
+
+    ``under_load`` says that other programs kept taking the cores while it was measured.
+    """
 
     model: str
     device: str
     training: bool
     standings: tuple[Standing, ...]
+    under_load: bool = False
 
     @property
     def eager(self) -> Standing:
@@ -150,14 +187,14 @@ class Ranking:
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON, with each one's ratio to eager."""
-        names = ("median", "p25", "p75")
+        names = ("mean", "median", "p25", "p75")
         rows = []
         for each in self.standings:
             found = each.over(self.eager)
-            ratio = dict(zip(names, found, strict=True)) if found else None
+            ratio = {name: getattr(found, name) for name in names} if found else None
             rows.append(each.to_dict() | {"eager_over_this": ratio})
-        facts = {"model": self.model, "device": self.device, "training": self.training}
-        return facts | {"standings": rows}
+        names = ("model", "device", "training", "under_load")
+        return {name: getattr(self, name) for name in names} | {"standings": rows}
 
 
 def rank(
@@ -198,8 +235,8 @@ def rank(
             whole = {"chain": wanted, "select": "fastest"}
             found.append(_compiled(subject, request, COMPOSER, None, whole))
             eager = (Standing(EAGER), subject.flat(subject.model))
-            standings = _timed([eager, *found], request, seconds)
-    return Ranking(subject.name, request.device, request.training, standings)
+            standings, under_load = _timed([eager, *found], request, seconds)
+    return Ranking(subject.name, request.device, request.training, standings, under_load)
 
 
 def engines_here(request: GraphRequest) -> list[Candidate]:
@@ -297,8 +334,11 @@ def _standing(label: str, candidate: Candidate | None, graphs: Sequence[CompileR
 
 def _timed(
     found: Sequence[tuple[Standing, Run | None]], request: GraphRequest, seconds: float
-) -> tuple[Standing, ...]:
-    """The standings with their turns. Composer's is first in line, so that a tie leaves it in."""
+) -> tuple[tuple[Standing, ...], bool]:
+    """The standings with their turns, and whether there was a load.
+
+    Composer's is first in line, so that a tie leaves it in.
+    """
     places = [i for i, (_, run) in enumerate(found) if run is not None]
     order = sorted(places, reverse=True)  # eager, the first, is the floor: it stands last
     entrants = [select.Entrant(found[i][0].label, run) for i in order if (run := found[i][1])]
@@ -315,4 +355,4 @@ def _timed(
             why = f"raised when it was timed: {error_line(raised)}"
             refusals = (*standings[place].refusals, why)
             standings[place] = dataclasses.replace(standings[place], refusals=refusals)
-    return tuple(standings)
+    return tuple(standings), result.under_load
