@@ -42,10 +42,10 @@ _NUMBER = BeforeValidator(_no_truth_value)
 """Pydantic would take ``True`` for a second, or for all of a graph."""
 
 Share = Annotated[float, Field(ge=0.0, le=1.0), _NUMBER]
-Seconds = Annotated[float, Field(gt=0.0), _NUMBER]
+Seconds = Annotated[float, Field(gt=0.0, allow_inf_nan=False), _NUMBER]
 MiB = Annotated[int, Field(gt=0), _NUMBER]
 Calls = Annotated[int, Field(ge=1), _NUMBER]
-Days = Annotated[float, Field(ge=0.0), _NUMBER]
+Days = Annotated[float, Field(ge=0.0, allow_inf_nan=False), _NUMBER]
 
 
 class Match(BaseModel):

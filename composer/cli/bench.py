@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import tempfile
 import tomllib
@@ -67,6 +68,8 @@ def bench(
     as_json: Json = False,
 ) -> None:
     """Time eager, each engine and composer on a model, and say which policy follows."""
+    if not math.isfinite(seconds):
+        fail(f"--seconds is {seconds}: say how many", USAGE)
     candidates = _chain(chain)
     if write is not None and write.exists() and not force:
         fail(f"{write} exists; --force overwrites it", USAGE)
