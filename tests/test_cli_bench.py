@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import operator
 import os
 import subprocess
 import sys
@@ -123,6 +124,24 @@ def prints():
     os.system("echo from a program")
     ctypes.CDLL(None).puts(b"from C")
     return Prints(), torch.ones(2)
+"""
+
+
+RAISES = """
+class Inner(torch.nn.Module):
+    def forward(self, x):
+        raise ValueError("no such size")
+
+class Raises(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = Inner()
+
+    def forward(self, x):
+        return self.inner(x)
+
+def raises():
+    return Raises(), torch.ones(2)
 """
 
 
@@ -260,6 +279,8 @@ def test_the_policy_matches_the_graphs_that_there_are(factory: str) -> None:
         (("own_models:make", "--chain", "[]"), 2, "the chain is empty"),
         (("own_models:make", "--chain", "eager"), 2, "names no engine beside eager"),
         (("own_models:make", "--write", "no/such/file"), 2, "there is no folder"),
+        (("own_models:make", "--write", "."), 2, "'.' is a folder"),
+        (("own_models:make", "--write", ".", "--force"), 2, "'.' is a folder"),
         (("own_models:make", "--seconds", "inf"), 2, "--seconds is inf: say how many"),
         (("own_models:make", "--seconds", "nan"), 2, "--seconds is nan: say how many"),
     ],
@@ -382,6 +403,35 @@ def test_json_is_all_that_bench_prints_on_stdout(models: Path) -> None:
     assert json.loads(done.stdout)["model"] == "own_models.Prints"
     for said in ("imported", "from python", "from a program", "from C", "in forward"):
         assert said in done.stderr
+
+
+def test_an_error_of_the_models_shows_the_frames_of_the_models(models: Path) -> None:
+    """Neither composer's nor those of torch that lead there."""
+    models.write_text(f"{MODELS}\n{RAISES}")
+    code, output = bench("own_models:raises")
+    assert (code, "in forward\n    return self.inner(x)" in output) == (1, True), output
+    head, _ = output.split("in forward", maxsplit=1)
+    assert head.splitlines()[0].startswith("Traceback")
+    assert head.splitlines()[1].startswith(f'  File "{models}", line ')
+    assert output.splitlines()[-1] == "ValueError: no such size"
+
+
+def test_a_slip_in_the_module_is_shown_where_it_stands(models: Path) -> None:
+    """As Python does, without the frames of what imports it."""
+    models.write_text("def make(:\n    pass\n")
+    code, output = bench("own_models:make")
+    assert code == 1
+    assert output.startswith(f'  File "{models}", line 1\n    def make(:\n')
+    assert output.splitlines()[-1].startswith("SyntaxError: ")
+
+
+def test_an_error_of_composers_own_is_shown_whole(
+    models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There are no frames but its own."""
+    monkeypatch.setattr(bench_command, "rank", operator.not_)
+    code, output = bench("own_models:make")
+    assert (code, "in _ranked" in output, "TypeError: " in output) == (1, True, True)
 
 
 def test_an_engine_that_strict_refused_serves_no_graph(models: Path) -> None:

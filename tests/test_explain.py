@@ -131,7 +131,7 @@ def test_text_shows_tables_places_and_reasons() -> None:
     for expected in (
         "composer: 2 graphs in",
         "served by: honest 2; 1 graph break",
-        "test_explain.breaks  (1 ops, float32 on cpu)",
+        "test_explain.breaks  (1 op, float32 on cpu)",
         f"graph break  {__file__}:{line_of('torch._dynamo.graph_break()')}",
         "  torch._dynamo.graph_break()\n",
         "Hint: Remove the `torch._dynamo.graph_break()` call.",

@@ -31,7 +31,7 @@ def test_the_table_shows_who_ran_and_why_not_the_others() -> None:
     for expected in (
         "1 graph in",
         "served by: honest 1",
-        "graph 0/0  torch.nn.modules.linear.Linear  (1 ops, float32 on cpu, training)",
+        "graph 0/0  torch.nn.modules.linear.Linear  (1 op, float32 on cpu, training)",
         "runs on honest, 2 calls",
         "build_failed",
         "no such kernel",

@@ -23,6 +23,7 @@ from composer import book, session
 from composer.cli.aside import stdout_to_stderr
 from composer.cli.fail import USAGE, fail
 from composer.cli.progress import shown
+from composer.cli.script import show
 from composer.errors import MISTAKES, ComposerError
 from composer.models import advice
 from composer.models.ranking import Ranking, Standing, rank
@@ -71,6 +72,8 @@ def bench(
     if not math.isfinite(seconds):
         fail(f"--seconds is {seconds}: say how many", USAGE)
     candidates = _chain(chain)
+    if write is not None and write.is_dir():
+        fail(f"{str(write)!r} is a folder", USAGE)
     if write is not None and write.exists() and not force:
         fail(f"{write} exists; --force overwrites it", USAGE)
     if write is not None and not write.parent.is_dir():
@@ -107,11 +110,17 @@ def bench(
 def _ranked(
     workload: Workload, chain: Sequence[Any], training: bool | None, seconds: float
 ) -> Ranking:
-    """Run the user's code: import it, make the model and time it."""
-    subject = workload.build(_check_policy)
-    with shown(), _nothing_remembered():
-        trains = _trains(subject) if training is None else training
-        return rank(subject, chain, training=trains, seconds=seconds)
+    """Run the user's code: import it, make the model and time it. Its own error ends the bench."""
+    try:
+        subject = workload.build(_check_policy)
+        with shown(), _nothing_remembered():
+            trains = _trains(subject) if training is None else training
+            return rank(subject, chain, training=trains, seconds=seconds)
+    except ComposerError:
+        raise
+    except Exception as error:  # noqa: BLE001  # shown: the user's code may raise anything
+        show(error)
+        raise typer.Exit(1) from None
 
 
 def _check_policy() -> None:

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 
 from composer import session
 from composer.telemetry.progress import Step
+from composer.telemetry.report import counted
 
 _INTERVAL = 0.2
 """Seconds between two looks."""
@@ -81,6 +82,6 @@ def _line(steps: tuple[Step, ...]) -> str:
         return ""
     step = steps[0]
     model = step.model.rpartition(".")[2]
-    what = f"graph {step.graph_id} of {model} ({step.nodes} ops): {step.what}"
+    what = f"graph {step.graph_id} of {model} ({counted(step.nodes, 'op')}): {step.what}"
     more = f" and {len(steps) - 1} more" if len(steps) > 1 else ""
     return f"compiling {what}, {step.seconds:.0f} s{more}"

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import builtins
+import importlib
+import inspect
+import os
 import pkgutil
 import runpy
 import sys
@@ -10,6 +13,8 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType, TracebackType
+
+import torch
 
 
 def run_script(script: str, args: Sequence[str], *, as_module: bool) -> int:
@@ -60,6 +65,33 @@ def _exit_code(ending: SystemExit) -> int:
         return ending.code or 0
     sys.stderr.write(f"{ending.code}\n")
     return 1
+
+
+def show(error: Exception) -> None:
+    """Print an error of the user's code on stderr, without the frames that lead there.
+
+    One that has no frame of the user's is shown whole.
+    """
+    traceback.print_exception(type(error), error, _of_the_user(error))
+
+
+def _of_the_user(error: Exception) -> TracebackType | None:
+    """The traceback from the first frame that is neither composer's or an import's, nor torch's."""
+    tail = _behind(error.__traceback__, _COMPOSER)
+    if tail is None and not isinstance(error, SyntaxError):  # which no frame of its file is in
+        return error.__traceback__
+    return _behind(tail, _TORCH) or tail
+
+
+def _behind(tail: TracebackType | None, machinery: tuple[str, ...]) -> TracebackType | None:
+    """Without the frames at its head that are of these files."""
+    while tail is not None and tail.tb_frame.f_code.co_filename.startswith(machinery):
+        tail = tail.tb_next
+    return tail
+
+
+_COMPOSER = ("<frozen", importlib.__file__, f"{Path(__file__).parents[1]}{os.sep}")
+_TORCH = (f"{Path(inspect.getfile(torch)).parent}{os.sep}",)
 
 
 def _within_the_script(tail: TracebackType | None) -> TracebackType | None:

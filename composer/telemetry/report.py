@@ -66,7 +66,7 @@ def tables_of(graph: CompileReport) -> Iterator[str]:
 
 def _title(graph: CompileReport) -> str:
     on = printable(f"{graph.dtype or 'no tensors'} on {graph.device}")
-    traits = [f"{graph.nodes} ops", on]
+    traits = [counted(graph.nodes, "op"), on]
     traits += ["training"] * graph.training + ["dynamic shapes"] * graph.dynamic
     calls = counted(graph.runtime.calls, "call")
     named = printable(f"graph {graph.graph_id}  {graph.model}")
