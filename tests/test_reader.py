@@ -247,3 +247,43 @@ def test_report_command_writes_a_page(tmp_path: Path) -> None:
     done = runner.invoke(app, ["report", str(file), "--html", str(tmp_path)])
     assert done.exit_code == 1
     assert "cannot be written: Is a directory" in done.output
+
+
+@pytest.mark.parametrize("name", ["run.jsonl", "run.jsonl.1", "linked", "./run.jsonl"])
+@pytest.mark.parametrize("more", [[], ["--force"]])
+def test_report_leaves_the_records_that_it_reads(
+    tmp_path: Path, record: dict[str, Any], name: str, more: list[str]
+) -> None:
+    """Under any of their names, the older files' and links' among them."""
+    file = write(tmp_path / "run.jsonl", record)
+    write(tmp_path / "run.jsonl.1", record)
+    os.link(file, tmp_path / "linked")
+    page = f"{tmp_path}/{name}"
+    before = Path(page).read_text()
+    done = runner.invoke(app, ["report", str(file), "--html", page, *more])
+    assert (done.exit_code, done.stdout, Path(page).read_text()) == (2, "", before)
+    assert "is one of the files to read" in done.stderr
+
+
+def test_page_takes_the_place_of_a_page_only(tmp_path: Path, record: dict[str, Any]) -> None:
+    """Or of an empty file; what is somebody else's has to be given up by ``--force``."""
+    file, page = write(tmp_path / "run.jsonl", record), tmp_path / "page"
+    asked = ["report", str(file), "--html", str(page)]
+    for text in ("notes\n", "<!doctype html>\n<title>mine</title>\n"):
+        page.write_text(text)
+        done = runner.invoke(app, asked)
+        assert (done.exit_code, page.read_text()) == (2, text)
+        assert "--force overwrites it" in done.stderr
+    assert runner.invoke(app, [*asked, "--force"]).exit_code == 0
+    assert "<title>composer: 1 graph</title>" in page.read_text()
+    assert runner.invoke(app, asked).exit_code == 0
+    page.write_text("")
+    assert runner.invoke(app, asked).exit_code == 0
+
+
+def test_report_is_a_page_or_json(tmp_path: Path, record: dict[str, Any]) -> None:
+    """Exit code 2 where both are asked for, and nothing is written."""
+    file, page = write(tmp_path / "run.jsonl", record), tmp_path / "page.html"
+    done = runner.invoke(app, ["report", str(file), "--json", "--html", str(page)])
+    assert (done.exit_code, done.stdout, page.exists()) == (2, "", False)
+    assert "ask for one of them" in done.stderr

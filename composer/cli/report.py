@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from composer.cli.fail import fail
+from composer.cli.fail import USAGE, fail
 from composer.records import printable
-from composer.telemetry import html, reader
+from composer.telemetry import html, linefile, reader
 from composer.telemetry.reader import Readout
 from composer.telemetry.reasons import explained
 from composer.telemetry.recording import Process, Recording
@@ -27,9 +27,14 @@ def report(
     page: Annotated[
         Path | None, typer.Option("--html", help="Write all of it as one page for a browser.")
     ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="With --html: overwrite what is no such page.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="For a program to read.")] = False,
 ) -> None:
     """Say which engine ran each graph of a run, from the files that its processes wrote."""
+    if page is not None:
+        _check_page(page, files, force, as_json)
     found = _read(files)
     recordings = [_newest(each, last) for each in found.recordings]
     if page is not None:
@@ -38,6 +43,28 @@ def report(
         typer.echo(json.dumps(_plain(recordings, found), indent=2))
     else:
         typer.echo("\n".join(_lines(recordings, found)))
+
+
+def _check_page(page: Path, files: Sequence[Path], force: bool, as_json: bool) -> None:
+    """Find before anything is read that the page would take the place of something else."""
+    if as_json:
+        fail("--html writes a page and --json prints; ask for one of them", USAGE)
+    read = [name for file in files for name in linefile.rotated(file.resolve())]
+    if any(_is_same(page, each) for each in read):
+        fail(f"{str(page)!r} is one of the files to read; name another for the page", USAGE)
+    try:
+        is_foreign = page.is_file() and not html.is_page(page)
+    except OSError as error:
+        fail(f"{str(page)!r} cannot be read: {error.strerror}", USAGE)
+    if is_foreign and not force:
+        fail(f"{str(page)!r} is no page of composer's; --force overwrites it", USAGE)
+
+
+def _is_same(page: Path, file: Path) -> bool:
+    """Whether both are one file, by whatever names."""
+    if page.exists() and file.exists():
+        return page.samefile(file)
+    return page.resolve() == file
 
 
 def _read(files: list[Path]) -> Readout:

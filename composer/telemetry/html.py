@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composer.records import CompileReport, Reason
@@ -42,6 +43,21 @@ def render(recordings: Sequence[Recording], means: Callable[[Reason], str] | Non
         script_hash=_hash(_source(environment, "report.js")),
     )
     return page.encode("utf-8", "replace").decode("utf-8")
+
+
+def is_page(path: Path) -> bool:
+    """Whether a file is what :func:`render` gave, or is empty.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        begin = file.read(4096).lstrip()
+    return not begin or (begin.startswith(b"<!doctype html>") and _TITLE in begin)
+
+
+_TITLE = b"<title>composer: "
+"""Stands in the head of every page."""
 
 
 @dataclass(frozen=True, slots=True)
