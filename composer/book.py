@@ -394,9 +394,7 @@ def _all_of(*steps: Callable[[], Any]) -> list[Any]:
 
 def _switches() -> Iterator[Layer]:
     """The on-call switches of the environment, as layers over all that the program says."""
-    chain = os.environ.get("COMPOSER_CHAIN", "")
-    names = [name.strip() for name in chain.split(",") if name.strip()]
-    if names:
+    if names := _chain_on_call():
         yield Layer("COMPOSER_CHAIN", read_policy({"chain": names, "locked": False}))
     if "COMPOSER_STRICT" in os.environ:
         yield Layer("COMPOSER_STRICT", read_policy({"strict": is_on("COMPOSER_STRICT")}))
@@ -405,6 +403,22 @@ def _switches() -> Iterator[Layer]:
     if is_on("COMPOSER_DISABLE"):
         off = {"chain": ["eager"], "select": "first", "passes": [], "locked": False}
         yield Layer("COMPOSER_DISABLE", read_policy(off))
+
+
+def _chain_on_call() -> list[str]:
+    chain = os.environ.get("COMPOSER_CHAIN", "")
+    return [name.strip() for name in chain.split(",") if name.strip()]
+
+
+def switch_on_call() -> str:
+    """The variable that says which engines are tried, over all policies; empty where none does.
+
+    Raises:
+        OptionError: ``COMPOSER_DISABLE`` is neither on nor off.
+    """
+    if is_on("COMPOSER_DISABLE"):
+        return "COMPOSER_DISABLE"
+    return "COMPOSER_CHAIN" if _chain_on_call() else ""
 
 
 def is_on(switch: str) -> bool:

@@ -305,6 +305,34 @@ def test_lock_leaves_a_file_of_somebody_elses() -> None:
     assert "there is no folder" in run("lock", "--lock", "no/such.lock", "script.py").stderr
 
 
+@pytest.mark.parametrize(("switch", "value"), [("CHAIN", "eager"), ("DISABLE", "1")])
+def test_lock_holds_nothing_that_is_of_the_night(
+    switch: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under a switch for whoever is on call the script is not even run."""
+    program("raise SystemExit(9)")
+    monkeypatch.setenv(f"COMPOSER_{switch}", value)
+    done = run("lock", "script.py")
+    assert (done.exit_code, LOCK.exists()) == (2, False)
+    assert f"COMPOSER_{switch} is set" in done.stderr
+    monkeypatch.setenv(f"COMPOSER_{switch}", "")
+    assert run("lock", "script.py").exit_code == 9
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_lock_that_is_a_link_stays_one(is_there: bool) -> None:
+    """What it leads to is written."""
+    Path("locks").mkdir()
+    program(chain=["eager"])
+    if is_there:
+        assert run("lock", "--lock", "locks/real.lock", "script.py").exit_code == 0
+    LOCK.symlink_to("locks/real.lock")
+    lock()
+    assert LOCK.is_symlink()
+    assert file.read(Path("locks/real.lock")).graphs[0].engine == "eager"
+    assert [each.name for each in Path("locks").iterdir()] == ["real.lock"]
+
+
 def test_one_of_several_ranks_writes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first; the others run the script and leave the file to it."""
     program(chain=["eager"])

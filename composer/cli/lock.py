@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from composer.cli import run
-from composer.cli.fail import USAGE, fail
+from composer.cli.fail import USAGE, fail, refuse_switches
 from composer.errors import LockError
 from composer.lock import difference, file
 from composer.lock.difference import Difference
@@ -34,6 +34,7 @@ def lock(
     as_json: run.Json = False,
 ) -> None:
     """Run a script and write down which engine serves each of its graphs."""
+    refuse_switches("the lock would hold what it switches to, not the policy")
     run.prepare(script, module, policy, None)
     path = path.absolute()
     _check_place(path)

@@ -168,13 +168,14 @@ def write(path: Path, lock: Lock, command: Sequence[str]) -> None:
     """Write a lock, whole or not at all.
 
     Args:
-        path: The file.
+        path: The file; of a link the one that it leads to.
         lock: What it is to hold.
         command: Arguments of ``composer lock``, for the comment in its first line.
 
     Raises:
         OSError: the file cannot be written.
     """
+    path = path.resolve()
     unfinished = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         unfinished.write_text(_text(lock, command), encoding="utf-8", newline="\n")
