@@ -17,11 +17,12 @@ from typer.testing import CliRunner
 
 from composer import session
 from composer.child import Limits
-from composer.cli import app
+from composer.cli import app, tune
 from composer.errors import OptionError
 from composer.models.workload import Workload
 from composer.records import Attempt, CompileReport, Reason, Status
 from composer.store import disk
+from composer.store.shared_store import SharedStore
 from composer.tuning import Job, read_jobs, work
 from composer.tuning.cluster import on_ray
 
@@ -106,6 +107,45 @@ def test_mistakes_in_the_command_are_named(folder: Path, asked: list[str], said:
     done = composer(*asked)
     assert (done.exit_code, done.stdout) == (2, "")
     assert said in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("bogus://x/y", "'bogus://x/y' cannot be used: ValueError: Protocol not known: bogus"),
+        ("plan.toml", "'plan.toml' cannot be used: NotADirectoryError"),
+        ("memory://a/b", "'memory://a/b' ends with the process that fills it"),
+        ("simplecache::memory://a/b", "ends with the process that fills it"),
+    ],
+)
+@pytest.mark.parametrize("place", ["option", "variable", "policy", "plan"])
+def test_store_that_keeps_nothing_is_found_before_anything_is_measured(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, url: str, said: str, place: str
+) -> None:
+    """Wherever it is named; nobody would find the verdicts."""
+    monkeypatch.setattr(tune, "perform", None)
+    asked = ["models_to_tune:mlp"]
+    match place:
+        case "option":
+            asked += ["--store", url]
+        case "variable":
+            monkeypatch.setenv("COMPOSER_VERDICT_STORE", url)
+        case "policy":
+            (folder / "policy.toml").write_text(f"[defaults]\nverdict_store = '{url}'\n")
+            asked += ["--policy", "policy.toml"]
+        case "plan":
+            options = f"options = {{ verdict_store = '{url}' }}\n"
+            (folder / "stored.toml").write_text(f"[[models]]\ntarget = 'm:f'\n{options}")
+            asked = ["stored.toml"]
+    done = composer(*asked)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert said in done.stderr
+
+
+def test_store_that_a_password_opens_is_named_without_it() -> None:
+    """On its way to a terminal."""
+    with pytest.raises(OptionError, match="'bogus://host/x' cannot"):
+        SharedStore("bogus://me:secret@host/x").check()
 
 
 @pytest.mark.parametrize(
@@ -363,6 +403,6 @@ def test_a_lost_node_leaves_its_jobs_to_others_of_its_kind(monkeypatch: pytest.M
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """And nothing is measured here instead."""
     monkeypatch.setitem(sys.modules, "ray", None)
-    done = composer("plan.toml", "--ray", "auto", "--store", "memory://verdicts")
+    done = composer("plan.toml", "--ray", "auto", "--store", str(folder / "store"))
     assert (done.exit_code, done.stdout) == (2, "")
     assert "torch-composer[ray]" in done.stderr

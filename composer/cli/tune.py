@@ -17,6 +17,7 @@ from composer import book
 from composer.child import Limits
 from composer.cli.fail import USAGE, fail
 from composer.errors import ComposerError
+from composer.store.shared_store import SharedStore
 from composer.tuning import Job, perform, read_jobs, this_machine
 from composer.tuning.cluster import on_ray
 
@@ -55,6 +56,8 @@ def tune(
         limits = Limits(isolate=True, timeout=timeout)
         if ray and not os.environ.get("COMPOSER_VERDICT_STORE"):
             fail("with --ray the verdicts would stay on the nodes; say where by --store", USAGE)
+        for url in _stores(jobs):
+            SharedStore(url).check()
         folder = str(working_dir) if working_dir else None
         results = on_ray(jobs, limits, ray, environment, folder) if ray else _here(jobs, limits)
         done = list(_said(results, len(jobs), as_json))
@@ -72,6 +75,15 @@ def _environment(policy: Path | None, store: str) -> dict[str, str]:
         book.read(policy)
         found["COMPOSER_CONFIG"] = str(policy.absolute())
     return found
+
+
+def _stores(jobs: Sequence[Job]) -> set[str]:
+    """Where verdicts are to go to; what the environment says goes over policy and plan."""
+    if store := os.environ.get("COMPOSER_VERDICT_STORE"):
+        return {store}
+    usual = book.in_force(None).defaults.verdict_store
+    named = (job.options.get("verdict_store", usual) for job in jobs)
+    return {url for url in named if url}
 
 
 def _here(jobs: Sequence[Job], limits: Limits) -> Iterator[dict[str, Any]]:

@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from composer import interrupts, session
-from composer.errors import text_of
+from composer.errors import OptionError, text_of
 from composer.records import error_line
 from composer.store.disk import warn_of
 
@@ -45,6 +45,23 @@ class SharedStore:
     @property
     def trouble(self) -> str:  # noqa: D102  # see above
         return session.current().left_alone.get(self.url, "")
+
+    def check(self) -> None:
+        """Find before anything is kept that this process cannot have the folder, or no other can.
+
+        Raises:
+            OptionError: it cannot be read, or is in the memory of the process that writes to it.
+        """
+        if re.search(r"(^|::)memory:", self.url):
+            raise OptionError(
+                f"the verdict store {self.name!r} ends with the process that fills it"
+            )
+        try:
+            _within(PATIENCE, lambda: self._read("0"))
+        except Exception as error:  # a file system may raise anything: told of
+            interrupts.pass_on(error)
+            what = error_line(error).removesuffix(": ")
+            raise OptionError(f"the verdict store {self.name!r} cannot be used: {what}") from error
 
     def get(self, key: str) -> str | None:
         """The text of this key; ``None`` if there is none, or none can be had."""
