@@ -79,6 +79,11 @@ def test_plan_has_a_job_for_each_shape(folder: Path) -> None:
         ("[[models]]\ntarget = 'm:f'\nshape = []\n", "shapes"),
         ("[[models]]\ntarget = 'm:f'\nshapes = []\n", "nothing to tune"),
         ("[[models]]\ntarget = 'm:f'\noptions = { chian = [] }\n", "'chain'"),
+        ("[[models]]\ntarget = 'm:f'\noptions = { select = 'first' }\n", "a plan measures"),
+        ("[[models]]\ntarget = 'm:f'\noptions = { locked = true }\n", "a plan measures"),
+        ("[[models]]\ntarget = 'm:f'\noptions = { chain = ['onxrt'] }\n", "mean 'onnxrt'?"),
+        ("[[models]]\ntarget = 'my_models'\n", "a target is module:factory"),
+        ("models = []\n", "without a model there is nothing to tune"),
         ("version = 2\nmodels = []\n", "version"),
         ("models = [", "cannot be read"),
     ],
@@ -100,6 +105,8 @@ def test_mistakes_in_a_plan_are_named(folder: Path, plan: str, said: str) -> Non
         (["missing.toml"], "missing.toml"),
         (["plan.toml", "--policy", "missing.toml"], "missing.toml"),
         (["plan.toml", "--ray", "auto"], "--store"),
+        (["plan.toml", "--working-dir", "."], "for the nodes of --ray"),
+        (["plan.toml", "--working-dir", "nowhere", "--ray", "auto"], "no folder 'nowhere'"),
     ],
 )
 def test_mistakes_in_the_command_are_named(folder: Path, asked: list[str], said: str) -> None:
@@ -279,13 +286,17 @@ def test_verdict_that_is_not_kept_is_an_error(
         monkeypatch.setattr(disk, "_PROCESS", process)
 
 
-def test_nothing_is_tuned_where_composer_is_off(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("switch", "value"), [("COMPOSER_DISABLE", "1"), ("COMPOSER_CHAIN", "eager")]
+)
+def test_nothing_is_tuned_under_a_switch_for_whoever_is_on_call(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, switch: str, value: str
 ) -> None:
-    monkeypatch.setenv("COMPOSER_DISABLE", "1")
+    """It goes over the chains of policy and plan."""
+    monkeypatch.setenv(switch, value)
     done = composer("models_to_tune:mlp")
-    assert (done.exit_code, "COMPOSER_DISABLE is set" in done.stderr) == (2, True)
-    monkeypatch.setenv("COMPOSER_DISABLE", "off")
+    assert (done.exit_code, f"{switch} is set" in done.stderr) == (2, True)
+    monkeypatch.setenv(switch, "")
     assert "neither a plan" in composer("nonsense").stderr
 
 

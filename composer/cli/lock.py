@@ -34,7 +34,7 @@ def lock(
     as_json: run.Json = False,
 ) -> None:
     """Run a script and write down which engine serves each of its graphs."""
-    refuse_switches("the lock would hold what it switches to, not the policy")
+    refuse_switches("would stand in the lock in place of the policy")
     run.prepare(script, module, policy, None)
     path = path.absolute()
     _check_place(path)

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from composer import book
 from composer.child import Limits
-from composer.cli.fail import USAGE, fail
+from composer.cli.fail import USAGE, fail, refuse_switches
 from composer.errors import ComposerError
 from composer.store.shared_store import SharedStore
 from composer.tuning import Job, perform, read_jobs, this_machine
@@ -47,9 +47,12 @@ def tune(
 
     The exit code is 1 if a job failed, or a verdict could not be kept.
     """
+    refuse_switches("would stand for every chain that is to be measured")
+    if working_dir and not ray:
+        fail("--working-dir is for the nodes of --ray; here modules are found as always", USAGE)
+    if working_dir and not working_dir.is_dir():
+        fail(f"there is no folder {str(working_dir)!r}", USAGE)
     try:
-        if book.is_on("COMPOSER_DISABLE"):
-            fail("COMPOSER_DISABLE is set, and nothing would be measured; unset it", USAGE)
         jobs = read_jobs(sources)
         environment = _environment(policy, store)
         os.environ.update(environment)

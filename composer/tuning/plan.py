@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from composer.errors import OptionError
+from composer.backends import refuse_slip
+from composer.errors import OptionError, UnknownNameError
 from composer.models.workload import Workload
 from composer.policy import in_words, read_policy
 
@@ -50,6 +51,14 @@ class Entry(BaseModel):
     dynamic: bool | None = None
     options: dict[str, Any] = Field(default_factory=dict)
 
+    @field_validator("target")
+    @classmethod
+    def _of_two_parts(cls, target: str) -> str:
+        place, _, name = target.rpartition(":")
+        if not place or not name:
+            raise ValueError("a target is module:factory, such as my_models:encoder")
+        return target
+
     @field_validator("shapes")
     @classmethod
     def _at_least_one(cls, shapes: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
@@ -61,9 +70,13 @@ class Entry(BaseModel):
     @classmethod
     def _of_a_policy(cls, options: dict[str, Any]) -> dict[str, Any]:
         try:
-            read_policy(options)
-        except OptionError as mistake:
+            policy = read_policy(options)
+            for each in policy.chain:
+                refuse_slip(each.name)
+        except (OptionError, UnknownNameError) as mistake:
             raise ValueError(str(mistake)) from None
+        if policy.locked or options.get("select") == "first":
+            raise ValueError("a plan measures: leave out select = 'first' and locked = true")
         return options
 
     def jobs(self) -> Iterator[Job]:
@@ -80,6 +93,13 @@ class Plan(BaseModel):
 
     version: Literal[1] = 1
     models: tuple[Entry, ...]
+
+    @field_validator("models")
+    @classmethod
+    def _at_least_one(cls, models: tuple[Entry, ...]) -> tuple[Entry, ...]:
+        if not models:
+            raise ValueError("without a model there is nothing to tune")
+        return models
 
 
 def read_jobs(sources: list[str]) -> list[Job]:
