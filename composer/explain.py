@@ -83,8 +83,7 @@ class Explanation:
         return json.dumps(self.to_dict(), indent=indent)
 
     def _lines(self) -> Iterator[str]:
-        first = headline(self.graphs) if self.graphs else "composer: nothing was compiled"
-        yield f"{first}; {counted(len(self.graph_breaks), 'graph break')}"
+        yield f"{headline(self.graphs)}; {counted(len(self.graph_breaks), 'graph break')}"
         for graph in self.graphs:
             yield ""
             yield from tables_of(graph)

@@ -19,7 +19,7 @@ from composer.telemetry.report import Report
 
 def test_an_empty_report_says_so() -> None:
     """Before anything was compiled."""
-    assert str(composer.report()) == "composer: nothing was compiled yet"
+    assert str(composer.report()) == "composer: nothing was compiled"
 
 
 def test_the_table_shows_who_ran_and_why_not_the_others() -> None:

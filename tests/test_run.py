@@ -110,7 +110,7 @@ def test_script_finds_what_python_gives_it(script: Any, composer: Any, as_module
     plain, ours = python(*how, cwd=folder, env=env), composer("run", *how, cwd=folder, env=env)
     assert plain.returncode == ours.returncode == 0, ours.stderr
     assert "[9]" in plain.stdout
-    assert ours.stdout == plain.stdout + "composer: nothing was compiled yet\n"
+    assert ours.stdout == plain.stdout + "composer: nothing was compiled\n"
 
 
 @pytest.mark.slow
@@ -130,7 +130,7 @@ def test_script_ends_as_in_python(script: Any, composer: Any, ending: str) -> No
     plain, ours = python(file), composer("run", file)
     assert ours.stderr == plain.stderr
     assert ours.returncode == (130 if "Keyboard" in ending else plain.returncode)
-    assert ours.stdout == plain.stdout + "composer: nothing was compiled yet\n"
+    assert ours.stdout == plain.stdout + "composer: nothing was compiled\n"
 
 
 @pytest.mark.slow
@@ -208,6 +208,36 @@ def test_mistakes_are_found_before_the_script_runs(
     assert said in done.stderr
 
 
+@pytest.mark.parametrize("command", ["run", "explain", "lock"])
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (["-m", "nosuchmodule"], "No module named nosuchmodule"),
+        (["-m", "json.nosuch"], "No module named json.nosuch"),
+        (["-m", "importlib"], "'importlib' is a package and cannot be directly executed"),
+        (["."], "can't find '__main__' module in '.'"),
+    ],
+)
+def test_script_that_is_not_there_is_not_run(
+    composer: Any, tmp_path: Path, command: str, asked: list[str], said: str
+) -> None:
+    """Exit code 2, one line that says why, and no report."""
+    done = composer(command, *asked, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr
+    assert done.stderr.endswith("; nothing was run\n")
+    assert "Traceback" not in done.stderr
+
+
+def test_module_that_cannot_import_another_was_run(script: Any, composer: Any) -> None:
+    """It fails as it would in Python."""
+    folder = script("import nosuchmodule\n", "mine.py").parent
+    done = composer("run", "-m", "mine", cwd=folder)
+    assert done.returncode == 1
+    assert done.stderr.startswith("Traceback")
+    assert done.stdout == "composer: nothing was compiled\n"
+
+
 @pytest.mark.slow
 def test_other_backends_are_named_as_the_cause_of_an_empty_report(
     script: Any, composer: Any
@@ -216,8 +246,7 @@ def test_other_backends_are_named_as_the_cause_of_an_empty_report(
     file = script("import torch\ntorch.compile(torch.sin, backend='eager')(torch.ones(2))\n")
     done = composer("run", file)
     assert done.stdout == (
-        "composer: nothing was compiled yet\n"
-        'torch.compile was used, and not with backend="composer"\n'
+        'composer: nothing was compiled\ntorch.compile was used, and not with backend="composer"\n'
     )
 
 

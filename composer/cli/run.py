@@ -91,8 +91,11 @@ def _run(
 def finish(script: str, args: list[str], module: bool) -> tuple[int, TextIO]:
     """Run the script to its end; its exit code, and where stdout led before."""
     stdout = sys.stdout
-    with shown():
-        code = run_script(script, args, as_module=module)
+    try:
+        with shown():
+            code = run_script(script, args, as_module=module)
+    except ImportError as error:
+        fail(f"{error}; nothing was run", USAGE)
     if sys.stdout is not stdout:  # the script's own, which may be anything, or closed
         with contextlib.suppress(Exception):
             sys.stdout.flush()

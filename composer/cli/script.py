@@ -27,6 +27,9 @@ def run_script(script: str, args: Sequence[str], *, as_module: bool) -> int:
         script: A path; the name of a module with ``as_module``.
         args: What the script finds behind ``sys.argv[0]``.
         as_module: As ``python -m`` would.
+
+    Raises:
+        ImportError: there is no such module, or nothing in it, or in a folder, that can be run.
     """
     sys.excepthook = sys.__excepthook__  # typer has set one of its own
     sys.argv = [script, *args]
@@ -41,8 +44,10 @@ def run_script(script: str, args: Sequence[str], *, as_module: bool) -> int:
             _run_file(Path(script).absolute())
     except SystemExit as ending:
         return _exit_code(ending)
-    except BaseException as error:  # noqa: BLE001  # as the interpreter itself would
+    except BaseException as error:  # as the interpreter itself would
         tail = _within_the_script(error.__traceback__)
+        if tail is None and isinstance(error, ImportError):
+            raise
         sys.excepthook(type(error), error.with_traceback(tail), tail)
         return 130 if isinstance(error, KeyboardInterrupt) else 1
     return 0

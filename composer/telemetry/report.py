@@ -49,7 +49,7 @@ class Report:
 def headline(graphs: Sequence[CompileReport]) -> str:
     """How many graphs, in what time, and who serves them."""
     if not graphs:
-        return "composer: nothing was compiled yet"
+        return "composer: nothing was compiled"
     chosen = Counter(graph.chosen or "nobody" for graph in graphs)
     engines = ", ".join(f"{printable(name)} {count}" for name, count in chosen.most_common())
     seconds = sum(graph.seconds for graph in graphs)
