@@ -205,6 +205,11 @@ _WORD = re.compile(r"[\w.,+-]*")
 """Text for an engine that is one of its own words. Any other may be a command to run (Inductor's
 ``cpp.cxx``), a library to load or a file to write."""
 
+_OF_FILES = re.compile(r"(cxx|dir|home|root|path|library|libs|output)$", re.IGNORECASE)
+"""Options whose text is a program, a library or a file, a plain word as well: of Inductor's
+``cpp.cxx``, ``cuda.cuda_cxx``, ``cuda.cutlass_dir``, ``rocm.rocm_home``, ``xpu.oneapi_root``,
+``trace.debug_dir`` and kin, of ONNX Runtime's ``session.optimized_model_filepath``."""
+
 
 def _refuse_as_found(book: PolicyBook, path: Path) -> None:
     """Refuse a file that was only found, where it asks for what only the user may ask for."""
@@ -239,7 +244,7 @@ def for_the_user_to_say(book: PolicyBook, folder: Path) -> Iterator[str]:
         f"{engine} {option}"
         for engine, options in given
         for option, value in options.items()
-        if _names_a_file(value, folder)
+        if _names_a_file(option, value, folder)
     ]
     if told:
         yield f"tell engines of programs and files: {', '.join(told)}"
@@ -247,15 +252,15 @@ def for_the_user_to_say(book: PolicyBook, folder: Path) -> Iterator[str]:
         yield "say where verdicts are sent: verdict_store (COMPOSER_VERDICT_STORE says it)"
 
 
-def _names_a_file(value: Any, folder: Path) -> bool:
-    """Whether text is not one plain word, or is the name of something in the folder."""
+def _names_a_file(option: str, value: Any, folder: Path) -> bool:
+    """Whether text is that of such an option, no plain word, or the name of something here."""
     if isinstance(value, Mapping):
-        return any(_names_a_file(each, folder) for each in value.values())
+        return any(_names_a_file(name, each, folder) for name, each in value.items())
     if isinstance(value, list):
-        return any(_names_a_file(each, folder) for each in value)
-    if not isinstance(value, str):
+        return any(_names_a_file(option, each, folder) for each in value)
+    if not isinstance(value, str) or not value:
         return False
-    return not _WORD.fullmatch(value) or (bool(value) and (folder / value).exists())
+    return bool(_OF_FILES.search(option) or not _WORD.fullmatch(value) or (folder / value).exists())
 
 
 _using: ContextVar[tuple[PolicyBook, ...]] = ContextVar("composer_using", default=())

@@ -391,6 +391,11 @@ def test_a_file_found_here_imports_no_code(line: str) -> None:
         ('[backends.inductor]\n"cpp.cxx" = ["./evil"]\n', "inductor cpp.cxx"),
         ('[backends.inductor]\n"cpp.cxx" = ["pip install evil"]\n', "inductor cpp.cxx"),
         ('[backends.inductor]\n"cuda.cutlass_dir" = "lies_here"\n', "inductor cuda.cutlass_dir"),
+        ('[backends.inductor]\n"cpp.cxx" = ["a", "evil"]\n', "inductor cpp.cxx"),
+        ('[backends.inductor]\n"cuda.cuda_cxx" = "evil"\n', "inductor cuda.cuda_cxx"),
+        ('[backends.inductor]\n"rocm.rocm_home" = "evil"\n', "inductor rocm.rocm_home"),
+        ('[backends.inductor]\n"trace.debug_dir" = "new"\n', "inductor trace.debug_dir"),
+        ('[backends.onnxrt.session_config]\n"a_filepath" = "new"\n', "onnxrt session_config"),
         ('[backends.onnxrt.session_config]\n"some.file" = "/tmp/x"\n', "onnxrt session_config"),
         (
             '[defaults]\nchain = [{ backend = "mine", options = { path = "a/b" } }]\n',
