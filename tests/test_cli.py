@@ -221,6 +221,49 @@ def test_policy_check_names_every_mistake(passes, tmp_path, text: str, said: lis
     assert all(each in result.output for each in said)
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[[models]]\nmatch = { device = 'gpu' }\n", "models[0].match: no device"),
+        ("[[models]]\nmatch = { device = 'gpu:0' }\n", "no device is called 'gpu'; cuda?"),
+        ("[[models]]\nmatch = { dtype = 'fp32' }\n", "no dtype is called 'fp32'; float32?"),
+        ("[[models]]\nmatch = { dtype = 'flaot32' }\n", "did you mean 'float32'?"),
+        ("[defaults]\nchain = ['fluffy']\n", "defaults.chain: no engine is called 'fluffy' here"),
+        (
+            "[defaults]\nchain = [{ backend = 'eager', when = { device = 'gpu' } }]\n",
+            "defaults.chain: when: no device is called 'gpu'",
+        ),
+        ("[backends.fluffy]\na = 1\n", "backends.fluffy: no engine is called 'fluffy' here"),
+        (
+            "[defaults]\nobjective = { kind = 'memory', calls = 3 }\n",
+            "defaults.objective: calls says nothing under kind = 'memory'",
+        ),
+        (
+            "[defaults]\nverdict_store = 'bogus://x/y'\n",
+            "the verdict store 'bogus://x/y' cannot be used: ValueError: Protocol not known",
+        ),
+    ],
+)
+def test_policy_check_notes_what_does_nothing(passes, tmp_path, text: str, said: str) -> None:
+    """It may hold on another machine, so the exit status is 0."""
+    file = tmp_path / "composer.toml"
+    file.write_text(text)
+    result = runner.invoke(app, ["policy", "check", str(file)])
+    assert (result.exit_code, said in result.stdout) == (0, True), result.output
+
+
+def test_policy_check_notes_nothing_of_what_holds(passes, tmp_path) -> None:
+    """Globs, devices and dtypes that torch knows, and fields of their own kind of objective."""
+    file = tmp_path / "composer.toml"
+    file.write_text(
+        "[[models]]\nmatch = { device = 'cuda:*', dtype = 'bfloat16' }\nchain = ['eager']\n"
+        "objective = { kind = 'amortised', calls = 3 }\n"
+        "[[models]]\nmatch = { device = '*', dtype = 'fl*' }\nobjective = 'memory'\n"
+    )
+    result = runner.invoke(app, ["policy", "check", str(file)])
+    assert (result.exit_code, result.stdout.count("\n")) == (0, 1), result.output
+
+
 def test_policy_show_names_the_file_in_force(passes, tmp_path, monkeypatch) -> None:
     """The one asked for rather than any other; or that there is none."""
     file = tmp_path / "own.toml"

@@ -50,13 +50,18 @@ def find_backend(spelled: str | Callable[..., Any]) -> Backend:
     return NamedBackend(spelled)
 
 
+def names() -> set[str]:
+    """Every engine that is known here by a name: composer's, other packages' and Dynamo's."""
+    return {*_torch.list_backends(), *BACKENDS.names()}
+
+
 def refuse_slip(name: str) -> None:
     """Refuse a name that nobody here knows, if it is nearly a known one.
 
     Raises:
         UnknownNameError: with that one.
     """
-    known = {*_torch.list_backends(), *BACKENDS.names()}
+    known = names()
     slip = None if name in known else nearest(name, known, cutoff=_SLIP)
     if slip:
         raise UnknownNameError(f"unknown backend {name!r}; did you mean {slip!r}?")

@@ -16,6 +16,7 @@ from rich.table import Table
 
 from composer import book
 from composer.cli.fail import fail
+from composer.cli.notes import notes
 from composer.contenders import contenders_of
 from composer.errors import ComposerError
 from composer.models.workload import working_directory_first
@@ -44,6 +45,8 @@ def check(file: Path) -> None:
     typer.echo(f"{file}: defaults and {counted(len(found.models), 'rule')}, nothing wrong")
     for each in book.for_the_user_to_say(found, file.absolute().parent):
         typer.echo(f"{file}: {_TO_BE_NAMED}, since it would {each}")
+    for each in notes(found):
+        typer.echo(f"{file}: {each}")
 
 
 def _mistakes(file: Path) -> Iterator[str]:

@@ -1,0 +1,85 @@
+"""What is no mistake in a policy file, and does nothing here all the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from composer import backends
+from composer.book import PolicyBook, Rule
+from composer.errors import OptionError
+from composer.policy import Match, Policy
+from composer.registry import did_you_mean
+from composer.store.shared_store import SharedStore
+
+_MEANT = {"gpu": "cuda", "fp64": "float64", "fp32": "float32", "fp16": "float16"}
+_MEANT |= {"bf16": "bfloat16", "double": "float64", "float": "float32", "half": "float16"}
+
+_COUNTS_UNDER = {"calls": "amortised", "within": "memory"}
+"""The kind of objective that a field is for."""
+
+
+def notes(found: PolicyBook) -> Iterator[str]:
+    """A sentence for everything that can never hold, or that nobody here knows."""
+    for name in found.backends:
+        yield from _of_engine(f"backends.{name}", name)
+    yield from _of_policy("defaults", found.defaults)
+    for index, rule in enumerate(found.models):
+        yield from _of_policy(f"models[{index}]", rule)
+
+
+def _of_policy(where: str, policy: Policy) -> Iterator[str]:
+    if isinstance(policy, Rule):
+        yield from _of_match(f"{where}.match", policy.match)
+    if "chain" in policy.model_fields_set:
+        for each in policy.chain:
+            yield from _of_engine(f"{where}.chain", each.name)
+            yield from _of_match(f"{where}.chain: when", each.when or Match())
+    kind = policy.objective.kind
+    for field in sorted(policy.objective.model_fields_set & set(_COUNTS_UNDER)):
+        if kind != _COUNTS_UNDER[field]:
+            yield f"{where}.objective: {field} says nothing under kind = {kind!r}"
+    if policy.verdict_store:
+        try:
+            SharedStore(policy.verdict_store).check()
+        except OptionError as trouble:
+            yield f"{where}: {trouble}"
+
+
+def _of_engine(where: str, name: str) -> Iterator[str]:
+    if ":" not in name and name not in backends.names():
+        yield f"{where}: no engine is called {name!r} here"
+
+
+def _of_match(where: str, match: Match) -> Iterator[str]:
+    kind = (match.device or "").partition(":")[0]
+    if _is_word(kind) and not _is_device(kind):
+        yield f"{where}: no device is called {kind!r}{_meant(kind, _DEVICES)}"
+    dtypes = {str(each).removeprefix("torch.") for each in vars(torch).values() if _is_dtype(each)}
+    if match.dtype is not None and _is_word(match.dtype) and match.dtype not in dtypes:
+        yield f"{where}: no dtype is called {match.dtype!r}{_meant(match.dtype, dtypes)}"
+
+
+_DEVICES = {"cpu", "cuda", "mps", "xpu"}
+
+
+def _meant(word: str, known: set[str]) -> str:
+    return f"; {_MEANT[word]}?" if word in _MEANT else did_you_mean(word, known)
+
+
+def _is_word(glob: str) -> bool:
+    """Whether it stands for itself alone, and for something."""
+    return bool(glob) and not any(sign in glob for sign in "*?[")
+
+
+def _is_device(kind: str) -> bool:
+    try:
+        torch.device(kind)
+    except RuntimeError:
+        return False
+    return True
+
+
+def _is_dtype(each: object) -> bool:
+    return isinstance(each, torch.dtype)
