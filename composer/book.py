@@ -135,7 +135,7 @@ def _of_project(table: Mapping[str, Any]) -> Any:
 
 def _load(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise OptionError(f"policy file {str(path)!r} cannot be read: {error}") from error
 

@@ -442,7 +442,9 @@ def in_words(
         guess = did_you_mean(str(key), known)
         hint = "" if parents or guess else _where_it_belongs(str(key), root, tables)
         return f"unknown option {where!r}{guess} (accepted: {', '.join(known)}){hint}"
-    message = error["msg"].removeprefix("Value error, ")
+    if error["type"] == "missing":
+        return f"option {where!r} is missing"
+    message = error["msg"].removeprefix("Value error, ").replace("a valid tuple", "a list")
     return f"option {where!r} is {error['input']!r}: {message}"
 
 

@@ -359,6 +359,12 @@ def test_a_malformed_file_is_an_error_that_names_it(text: str, said: str) -> Non
     assert "mine.toml" in str(caught.value.inner_exception)
 
 
+def test_a_file_may_begin_with_a_byte_order_mark() -> None:
+    """As editors on Windows write it."""
+    path = write("\ufeff[defaults]\nchain = ['eager']\n")
+    assert resolve(GRAPH, configured=path).policy.chain[0].name == "eager"
+
+
 def test_a_missing_file_is_an_error_that_names_it(monkeypatch) -> None:
     """Whoever pointed at it meant it."""
     monkeypatch.setenv("COMPOSER_CONFIG", "not-here.toml")

@@ -162,6 +162,13 @@ def test_passes_show_names_the_nearest() -> None:
     assert "unknown pass 'scal'; did you mean 'scale'?" in result.output
 
 
+def test_passes_show_refuses_what_is_no_pass() -> None:
+    """As ``policy check`` does."""
+    result = runner.invoke(app, ["passes", "show", "torch.nn:Linear"])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "which is no class of passes" in result.stderr
+
+
 POLICY = """
 [defaults]
 chain = ["onnxrt", { backend = "inductor", options = { freezing = true } }]

@@ -83,6 +83,9 @@ def test_plan_has_a_job_for_each_shape(folder: Path) -> None:
         ("[[models]]\ntarget = 'm:f'\noptions = { locked = true }\n", "a plan measures"),
         ("[[models]]\ntarget = 'm:f'\noptions = { chain = ['onxrt'] }\n", "mean 'onnxrt'?"),
         ("[[models]]\ntarget = 'my_models'\n", "a target is module:factory"),
+        ("[[models]]\ntraget = 'm:f'\n", "option 'models[0].target' is missing;"),
+        ("[[models]]\ntarget = 'm:f'\nshapes = { batch = 1 }\n", "should be a list"),
+        ("\ufeff[[models]]\ntarget = 'm'\n", "a target is module:factory"),
         ("models = []\n", "without a model there is nothing to tune"),
         ("version = 2\nmodels = []\n", "version"),
         ("models = [", "cannot be read"),
@@ -90,7 +93,7 @@ def test_plan_has_a_job_for_each_shape(folder: Path) -> None:
 )
 def test_mistakes_in_a_plan_are_named(folder: Path, plan: str, said: str) -> None:
     """With the file, before anything is measured."""
-    (folder / "wrong.toml").write_text(plan)
+    (folder / "wrong.toml").write_text(plan, encoding="utf-8")
     done = composer("wrong.toml")
     assert (done.exit_code, done.stdout) == (2, "")
     assert done.stderr.startswith("composer: ")

@@ -13,11 +13,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from composer.cli.fail import fail
-from composer.errors import ComposerError
+from composer.cli.fail import USAGE, fail
+from composer.errors import ComposerError, OptionError
 from composer.models.workload import working_directory_first
 from composer.passes.base import GraphPass
-from composer.passes.resolve import PASSES, look_up
+from composer.passes.resolve import PASSES, check_class, look_up
 from composer.records import first_line
 
 app = typer.Typer(help="The shared passes that a policy can name.", no_args_is_help=True)
@@ -43,7 +43,10 @@ def show(name: str, as_json: Json = False) -> None:
     """Say all about one pass, by its name or as module:Class."""
     working_directory_first()
     try:
+        check_class(look_up(name))
         facts = _facts(name)
+    except OptionError as error:
+        fail(str(error), USAGE)
     except ComposerError as error:
         fail(str(error))
     if as_json:

@@ -152,12 +152,21 @@ def look_up(entry: Any) -> Any:
         raise UnknownNameError(f"pass {entry!r} cannot be imported: {error}") from error
 
 
+def check_class(found: Any) -> None:
+    """Know a class of passes from any other.
+
+    Raises:
+        OptionError: it is another.
+    """
+    if isinstance(found, type) and not issubclass(found, (GraphPass, *_torch.CUSTOM_PASSES)):
+        raise OptionError(f"passes holds {found!r}, which is no class of passes")
+
+
 def _make(found: Any, fields: dict[str, Any]) -> Any:
     if isinstance(found, type):
         if issubclass(found, GraphPass):
             return _instance(found, fields)
-        if not issubclass(found, _torch.CUSTOM_PASSES):
-            raise OptionError(f"passes holds {found!r}, which is no class of passes")
+        check_class(found)
         found = _without_parameters(found)
     if fields:
         raise OptionError(f"pass {found!r} takes no parameters, but is given {fields}")

@@ -127,7 +127,7 @@ def _jobs_of(source: str) -> Iterator[Job]:
 
 def _plan(path: Path) -> Plan:
     try:
-        table: Mapping[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+        table: Mapping[str, Any] = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise OptionError(f"plan {str(path)!r} cannot be read: {error}") from error
     try:
