@@ -410,6 +410,18 @@ def test_cache_clear_names_a_slip() -> None:
     assert "nothing kept is called 'failure'; did you mean 'failures'?" in done.output
 
 
+def test_cache_list_says_once_that_the_folder_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one line; there are five kinds of what is kept."""
+    (tmp_path / "a_file").touch()
+    monkeypatch.setenv("COMPOSER_CACHE_DIR", str(tmp_path / "a_file"))
+    with warnings.catch_warnings(record=True) as warned:
+        done = CliRunner().invoke(app, ["cache", "list"])
+    assert (done.stderr.count("\n"), warned) == (1, [])
+    assert done.stderr.startswith(f"composer: the cache '{tmp_path}/a_file/failures' ")
+
+
 def test_cache_clear_says_what_is_in_the_way(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

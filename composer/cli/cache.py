@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -13,6 +14,7 @@ from rich.table import Table
 
 from composer.backends.tensorrt import cache as tensorrt
 from composer.cli.fail import fail
+from composer.errors import CacheWarning
 from composer.lowering import keeping
 from composer.registry import did_you_mean
 from composer.store import failures, verdicts
@@ -33,7 +35,11 @@ def _shelves() -> dict[str, Shelf | Ledger]:
 @app.command("list")
 def list_entries(as_json: Json = False) -> None:
     """Say what is kept, where, since when, and how large it is."""
-    rows = [_row(name, entry) for name, shelf in _shelves().items() for entry in shelf.entries()]
+    shelves = _shelves()
+    with warnings.catch_warnings(action="ignore", category=CacheWarning):  # said below, once
+        rows = [_row(name, entry) for name, shelf in shelves.items() for entry in shelf.entries()]
+    if trouble := next((shelf.trouble for shelf in shelves.values() if shelf.trouble), ""):
+        typer.echo(f"composer: {trouble}", err=True)
     if as_json:
         typer.echo(json.dumps({"path": str(cache_dir()), "entries": rows}, indent=2))
         return
