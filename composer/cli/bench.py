@@ -21,7 +21,7 @@ from rich.table import Table
 
 from composer import book, session
 from composer.cli.aside import stdout_to_stderr
-from composer.cli.fail import USAGE, fail
+from composer.cli.fail import USAGE, fail, refuse_switches
 from composer.cli.progress import shown
 from composer.cli.script import show
 from composer.errors import MISTAKES, ComposerError
@@ -72,6 +72,7 @@ def bench(
     if not math.isfinite(seconds):
         fail(f"--seconds is {seconds}: say how many", USAGE)
     candidates = _chain(chain)
+    refuse_switches("would stand for every candidate")
     if write is not None and write.is_dir():
         fail(f"{str(write)!r} is a folder", USAGE)
     if write is not None and write.exists() and not force:
@@ -79,12 +80,6 @@ def bench(
     if write is not None and not write.parent.is_dir():
         fail(f"there is no folder {str(write.parent)!r}", USAGE)
     try:
-        for switch, is_set in (
-            ("COMPOSER_CHAIN", bool(os.environ.get("COMPOSER_CHAIN"))),
-            ("COMPOSER_DISABLE", book.is_on("COMPOSER_DISABLE")),
-        ):
-            if is_set:
-                fail(f"{switch} is set, and would stand for every candidate; unset it", USAGE)
         workload = Workload(target)
         with stdout_to_stderr() if as_json else nullcontext():
             ranking = _ranked(workload, candidates, training, seconds)
