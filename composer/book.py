@@ -201,11 +201,11 @@ def in_force(configured: Source) -> PolicyBook:
     return book
 
 
-_WORD = re.compile(r"[\w.,+-]*")
+_WORD = re.compile(r"(-O\w|[\w.,+][\w.,+-]*)?")
 """Text for an engine that is one of its own words. Any other may be a command to run (Inductor's
-``cpp.cxx``), a library to load or a file to write."""
+``cpp.cxx``), what a compiler is told (``-Ifolder``), a library to load or a file to write."""
 
-_OF_FILES = re.compile(r"(cxx|dir|home|root|path|library|libs|output)$", re.IGNORECASE)
+_OF_FILES = re.compile(r"(cxx|dir|directory|home|root|paths?|library|libs|output)$", re.IGNORECASE)
 """Options whose text is a program, a library or a file, a plain word as well: of Inductor's
 ``cpp.cxx``, ``cuda.cuda_cxx``, ``cuda.cutlass_dir``, ``rocm.rocm_home``, ``xpu.oneapi_root``,
 ``trace.debug_dir`` and kin, of ONNX Runtime's ``session.optimized_model_filepath``."""

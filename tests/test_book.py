@@ -399,6 +399,10 @@ def test_a_file_found_here_imports_no_code(line: str) -> None:
         ('[backends.inductor]\n"cuda.cutlass_dir" = "lies_here"\n', "inductor cuda.cutlass_dir"),
         ('[backends.inductor]\n"cpp.cxx" = ["a", "evil"]\n', "inductor cpp.cxx"),
         ('[backends.inductor]\n"cuda.cuda_cxx" = "evil"\n', "inductor cuda.cuda_cxx"),
+        (
+            '[backends.inductor]\n"cutlass.compile_opt_level" = "-Ievil"\n',
+            "inductor cutlass.compile_opt_level",
+        ),
         ('[backends.inductor]\n"rocm.rocm_home" = "evil"\n', "inductor rocm.rocm_home"),
         ('[backends.inductor]\n"trace.debug_dir" = "new"\n', "inductor trace.debug_dir"),
         ('[backends.onnxrt.session_config]\n"a_filepath" = "new"\n', "onnxrt session_config"),

@@ -277,6 +277,7 @@ def test_the_policy_matches_the_graphs_that_there_are(factory: str) -> None:
         (("own_models:make", "--chain", ",,"), 2, "the chain is empty"),
         (("own_models:make", "--chain", ""), 2, "the chain is empty"),
         (("own_models:make", "--chain", "[]"), 2, "the chain is empty"),
+        (("own_models:make", "--chain", '["aot_eager", {}]'), 2, "chain"),
         (("own_models:make", "--chain", "eager"), 2, "names no engine beside eager"),
         (("own_models:make", "--write", "no/such/file"), 2, "there is no folder"),
         (("own_models:make", "--write", "."), 2, "'.' is a folder"),

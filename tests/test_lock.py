@@ -333,6 +333,15 @@ def test_lock_that_is_a_link_stays_one(is_there: bool) -> None:
     assert [each.name for each in Path("locks").iterdir()] == ["real.lock"]
 
 
+def test_lock_that_is_a_link_to_no_folder_is_found_first() -> None:
+    """Before the script is run."""
+    Path("script.py").write_text("raise SystemExit('it was run')")
+    LOCK.symlink_to("nowhere/real.lock")
+    done = run("lock", "script.py")
+    assert done.exit_code == 2
+    assert "nowhere" in done.output
+
+
 def test_one_of_several_ranks_writes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first; the others run the script and leave the file to it."""
     program(chain=["eager"])

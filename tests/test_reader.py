@@ -244,9 +244,10 @@ def test_report_command_writes_a_page(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "no such kernel" in page.read_text()
     assert explained(Reason.BUILD_FAILED).summary in html.unescape(page.read_text())
-    done = runner.invoke(app, ["report", str(file), "--html", str(tmp_path)])
-    assert done.exit_code == 1
-    assert "cannot be written: Is a directory" in done.output
+    for elsewhere, said in ((tmp_path, "is a folder"), (tmp_path / "no" / "page", "no folder")):
+        done = runner.invoke(app, ["report", str(file), "--html", str(elsewhere)])
+        assert done.exit_code == 2
+        assert said in done.output
 
 
 @pytest.mark.parametrize("name", ["run.jsonl", "run.jsonl.1", "linked", "./run.jsonl"])

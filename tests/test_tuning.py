@@ -128,7 +128,7 @@ def test_mistakes_in_the_command_are_named(folder: Path, asked: list[str], said:
         ("simplecache::memory://a/b", "ends with the process that fills it"),
     ],
 )
-@pytest.mark.parametrize("place", ["option", "variable", "policy", "plan"])
+@pytest.mark.parametrize("place", ["option", "variable", "policy", "rule", "plan"])
 def test_store_that_keeps_nothing_is_found_before_anything_is_measured(
     folder: Path, monkeypatch: pytest.MonkeyPatch, url: str, said: str, place: str
 ) -> None:
@@ -142,6 +142,10 @@ def test_store_that_keeps_nothing_is_found_before_anything_is_measured(
             monkeypatch.setenv("COMPOSER_VERDICT_STORE", url)
         case "policy":
             (folder / "policy.toml").write_text(f"[defaults]\nverdict_store = '{url}'\n")
+            asked += ["--policy", "policy.toml"]
+        case "rule":
+            rule = f"[[models]]\nmatch = {{ model = '*' }}\nverdict_store = '{url}'\n"
+            (folder / "policy.toml").write_text(rule)
             asked += ["--policy", "policy.toml"]
         case "plan":
             options = f"options = {{ verdict_store = '{url}' }}\n"

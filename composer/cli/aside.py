@@ -16,14 +16,26 @@ def stdout_to_stderr() -> Iterator[None]:
     """Send to stderr what is printed, by this process and by those that it starts."""
     _flush()
     kept = os.dup(_STDOUT)
-    os.dup2(_STDERR, _STDOUT)
+    _point_away()
     try:
         with contextlib.redirect_stdout(sys.stderr):
             yield
     finally:
-        _flush()
-        os.dup2(kept, _STDOUT)
-        os.close(kept)
+        try:
+            _flush()
+        finally:
+            os.dup2(kept, _STDOUT)
+            os.close(kept)
+
+
+def _point_away() -> None:
+    """To stderr, or to nowhere where that is closed."""
+    try:
+        os.dup2(_STDERR, _STDOUT)
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, _STDOUT)
+        os.close(nowhere)
 
 
 def _flush() -> None:

@@ -155,8 +155,8 @@ def _chain(text: str | None) -> Sequence[Any]:
     if text is None:
         return ()
     is_toml = any(mark in text for mark in "{[\"'")
-    found = _of_toml(text.strip()) if is_toml else [name.strip() for name in text.split(",")]
-    chain = [each for each in found if each]
+    names = filter(None, (name.strip() for name in text.split(",")))
+    chain = _of_toml(text.strip()) if is_toml else list(names)
     if not chain:
         fail("the chain is empty; without --chain all engines that are here take part", USAGE)
     return chain

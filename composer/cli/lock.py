@@ -37,7 +37,7 @@ def lock(
     refuse_switches("would stand in the lock in place of the policy")
     run.prepare(script, module, policy, None)
     path = path.absolute()
-    _check_place(path)
+    _check_place(path.resolve())
     asked_for = lock_path()
     with watching() as witness:
         code, stdout = run.finish(script, args or [], module)

@@ -49,6 +49,10 @@ def _check_page(page: Path, files: Sequence[Path], force: bool, as_json: bool) -
     """Find before anything is read that the page would take the place of something else."""
     if as_json:
         fail("--html writes a page and --json prints; ask for one of them", USAGE)
+    if page.is_dir():
+        fail(f"{str(page)!r} is a folder", USAGE)
+    if not page.parent.is_dir():
+        fail(f"there is no folder {str(page.parent)!r}", USAGE)
     read = [name for file in files for name in linefile.rotated(file.resolve())]
     if any(_is_same(page, each) for each in read):
         fail(f"{str(page)!r} is one of the files to read; name another for the page", USAGE)

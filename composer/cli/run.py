@@ -95,7 +95,7 @@ def finish(script: str, args: list[str], module: bool) -> tuple[int, TextIO]:
         with shown():
             code = run_script(script, args, as_module=module)
     except ImportError as error:
-        fail(f"{error}; nothing was run", USAGE)
+        fail(f"there is nothing to run: {error}", USAGE)
     if sys.stdout is not stdout:  # the script's own, which may be anything, or closed
         with contextlib.suppress(Exception):
             sys.stdout.flush()

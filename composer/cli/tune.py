@@ -84,9 +84,11 @@ def _stores(jobs: Sequence[Job]) -> set[str]:
     """Where verdicts are to go to; what the environment says goes over policy and plan."""
     if store := os.environ.get("COMPOSER_VERDICT_STORE"):
         return {store}
-    usual = book.in_force(None).defaults.verdict_store
+    policies = book.in_force(None)
+    usual = policies.defaults.verdict_store
     named = (job.options.get("verdict_store", usual) for job in jobs)
-    return {url for url in named if url}
+    by_rules = (rule.verdict_store for rule in policies.models)  # nobody knows yet which will hold
+    return {url for url in (*named, *by_rules) if url}
 
 
 def _here(jobs: Sequence[Job], limits: Limits) -> Iterator[dict[str, Any]]:
