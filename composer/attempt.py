@@ -51,8 +51,8 @@ def try_candidate(
 
     Other ranks are asked by ``ballot``, except for eager, which all of them can take.
     ``KeyboardInterrupt`` and ``SystemExit`` pass through, so does what the handler of a signal
-    raises, and Dynamo's control flow while Dynamo's compile is under way; all else is a failure, if
-    it is no ``Exception`` as well.
+    raises, and Dynamo's control flow while Dynamo's compile is under way; all else is a failure, an
+    ``Exception`` or not.
     """
     name = contender.candidate.name
     ballot = agreement.NOBODY if contender.backend.may_return_original else ballot

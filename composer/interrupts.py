@@ -14,6 +14,7 @@ import functools
 import signal
 import sys
 import traceback
+from asyncio import CancelledError
 from collections.abc import Iterator
 from types import CodeType, FrameType
 from typing import Any
@@ -25,18 +26,25 @@ class ProcessEnds(BaseException):
     """Ends composer's background thread, since the process is ending."""
 
 
-_EXITS = (KeyboardInterrupt, SystemExit, GeneratorExit, ProcessEnds)
+_EXITS = (KeyboardInterrupt, SystemExit, GeneratorExit, CancelledError, ProcessEnds)
 
 
 def pass_on(error: BaseException) -> None:
     """Raise what is no failure: an exit, or what a signal's handler raised and it came of."""
-    found = error if isinstance(error, _EXITS) else interruption(error)
+    found = error if _is_exit(error) else interruption(error)
     if found is None:
         return
     try:
         raise found
     finally:
         del error, found  # whose traceback holds this frame
+
+
+def _is_exit(error: BaseException) -> bool:
+    """Whether it ends a program, a thread or a task, by itself or among a group's."""
+    if isinstance(error, BaseExceptionGroup):
+        return error.subgroup(_EXITS) is not None
+    return isinstance(error, _EXITS)
 
 
 def interruption(error: BaseException) -> BaseException | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import signal
 import time
@@ -200,3 +201,21 @@ def test_pass_that_is_interrupted_is_not_rolled_back(stage: str) -> None:
     with pytest.raises(BackendCompilerFailed, match="TimeIsUpError"):
         compiled(torch.sin, "aot_eager", passes=[FunctionPass(ends, stage=stage)])(torch.ones(3))
     assert composer.reports() == ()
+
+
+@pytest.mark.parametrize(
+    "exit_of",
+    [
+        BaseExceptionGroup("tasks", [KeyboardInterrupt(), ValueError()]),
+        asyncio.CancelledError(),
+    ],
+    ids=["a group with a keyboard's", "a task's end"],
+)
+def test_exits_of_tasks_pass_through(exit_of: BaseException) -> None:
+    """An interruption comes out of a group of tasks with what else ended there."""
+
+    def ends(gm: torch.fx.GraphModule, example_inputs: list[torch.Tensor]) -> object:
+        raise exit_of
+
+    with pytest.raises(type(exit_of)):
+        compiled(torch.sin, ends)(torch.ones(2))

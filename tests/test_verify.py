@@ -191,6 +191,35 @@ def test_numbers_that_are_drawn_are_not_judged_by_a_draw_in_float64() -> None:
     assert [a.reason for a in last().attempts] == ["numeric_mismatch", None]
 
 
+def test_small_gradient_of_numbers_that_are_drawn_is_not_judged_by_other_draws() -> None:
+    """That it is small beside the others does not say that nothing but rounding is left of it."""
+
+    class Noisy(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.tensor([1e-4]))
+            self.weight = torch.nn.Parameter(torch.full((64,), 1e-6))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            noise = torch.empty_like(x).normal_()
+            return (x * 1e4 * self.weight).sum() + (noise * self.scale).sum() * 1e-6
+
+    class Turned(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            return -grad
+
+    def wrong(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        return lambda *args: gm(*(Turned.apply(a) if a.numel() == 1 else a for a in args))
+
+    compiled(Noisy(), wrong, "aot_eager", verify="compile")(torch.ones(64))
+    assert [a.reason for a in last().attempts] == ["numeric_mismatch", None]
+
+
 def test_size_among_outputs_that_are_drawn_is_no_obstacle() -> None:
     """It has no float64; what is wrong beside it is found."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -95,7 +96,8 @@ class Succession:
         self._collective = collectives.meets_other_ranks(request.gm)
         self._contest = select.Contest.of(policy)
         self._quarantined: dict[int, _Quarantine] = {}
-        self._unpublished: deque[tuple[CompileReport, bool]] = deque()
+        self._unpublished: deque[CompileReport] = deque()
+        self._unheard: list[tuple[int, CompileReport, bool]] = []
         self._publishing = forks.lock()
         self._answering: Callable[..., Any] | None = None
         self._reverting: Attempt | None = None
@@ -340,10 +342,11 @@ class Succession:
         changed = dataclasses.replace(self.report, attempts=attempts, chosen=chosen, passes=passes)
         session.current().replace(self.report, changed)
         self.report = changed
-        self._unpublished.append((changed, alongside))
+        self._unpublished.append(changed)
+        self._unheard.append((threading.get_ident(), changed, alongside))
 
     def publish(self) -> None:
-        """Give the records of the changes to the sinks, and warn, in the order of the changes.
+        """Give the records of the changes to the sinks, and warn of those that this thread made.
 
         A sink takes its time and may call the graph: no change of engines is under way meanwhile.
 
@@ -352,11 +355,11 @@ class Succession:
         """
         here = session.current()
         with self._publishing:
-            changes = []
             while self._unpublished:
-                changes.append(self._unpublished.popleft())
-                here.sinks.emit(changes[-1][0], first=False)
-        for changed, alongside in changes:
+                here.sinks.emit(self._unpublished.popleft(), first=False)
+        for mine in [each for each in self._unheard if each[0] == threading.get_ident()]:
+            self._unheard.remove(mine)
+            _, changed, alongside = mine
             # In the background a warning that is an error reaches nobody; the log has it as well.
             with contextlib.suppress(FallbackWarning) if alongside else contextlib.nullcontext():
                 notices.warn_of_fallbacks(changed, here.warned, asked_by_name=self._asked_by_name)

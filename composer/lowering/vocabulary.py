@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from composer import _torch
+from composer import _torch, forks
 from composer.lowering import keeping
 from composer.lowering.translations import translator
 
@@ -26,15 +26,20 @@ class Vocabulary:
     def __init__(self, known: frozenset[str], translated: frozenset[str]) -> None:
         self.known = known
         self._translated = translated
+        self._lock = forks.lock()
+        self._decompositions: dict[Any, Callable[..., Any]] | None = None
 
     def translates(self, target: Any) -> bool:
         """Whether there is a translation for a node's target."""
         return _torch.registry_name(target) in self._translated
 
-    @functools.cached_property
+    @property
     def decompositions(self) -> dict[Any, Callable[..., Any]]:
-        """The exporter's own table of decompositions."""
-        return _torch.onnx_decompositions(self.known)
+        """The exporter's own table of decompositions, which takes a second to make."""
+        with self._lock:
+            if self._decompositions is None:
+                self._decompositions = _torch.onnx_decompositions(self.known)
+            return self._decompositions
 
 
 @functools.cache

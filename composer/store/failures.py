@@ -106,6 +106,8 @@ def refuse_known(key: str | None, days: float) -> None:
 def is_expensive(attempt: Attempt, error: BaseException) -> bool:
     """Whether a failure was expensive enough to be remembered.
 
+    What is no ``Exception`` may have come from outside: a time limit that another thread set.
+
     Args:
         attempt: What became of the candidate.
         error: What ended it.
@@ -114,6 +116,8 @@ def is_expensive(attempt: Attempt, error: BaseException) -> bool:
         return False
     if attempt.status in (Status.CRASHED, Status.TIMED_OUT):
         return True
+    if not isinstance(error, Exception):
+        return False
     if any(isinstance(each, OSError) for each in causes(error)):
         return False
     if any(map(_is_the_environments, chained(error))):

@@ -14,24 +14,25 @@ _OF_EACH_ELEMENT |= {"Multiply", "Add", "Clamp", "Erf", "Divide", "Convert"}
 
 
 def has_gate(read: Any) -> bool:
-    """Whether a product reads what two products give, one behind an activation, multiplied.
+    """Whether a product reads what two others give, multiplied, behind an activation or not.
 
     Args:
         read: A model as OpenVINO read it.
     """
-    return any(map(_is_gate, read.get_ops()))
+    products: set[str] = set()  # and what operations on each element make of them
+    for node in read.get_ordered_ops():
+        from_products = [
+            value.get_node().friendly_name in products for value in node.input_values()
+        ]
+        kind = node.get_type_name()
+        if kind == "Multiply" and all(from_products) and _is_multiplied(node):
+            return True
+        if kind == "MatMul" or (kind in _OF_EACH_ELEMENT and any(from_products)):
+            products.add(node.friendly_name)
+    return False
 
 
-def _is_gate(node: Any) -> bool:
-    if node.get_type_name() != "Multiply":
-        return False
+def _is_multiplied(node: Any) -> bool:
+    """Whether a product reads it."""
     readers = (target.get_node() for target in node.output(0).get_target_inputs())
-    is_read = any(reader.get_type_name() == "MatMul" for reader in readers)
-    return is_read and all(_comes_of_product(value.get_node()) for value in node.input_values())
-
-
-def _comes_of_product(node: Any) -> bool:
-    """Whether it is a product, or operations on each element lead to it from one."""
-    if node.get_type_name() not in _OF_EACH_ELEMENT:
-        return bool(node.get_type_name() == "MatMul")
-    return any(_comes_of_product(value.get_node()) for value in node.input_values())
+    return any(reader.get_type_name() == "MatMul" for reader in readers)

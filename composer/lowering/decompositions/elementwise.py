@@ -323,10 +323,10 @@ def xlogy(x: torch.Tensor, y: torch.Tensor) -> Any:
 def power(x: torch.Tensor, exponent: Any) -> Any:
     """Roots, of which eager makes roots as well: that of minus infinity is NaN.
 
-    In float16 it makes powers of them.
+    In float16 it makes powers of them on the CPU.
     """
-    has_roots = x.dtype.is_floating_point and x.dtype is not torch.float16
-    if not has_roots or abs(exponent) != 0.5:
+    has_powers = x.dtype is torch.float16 and x.device.type == "cpu"
+    if has_powers or not x.dtype.is_floating_point or abs(exponent) != 0.5:
         return NotImplemented
     return torch.sqrt(x) if exponent > 0 else torch.rsqrt(x)
 

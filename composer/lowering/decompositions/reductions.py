@@ -202,8 +202,9 @@ def variance_and_mean(
 
 def log_softmax(x: torch.Tensor, dim: int, half_to_float: bool) -> Any:
     """In float64: of a row with NaN or an infinity ONNX Runtime (1.31) gives numbers there."""
-    if x.dtype is not torch.float64 or not x.dim():
+    if x.dtype is not torch.float64 or not x.dim() or x.shape[dim] == 0:
         return NotImplemented
+    x = x.contiguous()  # as eager gives it
     shifted = x - torch.amax(x, dim, keepdim=True)
     return shifted - torch.log(torch.exp(shifted).sum(dim, keepdim=True))
 
