@@ -36,22 +36,11 @@ def attentions(training: bool) -> dict[Any, Callable[..., Any]]:
     }
 
 
-def masked_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    attn_mask: torch.Tensor | None = None,
-    scale: float | None = None,
-) -> Any:
+def masked_attention(query: torch.Tensor, *given: Any, **how: Any) -> Any:
     """:func:`widened_attention`, but not of bfloat16 where torch itself is faster in it."""
     if query.dtype is torch.bfloat16 and _torch.multiplies_bf16():
         return NotImplemented
-    return widened_attention(
-        query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale
-    )
+    return widened_attention(query, *given, **how)
 
 
 def widened_attention(
