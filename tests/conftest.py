@@ -1,4 +1,4 @@
-"""What every test gets: a clean Dynamo, a clean composer session, nothing kept on disk, no hub."""
+"""What every test gets: a clean Dynamo and composer session, torch's settings, no disk, no hub."""
 
 from __future__ import annotations
 
@@ -41,7 +41,10 @@ def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     torch.compiler.reset()
     composer.reset()
     torch.manual_seed(0)
+    precision, dtype = _torch.float32_precision(), torch.get_default_dtype()
     yield
+    _torch.set_float32_precision(precision)  # torch's own word does not put back all that it sets
+    torch.set_default_dtype(dtype)
     torch.compiler.reset()
 
 
@@ -80,12 +83,9 @@ def fresh_python() -> Callable[..., subprocess.CompletedProcess[str]]:
 
 
 @pytest.fixture
-def newer_precision() -> Iterator[None]:
+def newer_precision() -> None:
     """A setting of ``fp32_precision`` that no word of the older function stands for."""
-    before = _torch.float32_precision()
     torch.backends.cuda.matmul.fp32_precision = "tf32"
-    yield
-    _torch.set_float32_precision(before)
 
 
 @pytest.fixture

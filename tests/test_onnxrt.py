@@ -671,4 +671,3 @@ def test_a_size_is_given_on_the_cpu_whatever_device_is_the_default() -> None:
             assert (last().chosen, last().runtime.fallbacks) == (engine, 0)
     finally:
         torch.set_default_device(None)
-        torch.set_default_dtype(torch.float32)
