@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from composer.guard import gate as gates
-from composer.guard.gate import Gate
+from composer import gate as gates
+from composer.gate import Gate
 
 WAIT = 30.0
 

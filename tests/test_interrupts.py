@@ -15,7 +15,7 @@ from conftest import compiled, last
 from torch._dynamo.exc import BackendCompilerFailed
 
 import composer
-from composer.guard.gate import Gate
+from composer.gate import Gate
 from composer.passes import FunctionPass
 from composer.store import failures
 from composer.testing import FakeBackend

@@ -13,7 +13,7 @@ LAYERS = [
     {"errors", "forks"},
     {"interrupts", "memory", "records"},
     {"_torch"},
-    {"registry", "store", "store.disk", "child", "machine", "guard.background", "guard.gate"},
+    {"registry", "store", "store.disk", "child", "machine", "guard.background", "gate"},
     {"graphs.nodes", "graphs.norms"},
     {"graphs.collectives", "graphs.comparison", "graphs.modes", "graphs.writes", "store.ledger"},
     {"graphs.clones"},

@@ -23,8 +23,8 @@ from conftest import compiled, last
 import composer
 from composer import _torch, machine, select
 from composer.errors import CandidateError, OptionError
+from composer.gate import Gate
 from composer.graphs.capture import read_request
-from composer.guard.gate import Gate
 from composer.policy import read_policy
 from composer.select.rules import least_memory, lost_a_tie
 from composer.select.track import Track

@@ -14,7 +14,7 @@ of it except the cores, the memory and the interpreter time that it takes:
 - Meanwhile the program may draw random numbers, write to weights and compile. So nothing is
   restored to an earlier state, as is done where the program waits for the contest.
 - The engines and the floor take turns as in any contest, each turn between two calls of the graph.
-  A call may have to wait for one turn (:mod:`composer.guard.gate`).
+  A call may have to wait for one turn (:mod:`composer.gate`).
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class Overtaking:
         self.successors.publish()
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Task:
     """The work of the background thread for one graph.
 

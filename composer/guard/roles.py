@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 import torch
 
+from composer.gate import Gate
 from composer.guard.backward import Backwards
-from composer.guard.gate import Gate
 from composer.records import Reason
 
 Compiled = Callable[..., Any]

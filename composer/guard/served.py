@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar, cast
 
 from composer import _torch, forks, interrupts
-from composer.guard.gate import Gate
+from composer.gate import Gate
 from composer.guard.roles import (
     UNSEEN,
     WRITTEN,

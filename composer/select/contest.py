@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from composer import _torch
+from composer.gate import Gate
 from composer.graphs import collectives
-from composer.guard.gate import Gate
 from composer.policy import Policy
 from composer.records import GraphRequest
 from composer.select.rules import mean

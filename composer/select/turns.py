@@ -38,7 +38,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from composer import interrupts
-from composer.guard.gate import Gate
+from composer.gate import Gate
 from composer.records import GraphRequest, error_line
 from composer.select.contest import Budget, Entrant, Result, Timing
 from composer.select.footprint import Gauge
