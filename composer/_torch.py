@@ -897,9 +897,8 @@ def generators_as_they_are() -> Iterator[None]:
         for modules in homes:
             read, write = _unmoved(modules[-1].get_rng_state, modules[-1].set_rng_state)
             for module in modules:
-                for name, function in (("get_rng_state", read), ("set_rng_state", write)):
-                    undo.callback(setattr, module, name, getattr(module, name))
-                    setattr(module, name, function)
+                undo.enter_context(_patched(module, "get_rng_state", read))
+                undo.enter_context(_patched(module, "set_rng_state", write))
         yield
 
 
@@ -1428,6 +1427,20 @@ def _give_numbers_their_symbols(gm: torch.fx.GraphModule) -> None:
 
 
 @contextlib.contextmanager
+def _patched(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Put something in the place of what ``owner``, a module or a class, has by this name.
+
+    By one thread at a time: what two put there in turn is not taken away in turn.
+    """
+    before = inspect.getattr_static(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+@contextlib.contextmanager
 def compiling() -> Iterator[None]:
     """Compile as Dynamo does: one compile at a time in the process, which says that it compiles.
 
@@ -1709,12 +1722,8 @@ def _draws_saved(gm: torch.fx.GraphModule) -> Iterator[None]:
         found = choose(joint_graph, node_info, memory_budget or sys.float_info.min)
         return list(dict.fromkeys(each for node in found for each in _tensors_drawn(node)))
 
-    if drawn:
-        partitioners.choose_saved_values_set = with_some_budget
-    try:
+    with _patched(partitioners, "choose_saved_values_set", with_some_budget if drawn else choose):
         yield
-    finally:
-        partitioners.choose_saved_values_set = choose
 
 
 def _tensors_drawn(node: torch.fx.Node) -> list[torch.fx.Node]:
@@ -1732,13 +1741,9 @@ def _draws_kept_apart(gm: torch.fx.GraphModule) -> Iterator[None]:
     """
     from torch._functorch import compile_utils
 
-    known = compile_utils.rand_ops
     drawn = {each.target.overloadpacket for each in gm.graph.nodes if draws(each.target)}
-    compile_utils.rand_ops = [*known, *drawn]
-    try:
+    with _patched(compile_utils, "rand_ops", [*compile_utils.rand_ops, *drawn]):
         yield
-    finally:
-        compile_utils.rand_ops = known
 
 
 def _describe_second_draws(backward: torch.fx.GraphModule) -> None:
@@ -2013,11 +2018,8 @@ def constants_kept_apart() -> Iterator[None]:
         _copy_what_is_given_out(gm)
         return gm, kept
 
-    freezing.freeze = freeze_and_copy
-    try:
+    with _patched(freezing, "freeze", freeze_and_copy):
         yield
-    finally:
-        freezing.freeze = freeze
 
 
 def _copy_what_is_given_out(gm: torch.fx.GraphModule) -> None:
@@ -2148,12 +2150,9 @@ def _signatures_read_once() -> Iterator[None]:
     """
     from onnx_ir import schemas
 
-    original = schemas.OpSignature.from_op_schema
-    schemas.OpSignature.from_op_schema = staticmethod(functools.partial(_signature_of, original))  # type: ignore[method-assign]
-    try:
+    read = staticmethod(functools.partial(_signature_of, schemas.OpSignature.from_op_schema))
+    with _patched(schemas.OpSignature, "from_op_schema", read):
         yield
-    finally:
-        schemas.OpSignature.from_op_schema = original  # type: ignore[method-assign]
 
 
 _signatures: dict[tuple[str, str, int], Any] = {}
