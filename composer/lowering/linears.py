@@ -10,9 +10,9 @@ from __future__ import annotations
 import torch
 import torch.fx
 
-aten = torch.ops.aten
+from composer.lowering.reshapes import VIEWS
 
-_VIEWS = (aten.view.default, aten._unsafe_view.default)
+aten = torch.ops.aten
 
 
 def keep_dimensions(gm: torch.fx.GraphModule) -> None:
@@ -41,7 +41,7 @@ def _unflattened(operand: torch.fx.Node) -> torch.fx.Node:
 
     Torch writes both before ``bmm`` where the user's code says ``matmul``.
     """
-    source = operand.all_input_nodes[0] if operand.target in _VIEWS else operand
+    source = operand.all_input_nodes[0] if operand.target in VIEWS else operand
     if source.target is not aten.expand.default:
         return source
     whole = source.all_input_nodes[0]
@@ -53,7 +53,7 @@ def _replace_views(product: torch.fx.Node, a: torch.fx.Node, b: torch.fx.Node) -
     if a is product.args[0]:
         return
     wanted = _sizes(a)[:-1] + _sizes(product)[-1:]
-    for view in [user for user in product.users if user.target in _VIEWS]:
+    for view in [user for user in product.users if user.target in VIEWS]:
         if not _are_same(_sizes(view), wanted):
             continue
         with view.graph.inserting_before(view):

@@ -7,7 +7,7 @@ import torch.fx
 
 aten = torch.ops.aten
 
-_VIEWS = (aten.view.default, aten._unsafe_view.default)
+VIEWS = (aten.view.default, aten._unsafe_view.default)
 
 
 def join_views(gm: torch.fx.GraphModule) -> None:
@@ -16,7 +16,7 @@ def join_views(gm: torch.fx.GraphModule) -> None:
     ONNX tensors are row-major whatever torch's strides are, so only the last shape counts. Shapes
     must be static.
     """
-    for target in _VIEWS:
+    for target in VIEWS:
         for view in gm.graph.find_nodes(op="call_function", target=target):
             _shorten(view)
     gm.graph.eliminate_dead_code()
@@ -24,7 +24,7 @@ def join_views(gm: torch.fx.GraphModule) -> None:
 
 def _shorten(view: torch.fx.Node) -> None:
     source = view.all_input_nodes[0]
-    while source.target in _VIEWS:
+    while source.target in VIEWS:
         source = source.all_input_nodes[0]
     shape, given = (tuple(node.meta["val"].shape) for node in (view, source))
     if not all(isinstance(size, int) for size in (*shape, *given)):

@@ -13,10 +13,10 @@ import torch
 from torch.nn import functional
 
 from composer import _torch
+from composer.lowering.decompositions.limits import WIDE
 
 aten = torch.ops.aten
 
-_WIDE = (torch.float32, torch.float64)
 _ON_CPU = aten._scaled_dot_product_flash_attention_for_cpu
 
 
@@ -85,7 +85,7 @@ def attention(
     share one of key and value. The result is laid out as the query is. A row that is masked
     everywhere gives zeros, and zero as its logarithm.
     """
-    if dropout_p or query.dtype not in _WIDE:
+    if dropout_p or query.dtype not in WIDE:
         return NotImplemented
     key, value = (_for_heads_of(query, each) for each in (key, value))
     rows, scores, seen = _attend(query, key, value, is_causal, attn_mask, scale)
@@ -112,7 +112,7 @@ def attention_backward(
 
     As in FlashAttention-2 (arXiv:2307.08691, algorithm 2), without its blocks.
     """
-    if dropout_p or query.dtype not in _WIDE:
+    if dropout_p or query.dtype not in WIDE:
         return NotImplemented
     keys, values = key.shape[1], value.shape[1]
     key, value = (_for_heads_of(query, each) for each in (key, value))

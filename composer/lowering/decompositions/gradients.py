@@ -8,15 +8,12 @@ from typing import Any
 
 import torch
 
-aten = torch.ops.aten
+from composer.lowering.decompositions.limits import MOST_ADDED, WIDE
 
-_MOST = 2**22
-"""Elements of a tensor that eager does not make."""
+aten = torch.ops.aten
 
 _MEAN = 1
 """What torch calls the reduction."""
-
-_WIDE = (torch.float32, torch.float64)
 
 
 def gradients() -> dict[Any, Callable[..., Any]]:
@@ -32,7 +29,7 @@ def weight_norm_backward(
     grad: torch.Tensor, v: torch.Tensor, g: torch.Tensor, norms: torch.Tensor, dim: int
 ) -> Any:
     """Gradients of direction and length of ``g * v / norm(v)``; halves are summed up by torch."""
-    if v.dtype not in _WIDE or v.dim() < 2:
+    if v.dtype not in WIDE or v.dim() < 2:
         return NotImplemented
     others = [each for each in range(v.dim()) if each != dim % v.dim()]
     along = (v * grad).sum(others, keepdim=True)
@@ -44,7 +41,7 @@ def smooth_l1_backward(
 ) -> Any:
     """NaN where the loss is; torch's own (2.13) takes the sign of NaN, which is zero."""
     dtype = torch.result_type(x, target)
-    wide = dtype if dtype in _WIDE else torch.float32
+    wide = dtype if dtype in WIDE else torch.float32
     difference = x.to(wide) - target.to(wide)
     slope = torch.where(difference <= -beta, -1.0, difference / beta)
     slope = torch.where(difference >= beta, 1.0, slope).to(wide)
@@ -56,10 +53,10 @@ def cdist_backward(
     grad: torch.Tensor, a: torch.Tensor, b: torch.Tensor, p: float, distances: torch.Tensor
 ) -> Any:
     """Gradient of the first points of Euclidean distances; none between points that are equal."""
-    if p != 2 or a.dtype not in _WIDE or a.shape[:-2] != b.shape[:-2]:
+    if p != 2 or a.dtype not in WIDE or a.shape[:-2] != b.shape[:-2]:
         return NotImplemented
     sizes = (*a.shape, b.shape[-2])
-    if not all(isinstance(size, int) for size in sizes) or not 0 < math.prod(sizes) <= _MOST:
+    if not all(isinstance(size, int) for size in sizes) or not 0 < math.prod(sizes) <= MOST_ADDED:
         return NotImplemented
     slopes = torch.where(distances == 0, 0.0, grad / distances)
     return ((a.unsqueeze(-2) - b.unsqueeze(-3)) * slopes.unsqueeze(-1)).sum(-2)

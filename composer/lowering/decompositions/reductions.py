@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from composer import _torch
+from composer.lowering.decompositions.limits import MOST_ADDED
 
 aten = torch.ops.aten
 
@@ -24,9 +25,6 @@ _OVER_ONE_ELEMENT = (
 _LONGEST = 64
 """Elements along a scanned dimension, each of which becomes a few nodes."""
 
-
-_MOST = 2**22
-"""Elements of a tensor that eager does not make."""
 
 _FEW = 256
 """How many numbers may be added up one after the other in float32."""
@@ -501,7 +499,7 @@ def cdist(a: torch.Tensor, b: torch.Tensor, p: float, compute_mode: int | None) 
     difference = a.unsqueeze(-2) - b.unsqueeze(-3)
     if not all(isinstance(size, int) for size in difference.shape):
         return NotImplemented
-    if not 0 < difference.numel() <= _MOST:
+    if not 0 < difference.numel() <= MOST_ADDED:
         return NotImplemented
     return torch.linalg.vector_norm(difference, p, -1)
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from composer import _torch
+from composer.lowering.decompositions.limits import MOST_ADDED
 
 aten = torch.ops.aten
 
@@ -20,9 +21,6 @@ _INDEXED = (
     *(aten.index_put.default, aten._unsafe_index_put.default),
 )
 """Operators whose translation hands indices over as they are."""
-
-_MOST = 2**22
-"""Elements of a tensor that eager does not make."""
 
 
 def selections() -> dict[Any, Callable[..., Any]]:
@@ -129,7 +127,7 @@ def searchsorted(
     number = functools.partial(torch.full, (), dtype=ordered.dtype, device=ordered.device)
     value = x if isinstance(x, torch.Tensor) else number(x)
     sizes = (value.numel(), ordered.shape[-1])
-    if not all(isinstance(size, int) for size in sizes) or math.prod(sizes) > _MOST:
+    if not all(isinstance(size, int) for size in sizes) or math.prod(sizes) > MOST_ADDED:
         return NotImplemented
     if sorter is not None or value.dtype is not ordered.dtype or 0 in sizes:
         return NotImplemented
