@@ -22,6 +22,7 @@ from rich.table import Table
 from composer import book, session
 from composer.cli.aside import stdout_to_stderr
 from composer.cli.fail import USAGE, fail, refuse_switches
+from composer.cli.options import Json
 from composer.cli.progress import shown
 from composer.cli.script import show
 from composer.errors import MISTAKES, ComposerError
@@ -56,7 +57,6 @@ Training = Annotated[
 Seconds = Annotated[float, typer.Option(min=0.1, help="For timing; builds are not counted.")]
 Write = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the policy there.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite that file.")]
-Json = Annotated[bool, typer.Option("--json", help="For a program to read.")]
 
 
 def bench(

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from composer.backends.tensorrt import cache as tensorrt
 from composer.cli.fail import fail
+from composer.cli.options import Json
 from composer.errors import CacheWarning
 from composer.lowering import keeping
 from composer.registry import did_you_mean
@@ -22,8 +23,6 @@ from composer.store.disk import Entry, Shelf, cache_dir
 from composer.store.ledger import Ledger
 
 app = typer.Typer(help="What is kept on disk between processes.", no_args_is_help=True)
-
-Json = Annotated[bool, typer.Option("--json", help="For a program to read.")]
 
 
 def _shelves() -> dict[str, Shelf | Ledger]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from importlib.metadata import metadata
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 import typer
@@ -16,6 +16,7 @@ from rich.table import Column, Table
 from composer import interrupts
 from composer.attempt import classify
 from composer.backends import BACKENDS, find_backend
+from composer.cli.options import Json
 from composer.errors import text_of
 from composer.graphs import capture
 from composer.machine import version_of
@@ -34,7 +35,7 @@ _EXTRAS = {"composer_openvino": "openvino"}
 
 
 def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="For a program to read.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Say which engines can run graphs here, on which device, and what the others lack."""
     requests = [_request(device) for device in _devices()]

@@ -13,6 +13,7 @@ import typer
 
 from composer.cli import run
 from composer.cli.fail import USAGE, fail, refuse_switches
+from composer.cli.options import PolicyFile
 from composer.errors import LockError
 from composer.lock import difference, file
 from composer.lock.difference import Difference
@@ -29,7 +30,7 @@ def lock(
     script: run.Script,
     args: run.Arguments = None,
     module: run.AsModule = False,
-    policy: run.PolicyFile = None,
+    policy: PolicyFile = None,
     path: LockFile = Path(LOCK_FILE),
     as_json: run.Json = False,
 ) -> None:
@@ -68,7 +69,7 @@ def compare(
     script: run.Script,
     args: run.Arguments = None,
     module: run.AsModule = False,
-    policy: run.PolicyFile = None,
+    policy: PolicyFile = None,
     path: LockFile = Path(LOCK_FILE),
     as_json: run.Json = False,
 ) -> None:

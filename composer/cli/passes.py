@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import json
 from importlib.metadata import packages_distributions
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from composer.cli.fail import USAGE, fail
+from composer.cli.options import Json
 from composer.errors import ComposerError, OptionError
 from composer.models.workload import working_directory_first
 from composer.passes.base import GraphPass
@@ -21,8 +22,6 @@ from composer.passes.resolve import PASSES, check_class, look_up
 from composer.records import first_line
 
 app = typer.Typer(help="The shared passes that a policy can name.", no_args_is_help=True)
-
-Json = Annotated[bool, typer.Option("--json", help="For a program to read.")]
 
 
 @app.command("list")

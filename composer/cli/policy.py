@@ -17,6 +17,7 @@ from rich.table import Table
 from composer import book
 from composer.cli.fail import fail
 from composer.cli.notes import notes
+from composer.cli.options import Json
 from composer.contenders import contenders_of
 from composer.errors import ComposerError
 from composer.models.workload import working_directory_first
@@ -27,7 +28,6 @@ from composer.telemetry.report import counted
 
 app = typer.Typer(help="Policies of models, in a file.", no_args_is_help=True)
 
-Json = Annotated[bool, typer.Option("--json", help="For a program to read.")]
 
 _TO_BE_NAMED = "in force only where COMPOSER_CONFIG or composer.configure names it"
 

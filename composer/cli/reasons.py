@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from composer.cli.fail import fail
+from composer.cli.options import Json
 from composer.records import Reason
 from composer.registry import did_you_mean
 from composer.telemetry.reasons import explained
@@ -20,7 +21,7 @@ from composer.telemetry.reasons import explained
 
 def reasons(
     code: Annotated[str, typer.Argument(help="Such as low_coverage; all of them without.")] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="For a program to read.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Say what the reason codes of attempts mean, how to see more, and what to do."""
     if code and code not in list(Reason):

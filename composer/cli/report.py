@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from composer.cli.fail import USAGE, fail
+from composer.cli.options import Json
 from composer.records import printable
 from composer.telemetry import html, linefile, reader
 from composer.telemetry.reader import Readout
@@ -30,7 +31,7 @@ def report(
     force: Annotated[
         bool, typer.Option("--force", help="With --html: overwrite what is no such page.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="For a program to read.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Say which engine ran each graph of a run, from the files that its processes wrote."""
     if page is not None:

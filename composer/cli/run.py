@@ -13,6 +13,7 @@ import typer
 
 from composer import _torch, book, session
 from composer.cli.fail import USAGE, fail
+from composer.cli.options import PolicyFile
 from composer.cli.progress import shown
 from composer.cli.script import run_script
 from composer.errors import ComposerError
@@ -26,7 +27,6 @@ ARGUMENTS = {"allow_interspersed_args": False}
 Script = Annotated[str, typer.Argument(help="A script's path; with -m a module's name.")]
 Arguments = Annotated[list[str] | None, typer.Argument(help="For the script.")]
 AsModule = Annotated[bool, typer.Option("-m", help="Run a module, as python -m does.")]
-PolicyFile = Annotated[Path | None, typer.Option("--policy", help="Sets COMPOSER_CONFIG.")]
 RecordFile = Annotated[Path | None, typer.Option("--telemetry", help="Sets COMPOSER_TELEMETRY.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON at the end.")]
 

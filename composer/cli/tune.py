@@ -16,13 +16,13 @@ from rich.table import Table
 from composer import book
 from composer.child import Limits
 from composer.cli.fail import USAGE, fail, refuse_switches
+from composer.cli.options import PolicyFile
 from composer.errors import ComposerError
 from composer.store.shared_store import SharedStore
 from composer.tuning import Job, perform, read_jobs, this_machine
 from composer.tuning.cluster import on_ray
 
 Sources = Annotated[list[str], typer.Argument(help="Plans (.toml), or module:factory.")]
-PolicyFile = Annotated[Path | None, typer.Option("--policy", help="Sets COMPOSER_CONFIG.")]
 Store = Annotated[
     str, typer.Option("--store", help="Where verdicts are shared. Sets COMPOSER_VERDICT_STORE.")
 ]
