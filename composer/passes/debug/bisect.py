@@ -13,7 +13,7 @@ from composer import _torch
 from composer.errors import BisectError
 from composer.graphs.comparison import Values
 from composer.passes.base import GraphPass, Stage, limited
-from composer.passes.debug.compare import Difference, Program, difference
+from composer.passes.debug.compare import Difference, Program, compiled_anew, difference
 from composer.passes.function import qualified_name
 from composer.passes.resolve import shared_passes
 
@@ -113,7 +113,7 @@ class _Search:
     def difference(self, count: int) -> Difference | None:
         """How the numbers of the first so many passes differ from eager's."""
         options = {**self.options, "passes": list(self.passes[:count])}
-        got = self.program.run(functools.partial(_compiled, options=options))
+        got = self.program.run(functools.partial(compiled_anew, options=options))
         return difference(got, self.eager, self.tolerance)
 
     def culprit(self) -> Culprit | None:
@@ -146,11 +146,6 @@ class _Search:
     def _differs(self, count: int, each: GraphPass, matches: int) -> bool:
         with limited(each.name, matches):
             return self.difference(count) is not None
-
-
-def _compiled(fn: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
-    torch.compiler.reset()
-    return torch.compile(fn, backend="composer", options=options)
 
 
 def _first_bad(good: int, bad: int, is_bad: Callable[[int], bool]) -> int:

@@ -15,7 +15,7 @@ import torch.fx
 from composer import _torch
 from composer.errors import PassCheckError, PassError, causes
 from composer.passes.base import GraphPass
-from composer.passes.debug.compare import Program, difference
+from composer.passes.debug.compare import Program, compiled_anew, difference
 from composer.passes.debug.declaration import examine
 from composer.passes.debug.examples import programs
 from composer.passes.debug.watch import Again, Notes, Watched
@@ -129,9 +129,9 @@ class _Trial:
         eager = program.run()
         where = f"on {self.title}" + (" in training" if torch.is_grad_enabled() else "")
         try:
-            got = program.run(functools.partial(_compile, options=self.options()))
+            got = program.run(functools.partial(compiled_anew, options=self.options()))
         except Exception as error:  # noqa: BLE001  # becomes the rule that was broken
-            alone = functools.partial(program.run, functools.partial(_compile, options=_ALONE))
+            alone = functools.partial(program.run, functools.partial(compiled_anew, options=_ALONE))
             self._broke(error, where, alone)
             return
         off = difference(got, eager, self.tolerance) if self.compares else None
@@ -175,11 +175,6 @@ class _Trial:
 
 _ALONE = {"chain": ["aot_eager"], "strict": True, "locked": False}
 _EXACTLY = {"rtol": 0.0, "atol": 0.0}
-
-
-def _compile(fn: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
-    torch.compiler.reset()
-    return torch.compile(fn, backend="composer", options=options)
 
 
 def _copied(gm: torch.nn.Module) -> dict[str, torch.Tensor]:

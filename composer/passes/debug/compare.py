@@ -62,6 +62,12 @@ class Program:
             return _values(returned, given, state)
 
 
+def compiled_anew(fn: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
+    """``fn`` compiled by composer with these options, whatever was compiled before."""
+    torch.compiler.reset()
+    return torch.compile(fn, backend="composer", options=options)
+
+
 def _values(returned: Any, inputs: Values, state: Values) -> Values:
     outputs = {f"output {i}": each for i, each in enumerate(_torch.flatten(returned)[0])}
     wanted = gradients(outputs, inputs | state)
