@@ -285,6 +285,7 @@ def test_child_that_somebody_ended_is_not_the_engines_failure(engine: Any, secon
 def test_child_that_does_not_start_is_not_the_engines_failure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """The machine was busy, and the next process tries the engine again."""
     monkeypatch.setattr("composer.child.START_SECONDS", 0.01)
     for _ in range(2):
         attempt = again(fails_late, isolate=True)

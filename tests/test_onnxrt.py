@@ -660,6 +660,7 @@ def test_dynamic_dimensions_have_the_names_of_the_graphs_symbols(monkeypatch) ->
 
 
 def test_a_size_is_given_on_the_cpu_whatever_device_is_the_default() -> None:
+    """And as an integer, whatever dtype is: torch's own functions take both for what they make."""
     torch.set_default_device("meta")
     torch.set_default_dtype(torch.float64)
     try:

@@ -34,12 +34,14 @@ def attempt_on(name: str, engine: str, *, dynamic: bool) -> composer.Attempt:
 
 @pytest.mark.parametrize("name", zoo.MODELS)
 def test_onnx_runtime_takes_a_public_model_whole(name: str) -> None:
+    """One region, and no node of it is torch's."""
     attempt = attempt_on(name, "onnxrt", dynamic=False)
     assert (attempt.coverage, attempt.engine.get("left_to_torch")) == (1.0, None)
 
 
 @pytest.mark.parametrize("name", QUICK)
 def test_onnx_runtime_takes_a_public_model_whole_with_dynamic_sizes(name: str) -> None:
+    """Sizes that are symbols cost no node either."""
     attempt = attempt_on(name, "onnxrt", dynamic=True)
     assert (attempt.coverage, attempt.engine.get("left_to_torch")) == (1.0, None)
 

@@ -371,6 +371,7 @@ def test_close_verdict_under_a_load_holds_for_a_day(
 def test_verdict_without_a_load_says_nothing_of_one(
     chain: Chain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Neither when it is reached nor when it is remembered."""
     monkeypatch.setattr(machine, "interruptions", lambda: 0)
     for _ in range(2):
         assert loads(chain.compile()) == [None, None, None]

@@ -17,7 +17,6 @@ from composer.backends.tensorrt.log import Lines
 from composer.backends.tensorrt.place import Place
 from composer.backends.tensorrt.profiles import Shape, holds
 from composer.backends.tensorrt.refit import without_weights
-from composer.lowering.onnx import Output
 from composer.records import Reason
 
 _ALIGNMENT = 256
@@ -149,7 +148,7 @@ class LoadedPlan:
         lines: Lines,
     ) -> list[torch.Tensor]:
         self._set_inputs(lane, profile, inputs, stream, lines)
-        outputs = [self._place_output(lane, *each, lines) for each in self._signature.outputs]
+        outputs = [self._place_output(lane, name, lines) for name, _ in self._signature.outputs]
         with self._place.launching():
             _execute(lane.context, stream, lines)
         if self._on_host:
@@ -176,7 +175,7 @@ class LoadedPlan:
     ) -> Recorded:
         held = {name: each.clone() for name, each in inputs.items()}
         self._set_inputs(lane, 0, held, stream, lines)
-        outputs = [self._place_output(lane, *each, lines)() for each in self._signature.outputs]
+        outputs = [self._place_output(lane, name, lines)() for name, _ in self._signature.outputs]
         replay = self._place.record(lambda handle: _execute(lane.context, handle, lines))
         return Recorded(held, outputs, replay)
 
@@ -231,9 +230,7 @@ class LoadedPlan:
         if missing:
             _fail(lines, f"shapes depend on {', '.join(missing)}, which nothing sets")
 
-    def _place_output(
-        self, lane: Lane, name: str, output: Output, lines: Lines
-    ) -> Callable[[], torch.Tensor]:
+    def _place_output(self, lane: Lane, name: str, lines: Lines) -> Callable[[], torch.Tensor]:
         """Give an output memory; returns what fetches it once the work is under way."""
         dtype = self._signature.dtypes[name]
         shape = tuple(lane.context.get_tensor_shape(name))
