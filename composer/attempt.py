@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from composer import _torch, agreement, interrupts, isolate
+from composer import _torch, agreement, interrupts, isolate, mixed
 from composer.backends.base import (
     Backend,
     Notes,
@@ -64,9 +64,7 @@ def try_candidate(
             note(on_trial=True)
         try:
             with _torch.modes_put_back():  # else the next would be built in those of a region
-                compiled = _probe_and_build(request, contender, ballot)
-                _decline_low_coverage(notes, contender.min_coverage)
-                _verify(compiled, request, contender, contender.allowed(notes.engine))
+                compiled = _acceptable(request, contender, ballot, notes)
             ballot.accept()
         except BaseException as error:
             interrupts.pass_on(error)
@@ -88,19 +86,44 @@ def try_candidate(
     return accepted, compiled, None
 
 
-def _probe_and_build(
-    request: GraphRequest, contender: Contender, ballot: agreement.Ballot
+def _acceptable(
+    request: GraphRequest, contender: Contender, ballot: agreement.Ballot, notes: Notes
 ) -> Callable[..., Any]:
+    """What the candidate compiled: on trial in bf16 the largest part whose numbers hold is in it.
+
+    Ranks that are to take the same engine may not find the same part: there it is all or nothing.
+    """
     contender.skip(request)
     _decline_forward_mode(contender.backend)
     contender.backend.probe(request)
     contender.recall(request)
-    found = contender.narrowed(request)
+    parts: Iterator[int] = iter((0,))
+    if contender.on_trial and ballot is agreement.NOBODY and contender.bounds_in_bf16:
+        parts = mixed.parts(request, contender.bounds_in_bf16)
+    first = next(parts)
+    while True:
+        try:
+            compiled = _narrow_and_build(request, contender, ballot, first)
+            _decline_low_coverage(notes, contender.min_coverage)
+            _verify(compiled, request, contender, contender.allowed(notes.engine))
+            return compiled
+        except Refusal as refusal:
+            smaller = next(parts, None) if refusal.reason is Reason.NUMERIC_MISMATCH else None
+            if smaller is None:
+                raise
+            first = smaller
+
+
+def _narrow_and_build(
+    request: GraphRequest, contender: Contender, ballot: agreement.Ballot, first: int
+) -> Callable[..., Any]:
+    """Build for the graph in the candidate's precision, but for so many of the first products."""
+    found = contender.narrowed(request, first)
     ballot.open()
-    if found is not None and not contender.backend.chooses_precision:
-        return found.around(_build_within_limits(found.request, contender))
-    with computing_in("fp32" if found is None else "bf16"):
+    if found is None:
         return _build_within_limits(request, contender)
+    with computing_in("bf16" if contender.backend.chooses_precision else "fp32"):
+        return found.around(_build_within_limits(found.request, contender))
 
 
 def _decline_forward_mode(backend: Backend) -> None:

@@ -49,7 +49,7 @@ class Contender:
     barred: str = ""
     precision: Precision | None = None
     on_trial: bool = False
-    bounds_in_bf16: Bounds | None = None
+    bounds_in_bf16: Share | None = None
 
     @property
     def key(self) -> str:
@@ -106,8 +106,12 @@ class Contender:
         rewritten = self.precision == "bf16" and engine.get("precision") == "bf16"
         return self.bounds_in_bf16 if rewritten else self.bounds
 
-    def narrowed(self, request: GraphRequest) -> Narrow | None:
+    def narrowed(self, request: GraphRequest, first: int = 0) -> Narrow | None:
         """The graph rewritten to bfloat16, if that is the candidate's precision.
+
+        Args:
+            request: The graph.
+            first: How many products, from the first on, stay in float32.
 
         Raises:
             Refusal: ``skipped``, for a trial in bf16 where the graph gains nothing from it.
@@ -117,14 +121,16 @@ class Contender:
                 note(precision=self.precision)
             return None
         try:
-            rounds = not self.backend.chooses_precision
-            found = narrow(request, on_trial=self.on_trial, round_weights=rounds)
+            marks = self.backend.chooses_precision
+            found = narrow(request, on_trial=self.on_trial, marks=marks, first=first)
         except Stays as stays:
             if self.on_trial:
                 refuse(Status.SKIPPED, Reason.POLICY, f"not tried in bf16: {stays}")
             note(precision="fp32", not_in_bf16=str(stays))
             return None
         note(precision="bf16", products_in_bf16=found.products)
+        if first:
+            note(products_in_fp32=first)
         return found
 
 

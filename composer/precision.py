@@ -18,12 +18,13 @@ import torch
 import torch.fx
 
 from composer import _torch
-from composer.graphs import clones, collectives, writes
+from composer.graphs import clones, collectives, lower, writes
 from composer.lowering.narrow_weights import Copy, NarrowWeights, copy_of
 from composer.lowering.regions import Region
 from composer.lowering.weights import watchable
 from composer.passes import early
-from composer.passes.lower_precision import LowerPrecision, casts_in
+from composer.passes.canonical import to_aten
+from composer.passes.lower_precision import LowerPrecision, casts_in, products_of
 from composer.passes.resolve import SharedPasses
 from composer.records import GraphRequest
 
@@ -50,14 +51,16 @@ class Narrow:
     copies: tuple[Copy, ...] = ()
 
 
-def narrow(request: GraphRequest, *, on_trial: bool, round_weights: bool = True) -> Narrow:
-    """The graph with its products in bfloat16.
+def narrow(request: GraphRequest, *, on_trial: bool, marks: bool = False, first: int = 0) -> Narrow:
+    """The graph with its products in bfloat16, the weights among their operands rounded once.
 
     Args:
         request: The graph as every candidate is given it, and the inputs of a call.
         on_trial: Rewrite only where that may be faster and the numbers can be compared: on a
             processor with bf16 arithmetic, and not in training.
-        round_weights: Round weights once, rather than at each call.
+        marks: For an engine that chooses its precision: leave the graph as it is where all of it
+            may be in bfloat16, and mark the part that may be where it is a part.
+        first: How many products, from the first on, stay in float32.
 
     Raises:
         Stays: there is nothing to gain, or nothing to rewrite.
@@ -65,10 +68,11 @@ def narrow(request: GraphRequest, *, on_trial: bool, round_weights: bool = True)
     why = _why_not(request) or (_why_not_tried(request) if on_trial else "")
     if why:
         raise Stays(why)
-    gm, products = _rewritten(request)
-    if not round_weights:
-        return Narrow(dataclasses.replace(request, gm=gm), products, lambda compiled: compiled)
-    return _with_copies(request, clones.clone_graph(gm), products)
+    gm, products = _rewritten(request, first)
+    if not marks:
+        return _with_copies(request, clones.clone_graph(gm), products)
+    given = _marked(request, first) if first else request
+    return Narrow(given, products, lambda compiled: compiled)
 
 
 def _why_not(request: GraphRequest) -> str:
@@ -92,26 +96,55 @@ def _why_not_tried(request: GraphRequest) -> str:
     return ""
 
 
-_rewrites: weakref.WeakKeyDictionary[torch.fx.GraphModule, tuple[Any, int] | str] = (
+Rewritten = tuple[torch.fx.GraphModule, int]
+"""A graph, and how many of its products take bfloat16."""
+
+_rewrites: weakref.WeakKeyDictionary[torch.fx.GraphModule, dict[int, Rewritten | str]] = (
     weakref.WeakKeyDictionary()
 )
-"""Graph to its rewritten form and the number of products in it, or to why there is none. Kept for
-the next candidate, which may come at run time, when a graph cannot be captured with its symbols any
-more.
+"""Graph to its rewritten forms, by how many products stay, or to why there is none. Kept for the
+next candidate, which may come at run time, when a graph cannot be captured with its symbols any
+more; as are the marked forms.
 """
 
+_marks: weakref.WeakKeyDictionary[torch.fx.GraphModule, dict[int, torch.fx.GraphModule]] = (
+    weakref.WeakKeyDictionary()
+)
 
-def _rewritten(request: GraphRequest) -> tuple[torch.fx.GraphModule, int]:
-    if request.gm not in _rewrites:
-        _rewrites[request.gm] = _rewrite(request)
-    found = _rewrites[request.gm]
+
+def _rewritten(request: GraphRequest, first: int) -> Rewritten:
+    known = _rewrites.setdefault(request.gm, {})
+    if first not in known:
+        _keep_the_whole(known)
+        known[first] = _rewrite(request, first)
+    found = known[first]
     if isinstance(found, str):
         raise Stays(found)
     return found
 
 
-def _rewrite(request: GraphRequest) -> tuple[torch.fx.GraphModule, int] | str:
-    rewritten, (record,) = early.rewrite(request, SharedPasses((LowerPrecision(),)))
+def _keep_the_whole(known: dict[int, Any]) -> None:
+    """Let go of the parts: one after the other is looked at, and mostly not used."""
+    for first in known.keys() - {0}:
+        del known[first]
+
+
+def _marked(request: GraphRequest, first: int) -> GraphRequest:
+    """The graph with all marked that stands behind so many of its products."""
+    known = _marks.setdefault(request.gm, {})
+    if first not in known:
+        _keep_the_whole(known)
+        with _torch.modes_put_back():
+            gm = known[first] = to_aten(request.gm, request.example_inputs)
+        nodes = list(gm.graph.nodes)
+        for node in nodes[nodes.index(products_of(gm)[first]) :]:
+            lower.mark(node)
+        _torch.name_sources(gm)
+    return dataclasses.replace(request, gm=known[first])
+
+
+def _rewrite(request: GraphRequest, first: int) -> Rewritten | str:
+    rewritten, (record,) = early.rewrite(request, SharedPasses((LowerPrecision(first),)))
     if record.error:
         return record.error
     if not record.matches:

@@ -58,8 +58,9 @@ class Backend(ABC):
     other backend a child builds and runs the whole candidate as a rehearsal, and is thrown away."""
 
     chooses_precision: ClassVar[bool] = False
-    """Whether the build itself computes in what :func:`precision` says. For any other backend the
-    graph is rewritten where the policy wants ``bf16``."""
+    """Whether the build itself computes in what :func:`precision` says, and of a graph with marks
+    (:mod:`composer.graphs.lower`) the rest in float32. For any other backend the graph is rewritten
+    where the policy wants ``bf16``."""
 
     packages: ClassVar[tuple[str, ...]] = ()
     """The distributions that the engine is made of, besides torch."""

@@ -3,7 +3,8 @@
 A graph that is taken whole is one region, with nothing to run around it. Otherwise torch.fx's
 ``CapabilityBasedPartitioner`` finds the connected regions, and the rest runs in place as eager
 ATen: operators that were refused, and views that are returned, since only torch can have them share
-memory as eager's do.
+memory as eager's do. Where a part of the graph may be computed in low precision
+(:mod:`composer.graphs.lower`), its regions are its own.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
 
 from composer import _torch
 from composer.errors import refuse
+from composer.graphs import lower
 from composer.graphs.nodes import attribute_at
 from composer.lowering.aot import FunctionalGraph, decline_special_tensors
 from composer.lowering.constants import evaluate_constants, lift_scalars
@@ -72,6 +74,11 @@ class Region:
     weights: dict[int, torch.Tensor]
     witnesses: dict[int, torch.Tensor]
     constants: dict[int, torch.Tensor]
+
+    @property
+    def is_lower(self) -> bool:
+        """Whether it is of the part of the graph that may be computed in low precision."""
+        return bool(lower.marked(self.gm.graph))
 
     @property
     def input_dtypes(self) -> tuple[torch.dtype | None, ...]:
@@ -152,10 +159,13 @@ def split(graph: FunctionalGraph, why_not: Callable[[torch.fx.Node], str | None]
         return Split(gm, {}, 0, len(compute), left)
     outside = {*_in_order(gm, refused), *give_returned_views_to_torch(gm)}
     outside |= {node for node in calls_of(gm) if _is_made_for(outside, node)}
-    if not outside and _returns_computed_values(gm):
+    low = lower.marked(gm.graph)
+    if not outside and not low and _returns_computed_values(gm):
         region = Region(gm, graph.weights, graph.witnesses, _lift_constants(gm))
         return Split(None, {WHOLE: region}, len(taken), len(compute), left)
-    taken_nodes = _partition(gm, outside)
+    calls = {*calls_of(gm)}
+    groups = [group for group in (calls - low, calls & low) if group]
+    taken_nodes = [part for group in groups for part in _partition(gm, outside | (calls - group))]
     regions = _fuse(graph, taken_nodes)
     inside = sum(is_compute(node) for nodes in taken_nodes for node in nodes)
     return Split(gm, regions, inside, len(compute), left)

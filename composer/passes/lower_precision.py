@@ -47,7 +47,12 @@ class LowerPrecision(GraphPass):
     The casts are part of the graph, so gradients flow through them and arrive in float32.
 
     Kin: ``torch.autocast("cpu", torch.bfloat16)``, for what runs eagerly.
+
+    Attributes:
+        first: How many products, from the first on, stay in float32 as well.
     """
+
+    first: int = 0
 
     depends_on: ClassVar[tuple[str, ...]] = (
         "composer.graphs.norms",
@@ -56,14 +61,18 @@ class LowerPrecision(GraphPass):
 
     def run(self, gm: torch.fx.GraphModule) -> int:
         """Put casts around each product."""
-        regions = Regions.in_graph(gm.graph)
-        narrowing = _Narrowing(gm.graph, Memory(gm), regions)
-        found = [node for node in gm.graph.nodes if _lowers(node, regions)]
+        narrowing = _Narrowing(gm.graph, Memory(gm), Regions.in_graph(gm.graph))
         count = 0
-        for node in self.chosen(found):
+        for node in self.chosen(products_of(gm)[self.first :]):
             narrowing.lower(node)
             count += 1
         return count
+
+
+def products_of(gm: torch.fx.GraphModule) -> list[torch.fx.Node]:
+    """What may take bfloat16 of a graph at stage ``aten``, in the order of the graph."""
+    regions = Regions.in_graph(gm.graph)
+    return [node for node in gm.graph.nodes if _lowers(node, regions)]
 
 
 def casts_in(weight: torch.fx.Node) -> list[torch.fx.Node]:

@@ -102,10 +102,12 @@ def composer_openvino(
         covers(parts.taken, parts.total, parts.left)
         parts.decline_if_empty()
         engines: dict[str, OpenVinoEngine] = {}
-        for name, region in parts.regions.items():
+        is_mixed = any(region.is_lower for region in parts.regions.values())
+        for name, region in sorted(parts.regions.items(), key=lambda part: part[1].is_lower):
             check_time()
-            engines[name] = OpenVinoEngine(pieces.models[name], region, settings, asked)
-            note(**engines[name].facts)
+            wanted = "fp32" if is_mixed and not region.is_lower else asked
+            engines[name] = OpenVinoEngine(pieces.models[name], region, settings, wanted)
+            note(**engines[name].facts)  # those of what is in low precision come last
         compiled = parts.assemble(engines)
         try_once(compiled, graph)
         return compiled

@@ -1,0 +1,23 @@
+"""Which nodes an engine may compute in low precision: a mark that goes through AOTAutograd."""
+
+from __future__ import annotations
+
+import torch.fx
+
+_CUSTOM, _LOWER = "custom", "composer_lower"
+"""What ``torch.fx.traceback.annotate`` writes to is copied to all that is made of a node."""
+
+
+def mark(node: torch.fx.Node) -> None:
+    """Say of a node that it may be computed in low precision."""
+    node.meta[_CUSTOM] = {**node.meta.get(_CUSTOM, {}), _LOWER: True}
+
+
+def marked(graph: torch.fx.Graph) -> set[torch.fx.Node]:
+    """The marked nodes, and all that reads them: nothing else reads what one of these gives."""
+    found: set[torch.fx.Node] = set()
+    for node in graph.nodes:
+        is_marked = _LOWER in node.meta.get(_CUSTOM, {})
+        if is_marked or not found.isdisjoint(node.all_input_nodes):
+            found.add(node)
+    return found

@@ -1,0 +1,157 @@
+"""Mixed precision: the part of a graph that holds in bfloat16 where the whole of it does not.
+
+What is rounded early in a graph goes through all that follows: of a ResNet's error in bfloat16 the
+first third of its convolutions make nearly all. So products are kept in float32 from the first on,
+and no more of them than have to be.
+
+How many is found by bisection, before an engine is built for the rest: the rewritten graph runs
+eagerly on the first call's inputs, and its numbers are compared with eager's. Engines round at
+other places, too, so theirs decide in the end.
+
+Kin: what finds a precision for each layer of a quantized model by its share of the error (HAWQ,
+arXiv:1905.03696).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import weakref
+from collections.abc import Iterator
+
+import torch
+import torch.fx
+
+from composer import _torch, interrupts
+from composer.graphs import checkpoints
+from composer.graphs.comparison import Share
+from composer.precision import Stays, narrow
+from composer.records import GraphRequest
+from composer.verify import Run, run
+
+_STEPS, _FEWEST = 32, 4
+"""Into how many steps the products are divided, and how many of those bfloat16 is worth it for."""
+
+_HOPELESS = 2.0
+"""How many times the error that is allowed is more than engines differ from what is run here."""
+
+_MARGINS = (0.9, 0.6)
+"""Which shares of the error that is allowed a part may make here, first and if that is not enough:
+the engine has some left for what it rounds besides."""
+
+_LONG = 2.0
+"""Seconds of a run from which on it is not repeated to look for a part."""
+
+
+def parts(request: GraphRequest, bounds: Share) -> Iterator[int]:
+    """How many of the first products to keep in float32, in the order in which to try it.
+
+    None at first, unless all in bfloat16 is beyond hope. Each is looked for when it is asked for.
+
+    Args:
+        request: The graph, and the first call's inputs.
+        bounds: How far numbers may be off.
+    """
+    try:
+        errors = _Errors(request, bounds)
+        beyond_hope = errors.of(0) > _HOPELESS and errors.first_within(_MARGINS[0])
+    except (Stays, _NotMeasured):
+        yield 0
+        return
+    if not beyond_hope:
+        yield 0
+    kept = 0
+    for margin in _MARGINS:
+        first = errors.first_within(margin)
+        if first > kept:
+            yield first
+            kept = first
+
+
+class _NotMeasured(Exception):
+    """The graph cannot be run to compare its numbers, or that would take too long."""
+
+
+_known: weakref.WeakKeyDictionary[torch.fx.GraphModule, dict[tuple[float, int], float]] = (
+    weakref.WeakKeyDictionary()
+)
+"""Graph to the errors that were measured: all candidates have the same."""
+
+
+class _Errors:
+    """How far a graph is off with its products in bfloat16 but for some of the first.
+
+    Raises:
+        Stays: it has no such product, or is not to be tried in bfloat16.
+    """
+
+    def __init__(self, request: GraphRequest, bounds: Share) -> None:
+        self._request, self._bounds = request, bounds
+        self._products = narrow(request, on_trial=True, marks=True).products
+        self._errors = _known.setdefault(request.gm, {})
+        self._inputs = [_torch.hint(value) for value in request.example_inputs]
+        self._eager: Run | None = None
+
+    def of(self, first: int) -> float:
+        """The largest error of any value, as a share of what is allowed.
+
+        Raises:
+            _NotMeasured: eager itself cannot be run, draws random numbers, or takes too long.
+        """
+        key = self._bounds.share, first
+        if key not in self._errors:
+            eager = self._eager = self._eager or self._run_of_eager()
+            self._errors[key] = self._measured(first, eager)
+        return self._errors[key]
+
+    def first_within(self, margin: float) -> int:
+        """The fewest products to keep so that the error is within; 0 where that are too many.
+
+        Raises:
+            _NotMeasured: as above.
+        """
+        without, within = 0, _STEPS - _FEWEST + 1
+        while within - without > 1:
+            middle = (without + within) // 2
+            if self.of(self._at(middle)) <= margin:
+                within = middle
+            else:
+                without = middle
+        return self._at(within) if within <= _STEPS - _FEWEST else 0
+
+    def _at(self, step: int) -> int:
+        return step * self._products // _STEPS
+
+    def _run_of_eager(self) -> Run:
+        started = time.perf_counter()
+        try:
+            eager = run(checkpoints.eager_forward(self._request.gm), self._inputs, self._request)
+        except BaseException as error:
+            interrupts.pass_on(error)
+            raise _NotMeasured from error
+        if eager.random or time.perf_counter() - started > _LONG:
+            raise _NotMeasured
+        return eager
+
+    def _measured(self, first: int, eager: Run) -> float:
+        try:
+            lower = narrow(self._request, on_trial=True, first=first)
+            forward = lower.around(checkpoints.eager_forward(lower.request.gm))
+            got = run(forward, self._inputs, self._request).values
+        except BaseException as error:  # noqa: BLE001  # what cannot be run is no part to try
+            interrupts.pass_on(error)
+            return math.inf
+        pairs = ((got[name], value) for name, value in eager.values.items())
+        return max((_off(mine, eagers, self._bounds) for mine, eagers in pairs), default=0.0)
+
+
+def _off(mine: object, eagers: object, bounds: Share) -> float:
+    """The largest error of a value by what is allowed; of what is not floating it is none."""
+    if not isinstance(mine, torch.Tensor) or not isinstance(eagers, torch.Tensor):
+        return 0.0
+    if not eagers.is_floating_point() or not eagers.numel():
+        return 0.0
+    wide = eagers.to(torch.float64)
+    error = (mine.to(torch.float64) - wide).abs()
+    by_allowed = torch.where(error == 0, 0.0, error / bounds.allowed(wide, eagers.dtype))
+    return float(by_allowed.nan_to_num(nan=0.0, posinf=math.inf).max())

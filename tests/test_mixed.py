@@ -1,0 +1,226 @@
+"""``precision = "auto"`` where bfloat16 holds for a part of a graph: its first products stay."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from conftest import compiled, last
+from test_precision import Spy, cancels, error, layers, told
+from torch import Tensor, nn
+
+from composer import _torch, agreement, mixed
+from composer.graphs import lower
+from composer.testing import FakeBackend
+
+WHOLE, PART = {torch.bfloat16}, {torch.float32}
+
+
+@pytest.fixture(autouse=True)
+def _processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One with bf16 arithmetic, whatever the tests run on."""
+    monkeypatch.setattr(_torch, "multiplies_bf16", lambda: True)
+
+
+class Early(nn.Module):
+    """The first of four products takes the difference of large numbers; the others take any."""
+
+    def __init__(self, far: float = 1000.0) -> None:
+        super().__init__()
+        self.far = far
+        self.rest = nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 16), nn.Linear(16, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        ones = x.new_ones(16, 16)
+        near = torch.matmul(x + self.far, ones) - 16 * self.far
+        rest: Tensor = self.rest(near)
+        return rest
+
+
+class Builds(Spy):
+    """A spy that counts how often it is asked."""
+
+    def __init__(self, name: str = "spy") -> None:
+        super().__init__(name)
+        self.built = 0
+
+    def __call__(self, gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+        self.built += 1
+        return super().__call__(gm, example_inputs)
+
+
+def in_bf16(module: nn.Module, x: Tensor) -> float:
+    """The error of all of it in bfloat16."""
+    return error(compiled(module, Spy(), precision="bf16")(x), module(x))
+
+
+@torch.no_grad()
+def test_what_does_not_hold_stays_in_fp32_and_the_rest_is_taken() -> None:
+    """One attempt, accepted; the record says how many products are in which."""
+    module, x, spy = Early().eval(), torch.randn(4, 16), Builds()
+    got = compiled(module, spy, precision="auto")(x)
+    assert told() == [("spy", "bf16", "succeeded", None)]
+    assert 0 < error(got, module(x)) < 0.01
+    assert spy.products == [PART, WHOLE, WHOLE, WHOLE]
+    engine = last().attempts[0].engine
+    assert (engine["products_in_fp32"], engine["products_in_bf16"]) == (1, 3)
+
+
+@torch.no_grad()
+def test_all_of_it_is_not_built_where_that_is_beyond_hope() -> None:
+    """What engines differ by does not make up for it; else they are asked for all of it first."""
+    module, x = Early().eval(), torch.randn(4, 16)
+    off = in_bf16(module, x)
+    for share, times in ((0.7, 2), (0.3, 1)):
+        torch.compiler.reset()
+        spy = Builds()
+        compiled(module, spy, precision="auto", max_error=share * off)(x)
+        assert spy.products == [PART, WHOLE, WHOLE, WHOLE]
+        assert spy.built == times
+
+
+@torch.no_grad()
+def test_whole_that_holds_is_taken_whole() -> None:
+    """Nothing is looked for then, and the record says nothing of a part."""
+    spy = Builds()
+    compiled(layers(), spy, precision="auto")(torch.randn(4, 32))
+    assert spy.products == [WHOLE, WHOLE]
+    assert "products_in_fp32" not in last().attempts[0].engine
+
+
+def test_fp32_serves_where_no_part_holds() -> None:
+    """The attempt in bf16 is rejected by the engine's own numbers."""
+    x = torch.rand(4, 16)
+    f = compiled(lambda x: cancels(x) + cancels(x + 1), Spy(), precision="auto")
+    assert torch.equal(f(x), cancels(x) + cancels(x + 1))
+    assert told() == [
+        ("spy", "bf16", "rejected", "numeric_mismatch"),
+        ("spy", "fp32", "succeeded", None),
+    ]
+
+
+class Rounds(Builds):
+    """Is off by another hundredth while the second product is in bfloat16."""
+
+    def __call__(self, gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+        run = super().__call__(gm, example_inputs)
+        worse = 1.02 if self.products[1:2] == [WHOLE] else 1.0
+        return lambda *args: [each * worse for each in run(*args)]
+
+
+@torch.no_grad()
+def test_more_is_kept_where_an_engine_rounds_besides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was run eagerly was just within what is allowed: there is a second try, and no third."""
+    monkeypatch.setattr(mixed._Errors, "first_within", lambda _, margin: 1 if margin > 0.7 else 2)
+    spy = Rounds()
+    compiled(Early().eval(), spy, precision="auto")(torch.randn(4, 16))
+    assert told() == [("spy", "bf16", "succeeded", None)]
+    assert (spy.built, spy.products) == (2, [PART, PART, WHOLE, WHOLE])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("why", ["slow", "random"])
+def test_graph_that_cannot_be_run_again_is_taken_whole_or_not(
+    monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    """Where a run takes too long, or eager's numbers are others each time."""
+    if why == "slow":
+        monkeypatch.setattr(mixed, "_LONG", 0.0)
+    module, x, spy = Early().eval(), torch.randn(4, 16), Builds()
+    noise = 1e-9 if why == "random" else 0.0
+    compiled(lambda x: module(x) + noise * torch.rand_like(x[:, :4]), spy, precision="auto")(x)
+    assert spy.built == 2
+    assert told() == [
+        ("spy", "bf16", "rejected", "numeric_mismatch"),
+        ("spy", "fp32", "succeeded", None),
+    ]
+
+
+@torch.no_grad()
+def test_ranks_that_agree_on_an_engine_take_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each might find another part, since each looks at inputs of its own."""
+
+    @contextlib.contextmanager
+    def voting(*_: Any, **__: Any) -> Iterator[Any]:
+        yield lambda _: agreement.Ballot()
+
+    monkeypatch.setattr(agreement, "among_ranks", voting)
+    spy = Builds()
+    compiled(Early().eval(), spy, precision="auto")(torch.randn(4, 16))
+    assert [status for _, _, status, _ in told()] == ["rejected", "succeeded"]
+    assert spy.built == 2
+
+
+@torch.no_grad()
+def test_candidates_share_what_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The graph is not run again for the second of them."""
+    runs: list[int] = []
+    run = mixed.run
+    monkeypatch.setattr(mixed, "run", lambda *args: runs.append(1) or run(*args))
+    x, options = torch.randn(4, 16), {"select": "fastest", "select_seconds": 0.01}
+    counts = []
+    for chain in ([Spy("a")], [Spy("a"), Spy("b")]):
+        torch.compiler.reset()
+        runs.clear()
+        compiled(Early().eval(), *chain, precision="auto", **options)(x)
+        counts.append(len(runs))
+        assert {a.engine["products_in_fp32"] for a in last().attempts[::2]} == {1}
+    assert counts[0] == counts[1] > 1
+
+
+@torch.no_grad()
+def test_part_serves_dynamic_sizes() -> None:
+    """One graph, and another size is close as well."""
+    module, spy = Early().eval(), Builds()
+    f = compiled(module, spy, precision="auto", dynamic=True)
+    for size in (4, 7):
+        x = torch.randn(size, 16)
+        assert error(f(x), module(x)) < 0.02
+    assert (spy.built, spy.products) == (1, [PART, WHOLE, WHOLE, WHOLE])
+
+
+@pytest.mark.filterwarnings("ignore::composer.errors.FallbackWarning")
+@torch.no_grad()
+def test_successor_at_run_time_computes_a_part_in_bf16() -> None:
+    """It is compiled after Dynamo's compile is over."""
+    module, spy = Early().eval(), Spy()
+    f = compiled(module, FakeBackend("raises", at=2), spy, precision="auto")
+    for _ in range(4):
+        x = torch.randn(4, 16)
+        assert error(f(x), module(x)) < 0.02
+    assert spy.products == [PART, WHOLE, WHOLE, WHOLE]
+
+
+@torch.no_grad()
+def test_openvino_computes_each_part_in_its_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It chooses its precision itself: two models, the first in single precision."""
+    pytest.importorskip("openvino", reason="the engine itself")
+    from composer.backends import openvino
+
+    asked: list[str] = []
+    engine = openvino.OpenVinoEngine
+
+    def spied(model: Any, region: Any, settings: Any, precision: str) -> Any:
+        asked.append(precision)
+        return engine(model, region, settings, precision)
+
+    monkeypatch.setattr(openvino, "OpenVinoEngine", spied)
+    module, x = Early().eval(), torch.randn(4, 16)
+    got = compiled(module, "composer_openvino", precision="auto")(x)
+    assert last().chosen == "composer_openvino"
+    assert asked == ["fp32", "bf16"]
+    assert error(got, module(x)) < 0.01
+    assert last().attempts[0].engine["products_in_fp32"] == 1
+    assert last().attempts[0].coverage == 1.0
+
+
+def test_what_reads_a_marked_node_is_marked() -> None:
+    """So no part in float32 waits for one in bfloat16, which would make a circle of regions."""
+    gm = torch.fx.symbolic_trace(lambda x, y: (torch.relu(x) + torch.tanh(y)).exp())
+    (tanh,) = gm.graph.find_nodes(op="call_function", target=torch.tanh)
+    assert lower.marked(gm.graph) == set()
+    lower.mark(tanh)
+    assert {node.name for node in lower.marked(gm.graph)} == {"tanh", "add", "exp", "output"}
