@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -44,12 +45,14 @@ def try_candidate(
     request: GraphRequest,
     contender: Contender,
     ballot: agreement.Ballot = agreement.NOBODY,
+    known: int = 0,
     *,
     at_run_time: bool = False,
 ) -> tuple[Attempt, Callable[..., Any] | None, BaseException | None]:
     """One attempt: its record, and either the compiled callable or the error that ended it.
 
-    Other ranks are asked by ``ballot``, except for eager, which all of them can take.
+    Other ranks are asked by ``ballot``, except for eager, which all of them can take. On trial in
+    bf16 ``known`` of the first products were found to have to stay in float32, earlier.
     ``KeyboardInterrupt`` and ``SystemExit`` pass through, so does what the handler of a signal
     raises, and Dynamo's control flow while Dynamo's compile is under way; all else is a failure, an
     ``Exception`` or not.
@@ -64,7 +67,7 @@ def try_candidate(
             note(on_trial=True)
         try:
             with _torch.modes_put_back():  # else the next would be built in those of a region
-                compiled = _acceptable(request, contender, ballot, notes)
+                compiled = _acceptable(request, contender, ballot, notes, known)
             ballot.accept()
         except BaseException as error:
             interrupts.pass_on(error)
@@ -87,7 +90,11 @@ def try_candidate(
 
 
 def _acceptable(
-    request: GraphRequest, contender: Contender, ballot: agreement.Ballot, notes: Notes
+    request: GraphRequest,
+    contender: Contender,
+    ballot: agreement.Ballot,
+    notes: Notes,
+    known: int,
 ) -> Callable[..., Any]:
     """What the candidate compiled: on trial in bf16 the largest part whose numbers hold is in it.
 
@@ -100,6 +107,7 @@ def _acceptable(
     parts: Iterator[int] = iter((0,))
     if contender.on_trial and ballot is agreement.NOBODY and contender.bounds_in_bf16:
         parts = mixed.parts(request, contender.bounds_in_bf16)
+        parts = itertools.chain((known,), parts) if known else parts
     first = next(parts)
     while True:
         try:

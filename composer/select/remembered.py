@@ -24,7 +24,7 @@ from composer.store.verdicts import Memory, Recalled
 
 
 def fastest(
-    trial: Callable[[int], Tried],
+    trial: Callable[[int, int], Tried],
     tries: Callable[[Mapping[int, Tried]], Iterator[Tried]],
     floor: Callable[[], Made],
     request: GraphRequest,
@@ -34,7 +34,8 @@ def fastest(
     """The winner of a remembered verdict serves, or that of a contest, which is then remembered.
 
     Args:
-        trial: Tries the candidate at a place of the chain.
+        trial: Tries the candidate at a place of the chain, given how many of the first products
+            were found to have to stay in float32.
         tries: Tries the chain, except for candidates that were tried already, given by place.
         floor: Makes what runs the captured graph.
         request: The graph and the inputs to measure with.
@@ -47,7 +48,7 @@ def fastest(
         winner = recalled.verdict.winner
         if winner is None:
             return _outcome(recalled, None, floor())
-        tried = trial(winner)
+        tried = trial(winner, recalled.verdict.candidates[winner].products_in_fp32)
         if tried.compiled is not None:
             return _outcome(recalled, tried.attempt, (tried.compiled, tried.passes))
         memory.forget()

@@ -45,6 +45,7 @@ class Standing(BaseModel):
         message: Of its attempt, the first line.
         timing: Its figures; ``None`` where it was not measured.
         precision: What it computes in, where that is not the graph's own.
+        products_in_fp32: How many of the first products are in float32 all the same.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -55,6 +56,7 @@ class Standing(BaseModel):
     message: Text
     timing: dict[Text, Number | bool] | None
     precision: Literal["bf16"] | None = None
+    products_in_fp32: Annotated[int, Field(ge=0)] = 0
 
     @property
     def who(self) -> str:
@@ -173,4 +175,5 @@ def standing_of(attempt: Attempt) -> Standing:
         message=shown(first_line(attempt.message)),
         timing=figures_of(attempt),
         precision="bf16" if attempt.engine.get("precision") == "bf16" else None,
+        products_in_fp32=attempt.engine.get("products_in_fp32", 0),
     )
