@@ -17,7 +17,8 @@ from __future__ import annotations
 import math
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 import torch.fx
@@ -52,20 +53,20 @@ def parts(request: GraphRequest, bounds: Share) -> Iterator[int]:
         request: The graph, and the first call's inputs.
         bounds: How far numbers may be off.
     """
+    tried: set[int] = set()
     try:
         errors = _Errors(request, bounds)
-        beyond_hope = errors.of(0) > _HOPELESS and errors.first_within(_MARGINS[0])
+        if errors.of(0) <= _HOPELESS or not errors.first_within(_MARGINS[0]):
+            tried.add(0)
+            yield 0
+        for margin in _MARGINS:
+            first = errors.first_within(margin)
+            if first and first not in tried:
+                tried.add(first)
+                yield first
     except (Stays, _NotMeasured):
-        yield 0
-        return
-    if not beyond_hope:
-        yield 0
-    kept = 0
-    for margin in _MARGINS:
-        first = errors.first_within(margin)
-        if first > kept:
-            yield first
-            kept = first
+        if not tried:
+            yield 0
 
 
 class _NotMeasured(Exception):
@@ -123,21 +124,30 @@ class _Errors:
         return step * self._products // _STEPS
 
     def _run_of_eager(self) -> Run:
-        started = time.perf_counter()
         try:
-            eager = run(checkpoints.eager_forward(self._request.gm), self._inputs, self._request)
+            eager = self._run(checkpoints.eager_forward(self._request.gm))
+        except _NotMeasured:
+            raise
         except BaseException as error:
             interrupts.pass_on(error)
             raise _NotMeasured from error
-        if eager.random or time.perf_counter() - started > _LONG:
+        if eager.random:
             raise _NotMeasured
         return eager
+
+    def _run(self, forward: Callable[..., Any]) -> Run:
+        started = time.perf_counter()
+        found = run(forward, self._inputs, self._request)
+        if time.perf_counter() - started > _LONG:
+            raise _NotMeasured
+        return found
 
     def _measured(self, first: int, eager: Run) -> float:
         try:
             lower = narrow(self._request, on_trial=True, first=first)
-            forward = lower.around(checkpoints.eager_forward(lower.request.gm))
-            got = run(forward, self._inputs, self._request).values
+            got = self._run(lower.around(checkpoints.eager_forward(lower.request.gm))).values
+        except _NotMeasured:
+            raise
         except BaseException as error:  # noqa: BLE001  # what cannot be run is no part to try
             interrupts.pass_on(error)
             return math.inf

@@ -141,6 +141,25 @@ def test_graph_that_cannot_be_run_again_is_taken_whole_or_not(
 
 
 @torch.no_grad()
+def test_runs_may_get_too_slow_once_the_first_was_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine that is busy now: what was tried so far is all that is."""
+    module, x, spy = Early().eval(), torch.randn(4, 16), Builds()
+    off = in_bf16(module, x)
+    torch.compiler.reset()
+    of = mixed._Errors.of
+
+    def slower(errors: Any, first: int) -> float:
+        found = of(errors, first)
+        monkeypatch.setattr(mixed, "_LONG", 0.0)
+        return found
+
+    monkeypatch.setattr(mixed._Errors, "of", slower)
+    compiled(module, spy, precision="auto", max_error=0.7 * off)(x)
+    assert spy.built == 2
+    assert [status for _, _, status, _ in told()] == ["rejected", "succeeded"]
+
+
+@torch.no_grad()
 def test_ranks_that_agree_on_an_engine_take_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each might find another part, since each looks at inputs of its own."""
 
