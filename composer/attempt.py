@@ -37,7 +37,7 @@ from composer.lowering.each import compile_each
 from composer.lowering.freeze import freezing
 from composer.memory import lacks_memory
 from composer.passes import late
-from composer.records import Attempt, GraphRequest, Reason, Status, plain
+from composer.records import Attempt, GraphRequest, Reason, Status, first_line, plain
 from composer.verify import prove, verify
 
 
@@ -270,13 +270,20 @@ def _failed(name: str, error: BaseException, notes: Notes, seconds: float) -> At
         backend=name,
         status=status,
         reason=reason,
-        message=text_of(error),
+        message=_said(error, reason),
         seconds=seconds,
         coverage=notes.coverage,
         engine=notes.engine,
         error_type=kind,
         traceback=said,
     )
+
+
+def _said(error: BaseException, reason: Reason) -> str:
+    """What the record says of an error. Torch itself tells a call and no more where data decide."""
+    if reason is Reason.DYNAMIC_SHAPE and not isinstance(error, Refusal):
+        return f"it needs a number that only the data tell: {first_line(text_of(error))}"
+    return text_of(error)
 
 
 def classify(error: BaseException) -> tuple[Status, Reason]:

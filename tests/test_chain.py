@@ -790,3 +790,16 @@ def test_callable_named_as_the_floor_is_an_engine_like_any_other() -> None:
     torch.testing.assert_close(compiled(cosine, eager)(x), cosine(x))
     assert statuses() == [(f"{__name__}.eager", "failed", "raised_at_runtime")]
     assert last().chosen == "eager"
+
+
+@pytest.mark.filterwarnings("ignore::composer.errors.FallbackWarning")
+def test_size_that_only_the_data_tell_is_said_in_a_sentence() -> None:
+    """Torch's own text is a call, a traceback that says ``None``, and advice on another tool."""
+    gm = torch.fx.symbolic_trace(lambda x, n: torch.nn.functional.pad(x, (0, n.item())))
+    x, n = torch.ones(2, 3), torch.tensor(2)
+    run = torch._dynamo.lookup_backend("composer")(gm, [x, n], options={"chain": ["aot_eager"]})
+    assert run(x, n).shape == (2, 5)
+    (attempt,) = last().attempts
+    assert (attempt.status, attempt.reason) == ("declined", "dynamic_shape")
+    call = "aten._local_scalar_dense.default"
+    assert attempt.message == f"it needs a number that only the data tell: {call}"
