@@ -38,6 +38,9 @@ _ADD_UP = frozenset(
 )
 """What brings several elements to one place: for float16 there is a kernel, and it raises."""
 
+_BY_DEFINITION = frozenset({"aten::logsumexp"})
+"""What has no kernel for float16: ONNX's definition takes its place, where ``exp(720)`` is inf."""
+
 
 def why_not_here(node: torch.fx.Node, device: torch.device) -> str | None:
     """Why ONNX Runtime cannot run a call: ONNX cannot say it, or the CPU has no kernel for it."""
@@ -53,7 +56,9 @@ def narrow_here(node: torch.fx.Node, device: torch.device) -> frozenset[torch.dt
     """The dtypes of a call's operands and results in whose place it has to be given float32."""
     if node.op != "call_function" or device.type != "cpu":
         return frozenset()
-    dtypes = dtypes_of(node) & {torch.float16} if _adds_up(node) else frozenset()
+    by_definition = _torch.operator_name(node.target) in _BY_DEFINITION
+    wide = by_definition or _adds_up(node)
+    dtypes = dtypes_of(node) & {torch.float16} if wide else frozenset()
     return dtypes | _computed(node) & {torch.bfloat16} if widens_bfloat16(device) else dtypes
 
 
