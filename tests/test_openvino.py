@@ -407,6 +407,8 @@ OTHERWISE = {
     "the order of NaN": (lambda x: x.sort(descending=True).values, NAN),
     "the greatest two and NaN": (lambda x: x.topk(2).values, NAN),
     "the truth of NaN": (torch.logical_not, NAN),
+    "the truth of NaN beside others": (lambda x: x[:, 1:].all(1), NAN),
+    "the truth of a NaN": (lambda x: x[:, 1:2].any(1), NAN),
     "a rest of tenths": (lambda x: torch.fmod(x, 0.1), torch.arange(100) / 10.0),
     "a rest by infinity": (lambda x: torch.fmod(x, math.inf), torch.ones(3)),
     "the average of a window that ends in no padding": (

@@ -55,7 +55,7 @@ _CLAMPS = frozenset({"aten::clamp", "aten::clamp_min", "aten::clamp_max"})
 _AVERAGES = frozenset({"aten::avg_pool1d", "aten::avg_pool2d", "aten::avg_pool3d"})
 
 _TRUTHS = frozenset({"aten::_to_copy", "aten::logical_not", "aten::logical_and"})
-_TRUTHS |= {"aten::logical_or", "aten::logical_xor"}
+_TRUTHS |= {"aten::logical_or", "aten::logical_xor", "aten::all", "aten::any"}
 
 
 def why_not_here(
