@@ -108,6 +108,10 @@ TAKEN = {
         lambda x, a, b: torch.addmv(x, a, b, beta=0.2, alpha=1.6),
         *(torch.arange(5), torch.arange(15).view(5, 3), torch.arange(3)),
     ),
+    "a sum of products of large integers": (
+        lambda x, a: torch.addbmm(x, a, a) + torch.addbmm(x, a, a, beta=0, alpha=3),
+        *(BIG.view(5, 4)[:4], BIG.repeat(2).view(2, 5, 4)[:, :4] * 2**20 + 1),
+    ),
     "a logarithm of a sigmoid": (lambda x: torch.sigmoid(x).log(), TAILS),
     "a logarithm of a sigmoid in another shape": (
         lambda x: -1 / torch.where(x.view(-1, 1) < 0, torch.sigmoid(x.view(1, -1)).t(), 0.5),
@@ -353,6 +357,18 @@ TAKEN = {
         lambda a, b: [torch.cdist(a, b, p) for p in (0.0, 1.0, 2.0, INF)],
         r(4, 3),
         r(5, 3),
+    ),
+    "integers within fractions and infinities": (
+        lambda x: (x.clamp(min=INF), x.clamp_max(-INF), x.clamp(-0.5, INF), x.clamp_min(2.5)),
+        T([-3, 0, 7]),
+    ),
+    "numbers times logarithms of numbers": (
+        lambda x: (torch.xlogy(0.0, x), torch.xlogy(x, NAN), torch.xlogy(x, 2), torch.xlogy(3, x)),
+        T([0.0, NAN, 2.0, INF, -1.0]),
+    ),
+    "differences that are NaN": (
+        lambda a, b: [torch.cdist(a, b, p) for p in (0.0, 1.0, 2.0)],
+        *(T([[0.0, NAN], [INF, 1.0]]), T([[0.0, 1.0], [INF, INF], [2.0, 1.0]])),
     ),
     "the largest beside NaN": (
         lambda x: (x.max(), x.min(), x.amax(1), x.amin((0, 1)), x.aminmax(dim=0), x.argmax()),

@@ -84,6 +84,8 @@ def edges() -> dict[Any, Callable[..., Any]]:
         aten.rsub.Scalar: less_than_number,
         aten.mul.Scalar: times_size,
         aten.xlogy.Tensor: xlogy,
+        aten.xlogy.Scalar_Self: lambda x, y: xlogy(_held(x, y), y),
+        aten.xlogy.Scalar_Other: lambda x, y: xlogy(x, _held(y, x)),
         aten.sigmoid.default: _of_doubles(lambda x: 1 / (1 + torch.exp(-x))),
         aten.silu.default: _of_doubles(lambda x: x / (1 + torch.exp(-x))),
         aten.log2.default: functools.partial(logarithm, 2),

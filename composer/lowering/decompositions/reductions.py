@@ -70,7 +70,7 @@ def reductions() -> dict[Any, Callable[..., Any]]:
         aten._cdist_forward.default: cdist,
         aten.addmm.default: addmm,
         aten.baddbmm.default: functools.partial(alone, torch.bmm),
-        aten.addbmm.default: functools.partial(alone, lambda a, b: torch.bmm(a, b).sum(0)),
+        aten.addbmm.default: addbmm,
     }
 
 
@@ -501,6 +501,9 @@ def cdist(a: torch.Tensor, b: torch.Tensor, p: float, compute_mode: int | None) 
         return NotImplemented
     if not 0 < difference.numel() <= MOST_ADDED:
         return NotImplemented
+    if p == 0:  # a norm counts NaN as one that is not zero
+        differs = torch.where(difference != difference, difference, 1.0)
+        return torch.where(difference == 0, 0.0, differs).sum(-1)
     return torch.linalg.vector_norm(difference, p, -1)
 
 
@@ -533,6 +536,17 @@ def addmm(
     if beta == 0:
         return x.new_zeros(a.shape[0], b.shape[1])
     return (x * beta).expand(a.shape[0], b.shape[1]).clone()
+
+
+def addbmm(
+    x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: Any = 1, alpha: Any = 1
+) -> Any:
+    """Integers by the product and the sum of :func:`total`; the translation has a sum of floats."""
+    if x.dtype.is_floating_point or x.dtype is torch.bool:
+        how = {"beta": beta, "alpha": alpha}
+        return alone(lambda a, b: torch.bmm(a, b).sum(0), x, a, b, **how)
+    added = torch.bmm(a, b).sum(0, dtype=x.dtype) * int(alpha)
+    return added + x * int(beta) if int(beta) else added
 
 
 def alone(

@@ -233,13 +233,15 @@ def minimum(a: torch.Tensor, b: torch.Tensor) -> Any:
 
 
 def clamp(x: torch.Tensor, min: Any = None, max: Any = None) -> Any:
-    """An integer between integer bounds, a number between two floats."""
+    """An integer between integer bounds, any other number between two floats."""
     if x.dtype.is_floating_point:
         if any(isinstance(each, float) and math.isnan(each) for each in (min, max)):
             return torch.full_like(x, math.nan)
         both = isinstance(min, float) and isinstance(max, float)
         return NotImplemented if both else _between_floats(x, min, max)
-    if x.dtype is not torch.int64 or isinstance(min, float) or isinstance(max, float):
+    if isinstance(min, float) or isinstance(max, float):
+        return aten.clamp.default(x.to(torch.result_type(x, 0.0)), min, max)
+    if x.dtype is not torch.int64:
         return NotImplemented
     if min is not None:
         x = torch.where(x < min, min, x)
