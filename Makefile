@@ -57,6 +57,7 @@ bench: $(STAMP)
 	$(BIN)/python bench/passes.py --json bench/results/passes.json
 	$(BIN)/python bench/pass_costs.py --json bench/results/pass_costs.json
 	-$(BIN)/python bench/ops.py --json bench/results/ops.json
+	-$(BIN)/python bench/edges.py --json bench/results/edges.json
 	$(BIN)/python bench/tables.py
 	$(BIN)/python bench/plots.py
 

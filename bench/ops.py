@@ -6,6 +6,8 @@ is raised. Run from anywhere, with composer installed::
 
     python bench/ops.py --ops add,sort --json bench/results/ops.json
 
+With ``--values edges`` other numbers are written over the samples (``bench/edge_values.py``).
+
 The samples run in a process of their own. If that dies, as engines do that divide by zero, the
 operator is recorded as crashed and another process goes on with the rest. The exit status is 1 if
 any operator is wrong, raises what eager does not, or crashes.
@@ -15,13 +17,13 @@ from __future__ import annotations
 
 import argparse
 import copy
+import functools
 import importlib.util
 import json
 import logging
 import math
 import os
 import random
-import re
 import signal
 import subprocess
 import sys
@@ -37,6 +39,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from differences import described, difference, tidy
+from edge_values import in_float32, is_elementwise, is_refilled, refills, rounded
 from timing import cores, machine, write_json
 from torch.utils._pytree import tree_flatten, tree_map
 
@@ -45,6 +49,7 @@ import composer
 log = logging.getLogger("bench.ops")
 
 FORWARD, BACKWARD = "forward", "backward"
+SAMPLES, EDGES = "samples", "edges"
 SEVERITY = ("crashed", "raised", "wrong")
 VERDICTS = ("taken", "partly", "declined", *reversed(SEVERITY), "nothing", "no graph")
 NOTHING = "the graph computes nothing"
@@ -60,16 +65,6 @@ DRAWING |= {"rand_like", "randint", "randint_like", "randn", "randn_like", "unif
 
 DRAWN = "random numbers stay torch's"
 
-TOLERANCES = {
-    torch.float64: 1e-12,
-    torch.float32: 1e-4,
-    torch.float16: 5e-3,
-    torch.bfloat16: 4e-2,
-    torch.complex64: 1e-4,
-    torch.complex128: 1e-7,
-}
-"""Relative; the absolute one is a tenth. Every other dtype is compared exactly."""
-
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -80,6 +75,7 @@ class Settings:
     engine: str
     min_coverage: float
     references: bool
+    values: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,12 +113,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the exit status is 1 if anything is wrong, 2 if it was asked wrongly."""
     options = parse(arguments)
     logging.basicConfig(format="%(message)s", level=logging.INFO)
-    names = "dtype", "samples", "engine", "min_coverage", "references"
+    names = "dtype", "samples", "engine", "min_coverage", "references", "values"
     settings = Settings(**{name: getattr(options, name) for name in names})
     if options.report_to is not None:
         work(options.units, settings, options.report_to)
         return 0
-    names = options.ops or sorted(operators())
+    names = [each for each in options.ops or sorted(operators()) if is_tried(each, settings)]
     directions = (FORWARD, BACKWARD) if options.backward else (FORWARD,)
     units = [f"{direction}:{name}" for direction in directions for name in names]
     record: dict[str, Any] = {"machine": machine(), "settings": asdict(settings)}
@@ -145,6 +141,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--references",
         action="store_true",
         help="torch's wider samples: small, large and extremal values, mixed dtypes, strides",
+    )
+    parser.add_argument(
+        "--values",
+        choices=(SAMPLES, EDGES),
+        default=SAMPLES,
+        help="edges: each sample again with NaN, infinities, ties, and the ends of the range",
     )
     parser.add_argument("--engine", default="onnxrt", help="the chain's only member (onnxrt)")
     parser.add_argument(
@@ -190,6 +192,11 @@ def operators() -> dict[str, Any]:
     return {".".join(filter(None, (op.name, op.variant_test_name))): op for op in database.op_db}
 
 
+def is_tried(name: str, settings: Settings) -> bool:
+    """Whether there are values for an operator of the kind that is asked for."""
+    return settings.values == SAMPLES or is_refilled(name, getattr(torch, settings.dtype))
+
+
 # --- the process that watches -------------------------------------------------------------------
 
 
@@ -230,6 +237,7 @@ def run_worker(
     command = [sys.executable, __file__, "--report-to", str(writer), "--units", json.dumps(units)]
     command += ["--dtype", settings.dtype, "--samples", str(settings.samples)]
     command += ["--engine", settings.engine, "--min-coverage", str(settings.min_coverage)]
+    command += ["--values", settings.values]
     command += ["--references"] if settings.references else []
     output = None if verbose else subprocess.DEVNULL
     process = subprocess.Popen(command, stdout=output, stderr=output, pass_fds=(writer,))
@@ -288,14 +296,14 @@ def judge(
 ) -> Result:
     """Try the samples of one operator and sum them up."""
     tell({"at": "0"})
-    samples = outcome(lambda: samples_of(op, direction, settings))
+    samples = outcome(samples_of, op, direction, settings)
     trials: list[Trial] = []
     if isinstance(samples, Exception):
         trials.append(Trial("no graph", problem=f"no samples: {described(samples)}"))
         samples = []
     for index, sample in enumerate(samples):
         tell({"at": f"{index + 1}"})
-        trials.append(attempt(op, sample, direction, settings))
+        trials.append(attempt(name, op, sample, direction, settings))
     kinds = Counter(trial.kind for trial in trials)
     refused = sorted({each for trial in trials for each in trial.refused})
     problems = list(dict.fromkeys(trial.problem for trial in trials if trial.problem))
@@ -333,8 +341,8 @@ def samples_of(op: Any, direction: str, settings: Settings) -> list[Any]:
     return [samples[round(i * last / max(count - 1, 1))] for i in range(count)]
 
 
-def attempt(op: Any, sample: Any, direction: str, settings: Settings) -> Trial:
-    """Run one sample in eager and through the engine."""
+def attempt(name: str, op: Any, sample: Any, direction: str, settings: Settings) -> Trial:
+    """Run one sample in eager and through the engine, with each of the values asked for."""
 
     def function(value: Any, args: Any, kwargs: Any) -> Any:
         return op.op(value, *args, **kwargs)
@@ -345,25 +353,59 @@ def attempt(op: Any, sample: Any, direction: str, settings: Settings) -> Trial:
     options: dict[str, Any] = {"chain": [engine], "min_coverage": settings.min_coverage}
     options["keep_artefacts"] = 0  # thousands of graphs that nobody will run again
     compiled = torch.compile(function, backend="composer", options=options)
-    run = with_gradients if direction == BACKWARD else without_gradients
-    expected = outcome(lambda: run(function, sample, 0))
-    actual = outcome(lambda: run(compiled, sample, 0))
+    eager, ours = (functools.partial(RUNS[direction], each) for each in (function, compiled))
+    returned, raised, problems = False, False, []
+    for values, given in filled(name, op, sample, settings):
+        expected, actual = outcome(eager, given, 0), outcome(ours, given, 0)
+        returned |= not isinstance(expected, Exception)
+        if problem := unlike(op, eager, given, expected, actual, settings):
+            raised |= isinstance(actual, Exception)
+            problems.append(f"{values}: {problem}")
     reports = composer.reports()
     refused = tuple(refusals(reports))
-    problem = difference(expected, actual, values=op.name not in UNDEFINED)
-    if problem and difference(expected, outcome(lambda: run(function, sample, 1))):
-        problem = difference(expected, actual, values=False)
-    if problem:
-        kind = "raised" if isinstance(actual, Exception) else "wrong"
-        return Trial(kind, refused, f"{problem}; sample {outline(sample)}")
+    if problems:
+        said = f"{'; '.join(problems)}; of {outline(sample)}"
+        return Trial("raised" if raised else "wrong", refused, said)
     taken = [each.chosen == engine and not each.runtime.fallbacks for each in reports]
-    if not taken or isinstance(expected, Exception):
+    if not taken or not returned:
         return Trial("no graph")
     idle = (NOTHING, DRAWN) if op.name in DRAWING else (NOTHING,)
     if not any(taken) and all(any(each in said for each in idle) for _, said in refused):
         return Trial("nothing", refused)
     kind = "taken" if all(taken) else "partly" if any(taken) else "declined"
     return Trial(kind, refused, coverage=coverage(reports, engine))
+
+
+def unlike(
+    op: Any,
+    eager: Callable[..., Any],
+    given: Any,
+    expected: Any,
+    actual: Any,
+    settings: Settings,
+) -> str:
+    """How the engine's results differ; what another seed changes as well is not compared."""
+    problem = difference(expected, actual, values=op.name not in UNDEFINED)
+    if problem and difference(expected, outcome(eager, given, 1)):
+        problem = difference(expected, actual, values=False)
+    if problem and settings.values == EDGES and not is_elementwise(op):
+        return "" if is_more_exact(eager, given, expected, actual) else problem
+    return problem
+
+
+def is_more_exact(eager: Callable[..., Any], given: Any, expected: Any, actual: Any) -> bool:
+    """Whether halves are as eager computes them in float32: they are not rounded in between."""
+    wide = outcome(eager, in_float32(given), 0)
+    if any(isinstance(each, Exception) for each in (wide, expected, actual)):
+        return False
+    return not difference(rounded(wide, expected), actual)
+
+
+def filled(name: str, op: Any, sample: Any, settings: Settings) -> Iterator[tuple[str, Any]]:
+    """The sample with each of the values asked for, and what they are called."""
+    if settings.values == SAMPLES:
+        return iter([("sample", sample)])
+    return refills(name, op, sample, getattr(torch, settings.dtype))
 
 
 def without_gradients(function: Callable[..., Any], sample: Any, number: int) -> Any:
@@ -389,10 +431,14 @@ def with_gradients(function: Callable[..., Any], sample: Any, number: int) -> An
     return returned, torch.autograd.grad(outputs, inputs, upstream, allow_unused=True)
 
 
-def outcome(call: Callable[[], Any]) -> Any:
+RUNS = {FORWARD: without_gradients, BACKWARD: with_gradients}
+"""How a function is run; both take it, a sample, and a seed."""
+
+
+def outcome(call: Callable[..., Any], *args: Any) -> Any:
     """What the call returns, or the exception that it raises."""
     try:
-        return call()
+        return call(*args)
     except Exception as error:  # noqa: BLE001  # what is raised is compared, too
         return error
 
@@ -437,73 +483,6 @@ def seed(number: int) -> None:
     random.seed(number)
 
 
-# --- comparing ----------------------------------------------------------------------------------
-
-
-def difference(expected: Any, actual: Any, values: bool = True) -> str:
-    """How what was found differs from what eager gives; empty if it does not.
-
-    Args:
-        expected: Nested values, or the exception that eager raises.
-        actual: The same of the engine.
-        values: Compare numbers, too, not only what kind of tensors hold them.
-    """
-    if isinstance(expected, Exception) or isinstance(actual, Exception):
-        if isinstance(expected, Exception) and isinstance(actual, Exception):
-            return ""
-        raised = "eager" if isinstance(expected, Exception) else "composer"
-        return f"{raised} raises {described(expected if raised == 'eager' else actual)}"
-    ours, spec = tree_flatten(actual)
-    theirs, expected_spec = tree_flatten(expected)
-    if spec != expected_spec:
-        return f"structure {spec}, not {expected_spec}"
-    pairs = enumerate(zip(theirs, ours, strict=True))
-    found = (f"leaf {i}: {said}" for i, pair in pairs if (said := leaf_difference(*pair, values)))
-    return next(found, "")
-
-
-def leaf_difference(expected: Any, actual: Any, values: bool) -> str:
-    """The same for two tensors, numbers or other plain values."""
-    if type(expected) is not type(actual):
-        return f"{type(actual).__name__}, not {type(expected).__name__}"
-    if isinstance(expected, torch.Tensor):
-        kinds = metadata(expected), metadata(actual)
-        if kinds[0] != kinds[1]:
-            return f"{kinds[1]}, not {kinds[0]}"
-        return value_difference(expected.detach(), actual.detach()) if values else ""
-    if isinstance(expected, float) and values:
-        return "" if math.isclose(expected, actual, rel_tol=1e-4) else f"{actual}, not {expected}"
-    plain = isinstance(expected, int | str) and values
-    return f"{actual!r}, not {expected!r}" if plain and expected != actual else ""
-
-
-def metadata(tensor: torch.Tensor) -> str:
-    """Dtype, shape and strides, without the strides of dimensions of size one, in words."""
-    said = f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
-    if tensor.layout is not torch.strided:
-        return f"{said} {tensor.layout}"
-    sizes = zip(tensor.shape, tensor.stride(), strict=True)
-    strides = tuple(stride for size, stride in sizes if size > 1) if tensor.numel() else ()
-    conjugated = " conjugated" if tensor.is_conj() else ""
-    return f"{said} strides {strides} {tensor.requires_grad}{conjugated}"
-
-
-def value_difference(expected: torch.Tensor, actual: torch.Tensor) -> str:
-    """How many elements differ, and the first of them."""
-    if expected.layout is not torch.strided or expected.is_quantized:
-        return ""
-    rtol = TOLERANCES.get(expected.dtype)
-    if rtol is None:
-        wrong = expected != actual
-    else:
-        wrong = ~torch.isclose(actual, expected, rtol=rtol, atol=rtol / 10, equal_nan=True)
-    if not wrong.any():
-        return ""
-    first = tuple(wrong.nonzero()[0].tolist())
-    pair = f"{actual[first].item()!r}, not {expected[first].item()!r}"
-    return f"{int(wrong.sum())} of {wrong.numel()} elements, at {first} {pair}"
-
-
 # --- words --------------------------------------------------------------------------------------
 
 
@@ -520,19 +499,6 @@ def brief(value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(brief, value))}]"
     return tidy(repr(value))
-
-
-def described(error: BaseException) -> str:
-    """The error's type and first line."""
-    return f"{type(error).__name__}: {tidy(str(error))}"
-
-
-def tidy(text: str) -> str:
-    """The first line, without places in files, folders and addresses."""
-    line = next((line.strip() for line in text.splitlines() if line.strip()), "")
-    line = re.sub(r" \((?:/|<)[^()]*:\d+\)", "", line)
-    line = re.sub(r"(?<![\w.])(?:/[\w.+-]+)+/", "", line)
-    return re.sub(r"0x[0-9a-f]{6,}", "0x...", line)[:400]
 
 
 def summary(results: Sequence[Result], direction: str) -> dict[str, float | int]:

@@ -286,6 +286,30 @@ def operators(record: Record) -> str:
     return f"{described(record)}\n\n{said}\n\n{table(('why not', 'operators'), rows)}"
 
 
+def edges(record: Record) -> str:
+    """What operators came to on numbers at the edges, and those that are not right."""
+    headings = ("engine", "dtype", "operators with a graph", "as in eager", "of them declined")
+    headings += ("documented", "otherwise")
+    rows, known, otherwise = [], [], []
+    for sweep in record["sweeps"]:
+        counts, place = sweep["counts"], (f"`{sweep['engine']}`", sweep["dtype"])
+        right = sum(counts[each] for each in ("taken", "partly", "declined", "nothing"))
+        figures = (right + sum(counts[each] for each in WRONG), right, counts["declined"])
+        figures += (len(sweep["known"]), len(sweep["otherwise"]))
+        rows.append((*place, *map(str, figures)))
+        if sweep["known"]:
+            known.append((*place, ", ".join(f"`{op}`" for op in sweep["known"])))
+        for op, found in sweep["otherwise"].items():
+            otherwise.append((*place, f"`{op}`", ", ".join(found["at"])))
+    said = f"{described(record)} {record['samples']} samples an operator."
+    if again := record.get("repeated"):
+        said += f" Repeated after a change of the bench: {', '.join(f'`{op}`' for op in again)}."
+    parts = [said, table(headings, rows)]
+    parts += [table(("engine", "dtype", "documented"), known, text=3)] if known else []
+    parts += [table(("engine", "dtype", "otherwise", "at"), otherwise, text=4)] if otherwise else []
+    return "\n\n".join(parts)
+
+
 def cause(reason: str, message: str) -> str:
     """Why an attempt was refused, in words that operators share."""
     known = re.findall(r"(?:aten|prims|torch_nn)\.[\w.]+ \(([^()]+)\)", message)
@@ -362,6 +386,7 @@ PARTS = (
     Part(BENCH, "halves", halves),
     Part(BENCH, "passes", passes),
     Part(BENCH, "pass_costs", pass_costs),
+    Part(BENCH, "edges", edges, command="edges.py --json bench/results/edges.json"),
     Part("docs/engines.md", "ops", operators),
     Part("README.md", "fastest", headline, results="models", command="models.py"),
     Part("README.md", "fastest_bf16", headline, results="models_bf16", command="models.py"),

@@ -132,6 +132,17 @@ def test_the_operator_bench_finds_what_is_right(tmp_path: Path) -> None:
 
 
 @bench
+def test_the_bench_of_edges_tells_apart_what_is_documented(tmp_path: Path) -> None:
+    """NaN gets lost in OpenVINO's ``exp``; others are right, and a probability is left alone."""
+    figures = tmp_path / "edges.json"
+    command = ("bench/edges.py", "--engines", "composer_openvino", "--dtypes", "float32")
+    run(*command, "--ops", "exp,round,bernoulli", "--json", str(figures))
+    (sweep,) = json.loads(figures.read_text())["sweeps"]
+    assert (sweep["counts"]["taken"], sweep["counts"]["wrong"]) == (1, 1)
+    assert (sweep["known"], sweep["otherwise"]) == (["exp"], {})
+
+
+@bench
 def test_the_pass_bench_writes_what_it_measured(tmp_path: Path) -> None:
     """A row for each pass with its matches, and one for all that match together."""
     figures = tmp_path / "passes.json"
