@@ -75,6 +75,17 @@ def test_exponents_beyond_float64_have_their_logarithm() -> None:
         torch.testing.assert_close(run(lambda x, d=dim: x.logsumexp(d), x), x.logsumexp(dim))
 
 
+def test_numbers_are_compared_as_float16_holds_them() -> None:
+    """A tenth is equal to itself, and what is beyond the range to infinity."""
+    x = torch.tensor([0.1, -0.3, 0.0, float("inf"), 1.0], dtype=F16)
+
+    def compared(x: torch.Tensor) -> list[torch.Tensor]:
+        signs = torch.eq, torch.ne, torch.lt, torch.le, torch.gt, torch.ge
+        return [f(x, number) for f in signs for number in (0.1, -0.3, 1e-30, 1e30, 1, 70000)]
+
+    torch.testing.assert_close(run(compared, x), compared(x))
+
+
 EXACT = {
     "a chain of operators": lambda x: ((x * 3 + 0.1) / 7 - x).sin() * 1.001,
     "a dtype that is asked for": lambda x: (

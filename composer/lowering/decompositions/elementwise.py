@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -35,6 +36,12 @@ _ERFINV_FAR = (
     *(0.00134934322, 0.000100950558, -0.000200214257),
 )
 """M. Giles, Approximating the erfinv function, single precision; lowest power first."""
+
+
+_COMPARISONS = (
+    *(aten.eq.Scalar, aten.ne.Scalar, aten.lt.Scalar),
+    *(aten.le.Scalar, aten.gt.Scalar, aten.ge.Scalar),
+)
 
 
 def elementwise() -> dict[Any, Callable[..., Any]]:
@@ -93,7 +100,7 @@ def edges() -> dict[Any, Callable[..., Any]]:
         aten.logit.default: logit,
         aten.angle.default: angle,
         aten.pow.Tensor_Scalar: power,
-    }
+    } | {each: functools.partial(compare, each) for each in _COMPARISONS}
 
 
 def _of_floats(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -320,6 +327,17 @@ def heaviside(x: torch.Tensor, at_zero: torch.Tensor) -> Any:
 def xlogy(x: torch.Tensor, y: torch.Tensor) -> Any:
     """``x * log(y)``; zero where ``x`` is, unless ``y`` is NaN."""
     return torch.where((x == 0) & (y == y), 0.0, x * torch.log(y))
+
+
+def compare(operator: Any, x: torch.Tensor, number: Any) -> Any:
+    """With the number as float16 holds it; ONNX Runtime (1.31) compares in float32."""
+    if x.dtype is not torch.float16 or not isinstance(number, int | float):
+        return NotImplemented
+    try:
+        (held,) = struct.unpack("e", struct.pack("e", float(number)))
+    except OverflowError:
+        held = math.copysign(math.inf, number)
+    return NotImplemented if held == number or number != number else operator(x, held)
 
 
 def power(x: torch.Tensor, exponent: Any) -> Any:
