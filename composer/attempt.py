@@ -89,6 +89,10 @@ def try_candidate(
     return accepted, compiled, None
 
 
+_OFF = (Reason.NUMERIC_MISMATCH, Reason.NON_FINITE)
+"""What a smaller part in bf16 may make good."""
+
+
 def _acceptable(
     request: GraphRequest,
     contender: Contender,
@@ -108,7 +112,7 @@ def _acceptable(
     if contender.on_trial and ballot is agreement.NOBODY and contender.bounds_in_bf16:
         parts = mixed.parts(request, contender.bounds_in_bf16)
         parts = itertools.chain((known,), parts) if known else parts
-    first = next(parts)
+    first, told = next(parts), dict(notes.engine)
     while True:
         try:
             compiled = _narrow_and_build(request, contender, ballot, first)
@@ -116,10 +120,11 @@ def _acceptable(
             _verify(compiled, request, contender, contender.allowed(notes.engine))
             return compiled
         except Refusal as refusal:
-            smaller = next(parts, None) if refusal.reason is Reason.NUMERIC_MISMATCH else None
+            smaller = next(parts, None) if refusal.reason in _OFF else None
             if smaller is None:
                 raise
             first = smaller
+            notes.begin_again(told)
 
 
 def _narrow_and_build(

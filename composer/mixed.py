@@ -146,22 +146,24 @@ class _Errors:
         try:
             lower = narrow(self._request, on_trial=True, first=first)
             got = self._run(lower.around(checkpoints.eager_forward(lower.request.gm))).values
+            pairs = ((got[name], value) for name, value in eager.values.items())
+            return max((_off(mine, eagers, self._bounds) for mine, eagers in pairs), default=0.0)
         except _NotMeasured:
             raise
         except BaseException as error:  # noqa: BLE001  # what cannot be run is no part to try
             interrupts.pass_on(error)
             return math.inf
-        pairs = ((got[name], value) for name, value in eager.values.items())
-        return max((_off(mine, eagers, self._bounds) for mine, eagers in pairs), default=0.0)
 
 
 def _off(mine: object, eagers: object, bounds: Share) -> float:
-    """The largest error of a value by what is allowed; of what is not floating it is none."""
+    """The largest error of a value by what is allowed; infinite where nothing is."""
     if not isinstance(mine, torch.Tensor) or not isinstance(eagers, torch.Tensor):
         return 0.0
-    if not eagers.is_floating_point() or not eagers.numel():
+    if not eagers.is_floating_point() and not eagers.is_complex():
+        return 0.0 if torch.equal(mine, eagers) else math.inf
+    if not eagers.numel():
         return 0.0
-    wide = eagers.to(torch.float64)
-    error = (mine.to(torch.float64) - wide).abs()
-    by_allowed = torch.where(error == 0, 0.0, error / bounds.allowed(wide, eagers.dtype))
-    return float(by_allowed.nan_to_num(nan=0.0, posinf=math.inf).max())
+    wide = eagers.to(torch.complex128 if eagers.is_complex() else torch.float64)
+    by_allowed = (mine.to(wide.dtype) - wide).abs() / bounds.allowed(wide, eagers.dtype)
+    by_allowed[torch.isclose(mine, eagers, rtol=0, atol=0, equal_nan=True)] = 0.0
+    return float(by_allowed.nan_to_num(nan=math.inf, posinf=math.inf).max())

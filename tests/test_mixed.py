@@ -14,7 +14,9 @@ from test_verdicts import short_nap
 from torch import Tensor, nn
 
 from composer import _torch, agreement, mixed
+from composer.backends.base import covers
 from composer.graphs import lower
+from composer.isolate import parcel
 from composer.testing import FakeBackend
 
 WHOLE, PART = {torch.bfloat16}, {torch.float32}
@@ -123,13 +125,93 @@ def test_more_is_kept_where_an_engine_rounds_besides(monkeypatch: pytest.MonkeyP
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("why", ["slow", "random"])
+def test_record_is_of_the_last_build() -> None:
+    """What the first one, of all in bfloat16, said of coverage and of what is left is forgotten."""
+
+    class Leaves(Builds):
+        def __call__(self, gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+            run = super().__call__(gm, example_inputs)
+            taken = self.products.count(PART)
+            covers(taken, len(self.products), [f"{len(self.products) - taken} in bf16"])
+            return run
+
+    module, x, spy = Early().eval(), torch.randn(4, 16), Leaves()
+    options = {"max_error": 0.7 * in_bf16(module, x), "min_coverage": 0.0}
+    torch.compiler.reset()
+    compiled(module, spy, precision="auto", **options)(x)
+    (attempt,) = last().attempts
+    assert (spy.built, attempt.accepted, attempt.coverage) == (2, True, 0.25)
+    assert attempt.engine["left_to_torch"] == ["3 in bf16"]
+    assert attempt.engine["on_trial"]
+
+
+@torch.no_grad()
+def test_part_is_looked_for_where_rounding_leaves_no_number() -> None:
+    """The largest number becomes infinite, and nothing times that is none."""
+    module, spy = Early().rest.eval(), Builds()
+
+    def f(x: Tensor) -> Tensor:
+        largest = (0 * x + torch.finfo(torch.float32).max) @ torch.eye(16)
+        answer: Tensor = module(x + (largest - largest))
+        return answer
+
+    compiled(f, spy, precision="auto")(torch.randn(4, 16))
+    assert told() == [("spy", "bf16", "succeeded", None)]
+    assert (spy.built, spy.products) == (1, [PART, WHOLE, WHOLE, WHOLE])
+
+
+@torch.no_grad()
+def test_whole_numbers_are_to_be_eagers() -> None:
+    """The product that they are made of stays in float32."""
+    module, spy = layers(16), Builds()
+    weight = torch.randn(16, 16)
+
+    def f(x: Tensor) -> tuple[Tensor, Tensor]:
+        near = x @ weight
+        return (1000 * near).int(), module(near)
+
+    x = torch.randn(4, 16)
+    assert torch.equal(compiled(f, spy, precision="auto")(x)[0], f(x)[0])
+    assert told() == [("spy", "bf16", "succeeded", None)]
+    assert spy.products == [PART, WHOLE, WHOLE]
+
+
+@torch.no_grad()
+def test_what_is_not_measured_for_a_second_candidate_does_not_fail_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first was content with what is known; more of it would take a run, and those are slow."""
+    measured = (3.0, 0.8, 0.5, 0.4)
+    monkeypatch.setattr(mixed._Errors, "_measured", lambda _, first, __: measured[first])
+
+    class Wrong(Builds):
+        def __call__(self, gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+            monkeypatch.setattr(mixed, "_LONG", 0.0)
+            run = super().__call__(gm, example_inputs)
+            return lambda *args: [each * 2 for each in run(*args)]
+
+    options = {"precision": "auto", "select": "fastest", "select_seconds": 0.01}
+    compiled(Early().eval(), Builds("a"), Wrong("b"), **options)(torch.randn(4, 16))
+    assert told()[2] == ("b", "bf16", "rejected", "numeric_mismatch")
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("why", ["slow", "slow in bf16", "random"])
 def test_graph_that_cannot_be_run_again_is_taken_whole_or_not(
     monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
     """Where a run takes too long, or eager's numbers are others each time."""
+    run = mixed.run
+
+    def slower(*args: Any) -> Any:
+        found = run(*args)
+        if why != "random":
+            monkeypatch.setattr(mixed, "_LONG", 0.0)
+        return found
+
     if why == "slow":
         monkeypatch.setattr(mixed, "_LONG", 0.0)
+    monkeypatch.setattr(mixed, "run", slower)
     module, x, spy = Early().eval(), torch.randn(4, 16), Builds()
     noise = 1e-9 if why == "random" else 0.0
     compiled(lambda x: module(x) + noise * torch.rand_like(x[:, :4]), spy, precision="auto")(x)
@@ -235,6 +317,29 @@ def test_openvino_computes_each_part_in_its_precision(monkeypatch: pytest.Monkey
     assert error(got, module(x)) < 0.01
     assert last().attempts[0].engine["products_in_fp32"] == 1
     assert last().attempts[0].coverage == 1.0
+
+
+@torch.no_grad()
+def test_openvino_keeps_float32_where_it_takes_nothing_of_the_rest() -> None:
+    """There is one model then, of the part whose numbers do not hold in bfloat16."""
+    pytest.importorskip("openvino", reason="the engine itself")
+    left = (nn.Conv2d(4, 4, 1, stride=2, padding=1) for _ in range(3))
+    module, x = Early().eval(), torch.randn(4, 16)
+    module.rest = nn.Sequential(nn.Unflatten(1, (4, 2, 2)), *left).eval()
+    got = compiled(module, "composer_openvino", precision="auto", min_coverage=0.0)(x)
+    assert error(got, module(x)) < 0.01
+    engine = last().attempts[0].engine
+    assert (engine["products_in_fp32"], engine["precision"]) == (1, "f32")
+    assert last().attempts[0].accepted
+
+
+def test_marks_are_sent_to_a_child_process() -> None:
+    """So what is rehearsed there is what is built here."""
+    gm = torch.fx.symbolic_trace(lambda x: torch.relu(x).exp())
+    (exp,) = gm.graph.find_nodes(op="call_method", target="exp")
+    lower.mark(exp)
+    arrived = parcel.unpack(parcel.pack({"the graph": gm}))["the graph"]
+    assert {node.name for node in lower.marked(arrived.graph)} == {"exp", "output"}
 
 
 def test_what_reads_a_marked_node_is_marked() -> None:

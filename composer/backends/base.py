@@ -136,6 +136,10 @@ class Notes:
     left: list[str] = field(default_factory=list)
     engine: dict[str, Any] = field(default_factory=dict)
 
+    def begin_again(self, engine: Mapping[str, Any]) -> None:
+        """Forget all but these facts: the attempt's next build is to tell its own."""
+        vars(self).update(vars(Notes(engine=dict(engine))))
+
 
 _notes: ContextVar[Notes | None] = ContextVar("composer_notes", default=None)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch.fx
 
 _CUSTOM, _LOWER = "custom", "composer_lower"
@@ -13,11 +15,15 @@ def mark(node: torch.fx.Node) -> None:
     node.meta[_CUSTOM] = {**node.meta.get(_CUSTOM, {}), _LOWER: True}
 
 
+def mark_of(node: torch.fx.Node) -> dict[str, Any]:
+    """The part of a node's metadata that marks it; empty where it is not marked."""
+    return {_CUSTOM: {_LOWER: True}} if _LOWER in node.meta.get(_CUSTOM, {}) else {}
+
+
 def marked(graph: torch.fx.Graph) -> set[torch.fx.Node]:
     """The marked nodes, and all that reads them: nothing else reads what one of these gives."""
     found: set[torch.fx.Node] = set()
     for node in graph.nodes:
-        is_marked = _LOWER in node.meta.get(_CUSTOM, {})
-        if is_marked or not found.isdisjoint(node.all_input_nodes):
+        if mark_of(node) or not found.isdisjoint(node.all_input_nodes):
             found.add(node)
     return found

@@ -6,7 +6,8 @@ torch is traced again. What would make a parcel heavy or differs in another proc
 
 - Floating-point parameters are made up by the receiver; everything else keeps its values.
 - Symbols, and numbers made of them, are sent as what they were in the first call.
-- Of the nodes' metadata only the source line and Dynamo's mark of weights are kept.
+- Of the nodes' metadata only the source line, Dynamo's mark of weights and composer's own of what
+  may be in low precision are kept.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from torch.fx.node import map_aggregate
 
 from composer import _torch
 from composer.errors import Refusal, refuse
-from composer.graphs import clones
+from composer.graphs import clones, lower
 from composer.graphs.nodes import attribute_at, value_of
 from composer.records import Reason, Status
 
@@ -221,7 +222,7 @@ def _parts(gm: torch.fx.GraphModule) -> tuple[list[tuple[Any, ...]], dict[str, A
             node.target,
             map_aggregate(node.args, sent),
             map_aggregate(node.kwargs, sent),
-            _torch.lasting_metadata(node),
+            _torch.lasting_metadata(node) | lower.mark_of(node),
         )
         for node in kept
     ]

@@ -27,6 +27,7 @@ from composer.backends.openvino.dialect import dialect
 from composer.backends.openvino.engine import OpenVinoEngine
 from composer.backends.openvino.settings import read_settings
 from composer.errors import refuse
+from composer.graphs import lower
 from composer.lowering import keeping
 from composer.lowering.aot import FunctionalGraph, Kind, compile_functional
 from composer.lowering.trial import try_once
@@ -93,6 +94,7 @@ def composer_openvino(
     _require(*dict.fromkeys(str(each.device) for each in tensors))
     library.require_device(settings.device)
     asked = settings.precision or precision()
+    is_mixed = bool(lower.marked(gm.graph))
 
     def build(graph: FunctionalGraph) -> Callable[..., Any]:
         if graph.kind is not Kind.INFERENCE:
@@ -102,7 +104,6 @@ def composer_openvino(
         covers(parts.taken, parts.total, parts.left)
         parts.decline_if_empty()
         engines: dict[str, OpenVinoEngine] = {}
-        is_mixed = any(region.is_lower for region in parts.regions.values())
         for name, region in sorted(parts.regions.items(), key=lambda part: part[1].is_lower):
             check_time()
             wanted = "fp32" if is_mixed and not region.is_lower else asked
