@@ -103,19 +103,20 @@ _rewrites: weakref.WeakKeyDictionary[torch.fx.GraphModule, dict[int, Rewritten |
     weakref.WeakKeyDictionary()
 )
 """Graph to its rewritten forms, by how many products stay, or to why there is none. Kept for the
-next candidate, which may come at run time, when a graph cannot be captured with its symbols any
-more; as are the marked forms.
-"""
+next candidate."""
 
-_marks: weakref.WeakKeyDictionary[torch.fx.GraphModule, dict[int, torch.fx.GraphModule]] = (
+_at_aten: weakref.WeakKeyDictionary[torch.fx.GraphModule, torch.fx.GraphModule] = (
     weakref.WeakKeyDictionary()
 )
+"""Graph to its form in ATen, of which the others are made. The next candidate may come at run time,
+when a graph cannot be captured with its symbols any more."""
 
 
 def _rewritten(request: GraphRequest, first: int) -> Rewritten:
     known = _rewrites.setdefault(request.gm, {})
     if first not in known:
-        _keep_the_whole(known)
+        for part in known.keys() - {0}:  # one after the other is looked at, and mostly not used
+            del known[part]
         known[first] = _rewrite(request, first)
     found = known[first]
     if isinstance(found, str):
@@ -123,28 +124,26 @@ def _rewritten(request: GraphRequest, first: int) -> Rewritten:
     return found
 
 
-def _keep_the_whole(known: dict[int, Any]) -> None:
-    """Let go of the parts: one after the other is looked at, and mostly not used."""
-    for first in known.keys() - {0}:
-        del known[first]
-
-
 def _marked(request: GraphRequest, first: int) -> GraphRequest:
     """The graph with all marked that stands behind so many of its products."""
-    known = _marks.setdefault(request.gm, {})
-    if first not in known:
-        _keep_the_whole(known)
+    gm = _copy_at_aten(request)
+    nodes = list(gm.graph.nodes)
+    for node in nodes[nodes.index(products_of(gm)[first]) :]:
+        lower.mark(node)
+    _torch.name_sources(gm)
+    return dataclasses.replace(request, gm=gm)
+
+
+def _copy_at_aten(request: GraphRequest) -> torch.fx.GraphModule:
+    if request.gm not in _at_aten:
         with _torch.modes_put_back():
-            gm = known[first] = to_aten(request.gm, request.example_inputs)
-        nodes = list(gm.graph.nodes)
-        for node in nodes[nodes.index(products_of(gm)[first]) :]:
-            lower.mark(node)
-        _torch.name_sources(gm)
-    return dataclasses.replace(request, gm=known[first])
+            _at_aten[request.gm] = to_aten(request.gm, request.example_inputs)
+    return clones.clone_graph(_at_aten[request.gm], _torch.lazy_graph_module)
 
 
 def _rewrite(request: GraphRequest, first: int) -> Rewritten | str:
-    rewritten, (record,) = early.rewrite(request, SharedPasses((LowerPrecision(first),)))
+    passes = SharedPasses((LowerPrecision(first),))
+    rewritten, (record,) = early.rewrite(request, passes, _copy_at_aten)
     if record.error:
         return record.error
     if not record.matches:

@@ -13,7 +13,7 @@ from test_precision import Spy, cancels, error, layers, told
 from test_verdicts import short_nap
 from torch import Tensor, nn
 
-from composer import _torch, agreement, mixed
+from composer import _torch, agreement, mixed, precision
 from composer.backends.base import covers
 from composer.graphs import lower
 from composer.isolate import parcel
@@ -294,6 +294,32 @@ def test_successor_at_run_time_computes_a_part_in_bf16() -> None:
         x = torch.randn(4, 16)
         assert error(f(x), module(x)) < 0.02
     assert spy.products == [PART, WHOLE, WHOLE, WHOLE]
+
+
+@pytest.mark.filterwarnings("ignore::composer.errors.FallbackWarning")
+@torch.no_grad()
+def test_successor_at_run_time_is_given_marks() -> None:
+    """When a graph with symbols cannot be traced any more: its form in ATen was kept."""
+    pytest.importorskip("openvino", reason="the engine itself")
+    module, first = Early().eval(), FakeBackend("raises", at=2)
+    f = compiled(module, first, "composer_openvino", precision="auto", dynamic=True)
+    for size in (4, 5, 6, 7, 8):
+        x = torch.randn(size, 16)
+        assert error(f(x), module(x)) < 0.02
+    served = last().attempts[-1]
+    assert (served.backend, served.accepted) == ("composer_openvino", True)
+    assert served.engine["products_in_fp32"] == 1
+
+
+@torch.no_grad()
+def test_graph_is_traced_once_for_all_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That takes far longer than to put casts into it, or to run it."""
+    traced: list[int] = []
+    trace = precision.to_aten
+    monkeypatch.setattr(precision, "to_aten", lambda *args: traced.append(1) or trace(*args))
+    compiled(Early().eval(), Spy(), precision="auto")(torch.randn(4, 16))
+    assert last().attempts[0].engine["products_in_fp32"] == 1
+    assert traced == [1]
 
 
 @torch.no_grad()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Callable
 
 import torch.fx
 
@@ -17,9 +19,16 @@ from composer.records import GraphRequest, PassRecord
 
 
 def rewrite(
-    request: GraphRequest, shared: SharedPasses
+    request: GraphRequest,
+    shared: SharedPasses,
+    at_aten: Callable[[GraphRequest], torch.fx.GraphModule] | None = None,
 ) -> tuple[GraphRequest, tuple[PassRecord, ...]]:
     """Run the passes of the stages ``torch`` and ``aten``.
+
+    Args:
+        request: The graph.
+        shared: The passes.
+        at_aten: Gives a copy of the graph in canonical ATen, where there may be one already.
 
     Returns:
         The request with the graph that they left, which is the captured graph itself where none
@@ -30,18 +39,22 @@ def rewrite(
     """
     pipeline = Pipeline(shared.on_error)
     for stage in BEFORE_AUTOGRAD:
-        request = _run_stage(request, stage, shared.at(stage), pipeline)
+        copy = at_aten if at_aten and stage == Stage.ATEN else functools.partial(_copy_for, stage)
+        request = _run_stage(request, copy, shared.at(stage), pipeline)
     return request, tuple(pipeline.records)
 
 
 def _run_stage(
-    request: GraphRequest, stage: Stage, passes: tuple[GraphPass, ...], pipeline: Pipeline
+    request: GraphRequest,
+    copy: Callable[[GraphRequest], torch.fx.GraphModule],
+    passes: tuple[GraphPass, ...],
+    pipeline: Pipeline,
 ) -> GraphRequest:
     if not passes:
         return request
     try:
         with _torch.modes_put_back():
-            gm = _copy_for(stage, request)
+            gm = copy(request)
     except BaseException as error:  # noqa: BLE001  # recorded, or raised where the policy says so
         interrupts.pass_on(error)
         pipeline.fail(passes, "stage", error)
