@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import math
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -112,7 +113,8 @@ def _acceptable(
     if contender.on_trial and ballot is agreement.NOBODY and contender.bounds_in_bf16:
         parts = mixed.parts(request, contender.bounds_in_bf16)
         parts = itertools.chain((known,), parts) if known else parts
-    first, told = next(parts), dict(notes.engine)
+    first, told, began = next(parts), dict(notes.engine), time.perf_counter()
+    timeout = contender.limits.timeout or math.inf
     while True:
         try:
             compiled = _narrow_and_build(request, contender, ballot, first)
@@ -120,7 +122,8 @@ def _acceptable(
             _verify(compiled, request, contender, contender.allowed(notes.engine))
             return compiled
         except Refusal as refusal:
-            smaller = next(parts, None) if refusal.reason in _OFF else None
+            in_time = time.perf_counter() - began < timeout
+            smaller = next(parts, None) if in_time and refusal.reason in _OFF else None
             if smaller is None:
                 raise
             first = smaller

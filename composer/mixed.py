@@ -58,11 +58,13 @@ def parts(request: GraphRequest, bounds: Share) -> Iterator[int]:
         errors = _Errors(request, bounds)
         if errors.of(0) <= _HOPELESS or not errors.first_within(_MARGINS[0]):
             tried.add(0)
+            errors.let_go()
             yield 0
         for margin in _MARGINS:
             first = errors.first_within(margin)
             if first and first not in tried:
                 tried.add(first)
+                errors.let_go()
                 yield first
     except (Stays, _NotMeasured):
         if not tried:
@@ -119,6 +121,10 @@ class _Errors:
             else:
                 without = middle
         return self._at(within) if within <= _STEPS - _FEWEST else 0
+
+    def let_go(self) -> None:
+        """Keep no values while an engine is built."""
+        self._eager = None
 
     def _at(self, step: int) -> int:
         return step * self._products // _STEPS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -239,6 +240,30 @@ def test_runs_may_get_too_slow_once_the_first_was_not(monkeypatch: pytest.Monkey
     compiled(module, spy, precision="auto", max_error=0.7 * off)(x)
     assert spy.built == 2
     assert [status for _, _, status, _ in told()] == ["rejected", "succeeded"]
+
+
+@torch.no_grad()
+def test_no_further_part_is_built_once_the_timeout_is_over() -> None:
+    """It is the attempt's, though each of its builds took less."""
+
+    class Slow(Builds):
+        def __call__(self, gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+            run = super().__call__(gm, example_inputs)
+
+            def slow(*args: Any) -> Any:
+                time.sleep(0.7)
+                return run(*args)
+
+            return slow
+
+    module, x = Early().eval(), torch.randn(4, 16)
+    off = in_bf16(module, x)
+    for timeout, built in ((0.6, 2), (60.0, 2)):
+        torch.compiler.reset()
+        spy = Slow()
+        compiled(module, spy, precision="auto", max_error=0.7 * off, timeout=timeout)(x)
+        assert spy.built == built
+        assert last().attempts[0].accepted is (timeout == 60.0)
 
 
 @torch.no_grad()
