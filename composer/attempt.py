@@ -10,6 +10,7 @@ import contextlib
 import functools
 import itertools
 import math
+import re
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -288,10 +289,13 @@ def _failed(name: str, error: BaseException, notes: Notes, seconds: float) -> At
 
 
 def _said(error: BaseException, reason: Reason) -> str:
-    """What the record says of an error. Torch itself tells a call and no more where data decide."""
-    if reason is Reason.DYNAMIC_SHAPE and not isinstance(error, Refusal):
-        return f"it needs a number that only the data tell: {first_line(text_of(error))}"
-    return text_of(error)
+    """What the record says of an error; where data decide, one line of the five that torch has."""
+    said = text_of(error)
+    if reason is not Reason.DYNAMIC_SHAPE or isinstance(error, Refusal):
+        return said
+    places = re.findall(r'File "([^"]+)", line (\d+).*\n *(.*)', said)
+    where = [f" at {path}:{number}: {code}" for path, number, code in places[-1:]]
+    return f"it needs a number that only the data tell: {first_line(said)}{''.join(where)}"
 
 
 def classify(error: BaseException) -> tuple[Status, Reason]:
