@@ -370,6 +370,7 @@ PARTS = (
     ),
     Part(BENCH, "models_zen4", headline),
     Part(BENCH, "models_amx", headline),
+    Part(BENCH, "models_amx_bf16", headline),
     Part(BENCH, "training", models, command="models.py --train --json bench/results/training.json"),
     Part(BENCH, "scaling", scaling, command="scaling.py --json bench/results/scaling.json"),
     Part(BENCH, "warm", warm, command="warm.py --json bench/results/warm.json"),
