@@ -1,8 +1,8 @@
 """The policy's ``precision``: the graph with its matrix products and convolutions in bfloat16.
 
-The graph is rewritten once, on a copy, for all candidates that compute in bf16
-(:class:`~composer.passes.lower_precision.LowerPrecision`); the others and the floor keep the graph
-as it was captured.
+The graph is rewritten on a copy, for all candidates that compute in bf16
+(:class:`~composer.passes.lower_precision.LowerPrecision`), or in a part of it
+(:mod:`composer.mixed`); the others and the floor keep the graph as it was captured.
 """
 
 from __future__ import annotations
