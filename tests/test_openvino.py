@@ -219,6 +219,18 @@ def test_a_constant_that_is_read_in_one_way_is_taken() -> None:
     check(lambda x: (x @ table(), x.relu() @ table(), F.linear(x, other())), torch.randn(3, 4))
 
 
+def test_positions_that_the_graph_makes_are_a_constant() -> None:
+    """As buckets of relative positions are, in int64: OpenVINO folds what is looked up there."""
+
+    def biased(table, x):
+        places = torch.arange(6)
+        return x + table[(places[:, None] - places + 5).clamp(max=9)].permute(2, 0, 1)
+
+    check(biased, torch.randn(11, 3), torch.randn(3, 6, 6))
+    (attempt,) = last().attempts
+    assert (attempt.coverage, attempt.engine.get("left_to_torch")) == (1.0, None)
+
+
 def test_the_shape_of_a_shape_is_no_operands_memory() -> None:
     """A roll computes with dynamic sizes, and asks how many of them there are."""
     run = check(lambda x: torch.roll(x, (-2, 1), (1, 2)), torch.randn(2, 6, 7), dynamic=True)

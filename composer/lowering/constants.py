@@ -15,7 +15,7 @@ from torch.fx.node import map_arg
 
 from composer import _torch
 from composer.graphs.nodes import attribute_at
-from composer.lowering.views import is_dense
+from composer.lowering.views import is_dense, is_view
 
 aten = torch.ops.aten
 
@@ -123,10 +123,20 @@ def _replace(gm: torch.fx.GraphModule, node: torch.fx.Node, known: dict[Any, Any
     with gm.graph.inserting_before(node):
         constant = _constant(gm, value, node)
         constant.meta["val"] = expected.clone()  # of other memory than its copy
-        copy = gm.graph.call_function(aten.clone.default, (constant,))
-    copy.meta.update(node.meta)
-    known[copy] = value
-    node.replace_all_uses_with(copy)
+        known[constant] = value
+        if _is_returned(node):
+            copy = gm.graph.call_function(aten.clone.default, (constant,))
+            copy.meta.update(node.meta)
+            known[copy] = value
+            node.replace_all_uses_with(copy)
+        else:
+            node.replace_all_uses_with(constant)
+
+
+def _is_returned(node: torch.fx.Node) -> bool:
+    """Whether the caller is given the tensor itself or a view of it, to write to as they like."""
+    users = (user for user in node.users if user.op == "output" or is_view(user))
+    return any(user.op == "output" or _is_returned(user) for user in users)
 
 
 def _value(node: torch.fx.Node, known: dict[Any, Any]) -> Any:
