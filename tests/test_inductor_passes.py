@@ -355,6 +355,20 @@ def test_a_cached_graph_has_its_passes_in_the_record(own_cache) -> None:
     assert "cache" in last().attempts[0].engine["passes"]
 
 
+def test_a_cached_graph_has_its_partitioner_in_the_record(own_cache) -> None:
+    """By itself in the list, too; where there is nothing to cut, nothing is said of the cache."""
+    x = torch.ones(8, requires_grad=True)
+    for _ in range(2):
+        torch.compiler.reset()
+        compiled(program, "inductor", passes=[SavesEverything()], strict=True)(x)
+        (record,) = last().passes
+        assert (record.stage, record.changed) == ("partitioner", True)
+    assert "cache" in last().attempts[0].engine["passes"]
+    with torch.no_grad():
+        compiled(program, "inductor", passes=[SavesEverything()], strict=True)(x)
+    assert (last().passes, "passes" in last().attempts[0].engine) == ((), False)
+
+
 @pytest.mark.parametrize("stage", ["joint", "post_grad"])
 def test_a_pass_that_failed_raises_although_the_graph_is_cached(stage: str, own_cache) -> None:
     """Inductor's cache holds the graph without it, for those who want it skipped only."""

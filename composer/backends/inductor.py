@@ -15,6 +15,7 @@ from composer.backends.inductor_hooks import hooks
 from composer.errors import OptionError
 from composer.graphs.capture import graph_key
 from composer.passes import late
+from composer.passes.base import Stage
 from composer.registry import did_you_mean
 
 
@@ -67,9 +68,14 @@ class InductorBackend(Backend):
 
 
 def _complete(passes: late.LatePasses, key: str) -> None:
-    """Have the record say what the passes did to a graph, where Inductor had it in its cache."""
+    """Have the record say what the passes did to a graph, where Inductor had it in its cache.
+
+    A partitioner by itself leaves no record in inference either, where there is nothing to cut.
+    """
     if passes.ran_all():
         inductor_memory.remember(key, passes.records)
-    else:
-        passes.complete(inductor_memory.recall(key))
+        return
+    remembered = inductor_memory.recall(key)
+    passes.complete(remembered)
+    if remembered or passes.rewrites(Stage.JOINT) or passes.rewrites(Stage.POST_GRAD):
         note(passes="in the graph that Inductor had in its cache")

@@ -106,8 +106,10 @@ class PartitionHook(_torch.CustomPartitionerFn):
         return self._passes.partition(_torch.min_cut, gm, joint_inputs, **kwargs)
 
     def uuid(self) -> Any:
-        """The partitioner's own."""
-        return self._passes.shared.partitioner.uuid()
+        """The partitioner's own, with what a :class:`Hook` adds; ``None`` where it has none."""
+        shared = self._passes.shared
+        own = shared.partitioner.uuid()
+        return (own, shared.on_error, FORMAT) if own else None
 
     def __deepcopy__(self, memo: object) -> PartitionHook:
         """As for :class:`Hook`."""

@@ -81,11 +81,11 @@ class LatePasses:
             self._keep(stage, pipeline.records)
 
     def ran_all(self) -> bool:
-        """Whether every pass was given a graph."""
+        """Whether every pass was given a graph; a partitioner by itself, one to cut."""
         wanted = {
             (s, last) for s in _LATE for last in (False, True) if self.shared.at(s, last=last)
         }
-        return wanted <= self._records.keys()
+        return (wanted or {(Stage.PARTITIONER, False)}) <= self._records.keys()
 
     def complete(self, remembered: Iterable[PassRecord]) -> None:
         """Add records of passes that did not run now: Inductor had the graph in its cache."""
