@@ -229,9 +229,10 @@ def test_report_without_a_record_says_why_in_one_line(
     assert result.stderr.count("\n") == 1
 
 
-def test_report_of_a_folder_says_so(tmp_path: Path) -> None:
-    """Not by a traceback."""
-    result = runner.invoke(app, ["report", str(tmp_path)])
+@pytest.mark.parametrize("name", [None, ".", "/", ""])
+def test_report_of_a_folder_says_so(tmp_path: Path, name: str | None) -> None:
+    """Not by a traceback; no name is the working directory's (``report "$UNSET"``)."""
+    result = runner.invoke(app, ["report", str(tmp_path) if name is None else name])
     assert result.exit_code == 1
     assert "cannot be read: Is a directory" in result.stderr
 

@@ -58,7 +58,7 @@ class LineFile:
 
 def rotated(path: Path) -> tuple[Path, ...]:
     """The names that the file's lines can be under, newest first; not all need be there."""
-    return path, *(path.with_name(f"{path.name}.{number}") for number in range(1, KEPT + 1))
+    return path, *(Path(f"{path}.{number}") for number in range(1, KEPT + 1))
 
 
 def _rotate(path: Path, added: int, limit: int) -> None:
