@@ -1,4 +1,4 @@
-"""The Markdown tables of ``bench/warm.py``, ``choosing.py`` and ``guards.py``: around the calls."""
+"""The Markdown tables of ``warm.py``, ``choosing.py``, ``guards.py`` and ``generation.py``."""
 
 from __future__ import annotations
 
@@ -55,3 +55,16 @@ def guards(record: Record) -> str:
     ]
     headings = ("model", "guards", "median ms", "/ onnxruntime")
     return f"{described(record)}\n\n{table(headings, rows)}"
+
+
+def generation(record: Record) -> str:
+    """What a step takes by cache and engine, and eager's and Inductor's time over it."""
+    headings = ("cache", "places", "engine", "median ms", "eager / it", "inductor / it")
+    rows = []
+    for found in record["results"]:
+        for name, each in found["milliseconds"].items():
+            over = found["ratios"].get(name, {})
+            cells = (ratio(over[base]) if base in over else "" for base in ("eager", "inductor"))
+            where = found["kind"], f"{found['places']:,}", name
+            rows.append((*where, f"{each['median_ms']:.1f}", *cells))
+    return f"{described(record)}\n\n{table(headings, rows, text=3)}"

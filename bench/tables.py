@@ -15,7 +15,7 @@ from pathlib import Path
 
 from markdown_table import Record, described, ratio, table
 from model_tables import headline, models, scaling
-from start_tables import choosing, guards, warm
+from start_tables import choosing, generation, guards, warm
 
 HERE = Path(__file__).parent
 WRONG = ("wrong", "raised", "crashed")
@@ -382,6 +382,12 @@ PARTS = (
     ),
     Part(BENCH, "choosing_amx", choosing),
     Part(BENCH, "guards", guards, command="guards.py --json bench/results/guards.json"),
+    Part(
+        BENCH,
+        "generation",
+        generation,
+        command="generation.py --json bench/results/generation.json",
+    ),
     Part(BENCH, "gpu", gpu),
     Part(BENCH, "onnxrt", onnxrt),
     Part(BENCH, "halves", halves),

@@ -1022,6 +1022,13 @@ def symbol_facts(size: torch.SymInt) -> dict[str, tuple[int | None, int | None, 
     return facts
 
 
+def is_same_size(a: Any, b: Any) -> bool:
+    """Whether two sizes are equal for all that the graph's guards say; asking adds none."""
+    if isinstance(a, torch.SymInt) and isinstance(b, torch.SymInt):
+        return bool(a.node.expr == b.node.expr)
+    return isinstance(a, int) and isinstance(b, int) and a == b
+
+
 def depends_on_data(size: Any) -> bool:
     """Whether a size is known only once the graph runs; a question about it cannot be guarded."""
     if not isinstance(size, torch.SymInt):
@@ -1764,6 +1771,21 @@ def mutated_inputs() -> frozenset[int]:
         return frozenset()
     known = enumerate(context.fw_metadata.input_info)
     return frozenset(i for i, each in known if each.mutates_data or each.mutates_metadata)
+
+
+def copied_back() -> dict[int, int]:
+    """Positions of outputs that AOTAutograd's run-time wrapper copies to inputs after each call.
+
+    Of the graph that it has just traced, to the positions of those inputs. Inputs of which more
+    than the numbers changes are left out.
+    """
+    context = TracingContext.try_get()
+    known = context.fw_metadata if context else None
+    if known is None:
+        return {}
+    written = enumerate(known.mutated_inp_runtime_indices)
+    info = known.input_info
+    return {at: i for at, i in written if info[i].mutates_data and not info[i].mutates_metadata}
 
 
 def aot_adds_nothing(outputs: int) -> bool:

@@ -152,6 +152,15 @@ def test_table_of_guards_has_a_row_for_each_filter(room: Any) -> None:
     assert "| t5 | none | 7.25 | 2.000 (1.900-2.200) |" in page
 
 
+def test_table_of_generation_has_a_row_for_each_engine(room: Any) -> None:
+    """By cache; eager has no ratio to itself."""
+    found = {"kind": "static", "places": 4096, "ratios": {"onnxrt": {"eager": RATIO}}}
+    found["milliseconds"] = {"eager": {"median_ms": 9.26}, "onnxrt": {"median_ms": 4.5}}
+    page = room("start_tables").generation({"machine": MACHINE, "results": [found]})
+    assert "| static | 4,096 | eager | 9.3 |  |  |" in page
+    assert "| static | 4,096 | onnxrt | 4.5 | 2.000 (1.900-2.200) |  |" in page
+
+
 def test_tables_are_those_of_the_figures_kept(room: Any, tmp_path: Path) -> None:
     """Nobody typed into the pages, and no page has lost a marker."""
     copied_pages(room, tmp_path)

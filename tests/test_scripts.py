@@ -182,6 +182,18 @@ def test_the_guards_bench_compares_each_filter_with_the_engine(tmp_path: Path) -
 
 
 @bench
+def test_the_bench_of_generation_measures_each_engine(tmp_path: Path) -> None:
+    """Over eager and over Inductor, by cache."""
+    figures = tmp_path / "generation.json"
+    few = ("--tiny", "--places", "256", "--rounds", "2")
+    run("bench/generation.py", *few, "--json", str(figures))
+    for found in json.loads(figures.read_text())["results"]:
+        engines = ["inductor", "onnxrt", "openvino"]
+        assert list(found["milliseconds"]) == ["eager", *engines]
+        assert [list(found["ratios"][each]) for each in engines[1:]] == [["eager", "inductor"]] * 2
+
+
+@bench
 def test_the_overhead_bench_measures_the_guard_alone(tmp_path: Path) -> None:
     """A row for each number of inputs."""
     figures = tmp_path / "guard.json"

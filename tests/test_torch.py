@@ -24,6 +24,7 @@ from torch._prims.rng_prims import run_with_rng_state
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.fx.experimental import proxy_tensor
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from composer import _torch
 from composer.graphs import clones
@@ -518,6 +519,45 @@ def test_aot_compile_and_mutated_inputs_see_what_the_graph_writes_to() -> None:
     result = torch.compile(add_in_place, backend=backend)(x, y)
     assert seen == [frozenset({1})] or seen == [frozenset({0})]
     assert torch.equal(result, torch.full((2,), 4.0))
+
+
+def test_copied_back_says_which_output_is_an_inputs_new_value() -> None:
+    """While AOTAutograd's compiler runs, and nothing outside of it."""
+    seen = []
+
+    def writes(x, y):
+        y.add_(x)
+        x.mul_(2)
+        return y * 2
+
+    def compiler(gm, fakes):
+        (returned,) = gm.graph.find_nodes(op="output")
+        inputs = [node.meta["val"].shape for node in gm.graph.find_nodes(op="placeholder")]
+        outputs = [node.meta["val"].shape for node in returned.args[0]]
+        seen.append([(outputs[at], inputs[i]) for at, i in _torch.copied_back().items()])
+        return _torch.boxed(gm.forward)
+
+    def backend(gm, example_inputs):
+        same = dict.fromkeys(("forward", "backward", "inference"), compiler)
+        same["partition"] = _torch.min_cut
+        return _torch.aot_compile(gm, example_inputs, **same, decompositions={})
+
+    with torch.no_grad():
+        torch.compile(writes, backend=backend)(torch.ones(3, 1), torch.ones(3, 2))
+    (pairs,) = seen
+    assert sorted(pairs) == [((3, 1), (3, 1)), ((3, 2), (3, 2))]
+    assert _torch.copied_back() == {}
+
+
+def test_sizes_are_the_same_where_the_graph_says_so_and_no_guard_is_added() -> None:
+    """Numbers, and symbols that are one expression."""
+    environment = ShapeEnv()
+    a, b = (environment.create_unbacked_symint() for _ in range(2))
+    assert _torch.is_same_size(a + 1, 1 + a)
+    assert not _torch.is_same_size(a, b)
+    assert not _torch.is_same_size(a, 3)
+    assert (_torch.is_same_size(3, 3), _torch.is_same_size(3, 4)) == (True, False)
+    assert environment.guards == []
 
 
 def test_aot_compile_makes_a_forward_and_a_backward_before_it_returns() -> None:

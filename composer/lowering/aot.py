@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
@@ -61,6 +61,8 @@ class FunctionalGraph:
         expected: What each output is in the first call; ``None`` for outputs that are not tensors.
         statistics: Positions of placeholders that are running statistics of a batch norm.
         device: Where the captured graph's inputs are; the CPU, if it has none.
+        written: Positions of outputs that are inputs' new values and are copied to them after the
+            call, to the positions of those inputs; in inference, as far as that is known.
     """
 
     gm: torch.fx.GraphModule
@@ -71,6 +73,7 @@ class FunctionalGraph:
     expected: tuple[Expected | None, ...]
     statistics: frozenset[int] = frozenset()
     device: torch.device = _CPU
+    written: Mapping[int, int] = field(default_factory=dict)
 
 
 GraphBuilder = Callable[[FunctionalGraph], Callable[..., Any]]
@@ -116,7 +119,10 @@ def compile_functional(
         weights, witnesses = bindable(everything, owners, unfit, read) if binds else ({}, {})
         args = tuple(map(_torch.hint, everything)) if same and not any_fake(everything) else None
         expected = _expected(functional)
-        graph = FunctionalGraph(functional, kind, weights, witnesses, args, expected, read, device)
+        written = _torch.copied_back() if same and kind is Kind.INFERENCE else {}
+        graph = FunctionalGraph(
+            *(functional, kind, weights, witnesses, args, expected, read, device, written)
+        )
         with _torch.unset_fake_temporarily():
             compiled = build(graph)
         return _torch.boxed(_with_memory(compiled) if kind is Kind.BACKWARD else compiled)

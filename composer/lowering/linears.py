@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 import torch.fx
 
+from composer import _torch
 from composer.lowering.reshapes import VIEWS
 
 aten = torch.ops.aten
@@ -68,5 +69,4 @@ def _sizes(node: torch.fx.Node) -> tuple[int | torch.SymInt, ...]:
 
 
 def _are_same(a: tuple[int | torch.SymInt, ...], b: tuple[int | torch.SymInt, ...]) -> bool:
-    """Whether the sizes are equal, and known: asking a symbol would add a guard."""
-    return all(isinstance(size, int) for size in (*a, *b)) and a == b
+    return len(a) == len(b) and all(map(_torch.is_same_size, a, b))

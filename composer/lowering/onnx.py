@@ -20,6 +20,7 @@ from composer.lowering.faithful import unfaithful
 from composer.lowering.linears import keep_dimensions
 from composer.lowering.once import once
 from composer.lowering.regions import Region, draws, is_complex, seen_by
+from composer.lowering.repeats import share_heads
 from composer.lowering.reshapes import join_views
 from composer.lowering.tails import keep_tails
 from composer.lowering.texts import Unsayable, text_of
@@ -203,6 +204,7 @@ def to_onnx(region: Region) -> OnnxGraph:
 def _find_or_translate(gm: torch.fx.GraphModule, outputs: tuple[Output, ...]) -> OnnxGraph:
     """The model that is kept for this graph, or a new one, which is kept for the next process."""
     keep_dimensions(gm)
+    share_heads(gm)
     join_views(gm)
     keep_tails(gm)
     if not keeping.keeps():

@@ -26,6 +26,7 @@ from composer import _torch
 from composer.errors import refuse
 from composer.graphs import lower
 from composer.graphs.nodes import attribute_at
+from composer.lowering import in_place
 from composer.lowering.aot import FunctionalGraph, decline_special_tensors
 from composer.lowering.constants import evaluate_constants, lift_scalars
 from composer.lowering.devices import WHY, elsewhere
@@ -151,8 +152,13 @@ def split(graph: FunctionalGraph, why_not: Callable[[torch.fx.Node], str | None]
     evaluate_constants(gm, lambda node: why_not(node) is not None)
     away = dict.fromkeys(elsewhere(gm, graph.device), WHY)
     refused = {node: why for node in calls_of(gm) if (why := why_not(node) or away.get(node))}
-    compute = [node for node in calls_of(gm) if is_compute(node)]
-    left = _described((node for node in compute if node in refused), refused)
+    writes = [w for w in in_place.writes_to_inputs(graph) if w.is_large or w.call in refused]
+    refused |= {write.call: in_place.WHY for write in writes}
+    left = _described(filter(is_compute, refused), refused)
+    in_place.put_in_place(gm, writes)
+    refused = {node: refused[node] for node in calls_of(gm) if node in refused}
+    written = {write.call for write in writes}
+    compute = [node for node in calls_of(gm) if is_compute(node) and node not in written]
     taken = [node for node in compute if node not in refused]
     if not taken:
         gm.recompile()

@@ -33,6 +33,8 @@ def try_once(compiled: Callable[..., Any], graph: FunctionalGraph) -> None:
     args = placeholder_values(graph.gm) if graph.kind is Kind.BACKWARD else graph.example_args
     if args is None or collectives.meets_other_ranks(graph.gm):
         return
+    written = {*graph.written.values()}
+    args = tuple(each.clone() if i in written else each for i, each in enumerate(args))
     try:
         results = _run(compiled, args)
     except BaseException as error:

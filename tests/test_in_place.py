@@ -1,0 +1,303 @@
+"""Caches that a graph writes to: in place, and all else as a functional graph has it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+from conftest import compiled, last
+
+from composer.backends.onnxrt.engine import OnnxRuntimeEngine
+from composer.lowering import in_place
+
+pytestmark = pytest.mark.slow
+
+ENGINES = ("onnxrt", "composer_openvino")
+
+
+@pytest.fixture(autouse=True)
+def _inference():
+    with torch.no_grad():
+        yield
+
+
+def index_copy(cache, at, new):
+    cache.index_copy_(2, at, new.sin())
+    return cache * 2
+
+
+def by_index(cache, at, new):
+    cache[:, :, at] = new.sin()
+    return cache.relu()
+
+
+def by_slice(cache, at, new):
+    cache[:, :, 3:4] = new.sin()
+    return cache.relu()
+
+
+def by_views_of_views(cache, at, new):
+    cache[0, 1:, 7:8] = new[0, :1].sin()
+    return cache.relu()
+
+
+def by_select(cache, at, new):
+    cache[:, :, 7] = new[:, :, 0].sin()
+    return cache.relu()
+
+
+def scatter(cache, at, new):
+    cache.scatter_(2, at.view(1, 1, 1, 1).expand(1, 2, 1, 64), new.sin())
+    return cache.relu()
+
+
+def scatter_a_number(cache, at, new):
+    cache.scatter_(2, at.view(1, 1, 1, 1).expand(1, 2, 1, 64), 3.0)
+    return cache.relu() + new
+
+
+def twice(cache, at, new):
+    cache[:, :, 7] = new[:, :, 0].sin()
+    cache[:, :, at] = new * 2
+    return cache.relu()
+
+
+def broadcast_and_cast(cache, at, new):
+    cache[:, :, 3:6] = (new.sin() * 2).to(torch.float16)
+    return cache.relu()
+
+
+WRITTEN = (
+    *(index_copy, by_index, by_slice, by_views_of_views, by_select, scatter, scatter_a_number),
+    *(twice, broadcast_and_cast),
+)
+
+
+def reads_before(cache, at, new):
+    total = cache.sum()
+    cache[:, :, at] = new.sin()
+    return cache.relu() + total
+
+
+def reads_between(cache, at, new):
+    cache[:, :, 7] = new[:, :, 0].sin()
+    total = cache.sum()
+    cache[:, :, at] = new
+    return cache.relu() + total
+
+
+def writes_what_it_read(cache, at, new):
+    cache[:, :, at] = cache[:, :, :1] + new
+    return cache.relu()
+
+
+def writes_a_part_to_another(cache, at, new):
+    cache[:, :, 1:] = cache[:, :, :-1].clone()
+    return cache.relu() + new
+
+
+def adds(cache, at, new):
+    torch.ops.aten.index_put_(cache, [None, None, at], new.sin(), True)
+    return cache.relu()
+
+
+def where_it_is_large(cache, at, new):
+    cache[cache > 1] = 0.5
+    return cache.relu() + new
+
+
+def returns_it(cache, at, new):
+    cache[:, :, at] = new.sin()
+    return cache, cache.reshape(-1), new.relu()
+
+
+def returns_a_copy(cache, at, new):
+    found = cache.index_copy(2, at, new.sin())
+    cache.copy_(found)
+    return found, found[0]
+
+
+def writes_to_its_own(cache, at, new):
+    mine = cache.clone()
+    mine[:, :, at] = new.sin()
+    return mine.relu(), mine
+
+
+NOT_WRITTEN = (
+    *(reads_before, reads_between, writes_what_it_read, writes_a_part_to_another, adds),
+    *(where_it_is_large, returns_it, returns_a_copy, writes_to_its_own),
+)
+
+LAYOUTS = {
+    "contiguous": lambda: torch.randn(1, 2, 512, 64),
+    "transposed": lambda: torch.randn(1, 512, 2, 64).transpose(1, 2),
+    "with gaps": lambda: torch.randn(1, 2, 512, 128)[..., ::2],
+}
+
+
+def memories(results, cache) -> list[bool]:
+    """Of each result, whether it is memory of the cache."""
+    leaves = torch.utils._pytree.tree_leaves(results)
+    storage = cache.untyped_storage().data_ptr()
+    return [each.untyped_storage().data_ptr() == storage for each in leaves]
+
+
+def is_told() -> bool:
+    """Whether the record says of a call that it writes in place."""
+    left = last().attempts[0].engine.get("left_to_torch", ())
+    return any(f"({in_place.WHY})" in line for line in left)
+
+
+def same_as_eager(function, make, engine: str) -> None:
+    """Three steps, each with the cache that the one before left."""
+    mine = make()
+    eagers = torch.empty_strided(mine.shape, mine.stride()).copy_(mine)
+    run = compiled(function, engine, min_coverage=0.0)
+    for at in (5, 9, 511):
+        given = torch.tensor([at]), torch.randn(1, 2, 1, 64)
+        found, expected = run(mine, *given), function(eagers, *given)
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(mine, eagers)
+        assert memories(found, mine) == memories(expected, eagers)
+    assert (last().chosen, last().runtime.fallbacks) == (engine, 0)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("function", WRITTEN)
+def test_a_part_of_an_input_is_written_in_place(function, layout, engine) -> None:
+    """However the program says it; and it is no work that the engine was refused."""
+    same_as_eager(function, LAYOUTS[layout], engine)
+    if (function, layout) == (index_copy, "transposed"):
+        return  # torch writes it out with a copy that is contiguous
+    assert is_told()
+    if function is not broadcast_and_cast:
+        assert last().attempts[0].coverage == 1.0
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("function", NOT_WRITTEN)
+def test_what_else_reads_the_input_or_is_returned_is_not(function, layout, engine) -> None:
+    """It would see what was written, or share its memory."""
+    same_as_eager(function, LAYOUTS[layout], engine)
+    assert not is_told() or (function, layout) == (returns_it, "transposed")  # two copies there
+
+
+def test_a_small_input_is_the_engines() -> None:
+    """It is copied sooner than the graph is cut."""
+    function, cache = by_index, torch.randn(1, 2, 16, 64)
+    given = torch.tensor([5]), torch.randn(1, 2, 1, 64)
+    expected = function(cache.clone(), *given)
+    torch.testing.assert_close(compiled(function, "onnxrt")(cache, *given), expected)
+    assert not is_told()
+
+
+def test_a_cache_of_dynamic_length_and_a_place_that_moves() -> None:
+    """The place is a number in the program, as in Llama's own code."""
+
+    def step(cache, new, at: int):
+        cache[:, :, at : at + 1] = new.sin()
+        return cache[:, :, : at + 1].relu()
+
+    run = compiled(step, "onnxrt", min_coverage=0.0)
+    for places, at in ((512, 3), (600, 4), (700, 9)):
+        mine = torch.randn(1, 2, places, 64)
+        eagers, new = mine.clone(), torch.randn(1, 2, 1, 64)
+        torch.testing.assert_close(run(mine, new, at), step(eagers, new, at))
+        torch.testing.assert_close(mine, eagers)
+    assert (last().chosen, last().dynamic, is_told()) == ("onnxrt", True, True)
+
+
+def test_two_caches_and_what_is_between() -> None:
+    """Layer by layer: each region reads the cache that was written before it."""
+
+    def layers(caches, at, x):
+        for cache in caches:
+            cache.index_copy_(2, at, x.sin())
+            x = torch.softmax(x @ cache.transpose(2, 3), -1) @ cache
+        return x
+
+    mine = [torch.randn(1, 2, 512, 64) for _ in range(3)]
+    eagers = [each.clone() for each in mine]
+    run = compiled(layers, "onnxrt")
+    for at in (3, 4):
+        given = torch.tensor([at]), torch.randn(1, 2, 1, 64)
+        torch.testing.assert_close(run(mine, *given), layers(eagers, *given))
+        torch.testing.assert_close(mine, eagers)
+    assert (last().chosen, last().attempts[0].coverage, is_told()) == ("onnxrt", 1.0, True)
+
+
+def test_an_engine_that_fails_behind_a_write_is_answered_for(monkeypatch) -> None:
+    """The floor writes to the same places, and what it reads is not what was written."""
+    call, fails = OnnxRuntimeEngine.__call__, [False]
+
+    def calls(self, *args):
+        if fails[0] and any(isinstance(each, torch.Tensor) and each.dim() == 4 for each in args):
+            raise RuntimeError("at the second region")
+        return call(self, *args)
+
+    def step(cache, at, new):
+        cache[:, :, at] = new.view(-1).sin().view(1, 2, 1, 64)
+        return (cache * 2).sum(-1)
+
+    monkeypatch.setattr(OnnxRuntimeEngine, "__call__", calls)
+    run, mine = compiled(step, "onnxrt"), torch.randn(1, 2, 512, 64)
+    eagers = mine.clone()
+    for at in (5, 9, 7):
+        fails[0] = at == 9
+        version, given = mine._version, (torch.tensor([at]), torch.randn(128))
+        torch.testing.assert_close(run(mine, *given), step(eagers, *given))
+        torch.testing.assert_close(mine, eagers)
+        assert mine._version == version + 1
+    assert (last().runtime.fallbacks, last().runtime.last_error) == (
+        *(1, "RuntimeError: at the second region"),
+    )
+
+
+def test_an_engine_that_is_refused_has_written_to_nothing() -> None:
+    """It is run once before it is accepted, on a copy of what it may write to."""
+    cache = torch.randn(1, 2, 512, 64)
+    before, given = cache.clone(), (torch.tensor([5]), torch.randn(1, 2, 1, 64))
+    seen = []
+
+    def reject(*_):
+        seen.append(torch.equal(cache, before))
+        raise RuntimeError("not this one")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("composer.attempt._decline_low_coverage", reject)
+        compiled(by_index, "onnxrt")(cache, *given)
+    assert (seen, last().chosen) == ([True], "eager")
+
+
+def test_grad_mode_does_not_matter_where_nothing_trains() -> None:
+    """That is an inference graph, too."""
+    with torch.enable_grad():
+        same_as_eager(by_index, LAYOUTS["contiguous"], "onnxrt")
+    assert is_told()
+
+
+def test_torch_copies_nothing_onto_itself() -> None:
+    """AOTAutograd copies back what is there already; in read-only memory that would be the end."""
+    script = """
+        import mmap, os, tempfile, warnings
+        import torch
+        warnings.simplefilter("ignore")
+        with tempfile.TemporaryFile() as file:
+            file.write(bytes(1 << 16))
+            file.flush()
+            memory = mmap.mmap(file.fileno(), 1 << 16, prot=mmap.PROT_READ)
+            x = torch.frombuffer(memory, dtype=torch.float32).view(128, 128)
+            x.copy_(x)
+            x.detach().copy_(x)
+            x.t().copy_(x.t())
+            print("alive", flush=True)
+            x.copy_(x + 1)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (ended.stdout, ended.returncode < 0) == ("alive\n", True)
