@@ -187,6 +187,70 @@ def test_what_else_reads_the_input_or_is_returned_is_not(function, layout, engin
     assert not is_told() or (function, layout) == (returns_it, "transposed")  # two copies there
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_raises_before_the_write_leaves_the_input_alone(engine) -> None:
+    """Eager looks up the place, and fails, before it writes."""
+
+    def step(cache, at, new, table, place):
+        looked_up = table[place]
+        cache[:, :, at] = new.sin()
+        return cache.cos() + looked_up
+
+    run = compiled(step, engine, min_coverage=0.0)
+    at, new, table = torch.tensor([3]), torch.randn(1, 2, 1, 64), torch.randn(5)
+    run(torch.randn(1, 2, 512, 64), at, new, table, torch.tensor([3]))
+    cache = torch.randn(1, 2, 512, 64)
+    before, version = cache.clone(), cache._version
+    with pytest.raises(IndexError):
+        run(cache, at, new, table, torch.tensor([7]))
+    assert (torch.equal(cache, before), cache._version) == (True, version)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_was_read_before_the_write_is_what_was_there(engine) -> None:
+    """Also through another input that is the same memory at a later call."""
+
+    def step(cache, other, at, new):
+        read = other.sin().sum(-1)
+        cache[:, :, at] = new.sin()
+        return read, cache.cos()
+
+    run = compiled(step, engine, min_coverage=0.0)
+    at, new = torch.tensor([300]), torch.randn(1, 2, 1, 64)
+    run(torch.randn(1, 2, 512, 64), torch.randn(1, 2, 512, 64), at, new)
+    mine = torch.randn(1, 2, 512, 64)
+    eagers = mine.clone()
+    found, expected = run(mine, mine.detach(), at, new), step(eagers, eagers.detach(), at, new)
+    torch.testing.assert_close(found, expected)
+    assert is_told()
+
+
+def test_a_graph_that_does_nothing_but_write_is_the_engines() -> None:
+    """It could not take anything, else."""
+
+    def put(cache, at, new):
+        cache[:, :, at] = new
+
+    mine = torch.randn(1, 2, 512, 64)
+    eagers, given = mine.clone(), (torch.tensor([7]), torch.randn(1, 2, 1, 64))
+    compiled(put, "onnxrt")(mine, *given)
+    put(eagers, *given)
+    assert torch.equal(mine, eagers)
+    assert (last().chosen, is_told()) == ("onnxrt", False)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_cache_whose_length_nobody_knows(engine) -> None:
+    """It counts as large."""
+    mine = torch.randn(1, 2, 512, 64)
+    torch._dynamo.decorators.mark_unbacked(mine, 2)
+    eagers, given = mine.clone(), (torch.tensor([7]), torch.randn(1, 2, 1, 64))
+    found = compiled(by_index, engine, min_coverage=0.0)(mine, *given)
+    torch.testing.assert_close(found, by_index(eagers, *given))
+    torch.testing.assert_close(mine, eagers)
+    assert (last().chosen, is_told()) == (engine, True)
+
+
 def test_a_small_input_is_the_engines() -> None:
     """It is copied sooner than the graph is cut."""
     function, cache = by_index, torch.randn(1, 2, 16, 64)

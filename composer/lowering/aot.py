@@ -62,7 +62,8 @@ class FunctionalGraph:
         statistics: Positions of placeholders that are running statistics of a batch norm.
         device: Where the captured graph's inputs are; the CPU, if it has none.
         written: Positions of outputs that are inputs' new values and are copied to them after the
-            call, to the positions of those inputs; in inference, as far as that is known.
+            call, to the positions of those inputs. Told in inference, where AOTAutograd removed or
+            added no inputs.
     """
 
     gm: torch.fx.GraphModule
@@ -121,7 +122,15 @@ def compile_functional(
         expected = _expected(functional)
         written = _torch.copied_back() if same and kind is Kind.INFERENCE else {}
         graph = FunctionalGraph(
-            *(functional, kind, weights, witnesses, args, expected, read, device, written)
+            functional,
+            kind,
+            weights,
+            witnesses,
+            example_args=args,
+            expected=expected,
+            statistics=read,
+            device=device,
+            written=written,
         )
         with _torch.unset_fake_temporarily():
             compiled = build(graph)

@@ -98,6 +98,7 @@ class Split:
         taken: How many of the graph's compute nodes are in the regions.
         total: How many there are.
         left: A line for each operator outside of them: why, and where in the user's code it is.
+        written: Positions of the inputs that torch writes to between the regions.
     """
 
     outer: torch.fx.GraphModule | None
@@ -105,6 +106,7 @@ class Split:
     taken: int
     total: int
     left: tuple[str, ...]
+    written: tuple[int, ...] = ()
 
     def decline_if_empty(self) -> None:
         """Refuse where there is no region for an engine.
@@ -152,13 +154,13 @@ def split(graph: FunctionalGraph, why_not: Callable[[torch.fx.Node], str | None]
     evaluate_constants(gm, lambda node: why_not(node) is not None)
     away = dict.fromkeys(elsewhere(gm, graph.device), WHY)
     refused = {node: why for node in calls_of(gm) if (why := why_not(node) or away.get(node))}
-    writes = [w for w in in_place.writes_to_inputs(graph) if w.is_large or w.call in refused]
-    refused |= {write.call: in_place.WHY for write in writes}
-    left = _described(filter(is_compute, refused), refused)
-    in_place.put_in_place(gm, writes)
+    written = _written_in_place(graph, refused)
+    writes = {call for each in written for call in each.calls}
+    refused |= dict.fromkeys(writes, in_place.WHY)
+    left = _described(filter(is_compute, refused), refused)  # by what the calls are until here
+    in_place.put_in_place(graph, written)
     refused = {node: refused[node] for node in calls_of(gm) if node in refused}
-    written = {write.call for write in writes}
-    compute = [node for node in calls_of(gm) if is_compute(node) and node not in written]
+    compute = [node for node in calls_of(gm) if is_compute(node) and node not in writes]
     taken = [node for node in compute if node not in refused]
     if not taken:
         gm.recompile()
@@ -174,7 +176,23 @@ def split(graph: FunctionalGraph, why_not: Callable[[torch.fx.Node], str | None]
     taken_nodes = [part for group in groups for part in _partition(gm, outside | (calls - group))]
     regions = _fuse(graph, taken_nodes)
     inside = sum(is_compute(node) for nodes in taken_nodes for node in nodes)
-    return Split(gm, regions, inside, len(compute), left)
+    return Split(gm, regions, inside, len(compute), left, tuple(each.at for each in written))
+
+
+def _written_in_place(
+    graph: FunctionalGraph, refused: Mapping[torch.fx.Node, str]
+) -> list[in_place.Written]:
+    """The inputs that torch writes to: it has to run the writes, or moving the input takes long.
+
+    Where an engine has nothing else to compute, it is not asked to leave that as well.
+    """
+    found = in_place.writable_inputs(graph)
+    writes = {call for each in found for call in each.calls}
+    left = refused.keys() | writes
+    is_worth = any(is_compute(node) and node not in left for node in calls_of(graph.gm))
+    return [
+        each for each in found if (each.is_large and is_worth) or not each.calls.isdisjoint(refused)
+    ]
 
 
 def is_compute(node: torch.fx.Node) -> bool:

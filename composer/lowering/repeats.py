@@ -102,7 +102,7 @@ def _called(operator: Any, x: torch.fx.Node, *args: Any, **how: Any) -> torch.fx
 
 
 def _viewed(x: torch.fx.Node, sizes: list[Any]) -> torch.fx.Node:
-    """The same numbers in another shape; one size may be a symbol."""
+    """The same numbers in another shape; one size may be a symbol. ONNX tensors are row-major."""
     said = [size if isinstance(size, int) else -1 for size in sizes]
     made = x.graph.call_function(aten.view.default, (x, said))
     made.meta["val"] = x.meta["val"].new_empty(sizes)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
 
 from composer import _torch, interrupts
 from composer.errors import Refusal, refuse
-from composer.graphs import collectives
+from composer.graphs import clones, collectives
 from composer.graphs.comparison import devices
 from composer.lowering.aot import FunctionalGraph, Kind
 from composer.memory import lacks_memory
@@ -19,7 +19,9 @@ _ANY = 2
 """What a size is taken for that only the data tell."""
 
 
-def try_once(compiled: Callable[..., Any], graph: FunctionalGraph) -> None:
+def try_once(
+    compiled: Callable[..., Any], graph: FunctionalGraph, written: Collection[int] = ()
+) -> None:
     """Run ``compiled`` on the inputs of the first call; a backward on ones of the right shapes.
 
     Nothing is run where there are no real inputs to be had, nor what waits for other ranks: they
@@ -27,16 +29,19 @@ def try_once(compiled: Callable[..., Any], graph: FunctionalGraph) -> None:
     Inputs on which torch itself fails say nothing of the engine: the program meets that error at
     the call, and other inputs may be right.
 
+    Args:
+        compiled: What was made of the graph.
+        graph: The graph.
+        written: Positions of the inputs that ``compiled`` writes to: it is given copies.
+
     Raises:
         Refusal: the run fails, or an output has not the shape or dtype of eager's.
     """
     args = placeholder_values(graph.gm) if graph.kind is Kind.BACKWARD else graph.example_args
     if args is None or collectives.meets_other_ranks(graph.gm):
         return
-    written = {*graph.written.values()}
-    args = tuple(each.clone() if i in written else each for i, each in enumerate(args))
     try:
-        results = _run(compiled, args)
+        results = _run(compiled, _with_copies(args, written))
     except BaseException as error:
         interrupts.pass_on(error)
         if not lacks_memory(error) and _torch_fails(graph, args):
@@ -48,6 +53,11 @@ def try_once(compiled: Callable[..., Any], graph: FunctionalGraph) -> None:
         if expected is not None and not _fits(got, *expected):
             what = f"output {index} is {got.dtype} {tuple(got.shape)}, not {expected}"
             refuse(Status.REJECTED, Reason.OUTPUT_MISMATCH, what)
+
+
+def _with_copies(args: Sequence[Any], written: Collection[int]) -> Sequence[Any]:
+    others = frozenset(range(len(args))) - {*written}
+    return clones.copy_inputs(args, others) if written else args
 
 
 def _fits(got: torch.Tensor, sizes: Sequence[int | None], dtype: torch.dtype) -> bool:

@@ -114,7 +114,7 @@ def onnxrt(
         if graph.kind is not Kind.BACKWARD:  # which may hold no more than a view
             parts.decline_if_empty()
         compiled = assemble(parts, engines)
-        try_once(compiled, graph)
+        try_once(compiled, graph, parts.written)
         if whole is not None:
             whole.keep(graph, parts, [engine.graph for engine in engines.values()])
         return compiled

@@ -110,7 +110,7 @@ def composer_openvino(
             engines[name] = OpenVinoEngine(pieces.models[name], region, settings, wanted)
             note(**engines[name].facts)  # those of what is in low precision come last
         compiled = parts.assemble(engines)
-        try_once(compiled, graph)
+        try_once(compiled, graph, parts.written)
         return compiled
 
     note(openvino=library.version(), device=settings.device)

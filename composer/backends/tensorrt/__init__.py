@@ -129,7 +129,7 @@ def tensorrt(
             found_on_disk=sum(each.found_on_disk for each in engines.values()),
         )
         compiled = pieces.parts.assemble(engines)
-        try_once(compiled, graph)
+        try_once(compiled, graph, pieces.parts.written)
         return compiled
 
     return compile_functional(gm, example_inputs, build)
