@@ -616,7 +616,7 @@ def test_one_model_is_made_however_many_engines_ask(monkeypatch) -> None:
 
     trials = iter([RuntimeError("the first engine does not run")])
 
-    def fail_once(compiled, graph):
+    def fail_once(*_):
         for error in trials:
             raise error
 
