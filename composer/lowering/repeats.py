@@ -50,11 +50,11 @@ def _share(product: torch.fx.Node, left: torch.fx.Node, right: torch.fx.Node) ->
         return
     groups = shared.meta["val"].shape[1]
     with product.graph.inserting_before(product):
-        together = _viewed(left, [batch, groups, heads // groups * rows, size])
+        together = _reshaped(left, [batch, groups, heads // groups * rows, size])
         for each in reversed(done):
             shared = _called(each.target, shared, *each.args[1:], **each.kwargs)
         found = _called(aten.matmul.default, together, shared)
-        whole = _viewed(found, [*known, product.meta["val"].shape[-1]])
+        whole = _reshaped(found, [*known, product.meta["val"].shape[-1]])
     found.meta = {**product.meta, **found.meta}
     product.replace_all_uses_with(whole)
 
@@ -101,9 +101,12 @@ def _called(operator: Any, x: torch.fx.Node, *args: Any, **how: Any) -> torch.fx
     return made
 
 
-def _viewed(x: torch.fx.Node, sizes: list[Any]) -> torch.fx.Node:
-    """The same numbers in another shape; one size may be a symbol. ONNX tensors are row-major."""
+def _reshaped(x: torch.fx.Node, sizes: list[Any]) -> torch.fx.Node:
+    """The same numbers in another shape, one size of which may be a symbol.
+
+    No view: the exporter runs the graph with torch's strides once more.
+    """
     said = [size if isinstance(size, int) else -1 for size in sizes]
-    made = x.graph.call_function(aten.view.default, (x, said))
+    made = x.graph.call_function(aten.reshape.default, (x, said))
     made.meta["val"] = x.meta["val"].new_empty(sizes)
     return made
