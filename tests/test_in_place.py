@@ -8,7 +8,7 @@ import textwrap
 
 import pytest
 import torch
-from conftest import compiled, last
+from conftest import compiled, last, needs_torch
 
 from composer.backends.onnxrt.engine import OnnxRuntimeEngine
 from composer.lowering import in_place
@@ -128,7 +128,11 @@ def writes_to_its_own(cache, at, new):
 
 NOT_WRITTEN = (
     *(reads_before, reads_between, writes_what_it_read, writes_a_part_to_another, adds),
-    *(where_it_is_large, returns_it, returns_a_copy, writes_to_its_own),
+    *(where_it_is_large, returns_it, writes_to_its_own),
+    pytest.param(
+        returns_a_copy,
+        marks=needs_torch("2.13", "the exporter loses a copy that is returned as it is"),
+    ),
 )
 
 LAYOUTS = {
