@@ -277,8 +277,12 @@ def test_statistics_without_a_witness_stay_inputs() -> None:
     assert last().chosen == "onnxrt"
 
 
-def test_another_object_of_equal_value_has_another_identity() -> None:
-    """One element or several, and whatever stands there instead."""
+@pytest.mark.parametrize("in_a_row", [True, False])
+def test_another_object_of_equal_value_has_another_identity(monkeypatch, in_a_row) -> None:
+    """One element or several, whatever stands there instead, and how the identities are read."""
+    assert weights._in_a_row(), "another interpreter's tuples: identities take a little longer"
+    monkeypatch.setattr(weights, "_IN_A_ROW", in_a_row)
+    assert weights.identities(()) == weights.identities(())
     for shape in ((1,), (), (3,), (2, 2)):
         bound = torch.ones(shape)
         known = weights.identities((None, bound))

