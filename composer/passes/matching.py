@@ -18,8 +18,8 @@ from torch.fx.operator_schemas import normalize_function
 from torch.fx.passes.utils.matcher_utils import InternalMatch as InternalMatch
 from torch.fx.passes.utils.matcher_utils import SubgraphMatcher
 
-from composer.passes.difference import Difference, compare
 from composer.passes.purity import is_pure, keeps_to_itself
+from composer.passes.unmatched import Unmatched, compare
 
 Filter = Callable[[InternalMatch, torch.fx.Graph, torch.fx.Graph], bool]
 """Given the match, the graph and the pattern's graph, as by ``replace_pattern_with_filters``."""
@@ -146,14 +146,14 @@ def _disturbing(
 
 def _explain(anchor: torch.fx.Node, node: torch.fx.Node, query: Query) -> NearMiss:
     found = compare(anchor, node, ignore_literals=query.ignore_literals)
-    if not isinstance(found, Difference):
-        found = _outside_reader(found, query) or Difference(
+    if not isinstance(found, Unmatched):
+        found = _outside_reader(found, query) or Unmatched(
             anchor.name, node.name, "its other outputs are not found with it, or need each other"
         )
     return NearMiss(node.name, found.pattern_node, found.graph_node, found.why)
 
 
-def _outside_reader(images: dict[torch.fx.Node, Any], query: Query) -> Difference | None:
+def _outside_reader(images: dict[torch.fx.Node, Any], query: Query) -> Unmatched | None:
     """An inner node of the match that somebody else reads, so that it cannot go."""
     inside = {node for wanted, node in images.items() if wanted.op != "placeholder"}
     for wanted, node in images.items():
@@ -162,7 +162,7 @@ def _outside_reader(images: dict[torch.fx.Node, Any], query: Query) -> Differenc
         outside = [user.name for user in node.users if user not in inside]
         if outside:
             why = f"it is read by {', '.join(outside)} as well, outside of the pattern"
-            return Difference(wanted.name, node.name, why)
+            return Unmatched(wanted.name, node.name, why)
     return None
 
 

@@ -13,7 +13,7 @@ from composer import _torch
 from composer.errors import BisectError
 from composer.graphs.comparison import Values
 from composer.passes.base import GraphPass, Stage, limited
-from composer.passes.debug.compare import Difference, Program, compiled_anew, difference
+from composer.passes.debug.compare import Deviation, Program, compiled_anew, deviation
 from composer.passes.function import qualified_name
 from composer.passes.resolve import shared_passes
 
@@ -82,7 +82,7 @@ def bisect(
     ordered = tuple(sorted(given, key=_position))
     program = Program(fn, args, kwargs or {})
     eager = program.run()
-    itself = difference(program.run(), eager, tolerance)
+    itself = deviation(program.run(), eager, tolerance)
     if itself is not None:
         raise BisectError(f"two runs in eager do not agree: {itself}")
     chosen = {"chain": ["eager"], "locked": False, **(options or {})}
@@ -110,23 +110,23 @@ class _Search:
     options: Mapping[str, Any]
     eager: Values
 
-    def difference(self, count: int) -> Difference | None:
+    def deviation(self, count: int) -> Deviation | None:
         """How the numbers of the first so many passes differ from eager's."""
         options = {**self.options, "passes": list(self.passes[:count])}
         got = self.program.run(functools.partial(compiled_anew, options=options))
-        return difference(got, self.eager, self.tolerance)
+        return deviation(got, self.eager, self.tolerance)
 
     def culprit(self) -> Culprit | None:
         """The end of the search."""
-        alone = self.difference(0)
+        alone = self.deviation(0)
         if alone is not None:
             chain = self.options["chain"]
             raise BisectError(f"without any pass, under chain {chain} already, {alone}")
-        found = self.difference(len(self.passes))
+        found = self.deviation(len(self.passes))
         if found is None:
             return None
-        count = _first_bad(0, len(self.passes), lambda n: self.difference(n) is not None)
-        each, found = self.passes[count - 1], self.difference(count) or found
+        count = _first_bad(0, len(self.passes), lambda n: self.deviation(n) is not None)
+        each, found = self.passes[count - 1], self.deviation(count) or found
         match, matches = self._match(count, each) if isinstance(each, GraphPass) else (None, None)
         name = each.name if isinstance(each, GraphPass) else qualified_name(each)
         sizes = found.absolute, found.relative
@@ -135,9 +135,9 @@ class _Search:
     def _match(self, count: int, each: GraphPass) -> tuple[int | None, int | None]:
         """Which match of the last of so many passes changes the numbers, and of how many."""
         with limited(each.name, _ALL) as every:
-            self.difference(count)
+            self.deviation(count)
         with limited(each.name, _ALL) as earlier:  # of passes with the same name before it
-            self.difference(count - 1)
+            self.deviation(count - 1)
         if every.taken == earlier.taken or self._differs(count, each, earlier.taken):
             return None, None
         bad = _first_bad(earlier.taken, every.taken, lambda n: self._differs(count, each, n))
@@ -145,7 +145,7 @@ class _Search:
 
     def _differs(self, count: int, each: GraphPass, matches: int) -> bool:
         with limited(each.name, matches):
-            return self.difference(count) is not None
+            return self.deviation(count) is not None
 
 
 def _first_bad(good: int, bad: int, is_bad: Callable[[int], bool]) -> int:

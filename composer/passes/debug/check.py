@@ -15,7 +15,7 @@ import torch.fx
 from composer import _torch
 from composer.errors import PassCheckError, PassError, causes
 from composer.passes.base import GraphPass
-from composer.passes.debug.compare import Program, compiled_anew, difference
+from composer.passes.debug.compare import Program, compiled_anew, deviation
 from composer.passes.debug.declaration import examine
 from composer.passes.debug.examples import programs
 from composer.passes.debug.watch import Again, Notes, Watched
@@ -134,7 +134,7 @@ class _Trial:
             alone = functools.partial(program.run, functools.partial(compiled_anew, options=_ALONE))
             self._broke(error, where, alone)
             return
-        off = difference(got, eager, self.tolerance) if self.compares else None
+        off = deviation(got, eager, self.tolerance) if self.compares else None
         if off is not None:
             self.notes.broke(PassError(self.each.name, "numbers", f"{off}, {where}"))
 
@@ -157,7 +157,7 @@ class _Trial:
         if gm.code != code:
             what = f"it changed the captured graph of {self.title}"
             self.notes.broke(PassError(self.each.name, "captured_graph", what))
-        off = difference(_copied(gm), state, _EXACTLY)
+        off = deviation(_copied(gm), state, _EXACTLY)
         if off is not None:
             self.notes.broke(PassError(self.each.name, "weights", f"{off}, on {self.title}"))
 

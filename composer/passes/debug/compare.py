@@ -23,7 +23,7 @@ Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class Deviation:
     """One value that two runs do not agree on.
 
     ``absolute`` and ``relative`` are the largest errors, ``nan`` where sizes or types differ.
@@ -100,9 +100,9 @@ def _restored(state: Values) -> Iterator[None]:
                 value.copy_(kept[name])
 
 
-def difference(
+def deviation(
     got: Values, expected: Values, tolerance: Mapping[str, float] | None = None
-) -> Difference | None:
+) -> Deviation | None:
     """The first value on which two runs do not agree.
 
     Args:
@@ -114,23 +114,23 @@ def difference(
     bounds: dict[str, Any] = {"rtol": 0.0, "atol": 0.0, **tolerance} if tolerance else {}
     if list(got) != list(expected):
         what = f"{list(got)} instead of {list(expected)}"
-        return Difference("number of values", float("nan"), float("nan"), what)
+        return Deviation("number of values", float("nan"), float("nan"), what)
     for name, value in expected.items():
-        found = _difference(name, got[name], value, bounds)
+        found = _deviation(name, got[name], value, bounds)
         if found is not None:
             return found
     return None
 
 
-def _difference(name: str, got: Any, expected: Any, bounds: dict[str, Any]) -> Difference | None:
+def _deviation(name: str, got: Any, expected: Any, bounds: dict[str, Any]) -> Deviation | None:
     if not isinstance(expected, torch.Tensor) or not isinstance(got, torch.Tensor):
         same = type(got) is type(expected) and bool(got == expected)
         what = f"{got!r} instead of {expected!r}"
-        return None if same else Difference(name, float("nan"), float("nan"), what)
+        return None if same else Deviation(name, float("nan"), float("nan"), what)
     try:
         torch.testing.assert_close(got, expected, equal_nan=True, **bounds)
     except AssertionError as error:
-        return Difference(name, *_sizes(got, expected), str(error))
+        return Deviation(name, *_sizes(got, expected), str(error))
     return None
 
 

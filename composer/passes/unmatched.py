@@ -11,7 +11,7 @@ from composer import _torch
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class Unmatched:
     """The first node of the pattern that does not match, what stands in its place, and why."""
 
     pattern_node: str
@@ -21,11 +21,11 @@ class Difference:
 
 def compare(
     wanted: torch.fx.Node, found: torch.fx.Node, *, ignore_literals: bool
-) -> dict[torch.fx.Node, Any] | Difference:
+) -> dict[torch.fx.Node, Any] | Unmatched:
     """Walk up from a node of the pattern and one of a graph, as torch's matcher does.
 
     Returns:
-        What stands for each node of the pattern, or the first difference.
+        What stands for each node of the pattern, or the first that does not match.
     """
     comparison = _Comparison(ignore_literals)
     return comparison.of_nodes(wanted, found) or comparison.images
@@ -36,38 +36,38 @@ class _Comparison:
         self.images: dict[torch.fx.Node, Any] = {}
         self._ignore_literals = ignore_literals
 
-    def of_nodes(self, wanted: torch.fx.Node, found: torch.fx.Node) -> Difference | None:
+    def of_nodes(self, wanted: torch.fx.Node, found: torch.fx.Node) -> Unmatched | None:
         if wanted in self.images:
             return self._again(wanted, found)
         for other, image in self.images.items():
             if image is found:
-                return Difference(wanted.name, found.name, f"it stands for {other.name} already")
+                return Unmatched(wanted.name, found.name, f"it stands for {other.name} already")
         if wanted.op != "placeholder" and (wanted.op, wanted.target) != (found.op, found.target):
             why = f"it is {called(found)}, not {called(wanted)}"
-            return Difference(wanted.name, found.name, why)
+            return Unmatched(wanted.name, found.name, why)
         self.images[wanted] = found
         return None if wanted.op == "placeholder" else self._of_arguments(wanted, found)
 
-    def _again(self, wanted: torch.fx.Node, found: Any) -> Difference | None:
+    def _again(self, wanted: torch.fx.Node, found: Any) -> Unmatched | None:
         image = self.images[wanted]
         if image is found or (not isinstance(found, torch.fx.Node) and image == found):
             return None
-        return Difference(wanted.name, str(found), f"{wanted.name} is {image} already")
+        return Unmatched(wanted.name, str(found), f"{wanted.name} is {image} already")
 
-    def _of_arguments(self, wanted: torch.fx.Node, found: torch.fx.Node) -> Difference | None:
+    def _of_arguments(self, wanted: torch.fx.Node, found: torch.fx.Node) -> Unmatched | None:
         ours, theirs = _named(wanted), _named(found)
         if list(ours) != list(theirs):
             why = f"it is given {', '.join(theirs)}; the pattern gives {', '.join(ours)}"
-            return Difference(wanted.name, found.name, why)
+            return Unmatched(wanted.name, found.name, why)
         for name, argument in ours.items():
-            difference = self._of_values(argument, theirs[name])
-            if isinstance(difference, str):
-                return Difference(wanted.name, found.name, f"its {name} {difference}")
-            if difference is not None:
-                return difference
+            unmatched = self._of_values(argument, theirs[name])
+            if isinstance(unmatched, str):
+                return Unmatched(wanted.name, found.name, f"its {name} {unmatched}")
+            if unmatched is not None:
+                return unmatched
         return None
 
-    def _of_values(self, wanted: Any, found: Any) -> Difference | str | None:
+    def _of_values(self, wanted: Any, found: Any) -> Unmatched | str | None:
         """How two arguments differ; text where it is not a node that does."""
         if isinstance(wanted, torch.fx.Node):
             return self._of_node_and_value(wanted, found)
@@ -76,7 +76,7 @@ class _Comparison:
         same = type(wanted) is type(found) and wanted == found
         return None if same or self._ignore_literals else f"is {found!r}, not {wanted!r}"
 
-    def _of_node_and_value(self, wanted: torch.fx.Node, found: Any) -> Difference | str | None:
+    def _of_node_and_value(self, wanted: torch.fx.Node, found: Any) -> Unmatched | str | None:
         if isinstance(found, torch.fx.Node):
             return self.of_nodes(wanted, found)
         if wanted.op != "placeholder":
@@ -86,11 +86,11 @@ class _Comparison:
         self.images[wanted] = found
         return None
 
-    def _of_lists(self, wanted: Any, found: Any) -> Difference | str | None:
+    def _of_lists(self, wanted: Any, found: Any) -> Unmatched | str | None:
         if len(wanted) != len(found):
             return f"is {found!r}, not {wanted!r}"
-        differences = map(self._of_values, wanted, found)
-        first = next((each for each in differences if each is not None), None)
+        unmatched = map(self._of_values, wanted, found)
+        first = next((each for each in unmatched if each is not None), None)
         return f"is {found!r}, not {wanted!r}" if isinstance(first, str) else first
 
 
