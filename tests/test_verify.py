@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from composer.errors import FallbackWarning
-from composer.graphs.comparison import Bounds, Fault, Share, errors_of, fault_of
+from composer.graphs.comparison import Bounds, Mismatch, Share, errors_of, mismatch_of
 from composer.testing import FakeBackend, expect
 
 pytestmark = pytest.mark.filterwarnings("ignore::composer.errors.FallbackWarning")
@@ -250,11 +250,11 @@ def test_what_a_mask_was_filled_with_hides_nothing(
     close, wrong = expected.clone(), expected.clone()
     close[0] *= 1 - torch.finfo(dtype).eps
     wrong[1] += 0.5
-    assert fault_of(close, expected, None, bounds) is None
-    fault = fault_of(wrong, expected, None, bounds)
-    assert fault is not None
-    assert fault[0] is Fault.NUMBERS
-    assert fault_of(torch.full((3,), 1e9), torch.full((3,), 1e9 + 64), None, bounds) is None
+    assert mismatch_of(close, expected, None, bounds) is None
+    mismatch = mismatch_of(wrong, expected, None, bounds)
+    assert mismatch is not None
+    assert mismatch[0] is Mismatch.NUMBERS
+    assert mismatch_of(torch.full((3,), 1e9), torch.full((3,), 1e9 + 64), None, bounds) is None
 
 
 def test_engine_with_random_numbers_of_its_own_is_held_to_structure() -> None:
@@ -550,44 +550,44 @@ def test_gradients_of_which_only_rounding_is_left_are_compared_by_the_size_of_th
 def test_gradient_that_is_small_and_right_in_eager_has_to_be_right() -> None:
     """Only where eager's own is nothing but rounding do the others' sizes count."""
     small, zero = T([1e-6]), T([0.0])
-    assert fault_of(zero, small, small.double(), Bounds(), largest=1.0)
+    assert mismatch_of(zero, small, small.double(), Bounds(), largest=1.0)
     noise = small.double() * 1e-3
-    assert fault_of(zero, small, noise, Bounds(), largest=1.0) is None
-    assert fault_of(T([1e-4]), small, noise, Bounds(), largest=1.0)
-    assert fault_of(T([1e-3]), small, noise, Share(), largest=1.0) is None
+    assert mismatch_of(zero, small, noise, Bounds(), largest=1.0) is None
+    assert mismatch_of(T([1e-4]), small, noise, Bounds(), largest=1.0)
+    assert mismatch_of(T([1e-3]), small, noise, Share(), largest=1.0) is None
 
 
 T = torch.tensor
 
 
 @pytest.mark.parametrize(
-    ("got", "expected", "fault"),
+    ("got", "expected", "mismatch"),
     [
         (T([1.0, 2.0]), T([1.0, 2.0]), None),
         (T([1.0, 2.0005]), T([1.0, 2.0]), None),
-        (T([1.0, 2.1]), T([1.0, 2.0]), Fault.NUMBERS),
+        (T([1.0, 2.1]), T([1.0, 2.0]), Mismatch.NUMBERS),
         (T([0.0, 1e-4, 1.0]), T([0.0, 0.0, 1.0]), None),
-        (T([1.0, float("nan")]), T([1.0, 2.0]), Fault.NON_FINITE),
-        (T([1.0, float("inf")]), T([1.0, 2.0]), Fault.NON_FINITE),
+        (T([1.0, float("nan")]), T([1.0, 2.0]), Mismatch.NON_FINITE),
+        (T([1.0, float("inf")]), T([1.0, 2.0]), Mismatch.NON_FINITE),
         (T([1.0, float("nan")]), T([1.0, float("nan")]), None),
-        (T([float("inf")]), T([-float("inf")]), Fault.NUMBERS),
-        (T([1.0]), T([float("nan")]), Fault.NUMBERS),
-        (T([1, 2]), T([1, 3]), Fault.NUMBERS),
-        (T([True]), T([False]), Fault.NUMBERS),
-        (T([1.0]), T([[1.0]]), Fault.STRUCTURE),
-        (T([1.0]).double(), T([1.0]), Fault.STRUCTURE),
+        (T([float("inf")]), T([-float("inf")]), Mismatch.NUMBERS),
+        (T([1.0]), T([float("nan")]), Mismatch.NUMBERS),
+        (T([1, 2]), T([1, 3]), Mismatch.NUMBERS),
+        (T([True]), T([False]), Mismatch.NUMBERS),
+        (T([1.0]), T([[1.0]]), Mismatch.STRUCTURE),
+        (T([1.0]).double(), T([1.0]), Mismatch.STRUCTURE),
         (3, 3, None),
-        (3, 4, Fault.STRUCTURE),
-        (None, T([1.0]), Fault.STRUCTURE),
+        (3, 4, Mismatch.STRUCTURE),
+        (None, T([1.0]), Mismatch.STRUCTURE),
         (T([]), T([]), None),
         (T([1 + 1j]), T([1 + 1j]), None),
-        (T([1 + 2j]), T([1 + 1j]), Fault.NUMBERS),
+        (T([1 + 2j]), T([1 + 1j]), Mismatch.NUMBERS),
     ],
 )
-def test_fault_of_a_value(got: Any, expected: Any, fault: Fault | None) -> None:
+def test_mismatch_of_a_value(got: Any, expected: Any, mismatch: Mismatch | None) -> None:
     """Structure, then NaN and infinity, then numbers."""
-    found = fault_of(got, expected, None, Bounds())
-    assert (found[0] if found else None) is fault
+    found = mismatch_of(got, expected, None, Bounds())
+    assert (found[0] if found else None) is mismatch
 
 
 def test_errors_are_absolute_relative_and_an_angle() -> None:

@@ -56,7 +56,7 @@ def devices(values: Iterable[Any]) -> list[torch.device]:
     return sorted({each.device for each in tensors if each.device.type == "cuda"}, key=str)
 
 
-class Fault(Enum):
+class Mismatch(Enum):
     """In which way a value is not what it should be, the gravest first."""
 
     STRUCTURE = "structure"
@@ -199,13 +199,13 @@ def largest_gradient(values: Values) -> float:
     return max((float(each.max()) for each in finite if each.numel()), default=0.0)
 
 
-def fault_of(
+def mismatch_of(
     got: Any,
     expected: Any,
     exact: torch.Tensor | None,
     bounds: Bounds,
     largest: float = 0.0,
-) -> tuple[Fault, str] | None:
+) -> tuple[Mismatch, str] | None:
     """In which way ``got`` differs from ``expected``, and a sentence about it; ``None`` if equal.
 
     Args:
@@ -218,15 +218,15 @@ def fault_of(
     """
     if not isinstance(expected, torch.Tensor) or not isinstance(got, torch.Tensor):
         same = type(got) is type(expected) and bool(got == expected)
-        return None if same else (Fault.STRUCTURE, f"is {got!r}, eager's is {expected!r}")
+        return None if same else (Mismatch.STRUCTURE, f"is {got!r}, eager's is {expected!r}")
     mine, eagers = _structure(got), _structure(expected)
     if mine != eagers:
-        return Fault.STRUCTURE, f"is {mine}, eager's is {eagers}"
+        return Mismatch.STRUCTURE, f"is {mine}, eager's is {eagers}"
     if not expected.is_floating_point() and not expected.is_complex():
         count = int((got != expected).sum())
         what = f"has {count} of {expected.numel()} elements that are not eager's"
-        return (Fault.NUMBERS, what) if count else None
-    return _fault_of_numbers(_wide(got), _wide(expected), exact, bounds, got.dtype, largest)
+        return (Mismatch.NUMBERS, what) if count else None
+    return _mismatch_of_numbers(_wide(got), _wide(expected), exact, bounds, got.dtype, largest)
 
 
 def _structure(value: torch.Tensor) -> str:
@@ -238,19 +238,19 @@ def _wide(value: torch.Tensor) -> torch.Tensor:
     return dense.to(torch.complex128 if value.is_complex() else torch.float64)
 
 
-def _fault_of_numbers(
+def _mismatch_of_numbers(
     got: torch.Tensor,
     expected: torch.Tensor,
     exact: torch.Tensor | None,
     bounds: Bounds,
     dtype: torch.dtype,
     largest: float,
-) -> tuple[Fault, str] | None:
+) -> tuple[Mismatch, str] | None:
     finite = expected.isfinite()
     strange = int((finite & ~got.isfinite()).sum())
     if strange:
         what = f"has {strange} elements that are NaN or infinite where eager's are numbers"
-        return Fault.NON_FINITE, what
+        return Mismatch.NON_FINITE, what
     slack = torch.zeros((), dtype=torch.float64, device=got.device)
     if exact is not None and exact.shape == got.shape and exact.isfinite().all():
         if finite.any():
@@ -260,13 +260,13 @@ def _fault_of_numbers(
                 slack = slack.clamp(min=bounds.rounding(dtype) * largest)
         expected, finite = exact, finite & exact.isfinite()
     elif not _equal_strange(got, expected):
-        return Fault.NUMBERS, "has numbers where eager's has NaN or infinity"
+        return Mismatch.NUMBERS, "has numbers where eager's has NaN or infinity"
     off = torch.where(finite, (got - expected).abs(), 0.0)
     over = off > bounds.allowed(expected, dtype) + slack
     if not over.any():
         return None
     errors = errors_of(got, expected)
-    return Fault.NUMBERS, (
+    return Mismatch.NUMBERS, (
         f"is off by {errors.absolute:.3g} ({errors.relative:.3g} of its root mean square, cosine "
         f"{errors.cosine:.4g}) in {int(over.sum())} of {over.numel()} elements"
     )

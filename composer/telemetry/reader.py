@@ -22,13 +22,13 @@ from composer.telemetry.report import Report
 UNKNOWN = Process(host="", pid=0, rank=None, started="")
 """The process of lines that do not say it: somebody's own sink wrote just the records."""
 
-_NAMED_FAULTS = 20
+_NAMED = 20
 _LONGEST = 200
 _PROCESS: TypeAdapter[Process] = TypeAdapter(Process)
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class BadLine:
     """A line that holds no record, and why; lines count from 1."""
 
     file: str
@@ -46,7 +46,7 @@ class Readout:
 
     recordings: tuple[Recording, ...]
     left_out: int
-    faults: tuple[Fault, ...]
+    faults: tuple[BadLine, ...]
 
 
 def read(path: str | Path | Sequence[str | Path]) -> Readout:
@@ -83,15 +83,15 @@ class _Found:
 
     graphs: dict[Process, dict[object, CompileReport]] = field(default_factory=dict)
     left_out: int = 0
-    faults: list[Fault] = field(default_factory=list)
+    faults: list[BadLine] = field(default_factory=list)
 
     def take(self, name: str, number: int, text: bytes) -> None:
         try:
             process, serial, graph = _parsed(text)
         except RecordError as error:
             self.left_out += 1
-            if len(self.faults) < _NAMED_FAULTS:
-                self.faults.append(Fault(name, number, str(error)[:_LONGEST]))
+            if len(self.faults) < _NAMED:
+                self.faults.append(BadLine(name, number, str(error)[:_LONGEST]))
             return
         # A line without a serial is a graph of its own.
         self.graphs.setdefault(process, {})[serial or (name, number)] = graph

@@ -26,24 +26,24 @@ from composer.graphs.clones import same_values
 from composer.graphs.comparison import (
     Bounds,
     Errors,
-    Fault,
+    Mismatch,
     Values,
     detached_copy,
     devices,
     errors_of,
-    fault_of,
     gradients,
     is_gradient,
     largest_gradient,
+    mismatch_of,
 )
 from composer.graphs.modes import leaving_modes
 from composer.records import GraphRequest, Reason, Status, error_line, first_line
 from composer.verify.double import in_double
 
 _REASONS = {
-    Fault.STRUCTURE: Reason.OUTPUT_MISMATCH,
-    Fault.NON_FINITE: Reason.NON_FINITE,
-    Fault.NUMBERS: Reason.NUMERIC_MISMATCH,
+    Mismatch.STRUCTURE: Reason.OUTPUT_MISMATCH,
+    Mismatch.NON_FINITE: Reason.NON_FINITE,
+    Mismatch.NUMBERS: Reason.NUMERIC_MISMATCH,
 }
 
 
@@ -282,13 +282,13 @@ def judge(got: Run, eager: Run, exact: Callable[[], Values], bounds: Bounds) -> 
     unlike = False
     for name in sorted(eager.values, key=lambda name: name not in eager.kept):
         mine, expected, kept = got.values[name], eager.values[name], name in eager.kept
-        found = _stride_fault(name, got, eager) or fault_of(mine, expected, None, bounds)
-        if found and found[0] is Fault.NUMBERS and free and not kept:
+        found = _stride_mismatch(name, got, eager) or mismatch_of(mine, expected, None, bounds)
+        if found and found[0] is Mismatch.NUMBERS and free and not kept:
             unlike, found = True, None
-        if found and found[0] is Fault.NUMBERS:
+        if found and found[0] is Mismatch.NUMBERS:
             in_float64 = _reference(exact, eager, bounds) if in_float64 is None else in_float64
             largest = largest_gradient(eager.values) if is_gradient(name) else 0.0
-            found = fault_of(mine, expected, in_float64.get(name), bounds, largest)
+            found = mismatch_of(mine, expected, in_float64.get(name), bounds, largest)
         if found:
             _refuse(name, *found, kept=kept)
     errors = [errors_of(got.values[name], expected) for name, expected in eager.values.items()]
@@ -326,7 +326,7 @@ def _is_other(eagers: Any, exact: Any, bounds: Bounds, largest: float) -> bool:
     return bool(((eagers - exact).abs() > _FURTHER * allowed).any())
 
 
-def _stride_fault(name: str, got: Run, eager: Run) -> tuple[Fault, str] | None:
+def _stride_mismatch(name: str, got: Run, eager: Run) -> tuple[Mismatch, str] | None:
     """Strides that differ where it matters: along a dimension of more than one element."""
     value = got.values[name]
     if name not in eager.strides or not isinstance(value, torch.Tensor) or not value.numel():
@@ -337,12 +337,12 @@ def _stride_fault(name: str, got: Run, eager: Run) -> tuple[Fault, str] | None:
     sizes = zip(value.shape, mine, eagers, strict=True)
     if all(size == 1 or a == b for size, a, b in sizes):
         return None
-    return Fault.STRUCTURE, f"has strides {mine}, eager's has {eagers}"
+    return Mismatch.STRUCTURE, f"has strides {mine}, eager's has {eagers}"
 
 
-def _refuse(name: str, fault: Fault, what: str, *, kept: bool) -> None:
+def _refuse(name: str, mismatch: Mismatch, what: str, *, kept: bool) -> None:
     """Refuse because of one value; ``kept`` is whether eager leaves it as it was."""
-    reason = Reason.MUTATED_INPUTS if kept else _REASONS[fault]
+    reason = Reason.MUTATED_INPUTS if kept else _REASONS[mismatch]
     refuse(Status.REJECTED, reason, f"{name} {what}")
 
 
