@@ -60,18 +60,18 @@ def walk(
         tries = functools.partial(_try_in_turn, trial, len(contenders), strict=strict)
         if contest is None or obstacle:
             return choice.first(tries(), floor, why=obstacle)
-        memory = None if at_run_time else memory_of(request, contenders, contest)
-        return remembered.fastest(trial, tries, floor, request, contest, memory)
+        cache = None if at_run_time else verdict_cache(request, contenders, contest)
+        return remembered.fastest(trial, tries, floor, request, contest, cache)
 
 
-def memory_of(
+def verdict_cache(
     request: GraphRequest, contenders: Sequence[Contender], contest: select.Contest
-) -> verdicts.Memory | None:
+) -> verdicts.VerdictCache | None:
     """Where the verdict of a contest is kept; ``None`` where the policy remembers none."""
     if not contest.terms:
         return None
     engines = [(each.candidate.name, each.backend) for each in contenders]
-    return verdicts.Memory(request, engines, contest.terms, [each.key for each in contenders])
+    return verdicts.VerdictCache(request, engines, contest.terms, [each.key for each in contenders])
 
 
 def _try_in_turn(

@@ -77,8 +77,8 @@ class Plan:
         waits = policy.strict or policy.objective.kind == "memory"
         if contest is None or waits or not policy.select_async:
             return None
-        memory = chain.memory_of(request, contenders, contest)
-        if memory is not None and memory.recall():
+        cache = chain.verdict_cache(request, contenders, contest)
+        if cache is not None and cache.recall():
             return None
         among_ranks = policy.agree_within > 0
         obstacle = select.obstacle(request, among_ranks=among_ranks) or _obstacle(request)
@@ -196,14 +196,14 @@ class _Task:
         try:
             self._check()
             request = successors.request_for(self.inputs)
-            memory = chain.memory_of(request, successors.contenders, contest)
+            cache = chain.verdict_cache(request, successors.contenders, contest)
             with once.sharing():
                 outcome = self._race(request)
             self._check()
             self.seat.take_over(functools.partial(self._chosen, outcome))
             successors.publish()
-            if memory is not None and not self.undecided:
-                memory.keep(outcome)
+            if cache is not None and not self.undecided:
+                cache.keep(outcome)
         except _Dropped as dropped:
             self._tell(str(dropped))
         except interrupts.ProcessEnds:

@@ -19,8 +19,8 @@ from composer.records import Attempt, GraphRequest, Outcome, Reason, Status
 from composer.select import choice
 from composer.select.choice import LOST_A_TIE, UNDER_LOAD, Made, Tried
 from composer.select.rules import lost_a_tie
-from composer.store.verdict import Standing
-from composer.store.verdicts import Memory, Recalled
+from composer.store.verdict import CandidateRecord
+from composer.store.verdicts import Recalled, VerdictCache
 
 
 def fastest(
@@ -29,7 +29,7 @@ def fastest(
     floor: Callable[[], Made],
     request: GraphRequest,
     contest: select.Contest,
-    memory: Memory | None,
+    cache: VerdictCache | None,
 ) -> Outcome:
     """The winner of a remembered verdict serves, or that of a contest, which is then remembered.
 
@@ -40,23 +40,23 @@ def fastest(
         floor: Makes what runs the captured graph.
         request: The graph and the inputs to measure with.
         contest: What the policy wants of a measurement.
-        memory: Where verdicts on this graph are kept; ``None`` where none is to be remembered.
+        cache: Where verdicts on this graph are kept; ``None`` where none is to be remembered.
     """
     done: dict[int, Tried] = {}
-    recalled = memory.recall() if memory else None
-    if memory and recalled:
+    recalled = cache.recall() if cache else None
+    if cache and recalled:
         winner = recalled.verdict.winner
         if winner is None:
             return _outcome(recalled, None, floor())
         tried = trial(winner, recalled.verdict.candidates[winner].products_in_fp32)
         if tried.compiled is not None:
             return _outcome(recalled, tried.attempt, (tried.compiled, tried.passes))
-        memory.forget()
+        cache.forget()
         done[winner] = tried
     outcome = choice.fastest(tries(done), floor, request, contest)
     free_memory()  # of those that lost
-    if memory:
-        memory.keep(outcome)
+    if cache:
+        cache.keep(outcome)
     return outcome
 
 
@@ -77,20 +77,20 @@ def _outcome(recalled: Recalled, served: Attempt | None, serves: Made) -> Outcom
     return Outcome(tuple(attempts), tuple(errors), verdict.chosen, *serves, ranking=verdict.ranking)
 
 
-def _skipped(each: Standing, reason: Reason, message: str, recalled: Recalled) -> Attempt:
+def _skipped(each: CandidateRecord, reason: Reason, message: str, recalled: Recalled) -> Attempt:
     engine: dict[str, Any] = {"precision": each.precision} if each.precision else {}
     engine |= {"timing": _timing(each, recalled)} if each.timing else {}
     return Attempt(each.backend, Status.SKIPPED, reason, message, 0.0, engine=engine)
 
 
-def _timing(each: Standing, recalled: Recalled) -> dict[str, Any]:
+def _timing(each: CandidateRecord, recalled: Recalled) -> dict[str, Any]:
     """The figures as they were then; measuring them took no time now."""
     measured = recalled.verdict.measured.astimezone(UTC).isoformat(timespec="seconds")
     now = {"seconds": 0.0, "measured": measured, "remembered_in": recalled.source}
     return {**(each.timing or {}), **now}
 
 
-def _beaten(each: Standing, recalled: Recalled) -> str:
+def _beaten(each: CandidateRecord, recalled: Recalled) -> str:
     counted = ", its build counted" if "build_ms" in (each.timing or {}) else ""
     best = f"{recalled.verdict.serves} takes {recalled.verdict.milliseconds:.3g} ms"
     weighed = "mib" in (each.timing or {})
@@ -100,7 +100,7 @@ def _beaten(each: Standing, recalled: Recalled) -> str:
     return f"{each.milliseconds:.3g} ms a call{counted}; {best}, {when}{loaded}"
 
 
-def _refused(each: Standing, recalled: Recalled) -> str:
+def _refused(each: CandidateRecord, recalled: Recalled) -> str:
     if each.reason is Reason.POLICY:
         return each.message
     remedy = "`composer cache clear verdicts` has it tried again"

@@ -20,7 +20,7 @@ _CLOSE = 1.5
 """How many times as long as the winner one may have taken, under a load, that could yet win."""
 
 
-def shown(text: str) -> str:
+def clipped(text: str) -> str:
     """Text as a verdict can hold it."""
     return printable(text)[:_LONGEST]
 
@@ -35,7 +35,7 @@ Text = Annotated[str, Field(max_length=_LONGEST), AfterValidator(_printable)]
 Number = Annotated[int, Field(ge=0, le=1 << 53)] | Annotated[float, Field(ge=0.0, lt=math.inf)]
 
 
-class Standing(BaseModel):
+class CandidateRecord(BaseModel):
     """What became of one candidate, whether or not it took part in the contest.
 
     Attributes:
@@ -95,7 +95,7 @@ class Verdict(BaseModel):
     measured: AwareDatetime
     chosen: Text
     ranking: tuple[int, ...]
-    candidates: Annotated[tuple[Standing, ...], Field(min_length=1)]
+    candidates: Annotated[tuple[CandidateRecord, ...], Field(min_length=1)]
     model: Text
     graph_key: Text
     device: Text
@@ -166,13 +166,13 @@ def figures_of(attempt: Attempt) -> dict[str, float] | None:
     return {name: each for name, each in timing.items() if isinstance(each, int | float)}
 
 
-def standing_of(attempt: Attempt) -> Standing:
+def record_of(attempt: Attempt) -> CandidateRecord:
     """What a verdict says of a candidate."""
-    return Standing.model_construct(
+    return CandidateRecord.model_construct(
         backend=attempt.backend,
         status=attempt.status,
         reason=attempt.reason,
-        message=shown(first_line(attempt.message)),
+        message=clipped(first_line(attempt.message)),
         timing=figures_of(attempt),
         precision="bf16" if attempt.engine.get("precision") == "bf16" else None,
         products_in_fp32=attempt.engine.get("products_in_fp32", 0),

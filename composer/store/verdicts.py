@@ -39,7 +39,7 @@ from composer.records import FLOOR, GraphRequest, Outcome, Reason, error_line
 from composer.store.disk import this_process, warn_of
 from composer.store.ledger import Ledger
 from composer.store.shared_store import SharedStore
-from composer.store.verdict import Verdict, figures_of, shown, standing_of
+from composer.store.verdict import Verdict, clipped, figures_of, record_of
 
 _LIMIT = 10_000
 _DAY = 86_400.0
@@ -98,7 +98,7 @@ class Recalled:
     source: str
 
 
-class Memory:
+class VerdictCache:
     """Keeps and recalls the verdict on one graph and one chain.
 
     Args:
@@ -211,8 +211,8 @@ class Memory:
             measured=datetime.now(UTC),
             chosen=outcome.chosen,
             ranking=outcome.ranking or (),
-            candidates=tuple(map(standing_of, outcome.attempts)),
-            model=shown(request.model),
+            candidates=tuple(map(record_of, outcome.attempts)),
+            model=clipped(request.model),
             graph_key=request.graph_key,
             device=request.device,
             machine=machine.describe(request.device),
