@@ -12,8 +12,8 @@ the table of the passes that ship, a module each. :mod:`~composer.passes.early` 
 :mod:`~composer.passes.late` run the stages, before and within a candidate, through the
 :mod:`~composer.passes.pipeline`, which holds every pass to the :mod:`~composer.passes.rules` and
 rolls back by a :mod:`~composer.passes.snapshot`. What a rewrite has to know of a graph is in
-:mod:`~composer.passes.gradients`, :mod:`~composer.passes.memory`,
-:mod:`~composer.passes.metadata`, :mod:`~composer.passes.order` and
+:mod:`~composer.passes.aliasing`, :mod:`~composer.passes.gradients`,
+:mod:`~composer.passes.metadata`, :mod:`~composer.passes.modes`, :mod:`~composer.passes.order` and
 :mod:`~composer.passes.purity`; :mod:`composer.passes.debug` shows what passes do.
 """
 

@@ -83,7 +83,7 @@ class _InRegions(torch.fx.Interpreter):
     is computed within them has the wrong dtype.
     """
 
-    def __init__(self, gm: torch.fx.GraphModule, regions: metadata.Regions) -> None:
+    def __init__(self, gm: torch.fx.GraphModule, regions: metadata.AutocastRegions) -> None:
         super().__init__(gm)
         self._regions = regions
 

@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 
 import torch.fx
 
+from composer.passes.aliasing import Aliasing
 from composer.passes.base import GraphPass
-from composer.passes.memory import Memory, Region, Regions
+from composer.passes.modes import Modes, NodeModes
 from composer.passes.purity import is_function
 from composer.passes.snapshot import frozen
 
@@ -30,7 +31,8 @@ class EliminateCommonSubexpressions(GraphPass):
         "composer.graphs.nodes",
         "composer.graphs.norms",
         "composer.graphs.writes",
-        "composer.passes.memory",
+        "composer.passes.aliasing",
+        "composer.passes.modes",
         "composer.passes.purity",
         "composer.passes.snapshot",
     )
@@ -50,20 +52,20 @@ def _repetitions(gm: torch.fx.GraphModule) -> Iterator[tuple[torch.fx.Node, torc
 
     Found one after the other: what reads a repetition may be one itself once that is rewired.
     """
-    memory, regions = Memory(gm), Regions.in_graph(gm.graph)
+    aliasing, modes = Aliasing(gm), NodeModes.in_graph(gm.graph)
     known: dict[Any, torch.fx.Node] = {}
     for node in list(gm.graph.nodes):
-        if _may_merge(node, memory):
-            first = known.setdefault(_key(node, regions.of[node]), node)
+        if _may_merge(node, aliasing):
+            first = known.setdefault(_key(node, modes.of[node]), node)
             if first is not node:
                 yield node, first
 
 
-def _may_merge(node: torch.fx.Node, memory: Memory) -> bool:
+def _may_merge(node: torch.fx.Node, aliasing: Aliasing) -> bool:
     if node.op != "call_function" or not is_function(node):
         return False
-    return not (memory.is_written(node, *node.all_input_nodes) or memory.is_returned(node))
+    return not (aliasing.is_written(node, *node.all_input_nodes) or aliasing.is_returned(node))
 
 
-def _key(node: torch.fx.Node, region: Region) -> Any:
-    return node.target, region, frozen(node.args), frozen(node.kwargs)
+def _key(node: torch.fx.Node, modes: Modes) -> Any:
+    return node.target, modes, frozen(node.args), frozen(node.kwargs)

@@ -10,8 +10,9 @@ import torch
 import torch.fx
 
 from composer import _torch
+from composer.passes.aliasing import Aliasing
 from composer.passes.base import GraphPass
-from composer.passes.memory import Memory, Regions
+from composer.passes.modes import NodeModes
 
 aten = torch.ops.aten
 
@@ -39,33 +40,34 @@ class FoldBatchNorm(GraphPass):
 
     depends_on: ClassVar[tuple[str, ...]] = (
         "composer.graphs.norms",
-        "composer.passes.memory",
+        "composer.passes.aliasing",
+        "composer.passes.modes",
     )
 
     def run(self, gm: torch.fx.GraphModule) -> int:
         """Replace each pair by one convolution with computed weights."""
-        memory, regions = Memory(gm), Regions.in_graph(gm.graph)
+        aliasing, modes = Aliasing(gm), NodeModes.in_graph(gm.graph)
         norms = gm.graph.find_nodes(op="call_function", target=aten.batch_norm.default)
         count = 0
-        for norm in self.chosen([n for n in norms if _folds(n, memory, regions)]):
+        for norm in self.chosen([n for n in norms if _folds(n, aliasing, modes)]):
             _fold(gm.graph, norm)
             count += 1
         return count
 
 
-def _folds(norm: torch.fx.Node, memory: Memory, regions: Regions) -> bool:
+def _folds(norm: torch.fx.Node, aliasing: Aliasing, modes: NodeModes) -> bool:
     product = norm.args[0]
     if not isinstance(product, torch.fx.Node) or _torch.argument(norm, "training"):
         return False
     rank = _PRODUCTS.get(_torch.operator_name(product.target))
     if rank is None or len(product.users) != 1 or product.meta["val"].dim() != rank:
         return False
-    same_region = regions.of[product] == regions.of[norm]
+    same_modes = modes.of[product] == modes.of[norm]
     parameters = [*_given(product, "weight", "bias"), *_given(norm, "weight", "bias", *_STATISTICS)]
-    if len(_given(norm, *_STATISTICS)) != 2 or not same_region:
+    if len(_given(norm, *_STATISTICS)) != 2 or not same_modes:
         return False
     dtypes = {each.meta["val"].dtype for each in (product, norm, *parameters)}
-    stable = not memory.is_written(product, *parameters)
+    stable = not aliasing.is_written(product, *parameters)
     return len(dtypes) == 1 and stable and _come_before(parameters, product)
 
 

@@ -12,8 +12,8 @@ import torch.fx
 
 from composer import _torch
 from composer.graphs.writes import is_torchs
+from composer.passes.aliasing import Aliasing
 from composer.passes.base import GraphPass
-from composer.passes.memory import Memory
 from composer.passes.metadata import description
 from composer.passes.purity import is_function
 
@@ -42,7 +42,7 @@ class FoldConstants(GraphPass):
         "composer.graphs.nodes",
         "composer.graphs.norms",
         "composer.graphs.writes",
-        "composer.passes.memory",
+        "composer.passes.aliasing",
         "composer.passes.metadata",
         "composer.passes.purity",
     )
@@ -55,11 +55,11 @@ class FoldConstants(GraphPass):
 
     def run(self, gm: torch.fx.GraphModule) -> int:
         """Replace each constant that something else reads by an attribute."""
-        memory = Memory(gm)
+        aliasing = Aliasing(gm)
         values: Values = {}
         with _torch.unset_fake_temporarily(), torch.inference_mode(False), torch.no_grad():
             for node in gm.graph.nodes:
-                if self._is_constant(node, values, memory):
+                if self._is_constant(node, values, aliasing):
                     _evaluate(node, values)
         found = [node for node, value in values.items() if _is_needed(node, value, values)]
         count = 0
@@ -68,10 +68,10 @@ class FoldConstants(GraphPass):
             count += 1
         return count
 
-    def _is_constant(self, node: torch.fx.Node, values: Values, memory: Memory) -> bool:
+    def _is_constant(self, node: torch.fx.Node, values: Values, aliasing: Aliasing) -> bool:
         if node.op != "call_function" or not is_function(node) or not is_torchs(node):
             return False
-        if memory.is_written(node) or memory.is_returned(node):
+        if aliasing.is_written(node) or aliasing.is_returned(node):
             return False
         reads = node.all_input_nodes
         if _torch.operator_name(node.target) in _READS_ONLY_METADATA:

@@ -6,7 +6,8 @@ import torch
 import torch.fx
 
 from composer import _torch
-from composer.passes.memory import Memory, Regions, holds_memory
+from composer.passes.aliasing import Aliasing, holds_memory
+from composer.passes.modes import NodeModes
 
 aten = torch.ops.aten
 
@@ -18,15 +19,15 @@ class Gradients:
     what is returned. Of memory that the graph writes to it is taken to be.
     """
 
-    def __init__(self, gm: torch.fx.GraphModule, memory: Memory, regions: Regions) -> None:
-        self._regions = regions
+    def __init__(self, gm: torch.fx.GraphModule, aliasing: Aliasing, modes: NodeModes) -> None:
+        self._modes = modes
         self._needed: set[torch.fx.Node] = set()
         self._reached: set[torch.fx.Node] = set()
         for node in gm.graph.nodes:
             if self._is_needed(node):
                 self._needed.add(node)
         for node in reversed(gm.graph.nodes):
-            hands_on = node in self._reached or (node in self._needed and memory.is_written(node))
+            hands_on = node in self._reached or (node in self._needed and aliasing.is_written(node))
             if node.op == "output" or hands_on:
                 self._reached.update(self._needed.intersection(node.all_input_nodes))
 
@@ -36,7 +37,7 @@ class Gradients:
 
     def of_inputs(self, node: torch.fx.Node) -> tuple[bool, ...]:
         """For each node that is read, whether the operation hands a gradient on to it."""
-        recorded = self._regions.records_grad(node)
+        recorded = self._modes.records_grad(node)
         return tuple(recorded and each in self._needed for each in node.all_input_nodes)
 
     def _is_needed(self, node: torch.fx.Node) -> bool:

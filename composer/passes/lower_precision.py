@@ -13,8 +13,9 @@ import torch.fx
 
 from composer import _torch
 from composer.passes import metadata
+from composer.passes.aliasing import Aliasing
 from composer.passes.base import GraphPass
-from composer.passes.memory import Memory, Region, Regions
+from composer.passes.modes import Modes, NodeModes
 
 aten = torch.ops.aten
 
@@ -56,12 +57,13 @@ class LowerPrecision(GraphPass):
 
     depends_on: ClassVar[tuple[str, ...]] = (
         "composer.graphs.norms",
-        "composer.passes.memory",
+        "composer.passes.aliasing",
+        "composer.passes.modes",
     )
 
     def run(self, gm: torch.fx.GraphModule) -> int:
         """Put casts around each product."""
-        narrowing = _Narrowing(gm.graph, Memory(gm), Regions.in_graph(gm.graph))
+        narrowing = _Narrowing(gm.graph, Aliasing(gm), NodeModes.in_graph(gm.graph))
         count = 0
         for node in self.chosen(products_of(gm)[self.first :]):
             narrowing.lower(node)
@@ -71,8 +73,8 @@ class LowerPrecision(GraphPass):
 
 def products_of(gm: torch.fx.GraphModule) -> list[torch.fx.Node]:
     """What may take bfloat16 of a graph at stage ``aten``, in the order of the graph."""
-    regions = Regions.in_graph(gm.graph)
-    return [node for node in gm.graph.nodes if _lowers(node, regions)]
+    modes = NodeModes.in_graph(gm.graph)
+    return [node for node in gm.graph.nodes if _lowers(node, modes)]
 
 
 def casts_in(weight: torch.fx.Node) -> list[torch.fx.Node]:
@@ -86,11 +88,11 @@ def casts_in(weight: torch.fx.Node) -> list[torch.fx.Node]:
 _MARK = "rounded_for_products"
 
 
-def _lowers(node: torch.fx.Node, regions: Regions) -> bool:
+def _lowers(node: torch.fx.Node, modes: NodeModes) -> bool:
     if not _multiplies(node) or _torch.written_by(node):
         return False
     values = [each.meta.get("val") for each in (node, *_operands(node))]
-    return not regions.of[node].autocast and all(map(_is_wide, values))
+    return not modes.of[node].autocast and all(map(_is_wide, values))
 
 
 def _multiplies(node: torch.fx.Node) -> bool:
@@ -132,12 +134,12 @@ class _Narrowing:
     to is used twice.
     """
 
-    def __init__(self, graph: torch.fx.Graph, memory: Memory, regions: Regions) -> None:
+    def __init__(self, graph: torch.fx.Graph, aliasing: Aliasing, modes: NodeModes) -> None:
         self._graph = graph
-        self._memory = memory
-        self._regions = regions
+        self._aliasing = aliasing
+        self._modes = modes
         self._products: dict[torch.fx.Node, torch.fx.Node] = {}
-        self._made: dict[tuple[torch.fx.Node, Region], torch.fx.Node] = {}
+        self._made: dict[tuple[torch.fx.Node, Modes], torch.fx.Node] = {}
 
     def lower(self, product: torch.fx.Node) -> None:
         """Have one product take bfloat16; its readers take what is cast back."""
@@ -155,11 +157,11 @@ class _Narrowing:
         self._products[wide] = product
 
     def _narrow(self, node: torch.fx.Node, reader: torch.fx.Node) -> torch.fx.Node:
-        if self._memory.is_written(self._products.get(node, node)):
+        if self._aliasing.is_written(self._products.get(node, node)):
             return self._cast(node, reader)
         if node in self._products:
             return self._products[node]
-        key = node, self._regions.of[reader]
+        key = node, self._modes.of[reader]
         if key not in self._made:
             self._made[key] = self._rounded(node, reader)
         return self._made[key]
@@ -176,11 +178,11 @@ class _Narrowing:
 
         Not one under another state of autograd: gradients flow through the one and not the other.
         """
-        region = self._regions.of[reader]
-        while _moves(node) and self._regions.of[node] == region:
+        modes = self._modes.of[reader]
+        while _moves(node) and self._modes.of[node] == modes:
             source: Any = node.args[0]
             node = source
-            if self._memory.is_written(self._products.get(node, node)):
+            if self._aliasing.is_written(self._products.get(node, node)):
                 return False
             if node in self._products or _torch.is_static_input(node):
                 return True

@@ -12,9 +12,10 @@ import torch.fx
 
 from composer import _torch
 from composer.graphs.writes import is_torchs
+from composer.passes.aliasing import Aliasing
 from composer.passes.base import GraphPass
 from composer.passes.gradients import Gradients
-from composer.passes.memory import Memory, Regions
+from composer.passes.modes import NodeModes
 
 aten = torch.ops.aten
 
@@ -78,8 +79,9 @@ class MergeParallelLinears(GraphPass):
         "composer.graphs.nodes",
         "composer.graphs.norms",
         "composer.graphs.writes",
+        "composer.passes.aliasing",
         "composer.passes.gradients",
-        "composer.passes.memory",
+        "composer.passes.modes",
     )
 
     min_products: int = 2
@@ -101,24 +103,24 @@ class MergeParallelLinears(GraphPass):
 
 
 def _groups(gm: torch.fx.GraphModule, kind: Kind) -> list[list[torch.fx.Node]]:
-    memory, regions = Memory(gm), Regions.in_graph(gm.graph)
-    gradients = Gradients(gm, memory, regions)
+    aliasing, modes = Aliasing(gm), NodeModes.in_graph(gm.graph)
+    gradients = Gradients(gm, aliasing, modes)
     seeing = (node for node in gm.graph.nodes if _sees_strides(node))
-    seen = {memory.root(each) for node in seeing for each in node.all_input_nodes}
+    seen = {aliasing.root(each) for node in seeing for each in node.all_input_nodes}
     groups: dict[Any, list[torch.fx.Node]] = {}
     for node in gm.graph.find_nodes(op="call_function", target=kind.target):
-        if not _may_merge(node, kind, memory) or memory.root(node) in seen:
+        if not _may_merge(node, kind, aliasing) or aliasing.root(node) in seen:
             continue
         # As many as there are operands: a bias here and none there is another key, too.
         needed = gradients.of_inputs(node), gradients.reach(node)
-        key = node.args[kind.shared], regions.of[node], needed, _dtype(node)
+        key = node.args[kind.shared], modes.of[node], needed, _dtype(node)
         group = groups.setdefault(key, [])
         if not group or _is_ready(node, group[0]):
             group.append(node)
     return list(groups.values())
 
 
-def _may_merge(node: torch.fx.Node, kind: Kind, memory: Memory) -> bool:
+def _may_merge(node: torch.fx.Node, kind: Kind, aliasing: Aliasing) -> bool:
     operands = node.all_input_nodes
     given = [each for each in node.args if each is not None]
     if operands != given or node.kwargs or not all("val" in each.meta for each in operands):
@@ -128,7 +130,9 @@ def _may_merge(node: torch.fx.Node, kind: Kind, memory: Memory) -> bool:
         return False
     fits = _width(node, kind) is not None and len({_dtype(each) for each in operands}) == 1
     plain = all(tuple(each.meta["val"].shape) == (_width(node, kind),) for each in operands[2:])
-    return fits and plain and not (memory.is_written(node, *operands) or memory.is_returned(node))
+    return (
+        fits and plain and not (aliasing.is_written(node, *operands) or aliasing.is_returned(node))
+    )
 
 
 def _sees_strides(node: torch.fx.Node) -> bool:
@@ -164,7 +168,7 @@ def _merge(
     widths: Mapping[torch.fx.Node, int],
 ) -> None:
     call = gm.graph.call_function
-    memory = Memory(gm)
+    aliasing = Aliasing(gm)
     with gm.graph.inserting_before(group[0]):
         side_by_side = call(aten.cat.default, ([_other(n, kind) for n in group], kind.joined))
         operands = [group[0].args[kind.shared], side_by_side]
@@ -177,14 +181,14 @@ def _merge(
         bounds = itertools.pairwise([0, *ends])
         pieces = [call(aten.slice.Tensor, (product, kind.cut, *each)) for each in bounds]
     for node, piece in zip(group, pieces, strict=True):
-        _let_views_copy(gm.graph, node, memory)
+        _let_views_copy(gm.graph, node, aliasing)
         node.replace_all_uses_with(piece)
         gm.graph.erase_node(node)
 
 
-def _let_views_copy(graph: torch.fx.Graph, node: torch.fx.Node, memory: Memory) -> None:
+def _let_views_copy(graph: torch.fx.Graph, node: torch.fx.Node, aliasing: Aliasing) -> None:
     """A piece of a larger tensor has gaps: ``view`` refuses some shapes that ``reshape`` takes."""
     for target, copying in _COPY_IF_NEEDED.items():
         for view in graph.find_nodes(op="call_function", target=target):
-            if memory.root(view) is memory.root(node):
+            if aliasing.root(view) is aliasing.root(node):
                 view.target = copying

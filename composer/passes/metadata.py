@@ -11,8 +11,8 @@ import torch.fx
 
 from composer import _torch
 from composer.graphs.nodes import attribute_at
+from composer.passes.aliasing import tensors
 from composer.passes.base import Stage
-from composer.passes.memory import tensors
 
 
 class Unknown(Exception):
@@ -136,7 +136,7 @@ def _memory(*values: Any) -> set[int]:
     return {_torch.storage_id(each) for value in values for each in tensors(value)}
 
 
-def _described(node: torch.fx.Node, key: str, regions: Regions) -> str:
+def _described(node: torch.fx.Node, key: str, regions: AutocastRegions) -> str:
     """A call with its inputs' fake values in place of its inputs."""
     given = torch.fx.map_arg(
         (node.args, node.kwargs), lambda each: f"<{layout(each.meta.get(key))}>"
@@ -191,13 +191,13 @@ def _evaluate(gm: torch.fx.GraphModule, node: torch.fx.Node, key: str, mode: Any
     return node.target(*args, **kwargs)  # type: ignore[operator]  # a call_function's target
 
 
-Regions = dict[torch.fx.Node, torch.autocast]
+AutocastRegions = dict[torch.fx.Node, torch.autocast]
 
 
 @contextlib.contextmanager
-def autocast_regions() -> Iterator[Regions]:
+def autocast_regions() -> Iterator[AutocastRegions]:
     """The regions of autocast that the graph has opened so far; what is left open is closed."""
-    regions: Regions = {}
+    regions: AutocastRegions = {}
     try:
         yield regions
     finally:
@@ -205,7 +205,7 @@ def autocast_regions() -> Iterator[Regions]:
             region.__exit__(None, None, None)
 
 
-def follow(node: torch.fx.Node, regions: Regions) -> None:
+def follow(node: torch.fx.Node, regions: AutocastRegions) -> None:
     """Do what the graph does to autocast; its changes of grad mode do not show in fake values."""
     if _torch.enters_autocast(node.target):
         device, dtype, enabled, caches = node.args

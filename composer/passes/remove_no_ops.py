@@ -9,9 +9,10 @@ import torch
 import torch.fx
 
 from composer import _torch
+from composer.passes.aliasing import Aliasing
 from composer.passes.base import GraphPass
-from composer.passes.memory import Memory, Regions
 from composer.passes.metadata import description
+from composer.passes.modes import NodeModes
 
 _DROPOUTS = frozenset(
     f"aten::{kind}{end}"
@@ -45,14 +46,15 @@ class RemoveNoOps(GraphPass):
 
     depends_on: ClassVar[tuple[str, ...]] = (
         "composer.graphs.norms",
-        "composer.passes.memory",
+        "composer.passes.aliasing",
         "composer.passes.metadata",
+        "composer.passes.modes",
     )
 
     def run(self, gm: torch.fx.GraphModule) -> int:
         """Rewire all that reads a no-op to what it reads."""
-        memory, regions = Memory(gm), Regions.in_graph(gm.graph)
-        found = [node for node in gm.graph.nodes if _is_no_op(node, memory, regions)]
+        aliasing, modes = Aliasing(gm), NodeModes.in_graph(gm.graph)
+        found = [node for node in gm.graph.nodes if _is_no_op(node, aliasing, modes)]
         count = 0
         for node in self.chosen(found):
             node.replace_all_uses_with(_source(node))
@@ -61,18 +63,18 @@ class RemoveNoOps(GraphPass):
         return count
 
 
-def _is_no_op(node: torch.fx.Node, memory: Memory, regions: Regions) -> bool:
+def _is_no_op(node: torch.fx.Node, aliasing: Aliasing, modes: NodeModes) -> bool:
     source = _source(node)
     if source is None or not _look_the_same(node, source):
         return False
     if _returns_its_input(node):
         return True
-    if not regions.keeps_grad(node) or _offset(node) != _offset(source):
+    if not modes.keeps_grad(node) or _offset(node) != _offset(source):
         return False
     name = _torch.operator_name(node.target)
     if name in _VIEWS:
-        return not (memory.is_written(source, node) or memory.is_returned(source, node))
-    return _copies(node, name) and memory.is_own(source, node)
+        return not (aliasing.is_written(source, node) or aliasing.is_returned(source, node))
+    return _copies(node, name) and aliasing.is_own(source, node)
 
 
 def _source(node: torch.fx.Node) -> Any:

@@ -73,7 +73,7 @@ class Walk:
                 self._gm.graph.erase_node(node)
         return matches
 
-    def _step(self, node: torch.fx.Node, regions: metadata.Regions) -> bool:
+    def _step(self, node: torch.fx.Node, regions: metadata.AutocastRegions) -> bool:
         """Visit one node; whether it was made into something else."""
         if _torch.changes_state(node.target):
             self._kept.add(node)

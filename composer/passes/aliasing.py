@@ -1,13 +1,12 @@
-"""What a graph before autograd does to memory, and in which regions its operations stand.
+"""What a graph before autograd does to memory: what shares it, writes to it, and returns it.
 
-At the stage ``aten`` a program writes in place, makes views, and switches grad mode and autocast.
-A rewrite is exact there if what it merges or drops is not told apart by any of that.
+At the stage ``aten`` a program writes in place and makes views. A rewrite is exact there if what it
+merges or drops is not told apart by that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from composer import _torch
 from composer.graphs.norms import KEEP_STATISTICS
 
 
-class Memory:
+class Aliasing:
     """Which nodes may share memory; of what they share, what is written and what gets out.
 
     Two nodes share memory if a schema says so, or if their fake values do. What anybody writes to
@@ -99,53 +98,3 @@ def tensors(value: Any) -> Iterator[torch.Tensor]:
     for each in value if isinstance(value, list | tuple) else [value]:
         if isinstance(each, torch.Tensor) and each.layout is torch.strided:
             yield each
-
-
-@dataclass(frozen=True, slots=True)
-class Region:
-    """The state that the graph itself has put torch in.
-
-    ``grad`` is grad mode, ``None`` as long as the graph has not switched it; ``autocast`` are the
-    arguments of the regions of autocast that are open, the outermost first.
-    """
-
-    grad: bool | None = None
-    autocast: tuple[Any, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Regions:
-    """The region of every node. Nodes in equal regions are computed under the same state."""
-
-    of: dict[torch.fx.Node, Region] = field(default_factory=dict)
-
-    @staticmethod
-    def in_graph(graph: torch.fx.Graph) -> Regions:
-        """Follow the switches from the first node to the last."""
-        grad: bool | None = None
-        open_now: dict[torch.fx.Node, Any] = {}
-        found = Regions()
-        for node in graph.nodes:
-            if _torch.enters_autocast(node.target):
-                open_now[node] = node.args
-            elif _torch.changes_state(node.target):
-                if node.args and node.args[0] in open_now:
-                    del open_now[node.args[0]]
-                else:
-                    grad = bool(node.args[0])
-            found.of[node] = Region(grad, tuple(open_now.values()))
-        return found
-
-    def records_grad(self, node: torch.fx.Node) -> bool:
-        """Whether autograd is on where the node stands: as the call has it, or the graph itself."""
-        grad = self.of[node].grad
-        return torch.is_grad_enabled() if grad is None else grad
-
-    def keeps_grad(self, node: torch.fx.Node) -> bool:
-        """Whether the node's result needs a gradient if, and only if, its input does.
-
-        Under a grad mode that the graph never switches it does: with grad off nothing in it has
-        one. A view or a copy made in a region without grad cuts the gradient off.
-        """
-        grad = self.of[node].grad
-        return bool(grad) or all(region.grad is None for region in self.of.values())
