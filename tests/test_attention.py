@@ -14,7 +14,7 @@ from conftest import compiled, last
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from composer.lowering.aot import FunctionalGraph, Kind
+from composer.lowering.aot import FunctionalGraph, GraphKind
 from composer.lowering.decompositions import decompositions
 from composer.lowering.onnx import to_onnx, why_not
 from composer.lowering.regions import split
@@ -41,7 +41,7 @@ def run(function, *args: torch.Tensor) -> torch.Tensor:
         fakes = [torch.empty_strided(a.shape, a.stride()) for a in args]
         gm = make_fx(function, decompositions({}, False))(*fakes)
     gm.graph.eliminate_dead_code()
-    graph = FunctionalGraph(gm, Kind.INFERENCE, {}, {}, None, (None,))
+    graph = FunctionalGraph(gm, GraphKind.INFERENCE, {}, {}, None, (None,))
     parts = split(graph, why_not)
     assert parts.left == ()
     (region,) = parts.regions.values()

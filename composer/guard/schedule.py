@@ -8,7 +8,7 @@ from enum import Enum, auto
 _NEVER = sys.maxsize
 
 
-class Kind(Enum):
+class CallKind(Enum):
     """What happens at a call besides its answer.
 
     ``BEGIN``: background work begins. ``RETRY``: an engine in quarantine is tried again.
@@ -52,15 +52,15 @@ class Schedule:
         """Whether the engine that was replaced has been kept long enough."""
         return call >= self._let_go_at
 
-    def kind_of(self, call: int) -> Kind:
+    def kind_of(self, call: int) -> CallKind:
         """The kind of this call; asked once for each, since what is due is then done."""
         if call >= self._begin_at:
             self._begin_at = _NEVER
-            return Kind.BEGIN
+            return CallKind.BEGIN
         if call >= self._retry_at:
             self._retry_at = _NEVER
-            return Kind.RETRY
+            return CallKind.RETRY
         if call >= self._compare_at:
             self._compare_at = call + self._every - (call + 1) % self._every
-            return Kind.COMPARE
-        return Kind.PLAIN
+            return CallKind.COMPARE
+        return CallKind.PLAIN

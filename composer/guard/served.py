@@ -24,7 +24,7 @@ from composer.guard.roles import (
     TakeOver,
 )
 from composer.guard.sampling import Sampler
-from composer.guard.schedule import Kind, Schedule
+from composer.guard.schedule import CallKind, Schedule
 from composer.guard.versions import Versions
 from composer.memory import free_memory, lacks_memory
 from composer.records import Runtime
@@ -198,13 +198,13 @@ class ServedGraph:
             call, sampler = number - self._runtime.reads, self._sampler
             if self._schedule.lets_go(call):
                 self._release_previous()
-            kind = Kind.PLAIN if run is self._resuming else self._schedule.kind_of(call)
+            kind = CallKind.PLAIN if run is self._resuming else self._schedule.kind_of(call)
             self._update_due()
-        if kind is Kind.BEGIN:
+        if kind is CallKind.BEGIN:
             return run, functools.partial(self._begin, run)
-        if kind is Kind.RETRY:
+        if kind is CallKind.RETRY:
             return self._retrying, self._retrying
-        if kind is Kind.PLAIN or sampler is None or run is sampler.floor:
+        if kind is CallKind.PLAIN or sampler is None or run is sampler.floor:
             return run, run
         return run, functools.partial(self._compare, sampler, run)
 

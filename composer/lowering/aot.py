@@ -36,7 +36,7 @@ Expected = tuple[tuple[int | None, ...], torch.dtype]
 """Sizes of an output, ``None`` for those that only the data tell, and its dtype."""
 
 
-class Kind(StrEnum):
+class GraphKind(StrEnum):
     """Which of AOTAutograd's graphs."""
 
     INFERENCE = "inference"
@@ -67,7 +67,7 @@ class FunctionalGraph:
     """
 
     gm: torch.fx.GraphModule
-    kind: Kind
+    kind: GraphKind
     weights: dict[int, torch.Tensor]
     witnesses: dict[int, torch.Tensor]
     example_args: tuple[Any, ...] | None
@@ -110,17 +110,17 @@ def compile_functional(
     device = next(places, _CPU)
 
     def compiler(
-        kind: Kind, functional: torch.fx.GraphModule, fakes: Sequence[Any]
+        kind: GraphKind, functional: torch.fx.GraphModule, fakes: Sequence[Any]
     ) -> Callable[..., Any]:
-        if kind is Kind.BACKWARD:
+        if kind is GraphKind.BACKWARD:
             _torch.donate_nothing()  # engines write to none of their inputs
-        same = kind is not Kind.BACKWARD and len(fakes) == len(everything)
-        binds = same and kind is Kind.INFERENCE and not torch.is_grad_enabled()
+        same = kind is not GraphKind.BACKWARD and len(fakes) == len(everything)
+        binds = same and kind is GraphKind.INFERENCE and not torch.is_grad_enabled()
         read, unfit = statistics(functional), _torch.mutated_inputs() | _dynamic(fakes)
         weights, witnesses = bindable(everything, owners, unfit, read) if binds else ({}, {})
         args = tuple(map(_torch.hint, everything)) if same and not any_fake(everything) else None
         expected = _expected(functional)
-        written = _torch.copied_back() if same and kind is Kind.INFERENCE else {}
+        written = _torch.copied_back() if same and kind is GraphKind.INFERENCE else {}
         graph = FunctionalGraph(
             functional,
             kind,
@@ -134,7 +134,7 @@ def compile_functional(
         )
         with _torch.unset_fake_temporarily():
             compiled = build(graph)
-        return _torch.boxed(_with_memory(compiled) if kind is Kind.BACKWARD else compiled)
+        return _torch.boxed(_with_memory(compiled) if kind is GraphKind.BACKWARD else compiled)
 
     needs_grad = torch.is_grad_enabled() and any(map(_requires_grad, everything))
     try:
@@ -145,7 +145,7 @@ def compile_functional(
         owners.clear()
 
 
-Compiler = Callable[[Kind, torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]
+Compiler = Callable[[GraphKind, torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
 
 def through_aot(
@@ -169,14 +169,14 @@ def through_aot(
             passes.run(stage, functional, inference=inference, last=last)
 
     def compile_one(
-        kind: Kind, functional: torch.fx.GraphModule, fakes: Sequence[Any]
+        kind: GraphKind, functional: torch.fx.GraphModule, fakes: Sequence[Any]
     ) -> Callable[..., Any]:
         _note_numbers(functional, fakes)
-        inference = kind is Kind.INFERENCE
+        inference = kind is GraphKind.INFERENCE
         if inference:
             run_all(Stage.JOINT, functional, inference=True)
         run_all(Stage.POST_GRAD, functional, inference=inference)
-        if kind is Kind.BACKWARD and passes.rewrites(Stage.POST_GRAD):
+        if kind is GraphKind.BACKWARD and passes.rewrites(Stage.POST_GRAD):
             rewritten = clones.clone_graph(functional)
             return _torch.compiled_from(rewritten, compiler(kind, functional, fakes))
         return compiler(kind, functional, fakes)
@@ -188,9 +188,9 @@ def through_aot(
     return _torch.aot_compile(
         gm,
         example_inputs,
-        forward=functools.partial(compile_one, Kind.FORWARD),
-        backward=functools.partial(compile_one, Kind.BACKWARD),
-        inference=functools.partial(compile_one, Kind.INFERENCE),
+        forward=functools.partial(compile_one, GraphKind.FORWARD),
+        backward=functools.partial(compile_one, GraphKind.BACKWARD),
+        inference=functools.partial(compile_one, GraphKind.INFERENCE),
         partition=partition,
         decompositions=decompositions,
     )

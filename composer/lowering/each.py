@@ -12,7 +12,7 @@ import torch
 import torch.fx
 
 from composer import _torch
-from composer.lowering.aot import Kind, through_aot
+from composer.lowering.aot import GraphKind, through_aot
 from composer.lowering.trial import placeholder_values
 
 Build = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Any]]
@@ -31,9 +31,9 @@ def compile_each(
     """
 
     def compiler(
-        kind: Kind, functional: torch.fx.GraphModule, fakes: Sequence[Any]
+        kind: GraphKind, functional: torch.fx.GraphModule, fakes: Sequence[Any]
     ) -> Callable[..., Any]:
-        if kind is Kind.BACKWARD:
+        if kind is GraphKind.BACKWARD:
             _torch.donate_nothing()  # the backend may keep its inputs
         with _torch.unset_fake_temporarily(), torch.no_grad():
             inputs = [

@@ -11,7 +11,7 @@ from composer import _torch, interrupts
 from composer.errors import Refusal, refuse
 from composer.graphs import clones, collectives
 from composer.graphs.comparison import devices
-from composer.lowering.aot import FunctionalGraph, Kind
+from composer.lowering.aot import FunctionalGraph, GraphKind
 from composer.memory import lacks_memory
 from composer.records import Reason, Status
 
@@ -37,7 +37,7 @@ def try_once(
     Raises:
         Refusal: the run fails, or an output has not the shape or dtype of eager's.
     """
-    args = placeholder_values(graph.gm) if graph.kind is Kind.BACKWARD else graph.example_args
+    args = placeholder_values(graph.gm) if graph.kind is GraphKind.BACKWARD else graph.example_args
     if args is None or collectives.meets_other_ranks(graph.gm):
         return
     try:

@@ -21,7 +21,7 @@ from composer.graphs.nodes import value_of
 from composer.lowering import keeping
 from composer.lowering.aot import (
     FunctionalGraph,
-    Kind,
+    GraphKind,
     any_fake,
     bindable,
     own_tensors,
@@ -90,7 +90,7 @@ class Whole:
         outputs = returned.args[0]
         return (
             isinstance(outputs, list | tuple)
-            and graph.kind is Kind.INFERENCE
+            and graph.kind is GraphKind.INFERENCE
             and graph.example_args is not None
             and parts.outer is None
             and not region.constants

@@ -21,7 +21,7 @@ aten = torch.ops.aten
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ProductKind:
     """How products that share an operand are merged.
 
     ``target`` is the operator, ``shared`` the position of the operand they share; the other one
@@ -35,11 +35,11 @@ class Kind:
 
 
 _KINDS = (
-    Kind(aten.linear.default, 0, 0, -1),
-    Kind(aten.mm.default, 0, 1, 1),
-    Kind(aten.mm.default, 1, 0, 0),
-    Kind(aten.matmul.default, 0, 1, 1),
-    Kind(aten.matmul.default, 1, 0, 0),
+    ProductKind(aten.linear.default, 0, 0, -1),
+    ProductKind(aten.mm.default, 0, 1, 1),
+    ProductKind(aten.mm.default, 1, 0, 0),
+    ProductKind(aten.matmul.default, 0, 1, 1),
+    ProductKind(aten.matmul.default, 1, 0, 0),
 )
 
 _COPY_IF_NEEDED = {
@@ -102,7 +102,7 @@ class MergeParallelLinears(GraphPass):
         return count
 
 
-def _groups(gm: torch.fx.GraphModule, kind: Kind) -> list[list[torch.fx.Node]]:
+def _groups(gm: torch.fx.GraphModule, kind: ProductKind) -> list[list[torch.fx.Node]]:
     aliasing, modes = Aliasing(gm), NodeModes.in_graph(gm.graph)
     gradients = Gradients(gm, aliasing, modes)
     seeing = (node for node in gm.graph.nodes if _sees_strides(node))
@@ -120,7 +120,7 @@ def _groups(gm: torch.fx.GraphModule, kind: Kind) -> list[list[torch.fx.Node]]:
     return list(groups.values())
 
 
-def _may_merge(node: torch.fx.Node, kind: Kind, aliasing: Aliasing) -> bool:
+def _may_merge(node: torch.fx.Node, kind: ProductKind, aliasing: Aliasing) -> bool:
     operands = node.all_input_nodes
     given = [each for each in node.args if each is not None]
     if operands != given or node.kwargs or not all("val" in each.meta for each in operands):
@@ -151,19 +151,19 @@ def _is_ready(node: torch.fx.Node, first: torch.fx.Node) -> bool:
     return all(each.op in sources or each < first for each in node.all_input_nodes)
 
 
-def _width(node: torch.fx.Node, kind: Kind) -> int | None:
+def _width(node: torch.fx.Node, kind: ProductKind) -> int | None:
     """How much of the joint result is this product's; none if that is decided by the call."""
     size = _other(node, kind).meta["val"].shape[kind.joined]
     return size if type(size) is int else None
 
 
-def _other(node: torch.fx.Node, kind: Kind) -> torch.fx.Node:
+def _other(node: torch.fx.Node, kind: ProductKind) -> torch.fx.Node:
     return cast(torch.fx.Node, node.args[1 - kind.shared])
 
 
 def _merge(
     gm: torch.fx.GraphModule,
-    kind: Kind,
+    kind: ProductKind,
     group: list[torch.fx.Node],
     widths: Mapping[torch.fx.Node, int],
 ) -> None:

@@ -33,7 +33,7 @@ from composer.backends.onnxrt.library import onnxruntime
 from composer.backends.onnxrt.settings import read_settings
 from composer.errors import refuse
 from composer.lowering import keeping
-from composer.lowering.aot import FunctionalGraph, Kind, compile_functional
+from composer.lowering.aot import FunctionalGraph, GraphKind, compile_functional
 from composer.lowering.decompositions.fusions import fusions
 from composer.lowering.regions import Split
 from composer.lowering.trial import try_once
@@ -111,7 +111,7 @@ def onnxrt(
         found = cut(graph, settings, device)
         parts, engines = found.parts, found.models
         covers(parts.taken, parts.total, parts.left)
-        if graph.kind is not Kind.BACKWARD:  # which may hold no more than a view
+        if graph.kind is not GraphKind.BACKWARD:  # which may hold no more than a view
             parts.decline_if_empty()
         compiled = assemble(parts, engines)
         try_once(compiled, graph, parts.written)

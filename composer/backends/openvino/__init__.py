@@ -29,7 +29,7 @@ from composer.backends.openvino.settings import read_settings
 from composer.errors import refuse
 from composer.graphs import lower
 from composer.lowering import keeping
-from composer.lowering.aot import FunctionalGraph, Kind, compile_functional
+from composer.lowering.aot import FunctionalGraph, GraphKind, compile_functional
 from composer.lowering.trial import try_once
 from composer.records import GraphRequest, Reason, Status
 
@@ -97,7 +97,7 @@ def composer_openvino(
     is_mixed = bool(lower.marked(gm.graph))
 
     def build(graph: FunctionalGraph) -> Callable[..., Any]:
-        if graph.kind is not Kind.INFERENCE:
+        if graph.kind is not GraphKind.INFERENCE:
             refuse(Status.DECLINED, Reason.TRAINING_GRAPH, ONLY_INFERENCE)
         pieces = cut(graph)
         parts = pieces.parts

@@ -27,7 +27,7 @@ from composer.backends.base import (
 from composer.backends.tensorrt import probe
 from composer.backends.tensorrt.foreign import build_with_torch_tensorrt
 from composer.errors import refuse
-from composer.lowering.aot import FunctionalGraph, Kind, compile_functional
+from composer.lowering.aot import FunctionalGraph, GraphKind, compile_functional
 from composer.lowering.trial import try_once
 from composer.records import GraphRequest, Reason, Status
 
@@ -112,7 +112,7 @@ def tensorrt(
     note(library=trt.name, version=trt.version, gpu=place.target.gpu, precision=asked.precision)
 
     def build(graph: FunctionalGraph) -> Callable[..., Any]:
-        if graph.kind is not Kind.INFERENCE:
+        if graph.kind is not GraphKind.INFERENCE:
             refuse(Status.DECLINED, Reason.TRAINING_GRAPH, ONLY_INFERENCE)
         pieces = cut(graph, trt, asked)
         covers(pieces.parts.taken, pieces.parts.total, pieces.parts.left)
