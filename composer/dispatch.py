@@ -78,9 +78,9 @@ def compose(
     gm, example_inputs, flatten = clones.flat_inputs(gm, example_inputs)
     gm, restore = clones.flat_outputs(gm)
     case = _prepare(capture.read_request(gm, example_inputs, mode=mode), options)
-    plan = overtaking.Plan.of(case.policy, case.request, case.contenders)
+    postponed = overtaking.BackgroundContest.of(case.policy, case.request, case.contenders)
     with once.sharing(), backward.watched() as backwards:
-        outcome = _walk(case, plan)
+        outcome = _walk(case, postponed)
     report = _publish(case, outcome, time.perf_counter() - started)
     successors = Succession(
         request=case.request,
@@ -99,7 +99,7 @@ def compose(
         restore,
         rescue=successors.rescue(),
         sampler=successors.sampler(),
-        later=plan.behind(successors) if plan else None,
+        later=postponed.behind(successors) if postponed else None,
     )
 
 
@@ -141,8 +141,8 @@ def _prepare(request: GraphRequest, options: Mapping[str, Any] | None) -> _Case:
     return _Case(request, rules, policy, contenders, shared, rewritten)
 
 
-def _walk(case: _Case, plan: overtaking.Plan | None) -> Outcome:
-    """Try the candidates; with a ``plan``, only until the first is accepted.
+def _walk(case: _Case, postponed: overtaking.BackgroundContest | None) -> Outcome:
+    """Try the candidates; with a contest ``postponed``, only until the first is accepted.
 
     The others are then built and measured in the background (``select_async``).
     """
@@ -150,11 +150,11 @@ def _walk(case: _Case, plan: overtaking.Plan | None) -> Outcome:
         case.request,
         case.contenders,
         case.shared,
-        contest=None if plan else select.Contest.of(case.policy),
+        contest=None if postponed else select.Contest.of(case.policy),
         strict=case.policy.strict,
         agree_within=case.policy.agree_within,
     )
-    return plan.announced(outcome) if plan else outcome
+    return postponed.announced(outcome) if postponed else outcome
 
 
 def _publish(case: _Case, outcome: Outcome, seconds: float) -> CompileReport:

@@ -60,15 +60,17 @@ _OWN_GRAPHS = ("reduce-overhead", "max-autotune")
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """The background contest that a policy asks for, and why it cannot be held (may be empty)."""
+class BackgroundContest:
+    """The contest that a policy asks for in the background, and why it cannot be held, if so."""
 
     contest: select.Contest
     obstacle: str
 
     @staticmethod
-    def of(policy: Policy, request: GraphRequest, contenders: Sequence[Contender]) -> Plan | None:
-        """The plan for a graph; ``None`` where everything is built before the first call.
+    def of(
+        policy: Policy, request: GraphRequest, contenders: Sequence[Contender]
+    ) -> BackgroundContest | None:
+        """That of a graph; ``None`` where everything is built before the first call.
 
         That is also so where memory is the objective, since the memory of an engine cannot be told
         from that of the running program; and where the fastest is remembered already.
@@ -82,7 +84,7 @@ class Plan:
             return None
         among_ranks = policy.agree_within > 0
         obstacle = select.obstacle(request, among_ranks=among_ranks) or _obstacle(request)
-        return Plan(contest, obstacle)
+        return BackgroundContest(contest, obstacle)
 
     def announced(self, outcome: Outcome) -> Outcome:
         """The outcome of the compile, with a note in its attempt of what is still to come."""
@@ -179,7 +181,7 @@ class _Task:
     that may be told, so no verdict without them is kept.
     """
 
-    plan: Overtaking
+    overtaking: Overtaking
     run: roles.Compiled
     seat: roles.Seat
     home: session.Session
@@ -192,7 +194,7 @@ class _Task:
         free_memory()
 
     def _measure(self) -> None:
-        successors, contest = self.plan.successors, self.plan.contest
+        successors, contest = self.overtaking.successors, self.overtaking.contest
         try:
             self._check()
             request = successors.request_for(self.inputs)
@@ -214,7 +216,7 @@ class _Task:
 
     def _tell(self, why: str) -> None:
         if session.current() is self.home:
-            self.plan.tell(self.seat, why)
+            self.overtaking.tell(self.seat, why)
 
     def _check(self) -> None:
         """See whether the result can still be used.
@@ -232,14 +234,14 @@ class _Task:
     def _chosen(self, outcome: Outcome, served: bool) -> tuple[roles.Engine | None, bool]:
         if not served:
             raise _Dropped(_UNWANTED)
-        return self.plan.successors.overtaken(outcome, self.plan.first)
+        return self.overtaking.successors.overtaken(outcome, self.overtaking.first)
 
     def _race(self, request: GraphRequest) -> Outcome:
         inputs = self.inputs
         with _torch.recaptured(request.gm, inputs):
             if _torch.draws_random_numbers(request.gm.forward, inputs):
                 raise _Dropped("the graph draws random numbers, which the program would miss")
-        attempts = self.plan.attempts
+        attempts = self.overtaking.attempts
         refused = [choice.Tried(each, None) for each in attempts[:-1]]
         serving = choice.Tried(attempts[-1], self.run)
         with self.seat.gated() as gate:
@@ -247,12 +249,12 @@ class _Task:
                 itertools.chain(refused, (serving,), self._others()),
                 self._floor,
                 dataclasses.replace(request, example_inputs=tuple(inputs), alongside=True),
-                dataclasses.replace(self.plan.contest, gate=gate),
+                dataclasses.replace(self.overtaking.contest, gate=gate),
             )
 
     def _others(self) -> Iterator[choice.Tried]:
         """The rest of the chain, as :mod:`composer.chain` tries it."""
-        for contender in self.plan.successors.contenders[self.plan.first + 1 :]:
+        for contender in self.overtaking.successors.contenders[self.overtaking.first + 1 :]:
             time.sleep(_PAUSE)
             self._check()
             tried = self._try(contender)
@@ -262,12 +264,12 @@ class _Task:
 
     def _floor(self) -> choice.Made:
         with _torch.compiling(), _torch.generators_as_they_are():
-            return self.plan.successors.floor_in_time(self.inputs)
+            return self.overtaking.successors.floor_in_time(self.inputs)
 
     def _try(self, contender: Contender) -> choice.Tried:
         before = self._states()
         with _torch.compiling(), _torch.generators_as_they_are():
-            outcome, _ = self.plan.successors.walk(self.inputs, (contender,), alongside=True)
+            outcome, _ = self.overtaking.successors.walk(self.inputs, (contender,), alongside=True)
         (attempt,) = outcome.attempts
         is_floor = contender.backend.may_return_original
         if attempt.accepted:
@@ -282,7 +284,7 @@ class _Task:
 
     def _states(self) -> list[tuple[object, ...]]:
         """What tells whether the program has changed a weight, of each."""
-        request = self.plan.successors.request
+        request = self.overtaking.successors.request
         passed = (self.inputs[place] for place in sorted(request.weights))
         weights = (*passed, *request.gm.parameters(), *request.gm.buffers())
         return [clones.state_of(each) for each in weights]
