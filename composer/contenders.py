@@ -10,7 +10,7 @@ from composer import child, session
 from composer.backends import find_backend
 from composer.backends.base import Backend, Precision, note
 from composer.errors import OptionError, UnknownNameError, refuse
-from composer.graphs.comparison import Bounds, Share
+from composer.graphs.comparison import Bounds, LowPrecisionBounds
 from composer.lowering.freeze import Freeze
 from composer.policy import Candidate, Facts, Policy
 from composer.precision import Narrow, Stays, narrow
@@ -49,7 +49,7 @@ class Contender:
     barred: str = ""
     precision: Precision | None = None
     on_trial: bool = False
-    bounds_in_bf16: Share | None = None
+    bounds_in_bf16: LowPrecisionBounds | None = None
 
     @property
     def key(self) -> str:
@@ -174,8 +174,8 @@ def _in_each_precision(contender: Contender, policy: Policy) -> Iterator[Contend
         yield contender
         return
     on_trial = policy.precision == "auto"
-    share = Share(share=policy.max_error) if on_trial or contender.bounds else None
-    yield replace(contender, precision="bf16", on_trial=on_trial, bounds_in_bf16=share)
+    lowered = LowPrecisionBounds(share=policy.max_error) if on_trial or contender.bounds else None
+    yield replace(contender, precision="bf16", on_trial=on_trial, bounds_in_bf16=lowered)
     if on_trial:
         yield replace(contender, precision="fp32")
 

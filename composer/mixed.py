@@ -25,7 +25,7 @@ import torch.fx
 
 from composer import _torch, interrupts
 from composer.graphs import checkpoints
-from composer.graphs.comparison import Share
+from composer.graphs.comparison import LowPrecisionBounds
 from composer.precision import Stays, narrow
 from composer.records import GraphRequest
 from composer.verify import Run, run
@@ -44,7 +44,7 @@ _LONG = 2.0
 """Seconds of a run from which on it is not repeated to look for a part."""
 
 
-def parts(request: GraphRequest, bounds: Share) -> Iterator[int]:
+def parts(request: GraphRequest, bounds: LowPrecisionBounds) -> Iterator[int]:
     """How many of the first products to keep in float32, in the order in which to try it.
 
     None at first, unless all in bfloat16 is beyond hope. Each is looked for when it is asked for.
@@ -88,7 +88,7 @@ class _Errors:
         Stays: it has no such product, or is not to be tried in bfloat16.
     """
 
-    def __init__(self, request: GraphRequest, bounds: Share) -> None:
+    def __init__(self, request: GraphRequest, bounds: LowPrecisionBounds) -> None:
         self._request, self._bounds = request, bounds
         self._products = narrow(request, on_trial=True, marks=True).products
         self._errors = _known.setdefault(request.gm, {})
@@ -161,7 +161,7 @@ class _Errors:
             return math.inf
 
 
-def _off(mine: object, eagers: object, bounds: Share) -> float:
+def _off(mine: object, eagers: object, bounds: LowPrecisionBounds) -> float:
     """The largest error of a value by what is allowed; infinite where nothing is."""
     if not isinstance(mine, torch.Tensor) or not isinstance(eagers, torch.Tensor):
         return 0.0

@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from composer.errors import FallbackWarning
-from composer.graphs.comparison import Bounds, Mismatch, Share, errors_of, mismatch_of
+from composer.graphs.comparison import Bounds, LowPrecisionBounds, Mismatch, errors_of, mismatch_of
 from composer.testing import FakeBackend, expect
 
 pytestmark = pytest.mark.filterwarnings("ignore::composer.errors.FallbackWarning")
@@ -241,7 +241,7 @@ LOWEST = [
 
 
 @pytest.mark.parametrize(("dtype", "fill"), LOWEST)
-@pytest.mark.parametrize("bounds", [Bounds(), Share()])
+@pytest.mark.parametrize("bounds", [Bounds(), LowPrecisionBounds()])
 def test_what_a_mask_was_filled_with_hides_nothing(
     dtype: torch.dtype, fill: float, bounds: Bounds
 ) -> None:
@@ -554,7 +554,7 @@ def test_gradient_that_is_small_and_right_in_eager_has_to_be_right() -> None:
     noise = small.double() * 1e-3
     assert mismatch_of(zero, small, noise, Bounds(), largest=1.0) is None
     assert mismatch_of(T([1e-4]), small, noise, Bounds(), largest=1.0)
-    assert mismatch_of(T([1e-3]), small, noise, Share(), largest=1.0) is None
+    assert mismatch_of(T([1e-3]), small, noise, LowPrecisionBounds(), largest=1.0) is None
 
 
 T = torch.tensor

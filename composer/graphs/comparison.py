@@ -147,7 +147,7 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True)
-class Share(Bounds):
+class LowPrecisionBounds(Bounds):
     """How far low precision may be off: the largest error over the largest number in a value.
 
     Rounding to bfloat16 changes each operand by up to 0.4 %, and sums that cancel by far more than

@@ -71,14 +71,14 @@ def _add(totals: dict[str, list[float]], graph: CompileReport) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class EngineFacts:
     """What an engine says of itself in all its attempts: its versions, say."""
 
     name: str
     facts: tuple[tuple[str, str], ...]
 
 
-def engines(graphs: Iterable[CompileReport]) -> tuple[Engine, ...]:
+def engines(graphs: Iterable[CompileReport]) -> tuple[EngineFacts, ...]:
     """The engines that say something of themselves, with what all their attempts agree on."""
     agreed: dict[str, dict[str, Any]] = {}
     for attempt in (each for graph in graphs for each in graph.attempts if each.engine):
@@ -86,7 +86,9 @@ def engines(graphs: Iterable[CompileReport]) -> tuple[Engine, ...]:
         for name in [name for name in facts if attempt.engine.get(name) != facts[name]]:
             del facts[name]
     found = (
-        Engine(name, tuple((key, fact(value)) for key, value in facts.items() if _is_short(value)))
+        EngineFacts(
+            name, tuple((key, fact(value)) for key, value in facts.items() if _is_short(value))
+        )
         for name, facts in sorted(agreed.items())
     )
     return tuple(engine for engine in found if engine.facts)
