@@ -61,7 +61,7 @@ _TITLE = b"<title>composer: "
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class PageGraph:
     """One graph on the page; ``number`` counts from 1 through all processes."""
 
     number: int
@@ -92,13 +92,13 @@ def _parts(recordings: Sequence[Recording]) -> dict[str, Any]:
 
 def _lanes(
     recordings: Iterable[Recording], bars: Sequence[Bar]
-) -> Iterable[tuple[Process, tuple[Entry, ...]]]:
+) -> Iterable[tuple[Process, tuple[PageGraph, ...]]]:
     """The graphs of each process, numbered."""
     number = 0
     for each in recordings:
         entries = []
         for graph in each.report.graphs:
-            entries.append(Entry(number + 1, each.process, graph, bars[number]))
+            entries.append(PageGraph(number + 1, each.process, graph, bars[number]))
             number += 1
         yield each.process, tuple(entries)
 

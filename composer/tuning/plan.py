@@ -40,7 +40,7 @@ class Job(BaseModel):
         return Workload(self.target, self.arguments)
 
 
-class Entry(BaseModel):
+class PlannedModel(BaseModel):
     """A model of a plan: a job for each of its ``shapes``, the factory's keyword arguments."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -92,11 +92,11 @@ class Plan(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     version: Literal[1] = 1
-    models: tuple[Entry, ...]
+    models: tuple[PlannedModel, ...]
 
     @field_validator("models")
     @classmethod
-    def _at_least_one(cls, models: tuple[Entry, ...]) -> tuple[Entry, ...]:
+    def _at_least_one(cls, models: tuple[PlannedModel, ...]) -> tuple[PlannedModel, ...]:
         if not models:
             raise ValueError("without a model there is nothing to tune")
         return models
@@ -133,5 +133,5 @@ def _plan(path: Path) -> Plan:
     try:
         return Plan.model_validate(table)
     except ValidationError as error:
-        mistakes = (in_words(each, Plan, {"models": Entry}) for each in error.errors())
+        mistakes = (in_words(each, Plan, {"models": PlannedModel}) for each in error.errors())
         raise OptionError("; ".join(f"{path}: {each}" for each in mistakes)) from None

@@ -18,7 +18,7 @@ from composer.passes.base import GraphPass
 from composer.passes.debug.compare import Program, compiled_anew, deviation
 from composer.passes.debug.declaration import examine
 from composer.passes.debug.examples import programs
-from composer.passes.debug.watch import Again, Notes, Watched
+from composer.passes.debug.watch import Again, Findings, Watched
 from composer.passes.function import FunctionPass
 from composer.passes.resolve import shared_passes
 
@@ -76,37 +76,37 @@ def check(
     """
     (each,) = shared_passes([my_pass]).passes
     given = [(_title(fn), Program(fn, args, kwargs or {}))] if fn else programs()
-    notes = Notes()
-    examine(each, notes)
+    findings = Findings()
+    examine(each, findings)
     try:
         for title, program in given:
-            trial = _Trial(each, notes, title, tolerance, compares=not changes_numbers)
+            trial = _Trial(each, findings, title, tolerance, compares=not changes_numbers)
             with torch.no_grad():
                 trial.compiled(program)
             trial.compiled(_training(program))
             trial.direct(program)
     finally:
         torch.compiler.reset()
-    return _verdict(each, notes)
+    return _verdict(each, findings)
 
 
 def _title(fn: Callable[..., Any]) -> str:
     return getattr(fn, "__qualname__", type(fn).__qualname__)
 
 
-def _verdict(each: GraphPass, notes: Notes) -> PassCheck:
-    if notes.errors:
-        rules = ", ".join(notes.errors)
-        errors = list(notes.errors.values())
+def _verdict(each: GraphPass, findings: Findings) -> PassCheck:
+    if findings.errors:
+        rules = ", ".join(findings.errors)
+        errors = list(findings.errors.values())
         found = (", ".join((str(e), *getattr(e, "__notes__", ()))) for e in errors)
         lines = (f"pass {each.name!r} breaks the rules: {rules}", *(f"- {line}" for line in found))
         raise PassCheckError("\n".join(lines), errors)
-    if not notes.changed:
-        notes.advise("it changed no graph here; give check a program that it is meant for")
-    elif not notes.taken and not isinstance(each, FunctionPass):
-        notes.advise("it does not iterate over self.chosen(...); bisect cannot find its match")
-    advice = tuple(notes.advice)
-    return PassCheck(each.name, str(each.stage), notes.graphs, notes.matches, advice)
+    if not findings.changed:
+        findings.advise("it changed no graph here; give check a program that it is meant for")
+    elif not findings.taken and not isinstance(each, FunctionPass):
+        findings.advise("it does not iterate over self.chosen(...); bisect cannot find its match")
+    advice = tuple(findings.advice)
+    return PassCheck(each.name, str(each.stage), findings.graphs, findings.matches, advice)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,14 +114,14 @@ class _Trial:
     """One pass on one program."""
 
     each: GraphPass
-    notes: Notes
+    findings: Findings
     title: str
     tolerance: Mapping[str, float] | None
     compares: bool
 
     def options(self) -> dict[str, Any]:
         """Those that compile the pass in, and raise where it breaks a rule."""
-        passes = [Watched(self.each, self.notes), Again(self.each, self.notes)]
+        passes = [Watched(self.each, self.findings), Again(self.each, self.findings)]
         return {**_ALONE, "passes": passes, "on_pass_error": "raise"}
 
     def compiled(self, program: Program) -> None:
@@ -136,7 +136,7 @@ class _Trial:
             return
         off = deviation(got, eager, self.tolerance) if self.compares else None
         if off is not None:
-            self.notes.broke(PassError(self.each.name, "numbers", f"{off}, {where}"))
+            self.findings.broke(PassError(self.each.name, "numbers", f"{off}, {where}"))
 
     def direct(self, program: Program) -> None:
         """Give the pass a graph that holds its weights itself, and see that it leaves them."""
@@ -156,10 +156,10 @@ class _Trial:
             self._broke(error, f"on {self.title}, called without Dynamo", alone)
         if gm.code != code:
             what = f"it changed the captured graph of {self.title}"
-            self.notes.broke(PassError(self.each.name, "captured_graph", what))
+            self.findings.broke(PassError(self.each.name, "captured_graph", what))
         off = deviation(_copied(gm), state, _EXACTLY)
         if off is not None:
-            self.notes.broke(PassError(self.each.name, "weights", f"{off}, on {self.title}"))
+            self.findings.broke(PassError(self.each.name, "weights", f"{off}, on {self.title}"))
 
     def _broke(self, error: Exception, where: str, alone: Callable[[], Any]) -> None:
         """Note the rule; an error that comes without the pass as well is the program's own."""
@@ -170,7 +170,7 @@ class _Trial:
             found.__cause__ = error
         else:
             found.add_note(where)
-        self.notes.broke(found)
+        self.findings.broke(found)
 
 
 _ALONE = {"chain": ["aot_eager"], "strict": True, "locked": False}

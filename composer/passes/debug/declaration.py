@@ -12,27 +12,27 @@ import torch
 
 from composer.errors import PassError
 from composer.passes.base import GraphPass, Stage
-from composer.passes.debug.watch import Notes
+from composer.passes.debug.watch import Findings
 from composer.passes.function import FunctionPass
 from composer.passes.resolve import annotated
 
 
-def examine(each: GraphPass, notes: Notes) -> None:
+def examine(each: GraphPass, findings: Findings) -> None:
     """Note every rule of a pass's declaration that does not hold."""
     for rule, objection in (("name", _name), ("stage", _stage), ("dataclass", _fields)):
         found = objection(each)
         if found:
-            notes.broke(PassError(each.name, rule, found))
+            findings.broke(PassError(each.name, rule, found))
     try:
-        _examine_uuid(each, notes)
+        _examine_uuid(each, findings)
     except Exception as error:  # noqa: BLE001  # becomes the rule that was broken
         broken = PassError(each.name, "uuid", f"it raises {type(error).__name__}: {error}")
         broken.__cause__ = error
-        notes.broke(broken)
+        findings.broke(broken)
     try:
         inspect.getsource(type(each))
     except (OSError, TypeError):
-        notes.advise("its source is not found; its uuid differs from one Python to the next")
+        findings.advise("its source is not found; its uuid differs from one Python to the next")
 
 
 def _name(each: GraphPass) -> str:
@@ -58,26 +58,26 @@ def _own(cls: type) -> list[str]:
     return annotated(cls) if is_pass else []
 
 
-def _examine_uuid(each: GraphPass, notes: Notes) -> None:
+def _examine_uuid(each: GraphPass, findings: Findings) -> None:
     uuid = each.uuid()
     if uuid is None:
-        notes.advise("it has no uuid, so Inductor's caches are bypassed where it is listed")
+        findings.advise("it has no uuid, so Inductor's caches are bypassed where it is listed")
         return
     if each.uuid() != uuid or copy.copy(each).uuid() != uuid:
-        notes.broke(PassError(each.name, "uuid", "an equal pass has another uuid"))
+        findings.broke(PassError(each.name, "uuid", "an equal pass has another uuid"))
     for field in () if isinstance(each, FunctionPass) else dataclasses.fields(each):
         other = _other(getattr(each, field.name)) if field.init else None
         if other is None:
-            notes.advise(f"whether its uuid covers {field.name!r} was not tried")
+            findings.advise(f"whether its uuid covers {field.name!r} was not tried")
             continue
         try:
             changed = dataclasses.replace(each, **{field.name: other})
         except Exception:  # noqa: BLE001  # the pass does not take that value
-            notes.advise(f"whether its uuid covers {field.name!r} was not tried")
+            findings.advise(f"whether its uuid covers {field.name!r} was not tried")
             continue
         if changed.uuid() == uuid:
             what = f"it is the same for {field.name} = {other!r}"
-            notes.broke(PassError(each.name, "uuid", what))
+            findings.broke(PassError(each.name, "uuid", what))
 
 
 def _other(value: Any) -> Any:

@@ -18,7 +18,7 @@ _ALL = 2**62
 
 
 @dataclass
-class Notes:
+class Findings:
     """What was seen of a pass so far; one error for each rule, each advice once.
 
     ``taken`` counts the matches that the pass took from ``self.chosen(...)``.
@@ -45,7 +45,7 @@ class Watched(GraphPass):
     """The pass itself, by its own name, with a look at the graph before and behind it."""
 
     inner: GraphPass
-    notes: Notes
+    findings: Findings
 
     def __post_init__(self) -> None:
         for name in ("name", "stage", "eliminates_dead_code"):
@@ -59,16 +59,16 @@ class Watched(GraphPass):
         matches = getattr(returned, "matches", returned)
         count = matches if isinstance(matches, int) else 0
         changed = before.differs(gm)
-        self.notes.graphs += 1
-        self.notes.changed += changed
-        self.notes.matches += count
-        self.notes.taken += limit.taken
+        self.findings.graphs += 1
+        self.findings.changed += changed
+        self.findings.matches += count
+        self.findings.taken += limit.taken
         if count and not changed:
-            self.notes.advise(f"it says {count} matches where it changed nothing")
+            self.findings.advise(f"it says {count} matches where it changed nothing")
         key = key_at(self.stage)
         new = [node for node in gm.graph.nodes if node not in before.lines]
         if any(key not in node.meta for node in new):
-            self.notes.advise(f"its new nodes have no meta[{key!r}]; composer computes them")
+            self.findings.advise(f"its new nodes have no meta[{key!r}]; composer computes them")
         return returned
 
 
@@ -83,8 +83,8 @@ class Again(Watched):
         try:
             self.inner.run(twin)
         except Exception as error:  # noqa: BLE001  # becomes advice
-            self.notes.advise(f"a second run raises {type(error).__name__}: {error}")
+            self.findings.advise(f"a second run raises {type(error).__name__}: {error}")
             return 0
         if before.differs(twin):
-            self.notes.advise("a second run changes the graph once more")
+            self.findings.advise("a second run changes the graph once more")
         return 0
