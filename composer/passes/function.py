@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,8 +16,17 @@ from composer import _torch
 from composer.passes.base import GraphPass, PassResult, Stage, as_stage
 from composer.passes.fingerprint import Unstable, digest
 
-is_inference: ContextVar[bool] = ContextVar("composer_is_inference", default=True)
-"""Whether the graph at hand has no backward, for passes that ask (``post_grad``)."""
+_inference: ContextVar[bool] = ContextVar("composer_is_inference", default=True)
+
+
+@contextmanager
+def over_graph(*, inference: bool) -> Iterator[None]:
+    """Tell the passes that ask (``post_grad``) whether the graph at hand has no backward."""
+    token = _inference.set(inference)
+    try:
+        yield
+    finally:
+        _inference.reset(token)
 
 
 @dataclass(frozen=True)
@@ -58,7 +68,7 @@ class FunctionPass(GraphPass):
             return int(self.function.apply(gm))  # type: ignore[attr-defined]  # Inductor's class
         argument = gm.graph if _takes_graph(self.function) else gm
         if isinstance(self.function, _torch.CustomInferenceAwareGraphPass):
-            returned: Any = self.function(gm.graph, is_inference.get())
+            returned: Any = self.function(gm.graph, _inference.get())
         else:
             returned = self.function(argument)
         made = getattr(returned, "graph_module", returned)  # of torch's own PassResult

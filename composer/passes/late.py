@@ -14,7 +14,7 @@ import torch.fx
 from composer import _torch, interrupts
 from composer.errors import PassError
 from composer.passes.base import Stage
-from composer.passes.function import is_inference, qualified_name
+from composer.passes.function import over_graph, qualified_name
 from composer.passes.pipeline import Pipeline
 from composer.passes.resolve import SharedPasses
 from composer.passes.snapshot import Snapshot
@@ -60,12 +60,10 @@ class LatePasses:
         if not passes:
             return
         pipeline = Pipeline(self.shared.on_error, self.candidate)
-        token = is_inference.set(inference)
         try:
-            with _torch.unset_fake_temporarily():
+            with over_graph(inference=inference), _torch.unset_fake_temporarily():
                 pipeline.run(gm, passes)
         finally:
-            is_inference.reset(token)
             self._keep(stage, pipeline.records, last=last)
 
     def fail(self, error: BaseException) -> None:
