@@ -9,7 +9,7 @@ import torch
 import torch.fx
 
 from composer import _torch
-from composer.backends import inductor_freezing, inductor_memory
+from composer.backends import inductor_freezing, inductor_records
 from composer.backends.base import Backend, note
 from composer.backends.inductor_hooks import hooks
 from composer.errors import OptionError
@@ -73,9 +73,9 @@ def _complete(passes: late.LatePasses, key: str) -> None:
     A partitioner by itself leaves no record in inference either, where there is nothing to cut.
     """
     if passes.ran_all():
-        inductor_memory.remember(key, passes.records)
+        inductor_records.remember(key, passes.records)
         return
-    remembered = inductor_memory.recall(key)
+    remembered = inductor_records.recall(key)
     passes.complete(remembered)
     if remembered or passes.rewrites(Stage.JOINT) or passes.rewrites(Stage.POST_GRAD):
         note(passes="in the graph that Inductor had in its cache")

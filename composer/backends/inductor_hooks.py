@@ -8,7 +8,7 @@ from typing import Any
 import torch.fx
 
 from composer import _torch
-from composer.backends.inductor_memory import FORMAT
+from composer.backends.inductor_records import FORMAT
 from composer.errors import refuse
 from composer.passes.base import Stage
 from composer.passes.late import LatePasses
