@@ -195,7 +195,7 @@ def explain(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
     return found.explanation
 
 
-def compiled_anew(fn: Callable[..., Any], **given: Any) -> Callable[..., Any]:
+def compiled_beside(fn: Callable[..., Any], **given: Any) -> Callable[..., Any]:
     """Compiled through composer with a backend that no cache knows, beside all other compiles.
 
     Args:
@@ -215,13 +215,13 @@ def _as_before(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Compiled anew, as it was compiled before if it was."""
     before = _torch.compiled_as(fn)
     if before is None:
-        return compiled_anew(fn)
+        return compiled_beside(fn)
     if before.backend is not compose:
         raise ValueError(
             f"{fn!r} is compiled with backend={before.name!r}, of which composer knows nothing; "
             'explain the function itself, or one compiled with backend="composer"'
         )
-    return compiled_anew(
+    return compiled_beside(
         before.original,
         dynamic=before.dynamic,
         fullgraph=before.fullgraph,

@@ -17,7 +17,7 @@ import composer
 from composer import _torch
 from composer.cli import app
 from composer.lowering import keeping, onnx, whole
-from composer.lowering.texts import Unsayable, text_of
+from composer.lowering.texts import Unsayable, graph_text
 from composer.lowering.vocabulary import vocabulary
 
 pytestmark = pytest.mark.slow
@@ -395,17 +395,17 @@ def test_text_refuses_what_it_cannot_say() -> None:
     x = graph.placeholder("x")
     graph.output((graph.call_function(of_the_user, (x,)),))
     with pytest.raises(Unsayable, match="of_the_user"):
-        text_of(torch.fx.GraphModule(nn.Module(), graph), [torch.ones(3)])
+        graph_text(torch.fx.GraphModule(nn.Module(), graph), [torch.ones(3)])
 
     holder = nn.Module()
     holder.register_buffer("table", torch.ones(3))
     graph = torch.fx.Graph()
     graph.output((graph.call_function(torch.relu, (graph.get_attr("table"),)),))
     with pytest.raises(Unsayable, match="'table'"):
-        text_of(torch.fx.GraphModule(holder, graph), [])
+        graph_text(torch.fx.GraphModule(holder, graph), [])
 
     graph = torch.fx.Graph()
     x = graph.placeholder("x")
     graph.output((graph.call_function(torch.add, (x, {1})),))
     with pytest.raises(Unsayable, match="an argument is a set"):
-        text_of(torch.fx.GraphModule(nn.Module(), graph), [torch.ones(3)])
+        graph_text(torch.fx.GraphModule(nn.Module(), graph), [torch.ones(3)])

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from composer import _torch, interrupts
 from composer.backends.base import Backend
-from composer.backends.dynamo import CallableBackend, NamedBackend, said
+from composer.backends.dynamo import CallableBackend, NamedBackend, import_failure
 from composer.errors import ComposerError, UnknownNameError
 from composer.registry import Registry, nearest
 
@@ -107,7 +107,8 @@ def _import(path: str) -> Callable[..., Any]:
         found = pkgutil.resolve_name(path)
     except BaseException as error:
         interrupts.pass_on(error)
-        raise UnknownNameError(f"backend {path!r} cannot be imported: {said(error)}") from error
+        why = import_failure(error)
+        raise UnknownNameError(f"backend {path!r} cannot be imported: {why}") from error
     if not callable(found):
         raise UnknownNameError(f"backend {path!r} is not callable: {found!r}")
     return found  # type: ignore[no-any-return]  # callable() leaves Any as it was

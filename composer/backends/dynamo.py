@@ -119,11 +119,12 @@ class NamedBackend(Backend):
             refuse(Status.UNAVAILABLE, Reason.NOT_REGISTERED, what)
         except BaseException as error:
             interrupts.pass_on(error)
-            what = f"backend {self.name!r} is registered but cannot be imported: {said(error)}"
+            why = import_failure(error)
+            what = f"backend {self.name!r} is registered but cannot be imported: {why}"
             raise Refusal(Status.UNAVAILABLE, Reason.NOT_INSTALLED, what) from error
 
 
-def said(error: BaseException) -> str:
+def import_failure(error: BaseException) -> str:
     """Why an import failed; with the class of the error where that is none of an import."""
     plain = isinstance(error, ImportError | AttributeError)
     return text_of(error) if plain else f"{type(error).__name__}: {text_of(error)}"

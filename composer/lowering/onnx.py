@@ -23,7 +23,7 @@ from composer.lowering.regions import Region, draws, is_complex, seen_by
 from composer.lowering.repeats import share_heads
 from composer.lowering.reshapes import join_views
 from composer.lowering.tails import keep_tails
-from composer.lowering.texts import Unsayable, text_of
+from composer.lowering.texts import Unsayable, graph_text
 from composer.lowering.translations import translator
 from composer.lowering.vocabulary import vocabulary
 from composer.records import Reason, Status
@@ -210,7 +210,7 @@ def _find_or_translate(gm: torch.fx.GraphModule, outputs: tuple[Output, ...]) ->
     if not keeping.keeps():
         return _translate(gm, outputs)
     try:
-        key = keeping.key_of("model", f"{torch.get_default_dtype()}\n{text_of(gm)}")
+        key = keeping.key_of("model", f"{torch.get_default_dtype()}\n{graph_text(gm)}")
     except Unsayable as why:
         keeping.tally().lost.append(str(why))
         return _translate(gm, outputs)

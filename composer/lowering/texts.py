@@ -25,7 +25,7 @@ class Unsayable(Exception):
     """A graph holds something that no text can express completely."""
 
 
-def text_of(gm: torch.fx.GraphModule, inputs: Sequence[Any] | None = None) -> str:
+def graph_text(gm: torch.fx.GraphModule, inputs: Sequence[Any] | None = None) -> str:
     """The text of a graph.
 
     Args:

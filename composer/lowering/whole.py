@@ -29,7 +29,7 @@ from composer.lowering.aot import (
 )
 from composer.lowering.onnx import OnnxGraph, Output, read_model
 from composer.lowering.regions import WHOLE, Region, Split
-from composer.lowering.texts import Unsayable, text_of
+from composer.lowering.texts import Unsayable, graph_text
 from composer.passes import late
 
 
@@ -113,7 +113,7 @@ def whole_of(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], engine: st
     if any_fake(example_inputs) or own_tensors(gm) or not _is_static(gm, example_inputs):
         return None
     try:
-        text = f"{engine}\n{_torch.tracing_state()}\n{text_of(gm, example_inputs)}"
+        text = f"{engine}\n{_torch.tracing_state()}\n{graph_text(gm, example_inputs)}"
     except Unsayable:
         return None
     return Whole(gm, keeping.key_of("graph", text))

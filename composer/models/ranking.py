@@ -23,7 +23,7 @@ from composer import interrupts, select
 from composer.backends import BACKENDS, find_backend
 from composer.contenders import contenders_of
 from composer.errors import MISTAKES, FallbackWarning, OptionError, RankingError, unwrapped
-from composer.explain import collecting, compiled_anew
+from composer.explain import collecting, compiled_beside
 from composer.graphs import clones
 from composer.graphs.comparison import devices
 from composer.memory import free_memory
@@ -290,7 +290,7 @@ def _compiled(
     now["remember_verdicts"] = 0  # a shared store has those of other runs
     if candidate is not None:
         now["on_runtime_error"] = "raise"  # else eager would be timed in its place
-    compiled = compiled_anew(subject.model, options={**options, **now})
+    compiled = compiled_beside(subject.model, options={**options, **now})
     buffers = clones.Buffers(request)
     error = ""
     started = time.perf_counter()
