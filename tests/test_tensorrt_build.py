@@ -23,13 +23,14 @@ from composer.backends.tensorrt.cut import Cut, cut
 from composer.backends.tensorrt.dtypes import require_dtypes
 from composer.backends.tensorrt.engine import dtypes_of, in_host_memory
 from composer.backends.tensorrt.log import Lines
-from composer.backends.tensorrt.plan import Recipe, Target, build_plan, key_of
+from composer.backends.tensorrt.plan import Recipe, Target, build_plan
 from composer.backends.tensorrt.profiles import around, holds, profile_of, ranges_of, wider
 from composer.backends.tensorrt.settings import Settings, read_settings
 from composer.child import Limits
 from composer.errors import OptionError, Refusal
 from composer.lowering.aot import FunctionalGraph, compile_functional
 from composer.lowering.plain import shapes_with_symbols
+from composer.store.disk import digest_of
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
 rtx = pytest.importorskip("tensorrt_rtx", reason="its parser and builder run on a CPU")
@@ -292,9 +293,11 @@ def test_the_settings_reach_the_builder(trt) -> None:
     options = {"workspace_mib": 64, "optimization_level": 0, "max_aux_streams": 1}
     options["weight_streaming_mib"] = 1
     assert build_plan(trt, recipe(found, **options))
-    keys = {key_of(recipe(found, **{name: value}).facts(trt)) for name, value in options.items()}
-    keys |= {key_of(plain.facts(trt)), key_of(recipe(found, Target("b", (8, 9), "0")).facts(trt))}
-    keys |= {key_of(recipe(found, Target("an Ada", (8, 9), "1")).facts(trt))}
+    recipes = [plain, *(recipe(found, **{name: value}) for name, value in options.items())]
+    recipes += [
+        recipe(found, Target(*each)) for each in (("b", (8, 9), "0"), ("an Ada", (8, 9), "1"))
+    ]
+    keys = {digest_of(each.facts(trt)) for each in recipes}
     assert len(keys) == 7
 
 
@@ -311,7 +314,7 @@ from test_tensorrt_build import *
 torch.manual_seed(0)
 module, trt = torch.nn.Linear(4, 4), library._load("tensorrt_rtx")
 found = pieces(trt, lambda x: module(x).relu() + torch.arange(4), torch.randn(2, 4))
-print(key_of(recipe(found).facts(trt)))
+print(digest_of(recipe(found).facts(trt)))
 """
 
 
@@ -331,8 +334,9 @@ def test_a_plan_goes_to_disk_and_comes_back(trt, tmp_path, monkeypatch) -> None:
     made = recipe(pieces(trt, torch.sin, torch.randn(6, 4)))
     facts = made.facts(trt)
     built = build_plan(trt, made)
-    assert cache.plans().put(key_of(facts), facts, built)
-    entry = cache.plans().get(key_of(recipe(pieces(trt, torch.sin, torch.randn(6, 4))).facts(trt)))
+    assert cache.plans().put(digest_of(facts), facts, built)
+    again = recipe(pieces(trt, torch.sin, torch.randn(6, 4)))
+    entry = cache.plans().get(digest_of(again.facts(trt)))
     assert entry is not None
     assert entry.blob == built
     assert json.loads(json.dumps(facts)) == entry.facts

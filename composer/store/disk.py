@@ -82,6 +82,11 @@ def this_process() -> str:
     return f"{_PROCESS}-{os.getpid()}"
 
 
+def digest_of(facts: Mapping[str, Any]) -> str:
+    """SHA-256 of facts as JSON, equal in every process."""
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One thing that was kept.
@@ -350,23 +355,19 @@ def _sealed(facts: Mapping[str, Any], blob: bytes | None) -> bytes:
         "blob_size": None if blob is None else len(blob),
         "blob_sha256": None if blob is None else hashlib.sha256(blob).hexdigest(),
     }
-    return json.dumps({"sha256": _digest(entry), "entry": entry}, indent=1).encode()
+    return json.dumps({"sha256": digest_of(entry), "entry": entry}, indent=1).encode()
 
 
 def _opened(record: bytes) -> dict[str, Any]:
     try:
         found = json.loads(record)
         entry: dict[str, Any] = found["entry"]
-        genuine = found["sha256"] == _digest(entry) and entry["schema"] == _SCHEMA
+        genuine = found["sha256"] == digest_of(entry) and entry["schema"] == _SCHEMA
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise _Broken("it is no record") from error
     if not genuine:
         raise _Broken("its record has another digest or schema")
     return entry
-
-
-def _digest(entry: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(entry, sort_keys=True).encode()).hexdigest()
 
 
 def _written(path: Path, content: bytes) -> Path:

@@ -12,8 +12,6 @@ the same risk, and it may not be the child that is killed.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import platform
 import time
 from typing import Any
@@ -26,7 +24,7 @@ from composer.errors import ChildRefusal, causes, chained, refuse
 from composer.machine import version_of
 from composer.policy import Candidate
 from composer.records import Attempt, GraphRequest, Reason, Status, first_line
-from composer.store.disk import Shelf, this_process
+from composer.store.disk import Shelf, digest_of, this_process
 
 WORTH_SECONDS = 1.0
 """A failed build is remembered if it took so long."""
@@ -72,7 +70,7 @@ def key_of(
         "device": _device(request.device),
         **({"precision": precision} if precision else {}),
     }
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    return digest_of(facts)
 
 
 def refuse_known(key: str | None, days: float) -> None:

@@ -20,8 +20,6 @@ How long verdicts are kept:
 
 from __future__ import annotations
 
-import hashlib
-import json
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -36,7 +34,7 @@ from composer.backends.base import Backend
 from composer.errors import ChildRefusal, Refusal, causes
 from composer.policy import Policy
 from composer.records import FLOOR, GraphRequest, Outcome, Reason, error_line
-from composer.store.disk import this_process, warn_of
+from composer.store.disk import digest_of, this_process, warn_of
 from composer.store.ledger import Ledger
 from composer.store.shared_store import SharedStore
 from composer.store.verdict import Verdict, clipped, figures_of, record_of
@@ -260,7 +258,7 @@ def _digest(request: GraphRequest, identities: Sequence[tuple[str, str | None]])
             platform.python_version(),
         ],
     }
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    return digest_of(facts)
 
 
 def sentence(facts: Mapping[str, Any]) -> str:

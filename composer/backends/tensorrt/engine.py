@@ -15,7 +15,7 @@ from composer.backends.tensorrt.library import Library
 from composer.backends.tensorrt.loading import Signature
 from composer.backends.tensorrt.log import Lines
 from composer.backends.tensorrt.place import Place
-from composer.backends.tensorrt.plan import Recipe, key_of
+from composer.backends.tensorrt.plan import Recipe
 from composer.backends.tensorrt.profiles import Ranges, met, profile_of, ranges_of, wider
 from composer.backends.tensorrt.refit import refit
 from composer.backends.tensorrt.settings import Settings
@@ -23,6 +23,7 @@ from composer.errors import Refusal
 from composer.lowering.bindings import BindingEngine
 from composer.lowering.plain import PlainOnnx, shapes_with_symbols
 from composer.lowering.regions import Region
+from composer.store.disk import digest_of
 
 
 class TensorRTEngine(BindingEngine[LoadedPlan]):
@@ -97,7 +98,7 @@ class TensorRTEngine(BindingEngine[LoadedPlan]):
                 apart.build(self._library, recipe, isolate=self._isolate), signature
             )
         facts = recipe.facts(self._library)
-        key = key_of(facts)
+        key = digest_of(facts)
         entry = shelf.get(key)
         if entry is not None and entry.blob:
             try:

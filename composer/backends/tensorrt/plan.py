@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextvars
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -25,6 +24,7 @@ from composer.backends.tensorrt.settings import Settings
 from composer.errors import Refusal
 from composer.lowering.onnx import OnnxGraph
 from composer.records import Reason, Status
+from composer.store.disk import digest_of
 
 _SCHEMA = 1
 """Part of every key: to be raised when the same inputs make another plan."""
@@ -64,7 +64,8 @@ class Recipe:
     def facts(self, library: Library) -> dict[str, Any]:
         """All of it as JSON, the model and the weights by their digests.
 
-        Of floating-point weights that can be given later only the kind counts.
+        Of floating-point weights that can be given later only the kind counts. A plan is kept under
+        their digest, not its own: two builds of one recipe differ in their bytes.
         """
         model = self.graph.with_weights(self.weights)
         used = self.weights.keys() & {each.name for each in model.graph.initializer}
@@ -87,14 +88,6 @@ class Recipe:
     def _weight(self, tensor: torch.Tensor) -> str:
         given_later = self.settings.refittable and tensor.is_floating_point()
         return _kind(tensor) if given_later else _digest(tensor)
-
-
-def key_of(facts: Mapping[str, Any]) -> str:
-    """The name of a plan on disk, equal in every process.
-
-    Two builds of one recipe differ in their bytes, so that the plan itself is never part of it.
-    """
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 def build_plan(library: Library, recipe: Recipe) -> bytes:
@@ -211,7 +204,7 @@ def _recall_timings(library: Library, config: Any, recipe: Recipe) -> None:
     """Give the builder the times of kernels that earlier builds measured; RTX measures none."""
     if library.is_rtx or not recipe.settings.timing_cache:
         return
-    entry = cache.timings().get(key_of(_measured_on(library, recipe.target)))
+    entry = cache.timings().get(digest_of(_measured_on(library, recipe.target)))
     known = config.create_timing_cache((entry and entry.blob) or b"")
     config.set_timing_cache(known, ignore_mismatch=False)
 
@@ -221,7 +214,7 @@ def _keep_timings(library: Library, config: Any, recipe: Recipe) -> None:
         return
     times, facts = config.get_timing_cache(), _measured_on(library, recipe.target)
     if times is not None:
-        cache.timings().put(key_of(facts), facts, bytes(times.serialize()))
+        cache.timings().put(digest_of(facts), facts, bytes(times.serialize()))
 
 
 def _measured_on(library: Library, target: Target) -> dict[str, Any]:
