@@ -35,9 +35,14 @@ def _gpu(device: str) -> tuple[str, ...]:
     if not torch.cuda.is_available():
         return ()
     name, capability = torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)
-    driver = (f"driver {_DRIVER.read_text().strip()}",) if _DRIVER.exists() else ()
+    driver = (f"driver {version}",) if (version := nvidia_driver()) else ()
     cuda = torch.version.cuda or torch.version.hip
     return name, f"capability {capability[0]}.{capability[1]}", f"CUDA {cuda}", *driver
+
+
+def nvidia_driver() -> str:
+    """The version of NVIDIA's driver; empty where Linux does not say it."""
+    return _DRIVER.read_text().strip() if _DRIVER.exists() else ""
 
 
 @functools.cache

@@ -21,6 +21,7 @@ import torch.fx
 
 from composer.child import NONE, Limits
 from composer.errors import OptionError, refuse
+from composer.graphs.comparison import requires_grad
 from composer.graphs.nodes import value_of
 from composer.machine import version_of
 from composer.passes import fingerprint
@@ -318,7 +319,7 @@ def require_inference(request: GraphRequest, remedy: str) -> None:
     """
     (returned,) = request.gm.graph.find_nodes(op="output")
     known = map(value_of, returned.all_input_nodes)
-    if request.training and any(isinstance(v, torch.Tensor) and v.requires_grad for v in known):
+    if request.training and any(map(requires_grad, known)):
         refuse(Status.DECLINED, Reason.TRAINING_GRAPH, remedy)
 
 

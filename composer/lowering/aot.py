@@ -15,6 +15,7 @@ import torch.fx
 from composer import _torch
 from composer.errors import refuse
 from composer.graphs import capture, checkpoints, clones
+from composer.graphs.comparison import requires_grad
 from composer.graphs.nodes import value_of
 from composer.lowering.decompositions import Table, decompositions
 from composer.lowering.freeze import freeze
@@ -136,7 +137,7 @@ def compile_functional(
             compiled = build(graph)
         return _torch.boxed(_with_memory(compiled) if kind is GraphKind.BACKWARD else compiled)
 
-    needs_grad = torch.is_grad_enabled() and any(map(_requires_grad, everything))
+    needs_grad = torch.is_grad_enabled() and any(map(requires_grad, everything))
     try:
         whole = checkpoints.without_regions(gm)
         return through_aot(whole, example_inputs, compiler, decompositions(dialect, needs_grad))
@@ -343,7 +344,3 @@ def own_tensors(gm: torch.fx.GraphModule) -> list[torch.Tensor]:
         *dict(gm.named_parameters(remove_duplicate=False)).values(),
         *dict(gm.named_buffers(remove_duplicate=False)).values(),
     ]
-
-
-def _requires_grad(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.requires_grad

@@ -173,12 +173,15 @@ class MatchLimit:
         return True
 
 
+_ALL = 2**62
+"""More matches than any pass has."""
+
 _limit: ContextVar[MatchLimit | None] = ContextVar("composer_match_limit", default=None)
 
 
 @contextmanager
-def limited(name: str, matches: int) -> Iterator[MatchLimit]:
-    """Let the pass of this name rewrite no more than so many places."""
+def limited(name: str, matches: int = _ALL) -> Iterator[MatchLimit]:
+    """Let the pass of this name rewrite no more than so many places: by default all, counted."""
     limit = MatchLimit(name, matches)
     token = _limit.set(limit)
     try:

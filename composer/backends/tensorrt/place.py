@@ -6,15 +6,14 @@ import ctypes
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
 from typing import Protocol
 
 import torch
 
 from composer import forks
 from composer.backends.tensorrt.plan import Target
+from composer.machine import nvidia_driver
 
-_DRIVER = Path("/sys/module/nvidia/version")
 _one_records = forks.lock()
 
 
@@ -115,5 +114,4 @@ def _driver() -> str:
     """The version of CUDA that the driver brings, and the driver's own where Linux says it."""
     number = ctypes.c_int()
     ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(number))
-    own = _DRIVER.read_text().strip() if _DRIVER.exists() else ""
-    return f"{number.value} {own}".strip()
+    return f"{number.value} {nvidia_driver()}".strip()

@@ -17,9 +17,6 @@ from composer.passes.debug.compare import Deviation, Program, compiled_anew, dev
 from composer.passes.function import qualified_name
 from composer.passes.resolve import shared_passes
 
-_ALL = 2**62
-"""More matches than any pass has."""
-
 
 @dataclass(frozen=True, slots=True)
 class Culprit:
@@ -134,9 +131,9 @@ class _Search:
 
     def _match(self, count: int, each: GraphPass) -> tuple[int | None, int | None]:
         """Which match of the last of so many passes changes the numbers, and of how many."""
-        with limited(each.name, _ALL) as every:
+        with limited(each.name) as every:
             self.deviation(count)
-        with limited(each.name, _ALL) as earlier:  # of passes with the same name before it
+        with limited(each.name) as earlier:  # of passes with the same name before it
             self.deviation(count - 1)
         if every.taken == earlier.taken or self._differs(count, each, earlier.taken):
             return None, None

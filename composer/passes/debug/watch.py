@@ -13,9 +13,6 @@ from composer.passes.base import GraphPass, limited
 from composer.passes.metadata import key_at
 from composer.passes.snapshot import Snapshot
 
-_ALL = 2**62
-"""More matches than any pass has."""
-
 
 @dataclass
 class Findings:
@@ -54,7 +51,7 @@ class Watched(GraphPass):
     def run(self, gm: torch.fx.GraphModule) -> Any:
         """Run the pass, and note what it did."""
         before = Snapshot.of(gm)
-        with limited(self.name, _ALL) as limit:
+        with limited(self.name) as limit:
             returned = self.inner.run(gm)
         matches = getattr(returned, "matches", returned)
         count = matches if isinstance(matches, int) else 0
