@@ -30,12 +30,12 @@ _NO_CACHE = {"fx_graph_cache": False, "fx_graph_remote_cache": False}
 """The key of Inductor's cache (torch 2.13) leaves out the values of frozen weights, and what it
 keeps has some of them in the code: numbers of no dimension, and weights packed by a template."""
 
-Settings = Mapping[str, Any]
-Made = Callable[[tuple[Any, ...]], Any]
+Config = Mapping[str, Any]
+FrozenCode = Callable[[tuple[Any, ...]], Any]
 
 
 def compiled(
-    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], config: Settings
+    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], config: Config
 ) -> Callable[..., Any]:
     """Have Inductor compile a graph: frozen, if the candidate, the policy or the process says so.
 
@@ -65,13 +65,13 @@ def compiled(
 
 
 def _compile(
-    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], config: Settings
+    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], config: Config
 ) -> Callable[..., Any]:
     compile_fx = _torch.lookup_backend("inductor")
     return compile_fx(gm, list(example_inputs), config_patches=dict(config))  # type: ignore[call-arg]  # Dynamo's protocol names two arguments; Inductor takes more
 
 
-class Frozen(BindingEngine[Made]):
+class Frozen(BindingEngine[FrozenCode]):
     """Calls Inductor's code for the weights as they are; may be called from several threads.
 
     Args:
@@ -87,7 +87,7 @@ class Frozen(BindingEngine[Made]):
         gm: torch.fx.GraphModule,
         example_inputs: Sequence[Any],
         region: Region,
-        config: Settings,
+        config: Config,
     ) -> None:
         super().__init__(region)
         self._lock = _torch.compile_lock  # a compile takes it, too: of two, one could wait for ever
@@ -106,7 +106,7 @@ class Frozen(BindingEngine[Made]):
         """Run the code for the weights among the arguments, as they are now."""
         return self._made_for((*self._own, *args))(args)
 
-    def _make(self, values: Mapping[int, torch.Tensor]) -> Made:
+    def _make(self, values: Mapping[int, torch.Tensor]) -> FrozenCode:
         if not self._held <= values.keys():  # Inductor freezes all that the graph holds, or nothing
             values = {}
         inlined = {i - len(self._own): v for i, v in values.items() if i >= len(self._own)}

@@ -40,7 +40,7 @@ from composer.records import (
 EAGER = "eager"
 COMPOSER = "composer, fastest"
 
-Run = Callable[..., tuple[Any, ...]]
+ModelCall = Callable[..., tuple[Any, ...]]
 
 _WRONG = {
     *(Reason.OUTPUT_MISMATCH, Reason.MUTATED_INPUTS),
@@ -284,7 +284,7 @@ def _compiled(
     label: str,
     candidate: Candidate | None,
     options: Mapping[str, Any],
-) -> tuple[Standing, Run | None]:
+) -> tuple[Standing, ModelCall | None]:
     """Compile the model and call it once; nothing to run where no graph has an engine."""
     now: dict[str, Any] = {"verify": "compile", "select_async": False, "locked": False}
     now["remember_verdicts"] = 0  # a shared store has those of other runs
@@ -333,7 +333,7 @@ def _standing(label: str, candidate: Candidate | None, graphs: Sequence[CompileR
 
 
 def _timed(
-    found: Sequence[tuple[Standing, Run | None]], request: GraphRequest, seconds: float
+    found: Sequence[tuple[Standing, ModelCall | None]], request: GraphRequest, seconds: float
 ) -> tuple[tuple[Standing, ...], bool]:
     """The standings with their turns, and whether there was a load.
 

@@ -22,7 +22,7 @@ _READS_ONLY_KIND = frozenset({"aten::new_ones", "aten::new_zeros", "aten::new_fu
 
 _READS_ONLY_METADATA = _READS_ONLY_KIND | {"aten::ones_like", "aten::zeros_like", "aten::full_like"}
 
-Values = dict[torch.fx.Node, Any]
+Constants = dict[torch.fx.Node, Any]
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class FoldConstants(GraphPass):
     def run(self, gm: torch.fx.GraphModule) -> int:
         """Replace each constant that something else reads by an attribute."""
         aliasing = Aliasing(gm)
-        values: Values = {}
+        values: Constants = {}
         with _torch.unset_fake_temporarily(), torch.inference_mode(False), torch.no_grad():
             for node in gm.graph.nodes:
                 if self._is_constant(node, values, aliasing):
@@ -68,7 +68,7 @@ class FoldConstants(GraphPass):
             count += 1
         return count
 
-    def _is_constant(self, node: torch.fx.Node, values: Values, aliasing: Aliasing) -> bool:
+    def _is_constant(self, node: torch.fx.Node, values: Constants, aliasing: Aliasing) -> bool:
         if node.op != "call_function" or not is_function(node) or not is_torchs(node):
             return False
         if aliasing.is_written(node) or aliasing.is_returned(node):
@@ -87,7 +87,7 @@ class FoldConstants(GraphPass):
         return static and math.prod(fake.shape) * fake.element_size() <= self.max_bytes
 
 
-def _evaluate(node: torch.fx.Node, values: Values) -> None:
+def _evaluate(node: torch.fx.Node, values: Constants) -> None:
     """Run the operation on constants; leave it out if that does not give what the graph says."""
     args: Any = node.args
     name = _torch.operator_name(node.target)
@@ -108,7 +108,7 @@ def _stand_in(node: torch.fx.Node, *, of_its_sizes: bool) -> torch.Tensor:
     return torch.empty_strided(sizes, strides, dtype=fake.dtype, device=fake.device)
 
 
-def _is_needed(node: torch.fx.Node, value: Any, values: Values) -> bool:
+def _is_needed(node: torch.fx.Node, value: Any, values: Constants) -> bool:
     return isinstance(value, torch.Tensor) and not values.keys() >= node.users.keys()
 
 

@@ -20,7 +20,7 @@ from composer.passes.function import FunctionPass, qualified_name
 from composer.passes.pipeline import OnError
 from composer.registry import Registry, did_you_mean
 
-Made = TypeVar("Made", bound=type[GraphPass])
+PassClass = TypeVar("PassClass", bound=type[GraphPass])
 
 PASSES: Registry[Any] = Registry(
     "pass",
@@ -86,7 +86,7 @@ def _without_uuid(each: GraphPass) -> str:
         return digest(*parts)
 
 
-def register(cls: Made) -> Made:
+def register(cls: PassClass) -> PassClass:
     """Class decorator: make a pass known by its name, for policies to list.
 
     Raises:

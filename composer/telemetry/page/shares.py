@@ -11,7 +11,7 @@ from composer.telemetry.page.words import percentages, sane
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class EngineShare:
     """What one engine serves, and its part of the whole in per cent.
 
     ``nodes`` is an estimate: a graph's captured operations, times the share of its compute nodes
@@ -33,7 +33,7 @@ def accepted(graph: CompileReport) -> Attempt | None:
     return next((each for each in reversed(graph.attempts) if each.accepted), None)
 
 
-def shares(graphs: Iterable[CompileReport]) -> tuple[Share, ...]:
+def shares(graphs: Iterable[CompileReport]) -> tuple[EngineShare, ...]:
     """Every engine that serves a graph, the one with the most compute nodes first, eager last.
 
     What an engine leaves to torch counts as eager's, and so do the calls that the floor answered.
@@ -49,7 +49,7 @@ def shares(graphs: Iterable[CompileReport]) -> tuple[Share, ...]:
     kept = [name for name in order if any(totals[name])]
     columns = [percentages([totals[name][i] for name in kept]) for i in (1, 2, 3)]
     return tuple(
-        Share(name, int(count), nodes, int(calls), seconds, *percents)
+        EngineShare(name, int(count), nodes, int(calls), seconds, *percents)
         for name, *percents in zip(kept, *columns, strict=True)
         for count, nodes, calls, seconds in [totals[name]]
     )
