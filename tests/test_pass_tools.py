@@ -295,6 +295,12 @@ def test_bisect_disturbs_neither_inputs_nor_state_nor_random_numbers() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
+def test_bisect_takes_a_number_that_is_none_for_itself() -> None:
+    """A function may return NaN beside its tensors."""
+    nan = float("nan")
+    assert bisect(lambda x: (torch.cos(x), nan), (torch.ones(2),), passes=[Keep()]) is None
+
+
 def test_bisect_needs_a_function_that_agrees_with_itself() -> None:
     """In eager, and in the chain without any pass."""
     calls = iter(range(100))

@@ -191,6 +191,19 @@ def test_numbers_that_are_drawn_are_not_judged_by_a_draw_in_float64() -> None:
     assert [a.reason for a in last().attempts] == ["numeric_mismatch", None]
 
 
+def test_gradient_without_elements_beside_numbers_that_are_drawn_is_no_obstacle() -> None:
+    """The engine is judged all the same."""
+    x, empty = torch.ones(3, requires_grad=True), torch.ones(0, 3, requires_grad=True)
+    net = compiled(
+        lambda x, e: (x * torch.randperm(3).float(), e * 2),
+        FakeBackend("wrong_value"),
+        FakeBackend(),
+        verify="compile",
+    )
+    net(x, empty)
+    assert [a.reason for a in last().attempts] == ["numeric_mismatch", None]
+
+
 def test_small_gradient_of_numbers_that_are_drawn_is_not_judged_by_other_draws() -> None:
     """That it is small beside the others does not say that nothing but rounding is left of it."""
 

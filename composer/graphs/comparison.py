@@ -217,7 +217,7 @@ def mismatch_of(
             cancels depends on the others' size, not on its own. 0 for any other value.
     """
     if not isinstance(expected, torch.Tensor) or not isinstance(got, torch.Tensor):
-        same = type(got) is type(expected) and bool(got == expected)
+        same = is_same_number(got, expected)
         return None if same else (Mismatch.STRUCTURE, f"is {got!r}, eager's is {expected!r}")
     mine, eagers = _structure(got), _structure(expected)
     if mine != eagers:
@@ -227,6 +227,17 @@ def mismatch_of(
         what = f"has {count} of {expected.numel()} elements that are not eager's"
         return (Mismatch.NUMBERS, what) if count else None
     return _mismatch_of_numbers(_wide(got), _wide(expected), exact, bounds, got.dtype, largest)
+
+
+def is_same_number(got: Any, expected: Any) -> bool:
+    """Whether two values that are no tensors are of one type and equal, NaN included."""
+    if type(got) is not type(expected):
+        return False
+    return bool(got == expected) or (_is_nan(got) and _is_nan(expected))
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float) and math.isnan(value)
 
 
 def _structure(value: torch.Tensor) -> str:

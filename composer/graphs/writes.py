@@ -5,6 +5,7 @@ from __future__ import annotations
 import keyword
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
 import torch.fx
@@ -18,8 +19,6 @@ _ASSIGNS = frozenset(
     {"setitem", "iadd", "isub", "imul", "itruediv", "ifloordiv", "ipow", "imod", "imatmul"}
     | {"iand", "ior", "ixor", "ilshift", "irshift"}
 )
-_MAX_NORM = 3
-"""Position of ``max_norm``, with which an embedding writes to its weight."""
 
 _KERNEL = "triton_kernel_wrapper_mutation"
 """A user's Triton kernel, which may write to whatever it is given (not run: no GPU)."""
@@ -195,19 +194,23 @@ def _assigns(node: torch.fx.Node) -> bool:
         return True
     if node.kwargs.get("out") is not None or is_told_to_write(node):
         return True
+    if _given(node, "max_norm") is not None:  # an embedding shortens rows in place
+        return True
     name = _name(node)
-    if name in ("embedding", "embedding_bag"):  # shortens rows in place
-        given = node.args[_MAX_NORM] if len(node.args) > _MAX_NORM else None
-        return node.kwargs.get("max_norm", given) is not None
     return name in _ASSIGNS or _is_in_place(name)
 
 
 def is_told_to_write(node: torch.fx.Node) -> bool:
-    """Whether the node's function is given a true ``inplace``, by name or by position."""
+    """Whether the node's function is given a true ``inplace``."""
+    return bool(_given(node, "inplace"))
+
+
+def _given(node: torch.fx.Node, name: str) -> Any:
+    """What a function in Python is given for a parameter, by name or by position."""
     code = getattr(node.target, "__code__", None)
     names = code.co_varnames[: code.co_argcount] if code is not None else ()
-    at = names.index("inplace") if "inplace" in names else len(node.args)
-    return bool(node.args[at] if at < len(node.args) else node.kwargs.get("inplace"))
+    at = names.index(name) if name in names else len(node.args)
+    return node.args[at] if at < len(node.args) else node.kwargs.get(name)
 
 
 def _is_in_place(name: str) -> bool:

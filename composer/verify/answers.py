@@ -320,6 +320,8 @@ def _is_other(eagers: Any, exact: Any, bounds: Bounds, largest: float) -> bool:
         return False
     if eagers.shape != exact.shape:
         return True
+    if not exact.numel():
+        return False
     if largest and exact.abs().max() <= _NOTHING * largest:
         return False  # it cancels: what eager has of it is rounding, whatever was drawn
     allowed = bounds.allowed(exact.to(torch.float64), eagers.dtype)

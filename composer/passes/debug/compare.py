@@ -16,7 +16,13 @@ import torch
 
 from composer import _torch
 from composer.graphs.clones import copy_inputs
-from composer.graphs.comparison import Values, detached_copy, devices, gradients
+from composer.graphs.comparison import (
+    Values,
+    detached_copy,
+    devices,
+    gradients,
+    is_same_number,
+)
 from composer.records import first_line
 
 Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -124,7 +130,7 @@ def deviation(
 
 def _deviation(name: str, got: Any, expected: Any, bounds: dict[str, Any]) -> Deviation | None:
     if not isinstance(expected, torch.Tensor) or not isinstance(got, torch.Tensor):
-        same = type(got) is type(expected) and bool(got == expected)
+        same = is_same_number(got, expected)
         what = f"{got!r} instead of {expected!r}"
         return None if same else Deviation(name, float("nan"), float("nan"), what)
     try:
