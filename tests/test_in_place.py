@@ -151,8 +151,9 @@ def memories(results, cache) -> list[bool]:
 
 def is_told() -> bool:
     """Whether the record says of a call that it writes in place."""
-    left = last().attempts[0].engine.get("left_to_torch", ())
-    return any(f"({in_place.WHY})" in line for line in left)
+    engine = last().attempts[0].engine
+    by_torch = any(f"({in_place.WHY})" in line for line in engine.get("left_to_torch", ()))
+    return by_torch or "written_in_place" in engine
 
 
 def same_as_eager(function, make, engine: str) -> None:
@@ -180,6 +181,93 @@ def test_a_part_of_an_input_is_written_in_place(function, layout, engine) -> Non
     assert is_told()
     if function is not broadcast_and_cast:
         assert last().attempts[0].coverage == 1.0
+
+
+@pytest.mark.parametrize("function", [by_index, index_copy])
+def test_onnx_runtime_puts_rows_itself(function) -> None:
+    """The graph is not cut for that."""
+    same_as_eager(function, LAYOUTS["contiguous"], "onnxrt")
+    engine = last().attempts[0].engine
+    assert (engine["written_in_place"], engine.get("left_to_torch")) == (1, None)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_nothing_is_written_but_the_rows(engine) -> None:
+    """All other pages of the cache are read-only memory: a copy of it would end the process.
+
+    ONNX Runtime's ``ScatterND`` skips it where its result is to lie where its input does.
+    """
+    script = f"""
+        import ctypes, mmap
+        import torch
+        import composer
+
+        def step(cache, at, new):
+            cache[:, :, at] = new.sin()
+            return cache.relu()
+
+        size, page = 4 * 2 * 512 * 64, mmap.PAGESIZE
+        memory = mmap.mmap(-1, size)
+        cache = torch.frombuffer(memory, dtype=torch.float32).view(1, 2, 512, 64)
+        options = {{"chain": ["{engine}"], "min_coverage": 0.0}}
+        run = torch.compile(step, backend="composer", options=options)
+        given = torch.tensor([100]), torch.randn(1, 2, 1, 64)
+        with torch.no_grad():
+            run(torch.zeros(1, 2, 512, 64), *given)
+            written = {{(256 * at) // page for at in (100, 612)}}
+            for each in {{*range(size // page)}} - written:
+                place = ctypes.c_void_p(cache.data_ptr() + each * page)
+                assert ctypes.CDLL(None).mprotect(place, page, mmap.PROT_READ) == 0
+            run(cache, *given)
+        assert torch.allclose(cache[:, :, 100:101], given[1].sin())
+        assert composer.reports()[-1].runtime.fallbacks == 0
+        print(composer.reports()[-1].chosen, flush=True)
+        cache.zero_()
+    """
+    command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(script)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (ended.stdout, ended.returncode < 0) == (f"{engine}\n", True), ended.stderr
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("dim", range(4))
+@pytest.mark.parametrize("places", [[2], [0, -1, 3], []])
+def test_rows_are_put_along_any_dimension(dim, places, engine) -> None:
+    """By places from either end, one number or as many as there are."""
+    at = torch.tensor(places, dtype=torch.int64)
+    x = torch.randn(4, 5, 6, 17)
+
+    def put(x, new):
+        index = (*[slice(None)] * dim, at)
+        found = x.clone()
+        found[index] = new
+        return found.relu()
+
+    sizes = [*x.shape]
+    sizes[dim] = len(places)
+    for new in (torch.randn(sizes), torch.tensor(0.5)):
+        run = compiled(put, engine, min_coverage=0.0)
+        torch.testing.assert_close(run(x, new), put(x, new))
+    assert last().chosen == engine
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_place_that_is_not_there_is_eagers_error(engine) -> None:
+    """And nothing is written, to no cache behind it either."""
+
+    def step(keys, values, at, new):
+        keys[:, :, at] = new
+        values[:, :, at] = new.sin()
+        return keys.cos() + values
+
+    caches = [torch.randn(1, 2, 512, 64) for _ in range(2)]
+    before, new = [each.clone() for each in caches], torch.randn(1, 2, 1, 64)
+    run = compiled(step, engine, min_coverage=0.0)
+    run(*(each.clone() for each in caches), torch.tensor([3]), new)
+    assert is_told()
+    with pytest.raises(IndexError):
+        run(*caches, torch.tensor([512]), new)
+    assert all(map(torch.equal, caches, before))
 
 
 @pytest.mark.parametrize("engine", ENGINES)

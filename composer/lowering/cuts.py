@@ -16,6 +16,7 @@ import torch.fx
 
 from composer.errors import Refusal, refuse
 from composer.graphs import clones
+from composer.lowering import in_place
 from composer.lowering.aot import FunctionalGraph
 from composer.lowering.origins import mark_origins, origin_of, origins_of
 from composer.lowering.plain import PlainOnnx
@@ -45,6 +46,8 @@ def cut(
     reader: str,
     why_not: Callable[[torch.fx.Node], str | None],
     read: Read[M],
+    *,
+    writes: Callable[[torch.fx.Node], bool] = in_place.never,
 ) -> Cut[M]:
     """Cut a functional graph so that an engine's reader takes the whole of every region.
 
@@ -53,6 +56,7 @@ def cut(
         reader: What the reader is called, for messages.
         why_not: Why a call is left to torch without asking the reader; ``None`` if it is asked.
         read: Reads a region.
+        writes: Whether the engine can do a call that puts rows in place.
 
     Raises:
         Refusal: ``declined``, where something is still refused after the last round.
@@ -64,7 +68,8 @@ def cut(
         return refused.get(origin_of(node)) or why_not(node)
 
     for _ in range(_ROUNDS):
-        parts = split(dataclasses.replace(graph, gm=clones.clone_graph(graph.gm)), why)
+        fresh = dataclasses.replace(graph, gm=clones.clone_graph(graph.gm))
+        parts = split(fresh, why, writes=writes)
         models: dict[str, M] = {}
         found: dict[str, str] = {}
         for name, region in parts.regions.items():

@@ -10,6 +10,10 @@ that might raise, since then nothing is to be written. The version of the input 
 copied back, onto itself: should an engine fail behind a write, the call is answered for by whoever
 writes to the same places.
 
+An engine may also do it: one whose operator copies the input first unless it is given the same
+memory for its result, as ONNX Runtime's ``ScatterND``. The graph stays functional then, and is not
+cut; at a call in which the memory is somebody else's too, the result is new and copied back.
+
 Kin: Inductor's reinplacing pass.
 """
 
@@ -25,6 +29,7 @@ import torch.fx
 from torch.fx.node import map_arg
 
 from composer import _torch
+from composer.lowering import rows
 from composer.lowering.aot import FunctionalGraph
 from composer.lowering.views import is_view
 
@@ -56,6 +61,17 @@ _LARGE = 1 << 17
 (bench/generation.py)."""
 
 _INTEGERS = (torch.int64, torch.int32)
+
+_DIVISIONS = frozenset({"aten::div", "aten::floor_divide", "aten::remainder", "aten::fmod"})
+"""Element by element, and of integers they may still raise."""
+
+_COPIES = (
+    *(aten._to_copy.default, torch.ops.prims.convert_element_type.default),
+    *(aten.clone.default, aten.lift_fresh_copy.default),
+)
+
+_BY_ENGINE = "composer_written_by_engine"
+"""Key of a node's meta: its result may be the memory of its first argument."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +126,56 @@ def writable_inputs(graph: FunctionalGraph) -> list[Written]:
     return [Written(i, _is_large(inputs[i]), writes) for i, writes in found.items() if writes]
 
 
+def leave_to_engine(
+    graph: FunctionalGraph, inputs: Iterable[Written], writes: Callable[[torch.fx.Node], bool]
+) -> list[Written]:
+    """Mark the writes that an engine may do, in whatever order it computes the graph.
+
+    They put rows along one dimension of an input that is dense; all sizes are known; and what might
+    raise before such a write comes before it by what it reads, too.
+
+    Args:
+        graph: The graph.
+        inputs: Some of its :func:`writable_inputs`.
+        writes: Whether the engine can do such a write.
+
+    Returns:
+        The inputs to which the engine may write.
+    """
+    calls = [node for node in graph.gm.graph.nodes if node.op == "call_function"]
+    if not all(map(_has_known_sizes, graph.gm.graph.nodes)):
+        return []
+    asked = (each for each in inputs if writes(each.writes[0].call))
+    found = {each.writes[0].call: (row, each) for each in asked if (row := _row_of(each))}
+    raising, free = list[torch.fx.Node](), list[Written]()
+    for node in calls:
+        if node in found:
+            row, written = found[node]
+            needed = set[torch.fx.Node]()
+            _settle(node, needed)
+            needed |= {call for call, (other, _) in found.items() if other == row}
+            if needed.issuperset(raising):
+                node.meta[_BY_ENGINE] = True
+                free.append(written)
+        if _may_raise(node):
+            raising.append(node)
+    return free
+
+
+def never(_: torch.fx.Node) -> bool:
+    """Of an engine that leaves all writes to torch."""
+    return False
+
+
+def rewritten(gm: torch.fx.GraphModule) -> dict[int, int]:
+    """Position of each output that may be the memory of a placeholder, to the placeholder's."""
+    inputs = {node: i for i, node in enumerate(gm.graph.find_nodes(op="placeholder"))}
+    (returned,) = gm.graph.find_nodes(op="output")
+    outputs = enumerate(returned.args[0])
+    marked = {i: each.args[0] for i, each in outputs if _is_by_engine(each)}
+    return {i: inputs[source] for i, source in marked.items() if source in inputs}
+
+
 def put_in_place(graph: FunctionalGraph, inputs: Iterable[Written]) -> None:
     """Have torch write to these inputs what the graph was to make new tensors of.
 
@@ -162,6 +228,46 @@ def _keep_order(graph: FunctionalGraph, written: set[torch.fx.Node]) -> None:
             noticing = [node]
         elif node.op == "call_function" and not is_view(node) and _notices(node, seen):
             noticing.append(node)
+
+
+def _is_by_engine(value: Any) -> bool:
+    return isinstance(value, torch.fx.Node) and bool(value.meta.get(_BY_ENGINE))
+
+
+def _has_known_sizes(node: torch.fx.Node) -> bool:
+    value = node.meta.get("val")
+    values = value if isinstance(value, tuple | list) else (value,)
+    sizes = (size for each in values if isinstance(each, torch.Tensor) for size in each.shape)
+    return not isinstance(value, torch.SymInt) and all(isinstance(size, int) for size in sizes)
+
+
+def _row_of(written: Written) -> tuple[torch.fx.Node, int] | None:
+    """The places of rows that are put along one dimension, and its size."""
+    write, *more = written.writes
+    value = write.before.meta["val"]
+    if more or write.call.target is not aten.index_put.default or write.before.op != "placeholder":
+        return None
+    if not value.is_contiguous() or not value.is_floating_point():
+        return None
+    indices: Any = write.call.args[1]
+    found = [(dim, each) for dim, each in enumerate(indices) if each is not None]
+    if len(found) != 1:
+        return None
+    ((dim, places),) = found
+    index = places.meta["val"]
+    fits = index.dtype is torch.int64 and index.dim() == 1
+    if not fits or not rows.are_few(value.shape, dim, index.shape[0]):
+        return None
+    return places, value.shape[dim]
+
+
+def _may_raise(call: torch.fx.Node) -> bool:
+    """Whether it may find that a place is not there, or divide an integer by zero."""
+    if not any(map(_is_place, call.all_input_nodes)) or is_view(call) or call.target in _COPIES:
+        return False
+    if _torch.operator_name(call.target) in _DIVISIONS:
+        return True
+    return torch.Tag.pointwise not in getattr(call.target, "tags", ())
 
 
 def _settle(node: torch.fx.Node, settled: set[torch.fx.Node]) -> None:

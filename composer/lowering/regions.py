@@ -12,7 +12,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
@@ -69,12 +69,15 @@ class Region:
         witnesses: As for weights.
         constants: Tensors that the graph held itself, by the position of the placeholder that
             stands for each. Those behind the last argument need not be passed at a call.
+        rewritten: Positions of outputs that the engine may write to the memory of an input, to the
+            input's (:func:`~composer.lowering.in_place.leave_to_engine`).
     """
 
     gm: torch.fx.GraphModule
     weights: dict[int, torch.Tensor]
     witnesses: dict[int, torch.Tensor]
     constants: dict[int, torch.Tensor]
+    rewritten: dict[int, int] = field(default_factory=dict)
 
     @property
     def is_lower(self) -> bool:
@@ -98,7 +101,8 @@ class Split:
         taken: How many of the graph's compute nodes are in the regions.
         total: How many there are.
         left: A line for each operator outside of them: why, and where in the user's code it is.
-        written: Positions of the inputs that torch writes to between the regions.
+        written: Positions of the inputs that are written to in place, by torch between the
+            regions or by the engine.
     """
 
     outer: torch.fx.GraphModule | None
@@ -134,12 +138,18 @@ class Split:
         return _torch.settled_forward(self.outer)
 
 
-def split(graph: FunctionalGraph, why_not: Callable[[torch.fx.Node], str | None]) -> Split:
+def split(
+    graph: FunctionalGraph,
+    why_not: Callable[[torch.fx.Node], str | None],
+    *,
+    writes: Callable[[torch.fx.Node], bool] = in_place.never,
+) -> Split:
     """Cut a functional graph, which is changed on the way.
 
     Args:
         graph: The graph.
         why_not: Why an engine cannot take a call of an operator; ``None`` if it can.
+        writes: Whether the engine can do a call that puts rows in place.
 
     Raises:
         Refusal: ``declined``, where a value is not a plain dense tensor, where torch itself cannot
@@ -155,34 +165,40 @@ def split(graph: FunctionalGraph, why_not: Callable[[torch.fx.Node], str | None]
     away = dict.fromkeys(elsewhere(gm, graph.device), WHY)
     refused = {node: why for node in calls_of(gm) if (why := why_not(node) or away.get(node))}
     written = _written_in_place(graph, refused)
-    writes = {call for each in written for call in each.calls}
-    refused |= dict.fromkeys(writes, in_place.WHY)
+    open_ones = [each for each in written if each.calls.isdisjoint(refused)]
+    engines = in_place.leave_to_engine(graph, open_ones, writes)
+    torchs = [each for each in written if each not in engines]
+    torchs_calls = {call for each in torchs for call in each.calls}
+    refused |= dict.fromkeys(torchs_calls, in_place.WHY)
     left = _described(filter(is_compute, refused), refused)  # by what the calls are until here
-    in_place.put_in_place(graph, written)
+    in_place.put_in_place(graph, torchs)
     refused = {node: refused[node] for node in calls_of(gm) if node in refused}
-    compute = [node for node in calls_of(gm) if is_compute(node) and node not in writes]
+    compute = [node for node in calls_of(gm) if is_compute(node) and node not in torchs_calls]
     taken = [node for node in compute if node not in refused]
     if not taken:
         gm.recompile()
         return Split(gm, {}, 0, len(compute), left)
+    places = tuple(each.at for each in written)
     outside = {*_in_order(gm, refused), *give_returned_views_to_torch(gm)}
     outside |= {node for node in calls_of(gm) if _is_made_for(outside, node)}
     low = lower.marked(gm.graph)
     if not outside and not low and _returns_computed_values(gm):
-        region = Region(gm, graph.weights, graph.witnesses, _lift_constants(gm))
-        return Split(None, {WHOLE: region}, len(taken), len(compute), left)
+        constants = _lift_constants(gm)
+        held = graph.weights, graph.witnesses, constants, in_place.rewritten(gm)
+        region = Region(gm, *held)
+        return Split(None, {WHOLE: region}, len(taken), len(compute), left, places)
     calls = {*calls_of(gm)}
     groups = [group for group in (calls - low, calls & low) if group]
     taken_nodes = [part for group in groups for part in _partition(gm, outside | (calls - group))]
     regions = _fuse(graph, taken_nodes)
     inside = sum(is_compute(node) for nodes in taken_nodes for node in nodes)
-    return Split(gm, regions, inside, len(compute), left, tuple(each.at for each in written))
+    return Split(gm, regions, inside, len(compute), left, places)
 
 
 def _written_in_place(
     graph: FunctionalGraph, refused: Mapping[torch.fx.Node, str]
 ) -> list[in_place.Written]:
-    """The inputs that torch writes to: it has to run the writes, or moving the input takes long.
+    """The inputs to write to: torch has to run the writes, or moving the input takes long.
 
     Where an engine has nothing else to compute, it is not asked to leave that as well.
     """
@@ -359,6 +375,7 @@ def _fuse(graph: FunctionalGraph, parts: Sequence[dict[torch.fx.Node, Any]]) -> 
             weights={i: graph.weights[p] for i, p in given.items() if p in graph.weights},
             witnesses={i: graph.witnesses[p] for i, p in given.items() if p in graph.witnesses},
             constants={i: constant_at(gm, node) for i, node in held.items()},
+            rewritten=in_place.rewritten(region),
         )
     return regions
 

@@ -100,11 +100,15 @@ def onnxrt(
     nodes: Counter[str] = Counter()
 
     def assemble(parts: Split, engines: Mapping[str, OnnxRuntimeEngine]) -> Callable[..., Any]:
+        written = 0
         for engine in engines.values():
             nodes.update(engine.nodes)
             note(providers=engine.providers, nodes=dict(nodes))
+            written += len(engine.rewritten)
             if widens_bfloat16(device) and engine.graph.rounds_to_bfloat16():
                 note(bfloat16="computed in float32")
+        if written:
+            note(written_in_place=written)
         return parts.assemble(engines)
 
     def build(graph: FunctionalGraph) -> Callable[..., Any]:

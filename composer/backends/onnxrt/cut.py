@@ -57,7 +57,13 @@ def cut(graph: FunctionalGraph, settings: Settings, device: torch.device) -> Cut
         return asked[key]
 
     read = cuts.asking_each_call(graph, lambda region: (load(region), {}), _OF_ONE_CALL, why_alone)
-    return cuts.cut(graph, "ONNX Runtime", lambda node: why_not_here(node, device), read)
+    return cuts.cut(
+        graph,
+        "ONNX Runtime",
+        lambda node: why_not_here(node, device),
+        read,
+        writes=lambda node: device.type == "cpu" and not narrow_here(node, device),
+    )
 
 
 def _said(why: Refusal, node: torch.fx.Node) -> str:

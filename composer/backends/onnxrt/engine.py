@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from composer import _torch
 from composer.backends.onnxrt.capacity import require_memory
 from composer.backends.onnxrt.library import native
 from composer.backends.onnxrt.memory import (
@@ -15,6 +17,7 @@ from composer.backends.onnxrt.memory import (
     allocator,
     as_value,
     feed_for,
+    lend,
     receiver,
 )
 from composer.backends.onnxrt.session import make_session, nodes_by_provider
@@ -71,6 +74,10 @@ class OnnxRuntimeEngine(BindingEngine[Bound]):
         self._devices = [library.OrtDevice(place, memory, device.index or 0)] * len(graph.outputs)
         static = all(output.shape is not None and output.dtype for output in graph.outputs)
         self._allocators = [allocator(each, device) for each in graph.outputs] if static else []
+        self.rewritten = region.rewritten if static else {}
+        """Position of each output that lies in the memory of an argument, to the argument's."""
+        held = region.weights.keys() | region.constants.keys()
+        self._read = [i for i, each in enumerate(self._dtypes) if each and i not in held]
         self._receivers = [receiver(each) for each in graph.outputs]
         first = self.bind_first(region)
         self.providers: list[str] = list(first.session.get_providers())
@@ -88,11 +95,30 @@ class OnnxRuntimeEngine(BindingEngine[Bound]):
         feeds, fetches = self._new_vector(), self._new_vector()
         for position, feed in bound.feeds:
             feed(feeds, args[position])
-        results = [allocate(fetches) for allocate in self._allocators]
+        if self.rewritten:
+            results = self._results_in_place(args, fetches)
+        else:
+            results = [allocate(fetches) for allocate in self._allocators]
         bound.run(self._options, bound.names, feeds, self._output_names, fetches, self._devices)
         if not results:  # by index: iterating over the vector costs 30 us (onnxruntime 1.31)
             received = enumerate(self._receivers)
             results = [receive(fetches.dlpack_at(i)) for i, receive in received]
+        return results
+
+    def _results_in_place(self, args: tuple[Any, ...], fetches: Any) -> list[torch.Tensor]:
+        """Memory for the outputs; for some that of the input of which they change a part.
+
+        ``ScatterND`` copies what it is given, unless its result is to lie there. Where another
+        input is the same memory, that would be read when it was written already.
+        """
+        memories = Counter(_torch.storage_id(args[i]) for i in self._read)
+        results = []
+        for i, allocate in enumerate(self._allocators):
+            own = args[self.rewritten[i]] if i in self.rewritten else None
+            if own is None or memories[_torch.storage_id(own)] > 1 or not own.is_contiguous():
+                results.append(allocate(fetches))
+            else:
+                results.append(lend(own, fetches))
         return results
 
     def _make(self, values: Mapping[int, torch.Tensor]) -> Bound:

@@ -63,6 +63,12 @@ def allocator(output: Output, device: torch.device) -> Callable[[Any], torch.Ten
     return chosen if order is None else lambda fetches: chosen(fetches).permute(order)
 
 
+def lend(tensor: torch.Tensor, fetches: Any) -> torch.Tensor:
+    """Have an output written to the memory of a contiguous tensor, which is then the result."""
+    fetches.push_back(to_dlpack(tensor), False)
+    return tensor
+
+
 def receiver(output: Output) -> Callable[[Any], Any]:
     """What makes the region's output of the DLPack capsule of a value that ONNX Runtime made."""
     order = output.order

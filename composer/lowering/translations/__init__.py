@@ -14,9 +14,16 @@ from composer import _torch
 @functools.cache
 def translator() -> _torch.OnnxTranslator:
     """The exporter's translator, with our translations in front."""
-    from composer.lowering.translations import comparisons, diagonals, pooling, shapes, splits
+    from composer.lowering.translations import (
+        comparisons,
+        diagonals,
+        pooling,
+        rows,
+        shapes,
+        splits,
+    )
 
     made = _torch.OnnxTranslator()
-    for module in (shapes, splits, comparisons, diagonals, pooling):
+    for module in (shapes, splits, comparisons, diagonals, pooling, rows):
         made.register(module.TRANSLATIONS)
     return made
