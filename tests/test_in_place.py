@@ -318,7 +318,7 @@ def test_what_was_read_before_the_write_is_what_was_there(engine) -> None:
 
 
 def test_a_graph_that_does_nothing_but_write_is_the_engines() -> None:
-    """It could not take anything, else."""
+    """Torch's part would be all of it, else."""
 
     def put(cache, at, new):
         cache[:, :, at] = new
@@ -328,7 +328,7 @@ def test_a_graph_that_does_nothing_but_write_is_the_engines() -> None:
     compiled(put, "onnxrt")(mine, *given)
     put(eagers, *given)
     assert torch.equal(mine, eagers)
-    assert (last().chosen, is_told()) == ("onnxrt", False)
+    assert (last().chosen, is_told()) == ("onnxrt", True)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -343,13 +343,22 @@ def test_a_cache_whose_length_nobody_knows(engine) -> None:
     assert (last().chosen, is_told()) == (engine, True)
 
 
-def test_a_small_input_is_the_engines() -> None:
-    """It is copied sooner than the graph is cut."""
-    function, cache = by_index, torch.randn(1, 2, 16, 64)
+@pytest.mark.parametrize(
+    ("engine", "function", "told"),
+    [
+        ("onnxrt", by_index, True),
+        ("onnxrt", by_slice, False),
+        ("composer_openvino", by_slice, False),
+    ],
+)
+def test_the_graph_is_not_cut_for_a_small_input(engine, function, told) -> None:
+    """It is copied sooner, unless the engine writes itself."""
+    cache = torch.randn(1, 2, 16, 64)
     given = torch.tensor([5]), torch.randn(1, 2, 1, 64)
     expected = function(cache.clone(), *given)
-    torch.testing.assert_close(compiled(function, "onnxrt")(cache, *given), expected)
-    assert not is_told()
+    torch.testing.assert_close(compiled(function, engine)(cache, *given), expected)
+    assert "left_to_torch" not in last().attempts[0].engine
+    assert is_told() == told
 
 
 def test_a_cache_of_dynamic_length_and_a_place_that_moves() -> None:

@@ -164,51 +164,51 @@ def split(
     evaluate_constants(gm, lambda node: why_not(node) is not None)
     away = dict.fromkeys(elsewhere(gm, graph.device), WHY)
     refused = {node: why for node in calls_of(gm) if (why := why_not(node) or away.get(node))}
-    written = _written_in_place(graph, refused)
-    open_ones = [each for each in written if each.calls.isdisjoint(refused)]
-    engines = in_place.leave_to_engine(graph, open_ones, writes)
-    torchs = [each for each in written if each not in engines]
-    torchs_calls = {call for each in torchs for call in each.calls}
-    refused |= dict.fromkeys(torchs_calls, in_place.WHY)
+    by_engine, by_torch = _written_in_place(graph, refused, writes)
+    written = tuple(each.at for each in (*by_engine, *by_torch))
+    torchs = {call for each in by_torch for call in each.calls}
+    refused |= dict.fromkeys(torchs, in_place.WHY)
     left = _described(filter(is_compute, refused), refused)  # by what the calls are until here
-    in_place.put_in_place(graph, torchs)
+    in_place.put_in_place(graph, by_torch)
     refused = {node: refused[node] for node in calls_of(gm) if node in refused}
-    compute = [node for node in calls_of(gm) if is_compute(node) and node not in torchs_calls]
+    compute = [node for node in calls_of(gm) if is_compute(node) and node not in torchs]
     taken = [node for node in compute if node not in refused]
     if not taken:
         gm.recompile()
         return Split(gm, {}, 0, len(compute), left)
-    places = tuple(each.at for each in written)
     outside = {*_in_order(gm, refused), *give_returned_views_to_torch(gm)}
     outside |= {node for node in calls_of(gm) if _is_made_for(outside, node)}
     low = lower.marked(gm.graph)
     if not outside and not low and _returns_computed_values(gm):
-        constants = _lift_constants(gm)
-        held = graph.weights, graph.witnesses, constants, in_place.rewritten(gm)
-        region = Region(gm, *held)
-        return Split(None, {WHOLE: region}, len(taken), len(compute), left, places)
+        held = graph.weights, graph.witnesses, _lift_constants(gm)
+        region = Region(gm, *held, in_place.rewritten(gm))
+        return Split(None, {WHOLE: region}, len(taken), len(compute), left, written)
     calls = {*calls_of(gm)}
     groups = [group for group in (calls - low, calls & low) if group]
     taken_nodes = [part for group in groups for part in _partition(gm, outside | (calls - group))]
     regions = _fuse(graph, taken_nodes)
     inside = sum(is_compute(node) for nodes in taken_nodes for node in nodes)
-    return Split(gm, regions, inside, len(compute), left, places)
+    return Split(gm, regions, inside, len(compute), left, written)
 
 
 def _written_in_place(
-    graph: FunctionalGraph, refused: Mapping[torch.fx.Node, str]
-) -> list[in_place.Written]:
-    """The inputs to write to: torch has to run the writes, or moving the input takes long.
+    graph: FunctionalGraph,
+    refused: Mapping[torch.fx.Node, str],
+    writes: Callable[[torch.fx.Node], bool],
+) -> tuple[list[in_place.Written], list[in_place.Written]]:
+    """The inputs to which the engine writes, and those to which torch does.
 
-    Where an engine has nothing else to compute, it is not asked to leave that as well.
+    Those of torch's are what it has to write, and what takes long to move. Where an engine has
+    nothing else to compute, it is not asked to leave that as well.
     """
     found = in_place.writable_inputs(graph)
-    writes = {call for each in found for call in each.calls}
-    left = refused.keys() | writes
+    open_ones = [each for each in found if each.calls.isdisjoint(refused)]
+    by_engine = in_place.leave_to_engine(graph, open_ones, writes)
+    others = [each for each in found if each not in by_engine]
+    left = refused.keys() | {call for each in others for call in each.calls}
     is_worth = any(is_compute(node) and node not in left for node in calls_of(graph.gm))
-    return [
-        each for each in found if (each.is_large and is_worth) or not each.calls.isdisjoint(refused)
-    ]
+    by_torch = [each for each in others if each not in open_ones or (each.is_large and is_worth)]
+    return by_engine, by_torch
 
 
 def is_compute(node: torch.fx.Node) -> bool:
