@@ -299,6 +299,27 @@ def test_what_raises_before_the_write_leaves_the_input_alone(engine) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+def test_an_assertion_before_the_write_leaves_the_input_alone(engine) -> None:
+    """It reads nothing that the write needs."""
+
+    def step(cache, at, new, flag):
+        torch._check((flag > 0).all().item())
+        cache[:, :, at] = new.sin()
+        return cache.relu()
+
+    at, new, flag = torch.tensor([3]), torch.randn(1, 2, 1, 64), torch.ones(3)
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        run = compiled(step, engine, min_coverage=0.0)
+        run(torch.randn(1, 2, 512, 64), at, new, flag)
+        assert is_told()
+        cache = torch.randn(1, 2, 512, 64)
+        before = cache.clone()
+        with pytest.raises(RuntimeError):
+            run(cache, at, new, -flag)
+    assert torch.equal(cache, before)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
 def test_what_was_read_before_the_write_is_what_was_there(engine) -> None:
     """Also through another input that is the same memory at a later call."""
 

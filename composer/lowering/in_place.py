@@ -262,12 +262,18 @@ def _row_of(written: Written) -> tuple[torch.fx.Node, int] | None:
 
 
 def _may_raise(call: torch.fx.Node) -> bool:
-    """Whether it may find that a place is not there, or divide an integer by zero."""
+    """Whether it may find that a place is not there, divide an integer by zero, or asserts."""
+    if _asserts(call):
+        return True
     if not any(map(_is_place, call.all_input_nodes)) or is_view(call) or call.target in _COPIES:
         return False
     if _torch.operator_name(call.target) in _DIVISIONS:
         return True
     return torch.Tag.pointwise not in getattr(call.target, "tags", ())
+
+
+def _asserts(call: torch.fx.Node) -> bool:
+    return "::_assert" in _torch.operator_name(call.target)
 
 
 def _settle(node: torch.fx.Node, settled: set[torch.fx.Node]) -> None:
@@ -281,8 +287,10 @@ def _settle(node: torch.fx.Node, settled: set[torch.fx.Node]) -> None:
 
 
 def _notices(call: torch.fx.Node, inputs: set[torch.fx.Node]) -> bool:
-    """Whether it reads one of these inputs, or a place that might not be there."""
-    return any(_base(each) in inputs or _is_place(each) for each in call.all_input_nodes)
+    """Whether it reads one of these inputs, or a place that might not be there, or asserts."""
+    return _asserts(call) or any(
+        _base(each) in inputs or _is_place(each) for each in call.all_input_nodes
+    )
 
 
 def _base(node: torch.fx.Node) -> torch.fx.Node:
