@@ -1,4 +1,4 @@
-"""Inputs of which a graph writes a part, as to a cache of keys and values: torch writes in place.
+"""Inputs of which a graph writes a part, as to a cache of keys and values: written in place.
 
 A functional graph makes a new tensor of such an input, which is copied back after the call. Of a
 cache all of it moves several times then, for the place of one token. Where nothing else reads what
@@ -12,7 +12,10 @@ writes to the same places.
 
 An engine may also do it: one whose operator copies the input first unless it is given the same
 memory for its result, as ONNX Runtime's ``ScatterND``. The graph stays functional then, and is not
-cut; at a call in which the memory is somebody else's too, the result is new and copied back.
+cut. What might raise before the write has to come before it by what it reads. Another input that
+turns out to be the same memory is found at the call (:func:`overlapping`): the result is new then,
+and copied back. That sees the inputs of one region, so where the graph is cut anyway, whoever reads
+an input before the write has to come before it by what it reads, too.
 
 Kin: Inductor's reinplacing pass.
 """
@@ -20,7 +23,7 @@ Kin: Inductor's reinplacing pass.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +32,7 @@ import torch.fx
 from torch.fx.node import map_arg
 
 from composer import _torch
+from composer.graphs import lower
 from composer.lowering import rows
 from composer.lowering.aot import FunctionalGraph
 from composer.lowering.views import is_view
@@ -59,8 +63,6 @@ _WHERE = {
 _LARGE = 1 << 17
 """Bytes of an input that take as long to move, on two cores, as cutting the graph
 (bench/generation.py)."""
-
-_INTEGERS = (torch.int64, torch.int32)
 
 _DIVISIONS = frozenset({"aten::div", "aten::floor_divide", "aten::remainder", "aten::fmod"})
 """Element by element, and of integers they may still raise."""
@@ -93,7 +95,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """An input that torch may write to.
+    """An input that may be written to.
 
     Attributes:
         at: Its position.
@@ -127,39 +129,63 @@ def writable_inputs(graph: FunctionalGraph) -> list[Written]:
 
 
 def leave_to_engine(
-    graph: FunctionalGraph, inputs: Iterable[Written], writes: Callable[[torch.fx.Node], bool]
+    graph: FunctionalGraph,
+    inputs: Iterable[Written],
+    writes: Callable[[torch.fx.Node], bool],
+    refused: Collection[torch.fx.Node],
 ) -> list[Written]:
     """Mark the writes that an engine may do, in whatever order it computes the graph.
 
-    They put rows along one dimension of an input that is dense; all sizes are known; and what might
-    raise before such a write comes before it by what it reads, too.
+    They put rows along one dimension of a contiguous input, and all sizes are known.
 
     Args:
         graph: The graph.
         inputs: Some of its :func:`writable_inputs`.
         writes: Whether the engine can do such a write.
+        refused: The calls that are left to torch.
 
     Returns:
         The inputs to which the engine may write.
     """
-    calls = [node for node in graph.gm.graph.nodes if node.op == "call_function"]
     if not all(map(_has_known_sizes, graph.gm.graph.nodes)):
         return []
     asked = (each for each in inputs if writes(each.writes[0].call))
-    found = {each.writes[0].call: (row, each) for each in asked if (row := _row_of(each))}
-    raising, free = list[torch.fx.Node](), list[Written]()
-    for node in calls:
+    found = {each.writes[0].call: (at, each) for each in asked if (at := _places_of(each))}
+    seen = _inputs(graph) if refused or lower.marked(graph.gm.graph) else set()
+    noticing, free = list[torch.fx.Node](), list[Written]()
+    for node in graph.gm.graph.nodes:
         if node in found:
-            row, written = found[node]
+            places, written = found[node]
             needed = set[torch.fx.Node]()
             _settle(node, needed)
-            needed |= {call for call, (other, _) in found.items() if other == row}
-            if needed.issuperset(raising):
+            # where one of these raises, all do
+            needed |= {call for call, (others, _) in found.items() if others == places}
+            if needed.issuperset(noticing):
                 node.meta[_BY_ENGINE] = True
                 free.append(written)
-        if _may_raise(node):
-            raising.append(node)
+        if _notices(node, seen, refused):
+            noticing.append(node)
     return free
+
+
+def overlapping(tensors: Mapping[int, torch.Tensor]) -> set[int]:
+    """The positions of those that share memory with another, by the addresses of their elements."""
+    spans = sorted((*_span(each), i) for i, each in tensors.items())
+    found, furthest = set[int](), (0, -1)
+    for first, end, i in spans:
+        if first < furthest[0]:
+            found |= {i, furthest[1]}
+        furthest = max(furthest, (end, i))
+    return found
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    first = tensor.data_ptr()
+    if tensor.is_contiguous():
+        return first, first + tensor.nbytes
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    count = 1 + sum((size - 1) * stride for size, stride in steps) if tensor.numel() else 0
+    return first, first + count * tensor.itemsize
 
 
 def never(_: torch.fx.Node) -> bool:
@@ -176,12 +202,15 @@ def rewritten(gm: torch.fx.GraphModule) -> dict[int, int]:
     return {i: inputs[source] for i, source in marked.items() if source in inputs}
 
 
-def put_in_place(graph: FunctionalGraph, inputs: Iterable[Written]) -> None:
+def put_in_place(
+    graph: FunctionalGraph, inputs: Iterable[Written], refused: Collection[torch.fx.Node]
+) -> None:
     """Have torch write to these inputs what the graph was to make new tensors of.
 
     Args:
         graph: The graph, which is changed.
         inputs: Some of its :func:`writable_inputs`.
+        refused: The calls that are left to torch.
     """
     written = set[torch.fx.Node]()
     for each in (write for found in inputs for write in found.writes):
@@ -189,7 +218,7 @@ def put_in_place(graph: FunctionalGraph, inputs: Iterable[Written]) -> None:
         each.call.target, each.call.args = each.twin, args
         written.add(each.call)
     graph.gm.graph.eliminate_dead_code()
-    _keep_order(graph, written)
+    _keep_order(graph, written, refused)
 
 
 def write_by(x: torch.Tensor, operator: Callable[..., Any], *args: Any, after: Any = ()) -> Any:
@@ -213,11 +242,12 @@ def write_to_view(
     return x
 
 
-def _keep_order(graph: FunctionalGraph, written: set[torch.fx.Node]) -> None:
+def _keep_order(
+    graph: FunctionalGraph, written: set[torch.fx.Node], refused: Collection[torch.fx.Node]
+) -> None:
     """Have each write wait for the one before it, and for what may see it or raise before it."""
     settled, noticing = set[torch.fx.Node](), list[torch.fx.Node]()
-    inputs = enumerate(graph.gm.graph.find_nodes(op="placeholder"))
-    seen = {node for i, node in inputs if i not in graph.weights}
+    seen = _inputs(graph)
     for node in list(graph.gm.graph.nodes):
         if node in written:
             _settle(node, settled)
@@ -226,7 +256,7 @@ def _keep_order(graph: FunctionalGraph, written: set[torch.fx.Node]) -> None:
                 _settle(each, settled)
             node.kwargs = {"after": waits} if waits else {}
             noticing = [node]
-        elif node.op == "call_function" and not is_view(node) and _notices(node, seen):
+        elif _notices(node, seen, refused):
             noticing.append(node)
 
 
@@ -241,8 +271,8 @@ def _has_known_sizes(node: torch.fx.Node) -> bool:
     return not isinstance(value, torch.SymInt) and all(isinstance(size, int) for size in sizes)
 
 
-def _row_of(written: Written) -> tuple[torch.fx.Node, int] | None:
-    """The places of rows that are put along one dimension, and its size."""
+def _places_of(written: Written) -> tuple[torch.fx.Node, int] | None:
+    """At which places rows are put along one dimension, and its size."""
     write, *more = written.writes
     value = write.before.meta["val"]
     if more or write.call.target is not aten.index_put.default or write.before.op != "placeholder":
@@ -261,19 +291,30 @@ def _row_of(written: Written) -> tuple[torch.fx.Node, int] | None:
     return places, value.shape[dim]
 
 
-def _may_raise(call: torch.fx.Node) -> bool:
-    """Whether it may find that a place is not there, divide an integer by zero, or asserts."""
-    if _asserts(call):
-        return True
-    if not any(map(_is_place, call.all_input_nodes)) or is_view(call) or call.target in _COPIES:
+def _inputs(graph: FunctionalGraph) -> set[torch.fx.Node]:
+    """Those that are no weights."""
+    inputs = enumerate(graph.gm.graph.find_nodes(op="placeholder"))
+    return {node for i, node in inputs if i not in graph.weights}
+
+
+def _may_raise(call: torch.fx.Node, refused: Collection[torch.fx.Node]) -> bool:
+    """Whether it might for some inputs: all but what is done element by element, or by engines.
+
+    Those have what raises refused, but for places that are not there, masks of another length and
+    assertions. An integer may be divided by zero.
+    """
+    name, counts = _torch.operator_name(call.target), map(_counts, call.all_input_nodes)
+    if name in _DIVISIONS:
+        return any(counts)
+    if call.target in _COPIES or torch.Tag.pointwise in getattr(call.target, "tags", ()):
         return False
-    if _torch.operator_name(call.target) in _DIVISIONS:
-        return True
-    return torch.Tag.pointwise not in getattr(call.target, "tags", ())
+    return call in refused or "_assert" in name or any(counts)
 
 
-def _asserts(call: torch.fx.Node) -> bool:
-    return "::_assert" in _torch.operator_name(call.target)
+def _counts(node: torch.fx.Node) -> bool:
+    """Whether it stands for integers, truth values among them."""
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and not (value.is_floating_point() or value.is_complex())
 
 
 def _settle(node: torch.fx.Node, settled: set[torch.fx.Node]) -> None:
@@ -286,22 +327,19 @@ def _settle(node: torch.fx.Node, settled: set[torch.fx.Node]) -> None:
             open_ones += each.all_input_nodes
 
 
-def _notices(call: torch.fx.Node, inputs: set[torch.fx.Node]) -> bool:
-    """Whether it reads one of these inputs, or a place that might not be there, or asserts."""
-    return _asserts(call) or any(
-        _base(each) in inputs or _is_place(each) for each in call.all_input_nodes
-    )
+def _notices(
+    node: torch.fx.Node, inputs: set[torch.fx.Node], refused: Collection[torch.fx.Node]
+) -> bool:
+    """Whether it is a call that reads one of these inputs, or might raise."""
+    if node.op != "call_function" or is_view(node):
+        return False
+    return any(_base(each) in inputs for each in node.all_input_nodes) or _may_raise(node, refused)
 
 
 def _base(node: torch.fx.Node) -> torch.fx.Node:
     while is_view(node):
         node = node.all_input_nodes[0]
     return node
-
-
-def _is_place(node: torch.fx.Node) -> bool:
-    value = node.meta.get("val")
-    return isinstance(value, torch.Tensor) and value.dtype in _INTEGERS
 
 
 def _writes_between(source: torch.fx.Node, value: Any) -> tuple[Write, ...]:

@@ -169,7 +169,7 @@ def split(
     torchs = {call for each in by_torch for call in each.calls}
     refused |= dict.fromkeys(torchs, in_place.WHY)
     left = _described(filter(is_compute, refused), refused)  # by what the calls are until here
-    in_place.put_in_place(graph, by_torch)
+    in_place.put_in_place(graph, by_torch, refused)
     refused = {node: refused[node] for node in calls_of(gm) if node in refused}
     compute = [node for node in calls_of(gm) if is_compute(node) and node not in torchs]
     taken = [node for node in compute if node not in refused]
@@ -180,8 +180,8 @@ def split(
     outside |= {node for node in calls_of(gm) if _is_made_for(outside, node)}
     low = lower.marked(gm.graph)
     if not outside and not low and _returns_computed_values(gm):
-        held = graph.weights, graph.witnesses, _lift_constants(gm)
-        region = Region(gm, *held, in_place.rewritten(gm))
+        rewritten = in_place.rewritten(gm)
+        region = Region(gm, graph.weights, graph.witnesses, _lift_constants(gm), rewritten)
         return Split(None, {WHOLE: region}, len(taken), len(compute), left, written)
     calls = {*calls_of(gm)}
     groups = [group for group in (calls - low, calls & low) if group]
@@ -202,12 +202,12 @@ def _written_in_place(
     nothing else to compute, it is not asked to leave that as well.
     """
     found = in_place.writable_inputs(graph)
-    open_ones = [each for each in found if each.calls.isdisjoint(refused)]
-    by_engine = in_place.leave_to_engine(graph, open_ones, writes)
+    free = [each for each in found if each.calls.isdisjoint(refused)]
+    by_engine = in_place.leave_to_engine(graph, free, writes, refused)
     others = [each for each in found if each not in by_engine]
     left = refused.keys() | {call for each in others for call in each.calls}
     is_worth = any(is_compute(node) and node not in left for node in calls_of(graph.gm))
-    by_torch = [each for each in others if each not in open_ones or (each.is_large and is_worth)]
+    by_torch = [each for each in others if each not in free or (each.is_large and is_worth)]
     return by_engine, by_torch
 
 

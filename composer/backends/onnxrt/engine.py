@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from composer import _torch
 from composer.backends.onnxrt.capacity import require_memory
 from composer.backends.onnxrt.library import native
 from composer.backends.onnxrt.memory import (
@@ -22,6 +20,7 @@ from composer.backends.onnxrt.memory import (
 )
 from composer.backends.onnxrt.session import make_session, nodes_by_provider
 from composer.backends.onnxrt.settings import Settings
+from composer.lowering import in_place
 from composer.lowering.bindings import BindingEngine
 from composer.lowering.onnx import OnnxGraph
 from composer.lowering.regions import Region
@@ -75,7 +74,7 @@ class OnnxRuntimeEngine(BindingEngine[Bound]):
         static = all(output.shape is not None and output.dtype for output in graph.outputs)
         self._allocators = [allocator(each, device) for each in graph.outputs] if static else []
         self.rewritten = region.rewritten if static else {}
-        """Position of each output that lies in the memory of an argument, to the argument's."""
+        """Position of each output that may lie in the memory of an argument, to the argument's."""
         held = region.weights.keys() | region.constants.keys()
         self._read = [i for i, each in enumerate(self._dtypes) if each and i not in held]
         self._receivers = [receiver(each) for each in graph.outputs]
@@ -108,17 +107,16 @@ class OnnxRuntimeEngine(BindingEngine[Bound]):
     def _results_in_place(self, args: tuple[Any, ...], fetches: Any) -> list[torch.Tensor]:
         """Memory for the outputs; for some that of the input of which they change a part.
 
-        ``ScatterND`` copies what it is given, unless its result is to lie there. Where another
-        input is the same memory, that would be read when it was written already.
+        Where another input is the same memory, that would be read when it was written already.
         """
-        memories = Counter(_torch.storage_id(args[i]) for i in self._read)
+        shared = in_place.overlapping({i: args[i] for i in self._read})
         results = []
         for i, allocate in enumerate(self._allocators):
-            own = args[self.rewritten[i]] if i in self.rewritten else None
-            if own is None or memories[_torch.storage_id(own)] > 1 or not own.is_contiguous():
+            at = self.rewritten.get(i)
+            if at is None or at in shared or not args[at].is_contiguous():
                 results.append(allocate(fetches))
             else:
-                results.append(lend(own, fetches))
+                results.append(lend(args[at], fetches))
         return results
 
     def _make(self, values: Mapping[int, torch.Tensor]) -> Bound:
