@@ -707,6 +707,17 @@ def operator_name(target: Any) -> str:
     return target._schema.name if isinstance(target, OpOverload) else ""
 
 
+def has_effect(target: Any) -> bool:
+    """Whether an operator is there for what it does: it gives nothing, or is called in order.
+
+    AOTAutograd has ``with_effects`` around operators that print or raise, such as
+    ``aten._linalg_check_errors``; it gives a token without elements that the next one is given.
+    """
+    if isinstance(target, OpOverload):
+        return not target._schema.returns
+    return target is torch.ops.higher_order.with_effects
+
+
 def is_view(target: Any) -> bool:
     """Whether the operator's result shares its input's memory, by its schema."""
     return isinstance(target, OpOverload) and target.is_view

@@ -193,6 +193,24 @@ def test_changed_weights_are_seen_in_every_region() -> None:
     assert last().chosen == "onnxrt"
 
 
+@pytest.mark.parametrize("engine", ["onnxrt", "composer_openvino"])
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    ("function", "wrong"),
+    [(torch.linalg.cholesky, -torch.eye(3)), (torch.linalg.inv, torch.zeros(3, 3))],
+)
+@torch.no_grad()
+def test_an_operator_that_is_there_to_raise_does(function, wrong, dynamic, engine) -> None:
+    """Nothing reads what it gives."""
+    run = compiled(lambda x: function(x) * 2, engine, dynamic=dynamic, min_coverage=0.0)
+    good = torch.eye(3) * 4
+    torch.testing.assert_close(run(good), function(good) * 2)
+    assert last().chosen == engine
+    with pytest.raises(torch.linalg.LinAlgError):
+        run(wrong)
+    torch.testing.assert_close(run(good), function(good) * 2)
+
+
 def test_a_branch_stays_torchs() -> None:
     """A nested graph has no translation here; what is around it is taken."""
 

@@ -1419,6 +1419,15 @@ def test_draws_that_are_alike_are_kept_apart(partition) -> None:
     assert compile_utils.rand_ops is known
 
 
+def test_has_effect_is_true_of_what_gives_nothing_or_is_called_in_order() -> None:
+    """AOTAutograd wraps some of those that give nothing."""
+    assert _torch.has_effect(torch.ops.aten._linalg_check_errors.default)
+    assert _torch.has_effect(torch.ops.aten._assert_scalar.default)
+    assert _torch.has_effect(torch.ops.higher_order.with_effects)
+    assert not _torch.has_effect(torch.ops.aten.sin.default)
+    assert not _torch.has_effect(torch.ops.higher_order.cond)
+
+
 def test_draws_is_true_of_random_operators() -> None:
     """Their results are not the same when they run again."""
     assert _torch.draws(torch.ops.aten.bernoulli.p)

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch.fx
 
+from composer import _torch
+
 
 def value_of(node: torch.fx.Node, otherwise: Any = None) -> Any:
     """The value that a node has while the graph is compiled: a fake tensor, a symbol, a number.
@@ -25,3 +27,8 @@ def attribute_at(gm: torch.nn.Module | None, path: str) -> object:
     for name in path.split("."):
         value = getattr(value, name, None)
     return value
+
+
+def drop_unread(graph: torch.fx.Graph) -> None:
+    """Take out what nothing reads, and what has no effect."""
+    graph.eliminate_dead_code(lambda node: node.is_impure() or _torch.has_effect(node.target))

@@ -14,7 +14,7 @@ import torch.fx
 from torch.fx.node import map_arg
 
 from composer import _torch
-from composer.graphs.nodes import attribute_at
+from composer.graphs.nodes import attribute_at, drop_unread
 from composer.lowering.views import is_dense, is_view
 
 aten = torch.ops.aten
@@ -45,7 +45,7 @@ def evaluate_constants(
         source = node.args[0] if node.target is operator.getitem else node
         if node.op == "call_function" and node in known and is_declined(source):
             _replace(gm, node, known)
-    gm.graph.eliminate_dead_code()
+    drop_unread(gm.graph)
 
 
 def lift_scalars(gm: torch.fx.GraphModule) -> None:
@@ -84,7 +84,9 @@ def _is_empty(node: torch.fx.Node) -> bool:
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or node.op not in ("placeholder", "call_function"):
         return False
-    if value.layout is not torch.strided:
+    source = node.args[0] if node.target is operator.getitem else node
+    has_effect = isinstance(source, torch.fx.Node) and _torch.has_effect(source.target)
+    if value.layout is not torch.strided or has_effect:
         return False
     known = all(isinstance(each, int) for each in (*value.shape, *value.stride()))
     return known and 0 in value.shape

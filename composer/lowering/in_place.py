@@ -33,6 +33,7 @@ from torch.fx.node import map_arg
 
 from composer import _torch
 from composer.graphs import lower
+from composer.graphs.nodes import drop_unread
 from composer.lowering import rows
 from composer.lowering.aot import FunctionalGraph
 from composer.lowering.views import is_view
@@ -217,7 +218,7 @@ def put_in_place(
         args: Any = each.before, *each.args
         each.call.target, each.call.args = each.twin, args
         written.add(each.call)
-    graph.gm.graph.eliminate_dead_code()
+    drop_unread(graph.gm.graph)
     _keep_order(graph, written, refused)
 
 
@@ -308,7 +309,7 @@ def _may_raise(call: torch.fx.Node, refused: Collection[torch.fx.Node]) -> bool:
         return any(counts)
     if call.target in _COPIES or torch.Tag.pointwise in getattr(call.target, "tags", ()):
         return False
-    return call in refused or "_assert" in name or any(counts)
+    return call in refused or _torch.has_effect(call.target) or any(counts)
 
 
 def _counts(node: torch.fx.Node) -> bool:

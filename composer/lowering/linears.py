@@ -11,6 +11,7 @@ import torch
 import torch.fx
 
 from composer import _torch
+from composer.graphs.nodes import drop_unread
 from composer.lowering.reshapes import VIEWS
 
 aten = torch.ops.aten
@@ -34,7 +35,7 @@ def keep_dimensions(gm: torch.fx.GraphModule) -> None:
         )
         if stacks and matrices:
             _replace_views(product, a, b)
-    gm.graph.eliminate_dead_code()
+    drop_unread(gm.graph)
 
 
 def _unflattened(operand: torch.fx.Node) -> torch.fx.Node:

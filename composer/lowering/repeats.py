@@ -13,6 +13,7 @@ import torch
 import torch.fx
 
 from composer import _torch
+from composer.graphs.nodes import drop_unread
 from composer.lowering.reshapes import VIEWS
 
 aten = torch.ops.aten
@@ -33,7 +34,7 @@ def share_heads(gm: torch.fx.GraphModule) -> None:
     for product in gm.graph.find_nodes(op="call_function", target=aten.matmul.default):
         if len(product.all_input_nodes) > 1:
             _share(product, *product.all_input_nodes)
-    gm.graph.eliminate_dead_code()
+    drop_unread(gm.graph)
 
 
 def _share(product: torch.fx.Node, left: torch.fx.Node, right: torch.fx.Node) -> None:

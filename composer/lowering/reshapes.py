@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 import torch.fx
 
+from composer.graphs.nodes import drop_unread
+
 aten = torch.ops.aten
 
 VIEWS = (aten.view.default, aten._unsafe_view.default)
@@ -19,7 +21,7 @@ def join_views(gm: torch.fx.GraphModule) -> None:
     for target in VIEWS:
         for view in gm.graph.find_nodes(op="call_function", target=target):
             _shorten(view)
-    gm.graph.eliminate_dead_code()
+    drop_unread(gm.graph)
 
 
 def _shorten(view: torch.fx.Node) -> None:
