@@ -1088,6 +1088,30 @@ def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage:
     return tensor.untyped_storage()
 
 
+@contextlib.contextmanager
+def no_idle_workers(inputs: Sequence[Any]) -> Iterator[None]:
+    """Have Inductor start no processes for compiling where it has no kernels for them.
+
+    They are for Triton's; C++ is compiled by threads of this process (2.13). Its Dynamo backend
+    starts them for any graph, ``torch.compile(backend="inductor")`` by itself only for one on a
+    GPU. Their start takes a core for some seconds: engines were measured beside it, and a slow one
+    was chosen.
+    """
+    on_cpu = all(each.device.type == "cpu" for each in inputs if isinstance(each, torch.Tensor))
+    if not on_cpu:
+        yield
+        return
+    from torch._inductor import async_compile
+
+    with compile_lock:
+        starts = async_compile.maybe_warm_pool
+        async_compile.maybe_warm_pool = lambda: None
+        try:
+            yield
+        finally:
+            async_compile.maybe_warm_pool = starts
+
+
 def storage_id(tensor: torch.Tensor) -> int:
     """Equal for tensors that share memory; works for fake tensors, which have no address."""
     return int(storage_of(tensor)._cdata)

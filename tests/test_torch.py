@@ -25,6 +25,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._triton import has_triton_package
 
 from composer import _torch
 from composer.graphs import clones
@@ -1417,6 +1418,32 @@ def test_draws_that_are_alike_are_kept_apart(partition) -> None:
     torch.compile(noisy, backend=backend)(torch.ones(3, requires_grad=True))
     assert len(drawn) == (2 if partition is _torch.min_cut else 1)
     assert compile_utils.rand_ops is known
+
+
+WORKERS = """
+import torch
+from torch._inductor import async_compile
+import composer
+backend = BACKEND
+options = {"chain": ["inductor"]} if backend == "composer" else None
+if backend == "looked up":
+    inductor = torch._dynamo.lookup_backend("inductor")
+    backend = lambda gm, inputs: inductor(gm, inputs)
+before = async_compile.maybe_warm_pool
+torch.compile(lambda x: x.sin() + 1, backend=backend, options=options)(torch.ones(3))
+assert async_compile.maybe_warm_pool is before
+print(async_compile.AsyncCompile.process_pool.cache_info().currsize)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("backend", "pools"), [("composer", 0), ("inductor", 0), ("looked up", 1)])
+def test_inductor_has_no_workers_for_a_cpu(fresh_python, backend: str, pools: int) -> None:
+    """``torch.compile`` starts none; the day the looked-up one does not, neither need we care."""
+    env = {"TORCHINDUCTOR_COMPILE_THREADS": "2"}
+    pools *= has_triton_package()
+    script = WORKERS.replace("BACKEND", repr(backend))
+    assert fresh_python(script, env=env).stdout.split() == [str(pools)]
 
 
 def test_has_effect_is_true_of_what_gives_nothing_or_is_called_in_order() -> None:

@@ -68,7 +68,8 @@ def _compile(
     gm: torch.fx.GraphModule, example_inputs: Sequence[Any], config: Config
 ) -> Callable[..., Any]:
     compile_fx = _torch.lookup_backend("inductor")
-    return compile_fx(gm, list(example_inputs), config_patches=dict(config))  # type: ignore[call-arg]  # Dynamo's protocol names two arguments; Inductor takes more
+    with _torch.no_idle_workers(example_inputs):
+        return compile_fx(gm, list(example_inputs), config_patches=dict(config))  # type: ignore[call-arg]  # Dynamo's protocol names two arguments; Inductor takes more
 
 
 class Frozen(BindingEngine[FrozenCode]):
