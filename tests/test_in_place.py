@@ -298,6 +298,7 @@ def test_what_raises_before_the_write_leaves_the_input_alone(engine) -> None:
     assert (torch.equal(cache, before), cache._version) == (True, version)
 
 
+@needs_torch("2.12", "the assertion is lost before a backend sees the graph")
 @pytest.mark.parametrize("engine", ENGINES)
 def test_an_assertion_before_the_write_leaves_the_input_alone(engine) -> None:
     """It reads nothing that the write needs."""
