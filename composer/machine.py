@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import platform
@@ -10,13 +11,9 @@ from pathlib import Path
 
 import torch
 
-try:
-    import resource
-except ImportError:
-    resource = None  # type: ignore[assignment]
-
 _CPUS = Path("/proc/cpuinfo")
 _OF_ARM = ("CPU implementer", "CPU variant", "CPU part")
+_THREADS = Path("/proc/self/task")
 _DRIVER = Path("/sys/module/nvidia/version")
 
 
@@ -63,12 +60,25 @@ def _model() -> str:
     return named or ", ".join(arm) or platform.processor()
 
 
-def interruptions() -> int:
-    """How often the system took a core from a thread of this process so far, for another to run.
+def cores() -> int:
+    """How many of the processors this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
-    Where the system does not count that, 0: Python has no ``resource`` on Windows.
+
+def seconds_without_a_core() -> float:
+    """For how long the threads of this process could have run, and something else had the cores.
+
+    Of the threads that live now, since each began, all together: Linux counts it in
+    ``/proc/self/task/*/schedstat`` (documented as "time spent waiting on a runqueue"). Where the
+    system does not say, 0.
     """
-    return 0 if resource is None else resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+    nanoseconds = 0
+    for each in _THREADS.glob("*/schedstat"):
+        with contextlib.suppress(OSError):
+            nanoseconds += int(each.read_text().split()[1])
+    return nanoseconds / 1e9
 
 
 @functools.cache

@@ -668,17 +668,21 @@ def race_of_two(gate: Gate | None = None) -> int:
     return rounds
 
 
+QUIET, LOADED = 0.05, 0.2
+"""The share of its time for which a thread waits for a core."""
+
+
 @dataclass
 class Clock:
     """What the contest takes for the time, by how long calls are said to take.
 
     Attributes:
-        every: The system takes a core once in so many seconds.
+        waiting: The share of the time for which a thread waits for a core.
         now: The seconds so far.
         turns: Seconds of each turn, its lead included, and of the lead.
     """
 
-    every: float
+    waiting: float
     now: float = 0.0
     turns: list[tuple[float, float]] = field(default_factory=list)
 
@@ -700,32 +704,30 @@ class Clock:
         monkeypatch.setattr(Gate, "perform", lambda gate, turn: turn())
         monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
         monkeypatch.setattr("time.perf_counter", lambda: self.now)
-        monkeypatch.setattr("composer.machine.interruptions", lambda: int(self.now / self.every))
+        waits = "composer.machine.seconds_without_a_core"
+        monkeypatch.setattr(waits, lambda: self.now * self.waiting)
 
 
 @pytest.mark.parametrize(
-    ("every", "gate", "lengths"),
+    ("waiting", "gate", "lengths"),
     [
-        (0.005, None, [0.020, 0.020, 0.500, 0.500]),
-        (0.050, None, [0.020, 0.020, 0.020, 0.030]),
-        (0.005, Gate(), [0.020, 0.020, 0.020, 0.020]),
+        (LOADED, None, [0.020, 0.020, 0.500, 0.500]),
+        (QUIET, None, [0.020, 0.020, 0.020, 0.030]),
+        (LOADED, Gate(), [0.020, 0.020, 0.020, 0.020]),
     ],
 )
 def test_turns_are_long_at_once_where_others_take_the_cores(
-    every: float, gate: Gate | None, lengths: list[float], monkeypatch: pytest.MonkeyPatch
+    waiting: float, gate: Gate | None, lengths: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """But for two rounds that send off whoever is far behind; ``every`` so many seconds one does.
+    """But for two rounds that send off whoever is far behind.
 
     A call takes a millisecond.
     """
-    noise, clock = random.Random(0), Clock(every)
+    noise, clock = random.Random(0), Clock(waiting)
     clock.take(monkeypatch, lambda run: noise.choice((0.0009, 0.0011)))
     race_of_two(gate)
     turns = clock.turns[4:12:2]  # after two calls of each, those of one of the two
     assert [length for length, _ in turns] == pytest.approx(lengths, rel=0.3)
-
-
-LOADED = 0.005
 
 
 def test_under_a_load_only_long_turns_count(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -767,25 +769,24 @@ def test_under_a_load_short_turns_decide_where_there_is_no_time_for_long_ones(
     assert result.seconds <= 0.21
 
 
-def test_interruptions_are_counted() -> None:
-    """By the system: two threads cannot share one core without."""
-    before = machine.interruptions()
-    assert before >= 0
-    if not hasattr(os, "sched_setaffinity"):
-        pytest.skip("this system does not keep a process on one core")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
+def test_waiting_for_a_core_is_counted() -> None:
+    """Two processes that share one core each wait for half of the time, of which a tenth counts."""
+    track = Track(read_request(torch.fx.symbolic_trace(lambda x: x.sin()), [torch.ones(2)]))
+    assert track.waiting == 0
     cores = os.sched_getaffinity(0)
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as rival:
         try:
             only = {min(cores)}
             os.sched_setaffinity(rival.pid, only)
             os.sched_setaffinity(0, only)
-            deadline = time.perf_counter() + 20
-            while machine.interruptions() < before + 3 and time.perf_counter() < deadline:
-                pass
+            with track.laid_out():
+                track.time(lambda x: [x], 1, lead=0.0, least=2.0)
         finally:
             os.sched_setaffinity(0, cores)
             rival.kill()
-    assert machine.interruptions() >= before + 3
+    assert machine.cores() == len(cores)
+    assert track.waiting > 0.2 / torch.get_num_threads()
 
 
 MIB = 1 << 20

@@ -32,13 +32,18 @@ class Track:
         self._leaves: Values = {}
         self._weights: dict[int, torch.Tensor] = {}
         self._devices = _accelerators(self._inputs)
-        self._seconds, self._interruptions = 0.0, 0
+        self._seconds, self._waits = 0.0, 0.0
 
     @property
-    def interruptions(self) -> float:
-        """How often the system took a core from this process in a second of a thread's calls."""
+    def waiting(self) -> float:
+        """The share of its turns for which a thread waited for a core that others had.
+
+        More threads than cores wait for each other; that is left out.
+        """
         threads = torch.get_num_threads()
-        return self._interruptions / (threads * self._seconds) if self._seconds else 0.0
+        for_each_other = max(1 - machine.cores() / threads, 0.0)
+        share = self._waits / (threads * self._seconds) if self._seconds else 0.0
+        return max(share - for_each_other, 0.0)
 
     @contextlib.contextmanager
     def laid_out(self) -> Iterator[None]:
@@ -76,6 +81,18 @@ class Track:
             lead: Seconds to make calls for before timing begins; unless 0, at least one is made.
             least: Seconds to go on timing for, so many calls together; 0 times once.
         """
+        with self._watched():
+            return self._time(run, calls, lead, least)
+
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Count the turn, and for how long its threads waited. A reading takes 20 us a thread."""
+        before, started = machine.seconds_without_a_core(), time.perf_counter()
+        yield
+        self._seconds += time.perf_counter() - started
+        self._waits += max(machine.seconds_without_a_core() - before, 0.0)
+
+    def _time(self, run: Callable[..., Any], calls: int, lead: float, least: float) -> float:
         until = time.perf_counter() + lead
         while lead and time.perf_counter() < until:
             self._timed(run, 1)
@@ -91,15 +108,11 @@ class Track:
             self._buffers.restore()
             self._lay_out()
         self._settle()
-        before = machine.interruptions()
         started = time.perf_counter()
         for _ in range(calls):
             self._call(run)
         self._settle()
-        taken = time.perf_counter() - started
-        self._seconds += taken
-        self._interruptions += machine.interruptions() - before
-        return taken / calls
+        return (time.perf_counter() - started) / calls
 
     def _settle(self) -> None:
         """Wait until the devices have done what was launched."""

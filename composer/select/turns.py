@@ -61,10 +61,11 @@ _LEAD, _LONG = 0.010, 0.050
 _TURN, _LONGEST_TURN, _LONGER = 0.010, 0.160, 3
 """Seconds of the first turns and of the longest, and after how many rounds they double."""
 
-_BUSY, _SCOUTING, _FAR = 100.0, 2, 2.0
-"""Interruptions in a second of a thread beyond which other programs are at work (on two cores 35 to
-85 without, 95 to 230 with one beside), how many rounds stay short for all that, and who is far
-behind in them: whose best turn took so many times as long as the worst of another."""
+_BUSY, _SCOUTING, _FAR = 0.1, 2, 2.0
+"""The share of its time a thread waits for a core beyond which other programs are at work (on two
+cores 0.02 to 0.05 without, 0.12 to 0.15 beside one that runs for a quarter of the time, 0.4 to 0.65
+beside one that always runs), how many rounds stay short for all that, and who is far behind in
+them: whose best turn took so many times as long as the worst of another."""
 
 _LOADED_LEAD, _LOADED_TURN, _LEAST_SHARE = 0.2, 0.3, 0.1
 """Seconds of calls before a long turn, of the turn, and of both where time is short."""
@@ -259,7 +260,7 @@ class _Race:
         return True
 
     def _is_under_load(self) -> bool:
-        return self._track.interruptions > _BUSY
+        return self._track.waiting > _BUSY
 
     def _long_turn(self, place: int, share: float) -> float:
         """As :meth:`_turn`. Lead and turn each end with a whole call: half a call late or early."""

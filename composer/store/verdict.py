@@ -16,8 +16,6 @@ from composer.records import FLOOR, Attempt, Reason, Status, first_line, printab
 _LONGEST = 1000
 _FAILED = (Status.FAILED, Status.TIMED_OUT, Status.CRASHED)
 _UNCERTAIN = (Reason.KNOWN_FAILURE, Reason.MUTATED_INPUTS)
-_CLOSE = 1.5
-"""How many times as long as the winner one may have taken, under a load, that could yet win."""
 
 
 def clipped(text: str) -> str:
@@ -148,14 +146,6 @@ class Verdict(BaseModel):
     def has_failures(self) -> bool:
         """Whether one of the candidates failed, and is to have another chance some day."""
         return any(each.status in _FAILED or each.reason in _UNCERTAIN for each in self.candidates)
-
-    def is_in_doubt(self) -> bool:
-        """Whether it was reached under a load, and somebody else was not far behind."""
-        timed = [at for at, each in enumerate(self.candidates) if each.timing]
-        others = [self.candidates[at].milliseconds for at in timed if at != self.winner]
-        if self.chosen != FLOOR:
-            others.append(self._eager_milliseconds)
-        return self.under_load and any(each <= _CLOSE * self.milliseconds for each in others)
 
 
 def figures_of(attempt: Attempt) -> dict[str, float] | None:

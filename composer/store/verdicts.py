@@ -42,7 +42,7 @@ from composer.store.verdict import Verdict, clipped, figures_of, record_of
 _LIMIT = 10_000
 _DAY = 86_400.0
 _PASSING = (Reason.QUARANTINED, Reason.OUT_OF_MEMORY)
-_DAYS_IN_DOUBT = 1.0
+_DAYS_UNDER_LOAD = 1.0
 
 _SKEW = 1.0
 """By how many days another machine's clock may be ahead."""
@@ -60,13 +60,14 @@ class Terms:
     Attributes:
         days: For how many days.
         days_with_failures: The same for verdicts of contests in which a candidate failed.
-        days_in_doubt: The same for those that were reached under a load, and were close.
+        days_under_load: The same for those that were reached under a load: it may slow one engine
+            down fifty times and another not at all, so no lead is a sure one.
         store: Path or URL of the shared store; ``None`` for none.
     """
 
     days: float
     days_with_failures: float
-    days_in_doubt: float
+    days_under_load: float
     store: str | None = None
 
     @staticmethod
@@ -75,16 +76,16 @@ class Terms:
         days = policy.remember_verdicts
         if policy.strict or not days:
             return None
-        failures, doubt = min(days, policy.remember_failures), min(days, _DAYS_IN_DOUBT)
-        return Terms(days, failures, doubt, policy.verdict_store)
+        failures, loaded = min(days, policy.remember_failures), min(days, _DAYS_UNDER_LOAD)
+        return Terms(days, failures, loaded, policy.verdict_store)
 
     def days_of(self, verdict: Verdict) -> float:
         """For how many days that verdict holds."""
         days = [self.days]
         if verdict.has_failures():
             days.append(self.days_with_failures)
-        if verdict.is_in_doubt():
-            days.append(self.days_in_doubt)
+        if verdict.under_load:
+            days.append(self.days_under_load)
         return min(days)
 
 
