@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from typing import Any
 
 import engines
 import jsonschema
@@ -14,10 +15,11 @@ from conftest import compiled, last
 from engines import honest
 from rewrites import Raises, Scale, at
 
-from composer import CompileReport
+from composer import CompileReport, verify
 from composer.errors import RecordError
 from composer.records import Counters, Runtime
 from composer.telemetry import schema
+from composer.testing import FakeBackend
 
 
 def test_committed_schema_is_what_the_records_are() -> None:
@@ -103,6 +105,36 @@ def test_runtime_estimates_the_seconds_within_calls() -> None:
     counters = last().runtime.read()
     assert counters.calls == 64
     assert 64 * 0.002 <= counters.seconds <= elapsed * 2
+
+
+def test_compile_within_a_call_is_no_time_of_calls() -> None:
+    """The next candidate's, after an engine has failed; it would stand for 16 calls of that."""
+
+    def slowly(gm: torch.fx.GraphModule, example_inputs: list) -> object:
+        time.sleep(1.0)
+        return honest(gm, example_inputs)
+
+    f = compiled(torch.sin, FakeBackend("raises", at=3), slowly)
+    for _ in range(40):
+        f(torch.ones(2))
+    assert (last().chosen, last().runtime.read().calls) == ("slowly", 40)
+    assert 0 < last().runtime.seconds < 0.5
+
+
+def test_comparison_within_a_call_is_no_time_of_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call's own answer is."""
+    judge = verify.judge
+
+    def slowly(*args: Any) -> Any:
+        time.sleep(0.5)
+        return judge(*args)
+
+    monkeypatch.setattr(verify, "judge", slowly)
+    f = compiled(torch.sin, FakeBackend(seconds=0.0), verify="sample", sample_every=2)
+    for _ in range(5):
+        f(torch.ones(2))
+    assert last().runtime.verified == 2
+    assert 0 < last().runtime.seconds < 0.4
 
 
 def test_a_runtime_is_shown_by_its_counters() -> None:

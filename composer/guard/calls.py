@@ -62,10 +62,10 @@ def watch(
             if number >= _TIMED and number % _TIMED:
                 outputs = serve(*args)
             else:
-                started = time.perf_counter()
+                started, aside = time.perf_counter(), served.aside
                 outputs = serve(*args)
-                taken = time.perf_counter() - started
-                runtime.spent(taken if number < _TIMED else taken * _TIMED)
+                taken = time.perf_counter() - started - (served.aside - aside)
+                runtime.spent(max(taken, 0.0) * (1 if number < _TIMED else _TIMED))
             if outputs is None:
                 raise TypeError("the engine returned None")
             return outputs

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar, cast
 
@@ -51,6 +52,7 @@ class ServedGraph:
         due: The tick (:attr:`Runtime.tick`) from which on a call may be special, by the schedule or
             because there is a gate that every call has to pass.
         called_by: A weak reference to the callable that the program holds.
+        aside: Seconds that calls spent so far on anything but their answer.
     """
 
     __slots__ = (
@@ -67,6 +69,7 @@ class ServedGraph:
         "_schedule",
         "_starved",
         "_versions",
+        "aside",
         "called_by",
         "due",
         "run",
@@ -82,6 +85,7 @@ class ServedGraph:
         versions: Versions,
     ) -> None:
         self.called_by: Callable[[], object] = lambda: None
+        self.aside = 0.0
         self._later = later
         self._previous: Engine | None = None
         self._gate: Gate | None = None
@@ -187,7 +191,7 @@ class ServedGraph:
         """
         gate = self._gate
         run, serve = self._plan_call(number, run)
-        return run, serve if gate is None else functools.partial(gate.admit, serve)
+        return run, serve if gate is None else functools.partial(self._admit, gate, serve)
 
     def _plan_call(self, number: int, run: Compiled) -> tuple[Compiled, Compiled]:
         """As :meth:`special`, without the gate.
@@ -208,6 +212,32 @@ class ServedGraph:
             return run, run
         return run, functools.partial(self._compare, sampler, run)
 
+    @contextlib.contextmanager
+    def _beside(self, answer: Compiled | None = None) -> Iterator[Compiled]:
+        """Count the time of a context as no time of the call, but for that of ``answer``.
+
+        That is to be called by the callable that this gives.
+        """
+        answering = 0.0
+
+        def timed(*args: Any) -> Any:
+            nonlocal answering
+            began = time.perf_counter()
+            try:
+                return cast(Compiled, answer)(*args)
+            finally:
+                answering += time.perf_counter() - began
+
+        started = time.perf_counter()
+        try:
+            yield timed
+        finally:
+            self.aside += time.perf_counter() - started - answering
+
+    def _admit(self, gate: Gate, serve: Compiled, *args: Any) -> Any:
+        with self._beside(serve) as timed:
+            return gate.admit(timed, *args)
+
     def _begin(self, run: Compiled, *args: Any) -> Any:
         """Begin the background work, and answer the call by ``run``.
 
@@ -219,7 +249,8 @@ class ServedGraph:
             functools.partial(self._take_over, first),
             self._gated,
         )
-        cast(Later, self._later).begin(args, first, seat)
+        with self._beside():
+            cast(Later, self._later).begin(args, first, seat)
         self._later = self._incumbent = None
         return run(*args)
 
@@ -264,7 +295,8 @@ class ServedGraph:
         Raises:
             Refusal: they are wrong, and the policy wants errors.
         """
-        outputs, refusal = sampler.compare(run, args)
+        with self._beside(run) as timed:
+            outputs, refusal = sampler.compare(timed, args)
         if refusal is None:
             return outputs
         if self._rescue is None:
@@ -367,7 +399,8 @@ class ServedGraph:
     def _compile(self, make: Callable[[Sequence[Any]], T], args: tuple[Any, ...]) -> T:
         """What ``make`` compiles for these inputs; its error is recorded on the way out."""
         try:
-            return make(args)
+            with self._beside():
+                return make(args)
         except BaseException as error:
             interrupts.pass_on(error)
             self._runtime.failed(error)
