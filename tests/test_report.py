@@ -15,6 +15,7 @@ from rewrites import Raises, Scale, at
 
 import composer
 from composer.telemetry.report import Report
+from composer.testing import FakeBackend
 
 
 def test_an_empty_report_says_so() -> None:
@@ -38,6 +39,15 @@ def test_the_table_shows_who_ran_and_why_not_the_others() -> None:
         "succeeded",
     ):
         assert expected in text
+
+
+def test_the_table_counts_the_calls_that_eager_answered_or_was_compared_in() -> None:
+    """Where there are any."""
+    f = compiled(torch.sin, FakeBackend("raises", at=3), honest, verify="sample", sample_every=4)
+    for _ in range(12):
+        f(torch.ones(2))
+    said = "runs on honest, 12 calls, 1 answered by eager, 3 compared with eager\n"
+    assert said in str(composer.report())
 
 
 def test_two_candidates_of_one_engine_are_told_apart_by_their_options() -> None:

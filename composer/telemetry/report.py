@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from composer.records import (
     Attempt,
     CompileReport,
+    Counters,
     PassRecord,
     first_line,
     printable,
@@ -68,10 +69,17 @@ def _title(graph: CompileReport) -> str:
     on = printable(f"{graph.dtype or 'no tensors'} on {graph.device}")
     traits = [counted(graph.nodes, "op"), on]
     traits += ["training"] * graph.training + ["dynamic shapes"] * graph.dynamic
-    calls = counted(graph.runtime.calls, "call")
     named = printable(f"graph {graph.graph_id}  {graph.model}")
-    served = f"runs on {printable(graph.chosen)}, {calls}" if graph.chosen else "raised an error"
-    return f"{named}  ({', '.join(traits)})\n  {served}"
+    by = f"runs on {printable(graph.chosen)}, {_calls(graph.runtime.read())}"
+    return f"{named}  ({', '.join(traits)})\n  {by if graph.chosen else 'raised an error'}"
+
+
+def _calls(counters: Counters) -> str:
+    """``"40 calls, 1 answered by eager"``."""
+    said = [counted(counters.calls, "call")]
+    said += [f"{counters.fallbacks:,} answered by eager"] * bool(counters.fallbacks)
+    said += [f"{counters.verified:,} compared with eager"] * bool(counters.verified)
+    return ", ".join(said)
 
 
 def counted(number: int, noun: str) -> str:
