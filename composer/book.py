@@ -411,7 +411,14 @@ def _switches() -> Iterator[Layer]:
 
 
 def _chain_on_call() -> list[str]:
+    """The names in ``COMPOSER_CHAIN``.
+
+    Raises:
+        OptionError: it is spelled as in a program or a file.
+    """
     chain = os.environ.get("COMPOSER_CHAIN", "")
+    if not {*chain}.isdisjoint("[]{}\"'"):
+        raise OptionError(f"COMPOSER_CHAIN is names with commas between, as in a,b, not {chain!r}")
     return [name.strip() for name in chain.split(",") if name.strip()]
 
 
@@ -419,7 +426,7 @@ def switch_on_call() -> str:
     """The variable that says which engines are tried, over all policies; empty where none does.
 
     Raises:
-        OptionError: ``COMPOSER_DISABLE`` is neither on nor off.
+        OptionError: ``COMPOSER_DISABLE`` is neither on nor off, ``COMPOSER_CHAIN`` is no names.
     """
     if is_on("COMPOSER_DISABLE"):
         return "COMPOSER_DISABLE"

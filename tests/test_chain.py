@@ -414,6 +414,19 @@ def test_slips_in_names_raise_all_at_once() -> None:
     assert composer.reports() == ()
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("ORT", "onnxrt"), ("torch_tensorrt", "tensorrt"), ("cudagraph_trees", "cudagraphs")],
+)
+def test_name_that_nobody_registers_comes_with_the_one_that_was_meant(
+    name: str, meant: str
+) -> None:
+    """Which it may not be: another machine may know the name, so the chain goes on."""
+    compiled(cosine, name, honest)(torch.ones(2))
+    assert last().attempts[0].reason == "not_registered"
+    assert last().attempts[0].message.endswith(f"{name!r}; did you mean {meant!r}?")
+
+
 def test_a_path_that_cannot_be_imported_raises() -> None:
     """It was meant for this process."""
     with pytest.raises(BackendCompilerFailed, match="cannot be imported"):

@@ -28,6 +28,13 @@ BACKENDS: Registry[Any] = Registry(
 _SLIP = 0.85
 """How alike an unknown name and a known one must be to count as a slip of the pen."""
 
+_ALSO_CALLED = {
+    **dict.fromkeys(("onnx", "onnxruntime", "ort"), "onnxrt"),
+    **dict.fromkeys(("torch_tensorrt", "trt"), "tensorrt"),
+    "triton": "inductor",
+}
+"""What people call an engine whose backend has another name."""
+
 
 def find_backend(spelled: str | Callable[..., Any]) -> Backend:
     """What a chain's entry stands for; nothing is imported but composer's own file for it.
@@ -47,7 +54,8 @@ def find_backend(spelled: str | Callable[..., Any]) -> Backend:
     if ":" in spelled:
         return _as_backend(_import(spelled))
     refuse_slip(spelled)
-    return NamedBackend(spelled)
+    meant = _ALSO_CALLED.get(spelled.casefold()) or nearest(spelled, names())
+    return NamedBackend(spelled, hint=f"; did you mean {meant!r}?" if meant else "")
 
 
 def names() -> set[str]:

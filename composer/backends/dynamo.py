@@ -65,13 +65,18 @@ class NamedBackend(Backend):
     Args:
         name: The backend's name.
         lookup: Gives the function that the name stands for, or raises.
+        hint: What to add where nobody has registered the name.
     """
 
     def __init__(
-        self, name: str, lookup: Callable[[str], Callable[..., Any]] = _torch.lookup_backend
+        self,
+        name: str,
+        lookup: Callable[[str], Callable[..., Any]] = _torch.lookup_backend,
+        hint: str = "",
     ) -> None:
         self.name = name
         self._lookup = lookup
+        self._hint = hint
 
     def probe(self, request: GraphRequest) -> None:
         """Refuse when no package here registers the name, or its package cannot be imported."""
@@ -116,7 +121,7 @@ class NamedBackend(Backend):
             return self._lookup(self.name)
         except _torch.InvalidBackend:
             what = f"no installed package registers a Dynamo backend named {self.name!r}"
-            refuse(Status.UNAVAILABLE, Reason.NOT_REGISTERED, what)
+            refuse(Status.UNAVAILABLE, Reason.NOT_REGISTERED, what + self._hint)
         except BaseException as error:
             interrupts.pass_on(error)
             why = import_failure(error)
