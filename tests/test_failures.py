@@ -385,6 +385,27 @@ def test_cache_list_and_clear() -> None:
     assert again(fails_late).status == "failed"
 
 
+def test_cache_list_shows_the_newest_of_each_kind_or_all_of_one() -> None:
+    """Thousands of rows are no answer."""
+    facts = {"library": ["tensorrt_rtx", "1.6"], "target": {"gpu": "an Ada"}}
+    for number in range(12):
+        plans().put(f"{number:064x}", facts, b"x" * 1024)
+    again(fails_late)
+    runner = CliRunner()
+    everything = runner.invoke(app, ["cache", "list"]).output
+    assert "13 entries" in everything
+    assert (everything.count("Ada"), everything.count("fails_late")) == (10, 1)
+    assert "plans: 12 entries, 0.0 MiB; `composer cache list plans` lists them all" in everything
+    assert runner.invoke(app, ["cache", "list", "plans"]).output.count("Ada") == 12
+    (entry,) = json.loads(runner.invoke(app, ["cache", "list", "failures", "--json"]).output)[
+        "entries"
+    ]
+    assert entry["kind"] == "failures"
+    wrong = runner.invoke(app, ["cache", "list", "plan"])
+    assert wrong.exit_code != 0
+    assert "nothing kept is called 'plan'; did you mean 'plans'?" in wrong.output
+
+
 def test_cache_list_shows_plans() -> None:
     """By the library and the device that they are for."""
     facts = {"library": ["tensorrt_rtx", "1.6"], "target": {"gpu": "an Ada"}}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -17,6 +18,7 @@ from composer.cli.fail import fail
 from composer.cli.options import Json
 from composer.errors import CacheWarning
 from composer.lowering import keeping
+from composer.records import first_line
 from composer.registry import did_you_mean
 from composer.store import failures, verdicts
 from composer.store.disk import Entry, Shelf, cache_dir
@@ -25,50 +27,63 @@ from composer.store.ledger import Ledger
 app = typer.Typer(help="What is kept on disk between processes.", no_args_is_help=True)
 
 
-def _shelves() -> dict[str, Shelf | Ledger]:
-    """Every kind of thing that is kept, by its name."""
+def _shelves_of(kind: str) -> dict[str, Shelf | Ledger]:
+    """What is kept of a kind, or of every kind where that is empty, by its name."""
     shelves = failures.shelf(), tensorrt.plans(), tensorrt.timings(), keeping.shelf()
-    return {each.name: each for each in (*shelves, verdicts.ledger())}
+    known = {each.name: each for each in (*shelves, verdicts.ledger())}
+    if kind and kind not in known:
+        fail(f"nothing kept is called {kind!r}{did_you_mean(kind, known)}")
+    return {kind: known[kind]} if kind else known
+
+
+Kind = Annotated[str, typer.Argument(help="Such as failures; by default everything.")]
+
+_SHOWN = 10
+"""Of each kind the newest so many are listed, unless one kind is asked for."""
 
 
 @app.command("list")
-def list_entries(as_json: Json = False) -> None:
-    """Say what is kept, where, since when, and how large it is."""
-    shelves = _shelves()
+def list_entries(kind: Kind = "", as_json: Json = False) -> None:
+    """Say what is kept, where, since when, and how large it is: all of a kind, or the newest."""
+    shelves = _shelves_of(kind)
     with warnings.catch_warnings(action="ignore", category=CacheWarning):  # said below, once
-        rows = [_row(name, entry) for name, shelf in shelves.items() for entry in shelf.entries()]
+        kept = {name: [_row(name, each) for each in shelves[name].entries()] for name in shelves}
     if trouble := next((shelf.trouble for shelf in shelves.values() if shelf.trouble), ""):
         typer.echo(f"composer: {trouble}", err=True)
+    rows = [row for each in kept.values() for row in each]
     if as_json:
         typer.echo(json.dumps({"path": str(cache_dir()), "entries": rows}, indent=2))
         return
     typer.echo(f"{cache_dir()}: {_number(len(rows))}")
     if not rows:
         return
+    shown = len(rows) if kind else _SHOWN
+    Console().print(_table(row for each in kept.values() for row in each[:shown]))
+    for name, each in kept.items():
+        if len(each) > shown:
+            size = sum(row["bytes"] for row in each) / 2**20
+            rest = f"`composer cache list {name}` lists them all"
+            typer.echo(f"{name}: {_number(len(each))}, {size:.1f} MiB; {rest}")
+
+
+def _table(rows: Iterable[dict[str, Any]]) -> Table:
     table = Table("kind", "key", "written, UTC", "KiB")
     table.add_column("what", overflow="fold")
     for row in rows:
         size = f"{row['bytes'] / 1024:.0f}"
         written = row["written"][:16].replace("T", " ")
         table.add_row(row["kind"], row["key"][:12], written, size, escape(row["what"]))
-    Console().print(table)
+    return table
 
 
 @app.command()
-def clear(
-    kind: Annotated[str, typer.Argument(help="Such as failures; by default everything.")] = "",
-) -> None:
+def clear(kind: Kind = "") -> None:
     """Keep nothing of it any longer."""
-    shelves = _shelves()
-    if kind and kind not in shelves:
-        guess = did_you_mean(kind, shelves)
-        fail(f"nothing kept is called {kind!r}{guess}")
     gone = 0
-    for name, shelf in shelves.items():
-        if kind in ("", name):
-            gone += shelf.clear()
-            if shelf.trouble:
-                fail(shelf.trouble)
+    for shelf in _shelves_of(kind).values():
+        gone += shelf.clear()
+        if shelf.trouble:
+            fail(shelf.trouble)
     typer.echo(f"{_number(gone)} removed from {cache_dir()}")
 
 
@@ -104,5 +119,5 @@ def _what(facts: dict[str, Any]) -> str:
         return "  ".join([*map(str, facts["library"]), f"for {facts['target']['gpu']}"])
     if facts.get("kind") in _LOWERED:
         return _LOWERED[facts["kind"]].format(**facts)
-    named = (facts["backend"], facts["model"], facts["device"])
-    return "  ".join((*named, f"{facts['status']} ({facts['reason']})", facts["message"]))
+    named, said = (facts["backend"], facts["model"], facts["device"]), first_line(facts["message"])
+    return "  ".join((*named, f"{facts['status']} ({facts['reason']})", said))
