@@ -14,9 +14,10 @@ from composer.records import GraphRequest
 from composer.select.rules import mean
 from composer.store import verdicts
 
-SHARE, LEAST, MOST = 0.15, 1.0, 5.0
+SHARE, LEAST, LEAST_LOADED, MOST = 0.15, 1.0, 2.0, 5.0
 """Where the policy gives no time: a share of the seconds that the builds took, within limits. First
-calls may take the share as well, or the most if that is longer."""
+calls may take the share as well, or the most if that is longer. Under a load a second is too short
+to tell engines apart (:mod:`composer.select.rules`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +28,12 @@ class Budget:
         turns: Seconds for all but the first call of each entrant. In that an engine may compile,
             allocate and tune, so it belongs to the build.
         first: Seconds for those first calls; what they take beyond that is taken from ``turns``.
+        loaded: Seconds on top of ``turns`` where other programs take the cores.
     """
 
     turns: float
     first: float = 0.0
+    loaded: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,8 @@ class Contest:
         if self.seconds is not None:
             return Budget(self.seconds)
         share = SHARE * built
-        return Budget(turns=min(MOST, max(LEAST, share)), first=max(MOST, share))
+        turns = min(MOST, max(LEAST, share))
+        return Budget(turns, first=max(MOST, share), loaded=max(LEAST_LOADED - turns, 0.0))
 
 
 @dataclass(frozen=True, slots=True)
