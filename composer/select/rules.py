@@ -68,7 +68,7 @@ def still_near(
     """
     least = min(statistics.fmean(each) for each in windows.values())
     best = min(statistics.fmean(quickest(each)) for each in windows.values())
-    far = min((far for least_rounds, far in _FAR_BEHIND if rounds >= least_rounds), default=_NEAR)
+    far = min((far for at_least, far in _FAR_BEHIND if rounds >= at_least), default=math.inf)
     return [
         place
         for place, each in windows.items()

@@ -248,7 +248,7 @@ class _Race:
     def _run_under_load(self, order: random.Random) -> bool:
         """Under a load, rounds of windows; whether there was a load, and time for a round.
 
-        Only windows count then, but for those who were far behind in the round before.
+        Only windows count then; those who were far behind before them keep the times they have.
         """
         if self._gate is not None or not self._is_under_load():
             return False
@@ -257,8 +257,10 @@ class _Race:
         self._send_off_under_load(self._turns, _SCOUTING)
         windows: dict[int, list[float]] = {place: [] for place in self._alive}
         for number in range(1, _LOADED_ROUNDS + 1):
+            if len(self._alive) < 2:
+                return True
             expected = sum(_LEAD + max(self._usual(p), _WINDOW * _WINDOWS) for p in self._alive)
-            if len(self._alive) < 2 or self._is_over(after=expected):
+            if self._is_over(after=expected):
                 return number > 1
             for place in order.sample(self._alive, len(self._alive)):
                 windows[place] += self._windows(place)
