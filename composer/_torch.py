@@ -524,6 +524,16 @@ def enters_autocast(target: Any) -> bool:
     return target is _enter_autocast
 
 
+def autocast_dtype(node: torch.fx.Node) -> torch.dtype | None:
+    """The dtype of the region of autocast that a graph's node opens; ``None`` for other nodes."""
+    if node.target is not _enter_autocast:
+        return None
+    device, dtype, enabled, *_ = node.args
+    if not enabled:
+        return None
+    return cast("torch.dtype | None", dtype) or torch.get_autocast_dtype(str(device))
+
+
 def changes_autocast(target: Any) -> bool:
     """Whether a graph's node opens or closes a region of autocast."""
     return target is _enter_autocast or target is _exit_autocast

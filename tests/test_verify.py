@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import warnings
 from typing import Any
@@ -318,6 +319,48 @@ def test_autocast_within_the_graph_is_off_in_float64() -> None:
         compiled(f, off, verify="compile")(torch.rand(4, 4))
     assert last().attempts[0].reason == "numeric_mismatch"
     assert [each.category for each in said] == [FallbackWarning]
+
+
+def trained(p: float) -> torch.nn.Module:
+    layers = [torch.nn.Linear(32, 64), torch.nn.GELU(), torch.nn.Dropout(p)]
+    layers += [torch.nn.Linear(64, 32), torch.nn.LayerNorm(32), torch.nn.Linear(32, 64)]
+    return torch.nn.Sequential(*layers, torch.nn.GELU(), torch.nn.Dropout(p))
+
+
+@pytest.mark.parametrize("within", [True, False])
+def test_dropout_under_autocast_is_judged_by_float64(within: bool) -> None:
+    """The gradients are float32, and carry the rounding of bfloat16; eager's do as well."""
+    torch.manual_seed(0)
+    model, x = trained(0.1), torch.randn(16, 32)
+    autocast = torch.autocast("cpu", torch.bfloat16)
+    f = compiled(autocast(model.forward) if within else model, "aot_eager", verify="compile")
+    with contextlib.nullcontext() if within else autocast:
+        f(x).float().square().sum().backward()
+    (attempt,) = last().attempts
+    assert attempt.accepted, attempt.message
+    assert "float64" in attempt.engine["verified"]["against"]
+
+
+def test_checkpoint_with_dropout_is_judged_by_float64_of_the_same_numbers() -> None:
+    """A bias of keys has a gradient that is nothing but rounding: only float64 tells."""
+
+    class Attention(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q, self.k, self.v = (torch.nn.Linear(16, 16) for _ in range(3))
+
+        def attend(self, x: torch.Tensor) -> torch.Tensor:
+            q, k, v = (each(x)[:, None] for each in (self.q, self.k, self.v))
+            attend = functional.scaled_dot_product_attention
+            return attend(q, k, v, dropout_p=0.2)[:, 0]
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return checkpoint(self.attend, x, use_reentrant=False)
+
+    torch.manual_seed(0)
+    compiled(Attention(), "onnxrt", verify="compile")(torch.randn(4, 9, 16))
+    (attempt,) = last().attempts
+    assert attempt.accepted, attempt.message
 
 
 def test_graph_that_cannot_be_run_in_float64_is_compared_with_eager(capsys: Any) -> None:

@@ -22,6 +22,7 @@ from composer import _torch, interrupts
 from composer.backends.base import note
 from composer.errors import Refusal, refuse, text_of
 from composer.graphs import clones, writes
+from composer.graphs.checkpoints import eager_forward
 from composer.graphs.clones import same_values
 from composer.graphs.comparison import (
     Bounds,
@@ -36,7 +37,7 @@ from composer.graphs.comparison import (
     largest_gradient,
     mismatch_of,
 )
-from composer.graphs.modes import leaving_modes
+from composer.graphs.nodes import value_of
 from composer.records import GraphRequest, Reason, Status, error_line, first_line
 from composer.verify.double import in_double
 
@@ -45,6 +46,9 @@ _REASONS = {
     Mismatch.NON_FINITE: Reason.NON_FINITE,
     Mismatch.NUMBERS: Reason.NUMERIC_MISMATCH,
 }
+
+
+_COARSE = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,8 @@ class Run:
         kept: Names of the values that the run could have written to and did not.
         generator: The state that torch's random generators were left in.
         random: Whether that state is another than before the run.
+        rounded_to: The coarsest dtype that numbers were rounded to on the way; ``None`` for none
+            below float32.
     """
 
     values: Values
@@ -64,6 +70,7 @@ class Run:
     kept: frozenset[str]
     generator: torch.Tensor
     random: bool
+    rounded_to: torch.dtype | None = None
 
 
 def verify(
@@ -158,7 +165,20 @@ def run(
         generator = generator_state(inputs)
     before_run = changeable(inputs, request)
     kept = frozenset(n for n in passed if same_values(values[n], before_run[n]))
-    return Run(values, strides_of(outputs), kept, generator, not torch.equal(before, generator))
+    random = not torch.equal(before, generator)
+    return Run(values, strides_of(outputs), kept, generator, random, _rounded_to(request))
+
+
+def _rounded_to(request: GraphRequest) -> torch.dtype | None:
+    """The coarsest dtype in the graph, or of autocast around it or within."""
+    modules = request.gm.modules()
+    graphs = (each for each in modules if isinstance(each, torch.fx.GraphModule))
+    nodes = [node for each in graphs for node in each.graph.nodes]
+    entered = {_torch.autocast_dtype(node) for node in nodes}
+    values = (value_of(node) for node in nodes)
+    held = {each.dtype for each in values if isinstance(each, torch.Tensor)}
+    found = {dtype for _, dtype in _torch.autocasts()} | entered | held
+    return next((each for each in _COARSE if each in found), None)
 
 
 def given_copies(inputs: Sequence[Any], request: GraphRequest) -> tuple[list[Any], list[Any]]:
@@ -243,7 +263,7 @@ def exact(inputs: Sequence[Any], request: GraphRequest) -> Values:
     """The values of a run in float64; none where the graph cannot be run so."""
     try:
         gm, wide, twin = in_double(request, inputs)
-        return run(leaving_modes(gm.forward, gm), wide, twin).values
+        return run(eager_forward(gm), wide, twin).values
     except BaseException as error:  # noqa: BLE001  # then eager is what there is to compare with
         interrupts.pass_on(error)
         return {}
@@ -307,13 +327,19 @@ def _reference(exact: Callable[[], Values], eager: Run, bounds: Bounds) -> Value
         return found
     largest = largest_gradient(eager.values)
     others = (
-        _is_other(value, found.get(name), bounds, largest if is_gradient(name) else 0.0)
+        _is_other(
+            *(value, found.get(name), bounds),
+            rounded_to=eager.rounded_to,
+            largest=largest if is_gradient(name) else 0.0,
+        )
         for name, value in eager.values.items()
     )
     return {} if any(others) else found
 
 
-def _is_other(eagers: Any, exact: Any, bounds: Bounds, largest: float) -> bool:
+def _is_other(
+    eagers: Any, exact: Any, bounds: Bounds, *, rounded_to: torch.dtype | None, largest: float
+) -> bool:
     if not isinstance(eagers, torch.Tensor) or not isinstance(exact, torch.Tensor):
         return False
     if not eagers.is_floating_point() or eagers.layout is not torch.strided:
@@ -324,7 +350,7 @@ def _is_other(eagers: Any, exact: Any, bounds: Bounds, largest: float) -> bool:
         return False
     if largest and exact.abs().max() <= _NOTHING * largest:
         return False  # it cancels: what eager has of it is rounding, whatever was drawn
-    allowed = bounds.allowed(exact.to(torch.float64), eagers.dtype)
+    allowed = bounds.allowed(exact.to(torch.float64), rounded_to or eagers.dtype)
     return bool(((eagers - exact).abs() > _FURTHER * allowed).any())
 
 
