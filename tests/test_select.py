@@ -768,6 +768,7 @@ def test_quick_windows_do_not_make_up_for_a_bad_mean() -> None:
     assert quickest(halting) == [0.06, 0.06]
     assert still_near({0: steady, 1: halting}, rounds=2) == [0]
     assert still_near({0: steady, 1: [0.06, 0.06, 0.19, 0.19] * 2}, rounds=2) == [0, 1]
+    assert still_near({0: steady[:2], 1: [0.06, 3.0]}, rounds=2) == [0, 1]  # one bad turn is luck
 
 
 def test_who_never_comes_near_leaves_early_under_a_load() -> None:

@@ -44,8 +44,8 @@ _FAR_BEHIND = ((2, 4.0), (4, 3.0), (6, 1.5))
 """After how many rounds an entrant is out whose best turn is so many times the other's median."""
 
 
-_NEAR = 3.0
-"""How many times the least mean that of an entrant may be under a load."""
+_NEAR, _SURE_WINDOWS = 3.0, 8
+"""How many times the least mean that of an entrant may be under a load, and of how many windows."""
 
 
 def quickest(windows: Sequence[float]) -> list[float]:
@@ -58,8 +58,8 @@ def still_near(
 ) -> list[int]:
     """Who may still be the fastest, under a load.
 
-    Out is whose mean is more than three times the least one, and, as without a load, whose
-    quickest window is far behind what counts of another.
+    Out is whose mean of eight windows or more is over three times the least one, and, as without a
+    load, whose quickest window is far behind what counts of another.
 
     Args:
         windows: Seconds of a call in each window so far, by place.
@@ -72,7 +72,7 @@ def still_near(
     return [
         place
         for place, each in windows.items()
-        if statistics.fmean(each) <= max(_NEAR, margin) * least
+        if (len(each) < _SURE_WINDOWS or statistics.fmean(each) <= max(_NEAR, margin) * least)
         and min(each) <= max(far, margin) * best
     ]
 

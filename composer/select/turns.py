@@ -227,6 +227,7 @@ class _Race:
         """
         order = random.Random(0)
         for number in range(_MOST_ROUNDS):
+            self._extend_under_load()
             if self._is_settled() or (number >= _SCOUTING and self._run_under_load(order)):
                 return
             length = self._length(number)
@@ -252,8 +253,6 @@ class _Race:
         """
         if self._gate is not None or not self._is_under_load():
             return False
-        self._deadline += self._for_load
-        self._for_load = 0.0
         self._send_off_under_load(self._turns, _SCOUTING)
         windows: dict[int, list[float]] = {place: [] for place in self._alive}
         for number in range(1, _LOADED_ROUNDS + 1):
@@ -274,6 +273,12 @@ class _Race:
         costs = {p: [t + self._entrants[p].handicap for t in times[p]] for p in self._alive}
         if costs:
             self._alive = still_near(costs, rounds, margin_of(self._within))
+
+    def _extend_under_load(self) -> None:
+        """Take the time that the budget has for a load, once there is one."""
+        if self._gate is None and self._for_load and self._is_under_load():
+            self._deadline += self._for_load
+            self._for_load = 0.0
 
     def _is_under_load(self) -> bool:
         return self._track.waiting > _BUSY
