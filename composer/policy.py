@@ -194,8 +194,7 @@ class Policy(BaseModel):
         select: ``"first"`` takes the first candidate that is accepted; ``"fastest"`` measures all
             that are, and the captured graph's own forward, on the first real inputs.
         select_seconds: How long measuring one graph may take; ``None`` is 15 % of what building the
-            candidates took, at least 1 s (2 s beside other programs) and at most 5 s, besides a
-            first call of each.
+            candidates took, at least 1 s and at most 5 s, besides a first call of each.
         select_async: Under ``select = "fastest"`` the first candidate that is accepted serves at
             once, and the others are built and measured beside the calls. Under ``"first"``, under
             ``strict`` and for the objective ``"memory"`` it means nothing.

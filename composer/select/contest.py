@@ -14,10 +14,9 @@ from composer.records import GraphRequest
 from composer.select.rules import mean
 from composer.store import verdicts
 
-SHARE, LEAST, LEAST_LOADED, MOST = 0.15, 1.0, 2.0, 5.0
+SHARE, LEAST, MOST = 0.15, 1.0, 5.0
 """Where the policy gives no time: a share of the seconds that the builds took, within limits. First
-calls may take the share as well, or the most if that is longer. Under a load a second is too short
-to tell engines apart (:mod:`composer.select.rules`)."""
+calls may take the share as well, or the most if that is longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +27,10 @@ class Budget:
         turns: Seconds for all but the first call of each entrant. In that an engine may compile,
             allocate and tune, so it belongs to the build.
         first: Seconds for those first calls; what they take beyond that is taken from ``turns``.
-        loaded: Seconds on top of ``turns`` where other programs take the cores.
     """
 
     turns: float
     first: float = 0.0
-    loaded: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +68,7 @@ class Contest:
         if self.seconds is not None:
             return Budget(self.seconds)
         share = SHARE * built
-        turns = min(MOST, max(LEAST, share))
-        return Budget(turns, first=max(MOST, share), loaded=max(LEAST_LOADED - turns, 0.0))
+        return Budget(turns=min(MOST, max(LEAST, share)), first=max(MOST, share))
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,13 +14,6 @@
   2 % of the best. The floor stands last, so no engine serves that is more than 2 % slower than it.
   The contest ends as soon as the first of those left is known, with the same certainty, to be no
   more than 2 % behind any other.
-- *Under a load* the mean is a matter of luck between engines that are close: whether their threads
-  have a core each changes every few tenths of a second. There the quickest quarter of the windows
-  is compared. Who is more than three times behind on the mean is out all the same: an engine whose
-  threads wait for one another may have quick windows, and a bad time on the whole. On two models
-  with one of two cores taken, by windows that were drawn anew from those measured, 8 % and 2 % of
-  picks were wrong after 0.2 s for each engine, 2 % and 0.1 % after 0.4 s; by the mean of the same
-  windows 50 % and 4 %, 55 % and 0.7 %.
 - *Memory.* Where memory is the objective, the policy's ``within`` takes the place of the 2 % for
   leaving early, and :func:`least_memory` decides among those that are left.
 """
@@ -42,39 +35,6 @@ _SURE = statistics.NormalDist().inv_cdf(1 - 1 / 1000)
 _OUTLIER = 10.0
 _FAR_BEHIND = ((2, 4.0), (4, 3.0), (6, 1.5))
 """After how many rounds an entrant is out whose best turn is so many times the other's median."""
-
-
-_NEAR, _SURE_WINDOWS = 3.0, 8
-"""How many times the least mean that of an entrant may be under a load, and of how many windows."""
-
-
-def quickest(windows: Sequence[float]) -> list[float]:
-    """The quarter of an entrant's windows in which its calls took the least time."""
-    return sorted(windows)[: math.ceil(len(windows) / 4)]
-
-
-def still_near(
-    windows: Mapping[int, Sequence[float]], rounds: int, margin: float = TIE
-) -> list[int]:
-    """Who may still be the fastest, under a load.
-
-    Out is whose mean of eight windows or more is over three times the least one, and, as without a
-    load, whose quickest window is far behind what counts of another.
-
-    Args:
-        windows: Seconds of a call in each window so far, by place.
-        rounds: How many rounds these are of.
-        margin: By what factor one may be slower than the best and still win.
-    """
-    least = min(statistics.fmean(each) for each in windows.values())
-    best = min(statistics.fmean(quickest(each)) for each in windows.values())
-    far = min((far for at_least, far in _FAR_BEHIND if rounds >= at_least), default=math.inf)
-    return [
-        place
-        for place, each in windows.items()
-        if (len(each) < _SURE_WINDOWS or statistics.fmean(each) <= max(_NEAR, margin) * least)
-        and min(each) <= max(far, margin) * best
-    ]
 
 
 def least_memory(

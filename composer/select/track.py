@@ -72,44 +72,17 @@ class Track:
         sources = named | dict(self._request.gm.named_parameters())
         self._leaves = {n: v for n, v in sources.items() if requires_grad(v) and v.is_leaf}
 
-    def time(self, run: Callable[..., Any], calls: int, lead: float) -> float:
+    def time(self, run: Callable[..., Any], calls: int, lead: float, least: float = 0.0) -> float:
         """Seconds of a call, by timing several together; a single one if the graph writes.
 
         Args:
             run: What is called.
             calls: How many calls to time together.
             lead: Seconds to make calls for before timing begins; unless 0, at least one is made.
+            least: Seconds to go on timing for, so many calls together; 0 times once.
         """
         with self._watched():
-            self._begin(run, lead)
-            return self._timed(run, calls)
-
-    def windows(
-        self, run: Callable[..., Any], calls: int, lead: float, window: float, seconds: float
-    ) -> list[float]:
-        """Seconds of a call in each of several windows of time, one right behind the other.
-
-        Args:
-            run: What is called.
-            calls: How many calls to time together; a window is of so many, or several times that.
-            lead: As for :meth:`time`.
-            window: Seconds of a window.
-            seconds: How long to go on.
-        """
-        with self._watched():
-            self._begin(run, lead)
-            until = time.perf_counter() + seconds
-            found = [self._window(run, calls, window)]
-            while time.perf_counter() < until:
-                found.append(self._window(run, calls, window))
-            return found
-
-    def _window(self, run: Callable[..., Any], calls: int, window: float) -> float:
-        until = time.perf_counter() + window
-        taken = [self._timed(run, calls)]
-        while time.perf_counter() < until:
-            taken.append(self._timed(run, calls))
-        return statistics.fmean(taken)
+            return self._time(run, calls, lead, least)
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
@@ -119,11 +92,15 @@ class Track:
         self._seconds += time.perf_counter() - started
         self._waits += max(machine.seconds_without_a_core() - before, 0.0)
 
-    def _begin(self, run: Callable[..., Any], lead: float) -> None:
-        """Make calls that do not count."""
+    def _time(self, run: Callable[..., Any], calls: int, lead: float, least: float) -> float:
         until = time.perf_counter() + lead
         while lead and time.perf_counter() < until:
             self._timed(run, 1)
+        until = time.perf_counter() + least
+        taken = [self._timed(run, calls)]
+        while time.perf_counter() < until:
+            taken.append(self._timed(run, calls))
+        return statistics.fmean(taken)
 
     def _timed(self, run: Callable[..., Any], calls: int) -> float:
         if self._writes:

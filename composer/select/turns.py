@@ -13,12 +13,12 @@ The machine may be busy with other things as well. So:
   go on spinning for some milliseconds, waiting for more work, and take the cores from the next: on
   two cores ONNX Runtime's threads made Inductor's code four times as slow. Calls of 50 ms or more
   need no lead: the rest of the spinning is a small part of them.
-- *Windows under a load.* With a program beside it on two cores, an engine's threads are together
-  on one core at times, and have one each at others; that changes every few tenths of a second, and
-  calls of 0.26 ms take 0.7 meanwhile. So where threads keep waiting for cores, each turn is of four
-  windows, and the quickest quarter of an entrant's windows counts
-  (:func:`composer.select.rules.quickest`). Beside a running program, whose calls wait for turns,
-  turns are what they are without a load.
+- *Long turns under a load.* Where the system keeps taking cores from this process, two rounds only
+  send off those that are far behind. The others then take turns of 300 ms and more after a lead of
+  200 ms, less where time is short, and only these count. An engine's threads that have slept often
+  wake on the same core, and on two cores with a program beside it took Linux 200 ms to part them:
+  ONNX Runtime's calls were of 5.2 ms until then, and of 3.7 from then on. Beside a running program,
+  whose calls wait for turns, turns stay short all the same.
 
 :mod:`composer.select.rules` decides by the times: who is out, who has won, and when that is clear.
 
@@ -35,8 +35,7 @@ import functools
 import math
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Sequence
 
 from composer import interrupts
 from composer.gate import Gate
@@ -49,8 +48,6 @@ from composer.select.rules import (
     least_memory,
     margin_of,
     mean,
-    quickest,
-    still_near,
     surely_ahead,
 )
 from composer.select.track import Track
@@ -64,19 +61,17 @@ _LEAD, _LONG = 0.010, 0.050
 _TURN, _LONGEST_TURN, _LONGER = 0.010, 0.160, 3
 """Seconds of the first turns and of the longest, and after how many rounds they double."""
 
-_BUSY = 0.1
-"""The share of its time a thread waits for a core beyond which other programs are at work: on two
+_BUSY, _SCOUTING, _FAR = 0.1, 2, 2.0
+"""The share of its time a thread waits for a core beyond which other programs are at work (on two
 cores 0.02 to 0.05 without, 0.12 to 0.15 beside one that runs for a quarter of the time, 0.4 to 0.65
-beside one that always runs."""
+beside one that always runs), how many rounds stay short for all that, and who is far behind in
+them: whose best turn took so many times as long as the worst of another."""
 
-_SCOUTING, _WINDOW, _WINDOWS, _LOADED_ROUNDS = 2, 0.025, 4, 12
-"""After how many rounds windows begin, seconds of a window, how many a turn is of, and in how many
-rounds at most."""
+_LOADED_LEAD, _LOADED_TURN, _LEAST_SHARE = 0.2, 0.3, 0.1
+"""Seconds of calls before a long turn, of the turn, and of both where time is short."""
 
 _MOST_CALLS = 1000
 _MOST_ROUNDS = 40
-
-T = TypeVar("T")
 
 
 class _Undecided(Exception):
@@ -162,11 +157,10 @@ class _Race:
         self._entrants = entrants
         self._track = track
         self._deadline = time.perf_counter() + budget.turns
-        self._spare, self._for_load = budget.first, budget.loaded
+        self._spare = budget.first
         self._warm: dict[int, float] = {}
         self._waiting: list[int] = []
         self._turns: dict[int, list[float]] = {}
-        self._rounds: dict[int, int] = {}
         self.errors = errors
         self._alive: list[int] = []
 
@@ -179,7 +173,6 @@ class _Race:
         *engines, floor = range(len(self._entrants))
         self._alive = [*engines, floor]
         self._turns = {place: [] for place in self._alive}
-        self._rounds = dict.fromkeys(self._alive, 0)
         for place in (floor, *engines):
             with self._weighed(place):
                 started = time.perf_counter()
@@ -227,8 +220,7 @@ class _Race:
         """
         order = random.Random(0)
         for number in range(_MOST_ROUNDS):
-            self._extend_under_load()
-            if self._is_settled() or (number >= _SCOUTING and self._run_under_load(order)):
+            if self._is_settled() or (number >= _SCOUTING and self._run_long(order)):
                 return
             length = self._length(number)
             if not self._fits(length):
@@ -243,53 +235,51 @@ class _Race:
                 times[place] = self._turn(place, calls, lead, gate=self._gate)
             for place in self._alive:
                 self._turns[place].append(times[place])
-                self._rounds[place] += 1
             self._send_off()
 
-    def _run_under_load(self, order: random.Random) -> bool:
-        """Under a load, rounds of windows; whether there was a load, and time for a round.
+    def _run_long(self, order: random.Random) -> bool:
+        """Under a load, rounds of long turns; whether there was a load, and time for a round.
 
-        Only windows count then; those who were far behind before them keep the times they have.
+        The time that is left is shared out evenly, so that the last turn ends with it.
         """
         if self._gate is not None or not self._is_under_load():
             return False
-        self._send_off_under_load(self._turns, _SCOUTING)
-        windows: dict[int, list[float]] = {place: [] for place in self._alive}
-        for number in range(1, _LOADED_ROUNDS + 1):
-            if len(self._alive) < 2:
+        self._send_off_far()
+        for number in range(_MOST_ROUNDS):
+            if self._is_settled():
                 return True
-            expected = sum(_LEAD + max(self._usual(p), _WINDOW * _WINDOWS) for p in self._alive)
-            if self._is_over(after=expected):
-                return number > 1
-            for place in order.sample(self._alive, len(self._alive)):
-                windows[place] += self._windows(place)
-                self._rounds[place] = number
-            self._turns |= {place: quickest(windows[place]) for place in self._alive}
-            self._send_off_under_load(windows, number)
+            share = self._share()
+            if share < max(_LEAST_SHARE, *(2 * self._usual(place) for place in self._alive)):
+                return number > 0
+            some = order.sample(self._alive, len(self._alive))
+            times = {place: self._long_turn(place, share) for place in some}
+            for place in self._alive:
+                before = self._turns[place] if number else []
+                self._turns[place] = [*before, times[place]]
+            self._send_off()
         return True
-
-    def _send_off_under_load(self, times: Mapping[int, Sequence[float]], rounds: int) -> None:
-        """Drop the entrants that have no chance any more."""
-        costs = {p: [t + self._entrants[p].handicap for t in times[p]] for p in self._alive}
-        if costs:
-            self._alive = still_near(costs, rounds, margin_of(self._within))
-
-    def _extend_under_load(self) -> None:
-        """Take the time that the budget has for a load, once there is one."""
-        if self._gate is None and self._for_load and self._is_under_load():
-            self._deadline += self._for_load
-            self._for_load = 0.0
 
     def _is_under_load(self) -> bool:
         return self._track.waiting > _BUSY
 
-    def _windows(self, place: int) -> list[float]:
-        """Seconds of a call in each window of a turn; none of an entrant that raises."""
-        quick = min(self._turns[place] or [self._warm[place]])
-        calls = min(math.ceil(_WINDOW / _WINDOWS / max(quick, 1e-9)), _MOST_CALLS)
-        length = _WINDOW * _WINDOWS
-        turn = functools.partial(self._track.windows, window=_WINDOW, seconds=length)
-        return self._guarded(place, lambda run: turn(run, calls, _LEAD)) or []
+    def _long_turn(self, place: int, share: float) -> float:
+        """As :meth:`_turn`. Lead and turn each end with a whole call: half a call late or early."""
+        usual = self._usual(place)
+        calls, _ = self._plan(place, _TURN)
+        lead = min(share * _LOADED_LEAD / (_LOADED_LEAD + _LOADED_TURN), _LOADED_LEAD)
+        rest = share - lead - usual / 2
+        return self._turn(place, calls, max(lead - usual / 2, 0.0), rest)
+
+    def _send_off_far(self) -> None:
+        """Drop the entrants whose best turn is far behind another's worst."""
+        costs = {place: self._costs(place) for place in self._alive}
+        limit = max(_FAR, margin_of(self._within)) * min(max(each) for each in costs.values())
+        self._alive = [place for place, each in costs.items() if min(each) <= limit]
+
+    def _share(self) -> float:
+        """Seconds of a lead and a long turn, for all rounds that there is still time for."""
+        left = (self._deadline - time.perf_counter()) / len(self._alive)
+        return left / max(1, int(left / (_LOADED_LEAD + _LOADED_TURN)))
 
     def _fits(self, length: float) -> bool:
         """Whether there is time for a round of turns of that length."""
@@ -325,28 +315,24 @@ class _Race:
             return _TURN
         return min(math.ldexp(_TURN, number // _LONGER), _LONGEST_TURN)
 
-    def _turn(self, place: int, calls: int, lead: float = 0.0, gate: Gate | None = None) -> float:
+    def _turn(
+        self,
+        place: int,
+        calls: int,
+        lead: float = 0.0,
+        least: float = 0.0,
+        gate: Gate | None = None,
+    ) -> float:
         """Seconds of a call; an entrant that raises is out, and takes infinitely long.
 
         Raises:
             _Undecided: the floor itself raises.
         """
-
-        def turn(run: Callable[..., Any]) -> float:
-            time_it = functools.partial(self._track.time, run, calls, lead)
-            return time_it() if gate is None else self._between_calls(time_it, gate)
-
-        taken = self._guarded(place, turn)
-        return math.inf if taken is None else taken
-
-    def _guarded(self, place: int, turn: Callable[[Callable[..., Any]], T]) -> T | None:
-        """What a turn of an entrant gives; ``None`` where it raises, and is out.
-
-        Raises:
-            _Undecided: the floor itself raises.
-        """
         try:
-            return turn(self._entrants[place].run)
+            turn = functools.partial(
+                self._track.time, self._entrants[place].run, calls, lead, least
+            )
+            return turn() if gate is None else self._between_calls(turn, gate)
         except BaseException as error:  # noqa: BLE001  # recorded: its attempt has failed
             interrupts.pass_on(error)
             if place == len(self._entrants) - 1:
@@ -354,7 +340,7 @@ class _Race:
                 raise _Undecided(f"eager itself raises {what}") from None
             self.errors[place] = error
             self._alive.remove(place)
-            return None
+            return math.inf
 
     def _between_calls(self, turn: Callable[[], float], gate: Gate) -> float:
         """Take a turn at the gate; waiting there does not count as time of the contest."""
@@ -412,4 +398,4 @@ class _Race:
     def _timing(self, place: int) -> Timing:
         turns, handicap = self._turns[place], self._entrants[place].handicap
         known = tuple(turns) or (self._warm[place],)
-        return Timing(known, self._rounds[place], handicap, self._grown.get(place))
+        return Timing(known, len(turns), handicap, self._grown.get(place))
