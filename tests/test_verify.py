@@ -60,6 +60,25 @@ def test_without_verify_the_wrong_answer_would_be_given() -> None:
     assert not torch.equal(compiled(torch.sin, FakeBackend("wrong_value"))(x), x.sin())
 
 
+@pytest.mark.parametrize(
+    ("strides", "accepted"), [((5, 1), True), ((8, 2), False), ((1, 4), False)]
+)
+def test_gaps_between_rows_are_no_mismatch(strides: tuple[int, int], accepted: bool) -> None:
+    """As Inductor leaves them behind a product that it padded; other strides are one."""
+
+    def laid_out(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        def run(*args: Any) -> Any:
+            (value,) = gm.forward(*args)
+            return (torch.zeros(64).as_strided((4, 3), strides).copy_(value),)
+
+        return run
+
+    x = torch.ones(4, 3)
+    f = compiled(torch.sin, laid_out, verify="compile")
+    assert torch.equal(f(x), x.sin())
+    assert last().attempts[0].reason == (None if accepted else "output_mismatch")
+
+
 def test_engine_that_writes_to_its_inputs_is_rejected() -> None:
     """It ran on copies: the user's own tensor is as it was."""
     x = torch.randn(4)
