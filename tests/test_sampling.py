@@ -96,6 +96,23 @@ def test_every_nth_call_is_compared_and_counted() -> None:
     assert engine.calls == 11, "one run while compiling, one a call"
 
 
+def test_nothing_is_compared_while_the_program_records_a_cuda_graph(monkeypatch) -> None:
+    """A comparison waits for the card, which would end the recording: the next call is compared."""
+    recording = False
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: recording)
+    engine = FakeBackend("wrong_value", at=5)
+    f = sampled(torch.sin, engine, FakeBackend(), every=2)
+    x = torch.randn(3)
+    f(x)
+    recording = True
+    assert [torch.equal(f(x), x.sin()) for _ in range(4)] == [True, True, False, False]
+    assert last().runtime.verified == 0
+    recording = False
+    assert torch.equal(f(x), x.sin())
+    assert (last().runtime.verified, last().attempts[0].reason) == (1, "numeric_mismatch")
+
+
 def test_wrong_call_that_is_not_sampled_is_given() -> None:
     """Only every N-th is looked at."""
     f = sampled(torch.sin, FakeBackend("wrong_value", at=3), FakeBackend(), every=4)

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar, cast
 
+import torch
+
 from composer import _torch, forks, interrupts
 from composer.gate import Gate
 from composer.guard.roles import (
@@ -37,6 +39,12 @@ _STARVED = 3
 """Calls for which an engine may lack the memory before the next one is compiled."""
 
 T = TypeVar("T")
+
+
+def _is_recording() -> bool:
+    """Whether the program records a CUDA graph of its own by the calls that it makes now."""
+    began = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return began and torch.cuda.is_current_stream_capturing()
 
 
 class ServedGraph:
@@ -189,6 +197,8 @@ class ServedGraph:
             number: The tick of the call.
             run: What serves the graph.
         """
+        if _is_recording():
+            return run, run  # nothing may wait for the card meanwhile: what is due is done later
         gate = self._gate
         run, serve = self._plan_call(number, run)
         return run, serve if gate is None else functools.partial(self._admit, gate, serve)
