@@ -12,8 +12,12 @@ import pytest
 import torch
 from conftest import compiled, last, needs_torch
 from torch._higher_order_ops.while_loop import while_loop
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
+from composer.lowering.decompositions import decompositions
+from composer.lowering.decompositions.fusions import fusions
 from composer.lowering.onnx import _settle_casts, to_onnx
 
 pytestmark = pytest.mark.slow
@@ -73,6 +77,21 @@ def test_gelu_of_anything_else_is_written_out(operators: Counter[str], x: torch.
     except torch._dynamo.exc.BackendCompilerFailed:
         assert x.numel() == 0 or x.dtype is torch.float64  # declined, as without the fusion
     assert not operators["Gelu"]
+
+
+def test_nothing_of_a_graph_on_a_gpu_is_made_on_the_cpu() -> None:
+    """Where torch has the result of an operator of ONNX Runtime's own, wherever its inputs are."""
+    with FakeTensorMode():
+        query = torch.empty(2, 4, 8, 16, device="cuda")
+
+    def program(query: torch.Tensor) -> torch.Tensor:
+        return functional.gelu(functional.scaled_dot_product_attention(query, query, query))
+
+    table = decompositions(fusions(), training=False)
+    graph = make_fx(program, decomposition_table=table)(query).graph
+    values = [node.meta["val"] for node in graph.nodes if "val" in node.meta]
+    tensors = [each for each in values if isinstance(each, torch.Tensor)]
+    assert {each.device.type for each in tensors if each.dim()} == {"cuda"}
 
 
 def test_tanh_gelu_is_left_to_the_engine(operators: Counter[str]) -> None:

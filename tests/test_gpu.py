@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import json
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from torch._inductor import metrics
 from torch._inductor.utils import fresh_cache, run_and_get_code
 
 import composer
+from composer.records import Status
 from composer.testing import FakeBackend
 
 pytestmark = [
@@ -41,6 +43,200 @@ def batch(dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 def close(got: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.fixture
+def onnxrt() -> str:
+    """The engine, where its package is built for CUDA."""
+    package = pytest.importorskip("onnxruntime", reason="needs onnxruntime-gpu")
+    if "CUDAExecutionProvider" not in package.get_available_providers():
+        pytest.skip("needs onnxruntime-gpu")
+    return "onnxrt"
+
+
+@pytest.fixture
+def tensorrt() -> str:
+    """The engine, where a library for it is installed."""
+    if not any(map(importlib.util.find_spec, ("tensorrt", "tensorrt_rtx"))):
+        pytest.skip("needs tensorrt or tensorrt-rtx")
+    return "tensorrt"
+
+
+@pytest.fixture(params=["inductor", "onnxrt", "tensorrt"])
+def engine(request: pytest.FixtureRequest) -> str:
+    """Each engine for a card, where it is installed."""
+    name: str = request.param
+    return name if name == "inductor" else request.getfixturevalue(name)
+
+
+def late(source: torch.Tensor, stream: torch.cuda.Stream) -> torch.Tensor:
+    """A copy that the stream makes only when it has slept for some milliseconds."""
+    made = torch.zeros_like(source)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(10**7)
+        made.copy_(source)
+    return made
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_engine_serves_and_is_verified(engine, dtype) -> None:
+    """On the card, in every precision of serving."""
+    net, x = model(dtype), batch(dtype)
+    with torch.no_grad():
+        run = compiled(net, engine, verify="compile")
+        torch.testing.assert_close(run(x), net(x), rtol=2e-2, atol=2e-2)
+    assert (last().chosen, last().runtime.fallbacks) == (engine, 0)
+    assert last().attempts[0].engine["verified"]["values"] > 0
+
+
+def test_engine_waits_for_the_callers_work(engine) -> None:
+    """On the default stream and on another, and the caller's next work waits for the engine."""
+    net = model()
+    run = compiled(net, engine)
+    with torch.no_grad():
+        run(batch())
+        for stream in (torch.cuda.current_stream(), torch.cuda.Stream()):
+            for _ in range(5):
+                source = batch()
+                expected, given = net(source), late(source, stream)
+                with torch.cuda.stream(stream):
+                    got = run(given) * 1
+                stream.synchronize()
+                close(got, expected)
+    assert last().chosen == engine
+
+
+def test_engine_sees_changed_weights(engine) -> None:
+    """Loaded, replaced and written in place."""
+    net, other, x = model(), model(), batch()
+    run = compiled(net, engine)
+    with torch.no_grad():
+        close(run(x), net(x))
+        net.load_state_dict(other.state_dict())
+        close(run(x), other(x))
+        net[0].weight.data = torch.zeros_like(net[0].weight)
+        close(run(x), net(x))
+        net[3].weight.mul_(2)
+        close(run(x), net(x))
+    assert (last().chosen, last().runtime.fallbacks) == (engine, 0)
+
+
+def test_engine_takes_dynamic_shapes(engine) -> None:
+    """One graph for batches of several sizes."""
+    net = model()
+    run = compiled(net, engine, dynamic=True)
+    with torch.no_grad():
+        for rows in (4, 8, 3, 17):
+            x = torch.randn(rows, 64, device=CUDA)
+            close(run(x), net(x))
+    assert {each.chosen for each in composer.reports()} == {engine}
+
+
+@pytest.mark.parametrize("engine", ["inductor", "onnxrt"])
+def test_engine_trains(engine, request) -> None:
+    """Gradients included."""
+    if engine != "inductor":
+        request.getfixturevalue(engine)
+    net, x = model().train(), batch()
+    expected = torch.autograd.grad(net(x).sum(), [*net.parameters()])
+    run = compiled(net, engine, verify="compile")
+    for got, wanted in zip(
+        torch.autograd.grad(run(x).sum(), [*net.parameters()]), expected, strict=True
+    ):
+        close(got, wanted)
+    assert (last().chosen, last().training) == (engine, True)
+
+
+def test_onnxrt_multiplies_as_exactly_as_torch(onnxrt) -> None:
+    """No TF32, which is that provider's own default, unless torch may use it."""
+    net, x = torch.nn.Linear(512, 512).to(CUDA), torch.randn(64, 512, device=CUDA)
+    errors = {}
+    for precision in ("highest", "high"):
+        torch.set_float32_matmul_precision(precision)
+        torch.compiler.reset()
+        with torch.no_grad():
+            got = compiled(net, onnxrt)(x)
+            exact = net.double()(x.double())
+            net.float()
+        errors[precision] = (got - exact).abs().max().item()
+        assert last().chosen == onnxrt
+    assert errors["highest"] < 1e-5 < errors["high"]
+
+
+def test_onnxrt_reads_weights_where_they_lie(onnxrt) -> None:
+    """The card holds them once."""
+    net = torch.nn.Sequential(*(torch.nn.Linear(4096, 4096) for _ in range(4))).to(CUDA)
+    x = torch.randn(8, 4096, device=CUDA)
+    weights = sum(each.nbytes for each in net.parameters())
+    run = compiled(net, onnxrt)
+    with torch.no_grad():
+        net(x)
+        torch.cuda.synchronize()
+        free, _ = torch.cuda.mem_get_info()
+        close(run(x), net(x))
+        torch.cuda.synchronize()
+    assert last().chosen == onnxrt
+    assert free - torch.cuda.mem_get_info()[0] < weights
+
+
+def test_onnxrt_says_nothing_on_stderr(onnxrt, capfd) -> None:
+    """Not even that its provider is no plug-in."""
+    with torch.no_grad():
+        compiled(model(), onnxrt)(batch())
+    assert last().chosen == onnxrt
+    assert capfd.readouterr().err == ""
+
+
+def test_tensorrt_replays_a_cuda_graph(tensorrt) -> None:
+    """``mode="reduce-overhead"``: each answer is its input's."""
+    net = model()
+    run = torch.compile(net, backend="composer", mode="reduce-overhead")
+    with torch.no_grad(), composer.using(chain=[tensorrt]):
+        for _ in range(4):
+            x = batch()
+            close(run(x), net(x))
+    assert last().chosen == tensorrt
+    assert last().attempts[0].engine["cuda_graphs"] == 1
+
+
+@pytest.mark.parametrize("verify", ["off", "sample"])
+@pytest.mark.parametrize("engine", ["inductor", "onnxrt"])
+def test_program_may_record_a_cuda_graph_of_its_own(engine, verify, request) -> None:
+    """Of many calls; what the policy wants compared is compared at a later one."""
+    if engine != "inductor":
+        request.getfixturevalue(engine)
+    net, x = model(), batch()
+    run = compiled(net, engine, verify=verify, sample_every=3)
+    with torch.no_grad():
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            run(x)
+        torch.cuda.current_stream().wait_stream(side)
+        recorded = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(recorded):
+            for _ in range(20):
+                got = run(x)
+        assert last().runtime.verified == 0
+        for _ in range(3):
+            x.copy_(batch())
+            recorded.replay()
+            close(got, net(x))
+        run(x)
+    assert (last().chosen, last().runtime.fallbacks) == (engine, 0)
+    assert last().runtime.verified == (verify == "sample")
+
+
+@pytest.mark.parametrize("verify", ["compile", "sample"])
+def test_random_numbers_of_an_engines_own_are_no_mismatch(verify) -> None:
+    """Inductor's dropout moves the card's generator on by as much as eager's."""
+    net = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Dropout(0.5)).to(CUDA).train()
+    run = compiled(net, "inductor", verify=verify, sample_every=2)
+    for _ in range(6):
+        run(batch()).sum().backward()
+    assert (last().chosen, last().runtime.fallbacks) == ("inductor", 0)
+    assert last().attempts[-1].status is Status.SUCCEEDED
 
 
 def test_inductor_generates_triton_kernels_for_a_composed_graph() -> None:
@@ -95,16 +291,6 @@ def test_users_triton_kernel_answers_elsewhere(engine, operator) -> None:
         assert last().attempts[0].coverage < 1.0
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_inductor_is_verified_on_the_card(dtype) -> None:
-    """In every precision of serving, with what was compared in the record."""
-    net, x = model(dtype), batch(dtype)
-    with torch.no_grad():
-        compiled(net, "inductor", verify="compile")(x)
-    assert last().chosen == "inductor"
-    assert last().attempts[0].engine["verified"]["values"] > 0
-
-
 def test_wrong_numbers_on_the_card_are_found() -> None:
     """The next candidate serves."""
     net, x = model(), batch()
@@ -124,18 +310,6 @@ def test_verification_leaves_the_cards_random_numbers_alone() -> None:
         drawn.append(run(x))
         assert last().chosen == "aot_eager"
     assert torch.equal(*drawn)
-
-
-def test_training_on_the_card_is_verified_gradients_included() -> None:
-    """Forward and backward by Inductor."""
-    net, x = model().train(), batch()
-    expected = torch.autograd.grad(net(x).sum(), [*net.parameters()])
-    run = compiled(net, "inductor", verify="compile")
-    for got, wanted in zip(
-        torch.autograd.grad(run(x).sum(), [*net.parameters()]), expected, strict=True
-    ):
-        close(got, wanted)
-    assert (last().chosen, last().training) == ("inductor", True)
 
 
 @pytest.mark.parametrize("verify", ["off", "compile"])
@@ -213,23 +387,6 @@ def test_engine_that_never_has_the_memory_is_given_up(two_gib) -> None:
     assert held.memory.numel() > GIB
     assert (last().chosen, last().runtime.fallbacks) == ("aot_eager", 3)
     assert last().runtime.last_error.startswith("OutOfMemoryError")
-
-
-@pytest.mark.parametrize("engine", ["inductor", "aot_eager"])
-def test_work_goes_to_the_callers_stream(engine) -> None:
-    """Compiled on one stream, called on another, right on both."""
-    net, x = model(), batch()
-    run, side = compiled(net, engine), torch.cuda.Stream()
-    with torch.no_grad():
-        expected = net(x)
-        close(run(x), expected)
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            torch.cuda._sleep(10**7)
-            got = run(x * 1)
-        side.synchronize()
-        close(got, expected)
-    assert last().runtime.calls == 2
 
 
 @pytest.mark.slow

@@ -17,9 +17,9 @@ import composer
 from composer import _torch
 from composer.backends import onnxrt
 from composer.backends.onnxrt import session
-from composer.backends.onnxrt.session import session_options
+from composer.backends.onnxrt.session import require_gpu_build, session_options
 from composer.backends.onnxrt.settings import Settings, read_settings
-from composer.errors import OptionError
+from composer.errors import OptionError, Refusal
 from composer.lowering.onnx import to_onnx
 
 pytestmark = pytest.mark.slow
@@ -469,6 +469,13 @@ def test_a_provider_that_is_not_built_in_is_a_failure(name: str) -> None:
     (attempt,) = last().attempts
     assert (attempt.status, attempt.reason) == ("failed", "wrong_provider")
     assert f"this build of onnxruntime has no {name}" in attempt.message
+
+
+def test_a_build_for_the_cpu_is_none_for_a_gpu() -> None:
+    """The probe of a graph on one says so, without an import of the exporter."""
+    with pytest.raises(Refusal, match="no CUDAExecutionProvider") as refused:
+        require_gpu_build()
+    assert (refused.value.status, refused.value.reason) == ("unavailable", "not_installed")
 
 
 def test_every_provider_is_told_with_its_share() -> None:

@@ -11,7 +11,7 @@ from conftest import compiled, last, needs_torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import composer
-from composer.lowering.devices import elsewhere
+from composer.lowering.devices import devices_of, elsewhere
 
 pytestmark = pytest.mark.slow
 
@@ -90,6 +90,14 @@ def test_constants_on_the_cpu_are_an_engines_wherever_it_computes() -> None:
     aten = torch.ops.aten
     assert found == [aten.full.default, aten._to_copy.default]
     assert [node.args[1] for node in gm.graph.nodes if node.target is aten.full.default] == [2, 3]
+
+
+def test_a_number_passed_as_a_tensor_is_on_no_device_of_the_graph() -> None:
+    """Dynamo's are on the CPU wherever the graph is; where nothing else is there, it is there."""
+    number, tensor = torch.tensor(1e-5), torch.ones(2, device="meta")
+    assert devices_of([number, 3, tensor, tensor]) == [torch.device("meta")]
+    assert devices_of([number, 3]) == [torch.device("cpu")]
+    assert devices_of([torch.ones(1), tensor]) == [torch.device("cpu"), torch.device("meta")]
 
 
 @pytest.mark.parametrize(("least", "chosen"), [(0.0, "onnxrt"), (0.5, "onnxrt"), (1.0, "eager")])

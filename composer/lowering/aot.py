@@ -18,6 +18,7 @@ from composer.graphs import capture, checkpoints, clones
 from composer.graphs.comparison import requires_grad
 from composer.graphs.nodes import value_of
 from composer.lowering.decompositions import Table, decompositions
+from composer.lowering.devices import devices_of
 from composer.lowering.freeze import freeze
 from composer.lowering.statistics import (
     find_witnesses,
@@ -107,8 +108,7 @@ def compile_functional(
     _decline_complex_outputs(gm)
     owners = owners_of(gm, example_inputs)
     everything = [*own_tensors(gm), *example_inputs]
-    places = (each.device for each in example_inputs if isinstance(each, torch.Tensor))
-    device = next(places, _CPU)
+    device = next(iter(devices_of(example_inputs)), _CPU)
 
     def compiler(
         kind: GraphKind, functional: torch.fx.GraphModule, fakes: Sequence[Any]

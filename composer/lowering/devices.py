@@ -1,11 +1,24 @@
-"""Calls whose tensors are on another device than the engine that a graph is compiled for."""
+"""The device of a graph, and the calls whose tensors are on another one."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 import torch.fx
 
 WHY = "a tensor on another device"
+
+
+def devices_of(example_inputs: Iterable[Any]) -> list[torch.device]:
+    """The devices of the tensors that a graph is given, each once.
+
+    A tensor without dimensions may be a number that Dynamo passes so, on the CPU wherever the graph
+    is: it counts only where there is no other tensor.
+    """
+    tensors = [each for each in example_inputs if isinstance(each, torch.Tensor)]
+    return [*dict.fromkeys(each.device for each in [t for t in tensors if t.dim()] or tensors)]
 
 
 def elsewhere(gm: torch.fx.GraphModule, home: torch.device) -> set[torch.fx.Node]:

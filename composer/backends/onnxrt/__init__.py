@@ -30,11 +30,13 @@ from composer.backends.onnxrt.cut import cut
 from composer.backends.onnxrt.engine import OnnxRuntimeEngine, make_engine
 from composer.backends.onnxrt.kernels import widens_bfloat16
 from composer.backends.onnxrt.library import onnxruntime
+from composer.backends.onnxrt.session import require_gpu_build
 from composer.backends.onnxrt.settings import read_settings
 from composer.errors import refuse
 from composer.lowering import keeping
 from composer.lowering.aot import FunctionalGraph, GraphKind, compile_functional
 from composer.lowering.decompositions.fusions import fusions
+from composer.lowering.devices import devices_of
 from composer.lowering.regions import Split
 from composer.lowering.trial import try_once
 from composer.lowering.whole import whole_of
@@ -57,8 +59,9 @@ class OnnxRuntimeBackend(Backend):
         read_settings(options)
 
     def probe(self, request: GraphRequest) -> None:
-        """Packages and device."""
-        _require(request.device)
+        """Packages, device, and a build of ONNX Runtime that can work there."""
+        if _require(request.device).type == "cuda":
+            require_gpu_build()
 
     def build(
         self,
@@ -92,8 +95,7 @@ def onnxrt(
         Refusal: the graph holds nothing that ONNX Runtime can run, or it cannot be here.
     """
     settings = read_settings(options or {})
-    tensors = (each for each in example_inputs if isinstance(each, torch.Tensor))
-    device = _require(*dict.fromkeys(str(each.device) for each in tensors))
+    device = _require(*map(str, devices_of(example_inputs)))
     version = onnxruntime().__version__
     note(onnxruntime=version, threads=settings.threads)
     whole = whole_of(gm, example_inputs, f"onnxrt {version} {device} {settings!r} {precision()}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,6 @@ from composer.backends.onnxrt.library import native
 from composer.backends.onnxrt.memory import (
     Feed,
     allocator,
-    as_value,
     feed_for,
     lend,
     receiver,
@@ -68,7 +68,7 @@ class OnnxRuntimeEngine(BindingEngine[Bound]):
         self._new_vector = library.OrtValueVector
         self._options = library.RunOptions()
         self._output_names = [each.name for each in graph.model.graph.output]
-        place = library.OrtDevice.cuda() if device.type == "cuda" else library.OrtDevice.cpu()
+        place = getattr(library.OrtDevice, device.type)()
         memory = library.OrtDevice.default_memory()
         self._devices = [library.OrtDevice(place, memory, device.index or 0)] * len(graph.outputs)
         static = all(output.shape is not None and output.dtype for output in graph.outputs)
@@ -123,8 +123,8 @@ class OnnxRuntimeEngine(BindingEngine[Bound]):
         names = self.graph.inputs
         if self._device.type == "cpu":
             require_memory(values.values())
-        held = {names[i]: as_value(each.detach().contiguous()) for i, each in values.items()}
-        session = make_session(self.graph, held, self._settings, self._device)
+        weights = {names[i]: each.detach().contiguous() for i, each in values.items()}
+        session, held = make_session(self.graph, weights, self._settings, self._device)
         asked = {each.name for each in session.get_inputs()}
         fed = [i for i, name in enumerate(names) if name in asked]
         return Bound(
@@ -132,25 +132,28 @@ class OnnxRuntimeEngine(BindingEngine[Bound]):
             run=session._sess.run_with_ortvaluevector,
             names=[names[i] for i in fed],
             feeds=tuple((i, feed_for(self._dtypes[i])) for i in fed),
-            keep_alive=tuple(held.values()),
+            keep_alive=held,
         )
 
 
 class CudaEngine(OnnxRuntimeEngine):
-    """Runs on the stream that was current when the session was made, and waits for others.
+    """Runs on a stream of its own, behind the caller's, which waits for it. The caller does not.
 
-    Not run: no CUDA build of ONNX Runtime was at hand.
+    ONNX Runtime takes the default stream for none, and would work on one that nobody waits for.
     """
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self._stream = torch.cuda.current_stream(self._device)
+    def __init__(
+        self, graph: OnnxGraph, region: Region, settings: Settings, device: torch.device
+    ) -> None:
+        self._stream = _stream_of(device)
+        super().__init__(graph, region, settings, device)
+        self._options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+        if not self._allocators:  # what ONNX Runtime allocated, it reuses without asking a stream
+            self._receivers = [_cloned(each) for each in self._receivers]
 
     def __call__(self, *args: Any) -> list[Any]:
         """Order the work after what the caller's stream holds, and that stream after the work."""
         current = torch.cuda.current_stream(self._device)
-        if current == self._stream:
-            return super().__call__(*args)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
             results = super().__call__(*args)
@@ -159,6 +162,23 @@ class CudaEngine(OnnxRuntimeEngine):
             if isinstance(each, torch.Tensor):
                 each.record_stream(stream)
         return results
+
+    def _make(self, values: Mapping[int, torch.Tensor]) -> Bound:
+        with torch.cuda.stream(self._stream):
+            return super()._make(values)
+
+
+@functools.cache
+def _stream_of(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+def _cloned(receive: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def received(capsule: Any) -> Any:
+        value = receive(capsule)
+        return value.clone() if isinstance(value, torch.Tensor) else value
+
+    return received
 
 
 def make_engine(

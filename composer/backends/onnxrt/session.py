@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from composer.backends.forks import never_freed_in_forks
 from composer.backends.onnxrt.library import native, onnxruntime
+from composer.backends.onnxrt.memory import as_value
 from composer.backends.onnxrt.norms import fuse_norms
 from composer.backends.onnxrt.optimizers import left_out
 from composer.backends.onnxrt.products import read_weights_as_they_lie
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 _SPINNING = {"session.force_spinning_stop": "1"}
 """Threads wait busily for work during a call, and stop with it: torch's own threads are next
 (figures in bench/README.md)."""
+
+_ELSEWHERE = frozenset({CPU, "AzureExecutionProvider"})
+"""Providers that compute on no GPU of this machine."""
 
 _KEEPING = frozenset(
     {"Conv", "ConvTranspose", "FusedMatMul", "Gather", "Gemm", "MatMul", "Reshape"}
@@ -41,9 +45,18 @@ _LEVELS: dict[Level, str] = {
 
 
 def make_session(
-    graph: OnnxGraph, values: Mapping[str, Any], settings: Settings, device: torch.device
-) -> Any:
-    """A session that reads ``values`` (ONNX Runtime values, by name) where they lie.
+    graph: OnnxGraph,
+    weights: Mapping[str, torch.Tensor],
+    settings: Settings,
+    device: torch.device,
+) -> tuple[Any, tuple[Any, ...]]:
+    """A session that reads weights where they lie, and the values that have to live as long.
+
+    Args:
+        graph: The model.
+        weights: Contiguous tensors on the device, by the names of the model's inputs.
+        settings: How to make it.
+        device: Where the graph's tensors are.
 
     Raises:
         Refusal: ``declined`` where there is no kernel, ``failed`` with ``build_failed`` where the
@@ -53,20 +66,23 @@ def make_session(
     package, errors = onnxruntime(), native()
     providers = _providers(settings, device)
     _require_built_in(providers, package.get_available_providers(), settings)
-    model = graph.with_weights(values)
+    model = graph.with_weights(weights)
     if [*providers] == [CPU]:
         read_weights_as_they_lie(model)
     if {*providers} <= {CPU, CUDA}:
         fuse_norms(model)
     options = session_options(settings)
     used = {each.name for each in model.graph.initializer}
-    given = {name: package.OrtValue(v) for name, v in values.items() if name in used}
+    given = {name: each for name, each in weights.items() if name in used}
+    values = _values(given)
     if given:
         # The first lets the optimizer see the values, the second has the kernels read them where
-        # they lie: with the first alone ONNX Runtime (1.31) copies every one.
-        options.add_external_initializers(list(given), list(given.values()))
+        # they lie: with the first alone ONNX Runtime (1.31) copies every one. The optimizer reads
+        # from the CPU, and ends the process where it is given the address of a GPU's memory.
+        seen = values if device.type == "cpu" else _values({n: t.cpu() for n, t in given.items()})
+        options.add_external_initializers(list(seen), list(seen.values()))
         for name in given.keys() - _may_be_transposed(model):
-            options.add_initializer(name, given[name])
+            options.add_initializer(name, values[name])
     try:
         session = package.InferenceSession(
             model.SerializeToString(),
@@ -85,7 +101,11 @@ def make_session(
     if missing:
         what = f"asked for {', '.join(missing)}, got {', '.join(arrived)}"
         refuse(Status.FAILED, Reason.WRONG_PROVIDER, what)
-    return session
+    return session, tuple(values.values())
+
+
+def _values(weights: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    return {name: onnxruntime().OrtValue(as_value(each)) for name, each in weights.items()}
 
 
 def _may_be_transposed(model: onnx.ModelProto) -> set[str]:
@@ -111,11 +131,36 @@ def _providers(settings: Settings, device: torch.device) -> dict[str, dict[str, 
     names = settings.providers or ((CUDA, CPU) if device.type == "cuda" else (CPU,))
     asked = {name: dict(settings.provider_options.get(name, {})) for name in names}
     if CUDA in asked and device.type == "cuda":
-        stream = torch.cuda.current_stream(device).cuda_stream
-        asked[CUDA] = {"device_id": str(device.index or 0), "user_compute_stream": str(stream)} | (
-            asked[CUDA]
-        )
+        asked[CUDA] = _on_torchs_stream(device) | asked[CUDA]
     return asked
+
+
+def _on_torchs_stream(device: torch.device) -> dict[str, str]:
+    """Options of the CUDA provider: where it works, and as exactly as torch multiplies.
+
+    With the number of a device it says on stderr that it is no plug-in (1.31).
+    """
+    exact = torch.backends.cuda.matmul.fp32_precision != "tf32"
+    return {
+        **({"device_id": str(device.index)} if device.index else {}),
+        "user_compute_stream": str(torch.cuda.current_stream(device).cuda_stream),
+        "use_tf32": "0" if exact else "1",
+    }
+
+
+def require_gpu_build() -> None:
+    """Refuse where no provider but those for the CPU is built in.
+
+    Raises:
+        Refusal: ``unavailable`` with ``not_installed``.
+    """
+    available = onnxruntime().get_available_providers()
+    if {*available} <= _ELSEWHERE:
+        refuse(Status.UNAVAILABLE, Reason.NOT_INSTALLED, _lacks([CUDA], available))
+
+
+def _lacks(missing: Sequence[str], available: Sequence[str]) -> str:
+    return f"this build of onnxruntime has no {', '.join(missing)} (it has {', '.join(available)})"
 
 
 def _require_built_in(
@@ -125,7 +170,7 @@ def _require_built_in(
     missing = [name for name in providers if name not in available]
     if not missing:
         return
-    what = f"this build of onnxruntime has no {', '.join(missing)} (it has {', '.join(available)})"
+    what = _lacks(missing, available)
     if settings.providers:
         refuse(Status.FAILED, Reason.WRONG_PROVIDER, what)
     refuse(Status.UNAVAILABLE, Reason.NOT_INSTALLED, what)

@@ -28,6 +28,7 @@ from composer.backends.tensorrt import probe
 from composer.backends.tensorrt.foreign import build_with_torch_tensorrt
 from composer.errors import refuse
 from composer.lowering.aot import FunctionalGraph, GraphKind, compile_functional
+from composer.lowering.devices import devices_of
 from composer.lowering.trial import try_once
 from composer.records import GraphRequest, Reason, Status
 
@@ -139,8 +140,7 @@ def _place_of(example_inputs: Sequence[Any]) -> Any:
     """The one device of the graph's tensors, with nothing of TensorRT touched before."""
     from composer.backends.tensorrt.place import CudaPlace
 
-    tensors = (each for each in example_inputs if isinstance(each, torch.Tensor))
-    devices = [*dict.fromkeys(each.device for each in tensors if each.dim())]
+    devices = devices_of(example_inputs)
     for each in devices or [torch.device("cpu")]:
         probe.require_device(str(each))
     if len(devices) > 1:

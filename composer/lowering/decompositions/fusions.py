@@ -78,8 +78,12 @@ def _heads_joined(x: torch.Tensor) -> torch.Tensor:
 
 
 def _plain(x: torch.Tensor) -> bool:
-    """The kernels are for float32, and nothing is known of them for no elements."""
-    return x.dtype is torch.float32 and not any(isinstance(n, int) and n == 0 for n in x.shape)
+    """The kernels are for float32, and nothing is known of them for no elements.
+
+    What the node gives is on the CPU for torch, wherever its inputs are (2.13).
+    """
+    empty = any(isinstance(n, int) and n == 0 for n in x.shape)
+    return x.dtype is torch.float32 and x.device.type == "cpu" and not empty
 
 
 def _microsoft(
