@@ -12,6 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import composer
 from composer.lowering.devices import devices_of, elsewhere
+from composer.lowering.regions import is_compute
 
 pytestmark = pytest.mark.slow
 
@@ -90,6 +91,14 @@ def test_constants_on_the_cpu_are_an_engines_wherever_it_computes() -> None:
     aten = torch.ops.aten
     assert found == [aten.full.default, aten._to_copy.default]
     assert [node.args[1] for node in gm.graph.nodes if node.target is aten.full.default] == [2, 3]
+
+
+def test_a_triton_kernel_of_the_programs_counts_as_computing() -> None:
+    """What it gives are tensors by name, and what an engine leaves of it to torch is told."""
+    graph = torch.fx.Graph()
+    kernel = graph.call_function(torch.ops.higher_order.triton_kernel_wrapper_functional, ())
+    kernel.meta["val"] = {"out": torch.ones(2)}
+    assert is_compute(kernel)
 
 
 def test_a_number_passed_as_a_tensor_is_on_no_device_of_the_graph() -> None:

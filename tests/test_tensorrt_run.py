@@ -6,6 +6,7 @@ GPU would run.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -395,6 +396,35 @@ def test_tf32_is_as_torch_says(fake: Fake, tmp_path, said, tf32) -> None:
     same(Net(), torch.randn(2, 4))
     (record,) = (tmp_path / "cache" / "plans").glob("*.json")
     assert json.loads(record.read_text())["entry"]["facts"]["tf32"] is tf32
+
+
+HOPPER = (9, 0)
+"""A compute capability that TensorRT for RTX has no name for."""
+
+
+@pytest.mark.parametrize(
+    ("said", "precision", "accepted"),
+    [("highest", "fp32", False), ("high", "fp32", True), ("highest", "fp16", True)],
+)
+def test_products_in_tf32_are_declined_unless_torch_allows_them(
+    fake: Fake, place: FakePlace, said: str, precision: str, accepted: bool
+) -> None:
+    """On a GPU for which RTX (1.6.1) computes them so whatever it is told (seen on an H200)."""
+    place.target = dataclasses.replace(place.target, capability=HOPPER)
+    torch.set_float32_matmul_precision(said)
+    candidate = {"backend": "tensorrt", "options": {"precision": precision}}
+    compiled(Net(), candidate, "eager")(torch.randn(2, 4))
+    (attempt, *_) = last().attempts
+    assert attempt.accepted == accepted
+    if not accepted:
+        assert (attempt.status, attempt.reason) == ("declined", "unsupported_dtype")
+        assert "aten::addmm of float32 in TF32 on this GPU (pretended)" in attempt.message
+
+
+def test_what_multiplies_nothing_is_taken_on_any_gpu(fake: Fake, place: FakePlace) -> None:
+    """TF32 is a matter of products."""
+    place.target = dataclasses.replace(place.target, capability=HOPPER)
+    same(lambda x: torch.sin(x) + 1, torch.randn(2, 4))
 
 
 def test_training_is_declined(fake: Fake) -> None:

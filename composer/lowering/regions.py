@@ -230,8 +230,10 @@ def seen_by(node: torch.fx.Node) -> Iterator[torch.Tensor]:
 
 
 def tensors_of(node: torch.fx.Node) -> Iterator[torch.Tensor]:
-    """The fake tensors that a node stands for."""
+    """The fake tensors that a node stands for; of a Triton kernel of the program's, by name."""
     value = node.meta.get("val")
+    if isinstance(value, dict):
+        value = [*value.values()]
     for each in value if isinstance(value, tuple | list) else (value,):
         if isinstance(each, torch.Tensor):
             yield each

@@ -15,6 +15,7 @@ from composer.backends.onnxrt.norms import fuse_norms
 from composer.backends.onnxrt.optimizers import left_out
 from composer.backends.onnxrt.products import read_weights_as_they_lie
 from composer.backends.onnxrt.settings import CPU, CUDA, Level, Settings
+from composer.backends.tf32 import allows_products
 from composer.errors import Refusal, refuse
 from composer.lowering.onnx import OnnxGraph
 from composer.records import Reason, Status
@@ -140,11 +141,10 @@ def _on_torchs_stream(device: torch.device) -> dict[str, str]:
 
     With the number of a device it says on stderr that it is no plug-in (1.31).
     """
-    exact = torch.backends.cuda.matmul.fp32_precision != "tf32"
     return {
         **({"device_id": str(device.index)} if device.index else {}),
         "user_compute_stream": str(torch.cuda.current_stream(device).cuda_stream),
-        "use_tf32": "0" if exact else "1",
+        "use_tf32": str(int(allows_products())),
     }
 
 

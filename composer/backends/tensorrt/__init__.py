@@ -106,6 +106,7 @@ def tensorrt(
     from composer.backends.tensorrt import library, settings
     from composer.backends.tensorrt.cut import cut
     from composer.backends.tensorrt.engine import TensorRTEngine
+    from composer.backends.tensorrt.tf32 import require_as_allowed
 
     asked = settings.read_settings(options or {})
     place, record = _place_of(example_inputs), mode == "reduce-overhead"
@@ -115,6 +116,8 @@ def tensorrt(
     def build(graph: FunctionalGraph) -> Callable[..., Any]:
         if graph.kind is not GraphKind.INFERENCE:
             refuse(Status.DECLINED, Reason.TRAINING_GRAPH, ONLY_INFERENCE)
+        if asked.precision == "fp32":
+            require_as_allowed(graph, trt, place.target)
         pieces = cut(graph, trt, asked)
         covers(pieces.parts.taken, pieces.parts.total, pieces.parts.left)
         pieces.parts.decline_if_empty()

@@ -160,13 +160,16 @@ def _add_profile(builder: Any, config: Any, shapes: Profile) -> None:
 
 def _name_the_device(library: Library, config: Any, target: Target) -> None:
     """RTX compiles for the device that is named, or else for every one that it supports."""
-    if not library.is_rtx:
-        return
-    name = "SM" + "".join(map(str, target.capability))
-    known = library.module.ComputeCapability.__members__
-    if name in known:
+    capability = named_capability(library, target) if library.is_rtx else None
+    if capability is not None:
         config.num_compute_capabilities = 1
-        config.set_compute_capability(known[name], 0)
+        config.set_compute_capability(capability, 0)
+
+
+def named_capability(library: Library, target: Target) -> Any:
+    """What TensorRT for RTX calls the compute capability of a GPU; ``None`` for no name."""
+    name = "SM" + "".join(map(str, target.capability))
+    return library.module.ComputeCapability.__members__.get(name)
 
 
 def _make_monitor(trt: Any) -> Any:
