@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from timing import installed_version
 
-PACKAGES = ("triton", "tensorrt", "tensorrt_rtx", "torch_tensorrt", "onnxruntime-gpu")
+PACKAGES = ("triton", "tensorrt", "tensorrt-rtx-cu13-bindings", "torch_tensorrt", "onnxruntime-gpu")
 MIB = 2**20
 
 

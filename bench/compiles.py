@@ -71,8 +71,13 @@ def first_line(error: BaseException) -> str:
     """The error's type and first line; of Dynamo's, what the backend raised. No folder names."""
     cause = getattr(error, "inner_exception", error)
     lines = (line.strip() for line in str(cause).splitlines())
-    text = re.sub(r"(?<![\w.])(?:/[\w.+-]+)+/", "", next(filter(None, lines), ""))
+    text = without_folders(next(filter(None, lines), ""))
     return f"{type(cause).__name__}: {text}" if text else type(cause).__name__
+
+
+def without_folders(text: str) -> str:
+    """The text with files by their names alone: where they lie is a matter of this machine."""
+    return re.sub(r"(?<![\w.])(?:/[\w.+-]+)+/", "", text)
 
 
 @contextlib.contextmanager

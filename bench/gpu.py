@@ -35,7 +35,16 @@ import native
 import serving
 import torch
 from card import Card
-from compiles import Outputs, first_line, flat, forget, own_caches, positive, time_together
+from compiles import (
+    Outputs,
+    first_line,
+    flat,
+    forget,
+    own_caches,
+    positive,
+    time_together,
+    without_folders,
+)
 from rich.console import Console
 from rich.table import Table
 from timing import Ratio, Series, machine, measure, paired_ratio, write_json
@@ -336,7 +345,8 @@ def inductor_counts() -> Counts:
 def refusal(reports: Sequence[CompileReport]) -> str:
     """Why composer's one candidate does not serve a graph, in the report's words."""
     attempts = (attempt for report in reports for attempt in report.attempts)
-    return next((attempt.sentence() for attempt in attempts if not attempt.accepted), "")
+    said = next((attempt.sentence() for attempt in attempts if not attempt.accepted), "")
+    return without_folders(said)
 
 
 def errors(exact: Outputs, outputs: Outputs) -> tuple[float, float]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from start_tables import choosing, generation, guards, warm
 
 HERE = Path(__file__).parent
 WRONG = ("wrong", "raised", "crashed")
+NOT_RUN = "not run"
 
 
 def overhead(record: Record) -> str:
@@ -69,14 +71,21 @@ def gpu(record: Record) -> str:
     headings = ("model", "variant", "dtype", "median ms", "eager / variant (quartiles)")
     headings += ("compile s", "kernels", "error against float64", "peak MiB", "card MiB")
     figures = [gpu_row(row) for row in rows if not row["left_out"]]
-    why = dict.fromkeys((row["variant"], row["left_out"]) for row in rows if row["left_out"])
+    late = [row for row in rows if row["left_out"].startswith(NOT_RUN)]
+    left_out = [row for row in rows if row["left_out"] and row not in late]
+    why = dict.fromkeys((row["variant"], row["left_out"]) for row in left_out)
     packages = (record["machine"]["packages"] | card["packages"]).items()
     said = (
         f"Measured {record['machine']['date'][:10]} on {card['card']}, driver {card['driver']}, "
         f"CUDA {card['cuda']}; {', '.join(f'{name} {v}' for name, v in packages if v)}."
     )
     parts = [said, table(headings, figures)]
-    parts += [table(("without figures", "why"), [*why])] if why else []
+    short = [(name, textwrap.shorten(reason, 240, placeholder=" ...")) for name, reason in why]
+    parts += [table(("without figures", "why"), short)] if short else []
+    behind = dict.fromkeys(f"{row['model']} in {row['dtype']}" for row in late)
+    parts += (
+        [f"Not run, or not all variants, for lack of time: {', '.join(behind)}."] if late else []
+    )
     return "\n\n".join(parts)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import sys
+from pathlib import Path
 
 import onnxruntime
 import pytest
@@ -15,11 +17,12 @@ from weight_changes import CHANGES
 
 import composer
 from composer import _torch
-from composer.backends import onnxrt
+from composer.backends import find_backend, onnxrt
 from composer.backends.onnxrt import session
-from composer.backends.onnxrt.session import require_gpu_build, session_options
+from composer.backends.onnxrt.session import session_options
 from composer.backends.onnxrt.settings import Settings, read_settings
 from composer.errors import OptionError, Refusal
+from composer.graphs.capture import read_request
 from composer.lowering.onnx import to_onnx
 
 pytestmark = pytest.mark.slow
@@ -471,11 +474,17 @@ def test_a_provider_that_is_not_built_in_is_a_failure(name: str) -> None:
     assert f"this build of onnxruntime has no {name}" in attempt.message
 
 
-def test_a_build_for_the_cpu_is_none_for_a_gpu() -> None:
-    """The probe of a graph on one says so, without an import of the exporter."""
-    with pytest.raises(Refusal, match="no CUDAExecutionProvider") as refused:
-        require_gpu_build()
+def test_a_build_for_the_cpu_is_none_for_a_gpu(monkeypatch) -> None:
+    """The probe of a graph on one says so; a build with another provider is asked further."""
+    gm = torch.fx.symbolic_trace(torch.nn.ReLU())
+    graph = dataclasses.replace(read_request(gm, [torch.ones(1)]), device="cuda:0")
+    with pytest.raises(Refusal, match="for the CPU alone") as refused:
+        find_backend("onnxrt").probe(graph)
     assert (refused.value.status, refused.value.reason) == ("unavailable", "not_installed")
+    capi = Path(onnxruntime.__file__).parent / "capi"
+    found = [*capi.glob("*onnxruntime_providers_*"), capi / "libonnxruntime_providers_cuda.so"]
+    monkeypatch.setattr(Path, "glob", lambda *_: iter(found))
+    find_backend("onnxrt").probe(graph)
 
 
 def test_every_provider_is_told_with_its_share() -> None:

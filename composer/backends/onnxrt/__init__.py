@@ -29,8 +29,7 @@ from composer.backends.base import (
 from composer.backends.onnxrt.cut import cut
 from composer.backends.onnxrt.engine import OnnxRuntimeEngine, make_engine
 from composer.backends.onnxrt.kernels import widens_bfloat16
-from composer.backends.onnxrt.library import onnxruntime
-from composer.backends.onnxrt.session import require_gpu_build
+from composer.backends.onnxrt.library import is_for_cpu_alone, onnxruntime
 from composer.backends.onnxrt.settings import read_settings
 from composer.errors import refuse
 from composer.lowering import keeping
@@ -59,9 +58,10 @@ class OnnxRuntimeBackend(Backend):
         read_settings(options)
 
     def probe(self, request: GraphRequest) -> None:
-        """Packages, device, and a build of ONNX Runtime that can work there."""
-        if _require(request.device).type == "cuda":
-            require_gpu_build()
+        """Packages, device, a build of ONNX Runtime that can work there; nothing is imported."""
+        if _require(request.device).type == "cuda" and is_for_cpu_alone():
+            what = "this onnxruntime is for the CPU alone; pip install onnxruntime-gpu in its place"
+            refuse(Status.UNAVAILABLE, Reason.NOT_INSTALLED, what)
 
     def build(
         self,

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.util
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
+_PROVIDERS = "*onnxruntime_providers_*"
 _SWITCH = "ORT_DISABLE_TELEMETRY"
 """Read by the package (1.29 and newer) when it is imported."""
 
@@ -35,6 +38,17 @@ def onnxruntime() -> Any:
         return importlib.import_module("onnxruntime")
     finally:
         os.environ.pop(_SWITCH, None)
+
+
+def is_for_cpu_alone() -> bool:
+    """Whether the package that is installed was built without any further provider.
+
+    Each but the CPU's is a shared library of its own, so that nothing has to be imported.
+    """
+    spec = importlib.util.find_spec("onnxruntime")
+    folders = (spec and spec.submodule_search_locations) or ()
+    names = {each.name for at in folders for each in Path(at, "capi").glob(_PROVIDERS)}
+    return not any("providers_shared" not in name for name in names)
 
 
 def native() -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 _SPINNING = {"session.force_spinning_stop": "1"}
 """Threads wait busily for work during a call, and stop with it: torch's own threads are next
 (figures in bench/README.md)."""
-
-_ELSEWHERE = frozenset({CPU, "AzureExecutionProvider"})
-"""Providers that compute on no GPU of this machine."""
 
 _KEEPING = frozenset(
     {"Conv", "ConvTranspose", "FusedMatMul", "Gather", "Gemm", "MatMul", "Reshape"}
@@ -148,21 +145,6 @@ def _on_torchs_stream(device: torch.device) -> dict[str, str]:
     }
 
 
-def require_gpu_build() -> None:
-    """Refuse where no provider but those for the CPU is built in.
-
-    Raises:
-        Refusal: ``unavailable`` with ``not_installed``.
-    """
-    available = onnxruntime().get_available_providers()
-    if {*available} <= _ELSEWHERE:
-        refuse(Status.UNAVAILABLE, Reason.NOT_INSTALLED, _lacks([CUDA], available))
-
-
-def _lacks(missing: Sequence[str], available: Sequence[str]) -> str:
-    return f"this build of onnxruntime has no {', '.join(missing)} (it has {', '.join(available)})"
-
-
 def _require_built_in(
     providers: Mapping[str, object], available: list[str], settings: Settings
 ) -> None:
@@ -170,7 +152,7 @@ def _require_built_in(
     missing = [name for name in providers if name not in available]
     if not missing:
         return
-    what = _lacks(missing, available)
+    what = f"this build of onnxruntime has no {', '.join(missing)} (it has {', '.join(available)})"
     if settings.providers:
         refuse(Status.FAILED, Reason.WRONG_PROVIDER, what)
     refuse(Status.UNAVAILABLE, Reason.NOT_INSTALLED, what)
