@@ -19,6 +19,7 @@
     └── UserWarning
         ├── FallbackWarning                a candidate or a pass the user counts on does not run
         ├── CacheWarning                   what is kept on disk cannot be read or written
+        ├── WeightsWarning                 weights were written to behind torch's back
         └── TelemetryWarning               a sink failed; what is compiled is not touched by it
 
 ``OptionError``, ``UnknownNameError`` and ``LockError`` are the user's own mistakes: they are raised
@@ -217,6 +218,10 @@ class FallbackWarning(UserWarning):
 
 class CacheWarning(UserWarning):
     """What is kept on disk cannot be used; never an error, even where warnings are."""
+
+
+class WeightsWarning(UserWarning):
+    """Weights were written to, and no version told; once, and never an error."""
 
 
 class TelemetryWarning(UserWarning):

@@ -10,6 +10,7 @@ from typing import Any
 
 from composer import forks
 from composer.book import Source
+from composer.lowering import samples
 from composer.records import CompileReport
 from composer.store import disk
 from composer.telemetry.progress import Progress
@@ -105,6 +106,7 @@ def reset() -> None:
     """Forget reports and warnings. Compiled functions, policy and sinks stay what they are."""
     global _current
     disk.warn_again()
+    samples.warn_again()
     _current = Session(_current.configured, _current.sinks, _current.witness)
 
 

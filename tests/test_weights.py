@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import weakref
@@ -15,7 +16,8 @@ from torch._dynamo.utils import counters
 from torch.utils import swap_tensors
 
 import composer
-from composer.lowering import weights
+from composer.errors import WeightsWarning
+from composer.lowering import samples, weights
 from composer.lowering.statistics import find_witnesses
 from composer.testing import FakeBackend, settle
 
@@ -388,6 +390,77 @@ def test_a_write_that_no_version_tells_of_is_seen_after_refresh(how) -> None:
     assert last().chosen == "onnxrt"
     (alive,) = (each for each in weights._bound if not each.expired)
     assert alive.unchanged((model.weight, model.bias))
+
+
+@pytest.fixture
+def always_due(monkeypatch) -> None:
+    """Elements of weights are compared at every call."""
+    monkeypatch.setattr(samples.Samples, "is_due", lambda self: True)
+
+
+def merge(model: torch.nn.Module) -> None:
+    """As peft merges an adapter."""
+    model.weight.data += torch.full((64, 1), 0.1) @ torch.full((1, 64), 0.1)
+
+
+def swap_in(model: torch.nn.Module) -> None:
+    """As averages of weights are swapped in."""
+    model.weight.data.copy_(torch.randn(64, 64))
+
+
+def overwrite(model: torch.nn.Module) -> None:
+    model.weight.detach().numpy()[:] *= 1.5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chain", ["onnxrt", "composer_openvino", "inductor"])
+@pytest.mark.parametrize("write", [merge, swap_in, overwrite])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_write_that_no_version_tells_of_is_found_by_elements(
+    always_due, chain, write, dtype
+) -> None:
+    """With a warning; a weight that changes all the time becomes an input, as any other does."""
+    if chain == "composer_openvino":
+        pytest.importorskip("openvino")
+    model = torch.nn.Linear(64, 64, dtype=dtype)
+    if write is overwrite and dtype is torch.bfloat16:
+        pytest.skip("NumPy has no such numbers")
+    f, x = compiled(model, chain, freeze=True), torch.randn(3, 64, dtype=dtype)
+    with torch.no_grad():
+        f(x)
+        for number in range(4):
+            version = model.weight._version
+            write(model)
+            assert model.weight._version == version
+            warned = pytest.warns(WeightsWarning, match="raises no version")
+            with warned if number == 0 else contextlib.nullcontext():
+                torch.testing.assert_close(f(x), model(x), rtol=2e-2, atol=2e-2)
+    assert last().chosen == chain
+
+
+def test_elements_are_compared_for_a_share_of_the_time(monkeypatch) -> None:
+    """All samples of the process together."""
+    clock = iter([0.0, 1.0, 1.5, 101.4, 101.6, 200.0, 201.0, 1000.9, 1001.1])
+    monkeypatch.setattr(samples.time, "perf_counter", lambda: next(clock))
+    found = samples.Samples({0: torch.ones(3)})
+    assert found.changed(others=0) == frozenset()  # from 1.0 to 1.5: a hundred seconds to go
+    assert (found.is_due(), found.is_due()) == (False, True)
+    assert found.changed(others=3) == frozenset()  # a second, and four to share
+    assert (found.is_due(), found.is_due()) == (False, True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bool, torch.complex64])
+@pytest.mark.parametrize("shape", [(), (1,), (3, 4), (16, 2, 3, 3)])
+def test_elements_are_read_of_any_dense_tensor(dtype, shape) -> None:
+    """In whatever order it lies; of one with gaps, which are nobody's, none."""
+    weight = torch.zeros(shape, dtype=dtype)
+    if weight.dim() == 4:
+        weight = weight.contiguous(memory_format=torch.channels_last)
+    found = samples.Samples({5: weight, 6: torch.zeros(8, 8)[:, :3]})
+    assert found.changed(others=0) == frozenset()
+    weight.data.fill_(1)
+    with pytest.warns(WeightsWarning, match="raises no version"):
+        assert found.changed(others=0) == {5}
 
 
 @pytest.mark.parametrize("chain", ["onnxrt", "composer_openvino"])

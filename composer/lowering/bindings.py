@@ -167,6 +167,6 @@ class BindingEngine(ABC, Generic[T]):
             }
         )
         # The state of the weights is read first: a write while their values are taken in is seen.
-        state = BoundWeights(weights, members.witnesses, len(given))
+        state = BoundWeights(weights, members.witnesses, len(given), sampled=True)
         held = {self._positions[i]: each for i, each in weights.items()} | self._constants
         return Held(self._make(held), members, state)

@@ -17,6 +17,7 @@ from torch.autograd.graph import increment_version
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from composer import _torch, forks
+from composer.lowering.samples import Samples
 
 _versions = operator.attrgetter("_version")
 
@@ -114,17 +115,18 @@ class BoundWeights:
     A weight is the same while its identity, ``data_ptr`` and ``_version`` are: an in-place update
     raises the version, ``load_state_dict`` too, ``p.data = new`` keeps it and moves the address, a
     replaced parameter is another object and makes another set (:func:`identities`).
-    ``p.data.mul_()`` and writes through numpy keep all three and cannot be seen: :func:`refresh`
-    is for them.
+    ``p.data.mul_()`` and writes through numpy keep all three: :func:`refresh` is for them, and
+    :class:`~composer.lowering.samples.Samples` find most that were not told.
 
     Memory that was freed may be given to new values, which then lie at the old address. On the CPU
     it is held until the weights are bound anew, or let go. A GPU's is too scarce for that, where
-    models are moved off it between calls: there it is watched (not run: no GPU was at hand).
+    models are moved off it between calls: there it is watched.
 
     Args:
         tensors: Index among the weights of the set to the tensor bound there.
         witnesses: Those of the set.
         size: How many weights the set has.
+        sampled: Whether to look at elements of them now and then.
     """
 
     def __init__(
@@ -132,6 +134,8 @@ class BoundWeights:
         tensors: Mapping[int, torch.Tensor],
         witnesses: Mapping[int, torch.Tensor],
         size: int,
+        *,
+        sampled: bool = False,
     ) -> None:
         self._indices = tuple(tensors)
         self._pick = picker(self._indices) if len(tensors) < size else None
@@ -144,6 +148,8 @@ class BoundWeights:
         self._held = [each.detach() for each in tensors.values() if each.device.type == "cpu"]
         elsewhere = {i: each for i, each in tensors.items() if each.device.type != "cpu"}
         self._gone = {i: _torch.memory_gone(each) for i, each in elsewhere.items()}
+        self._samples = Samples(tensors) if sampled and tensors else None
+        self._rewritten: frozenset[int] = frozenset()
         if tensors:
             count_steps()
             with _binding:
@@ -167,7 +173,16 @@ class BoundWeights:
             and list(map(torch.Tensor.data_ptr, given)) == self._addresses
             and (not self._distinct or list(map(_versions, self._distinct)) == self._witnessed)
             and not (self._gone and any(gone() for gone in self._gone.values()))
+            and not (self._samples is not None and self._samples.is_due() and self._differ())
         )
+
+    def _differ(self) -> bool:
+        """Whether elements of the weights are not what they were; all are then read again."""
+        assert self._samples is not None
+        self._rewritten = self._samples.changed(len(_bound))
+        if self._rewritten:
+            self.expire()
+        return bool(self._rewritten)
 
     def changed(self, given: Sequence[torch.Tensor]) -> frozenset[int]:
         """Indices of the weights that are not what was bound."""
@@ -176,7 +191,7 @@ class BoundWeights:
         seen = zip(self._distinct, self._witnessed, strict=True)
         written = {id(each) for each, version in seen if each._version != version}
         moved |= {i for i, w in self._witnesses.items() if id(w) in written}
-        return frozenset(moved | {i for i, gone in self._gone.items() if gone()})
+        return frozenset(moved | self._rewritten | {i for i, gone in self._gone.items() if gone()})
 
 
 _bound: weakref.WeakSet[BoundWeights] = weakref.WeakSet()

@@ -1,0 +1,110 @@
+"""A few elements of each bound weight, by which most writes are seen that raise no version.
+
+``p.data += d``, as peft merges an adapter and averages of weights are swapped in, changes neither
+identity nor address nor version. Elements that are compared now and then tell of it, a little late
+and not surely: one that was written alone is missed. So a program that writes so should still call
+:func:`composer.refresh`, and is told.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import logging
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from composer.errors import WeightsWarning
+
+log = logging.getLogger("composer")
+
+_ELEMENTS = 8
+"""Of each weight, evenly spread."""
+
+_SHARE = 1 / 200
+"""Of the time, that comparisons take at most, all engines together."""
+
+_FOUND = (
+    "weights were written to through .data, numpy or a collective, which raises no version; a few "
+    "of their elements told composer, whose engines read them again now. Call composer.refresh() "
+    "after such writes: not all are found, nor at once"
+)
+
+
+class Samples:
+    """Elements of weights in the host's memory, read where they lie.
+
+    Args:
+        weights: Index to weight; those on other devices, or with gaps, are left out.
+    """
+
+    def __init__(self, weights: Mapping[int, torch.Tensor]) -> None:
+        fit = {i: each for i, each in weights.items() if _is_readable(each)} if _HAS_NUMPY else {}
+        self._indices = tuple(fit)
+        self._views = [_spread(each) for each in fit.values()]
+        self._kept = self._read()
+        self._due = time.perf_counter()
+
+    def is_due(self) -> bool:
+        """Whether enough time has passed since the last comparison."""
+        return time.perf_counter() >= self._due
+
+    def changed(self, others: int) -> frozenset[int]:
+        """Indices of the weights of which an element is not what it was.
+
+        Args:
+            others: How many more samples share the time that comparisons may take.
+        """
+        started = time.perf_counter()
+        found = self._read()
+        ended = time.perf_counter()
+        self._due = ended + (ended - started) * (others + 1) / _SHARE
+        if found == self._kept:
+            return frozenset()
+        _warn()
+        triples = zip(self._indices, found, self._kept, strict=True)
+        return frozenset(i for i, now, then in triples if now != then)
+
+    def _read(self) -> list[bytes]:
+        return [each.tobytes() for each in self._views]
+
+
+@functools.cache  # Python forgets what it warned of whenever torch sets a filter
+def _warn() -> None:
+    log.warning("%s", _FOUND)
+    with contextlib.suppress(WeightsWarning):  # the call that found it is to be answered
+        warnings.warn(_FOUND, WeightsWarning, stacklevel=2)
+
+
+def warn_again() -> None:
+    """Forget that it was said."""
+    _warn.cache_clear()
+
+
+_HAS_NUMPY = importlib.util.find_spec("numpy") is not None
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _is_readable(weight: torch.Tensor) -> bool:
+    return (
+        weight.device.type == "cpu"
+        and weight.itemsize in _WORDS
+        and _span(weight.shape, weight.stride()) == weight.numel()
+    )
+
+
+def _span(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """How many elements lie from the first to the last."""
+    return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+
+
+def _spread(weight: torch.Tensor) -> Any:
+    """Elements of a dense tensor as an array of NumPy's, which shares its memory."""
+    count = weight.numel()
+    row = weight.detach().as_strided((count,), (1,)).view(_WORDS[weight.itemsize])
+    return row[:: max(1, count // _ELEMENTS)].numpy()
