@@ -158,9 +158,11 @@ class CudaEngine(OnnxRuntimeEngine):
         with torch.cuda.stream(self._stream):
             results = super().__call__(*args)
         current.wait_stream(self._stream)
-        for each, stream in (*((a, self._stream) for a in args), *((r, current) for r in results)):
+        for i in self._read:  # weights live on, and would take a microsecond each
+            args[i].record_stream(self._stream)
+        for each in results:
             if isinstance(each, torch.Tensor):
-                each.record_stream(stream)
+                each.record_stream(current)
         return results
 
     def _make(self, values: Mapping[int, torch.Tensor]) -> Bound:
