@@ -17,6 +17,11 @@ def allows_products() -> bool:
     return str(torch.backends.cuda.matmul.fp32_precision) == _TF32
 
 
+def allows_both() -> bool:
+    """In products and convolutions, for engines that have one switch."""
+    return allows_products() and allows_convolutions()
+
+
 def allows_convolutions() -> bool:
     """In convolutions: by default."""
     settings: Any = torch.backends.cudnn  # its stubs lack it

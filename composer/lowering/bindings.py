@@ -21,6 +21,7 @@ from composer.lowering.regions import Region
 from composer.lowering.statistics import find_witnesses
 from composer.lowering.weights import (
     BoundWeights,
+    Found,
     WeightSet,
     identities,
     picker,
@@ -114,7 +115,8 @@ class BindingEngine(ABC, Generic[T]):
         changed = held.weights.changed(given)
         if changed or held.weights.expired:
             held.members.changes.update(changed)
-            held = self._sets[key] = self._bind(given, held.members)
+            found = held.weights.found
+            held = self._sets[key] = self._bind(given, held.members, found)
         return held
 
     def _met(self, key: Hashable, given: tuple[torch.Tensor, ...]) -> Held[T]:
@@ -156,7 +158,9 @@ class BindingEngine(ABC, Generic[T]):
             self._unbound = self._bind((), self._members((), {}))
         return self._unbound
 
-    def _bind(self, given: tuple[torch.Tensor, ...], members: WeightSet) -> Held[T]:
+    def _bind(
+        self, given: tuple[torch.Tensor, ...], members: WeightSet, found: Found | None = None
+    ) -> Held[T]:
         witnessed = members.witnesses.keys()
         weights = watchable(
             {
@@ -167,6 +171,7 @@ class BindingEngine(ABC, Generic[T]):
             }
         )
         # The state of the weights is read first: a write while their values are taken in is seen.
-        state = BoundWeights(weights, members.witnesses, len(given), sampled=True)
+        size = len(given)
+        state = BoundWeights(weights, members.witnesses, size, sampled=True, found=found)
         held = {self._positions[i]: each for i, each in weights.items()} | self._constants
         return Held(self._make(held), members, state)

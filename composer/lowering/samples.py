@@ -3,7 +3,8 @@
 ``p.data += d``, as peft merges an adapter and averages of weights are swapped in, changes neither
 identity nor address nor version. Elements that are compared now and then tell of it, a little late
 and not surely: one that was written alone is missed. So a program that writes so should still call
-:func:`composer.refresh`, and is told.
+:func:`composer.refresh`, and is told. Not at once: torch raises the version behind a write, which
+another thread may be at.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import importlib.util
 import logging
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -24,14 +25,17 @@ from composer.errors import WeightsWarning
 log = logging.getLogger("composer")
 
 _ELEMENTS = 8
-"""Of each weight, evenly spread."""
+"""Of each weight at least, evenly spread."""
+
+PATIENCE = 1.0
+"""Seconds after which a write that is counted has been counted."""
 
 _SHARE = 1 / 200
 """Of the time, that comparisons take at most, all engines together."""
 
 _FOUND = (
     "weights were written to through .data, numpy or a collective, which raises no version; a few "
-    "of their elements told composer, whose engines read them again now. Call composer.refresh() "
+    "of their elements told composer, and its engines read them again. Call composer.refresh() "
     "after such writes: not all are found, nor at once"
 )
 
@@ -40,13 +44,13 @@ class Samples:
     """Elements of weights in the host's memory, read where they lie.
 
     Args:
-        weights: Index to weight; those on other devices, or with gaps, are left out.
+        weights: Those on other devices, or with gaps, are left out.
     """
 
-    def __init__(self, weights: Mapping[int, torch.Tensor]) -> None:
-        fit = {i: each for i, each in weights.items() if _is_readable(each)} if _HAS_NUMPY else {}
+    def __init__(self, weights: Sequence[torch.Tensor]) -> None:
+        fit = [i for i, each in enumerate(weights) if _HAS_NUMPY and _is_readable(each)]
         self._indices = tuple(fit)
-        self._views = [_spread(each) for each in fit.values()]
+        self._views = [_spread(weights[i]) for i in fit]
         self._kept = self._read()
         self._due = time.perf_counter()
 
@@ -55,7 +59,7 @@ class Samples:
         return time.perf_counter() >= self._due
 
     def changed(self, others: int) -> frozenset[int]:
-        """Indices of the weights of which an element is not what it was.
+        """Positions of the weights of which an element is not what it was.
 
         Args:
             others: How many more samples share the time that comparisons may take.
@@ -64,9 +68,6 @@ class Samples:
         found = self._read()
         ended = time.perf_counter()
         self._due = ended + (ended - started) * (others + 1) / _SHARE
-        if found == self._kept:
-            return frozenset()
-        _warn()
         triples = zip(self._indices, found, self._kept, strict=True)
         return frozenset(i for i, now, then in triples if now != then)
 
@@ -75,7 +76,8 @@ class Samples:
 
 
 @functools.cache  # Python forgets what it warned of whenever torch sets a filter
-def _warn() -> None:
+def warn() -> None:
+    """Say, once, that weights were written to and no version told."""
     log.warning("%s", _FOUND)
     with contextlib.suppress(WeightsWarning):  # the call that found it is to be answered
         warnings.warn(_FOUND, WeightsWarning, stacklevel=2)
@@ -83,7 +85,7 @@ def _warn() -> None:
 
 def warn_again() -> None:
     """Forget that it was said."""
-    _warn.cache_clear()
+    warn.cache_clear()
 
 
 _HAS_NUMPY = importlib.util.find_spec("numpy") is not None
@@ -93,6 +95,7 @@ _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 def _is_readable(weight: torch.Tensor) -> bool:
     return (
         weight.device.type == "cpu"
+        and not (weight.is_conj() or weight.is_neg())  # computed where it is read
         and weight.itemsize in _WORDS
         and _span(weight.shape, weight.stride()) == weight.numel()
     )
@@ -104,7 +107,13 @@ def _span(shape: Sequence[int], strides: Sequence[int]) -> int:
 
 
 def _spread(weight: torch.Tensor) -> Any:
-    """Elements of a dense tensor as an array of NumPy's, which shares its memory."""
+    """Elements of a dense tensor as an array of NumPy's, which shares its memory.
+
+    By DLPack: behind ``Tensor.numpy()`` the memory of the weight cannot be resized any more, which
+    FSDP does (torch 2.13).
+    """
+    import numpy
+
     count = weight.numel()
     row = weight.detach().as_strided((count,), (1,)).view(_WORDS[weight.itemsize])
-    return row[:: max(1, count // _ELEMENTS)].numpy()
+    return numpy.from_dlpack(row[:: max(1, count // _ELEMENTS)])

@@ -7,9 +7,11 @@ import functools
 import gc
 import operator
 import sys
+import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,7 +19,7 @@ from torch.autograd.graph import increment_version
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from composer import _torch, forks
-from composer.lowering.samples import Samples
+from composer.lowering import samples
 
 _versions = operator.attrgetter("_version")
 
@@ -109,6 +111,22 @@ class WeightSet:
             forget_swapped()
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Weights of which elements changed, by their index, and their versions then."""
+
+    versions: Mapping[int, int]
+    at: float = field(default_factory=time.monotonic)
+
+    def is_settled(self) -> bool:
+        """Whether a write that was under way then has raised the version by now."""
+        return time.monotonic() >= self.at + samples.PATIENCE
+
+    def untold(self, given: Sequence[torch.Tensor]) -> bool:
+        """Whether no version tells of the write to one of them."""
+        return any(given[i]._version == version for i, version in self.versions.items())
+
+
 class BoundWeights:
     """The state of the tensors that an engine took by address, of those of one set.
 
@@ -116,7 +134,7 @@ class BoundWeights:
     raises the version, ``load_state_dict`` too, ``p.data = new`` keeps it and moves the address, a
     replaced parameter is another object and makes another set (:func:`identities`).
     ``p.data.mul_()`` and writes through numpy keep all three: :func:`refresh` is for them, and
-    :class:`~composer.lowering.samples.Samples` find most that were not told.
+    :mod:`~composer.lowering.samples` finds most after which it was not called.
 
     Memory that was freed may be given to new values, which then lie at the old address. On the CPU
     it is held until the weights are bound anew, or let go. A GPU's is too scarce for that, where
@@ -127,6 +145,7 @@ class BoundWeights:
         witnesses: Those of the set.
         size: How many weights the set has.
         sampled: Whether to look at elements of them now and then.
+        found: What the state before this one had found so.
     """
 
     def __init__(
@@ -136,6 +155,7 @@ class BoundWeights:
         size: int,
         *,
         sampled: bool = False,
+        found: Found | None = None,
     ) -> None:
         self._indices = tuple(tensors)
         self._pick = picker(self._indices) if len(tensors) < size else None
@@ -148,8 +168,9 @@ class BoundWeights:
         self._held = [each.detach() for each in tensors.values() if each.device.type == "cpu"]
         elsewhere = {i: each for i, each in tensors.items() if each.device.type != "cpu"}
         self._gone = {i: _torch.memory_gone(each) for i, each in elsewhere.items()}
-        self._samples = Samples(tensors) if sampled and tensors else None
-        self._rewritten: frozenset[int] = frozenset()
+        self._samples = samples.Samples([*tensors.values()]) if sampled and tensors else None
+        self.found = found
+        """Weights of which elements changed, until it is known whether a version told."""
         if tensors:
             count_steps()
             with _binding:
@@ -166,23 +187,27 @@ class BoundWeights:
 
     def unchanged(self, given: tuple[torch.Tensor, ...]) -> bool:
         """Whether every bound tensor of the set is at its address, in its version."""
-        if self._pick is not None:
-            given = self._pick(given)
+        bound = given if self._pick is None else self._pick(given)
         return (
-            list(map(_versions, given)) == self._expected
-            and list(map(torch.Tensor.data_ptr, given)) == self._addresses
+            list(map(_versions, bound)) == self._expected
+            and list(map(torch.Tensor.data_ptr, bound)) == self._addresses
             and (not self._distinct or list(map(_versions, self._distinct)) == self._witnessed)
             and not (self._gone and any(gone() for gone in self._gone.values()))
-            and not (self._samples is not None and self._samples.is_due() and self._differ())
+            and not (self._samples is not None and self._samples.is_due() and self._differ(given))
         )
 
-    def _differ(self) -> bool:
+    def _differ(self, given: Sequence[torch.Tensor]) -> bool:
         """Whether elements of the weights are not what they were; all are then read again."""
         assert self._samples is not None
-        self._rewritten = self._samples.changed(len(_bound))
-        if self._rewritten:
-            self.expire()
-        return bool(self._rewritten)
+        if self.found is not None and self.found.is_settled():
+            if self.found.untold(given):
+                samples.warn()
+            self.found = None
+        changed = [self._indices[i] for i in self._samples.changed(len(_bound))]
+        if changed:
+            self.found = Found({i: given[i]._version for i in changed})
+            refresh()
+        return bool(changed)
 
     def changed(self, given: Sequence[torch.Tensor]) -> frozenset[int]:
         """Indices of the weights that are not what was bound."""
@@ -191,7 +216,7 @@ class BoundWeights:
         seen = zip(self._distinct, self._witnessed, strict=True)
         written = {id(each) for each, version in seen if each._version != version}
         moved |= {i for i, w in self._witnesses.items() if id(w) in written}
-        return frozenset(moved | self._rewritten | {i for i, gone in self._gone.items() if gone()})
+        return frozenset(moved | {i for i, gone in self._gone.items() if gone()})
 
 
 _bound: weakref.WeakSet[BoundWeights] = weakref.WeakSet()

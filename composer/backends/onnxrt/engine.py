@@ -137,15 +137,17 @@ class OnnxRuntimeEngine(BindingEngine[Bound]):
 
 
 class CudaEngine(OnnxRuntimeEngine):
-    """Runs on a stream of its own, behind the caller's, which waits for it. The caller does not.
+    """Runs on a stream beside the caller's, which waits for it. The caller does not.
 
-    ONNX Runtime takes the default stream for none, and would work on one that nobody waits for.
+    All engines of a device share it. ONNX Runtime takes the default stream for none, and would work
+    on one that nobody waits for.
     """
 
     def __init__(
         self, graph: OnnxGraph, region: Region, settings: Settings, device: torch.device
     ) -> None:
         self._stream = _stream_of(device)
+        torch.cuda.synchronize(device)  # weights are read on a stream that waits for no other yet
         super().__init__(graph, region, settings, device)
         self._options.add_run_config_entry("disable_synchronize_execution_providers", "1")
         if not self._allocators:  # what ONNX Runtime allocated, it reuses without asking a stream
@@ -155,17 +157,18 @@ class CudaEngine(OnnxRuntimeEngine):
         """Order the work after what the caller's stream holds, and that stream after the work."""
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
-            results = super().__call__(*args)
-        current.wait_stream(self._stream)
-        for i in self._read:  # weights live on, and would take a microsecond each
-            args[i].record_stream(self._stream)
+        try:
+            with torch.cuda.stream(self._stream):
+                results = super().__call__(*args)
+        finally:
+            current.wait_stream(self._stream)  # so what is freed there is not reused too early
         for each in results:
             if isinstance(each, torch.Tensor):
                 each.record_stream(current)
         return results
 
     def _make(self, values: Mapping[int, torch.Tensor]) -> Bound:
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             return super()._make(values)
 

@@ -15,7 +15,7 @@ from composer.backends.onnxrt.norms import fuse_norms
 from composer.backends.onnxrt.optimizers import left_out
 from composer.backends.onnxrt.products import read_weights_as_they_lie
 from composer.backends.onnxrt.settings import CPU, CUDA, Level, Settings
-from composer.backends.tf32 import allows_products
+from composer.backends.tf32 import allows_both
 from composer.errors import Refusal, refuse
 from composer.lowering.onnx import OnnxGraph
 from composer.records import Reason, Status
@@ -141,7 +141,7 @@ def _on_torchs_stream(device: torch.device) -> dict[str, str]:
     return {
         **({"device_id": str(device.index)} if device.index else {}),
         "user_compute_stream": str(torch.cuda.current_stream(device).cuda_stream),
-        "use_tf32": str(int(allows_products())),
+        "use_tf32": str(int(allows_both())),
     }
 
 

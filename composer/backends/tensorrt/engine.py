@@ -19,7 +19,7 @@ from composer.backends.tensorrt.plan import Recipe
 from composer.backends.tensorrt.profiles import Ranges, met, profile_of, ranges_of, wider
 from composer.backends.tensorrt.refit import refit
 from composer.backends.tensorrt.settings import Settings
-from composer.backends.tf32 import allows_products
+from composer.backends.tf32 import allows_both
 from composer.errors import Refusal
 from composer.lowering.bindings import BindingEngine
 from composer.lowering.plain import PlainOnnx, shapes_with_symbols
@@ -135,7 +135,7 @@ class TensorRTEngine(BindingEngine[LoadedPlan]):
             dtypes=self._dtypes,
             profiles=tuple(profile_of(self._shapes, ranges) for ranges in self.ranges),
             settings=self._settings,
-            tf32=allows_products(),
+            tf32=allows_both(),
             target=self._place.target,
         )
 
