@@ -425,6 +425,7 @@ def test_what_multiplies_nothing_is_taken_on_any_gpu(fake: Fake, place: FakePlac
     """TF32 is a matter of products."""
     place.target = dataclasses.replace(place.target, capability=HOPPER)
     same(lambda x: torch.sin(x) + 1, torch.randn(2, 4))
+    assert last().chosen == "tensorrt"
 
 
 def test_training_is_declined(fake: Fake) -> None:
