@@ -246,6 +246,23 @@ def test_policy_check_names_every_mistake(passes, tmp_path, text: str, said: lis
             "defaults.objective: calls says nothing under kind = 'memory'",
         ),
         (
+            "[defaults]\nverify = 'compile'\nsample_every = 9\n",
+            'defaults: sample_every says nothing without verify = "sample"',
+        ),
+        ("[[models]]\nmax_error = 0.1\n", "models[0]: max_error says nothing without precision"),
+        (
+            "[[models]]\ntolerance = { rtol = 1e-3 }\n",
+            "models[0]: tolerance says nothing without verify",
+        ),
+        (
+            "[defaults]\nchain = ['inductor', 'eager']\n[[models]]\nmemory_limit = 4096\n",
+            "models[0]: memory_limit says nothing of inductor without isolate = true",
+        ),
+        (
+            "[defaults]\nchain = [{ backend = 'inductor', memory_limit = 4096 }]\n",
+            "defaults: memory_limit says nothing of inductor without isolate = true",
+        ),
+        (
             "[defaults]\nverdict_store = 'bogus://x/y'\n",
             "the verdict store 'bogus://x/y' cannot be used: ValueError: Protocol not known",
         ),
@@ -260,12 +277,16 @@ def test_policy_check_notes_what_does_nothing(passes, tmp_path, text: str, said:
 
 
 def test_policy_check_notes_nothing_of_what_holds(passes, tmp_path) -> None:
-    """Globs, devices and dtypes that torch knows, and fields of their own kind of objective."""
+    """Globs, devices, dtypes that torch knows; fields whose switch some table of the file sets."""
     file = tmp_path / "composer.toml"
     file.write_text(
         "[[models]]\nmatch = { device = 'cuda:*', dtype = 'bfloat16' }\nchain = ['eager']\n"
         "objective = { kind = 'amortised', calls = 3 }\n"
         "[[models]]\nmatch = { device = '*', dtype = 'fl*' }\nobjective = 'memory'\n"
+        "[[models]]\nverify = 'sample'\nprecision = 'auto'\nisolate = true\n"
+        "[[models]]\nsample_every = 9\ntolerance = { rtol = 1e-3 }\nmax_error = 0.1\n"
+        "memory_limit = 4096\n"
+        "[[models]]\nchain = [{ backend = 'inductor', isolate = true, memory_limit = 4096 }]\n"
     )
     result = runner.invoke(app, ["policy", "check", str(file)])
     assert (result.exit_code, result.stdout.count("\n")) == (0, 1), result.output

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
 from composer import backends
 from composer.book import PolicyBook, Rule
+from composer.contenders import contenders_of
 from composer.errors import OptionError
-from composer.policy import Match, Policy
+from composer.policy import Layer, Match, Policy, merge
 from composer.registry import did_you_mean
 from composer.store.shared_store import SharedStore
 
@@ -19,14 +20,51 @@ _MEANT |= {"bf16": "bfloat16", "double": "float64", "float": "float32", "half": 
 _COUNTS_UNDER = {"calls": "amortised", "within": "memory"}
 """The kind of objective that a field is for."""
 
+_SWITCHES: dict[str, tuple[str, Callable[[Policy], bool]]] = {
+    "sample_every": ('verify = "sample"', lambda policy: policy.verify == "sample"),
+    "tolerance": ("verify", lambda policy: policy.verify != "off"),
+    "max_error": ("precision", lambda policy: policy.precision != "fp32"),
+}
+"""What a field says nothing without, and whether a table has it."""
+
 
 def notes(found: PolicyBook) -> Iterator[str]:
     """A sentence for everything that can never hold, or that nobody here knows."""
     for name in found.backends:
         yield from _of_engine(f"backends.{name}", name)
-    yield from _of_policy("defaults", found.defaults)
-    for index, rule in enumerate(found.models):
-        yield from _of_policy(f"models[{index}]", rule)
+    tables = {"defaults": found.defaults}
+    tables |= {f"models[{index}]": rule for index, rule in enumerate(found.models)}
+    for where, policy in tables.items():
+        yield from _of_policy(where, policy)
+    for where, policy in tables.items():
+        yield from _idle(where, policy, list(tables.values()))
+        yield from _unlimited(where, policy, found.defaults, list(tables.values()))
+
+
+def _idle(where: str, policy: Policy, tables: Sequence[Policy]) -> Iterator[str]:
+    """Fields that wait for another one, which no table sets: several may hold for one graph."""
+    for field in sorted(policy.model_fields_set & set(_SWITCHES)):
+        switch, is_on = _SWITCHES[field]
+        if not any(map(is_on, tables)):
+            yield f"{where}: {field} says nothing without {switch}"
+
+
+def _unlimited(
+    where: str, policy: Policy, defaults: Policy, tables: Sequence[Policy]
+) -> Iterator[str]:
+    """Candidates whose ``memory_limit`` says nothing, since no child process builds them."""
+    asked = policy.memory_limit or any(each.memory_limit for each in policy.chain)
+    if not asked or any(each.isolate for each in tables):
+        return
+    merged = merge((Layer("defaults", defaults), Layer(where, policy)), {}).policy
+    free = [
+        each.candidate.name
+        for each in contenders_of(merged)
+        if each.limits.memory and not (each.limits.isolate or each.backend.may_return_original)
+    ]
+    if free:
+        which = ", ".join(dict.fromkeys(free))
+        yield f"{where}: memory_limit says nothing of {which} without isolate = true"
 
 
 def _of_policy(where: str, policy: Policy) -> Iterator[str]:
