@@ -27,6 +27,9 @@ import composer
 from composer import _torch
 
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # some plugin may have imported it before
+# Dynamo empties the CPU's caches to time the guards of each graph for its log, which takes longer
+# than all the rest of a small graph's compile.
+torch._dynamo.guards.profile_guard_manager = lambda *_: 0.0
 
 
 def pytest_collection_finish() -> None:

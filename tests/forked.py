@@ -1,7 +1,8 @@
 """A Python that has imported torch and composer already, and forks for each run.
 
-Most of what a short child process takes is that import. Where what is imported, or read from the
-environment meanwhile, is what a test is about, it wants a fresh interpreter instead.
+Most of what a short child process takes is imports: Dynamo's, Inductor's and the ONNX exporter's
+too. Where what is imported, or read from the environment meanwhile, is what a test is about, it
+wants a fresh interpreter instead.
 """
 
 from __future__ import annotations
@@ -60,10 +61,12 @@ class Interpreter:
 
 def serve() -> None:
     """Fork for each line on stdin, and answer with the exit code."""
-    import torch._dynamo  # noqa: F401  # so that no child has to
+    import torch._inductor.compile_fx  # noqa: F401  # so that no child has to
 
     import composer.cli  # noqa: F401
+    from composer.lowering.translations import translator
 
+    translator()
     sys.path[0] = ""  # as with -c and -m, of the folder that each run is in
     gc.collect()
     gc.freeze()  # a child's collections would copy all that they look at

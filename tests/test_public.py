@@ -55,9 +55,9 @@ def test_works_in_a_fresh_process_with_nothing_imported_but_torch(fresh_python) 
     assert "Warning" not in done.stderr
 
 
-def test_no_engine_of_the_default_chain_is_imported_when_it_cannot_be_here(run_python) -> None:
+def test_no_engine_of_the_default_chain_is_imported_when_it_cannot_be_here(fresh_python) -> None:
     """On a machine without GPU the default chain loads nothing of TensorRT."""
-    done = run_python(
+    done = fresh_python(
         "import torch, sys, composer\n"
         "f = torch.compile(lambda x: x + 1, backend='composer',"
         " options={'chain': ['tensorrt', 'eager']})\n"

@@ -334,12 +334,12 @@ print(any(name.startswith("onnxscript") for name in sys.modules))
 
 @needs_torch("2.12", "there is a switch to be set, in both processes")
 def test_another_process_loads_it_from_a_file(
-    tmp_path: Path, run_python: Callable[..., Any]
+    tmp_path: Path, run_python: Callable[..., Any], fresh_python: Callable[..., Any]
 ) -> None:
     """It finds what was kept of the graph, and imports nothing to translate one."""
     (tmp_path / "affine.py").write_text(AFFINE)
-    for code in (SAVES, LOADS):
-        done = run_python(code, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)})
+    for run, code in ((run_python, SAVES), (fresh_python, LOADS)):
+        done = run(code, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)})
         assert done.returncode == 0, done.stderr
     assert done.stdout.split("\n")[:2] == ["onnxrt affine.affine graph reused", "False"]
 

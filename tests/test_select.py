@@ -839,7 +839,7 @@ def test_memory_decides_among_those_that_are_quick_enough(at_call: bool) -> None
     """What is held since the build, and since the first calls; the loser's is given back."""
     chain = [Hoarder("heavy", 200, at_call), Engine("light", NAP * 0.3), Engine("slow", NAP * 0.8)]
     objective = {"kind": "memory", "within": 1.0}
-    fastest(double, *chain, objective=objective, select_seconds=8.0)(torch.ones(2))
+    fastest(double, *chain, objective=objective, select_seconds=3.0)(torch.ones(2))
     assert last().chosen == "light"
     heavy, light, _ = (attempt.engine["timing"] for attempt in last().attempts)
     assert 190 < heavy["mib"] < 260

@@ -87,7 +87,7 @@ def test_second_compile_of_a_graph_asks_neither_autograd_nor_the_exporter(
 
 
 @torch.no_grad()
-def test_another_process_imports_nothing_but_the_engine(run_python: Callable[..., Any]) -> None:
+def test_another_process_imports_nothing_but_the_engine(fresh_python: Callable[..., Any]) -> None:
     """No exporter, no other engine; and other weights give other numbers."""
     code = """
 import json, sys, torch, composer
@@ -103,7 +103,7 @@ print(json.dumps([attempt.engine["artefacts"], [each for each in heavy if each i
 """
     compiled(mlp(), "onnxrt")(torch.randn(3, 8))
     assert artefacts() == "kept"
-    done = run_python(code)
+    done = fresh_python(code)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == ["graph reused", []]
 
