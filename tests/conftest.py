@@ -32,8 +32,12 @@ torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # some plugin may hav
 torch._dynamo.guards.profile_guard_manager = lambda *_: 0.0
 
 
-def pytest_collection_finish() -> None:
-    """What is imported by now stays, and collections of garbage need not look at it."""
+@pytest.fixture(autouse=True, scope="module")
+def _kept() -> None:
+    """What is there by now stays, and collections of garbage need not look at it.
+
+    composer collects it for each engine that it lets go of: after thousands of tests in a second.
+    """
     gc.collect()
     gc.freeze()
 
