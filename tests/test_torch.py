@@ -1430,6 +1430,7 @@ if backend == "looked up":
     inductor = torch._dynamo.lookup_backend("inductor")
     backend = lambda gm, inputs: inductor(gm, inputs)
 before = async_compile.maybe_warm_pool
+torch._inductor.config.compile_threads = 2
 torch.compile(lambda x: x.sin() + 1, backend=backend, options=options)(torch.ones(3))
 assert async_compile.maybe_warm_pool is before
 print(async_compile.AsyncCompile.process_pool.cache_info().currsize)
@@ -1438,12 +1439,11 @@ print(async_compile.AsyncCompile.process_pool.cache_info().currsize)
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("backend", "pools"), [("composer", 0), ("inductor", 0), ("looked up", 1)])
-def test_inductor_has_no_workers_for_a_cpu(fresh_python, backend: str, pools: int) -> None:
+def test_inductor_has_no_workers_for_a_cpu(run_python, backend: str, pools: int) -> None:
     """``torch.compile`` starts none; the day the looked-up one does not, neither need we care."""
-    env = {"TORCHINDUCTOR_COMPILE_THREADS": "2"}
     pools *= has_triton_package()
     script = WORKERS.replace("BACKEND", repr(backend))
-    assert fresh_python(script, env=env).stdout.split() == [str(pools)]
+    assert run_python(script).stdout.split() == [str(pools)]
 
 
 def test_has_effect_is_true_of_what_gives_nothing_or_is_called_in_order() -> None:
