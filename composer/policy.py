@@ -223,7 +223,8 @@ class Policy(BaseModel):
             crashes, exits or hangs is not built here.
         timeout: Seconds that a candidate may spend compiling, in the child and here.
         memory_limit: MiB of physical memory that the child may take, the 300 of an interpreter
-            with torch included; without ``isolate`` it means nothing.
+            with torch included; without ``isolate`` it counts for engines alone that have a child
+            of their own.
         remember_failures: Days for which a candidate that crashed, took too long or failed to build
             is not tried again on the same graph by any process; 0 remembers none, and looks for
             none. Under ``strict`` everything is tried.
