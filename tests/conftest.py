@@ -30,6 +30,9 @@ torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # some plugin may hav
 # Dynamo empties the CPU's caches to time the guards of each graph for its log, which takes longer
 # than all the rest of a small graph's compile.
 torch._dynamo.guards.profile_guard_manager = lambda *_: 0.0
+# pytest reads each logger that hands nothing on, and torch writes its structured trace (each
+# graph, many times over) as soon as anybody reads it.
+torch._logging._internal.trace_log.propagate = True
 
 
 @pytest.fixture(autouse=True, scope="module")
