@@ -3,19 +3,24 @@
 ``torch.compile(model, backend="composer")`` tries TensorRT, Inductor and ONNX Runtime in turn,
 checks that the engine it accepts did the work, and runs the captured graph itself when none can.
 :func:`report` shows who ran and why the others did not.
+
+Each name is imported when it is first asked for: the command ``composer`` answers ``--help``, and
+reads records, without waiting for torch.
 """
 
 from __future__ import annotations
 
-from composer import errors, passes, testing
-from composer.book import PolicyBook, using
-from composer.explain import explain
-from composer.lowering.weights import refresh
-from composer.policy import Candidate, Policy
-from composer.records import Attempt, CompileReport, Reason, Status
-from composer.session import configure, reset
-from composer.session import current as _current
-from composer.telemetry.report import Report as _Report
+import importlib as _importlib
+import typing as _typing
+
+if _typing.TYPE_CHECKING:
+    from composer import errors, passes, testing
+    from composer.book import PolicyBook, using
+    from composer.explanation import explain
+    from composer.lowering.weights import refresh
+    from composer.policy import Candidate, Policy
+    from composer.records import Attempt, CompileReport, Reason, Status
+    from composer.session import configure, report, reports, reset
 
 __all__ = [
     "Attempt",
@@ -37,22 +42,32 @@ __all__ = [
     "using",
 ]
 
+_HOMES = {
+    "book": ("PolicyBook", "using"),
+    "explanation": ("explain",),
+    "lowering.weights": ("refresh",),
+    "policy": ("Candidate", "Policy"),
+    "records": ("Attempt", "CompileReport", "Reason", "Status"),
+    "session": ("configure", "report", "reports", "reset"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
-def reports() -> tuple[CompileReport, ...]:
-    """The records of the last 1,000 compiled graphs, oldest first."""
-    return _current().reports()
+
+if not _typing.TYPE_CHECKING:  # for type checkers there is no other name than those
+
+    def __getattr__(name: str) -> _typing.Any:
+        """A public name, or a module of this package."""
+        if name in _HOME_OF:
+            found = getattr(_importlib.import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+            return globals().setdefault(name, found)
+        module = f"{__name__}.{name}"
+        try:
+            return _importlib.import_module(module)
+        except ModuleNotFoundError as missing:
+            if missing.name != module:
+                raise
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
 
 
-def report(last: int | None = None) -> _Report:
-    """The report of this process; ``str()`` is the table that a person reads.
-
-    Args:
-        last: How many of the newest graphs to show; all that are kept by default.
-
-    Raises:
-        ValueError: ``last`` is negative.
-    """
-    if last is not None and last < 0:
-        raise ValueError(f"last is a number of graphs, not {last}")
-    kept = reports()
-    return _Report(kept if last is None else kept[len(kept) - min(last, len(kept)) :])
+def __dir__() -> list[str]:
+    return list(__all__)

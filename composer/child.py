@@ -96,8 +96,8 @@ def serve() -> None:
     def say(answer: dict[str, Any]) -> None:
         print(json.dumps(answer), file=answers, flush=True)
 
-    say({"here": True})
     function: Callable[..., dict[str, Any]] = pkgutil.resolve_name(work)
+    say({"here": True})
     say(function(payload, lambda: say({"ready": True})))
 
 

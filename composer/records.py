@@ -15,15 +15,17 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-import torch
 from pydantic import ConfigDict, GetCoreSchemaHandler, TypeAdapter, ValidationError
 from pydantic_core import CoreSchema
 from pydantic_core.core_schema import no_info_after_validator_function
 
 from composer import forks
 from composer.errors import RecordError, text_of, unwrapped
+
+if TYPE_CHECKING:
+    import torch
 
 SCHEMA_VERSION = 1
 
@@ -134,6 +136,28 @@ class GraphRequest:
     names: tuple[str, ...] = ()
     key_among_ranks: str = ""
     alongside: bool = False
+
+
+class Stage(StrEnum):
+    """Which graph a pass is given; every stage reaches every engine of the chain and the floor.
+
+    ``TORCH`` is the graph as Dynamo captured it: torch functions, methods, in-place operations.
+    ``ATEN`` is canonical ATen before autograd, one overload per call, what ``torch.export`` trains
+    on. ``JOINT`` is the functional forward and backward in one graph, before they are partitioned
+    (without a backward: the inference graph). ``POST_GRAD`` is functional ATen after that, a
+    forward, a backward or an inference graph. ``PARTITIONER`` is where forward and backward are
+    cut apart; a ``CustomPartitionerFn`` stands there.
+    """
+
+    TORCH = "torch"
+    ATEN = "aten"
+    JOINT = "joint"
+    POST_GRAD = "post_grad"
+    PARTITIONER = "partitioner"
+
+
+BEFORE_AUTOGRAD = (Stage.TORCH, Stage.ATEN)
+"""The stages that composer runs once, before every candidate; the others run within each."""
 
 
 @dataclass(frozen=True, slots=True)

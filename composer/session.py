@@ -14,6 +14,7 @@ from composer.lowering import samples
 from composer.records import CompileReport
 from composer.store import disk
 from composer.telemetry.progress import Progress
+from composer.telemetry.report import Report
 from composer.telemetry.sinks import Sinks
 
 KEPT_REPORTS = 1000
@@ -100,6 +101,26 @@ _current = Session()
 def current() -> Session:
     """The session that compiles report to."""
     return _current
+
+
+def reports() -> tuple[CompileReport, ...]:
+    """The records of the last 1,000 compiled graphs, oldest first."""
+    return _current.reports()
+
+
+def report(last: int | None = None) -> Report:
+    """The report of this process; ``str()`` is the table that a person reads.
+
+    Args:
+        last: How many of the newest graphs to show; all that are kept by default.
+
+    Raises:
+        ValueError: ``last`` is negative.
+    """
+    if last is not None and last < 0:
+        raise ValueError(f"last is a number of graphs, not {last}")
+    kept = reports()
+    return Report(kept if last is None else kept[len(kept) - min(last, len(kept)) :])
 
 
 def reset() -> None:

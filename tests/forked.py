@@ -63,7 +63,7 @@ def serve() -> None:
     """Fork for each line on stdin, and answer with the exit code."""
     import torch._inductor.compile_fx  # noqa: F401  # so that no child has to
 
-    import composer.cli  # noqa: F401
+    from composer.cli import bench, cache, doctor, lock, passes, policy, run, tune  # noqa: F401
     from composer.lowering.translations import translator
 
     translator()

@@ -18,11 +18,30 @@ import composer
 from composer.backends import BACKENDS
 from composer.backends.base import Backend
 from composer.book import PolicyBook
-from composer.cli import app
+from composer.cli import COMMANDS, app, command
 from composer.passes.resolve import PASSES
 from composer.records import GraphRequest
 
 runner = CliRunner()
+
+
+def test_the_list_of_commands_is_there_without_torch(fresh_python) -> None:
+    """So are the reason codes, and the records that processes wrote."""
+    for given in ("--help", "--version", "reasons timeout", "report --help", "repot"):
+        code = f"""import atexit, sys
+atexit.register(lambda: print("torch" in sys.modules))
+from composer.cli import app
+app({given.split()})"""
+        assert fresh_python(code).stdout.splitlines()[-1] == "False"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_list_says_of_a_command_what_it_says_itself(name: str) -> None:
+    """Its line stands where the list is made, since its module is not imported for that."""
+    said = command(name).help
+    assert said is not None
+    assert said.splitlines()[0] == COMMANDS[name][1]
+    assert runner.invoke(app, [name, "--help"]).exit_code == 0
 
 
 def test_doctor_lists_every_engine() -> None:

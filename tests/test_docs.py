@@ -16,7 +16,7 @@ import torch
 import typer
 
 from composer import Attempt, Candidate, CompileReport, Policy, Reason
-from composer.cli import app
+from composer.cli import COMMANDS, app, command
 from composer.records import Counters, GraphInput, PassRecord
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -118,7 +118,9 @@ def options_of(command: Any) -> Iterator[str]:
 def test_pages_name_every_option_of_the_command() -> None:
     """On the page that has the subcommand."""
     text = "\n".join(page.read_text() for page in PAGES)
-    found = {each for each in options_of(typer.main.get_command(app)) if each.startswith("--")}
+    commands = [typer.main.get_command(app), *map(command, COMMANDS)]
+    options = (option for each in commands for option in options_of(each))
+    found = {each for each in options if each.startswith("--")}
     assert "--dynamic" in found
     assert [each for each in sorted(found) if not re.search(rf"{each}\b", text)] == []
 

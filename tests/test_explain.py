@@ -15,7 +15,7 @@ from engines import honest
 from rewrites import Scale, at
 
 import composer
-from composer.explain import Explanation, _users_frame, collecting
+from composer.explanation import Explanation, _users_frame, collecting
 from composer.testing import FakeBackend
 
 

@@ -50,7 +50,7 @@ LAYERS = [
     {"dispatch"},
     {"models", "models.subject"},
     {"models.workload"},
-    {"testing", "explain", "tuning"},
+    {"testing", "explanation", "tuning"},
     {"models.ranking"},
     {"models.advice"},
     {"__init__", "cli"},

@@ -13,6 +13,7 @@ import composer
 
 def test_exports_are_exactly_the_contract_so_far() -> None:
     """``composer`` shows these names and no others."""
+    assert all(hasattr(composer, name) for name in composer.__all__)
     public = {
         name
         for name, value in vars(composer).items()
@@ -24,6 +25,32 @@ def test_exports_are_exactly_the_contract_so_far() -> None:
         *("configure", "errors", "explain", "passes", "refresh", "report", "reports", "reset"),
         *("testing", "using"),
     }
+
+
+def test_without_torch_names_are_imported_when_they_are_asked_for(fresh_python) -> None:
+    """All are shown at once, and modules are there as after an import of everything."""
+    code = (
+        "import composer, sys, types\n"
+        "assert 'torch' not in sys.modules\n"
+        "assert dir(composer) == sorted(composer.__all__)\n"
+        "assert composer.Status.SUCCEEDED == 'succeeded'\n"
+        "assert 'torch' not in sys.modules\n"
+        "from composer import *\n"
+        "all_of_them = {n: getattr(composer, n) for n in composer.__all__}\n"
+        "modules = [n for n, v in all_of_them.items() if isinstance(v, types.ModuleType)]\n"
+        "assert modules == ['errors', 'passes', 'testing'], modules\n"
+        "assert composer.explain is explain and callable(explain)\n"
+        "assert composer.telemetry.report.Report\n"
+        "composer.nothing\n"
+    )
+    done = fresh_python(code)
+    assert done.stderr.endswith("AttributeError: module 'composer' has no attribute 'nothing'\n")
+
+
+def test_what_is_missing_of_an_installation_is_named(fresh_python) -> None:
+    """Not taken for a name that composer does not have."""
+    code = "import sys, composer; sys.modules['pydantic'] = None; composer.policy"
+    assert "ModuleNotFoundError: import of pydantic halted" in fresh_python(code).stderr
 
 
 def test_entry_points_name_the_backends() -> None:

@@ -15,7 +15,7 @@ from composer.backends.inductor_hooks import hooks
 from composer.errors import OptionError
 from composer.graphs.capture import graph_key
 from composer.passes import late
-from composer.passes.base import Stage
+from composer.records import Stage
 from composer.registry import did_you_mean
 
 

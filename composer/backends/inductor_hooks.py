@@ -10,9 +10,8 @@ import torch.fx
 from composer import _torch
 from composer.backends.inductor_records import FORMAT
 from composer.errors import refuse
-from composer.passes.base import Stage
 from composer.passes.late import LatePasses
-from composer.records import Reason, Status
+from composer.records import Reason, Stage, Status
 
 _SLOTS = {
     (Stage.JOINT, False): "joint_custom_pre_pass",

@@ -1,32 +1,97 @@
-"""The command ``composer``: a script's report, files of records, engines, passes, policies."""
+"""The command ``composer``: a script's report, files of records, engines, passes, policies.
+
+A command's module is imported when it is run, or asked for its help. Most of them take torch along,
+which takes seconds.
+"""
 
 from __future__ import annotations
 
+import importlib
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, Any, cast
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
-from composer.cli import bench, cache, doctor, lock, passes, policy, reasons, report, run, tune
+COMMANDS = {
+    "run": ("run:run", "Run a script and print composer's report; the exit code is the script's."),
+    "explain": (
+        "run:explain",
+        "Run a script and print its graphs, graph breaks, and what was left to torch.",
+    ),
+    "lock": ("lock:lock", "Run a script and write down which engine serves each of its graphs."),
+    "assert": (
+        "lock:compare",
+        "Run a script and say what is not as the lock has it; the exit code is then 1.",
+    ),
+    "report": (
+        "report:report",
+        "Say which engine ran each graph of a run, from the files that its processes wrote.",
+    ),
+    "reasons": (
+        "reasons:reasons",
+        "Say what the reason codes of attempts mean, how to see more, and what to do.",
+    ),
+    "doctor": (
+        "doctor:doctor",
+        "Say which engines can run graphs here, on which device, and what the others lack.",
+    ),
+    "bench": (
+        "bench:bench",
+        "Time eager, each engine and composer on a model, and say which policy follows.",
+    ),
+    "tune": (
+        "tune:tune",
+        "Measure the engines of the policy in force on models, and keep the verdicts.",
+    ),
+    "cache": ("cache:app", "What is kept on disk between processes."),
+    "passes": ("passes:app", "The shared passes that a policy can name."),
+    "policy": ("policy:app", "Policies of models, in a file."),
+}
+"""Where each command is, and the line that stands for it in the list."""
+
+_RUN_SCRIPTS = ("run", "explain", "lock", "assert")
+
+
+class _OnDemand(TyperCommand):
+    """A command that is not imported yet."""
+
+    def __init__(self, name: str, line: str) -> None:
+        super().__init__(name, help=line)
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any
+    ) -> Any:
+        return command(str(self.name)).make_context(info_name, args, parent, **extra)
+
+
+class _Commands(TyperGroup):
+    def __init__(self, *, commands: Any = None, **settings: Any) -> None:
+        del commands  # of the Typer's own there are none
+        on_demand: dict[str, Any] = {n: _OnDemand(n, line) for n, (_, line) in COMMANDS.items()}
+        super().__init__(commands=on_demand, **settings)
+
+
+def command(name: str) -> TyperCommand:
+    """A command, imported."""
+    module, attribute = COMMANDS[name][0].split(":")
+    found = getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
+    alone = typer.Typer(callback=lambda: None, add_completion=False)
+    if isinstance(found, typer.Typer):
+        alone.add_typer(found, name=name)
+    else:  # whatever stands behind a script is the script's own
+        settings = {"allow_interspersed_args": False} if name in _RUN_SCRIPTS else None
+        alone.command(name, context_settings=settings)(found)
+    group = cast("TyperGroup", typer.main.get_command(alone))
+    return cast("TyperCommand", group.commands[name])
+
 
 app = typer.Typer(
+    cls=_Commands,
     help="One torch.compile backend over several engines.",
     no_args_is_help=True,
     add_completion=False,
 )
-
-app.command(context_settings=run.ARGUMENTS)(run.run)
-app.command(context_settings=run.ARGUMENTS)(run.explain)
-app.command(context_settings=run.ARGUMENTS)(lock.lock)
-app.command("assert", context_settings=run.ARGUMENTS)(lock.compare)
-app.command()(report.report)
-app.command()(reasons.reasons)
-app.command()(doctor.doctor)
-app.command()(bench.bench)
-app.command()(tune.tune)
-app.add_typer(cache.app, name="cache")
-app.add_typer(passes.app, name="passes")
-app.add_typer(policy.app, name="policy")
 
 
 def _print_version(wanted: bool) -> None:

@@ -21,10 +21,11 @@ from rich.table import Table
 
 from composer import book, session
 from composer.cli.aside import stdout_to_stderr
-from composer.cli.fail import USAGE, fail, refuse_switches
+from composer.cli.fail import USAGE, fail
 from composer.cli.options import Json
 from composer.cli.progress import shown
 from composer.cli.script import show
+from composer.cli.switches import refuse_switches
 from composer.errors import MISTAKES, ComposerError
 from composer.models import advice
 from composer.models.ranking import Ranking, Standing, rank

@@ -12,8 +12,9 @@ from typing import Annotated
 import typer
 
 from composer.cli import run
-from composer.cli.fail import USAGE, fail, refuse_switches
+from composer.cli.fail import USAGE, fail
 from composer.cli.options import PolicyFile
+from composer.cli.switches import refuse_switches
 from composer.errors import LockError
 from composer.lock import difference, file
 from composer.lock.difference import Difference

@@ -17,12 +17,9 @@ from composer.cli.options import PolicyFile
 from composer.cli.progress import shown
 from composer.cli.script import run_script
 from composer.errors import ComposerError
-from composer.explain import Explanation, collecting
+from composer.explanation import Explanation, collecting
 from composer.policy import DEFAULT_CHAIN
 from composer.telemetry.report import Report
-
-ARGUMENTS = {"allow_interspersed_args": False}
-"""Whatever stands behind the script is the script's own."""
 
 Script = Annotated[str, typer.Argument(help="A script's path; with -m a module's name.")]
 Arguments = Annotated[list[str] | None, typer.Argument(help="For the script.")]

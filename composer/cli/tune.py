@@ -15,8 +15,9 @@ from rich.table import Table
 
 from composer import book
 from composer.child import Limits
-from composer.cli.fail import USAGE, fail, refuse_switches
+from composer.cli.fail import USAGE, fail
 from composer.cli.options import PolicyFile
+from composer.cli.switches import refuse_switches
 from composer.errors import ComposerError
 from composer.store.shared_store import SharedStore
 from composer.tuning import Job, perform, read_jobs, this_machine

@@ -21,7 +21,7 @@ from composer import _torch, interrupts
 from composer.graphs import clones, writes
 from composer.memory import free_memory, lacks_memory
 from composer.passes import late
-from composer.passes.base import Stage
+from composer.records import Stage
 
 NOTE = (
     "composer: an engine's backward raised, and what it was given is gone or changed, so nobody "

@@ -29,8 +29,7 @@ from composer.lowering.statistics import (
 )
 from composer.lowering.weights import watchable
 from composer.passes import late
-from composer.passes.base import Stage
-from composer.records import Reason, Status
+from composer.records import Reason, Stage, Status
 
 _CPU = torch.device("cpu")
 

@@ -23,7 +23,7 @@ from composer import interrupts, select
 from composer.backends import BACKENDS, find_backend
 from composer.contenders import contenders_of
 from composer.errors import MISTAKES, FallbackWarning, OptionError, RankingError, unwrapped
-from composer.explain import collecting, compiled_beside
+from composer.explanation import collecting, compiled_beside
 from composer.graphs import clones
 from composer.graphs.comparison import devices
 from composer.memory import free_memory

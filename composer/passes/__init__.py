@@ -19,7 +19,7 @@ rolls back by a :mod:`~composer.passes.snapshot`. What a rewrite has to know of 
 
 from __future__ import annotations
 
-from composer.passes.base import GraphPass, PassResult, Stage
+from composer.passes.base import GraphPass, PassResult
 from composer.passes.debug.bisect import Culprit, bisect
 from composer.passes.debug.check import PassCheck, check
 from composer.passes.function import FunctionPass
@@ -27,6 +27,7 @@ from composer.passes.interpreter import InterpreterPass, Value
 from composer.passes.matching import NearMiss
 from composer.passes.pattern import PatternPass
 from composer.passes.resolve import register
+from composer.records import Stage
 
 __all__ = [
     "Culprit",

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any, ClassVar, TypeVar
 
 import torch.fx
@@ -23,31 +22,10 @@ from composer.passes.fingerprint import (
     source_of_class,
     source_of_module,
 )
+from composer.records import Stage
 from composer.registry import did_you_mean
 
 T = TypeVar("T")
-
-
-class Stage(StrEnum):
-    """Which graph a pass is given; every stage reaches every engine of the chain and the floor.
-
-    ``TORCH`` is the graph as Dynamo captured it: torch functions, methods, in-place operations.
-    ``ATEN`` is canonical ATen before autograd, one overload per call, what ``torch.export`` trains
-    on. ``JOINT`` is the functional forward and backward in one graph, before they are partitioned
-    (without a backward: the inference graph). ``POST_GRAD`` is functional ATen after that, a
-    forward, a backward or an inference graph. ``PARTITIONER`` is where forward and backward are
-    cut apart; a ``CustomPartitionerFn`` stands there.
-    """
-
-    TORCH = "torch"
-    ATEN = "aten"
-    JOINT = "joint"
-    POST_GRAD = "post_grad"
-    PARTITIONER = "partitioner"
-
-
-BEFORE_AUTOGRAD = (Stage.TORCH, Stage.ATEN)
-"""The stages that composer runs once, before every candidate; the others run within each."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,11 @@ import torch.fx
 from composer import _torch, interrupts
 from composer.graphs import clones
 from composer.passes import metadata
-from composer.passes.base import BEFORE_AUTOGRAD, GraphPass, Stage
+from composer.passes.base import GraphPass
 from composer.passes.canonical import to_aten
 from composer.passes.pipeline import Pipeline
 from composer.passes.resolve import SharedPasses
-from composer.records import GraphRequest, PassRecord
+from composer.records import BEFORE_AUTOGRAD, GraphRequest, PassRecord, Stage
 
 
 def rewrite(

@@ -13,8 +13,9 @@ from typing import Any
 import torch.fx
 
 from composer import _torch
-from composer.passes.base import GraphPass, PassResult, Stage, as_stage
+from composer.passes.base import GraphPass, PassResult, as_stage
 from composer.passes.fingerprint import Unstable, digest
+from composer.records import Stage
 
 _inference: ContextVar[bool] = ContextVar("composer_is_inference", default=True)
 

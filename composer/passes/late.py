@@ -13,12 +13,11 @@ import torch.fx
 
 from composer import _torch, interrupts
 from composer.errors import PassError
-from composer.passes.base import Stage
 from composer.passes.function import over_graph, qualified_name
 from composer.passes.pipeline import Pipeline
 from composer.passes.resolve import SharedPasses
 from composer.passes.snapshot import Snapshot
-from composer.records import PassRecord
+from composer.records import PassRecord, Stage
 
 _LATE = (Stage.JOINT, Stage.POST_GRAD)
 

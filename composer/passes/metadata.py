@@ -12,7 +12,7 @@ import torch.fx
 from composer import _torch
 from composer.graphs.nodes import attribute_at
 from composer.passes.aliasing import tensors
-from composer.passes.base import Stage
+from composer.records import Stage
 
 
 class Unknown(Exception):

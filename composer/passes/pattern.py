@@ -12,9 +12,10 @@ import torch.fx
 from composer import _torch
 from composer.errors import OptionError
 from composer.passes import matching, metadata, order
-from composer.passes.base import GraphPass, Stage, as_stage
+from composer.passes.base import GraphPass, as_stage
 from composer.passes.function import qualified_name
 from composer.passes.matching import Filter, InternalMatch, NearMiss, Query
+from composer.records import Stage
 
 _OWN = ("pattern", "replacement", "filters", "example_inputs", "ignore_literals")
 

@@ -14,10 +14,11 @@ from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 from composer import _torch
 from composer.errors import ComposerError, OptionError, UnknownNameError
-from composer.passes.base import BEFORE_AUTOGRAD, GraphPass, Stage
+from composer.passes.base import GraphPass
 from composer.passes.fingerprint import Unstable, digest, file_of
 from composer.passes.function import FunctionPass, qualified_name
 from composer.passes.pipeline import OnError
+from composer.records import BEFORE_AUTOGRAD, Stage
 from composer.registry import Registry, did_you_mean
 
 PassClass = TypeVar("PassClass", bound=type[GraphPass])

@@ -21,9 +21,9 @@ import torch.fx
 
 from composer import _torch
 from composer.passes import metadata, order
-from composer.passes.base import BEFORE_AUTOGRAD, Stage
 from composer.passes.purity import is_pure, keeps_to_itself
 from composer.passes.snapshot import Snapshot, lines_of
+from composer.records import BEFORE_AUTOGRAD, Stage
 
 
 class Broken(Exception):

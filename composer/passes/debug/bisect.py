@@ -12,10 +12,11 @@ import torch
 from composer import _torch
 from composer.errors import BisectError
 from composer.graphs.comparison import Values
-from composer.passes.base import GraphPass, Stage, limited
+from composer.passes.base import GraphPass, limited
 from composer.passes.debug.compare import Deviation, Program, compiled_anew, deviation
 from composer.passes.function import qualified_name
 from composer.passes.resolve import shared_passes
+from composer.records import Stage
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 
 from composer.errors import PassError
-from composer.passes.base import GraphPass, Stage
+from composer.passes.base import GraphPass
 from composer.passes.debug.watch import Findings
 from composer.passes.function import FunctionPass
 from composer.passes.resolve import annotated
+from composer.records import Stage
 
 
 def examine(each: GraphPass, findings: Findings) -> None:

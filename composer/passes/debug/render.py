@@ -14,9 +14,9 @@ import torch.fx
 
 from composer import _torch
 from composer.graphs.nodes import attribute_at
-from composer.passes.base import Stage
 from composer.passes.metadata import description, key_at
 from composer.passes.snapshot import Snapshot
+from composer.records import Stage
 
 _HELPERS = (
     '''def tensor(shape, strides, dtype, device):

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from composer.passes.base import BEFORE_AUTOGRAD
-from composer.records import CompileReport
+from composer.records import BEFORE_AUTOGRAD, CompileReport
 from composer.telemetry.page.words import percentages, sane
 
 PASSES, REST = "passes", "rest"
