@@ -13,6 +13,8 @@ from __future__ import annotations
 import importlib as _importlib
 import typing as _typing
 
+from composer import forks as _forks
+
 if _typing.TYPE_CHECKING:
     from composer import errors, passes, testing
     from composer.book import PolicyBook, using
@@ -53,20 +55,30 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 
+_importing = _forks.lock()
+"""Several threads that import torch at once break it (2.13)."""
+
+
 if not _typing.TYPE_CHECKING:  # for type checkers there is no other name than those
 
     def __getattr__(name: str) -> _typing.Any:
         """A public name, or a module of this package."""
-        if name in _HOME_OF:
-            found = getattr(_importlib.import_module(f"{__name__}.{_HOME_OF[name]}"), name)
-            return globals().setdefault(name, found)
-        module = f"{__name__}.{name}"
-        try:
-            return _importlib.import_module(module)
-        except ModuleNotFoundError as missing:
-            if missing.name != module:
-                raise
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
+        if name not in __all__:
+            return _module(name)
+        with _importing:
+            if name not in _HOME_OF:
+                return _module(name)
+            return globals().setdefault(name, getattr(_module(_HOME_OF[name]), name))
+
+
+def _module(name: str) -> _typing.Any:
+    wanted = f"{__name__}.{name}"
+    try:
+        return _importlib.import_module(wanted)
+    except ModuleNotFoundError as missing:
+        if missing.name != wanted:
+            raise
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
 
 
 def __dir__() -> list[str]:

@@ -6,11 +6,14 @@ import importlib.util
 import json
 import sys
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 import tomli_w
+import torch
+from conftest import compiled
 from rewrites import CosineToSine, Scale
 from typer.testing import CliRunner
 
@@ -25,14 +28,21 @@ from composer.records import GraphRequest
 runner = CliRunner()
 
 
-def test_the_list_of_commands_is_there_without_torch(fresh_python) -> None:
+def test_the_list_of_commands_is_there_without_torch(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fresh_python
+) -> None:
     """So are the reason codes, and the records that processes wrote."""
-    for given in ("--help", "--version", "reasons timeout", "report --help", "repot"):
+    file = tmp_path / "records.jsonl"
+    monkeypatch.setenv("COMPOSER_TELEMETRY", str(file))
+    compiled(torch.sin, "eager")(torch.ones(2))
+    page = f"report {file} --html {tmp_path / 'page.html'}"
+    for given in ("--help", "--version", "reasons timeout", f"report {file}", page, "repot"):
         code = f"""import atexit, sys
 atexit.register(lambda: print("torch" in sys.modules))
 from composer.cli import app
 app({given.split()})"""
         assert fresh_python(code).stdout.splitlines()[-1] == "False"
+    assert (tmp_path / "page.html").exists()
 
 
 @pytest.mark.parametrize("name", COMMANDS)

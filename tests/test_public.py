@@ -47,6 +47,20 @@ def test_without_torch_names_are_imported_when_they_are_asked_for(fresh_python) 
     assert done.stderr.endswith("AttributeError: module 'composer' has no attribute 'nothing'\n")
 
 
+def test_several_threads_may_be_the_first_to_ask(fresh_python) -> None:
+    """Which would break torch, if each imported what it needs of it."""
+    code = (
+        "import composer, threading\n"
+        "names, found = composer.__all__ * 2, []\n"
+        "def ask(name): found.append(getattr(composer, name))\n"
+        "threads = [threading.Thread(target=ask, args=(name,)) for name in names]\n"
+        "for each in threads: each.start()\n"
+        "for each in threads: each.join()\n"
+        "assert len(found) == len(names)\n"
+    )
+    assert fresh_python(code).returncode == 0
+
+
 def test_what_is_missing_of_an_installation_is_named(fresh_python) -> None:
     """Not taken for a name that composer does not have."""
     code = "import sys, composer; sys.modules['pydantic'] = None; composer.policy"
