@@ -1510,6 +1510,15 @@ def compiling() -> Iterator[None]:
             torch.compiler._is_compiling_flag = before
 
 
+def is_in_bad_fork() -> bool:
+    """Whether this process is forked from one that used a device, which it cannot use then.
+
+    No public name says so before the device is asked for, and that raises.
+    """
+    devices = (torch.cuda, torch.xpu, torch.mtia)
+    return any(each._is_in_bad_fork() for each in devices)
+
+
 @forks.in_child
 def _forget_other_threads_compile() -> None:
     """Free the compile lock that a thread of the parent's held, and take its flags down.

@@ -286,7 +286,7 @@ def test_child_that_does_not_start_is_not_the_engines_failure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The machine was busy, and the next process tries the engine again."""
-    monkeypatch.setattr("composer.child.START_SECONDS", 0.01)
+    monkeypatch.setattr("composer.child.asking.START_SECONDS", 0.0)
     for _ in range(2):
         attempt = again(fails_late, isolate=True)
         assert attempt.reason == "timeout"
@@ -297,7 +297,7 @@ def test_child_that_cannot_import_composer_is_not_the_engines_failure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Somebody else's interpreter, say."""
-    monkeypatch.setattr("composer.child.spawn.get_executable", lambda: "/bin/false")
+    monkeypatch.setattr("composer.child.forkserver.spawn.get_executable", lambda: "/bin/false")
     for _ in range(2):
         attempt = again(fails_late, isolate=True)
         assert (attempt.status, attempt.reason) == ("crashed", "crashed")

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import compiled, last
+from conftest import compiled, in_child, last
 from engines import honest
 from torch._inductor import metrics
 from torch._inductor.utils import fresh_cache, run_and_get_code
 
 import composer
+from composer import _torch
 from composer.records import Status
 from composer.testing import FakeBackend
 
@@ -421,3 +422,26 @@ def test_the_bench_runs_on_the_card(tmp_path) -> None:
         assert rows[variant]["series"]
         assert rows[variant]["relative_error"] < 0.1
     assert all(row["series"] or row["left_out"] for row in rows.values())
+
+
+def test_children_of_one_server_use_the_card() -> None:
+    """``isolate``: what forks them has not touched it, or each child is an interpreter afresh."""
+    x = batch()
+    for _ in range(2):
+        torch.compiler.reset()
+        net = model()
+        with torch.no_grad():
+            close(compiled(net, "inductor", isolate=True)(x), net(x))
+        assert last().chosen == "inductor", last().attempts[0]
+        assert last().attempts[0].engine["isolated"]["seconds"] > 0
+
+
+def test_fork_of_a_process_that_used_the_card_is_a_bad_one() -> None:
+    """By torch's own word."""
+    torch.zeros(1, device=CUDA)
+    assert not _torch.is_in_bad_fork()
+
+    def says_so() -> None:
+        assert _torch.is_in_bad_fork()
+
+    assert in_child(says_so) == 0

@@ -19,8 +19,9 @@ from conftest import compiled, last
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import composer
-from composer import _torch, child
+from composer import _torch
 from composer.backends.base import Backend, limits_left, note
+from composer.child.asking import START_SECONDS
 from composer.errors import ChildRefusal, OptionError, Refusal
 from composer.isolate import parcel
 from composer.policy import Policy, read_policy
@@ -101,7 +102,7 @@ def test_hang_is_stopped_at_its_timeout() -> None:
     stopped = attempt(candidate, timeout=1000)
     said = "stopped after 1.5 s in a child process"
     assert verdict(stopped) == ("timed_out", "timeout", said)
-    assert stopped.seconds < child.START_SECONDS
+    assert stopped.seconds < START_SECONDS
 
 
 @SLOW

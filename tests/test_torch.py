@@ -49,6 +49,13 @@ def test_lookup_backend_raises_invalid_backend_for_a_name_nobody_registered() ->
         _torch.lookup_backend("nobody_registers_this")
 
 
+def test_kinds_of_devices_say_whether_this_process_is_a_bad_fork() -> None:
+    """All of those that are asked; what one says after a fork needs a card (tests/test_gpu.py)."""
+    for device in (torch.cuda, torch.xpu, torch.mtia):
+        assert device._is_in_bad_fork() is False
+    assert not _torch.is_in_bad_fork()
+
+
 def test_list_backends_includes_the_debugging_ones() -> None:
     """Slips of debugging backends are recognised too."""
     assert {"inductor", "aot_eager", "eager", "composer", "onnxrt"} <= set(_torch.list_backends())

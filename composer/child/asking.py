@@ -1,31 +1,27 @@
-"""Work in a child process: what crashes, hangs or eats memory there does not do so here.
+"""A child process from the caller's side: what it is given, how long it may take, what it says.
 
-The child is a fresh interpreter, never a fork: torch's threads do not survive one. It is given
-bytes through a pipe, answers with lines of JSON, and is killed when it is done, when it goes beyond
-a limit, and when its caller dies.
+It is given bytes through a pipe, answers with lines of JSON, and is killed when it is done, when it
+goes beyond a limit, and when its caller dies.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import math
 import os
-import pkgutil
 import queue
 import signal
-import struct
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from multiprocessing import spawn
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
+from composer.child import forkserver
+from composer.child.serving import SIZE
 from composer.errors import ChildRefusal, refuse
 from composer.records import Reason, Status
 
@@ -33,15 +29,8 @@ START_SECONDS = 120.0
 _STEP_SECONDS = 0.02
 _KEPT_OUTPUT = 4096
 _MIB = 1 << 20
-_PR_SET_PDEATHSIG = 1
 _FROM_OUTSIDE = (signal.SIGTERM, signal.SIGINT)
 """Signals by which people and schedulers end a process; no engine ends itself so."""
-
-# What would go to the caller's own records is not the child's to write.
-_NOT_INHERITED = {
-    *("COMPOSER_DUMP", "COMPOSER_SINKS", "COMPOSER_TELEMETRY"),
-    *("TORCH_TRACE", "TORCH_COMPILE_DEBUG"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,42 +72,10 @@ def ask(
         return child.answer(limits, began)
 
 
-def serve() -> None:
-    """Be the child. Whatever is printed goes to stderr: stdout is for answers."""
-    parent, work = sys.argv[1:]
-    _die_with_parent(int(parent))
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    (size,) = struct.unpack("<Q", sys.stdin.buffer.read(8))
-    payload = sys.stdin.buffer.read(size)
-    threading.Thread(target=_end_with_stdin, daemon=True).start()
-
-    def say(answer: dict[str, Any]) -> None:
-        print(json.dumps(answer), file=answers, flush=True)
-
-    function: Callable[..., dict[str, Any]] = pkgutil.resolve_name(work)
-    say({"here": True})
-    say(function(payload, lambda: say({"ready": True})))
-
-
-def _die_with_parent(parent: int) -> None:
-    """Linux kills this process with the thread that started it, also while the engine is stuck."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it was gone before
-        os._exit(1)
-
-
-def _end_with_stdin() -> None:
-    """Elsewhere the end of its pipe tells that the parent is gone."""
-    os.read(0, 1)  # a buffered read would hold a lock that a process that exits wants
-    os._exit(1)
-
-
 class _Child:
     """The process, what it answers, and the end of what it prints."""
 
-    def __init__(self, process: subprocess.Popen[bytes], payload: bytes) -> None:
+    def __init__(self, process: forkserver.Process, sent: Sequence[bytes]) -> None:
         self._process = process
         self._answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._printed = b""
@@ -127,7 +84,7 @@ class _Child:
             for each, args in (
                 (self._read_answers, (process.stdout,)),
                 (self._read_output, (process.stderr,)),
-                (self._send, (process.stdin, payload)),
+                (self._send, (process.stdin, sent)),
             )
         ]
         for thread in self._threads:
@@ -156,7 +113,7 @@ class _Child:
             elif ended is not None:
                 what = _how_it_ended(ended)
                 what = what if here else f"{what} before it had imported composer"
-                by_others = not here or -ended in _FROM_OUTSIDE
+                by_others = not here or self._process.orphaned or -ended in _FROM_OUTSIDE
                 self._refuse(Status.CRASHED, Reason.CRASHED, what, by_others=by_others)
             if limits.memory is not None:
                 self._check_memory(limits.memory)
@@ -167,9 +124,7 @@ class _Child:
 
     def end(self) -> None:
         """Kill the child and what it started; wait until its pipes are read."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        self._process.end()
         self._read_the_rest()
 
     def _next(self) -> dict[str, Any] | None:
@@ -206,44 +161,22 @@ class _Child:
         while some := os.read(stream.fileno(), 65536):
             self._printed = (self._printed + some)[-_KEPT_OUTPUT:]
 
-    def _send(self, stream: IO[bytes], payload: bytes) -> None:
+    def _send(self, stream: IO[bytes], sent: Sequence[bytes]) -> None:
         """The pipe stays open: its end tells the child that the caller is gone."""
         with contextlib.suppress(BrokenPipeError):
-            stream.write(struct.pack("<Q", len(payload)))
-            stream.write(payload)
+            stream.writelines(sent)
             stream.flush()
 
 
 @contextlib.contextmanager
 def _started(work: str, payload: bytes) -> Iterator[_Child]:
-    """A child that imports what this process can import, in a group of its own."""
-    path = [each for each in sys.path if isinstance(each, str)]  # imports pass over all else
-    code = f"import sys; sys.path[:] = {path!r}; from composer import child; child.serve()"
-    process = subprocess.Popen(
-        [
-            os.fsdecode(spawn.get_executable()),
-            "-X",
-            "faulthandler",
-            "-c",
-            code,
-            str(os.getpid()),
-            work,
-        ],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env={name: text for name, text in os.environ.items() if name not in _NOT_INHERITED},
-        start_new_session=True,
-    )
-    child = _Child(process, payload)
+    process, head = forkserver.start(work)
+    child = _Child(process, (head, SIZE.pack(len(payload)), payload))
     try:
         yield child
     finally:
         child.end()
-        for stream in (process.stdin, process.stdout, process.stderr):
-            if stream is not None:
-                with contextlib.suppress(BrokenPipeError):  # of what it had not read
-                    stream.close()
+        process.close()
 
 
 def _how_it_ended(code: int) -> str:
@@ -256,8 +189,8 @@ def _how_it_ended(code: int) -> str:
     return f"a child process was killed by {name}"
 
 
-def _resident_bytes(pid: int) -> int:
-    """Physical memory of a process: by /proc on Linux, 0 elsewhere.
+def _resident_bytes(pid: int | None) -> int:
+    """Physical memory of a process: by /proc on Linux, 0 elsewhere and where there is none yet.
 
     A limit on address space (``RLIMIT_AS``) would not do: torch and CUDA reserve far more than
     they use.

@@ -1,0 +1,66 @@
+"""Work for child processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+IMPORTED_BY = os.getpid()
+
+left_behind: list[bytes] = []
+"""What a child leaves in its memory."""
+
+
+def look_around(payload: bytes, ready: Callable[[], None]) -> dict[str, Any]:
+    """Where this is, and what is here."""
+    ready()
+    before = len(left_behind)
+    left_behind.append(payload)
+    return {
+        "pid": os.getpid(),
+        "server": os.getppid(),
+        "imported_by": IMPORTED_BY,
+        "folder": str(Path("/proc/self/cwd").readlink()),
+        "path": sys.path,
+        "environment": dict(os.environ),
+        "size": len(payload),
+        "left_behind": before,
+    }
+
+
+def ends_the_server(payload: bytes, ready: Callable[[], None]) -> dict[str, Any]:
+    """As the system may, for want of memory."""
+    ready()
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(300)
+    return {}
+
+
+def waits_for_a_file(payload: bytes, ready: Callable[[], None]) -> dict[str, Any]:
+    """Until it is removed; it has the child's number meanwhile."""
+    file = Path(payload.decode())
+    beside = file.with_suffix(".new")
+    beside.write_text(f"{os.getpid()} {os.getppid()}")
+    beside.rename(file)
+    ready()
+    while file.exists():
+        time.sleep(0.01)
+    return look_around(payload, lambda: None)
+
+
+def prints_and_exits(payload: bytes, ready: Callable[[], None]) -> dict[str, Any]:
+    """As a library of C does: nothing of Python's is put in order."""
+    os.write(1, b"the last word\n")
+    os._exit(7)
+
+
+def waits(payload: bytes, ready: Callable[[], None]) -> dict[str, Any]:
+    """For longer than anybody does."""
+    ready()
+    time.sleep(300)
+    return {}

@@ -1,0 +1,5 @@
+"""Work whose import never ends, as on a file system that is gone."""
+
+import time
+
+time.sleep(300)
