@@ -143,6 +143,21 @@ def test_onnxruntime_is_imported_in_one_file() -> None:
     assert loads == ["library"]
 
 
+def test_openvino_is_imported_in_one_file() -> None:
+    """For the same reason."""
+    named = {
+        module_of(path)
+        for path in FILES
+        for name in imports(ast.parse(path.read_text()))
+        if name.split(".")[0] == "openvino"
+    }
+    assert named == set()
+    loads = [
+        str(path.relative_to(PACKAGE)) for path in FILES if 'module("openvino' in path.read_text()
+    ]
+    assert loads == ["backends/openvino/library.py"]
+
+
 def test_locks_are_made_in_one_file() -> None:
     """Which sees to it that a forked child finds them free."""
     bare = ("threading.Lock", "threading.RLock", "threading.Condition()")

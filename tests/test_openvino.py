@@ -834,7 +834,10 @@ def test_precision_is_that_of_the_build_or_of_the_option(monkeypatch) -> None:
             asked.append(config.get("INFERENCE_PRECISION_HINT"))
             return core.compile_model(model, device, config)
 
-    monkeypatch.setattr(engine, "core", Spy)
+        def __getattr__(self, name):
+            return getattr(core, name)
+
+    monkeypatch.setattr(library, "core", Spy)
     x = torch.randn(2, 8)
     for options in ({}, {"precision": "bf16"}, {"precision": "default"}):
         torch.compiler.reset()

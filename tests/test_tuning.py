@@ -331,7 +331,7 @@ def test_jobs_run_on_a_ray_cluster(folder: Path, monkeypatch: pytest.MonkeyPatch
     """A real one, started for this; its nodes import from the folder they are given."""
     pytest.importorskip("ray", reason="pip install '.[ray]' is 240 MB that nothing else needs")
     monkeypatch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # or Ray 2.60 warns
-    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.delenv("RAY_USAGE_STATS_ENABLED", raising=False)
     job = Job(target="models_to_tune:mlp", options={"chain": ["aot_eager"]})
     keep = {"COMPOSER_CACHE_DIR": os.environ["COMPOSER_CACHE_DIR"]}
     (done,) = on_ray([job], Limits(isolate=True), "local", keep, str(folder))
@@ -356,9 +356,11 @@ class Cluster(ModuleType):
         strategies = SimpleNamespace(NodeAffinitySchedulingStrategy=affinity)
         self.util = SimpleNamespace(scheduling_strategies=strategies)
         self.is_up = False
+        self.tells = ""
 
     def init(self, **_: Any) -> None:
         self.is_up = True
+        self.tells = os.environ.get("RAY_USAGE_STATS_ENABLED", "by itself")
 
     def shutdown(self) -> None:
         self.is_up = False
@@ -405,6 +407,19 @@ def test_each_kind_of_machine_does_every_job_once(monkeypatch: pytest.MonkeyPatc
         (kind, job) for kind in ("large", "small") for job in ("a:a", "b:b")
     ]
     assert {node for node, _ in cluster.done} == {"one", "two", "three"}
+
+
+@pytest.mark.parametrize(("said", "tells"), [(None, "0"), ("1", "1")])
+def test_ray_tells_its_makers_nothing_unless_it_is_told_to(
+    said: str | None, tells: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cluster that is started would, by default."""
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", said or "")
+    if said is None:
+        monkeypatch.delenv("RAY_USAGE_STATS_ENABLED")
+    cluster = Cluster({"one": "small"})
+    jobs_on(cluster, monkeypatch)
+    assert cluster.tells == tells
 
 
 def test_a_lost_node_leaves_its_jobs_to_others_of_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -623,7 +623,8 @@ def test_gradients_of_which_only_rounding_is_left_are_compared_by_the_size_of_th
     engine: str, random: torch.nn.Module
 ) -> None:
     """A bias before a batch norm has no effect: each engine rounds its gradient to other noise."""
-    for rows, seed in ((4, 5), (16, 8), (16, 11)):
+    few = [] if engine == "inductor" else [(4, 5)]  # a size more is a compiler's run more
+    for rows, seed in (*few, (16, 8), (16, 11)):
         torch.compiler.reset()
         torch.manual_seed(seed)
         linear, norm = torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8)

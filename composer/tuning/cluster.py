@@ -65,6 +65,7 @@ def on_ray(
         import ray
     except ImportError as error:
         raise OptionError(f"{error}; pip install 'torch-composer[ray]'") from error
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # of the cluster that "local" starts
     shared = {"working_dir": working_dir} if working_dir else {}
     try:
         ray.init(

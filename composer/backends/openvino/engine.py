@@ -10,10 +10,10 @@ import torch
 
 from composer import _torch
 from composer.backends.forks import never_freed_in_forks
+from composer.backends.openvino import library
 from composer.backends.openvino.corrections import correct
 from composer.backends.openvino.gates import has_gate
 from composer.backends.openvino.layouts import read_in_several_ways
-from composer.backends.openvino.library import core
 from composer.backends.openvino.lookups import require_within, table_sizes
 from composer.backends.openvino.memory import Feed, Place, feed_for, place_for
 from composer.backends.openvino.model import Model, with_weights
@@ -67,10 +67,9 @@ class OpenVinoEngine(BindingEngine[Bound]):
     """
 
     def __init__(self, model: Model, region: Region, settings: Settings, precision: str) -> None:
-        from openvino._pyopenvino import InferRequest
-
+        native = library.openvino()._pyopenvino
         super().__init__(region)
-        self._infer = InferRequest.infer  # the public one on top of it takes three times as long
+        self._infer = native.InferRequest.infer  # the public one on top takes thrice as long
         narrow = precision == "bf16" and settings.device == "CPU" and _torch.multiplies_bf16()
         self._model = _marked(model, region) if narrow else model
         self._dtypes = region.input_dtypes
@@ -119,7 +118,7 @@ class OpenVinoEngine(BindingEngine[Bound]):
         config = {**separate, **self._config, **_by_one_thread(self._model.read, self._config)}
         made = with_weights(self._model, held)
         correct(made, in_bfloat16=config.get("INFERENCE_PRECISION_HINT") != "f32")
-        compiled = never_freed_in_forks(core().compile_model(made, self._device, config))
+        compiled = never_freed_in_forks(library.core().compile_model(made, self._device, config))
         _require_precision(compiled, self._config)
         position = {name: i for i, name in enumerate(names)}
         asked = [position[port.node.friendly_name] for port in compiled.inputs]

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from composer import _torch
+from composer.backends.openvino import library
 from composer.lowering.onnx import Output, as_scalar
 
 _NAMES = {
@@ -35,15 +36,13 @@ Place = Callable[[], tuple[Any, Callable[[], Any]]]
 
 def type_of(dtype: torch.dtype) -> Any:
     """OpenVINO's type of the elements."""
-    import openvino
-
+    openvino = library.openvino()
     return getattr(openvino.Type, _NAMES[dtype])
 
 
 def as_tensor(tensor: torch.Tensor) -> Any:
     """OpenVINO's tensor over the memory of a contiguous one, which has to outlive it."""
-    import openvino
-
+    openvino = library.openvino()
     return openvino.Tensor(_array(tensor), list(tensor.shape), type_of(tensor.dtype))
 
 
@@ -52,8 +51,7 @@ def feed_for(dtype: torch.dtype | None) -> Feed:
 
     ``None`` is for an integer, which OpenVINO computes with in 32 bits.
     """
-    import openvino
-
+    openvino = library.openvino()
     if dtype is None:
         return _feed_integer
     make, kind = openvino.Tensor, type_of(dtype)
@@ -81,8 +79,7 @@ def place_for(output: Output, said: Any) -> Place:
         said: The shape that the compiled model says, which may know sizes that the graph does not:
             OpenVINO takes no tensor of another size where it knows it.
     """
-    import openvino
-
+    openvino = library.openvino()
     dtype = output.dtype or torch.int64
     kind = type_of(dtype)
     finish = output.receiver()

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from composer.backends.openvino.library import core
+from composer.backends.openvino import library
 from composer.backends.openvino.memory import as_tensor
 from composer.lowering.onnx import OnnxGraph
 
@@ -31,7 +31,7 @@ def read_model(graph: OnnxGraph) -> Model:
     Raises:
         RuntimeError: OpenVINO's own, where it cannot convert a node.
     """
-    read = core().read_model(graph.model.SerializeToString())
+    read = library.core().read_model(graph.model.SerializeToString())
     names = set(graph.inputs)
     for parameter in read.get_parameters():
         (parameter.friendly_name,) = parameter.output(0).get_names() & names
@@ -40,9 +40,7 @@ def read_model(graph: OnnxGraph) -> Model:
 
 def unread_nodes(graph: OnnxGraph) -> dict[int, str]:
     """Why nodes of a model are not converted, by their index; empty where all are."""
-    from openvino.frontend import FrontEndManager
-
-    frontend = FrontEndManager().load_by_framework("onnx")
+    frontend = library.openvino().frontend.FrontEndManager().load_by_framework("onnx")
     loaded = frontend.load(io.BytesIO(graph.model.SerializeToString()))
     nodes = graph.model.graph.node
     position = {name: i for i, node in enumerate(nodes) for name in (*node.output, node.name)}
@@ -64,8 +62,7 @@ def with_weights(model: Model, weights: Mapping[str, torch.Tensor]) -> Any:
         model: The model.
         weights: Contiguous tensors by the names of the inputs.
     """
-    import openvino
-
+    openvino = library.openvino()
     copy = model.read.clone()
     taken: set[int] = set()
     for parameter in copy.get_parameters():

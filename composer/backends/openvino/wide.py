@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from composer.backends.openvino.library import core
+from composer.backends.openvino import library
 
 _SUMS = frozenset({"Add", "Subtract"})
 _CONVOLUTIONS = frozenset({"Convolution", "GroupConvolution"})
@@ -38,15 +38,14 @@ def in_float32(read: Any, bound: Collection[str]) -> Any:
         read: A model of OpenVINO's.
         bound: The inputs of it that weights and constants are taken in for.
     """
-    import openvino
-
+    openvino = library.openvino()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.xml"
         openvino.serialize(read, path)
         tree = ElementTree.parse(path)
         _mark(tree, bound)
         tree.write(path)
-        return core().read_model(path, config={"ENABLE_MMAP": False})
+        return library.core().read_model(path, config={"ENABLE_MMAP": False})
 
 
 def _mark(tree: ElementTree.ElementTree[Any], bound: Collection[str]) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from composer.backends.openvino import library
+
 
 def turn_comparisons(model: Any) -> None:
     """Ask whether one is less than the other, which is right, not whether that is greater.
@@ -11,8 +13,7 @@ def turn_comparisons(model: Any) -> None:
     Args:
         model: A model of OpenVINO's, changed in place.
     """
-    from openvino import opset13
-
+    opset13 = library.openvino().opset13
     turned = {"Greater": opset13.less, "GreaterEqual": opset13.less_equal}
     for node in model.get_ordered_ops():
         if compare := turned.get(node.get_type_name()):

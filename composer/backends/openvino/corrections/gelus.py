@@ -10,6 +10,8 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from composer.backends.openvino import library
+
 _ODD = {"Erf", "Tanh"}
 _FORMULA = {"Add", "Multiply", "Divide"}
 _CONSTANTS = (math.sqrt(2), math.sqrt(0.5), math.sqrt(2 / math.pi), 0.044715)
@@ -22,8 +24,7 @@ def tell_from_gelu(model: Any) -> None:
     Args:
         model: A model of OpenVINO's, changed in place; its results stay what they are.
     """
-    from openvino import opset13
-
+    opset13 = library.openvino().opset13
     for node in model.get_ordered_ops():
         if node.get_type_name() in _ODD and any(map(_is_almost, _numbers(node))):
             targets = node.output(0).get_target_inputs()

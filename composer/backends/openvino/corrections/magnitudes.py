@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy
 
+from composer.backends.openvino import library
+
 _ROWS = numpy.array([0])
 
 
@@ -22,12 +24,11 @@ def compute_magnitudes(model: Any) -> None:
     Args:
         model: A model of OpenVINO's, changed in place.
     """
-    from openvino.passes import ConstantFolding, Manager
-
     if any(node.get_type_name() == "Abs" for node in model.get_ops()):
-        passes = Manager()
-        passes.register_pass(ConstantFolding())
-        passes.run_passes(model)
+        passes = library.passes()
+        manager = passes.Manager()
+        manager.register_pass(passes.ConstantFolding())
+        manager.run_passes(model)
 
 
 def keep_signs(model: Any) -> None:
@@ -36,8 +37,7 @@ def keep_signs(model: Any) -> None:
     Args:
         model: A model of OpenVINO's, changed in place; its results stay what they are.
     """
-    from openvino import opset13
-
+    opset13 = library.openvino().opset13
     for node in model.get_ordered_ops():
         if node.get_type_name() == "Abs":
             rank = node.get_input_partial_shape(0).rank

@@ -15,6 +15,8 @@ from typing import Any
 import numpy
 import torch
 
+from composer.backends.openvino import library
+
 _RANGE = torch.finfo(torch.bfloat16)
 _MOVES = {"Transpose", "Reshape", "Squeeze", "Unsqueeze", "Broadcast"}
 
@@ -40,8 +42,7 @@ def bound_masks(model: Any) -> None:
 
 def _bound_number(number: Any) -> None:
     """Put the last number within the range in place of a constant beyond it."""
-    from openvino import opset13
-
+    opset13 = library.openvino().opset13
     bound = _RANGE.max if number.data.item() > 0 else _RANGE.min
     shape = number.get_output_shape(0)
     number.output(0).replace(opset13.constant(numpy.full(shape, bound, "float32")).output(0))
@@ -53,8 +54,7 @@ def _bounded(source: Any) -> Any:
     That is one with the least number, and whoever looks for infinities must see it as it is added;
     an infinity that the program means is given, or picked, not multiplied.
     """
-    from openvino import opset13
-
+    opset13 = library.openvino().opset13
     is_scaled = source.get_node().get_type_name() == "Multiply"
     readers = source.get_target_inputs() if is_scaled else ()
     bounded = opset13.clamp(source, _RANGE.min, _RANGE.max).output(0)

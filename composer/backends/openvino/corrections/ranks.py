@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy
 
+from composer.backends.openvino import library
+
 _ARITHMETIC = {"Add", "Subtract", "Multiply", "Divide"}
 
 
@@ -29,8 +31,7 @@ def spell_out_ranks(model: Any) -> None:
 
 def _raise(operand: Any, shape: Any) -> None:
     """Put ones before the sizes of an operand, where the other has nothing but ones."""
-    from openvino import opset13
-
+    opset13 = library.openvino().opset13
     rank = operand.get_partial_shape().rank
     if rank.is_dynamic or shape.rank.is_dynamic:
         return

@@ -17,6 +17,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from composer.backends.openvino import library
+
 
 def spell_out_reductions(model: Any) -> None:
     """Count axes from the first; keep dimensions, and drop them behind the reduction.
@@ -32,8 +34,7 @@ def spell_out_reductions(model: Any) -> None:
 
 
 def _count_from_the_first(reduction: Any) -> None:
-    from openvino import opset13
-
+    opset13 = library.openvino().opset13
     rank = reduction.get_input_partial_shape(0).rank
     axes = _constant(reduction.input_value(1).get_node())
     if rank.is_static and axes is not None and (axes.get_data() < 0).any():
@@ -49,8 +50,7 @@ def _constant(node: Any) -> Any:
 
 
 def _drop_behind(reduction: Any) -> None:
-    from openvino import opset13
-
+    opset13 = library.openvino().opset13
     words = re.sub(r"(?<!^)(?=[A-Z])", "_", reduction.get_type_name())  # ReduceSum, Reduce_Sum
     reduce = getattr(opset13, words.lower())
     targets = reduction.output(0).get_target_inputs()

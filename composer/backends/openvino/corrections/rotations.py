@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy
 
+from composer.backends.openvino import library
+
 _SUMS = {"Add", "Subtract"}
 _PRODUCTS = {"Multiply", "Divide"}
 _ROTATED = "Concat"
@@ -87,8 +89,7 @@ def _bound(part: Any, index: int) -> int | None:
 
 def _tell_apart(rotated: Any) -> None:
     """Negate the parts, and the whole again."""
-    from openvino import opset13
-
+    opset13 = library.openvino().opset13
     targets = rotated.output(0).get_target_inputs()
     for part in rotated.inputs():
         part.replace_source_output(opset13.negative(part.get_source_output()).output(0))
@@ -112,8 +113,7 @@ def _products(node: Any) -> list[Any]:
 
 def _widen(product: Any) -> None:
     """Repeat whichever factor has one element for a row of the other."""
-    from openvino import opset13
-
+    opset13 = library.openvino().opset13
     for narrow, wide in itertools.permutations(product.inputs()):
         if _width(narrow) == 1 and _width(wide) != 1:
             source, other = narrow.get_source_output(), wide.get_source_output()

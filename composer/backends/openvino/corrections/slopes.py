@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy
 
+from composer.backends.openvino import library
+
 _SUMS = {"Add", "Subtract"}
 
 
@@ -30,8 +32,7 @@ def line_up_slopes(model: Any) -> None:
 
 def _line_up(product: Any) -> None:
     """Do so in a product, and in those that it is a product of."""
-    from openvino import opset13
-
+    opset13 = library.openvino().opset13
     if product.get_type_name() != "Multiply":
         return
     for factor in product.inputs():

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy
 
+from composer.backends.openvino import library
+
 _NO_SIZES = numpy.zeros(0, numpy.int64)
 
 
@@ -19,8 +21,7 @@ def drop_dimensions_of_factors(model: Any) -> None:
     Args:
         model: A model of OpenVINO's, changed in place; its results stay what they are.
     """
-    from openvino import opset13
-
+    opset13 = library.openvino().opset13
     for node in model.get_ordered_ops():
         if node.get_type_name() != "Sigmoid":
             continue

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from composer.backends.openvino import library
+
 _PRODUCTS = {"Multiply", "Divide"}
 
 
@@ -18,8 +20,7 @@ def keep_windows(model: Any) -> None:
     Args:
         model: A model of OpenVINO's, changed in place; its results stay what they are.
     """
-    from openvino import opset13
-
+    opset13 = library.openvino().opset13
     for node in model.get_ordered_ops():
         if "Convolution" not in node.get_type_name():
             continue
