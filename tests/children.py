@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import numpy
 
 IMPORTED_BY = os.getpid()
 
@@ -26,6 +29,11 @@ def look_around(payload: bytes, ready: Callable[[], None]) -> dict[str, Any]:
         "server": os.getppid(),
         "imported_by": IMPORTED_BY,
         "folder": str(Path("/proc/self/cwd").readlink()),
+        "inode": Path("/proc/self/cwd").stat().st_ino,
+        "umask": os.umask(0),
+        "nice": os.nice(0),
+        "open_files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        "drawn": numpy.random.random(),
         "path": sys.path,
         "environment": dict(os.environ),
         "size": len(payload),
@@ -39,6 +47,12 @@ def ends_the_server(payload: bytes, ready: Callable[[], None]) -> dict[str, Any]
     os.kill(os.getppid(), signal.SIGKILL)
     time.sleep(300)
     return {}
+
+
+def stops_the_server(payload: bytes, ready: Callable[[], None]) -> dict[str, Any]:
+    """It is there, and does nothing."""
+    os.kill(os.getppid(), signal.SIGSTOP)
+    return waits(payload, ready)
 
 
 def waits_for_a_file(payload: bytes, ready: Callable[[], None]) -> dict[str, Any]:

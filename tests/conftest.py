@@ -25,9 +25,7 @@ from forked import Interpreter
 
 import composer
 from composer import _torch
-from composer.child import forkserver
 
-forkserver.NOT_INHERITED.add("PYTEST_CURRENT_TEST")  # or each test would start a server of its own
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # some plugin may have imported it before
 # Dynamo empties the CPU's caches to time the guards of each graph for its log, which takes longer
 # than all the rest of a small graph's compile.

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -15,7 +18,7 @@ from typing import Any
 import pytest
 from conftest import in_child
 
-from composer.child import NONE, Limits, ask, forkserver
+from composer.child import NONE, Limits, ask, forkserver, serving
 from composer.errors import ChildRefusal
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="children are forked")
@@ -80,15 +83,49 @@ def test_environment_that_imports_may_have_read_makes_a_new_server(
     wait_until(lambda: not is_alive(before))
 
 
-def test_folder_that_was_removed_is_no_matter(
+def test_folder_that_has_no_path_is_the_childs_as_well(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The child is where the server was started."""
+    """It was removed; or the user, as which the program runs now, may not walk there."""
+    look_around()
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)
+    inode = gone.stat().st_ino
     gone.rmdir()
-    assert look_around()["pid"]
+    assert look_around()["inode"] == inode
+
+
+def test_path_within_the_folder_leads_to_where_that_is_now(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Python remembers what it found by a path, and for ``.`` it would be another folder."""
+    monkeypatch.syspath_prepend("plug")
+    for name in ("here", "there"):
+        plug = tmp_path / name / "plug"
+        plug.mkdir(parents=True)
+        (plug / f"children_{name}.py").write_text("from children import look_around")
+        monkeypatch.chdir(plug.parent)
+        assert look_around(module=f"children_{name}")["folder"] == str(plug.parent)
+
+
+def test_child_is_the_user_its_caller_is_by_now() -> None:
+    """A program may have given up rights, or limited itself, since its first question."""
+    before, umask = look_around(), os.umask(0o077)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limits[0] - 1, limits[1]))
+    try:
+        after = look_around()
+    finally:
+        os.umask(umask)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert (before["umask"], after["umask"]) == (umask, 0o077)
+    assert (before["open_files"], after["open_files"]) == (limits[0], limits[0] - 1)
+
+
+def test_random_numbers_are_not_those_of_the_child_before() -> None:
+    """Who names a file by them would overwrite the other's."""
+    assert len({look_around()["drawn"] for _ in range(3)}) == 3
 
 
 def test_large_payload_arrives() -> None:
@@ -117,11 +154,74 @@ def test_server_that_is_killed_is_nobodys_failure() -> None:
 def test_server_that_imports_for_ever_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the limit of a start. The next question is for another server."""
     monkeypatch.setattr("composer.child.asking.START_SECONDS", 0.5)
+    monkeypatch.setattr(forkserver, "_END_SECONDS", 0.5)
     with pytest.raises(ChildRefusal, match="had not started its work") as caught:
         ask("children_that_hang:work", b"", NONE)
     assert caught.value.by_others
     monkeypatch.undo()
     assert look_around()["pid"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
+def test_what_an_import_started_ends_with_a_server_that_fails() -> None:
+    """It holds nothing of the server's that anybody waits for."""
+    with pytest.raises(ChildRefusal, match="before it had imported composer") as caught:
+        ask("children_with_a_helper:work", b"", NONE)
+    helper = int(caught.value.traceback.removeprefix("started "))
+    wait_until(lambda: not is_alive(helper))
+
+
+def test_limit_of_time_holds_where_the_server_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever it is stuck in. The caller ends both then."""
+    monkeypatch.setattr(forkserver, "_END_SECONDS", 0.5)
+    with pytest.raises(ChildRefusal, match=r"stopped after 0\.3 s"):
+        ask("children:stops_the_server", b"", Limits(isolate=True, timeout=0.3))
+    assert look_around()["pid"]
+
+
+def test_program_that_dies_of_sigpipe_does_not() -> None:
+    """Command-line tools have it so. What a server that has ended is sent is sent again."""
+    before = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    try:
+        server = look_around()["server"]
+        forkserver._servers._server.process.poll = lambda: None  # not seen to have ended, yet
+        os.kill(server, signal.SIGKILL)
+        wait_until(lambda: not is_alive(server))
+        assert look_around()["server"] != server
+    finally:
+        signal.signal(signal.SIGPIPE, before)
+
+
+def test_server_that_cannot_fork_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And goes on: the others' children are none the worse."""
+
+    def fork() -> int:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", fork)
+    (mine, control), (status, theirs) = socket.socketpair(), socket.socketpair()
+    read, write = os.pipe()
+    socket.send_fds(mine, [b"."], [theirs.fileno(), write, write, write, write])
+    os.close(write)
+    theirs.close()
+    mine.shutdown(socket.SHUT_WR)
+    serving._Server(control, os.getppid(), 10.0).run()
+    assert b"temporarily unavailable" in os.read(read, 100)
+    assert status.recv(1) == b""
+    os.close(read)
+    for each in (mine, control, status):
+        each.close()
+
+
+def test_questions_leave_nothing_open() -> None:
+    """Nor where the child crashed."""
+    look_around()
+    before = len([*Path("/proc/self/fd").iterdir()])
+    for _ in range(5):
+        look_around()
+        with pytest.raises(ChildRefusal):
+            ask("children:prints_and_exits", b"", NONE)
+    assert len([*Path("/proc/self/fd").iterdir()]) == before
 
 
 def test_thread_that_started_the_server_may_end() -> None:
@@ -220,11 +320,12 @@ def test_caller_may_ignore_its_children(monkeypatch: pytest.MonkeyPatch) -> None
         signal.signal(signal.SIGCHLD, before)
 
 
-def test_child_is_fresh_where_the_imports_used_a_device() -> None:
+@pytest.mark.parametrize("module", ["children_of_a_device", "children_with_a_thread"])
+def test_child_is_fresh_where_a_fork_of_the_server_would_not_do(module: str) -> None:
     """CUDA cannot be used in a fork of a process that counted the cards."""
-    there = look_around(module="children_of_a_device")
+    there = look_around(module=module)
     assert there["imported_by"] == there["pid"]
-    again = look_around(b"123", module="children_of_a_device")
+    again = look_around(b"123", module=module)
     assert again["server"] == there["server"]
     assert again["size"] == 3
 
@@ -267,12 +368,8 @@ def test_server_and_child_end_with_a_caller_that_is_killed(tmp_path: Path) -> No
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
-@pytest.mark.parametrize(
-    "work",
-    ["composer.isolate.isolated", "composer.tuning.work", "composer.backends.tensorrt.apart"],
-)
 def test_imports_of_the_work_start_no_thread_and_touch_no_device(
-    work: str, fresh_python: Callable[..., subprocess.CompletedProcess[str]]
+    fresh_python: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:
     """So that what has imported them can be forked: one thread is of numpy's, and it sees to it."""
     code = (
@@ -280,7 +377,7 @@ def test_imports_of_the_work_start_no_thread_and_touch_no_device(
         "def touched(*_): sys.exit('a device was looked for')\n"
         "torch.cuda.is_available = torch.cuda.device_count = torch.cuda._lazy_init = touched\n"
         "before = len(os.listdir('/proc/self/task'))\n"
-        f"import {work}\n"
+        "import composer.isolate.isolated, composer.tuning.work, composer.backends.tensorrt.apart\n"
         "print(len(os.listdir('/proc/self/task')) - before)\n"
     )
     ran = fresh_python(code)

@@ -173,6 +173,16 @@ def test_sparse_tensors_are_declined(layout) -> None:
     assert last().attempts[0].reason == "unsupported_dtype"
 
 
+def test_a_sparse_gradient_is_declined_in_the_words_of_a_user() -> None:
+    """What torch computes with while it compiles is nothing that the program has."""
+    embedding = torch.nn.Embedding(4, 2, sparse=True)
+    with torch.enable_grad():
+        compiled(embedding, "onnxrt")(torch.tensor([1])).sum().backward()
+    assert embedding.weight.grad.is_sparse
+    said = "one of its tensors is a Tensor, torch.float32, torch.sparse_coo"
+    assert last().attempts[0].message == said
+
+
 def test_a_lazily_negated_tensor_is_declined_as_what_it_is() -> None:
     """Its dtype and layout are those of any other."""
     x = torch.tensor([1 + 2j, 3 - 4j]).conj().imag

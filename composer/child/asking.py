@@ -73,20 +73,24 @@ def ask(
 
 
 class _Child:
-    """The process, what it answers, and the end of what it prints."""
+    """The process, what it answers, and the end of what it prints.
+
+    Its threads do not hold it: where an exception comes at any line, nothing does, and the process
+    ends with its socket.
+    """
 
     def __init__(self, process: forkserver.Process, sent: Sequence[bytes]) -> None:
         self._process = process
         self._answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        self._printed = b""
-        self._threads = [
-            threading.Thread(target=each, args=args, daemon=True)
-            for each, args in (
-                (self._read_answers, (process.stdout,)),
-                (self._read_output, (process.stderr,)),
-                (self._send, (process.stdin, sent)),
+        self._printed = bytearray()
+        self._threads = {
+            threading.Thread(target=each, args=(stream, given), daemon=True): stream
+            for each, stream, given in (
+                (_read_answers, process.stdout, self._answers),
+                (_read_output, process.stderr, self._printed),
+                (_send, process.stdin, sent),
             )
-        ]
+        }
         for thread in self._threads:
             thread.start()
 
@@ -127,6 +131,14 @@ class _Child:
         self._process.end()
         self._read_the_rest()
 
+    def close(self) -> None:
+        """Free what is left. A pipe that is still read or written would be waited for."""
+        self._process.close()
+        for thread, stream in self._threads.items():
+            if not thread.is_alive():
+                with contextlib.suppress(BrokenPipeError):  # of what the child had not read
+                    stream.close()
+
     def _next(self) -> dict[str, Any] | None:
         try:
             return self._answers.get(timeout=_STEP_SECONDS)
@@ -152,20 +164,24 @@ class _Child:
         output = self._printed.decode(errors="replace").strip()
         raise ChildRefusal(status, reason, what, output=output, by_others=by_others)
 
-    def _read_answers(self, stream: IO[bytes]) -> None:
-        for line in stream:
-            with contextlib.suppress(ValueError):  # the line it was writing when it ended
-                self._answers.put(json.loads(line))
 
-    def _read_output(self, stream: IO[bytes]) -> None:
-        while some := os.read(stream.fileno(), 65536):
-            self._printed = (self._printed + some)[-_KEPT_OUTPUT:]
+def _read_answers(stream: IO[bytes], answers: queue.SimpleQueue[dict[str, Any]]) -> None:
+    for line in stream:
+        with contextlib.suppress(ValueError):  # the line it was writing when it ended
+            answers.put(json.loads(line))
 
-    def _send(self, stream: IO[bytes], sent: Sequence[bytes]) -> None:
-        """The pipe stays open: its end tells the child that the caller is gone."""
-        with contextlib.suppress(BrokenPipeError):
-            stream.writelines(sent)
-            stream.flush()
+
+def _read_output(stream: IO[bytes], printed: bytearray) -> None:
+    while some := os.read(stream.fileno(), 65536):
+        printed += some
+        del printed[:-_KEPT_OUTPUT]
+
+
+def _send(stream: IO[bytes], sent: Sequence[bytes]) -> None:
+    """The pipe stays open: its end tells the child that the caller is gone."""
+    with contextlib.suppress(BrokenPipeError):
+        stream.writelines(sent)
+        stream.flush()
 
 
 @contextlib.contextmanager
@@ -176,7 +192,7 @@ def _started(work: str, payload: bytes) -> Iterator[_Child]:
         yield child
     finally:
         child.end()
-        process.close()
+        child.close()
 
 
 def _how_it_ended(code: int) -> str:

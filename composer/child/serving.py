@@ -4,9 +4,10 @@ The server is a fresh interpreter. It imports the work that it was started for, 
 only forks, reaps and kills. ``multiprocessing``'s would do that too, but its children run the
 program's main module again, which is not for a script that compiles at its top level.
 
-A request is one byte on the control socket with four descriptors: a socket of its own, and what is
-to be the child's stdin, stdout and stderr. On its own socket the server says the child's number,
-then its exit code. It kills the child when the caller shuts that socket down, or is gone.
+A request is one byte on the control socket with five descriptors: a socket of its own, the caller's
+folder, and what is to be the child's stdin, stdout and stderr. On its own socket the server says
+the child's number, then its exit code. It kills the child, and what that started, when the caller
+shuts this socket down, or is gone.
 """
 
 from __future__ import annotations
@@ -25,59 +26,81 @@ import struct
 import sys
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 NUMBER = struct.Struct("<i")
 SIZE = struct.Struct("<Q")
+DESCRIPTORS = 5
 _STEP_SECONDS = 0.02
 _LOOK_SECONDS = 1.0
 _PR_SET_PDEATHSIG = 1
 
 
-@dataclass(slots=True)
-class _Child:
-    """A child of the server's, until its caller lets go of it."""
-
-    pid: int
-    ended: bool = False
-
-
-def serve(work: str, parent: int, patience: float) -> None:
+def serve(work: str, control: int, caller: int, patience: float) -> None:
     """Be the server, until the caller is gone, asks no more, or has not asked for a while.
 
     Args:
         work: What the first child will be asked for; its module is imported first. What that prints
             goes where that child's output goes, and an error ends the server.
-        parent: Process number of the caller.
+        control: Descriptor of the socket.
+        caller: Its process number.
         patience: Seconds without a child until it has not been asked for a while.
     """
-    _die_with(parent)
+    os.set_inheritable(control, False)  # what the imports start may outlive the server
+    _die_with(caller)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a caller that ignores it passes that on
-    control = socket.socket(fileno=os.dup(0))
-    importlib.import_module(work.partition(":")[0])
+    if sys.platform == "linux":  # elsewhere a fork of what has imported torch is not safe
+        importlib.import_module(work.partition(":")[0])
     _outlive_the_thread_that_asked()
     gc.collect()
     gc.freeze()  # a child's collections would copy all that they look at
-    descriptors = _Server(control, parent, patience).run()
-    if descriptors is None:
-        os._exit(0)  # there is nothing to put in order
-    _be_child(descriptors)
+    fit = sys.platform == "linux" and threading.active_count() == 1
+    request = _Server(socket.socket(fileno=control), caller, patience).run()
+    if request is None:
+        os.killpg(0, signal.SIGKILL)  # and what the imports started; nothing is to be put in order
+        raise SystemExit
+    _be_child(request, fit=fit)
+
+
+@dataclass(slots=True)
+class _Request:
+    """In a child: the process number of its server, and its descriptors."""
+
+    server: int
+    folder: int
+    streams: list[int]
+
+
+@dataclass(slots=True)
+class _Child:
+    """A child of the server's. It is known until it has ended, and its caller wants it no more."""
+
+    pid: int
+    ended: bool = False
+    wanted: bool = True
+
+    def kill(self) -> None:
+        """It and what it started; it may not have made its group yet."""
+        for kill in (os.killpg, os.kill):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                kill(self.pid, signal.SIGKILL)
 
 
 class _Server:
-    def __init__(self, control: socket.socket, parent: int, patience: float) -> None:
+    def __init__(self, control: socket.socket, caller: int, patience: float) -> None:
         self._control = control
-        self._parent = parent
+        self._caller = caller
         self._patience = patience
+        self._pid = os.getpid()
         self._children: dict[socket.socket, _Child] = {}
         self._selector = selectors.DefaultSelector()
         self._selector.register(control, selectors.EVENT_READ)
         self._listens = True
 
-    def run(self) -> list[int] | None:
-        """Serve; in a forked child, its stdin, stdout and stderr, in the server ``None``."""
+    def run(self) -> _Request | None:
+        """Serve; what is returned in a forked child is its request."""
         idle = 0.0
         while self._listens or self._children:
             step = _STEP_SECONDS if self._children else _LOOK_SECONDS
@@ -85,34 +108,49 @@ class _Server:
             idle = 0.0 if events or self._children else idle + step
             for key, _ in events:
                 if key.fileobj is not self._control:
-                    self._let_go(key.fileobj)  # type: ignore[arg-type]  # only sockets are in it
-                elif (descriptors := self._receive()) is not None:
-                    return descriptors
-            self._tell_of_the_ended()
-            if os.getppid() != self._parent:
-                for status in list(self._children):
-                    self._let_go(status)
+                    self._end(key.fileobj)  # type: ignore[arg-type]  # only sockets are in it
+                elif (request := self._receive()) is not None:
+                    return request
+            self._reap()
+            if os.getppid() != self._caller:
+                for child in self._children.values():
+                    child.kill()
                 return None
             if idle >= self._patience and self._listens:
                 self._control.shutdown(socket.SHUT_RD)  # what was sent before that is still read
         return None
 
-    def _receive(self) -> list[int] | None:
-        """Fork for a request; in the child, its descriptors."""
-        asked, descriptors, _, _ = socket.recv_fds(self._control, 1, 4)
+    def _receive(self) -> _Request | None:
+        """Fork for a request; what is returned in the child is what it needs of that."""
+        asked, descriptors, _, _ = socket.recv_fds(self._control, 1, DESCRIPTORS)
         if not asked:
             self._selector.unregister(self._control)
             self._listens = False
             return None
-        status = socket.socket(fileno=descriptors.pop(0))
-        with warnings.catch_warnings():  # of threads: numpy's pool is idle, and sees to its forks
-            warnings.simplefilter("ignore", DeprecationWarning)
-            pid = os.fork()
+        if len(descriptors) < DESCRIPTORS:  # there were no more for this process
+            for each in descriptors:
+                os.close(each)
+            return None
+        status, folder, *streams = descriptors
+        if not self._fork(socket.socket(fileno=status), errors=streams[-1]):
+            return _Request(self._pid, folder, streams)
+        for each in (folder, *streams):
+            os.close(each)
+        return None
+
+    def _fork(self, status: socket.socket, errors: int) -> bool:
+        """Fork, if that is possible; whether this is the server still."""
+        try:
+            with warnings.catch_warnings():  # of threads: numpy's pool is idle, and sees to forks
+                warnings.simplefilter("ignore", DeprecationWarning)
+                pid = os.fork()
+        except OSError as error:  # of processes or memory there is no more
+            os.write(errors, f"{error}\n".encode())
+            status.close()
+            return True
         if not pid:
             self._forget(status)
-            return descriptors
-        for each in descriptors:
-            os.close(each)
+            return False
         nowhere = os.open(os.devnull, os.O_WRONLY)
         for own in (1, 2):  # until now those of the first child
             os.dup2(nowhere, own)
@@ -120,33 +158,31 @@ class _Server:
         self._children[status] = _Child(pid)
         self._selector.register(status, selectors.EVENT_READ)
         _say(status, pid)
-        return None
+        return True
 
     def _forget(self, status: socket.socket) -> None:
-        """In a child: the sockets are the server's, and its end is told by their closing."""
+        """In a child: the sockets are the server's, whose end is told by their closing."""
         self._selector.close()
         for each in (self._control, status, *self._children):
             each.close()
 
-    def _tell_of_the_ended(self) -> None:
-        """A child that ended is not reaped yet: its number stays its own until it is let go of."""
-        for status, child in self._children.items():
-            if not child.ended:
-                how = os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
-                if how is not None:
-                    child.ended = True
-                    exited = how.si_code == os.CLD_EXITED
-                    _say(status, how.si_status if exited else -how.si_status)
-
-    def _let_go(self, status: socket.socket) -> None:
-        """Kill a child and what it started, reap it, and tell its caller by closing the socket."""
-        child = self._children.pop(status)
-        for kill in (os.killpg, os.kill):  # it may not have made its group yet
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                kill(child.pid, signal.SIGKILL)
-        os.waitpid(child.pid, 0)
+    def _end(self, status: socket.socket) -> None:
+        """The caller wants this child no more."""
         self._selector.unregister(status)
-        status.close()
+        self._children[status].wanted = False
+        self._children[status].kill()
+
+    def _reap(self) -> None:
+        """Say of children how they ended. One that cannot be killed, yet, is not waited for."""
+        for status, child in list(self._children.items()):
+            if not child.ended:
+                pid, how = os.waitpid(child.pid, os.WNOHANG)
+                if pid:
+                    child.ended = True
+                    _say(status, os.waitstatus_to_exitcode(how))
+            if child.ended and not child.wanted:
+                del self._children[status]
+                status.close()
 
 
 def _say(status: socket.socket, number: int) -> None:
@@ -154,17 +190,21 @@ def _say(status: socket.socket, number: int) -> None:
         status.sendall(NUMBER.pack(number))
 
 
-def _be_child(descriptors: list[int]) -> None:
-    server = os.getppid()
+def _be_child(request: _Request, *, fit: bool) -> None:
+    """Go on as a child of the server's; from the start where this fork is not fit to be one."""
     os.setsid()
-    for number, each in enumerate(descriptors):
+    with contextlib.suppress(OSError):  # the folder was removed, or is not for this user
+        os.fchdir(request.folder)
+    os.close(request.folder)
+    for number, each in enumerate(request.streams):
         os.dup2(each, number)
         os.close(each)
-    if _touched_a_device():
+    if not fit or _touched_a_device():
         code = f"import sys; sys.path[:] = {sys.path!r}; from composer.child import serving"
-        code = f"{code}; serving.work({server})"
+        code = f"{code}; serving.work({request.server})"
         os.execv(sys.executable, [sys.executable, "-X", "faulthandler", "-c", code])
-    work(server)
+    _be_nobody_elses_copy()
+    work(request.server)
 
 
 def _touched_a_device() -> bool:
@@ -174,6 +214,14 @@ def _touched_a_device() -> bool:
     from composer import _torch
 
     return _torch.is_in_bad_fork()
+
+
+def _be_nobody_elses_copy() -> None:
+    """Random numbers are drawn afresh, as in an interpreter that was just started."""
+    if torch := sys.modules.get("torch"):
+        torch.seed()
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed()
 
 
 def work(server: int) -> None:
@@ -188,7 +236,7 @@ def work(server: int) -> None:
     request = json.loads(_read())
     payload = _read()
     threading.Thread(target=_end_with_stdin, daemon=True).start()
-    _settle(**request["place"])
+    _settle(request["path"], request["environment"])
 
     def say(answer: dict[str, Any]) -> None:
         print(json.dumps(answer), file=answers, flush=True)
@@ -230,11 +278,11 @@ def _exactly(size: int) -> bytes:
     return read
 
 
-def _settle(folder: str | None, path: list[str], environment: dict[str, str]) -> None:
-    """Be where the caller is, and import what it can import."""
-    if folder is not None:
-        os.chdir(folder)
+def _settle(path: list[str], environment: Mapping[str, str]) -> None:
+    """Import what the caller can import, from where it stands now."""
     sys.path[:] = path
+    sys.path_importer_cache.clear()
+    importlib.invalidate_caches()
     for name in os.environ.keys() - environment.keys():
         del os.environ[name]
     os.environ.update(environment)

@@ -243,7 +243,8 @@ def decline_special_tensors(values: Iterable[Any]) -> None:
         if _torch.is_users_fake(value):
             refuse(Status.DECLINED, Reason.UNSUPPORTED_DTYPE, "one of its tensors is fake: no data")
         if isinstance(value, torch.Tensor) and not _is_plain(value):
-            kind = f"{type(value).__name__}, {value.dtype}, {value.layout}{_lazily(value)}"
+            name = "Tensor" if type(value) in _torch.PLAIN_TENSORS else type(value).__name__
+            kind = f"{name}, {value.dtype}, {value.layout}{_lazily(value)}"
             refuse(Status.DECLINED, Reason.UNSUPPORTED_DTYPE, f"one of its tensors is a {kind}")
 
 
