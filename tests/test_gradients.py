@@ -10,8 +10,11 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812  # as torch's own users write it
 from conftest import compiled, last
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import composer
+from composer.graphs.nodes import value_of
+from composer.lowering.decompositions.pool_gradients import avg_pool_backward
 
 pytestmark = pytest.mark.slow
 
@@ -46,6 +49,11 @@ SAME = {
     "mean pooling in three dimensions": (
         lambda x: F.avg_pool3d(x, 2, 2, divisor_override=3),
         r(2, 3, 4, 6, 6),
+    ),
+    "mean pooling of all": (lambda x: F.avg_pool2d(x, 9, ceil_mode=True), r(2, 3, 7, 5)),
+    "mean pooling of more than all": (
+        lambda x: F.avg_pool2d(x, 9, 2, 4, True, count_include_pad=False),
+        r(2, 3, 5, 7),
     ),
     "adaptive mean pooling": (lambda x: F.adaptive_avg_pool2d(x, (2, 4)), r(2, 3, 6, 8)),
     "an output padded by strides": (
@@ -278,3 +286,14 @@ def test_training_an_lstm_that_dynamo_may_trace_is_left_to_eager() -> None:
     (attempt,) = last().attempts
     assert (attempt.status, attempt.reason) == ("declined", "unsupported_op")
     assert "mkldnn_rnn_layer_backward" in attempt.message
+
+
+def test_mean_pooling_by_a_huge_kernel_is_as_large_as_its_input() -> None:
+    """EfficientNet pools maps of seven rows by a kernel of 1,280, all of which took gigabytes."""
+    arguments = ([1280] * 2, [1280] * 2, [0] * 2, True, True, None)
+    backward = lambda grad, x: avg_pool_backward(2, grad, x, *arguments)  # noqa: E731
+    traced = make_fx(backward)(r(1, 8, 1, 1), r(1, 8, 7, 7))
+    largest = max(
+        value_of(node).numel() for node in traced.graph.nodes if value_of(node) is not None
+    )
+    assert largest == 8 * 7 * 7

@@ -219,6 +219,17 @@ def test_a_constant_that_is_read_in_one_way_is_taken() -> None:
     check(lambda x: (x @ table(), x.relu() @ table(), F.linear(x, other())), torch.randn(3, 4))
 
 
+def test_a_product_of_a_constant_is_not_that_constant() -> None:
+    """Though of its shape, as the keys of XLNet's relative positions are of their weight's."""
+    keys = torch.nn.Linear(8, 8, bias=False)
+
+    def function(x):
+        positions = torch.outer(torch.arange(8.0), torch.arange(8.0)).sin()
+        return x @ keys(positions).t()
+
+    check(function, torch.randn(2, 3, 8))
+
+
 def test_positions_that_the_graph_makes_are_a_constant() -> None:
     """As buckets of relative positions are, in int64: OpenVINO folds what is looked up there."""
 

@@ -148,6 +148,26 @@ def test_openvino_crashes_on_normalized_attention(run_python) -> None:
     assert run_python(NORMALIZED, "written out", "norm", "unguarded").returncode < 0
 
 
+def attracted(a, c):
+    """As ZoeDepth moves the centers of its bins: more operations in one kernel than registers."""
+    delta = torch.zeros_like(c)
+    for i in range(a.shape[1]):
+        d = a[:, i].unsqueeze(1) - c
+        delta += d.div(1 + 300 * d.pow(2))
+    return c + delta
+
+
+def test_operations_for_which_no_kernel_is_made_are_compiled_by_themselves(monkeypatch) -> None:
+    """OpenVINO (2026.4) refuses the model; the day that it does not, this may go."""
+    args = torch.rand(1, 48, 8, 8), torch.rand(1, 16, 8, 8)
+    check(attracted, *args)
+    torch.compiler.reset()
+    monkeypatch.setattr(engine, "SEPARATE", {"INFERENCE_NUM_THREADS": "1"})
+    with pytest.warns(FallbackWarning, match="snippet: not enough registers; graph"):
+        compiled(attracted, NAME)(*args)
+    assert last().attempts[0].reason == "build_failed"
+
+
 def rotated(x):
     """The second half of each row, negated, before the first."""
     half = x.shape[-1] // 2

@@ -18,7 +18,7 @@ from composer.backends.openvino.lookups import require_within, table_sizes
 from composer.backends.openvino.memory import Feed, Place, feed_for, place_for
 from composer.backends.openvino.model import Model, with_weights
 from composer.backends.openvino.settings import Settings
-from composer.backends.openvino.snippets import config_for
+from composer.backends.openvino.snippets import SEPARATE, config_for
 from composer.backends.openvino.wide import in_float32
 from composer.errors import refuse
 from composer.lowering.bindings import BindingEngine
@@ -101,6 +101,20 @@ class OpenVinoEngine(BindingEngine[Bound]):
         bound.idle.append(request)
         return results
 
+    def _compile(self, made: Any, config: Mapping[str, str]) -> Any:
+        """Compile, and where a kernel of several operations cannot be made, each by itself.
+
+        Raises:
+            RuntimeError: OpenVINO's own; what it says comes before where it says so.
+        """
+        compiles = library.core().compile_model
+        try:
+            return compiles(made, self._device, config)
+        except RuntimeError as error:
+            if "snippet" in str(error) and config.keys().isdisjoint(SEPARATE):
+                return self._compile(made, {**config, **SEPARATE})
+            raise RuntimeError(f"{library.last_line(error)}\n{error}") from error
+
     def _make(self, values: Mapping[int, torch.Tensor]) -> Bound:
         names = self._model.graph.inputs
         taken = {names[i] for i in values}
@@ -118,7 +132,7 @@ class OpenVinoEngine(BindingEngine[Bound]):
         config = {**separate, **self._config, **_by_one_thread(self._model.read, self._config)}
         made = with_weights(self._model, held)
         correct(made, in_bfloat16=config.get("INFERENCE_PRECISION_HINT") != "f32")
-        compiled = never_freed_in_forks(library.core().compile_model(made, self._device, config))
+        compiled = never_freed_in_forks(self._compile(made, config))
         _require_precision(compiled, self._config)
         position = {name: i for i, name in enumerate(names)}
         asked = [position[port.node.friendly_name] for port in compiled.inputs]

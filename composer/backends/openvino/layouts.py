@@ -63,7 +63,7 @@ class _Memories:
         """See what a node reads, and what comes out of it."""
         given = [self._values.get(_place(each)) for each in node.input_values()]
         kind = node.get_type_name()
-        if kind == "MatMul" or "Convolution" in kind:
+        if _multiplies(node):
             for reader, value in zip(node.inputs(), given, strict=True):
                 if value is not None:
                     self._read(value, _way(reader) if kind == "MatMul" else kind)
@@ -93,15 +93,22 @@ class _Memories:
         return node.friendly_name if node.friendly_name in self._weights else None
 
     def _make(self, node: Any, made: Hashable, weights: frozenset[str]) -> None:
-        """New memory, or, where a node does nothing (a product with ones), that of an operand."""
+        """New memory, or, where a node does nothing (a factor of ones), that of an operand."""
+        operands = () if _multiplies(node) else node.input_values()
         for output in node.outputs():
             number = self._numbers.setdefault((made, output.get_index()), len(self._numbers))
             self.made_of[number] = weights
             looks = {(number, "")}
-            for given in node.input_values():
+            for given in operands:
                 if (value := self._values.get(_place(given))) and _is_alike(given, output):
                     looks |= value.looks
             self._values[_place(output)] = _Value(frozenset(looks), weights)
+
+
+def _multiplies(node: Any) -> bool:
+    """Whether it reads an operand in a layout of its own, and gives what is no operand's."""
+    kind = node.get_type_name()
+    return kind == "MatMul" or "Convolution" in kind
 
 
 def _place(output: Any) -> tuple[str, int]:

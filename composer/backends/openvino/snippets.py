@@ -19,7 +19,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 SEPARATE = {"SNIPPETS_MODE": "DISABLE"}
-"""What has OpenVINO compile each operation by itself, its older way."""
+"""What has OpenVINO compile each operation by itself, its older way. It is also asked for where a
+kernel is not made at all: a long chain of operations may need more registers than there are."""
 
 _TAKEN_WRONGLY = {"Subtract", "Divide", "Power", "SquaredDifference", "Mod", "FloorMod"}
 _LENGTH, _RANK = 2, 2

@@ -76,7 +76,12 @@ class _Along(NamedTuple):
 
 
 def _spread(planes: torch.Tensor, along: Sequence[_Along]) -> torch.Tensor:
-    """Every number added to all of its window."""
+    """Every number added to all of its window.
+
+    Of a window only what may lie within the input: a kernel as large as all maps that a model is
+    made for (EfficientNet's last) would otherwise be spread out in full for each of them.
+    """
+    along = [each._replace(kernel=min(each.kernel, each.size + each.pad)) for each in along]
     kernel, step, pad = ([each[i] for each in along] for i in (2, 3, 4))
     ones = torch.ones([1, 1, *kernel], dtype=planes.dtype, device=planes.device)
     spread = functools.partial(torch.convolution, planes, ones, None, step)
