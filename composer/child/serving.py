@@ -145,7 +145,8 @@ class _Server:
                 warnings.simplefilter("ignore", DeprecationWarning)
                 pid = os.fork()
         except OSError as error:  # of processes or memory there is no more
-            os.write(errors, f"{error}\n".encode())
+            with contextlib.suppress(OSError):  # nobody reads it any more
+                os.write(errors, f"{error}\n".encode())
             status.close()
             return True
         if not pid:
