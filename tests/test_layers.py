@@ -6,6 +6,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 import composer
 
 PACKAGE = Path(composer.__file__).parent
@@ -130,32 +132,18 @@ def test_private_names_of_torch_stand_in_one_file() -> None:
     assert wrong == []
 
 
-def test_onnxruntime_is_imported_in_one_file() -> None:
-    """Which sees to it that it sends nothing away."""
+@pytest.mark.parametrize("package", ["onnxruntime", "openvino"])
+def test_package_that_tells_of_its_use_is_imported_in_one_file(package: str) -> None:
+    """Which sees to it that it sends nothing away, and imports it by its name as text."""
     named = {
         module_of(path)
         for path in FILES
         for name in imports(ast.parse(path.read_text()))
-        if name.split(".")[0] == "onnxruntime"
-    }
-    assert named == set()  # that file does so by importlib
-    loads = [path.stem for path in FILES if 'import_module("onnxruntime' in path.read_text()]
-    assert loads == ["library"]
-
-
-def test_openvino_is_imported_in_one_file() -> None:
-    """For the same reason."""
-    named = {
-        module_of(path)
-        for path in FILES
-        for name in imports(ast.parse(path.read_text()))
-        if name.split(".")[0] == "openvino"
+        if name.split(".")[0] == package
     }
     assert named == set()
-    loads = [
-        str(path.relative_to(PACKAGE)) for path in FILES if 'module("openvino' in path.read_text()
-    ]
-    assert loads == ["backends/openvino/library.py"]
+    loads = [path for path in FILES if f'import_module("{package}' in path.read_text()]
+    assert [each.stem for each in loads] == ["library"]
 
 
 def test_locks_are_made_in_one_file() -> None:
