@@ -83,6 +83,26 @@ def test_environment_that_imports_may_have_read_makes_a_new_server(
     wait_until(lambda: not is_alive(before))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["inductor", "onnxrt", "composer_openvino"])
+def test_what_engines_do_to_the_process_makes_no_new_server(
+    engine: str, run_python: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    """They set variables, for one."""
+    if engine == "composer_openvino":
+        pytest.importorskip("openvino", reason="the engine itself")
+    ran = run_python(
+        "import torch\n"
+        "from composer.child import forkserver\n"
+        "before = forkserver._place()\n"
+        f"options = {{'chain': ['{engine}'], 'strict': True}}\n"
+        "with torch.no_grad():\n"
+        "    torch.compile(torch.sin, backend='composer', options=options)(torch.ones(3))\n"
+        "assert forkserver._place() == before\n"
+    )
+    assert ran.returncode == 0, ran.stderr
+
+
 def test_folder_that_has_no_path_is_the_childs_as_well(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -30,8 +30,10 @@ from composer.child.serving import NUMBER, SIZE
 NOT_INHERITED = {
     *("COMPOSER_DUMP", "COMPOSER_SINKS", "COMPOSER_TELEMETRY"),
     *("TORCH_TRACE", "TORCH_COMPILE_DEBUG"),
+    "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR",
 }
-"""Variables by which a child would write to the caller's own records."""
+"""Variables by which a child would write to the caller's own records, and one by which Inductor
+tells its kernels of an address in this process."""
 
 _READ_LATE = {
     *("ORT_DISABLE_TELEMETRY", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"),
