@@ -38,12 +38,19 @@ def test_convolution_backward_is_torchs(case) -> None:
     torch.testing.assert_close(convolution_backward(*args), expected, check_stride=True)
 
 
-@pytest.mark.parametrize("way", [convolution._by_taps, convolution._by_convolution])
-@pytest.mark.parametrize("case", [case for case in CASES if not case[-1]][::5], ids=str)
+PLAIN = [case for case in CASES if not case[-1]]
+WAYS = [
+    *(("_by_taps", case) for case in PLAIN[::5]),
+    *(("_by_convolution", case) for case in PLAIN[::5]),
+    *(("_by_overlapping_patches", case) for case in PLAIN[::2] if case[1][0] == 1),
+]
+
+
+@pytest.mark.parametrize(("way", "case"), WAYS, ids=str)
 def test_ways_to_the_weights_gradient_agree(way, case) -> None:
     """Whichever is chosen by the shapes."""
     grad, x, weight, _, stride, padding, dilation, _, _, groups, _ = args = sample(*case)
-    found = way(x, grad, weight, Geometry(stride, padding, dilation, groups))
+    found = getattr(convolution, way)(x, grad, weight, Geometry(stride, padding, dilation, groups))
     torch.testing.assert_close(found, torch.ops.aten.convolution_backward(*args)[1])
 
 
@@ -56,8 +63,38 @@ def test_what_was_not_asked_for_is_none() -> None:
     assert grad_bias is None
 
 
-def test_large_kernels_go_by_convolution() -> None:
-    """One product for each of 81 positions would be too long a graph."""
-    args = sample(2, CHANNELS[0], (9, 1, 4, 1), False)
+def of_image(channels: int, kernel: int):
+    """The arguments for a convolution over an image of which the kernel has 400 places."""
+    image = torch.randn(2, channels, 20, 20, dtype=torch.float64)
+    weight = torch.randn(8, channels, kernel, kernel, dtype=torch.float64)
+    moves = [1, 1], [kernel // 2] * 2, [1, 1], False, [0, 0], 1
+    grad = torch.randn_like(torch.convolution(image, weight, None, *moves))
+    return grad, image, weight, [8], *moves, [True] * 3
+
+
+SHAPES = {
+    "many channels": (lambda: of_image(8, 3), "_by_taps"),
+    "an image": (lambda: of_image(3, 3), "_by_overlapping_patches"),
+    "an image by a large kernel": (lambda: of_image(3, 7), "_by_convolution"),
+    "few places": (
+        lambda: sample(2, CHANNELS[0], (3, 1, 1, 1), False),
+        "_by_overlapping_patches",
+    ),
+    "81 positions": (lambda: sample(2, CHANNELS[0], (9, 1, 4, 1), False), "_by_convolution"),
+}
+
+
+@pytest.mark.parametrize("case", SHAPES)
+def test_the_way_suits_the_shapes(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    """A product for each position where each is large; else all at once, or a convolution."""
+    make, way = SHAPES[case]
+    args = make()
+    taken = []
+    for name in ("_by_taps", "_by_patches", "_by_overlapping_patches", "_by_convolution"):
+        each = getattr(convolution, name)
+        monkeypatch.setattr(
+            convolution, name, lambda *a, name=name, each=each: taken.append(name) or each(*a)
+        )
     expected = torch.ops.aten.convolution_backward(*args)
     torch.testing.assert_close(convolution_backward(*args), expected)
+    assert taken == [way]

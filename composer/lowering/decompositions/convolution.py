@@ -24,6 +24,12 @@ class Geometry(NamedTuple):
 _MOST_TAPS = 64
 """Beyond so many positions of a kernel one product each makes too large a graph."""
 
+_FEW_CHANNELS = 4
+"""Up to so many channels, as of an image, a product for each position is too small to be quick."""
+
+_FEW_PATCHES = 256
+"""Up to so many places of a kernel an image, what it saw of all images is multiplied at once."""
+
 
 def convolution_backward(
     grad: torch.Tensor,
@@ -104,19 +110,22 @@ def _weight_gradient(
     weight: torch.Tensor,
     geometry: Geometry,
 ) -> torch.Tensor:
-    """Whichever of three ways to compute it suits the shapes."""
+    """Whichever of four ways to compute it suits the shapes."""
     kernel = list(weight.shape[2:])
     stride, padding, dilation, groups = geometry
-    patches = kernel == list(stride) and not any(padding) and all(d == 1 for d in dilation)
+    apart = kernel == list(stride) and not any(padding) and all(d == 1 for d in dilation)
     if not _are_known(x, grad):
         return _by_taps(x, grad, weight, geometry)
     if weight.shape[1] == 1 and groups > 1:
         return _by_convolution(x, grad, weight, geometry)
-    if patches and groups == 1:
+    if apart and groups == 1:
         return _by_patches(x, grad, weight)
-    if math.prod(kernel) <= _MOST_TAPS:
-        return _by_taps(x, grad, weight, geometry)
-    return _by_convolution(x, grad, weight, geometry)
+    taps, few_channels = math.prod(kernel), x.shape[1] <= _FEW_CHANNELS
+    if taps > _MOST_TAPS or (few_channels and taps > _MOST_TAPS // x.shape[1]):
+        return _by_convolution(x, grad, weight, geometry)
+    if groups == 1 and (few_channels or math.prod(grad.shape[2:]) <= _FEW_PATCHES):
+        return _by_overlapping_patches(x, grad, weight, geometry)
+    return _by_taps(x, grad, weight, geometry)
 
 
 def _by_taps(
@@ -126,21 +135,43 @@ def _by_taps(
     geometry: Geometry,
 ) -> torch.Tensor:
     """One matrix product for each position of the kernel, over what it saw of the input."""
-    stride, padding, dilation, groups = geometry
-    batch, sizes = x.shape[0], grad.shape[2:]
-    padded = torch.nn.functional.pad(x, [p for p in reversed(padding) for _ in range(2)])
-    positions = math.prod(sizes)  # said, not inferred: of symbols that would be a division
-    errors = grad.reshape(batch, groups, grad.shape[1] // groups, positions)
+    batch, groups = x.shape[0], geometry.groups
+    outputs, inputs = grad.shape[1] // groups, x.shape[1] // groups
+    positions = math.prod(grad.shape[2:])  # said, not inferred: of symbols that would be a division
+    errors = grad.reshape(batch * groups, outputs, positions)
     taps = []
-    for offsets in itertools.product(*map(range, weight.shape[2:])):
-        seen = padded
-        for dim, (offset, size) in enumerate(zip(offsets, sizes, strict=True)):
-            start = offset * dilation[dim]
-            stop = start + stride[dim] * (size - 1) + 1
-            seen = torch.ops.aten.slice(seen, dim + 2, start, stop, stride[dim])
-        seen = seen.reshape(batch, groups, x.shape[1] // groups, positions)
-        taps.append(torch.matmul(errors, seen.transpose(-2, -1)).sum(0))
+    for seen in _seen(x, grad, weight, geometry):
+        product = torch.bmm(errors, seen.reshape(batch * groups, inputs, positions).transpose(1, 2))
+        taps.append(product.reshape(batch, groups * outputs, inputs).sum(0))
     return torch.stack(taps, -1).reshape(weight.shape)
+
+
+def _seen(
+    x: torch.Tensor, grad: torch.Tensor, weight: torch.Tensor, geometry: Geometry
+) -> list[torch.Tensor]:
+    """What each position of the kernel saw of the input, by the rows of the kernel: views."""
+    stride, padding, dilation, _ = geometry
+    seen = [torch.nn.functional.pad(x, [p for p in reversed(padding) for _ in range(2)])]
+    for dim, (positions, size) in enumerate(zip(weight.shape[2:], grad.shape[2:], strict=True)):
+        spans = [(at * dilation[dim], stride[dim] * (size - 1) + 1) for at in range(positions)]
+        seen = [
+            torch.ops.aten.slice(each, dim + 2, start, start + length, stride[dim])
+            for each in seen
+            for start, length in spans
+        ]
+    return seen
+
+
+def _by_overlapping_patches(
+    x: torch.Tensor, grad: torch.Tensor, weight: torch.Tensor, geometry: Geometry
+) -> torch.Tensor:
+    """One product over all that the kernel saw of all images; needs that much memory."""
+    channels_first = x.transpose(0, 1)
+    seen = torch.stack(_seen(channels_first, grad, weight, geometry), 1)
+    places = grad.shape[0] * math.prod(grad.shape[2:])
+    patches = seen.reshape(math.prod(weight.shape[1:]), places)
+    errors = grad.transpose(0, 1).reshape(grad.shape[1], places)
+    return torch.mm(errors, patches.t()).reshape(weight.shape)
 
 
 def _by_patches(x: torch.Tensor, grad: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
