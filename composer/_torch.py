@@ -90,13 +90,14 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily as unset_fake_t
 from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 from torch.autograd import forward_ad
 
+# The one way to see what runs below autograd; its module's name begins with an underscore.
+from torch.fx.traceback import preserve_node_meta
+
 # Tells whether memory is still there, and does not keep it: a storage takes no weakref.
 from torch.multiprocessing.reductions import StorageWeakRef
 
 # The base of all batch norms, which torch documents but does not export.
 from torch.nn.modules.batchnorm import _BatchNorm as _BatchNorm
-
-# The one way to see what runs below autograd; its module's name begins with an underscore.
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import _StopRecomputationError
 
@@ -2130,6 +2131,7 @@ class OnnxTranslator:
         self._lock = forks.lock()
         self._core, self._passes = _core, _fx_passes
         self._promotions = type_promotion.TypePromotionTable()
+        self._interpreter = type_promotion._TypePromotionInterpreter
         with _quiet(_registration.logger):  # it warns where torchvision is not installed
             self._registry = _registration.ONNXRegistry.from_torchlib()
         known = _decomp.get_onnx_implemented_overloads(self._registry)
@@ -2148,21 +2150,33 @@ class OnnxTranslator:
         return frozenset(each if isinstance(each, str) else registry_name(each) for each in targets)
 
     def prepare(self, gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
-        """Make type promotion explicit and drop assertions, as the exporter does. In place.
-
-        The exporter runs every node again to find out where types are promoted; where all types
-        agree there is nothing to find.
-        """
-        if any(self._may_promote(node) for node in gm.graph.nodes):
-            self._passes.insert_type_promotion_nodes(gm)
+        """Make type promotion explicit and drop assertions, as the exporter does. In place."""
+        mixed = {node: rule for node in gm.graph.nodes if (rule := self._rule_of(node))}
+        if mixed:
+            self._promote(gm, mixed)
         return self._passes.remove_assertion_nodes(gm)
 
-    def _may_promote(self, node: torch.fx.Node) -> bool:
-        """Whether an operator that promotes types is given, or makes, more than one of them."""
+    def _promote(self, gm: torch.fx.GraphModule, mixed: Mapping[torch.fx.Node, Any]) -> None:
+        """Insert casts before and after those of these nodes that promote types, by their rules.
+
+        The exporter runs every node again for that. What each gives is known here.
+        """
+        interpreter = self._interpreter(gm, self._promotions)
+        interpreter.env = {n: n.meta["val"] for n in gm.graph.nodes if "val" in n.meta}
+        mode = fake_mode_of(list(interpreter.env.values()))
+        with faking(mode), preserve_node_meta():
+            for node, rule in mixed.items():
+                with interpreter._set_current_node(node):
+                    interpreter._maybe_promote_node(node, rule)
+
+    def _rule_of(self, node: torch.fx.Node) -> Any:
+        """How an operator promotes types that is given, or makes, more than one of them."""
         if not isinstance(node.target, OpOverload):
-            return False
-        if self._promotions.get_rule(node.target.overloadpacket) is None:
-            return False
+            return None
+        rule = self._promotions.get_rule(node.target.overloadpacket)
+        return rule if rule is not None and self._is_mixed(node) else None
+
+    def _is_mixed(self, node: torch.fx.Node) -> bool:
         values = [node.meta.get("val"), *(each.meta.get("val") for each in node.all_input_nodes)]
         dtypes = {each.dtype for each in values if isinstance(each, torch.Tensor)}
         if len(dtypes) > 1 or any(isinstance(each, torch.SymInt) for each in values):
