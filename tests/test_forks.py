@@ -148,7 +148,7 @@ held = made()
 for _ in range(10):
     pid = os.fork()
     if not pid:
-        signal.alarm(10)
+        signal.alarm(4)
         del held
         os._exit(0)
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
