@@ -1095,3 +1095,18 @@ def test_a_copy_is_compiled_and_the_model_stays_as_it_was() -> None:
     with_weights(model, {"b": torch.ones(2)})
     assert isinstance(model, Model)
     assert len(model.read.inputs) == 2
+
+
+@pytest.mark.parametrize("dims", [None, ()], ids=str)
+@pytest.mark.parametrize("keepdim", [False, True])
+def test_a_mean_of_all_without_axes_is_taken(dims, keepdim: bool) -> None:
+    """OpenVINO reads no reduction without them, and failed or left it to torch."""
+
+    def mean(x):
+        return (x * 2).mean(dim=dims, keepdim=keepdim)
+
+    x = torch.randn(3, 4)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(mean, "composer_openvino")(x), mean(x))
+    assert last().attempts[0].coverage == 1.0, last().attempts[0].message
+    assert last().chosen == "composer_openvino"

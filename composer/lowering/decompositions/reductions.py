@@ -38,7 +38,7 @@ def reductions() -> dict[Any, Callable[..., Any]]:
     """The table of this module's decompositions."""
     return {each: functools.partial(over_one_element, each) for each in _OVER_ONE_ELEMENT} | {
         aten.mean.default: mean,
-        aten.mean.dim: mean,
+        aten.mean.dim: mean_along,
         aten.sum.default: total,
         aten.sum.dim_IntList: total,
         aten.amax.default: functools.partial(extreme, aten.amax.default, True),
@@ -92,6 +92,15 @@ def over_one_element(operator: Any, x: torch.Tensor, *args: Any, **kwargs: Any) 
     vector, args, kwargs = rebuild([_as_vector(leaf) for leaf in leaves])
     leaves, rebuild = _torch.flatten(operator(vector, *args, **kwargs))
     return rebuild([leaf.reshape(()) if leaf.numel() == 1 else leaf for leaf in leaves])
+
+
+def mean_along(
+    x: torch.Tensor, dim: Sequence[int] | None, keepdim: bool = False, **kwargs: Any
+) -> Any:
+    """Of all, by name, where none is given: OpenVINO does not read a mean without axes."""
+    if dim or not x.dim():
+        return mean(x, dim, keepdim, **kwargs)
+    return aten.mean.dim(x, [*range(x.dim())], keepdim, **kwargs)
 
 
 def mean(
