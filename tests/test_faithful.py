@@ -159,6 +159,16 @@ TAKEN = {
     "sigmoids": (lambda x: torch.sigmoid(x) * 1e9, TAILS),
     "sigmoids of float64": (lambda x: torch.sigmoid(x), TAILS.double()),
     "sigmoids of float64 as a factor": (lambda x: F.silu(x), TAILS.double()),
+    "truths along no dimensions": (
+        lambda x, n: (
+            (x > 0).any(dim=()),
+            x.all(dim=()),
+            n.any(dim=()),
+            n.all(dim=(0, 1)),
+            n.any(0),
+        ),
+        *(torch.tensor([[NAN, 0.0], [-1.0, INF]]), torch.tensor([[0, 3]], dtype=torch.uint8)),
+    ),
     "sums so far": (lambda x: x.cumsum(0), torch.full((100_000,), 0.1)),
     "sums so far of halves": (lambda x: x.cumsum(0), torch.full((1_000,), 0.1).half()),
     "celu of float64": (lambda x: F.celu(x, 2.0), T([3.0, -1.0, NAN, INF, -INF]).double()),

@@ -16,11 +16,12 @@ aten = torch.ops.aten
 
 _OVER_ONE_ELEMENT = (
     *(aten.prod.dim_int, aten.logsumexp.default),
-    *(aten.any.dim, aten.any.dims, aten.all.dim, aten.all.dims),
     *(aten.argmax.default, aten.argmin.default, aten.sort.default, aten.topk.default),
     aten.scatter.value,
 )
 """Operators that take a dimension of a tensor without any, which those of ONNX do not."""
+
+_TRUTHS = (aten.any.dim, aten.any.dims, aten.all.dim, aten.all.dims)
 
 _LONGEST = 64
 """Elements along a scanned dimension, each of which becomes a few nodes."""
@@ -37,6 +38,7 @@ of four million), and how many are added up at once then. Eager's sums are casca
 def reductions() -> dict[Any, Callable[..., Any]]:
     """The table of this module's decompositions."""
     return {each: functools.partial(over_one_element, each) for each in _OVER_ONE_ELEMENT} | {
+        **{each: functools.partial(truth_along, each) for each in _TRUTHS},
         aten.mean.default: mean,
         aten.mean.dim: mean_along,
         aten.sum.default: total,
@@ -94,10 +96,21 @@ def over_one_element(operator: Any, x: torch.Tensor, *args: Any, **kwargs: Any) 
     return rebuild([leaf.reshape(()) if leaf.numel() == 1 else leaf for leaf in leaves])
 
 
+def truth_along(
+    operator: Any, x: torch.Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False
+) -> Any:
+    """Along no dimensions each element's own, where ONNX would reduce them all; bytes of bytes."""
+    if x.dtype == torch.uint8:
+        return operator(x != 0, dim, keepdim).to(torch.uint8)
+    if isinstance(dim, Sequence) and not dim:
+        return x != 0
+    return over_one_element(operator, x, dim, keepdim)
+
+
 def mean_along(
     x: torch.Tensor, dim: Sequence[int] | None, keepdim: bool = False, **kwargs: Any
 ) -> Any:
-    """Of all, by name, where none is given: OpenVINO does not read a mean without axes."""
+    """By its numbers along every dimension: OpenVINO reads no mean without axes."""
     if dim or not x.dim():
         return mean(x, dim, keepdim, **kwargs)
     return aten.mean.dim(x, [*range(x.dim())], keepdim, **kwargs)
