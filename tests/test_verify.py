@@ -640,6 +640,21 @@ def test_gradients_of_which_only_rounding_is_left_are_compared_by_the_size_of_th
         assert attempt.accepted, (seed, attempt.message)
 
 
+@pytest.mark.parametrize(("batch", "right"), [(1, False), (2, True)])
+def test_eager_is_wrong_about_a_batch_norm_of_one_image(batch: int, right: bool) -> None:
+    """The day it is not, a paragraph of docs/verify.md may go (torch 2.12 and 2.13)."""
+    norm = torch.nn.BatchNorm2d(3)
+
+    def tokens(x: torch.Tensor) -> torch.Tensor:
+        return norm(x).flatten(2).mT
+
+    images, weight = torch.randn(batch, 3, 2, 2), torch.randn(batch, 4, 3)
+    (tokens(images) * weight).sum().backward()
+    assert torch.allclose(norm.bias.grad, weight.sum((0, 1)), atol=1e-5) == right
+    compiled(tokens, "onnxrt", verify="compile")(images)
+    assert last().attempts[0].accepted == right
+
+
 def test_gradient_that_is_small_and_right_in_eager_has_to_be_right() -> None:
     """Only where eager's own is nothing but rounding do the others' sizes count."""
     small, zero = T([1e-6]), T([0.0])
