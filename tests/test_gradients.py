@@ -60,6 +60,10 @@ SAME = {
         lambda x, w: F.conv_transpose2d(x, w, stride=2, output_padding=2, dilation=3).tanh().exp(),
         *(r(1, 2, 5, 5), r(2, 3, 3, 3)),
     ),
+    "images between tokens": (
+        lambda x, images: x.masked_scatter((x > 0)[..., :1], images).tanh() * 2,
+        *(r(2, 5, 3), r(4, 8)),
+    ),
     "losses that are not numbers": (
         lambda x, y: F.smooth_l1_loss(x, y, reduction="none", beta=0.5) * F.smooth_l1_loss(x, y),
         *(torch.tensor([1.0, 0.1, -0.5, torch.nan]), torch.zeros(4)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ def gradients() -> dict[Any, Callable[..., Any]]:
         aten._weight_norm_interface_backward.default: weight_norm_backward,
         aten._cdist_backward.default: cdist_backward,
         aten.smooth_l1_loss_backward.default: smooth_l1_backward,
+        aten.masked_scatter_backward.default: masked_scatter_backward,
     }
 
 
@@ -47,6 +48,18 @@ def smooth_l1_backward(
     slope = torch.where(difference >= beta, 1.0, slope).to(wide)
     found = grad.to(wide) * slope / (x.numel() if reduction == _MEAN else 1)
     return found.to(dtype)
+
+
+def masked_scatter_backward(grad: torch.Tensor, mask: torch.Tensor, sizes: Sequence[int]) -> Any:
+    """Gradient of the source, whose first elements went to the mask's places, in their order.
+
+    What other places are given is scattered behind the last element, and cut off.
+    """
+    length = math.prod(sizes)
+    taken = mask.expand(grad.shape).reshape(-1)
+    place = torch.where(taken, taken.to(torch.int64).cumsum(0) - 1, length)
+    source = grad.new_zeros(length + 1).scatter(0, place, grad.reshape(-1))
+    return source.narrow(0, 0, length).reshape(sizes)
 
 
 def cdist_backward(
