@@ -24,7 +24,7 @@ import torch
 from forked import Interpreter
 
 import composer
-from composer import _torch, machine
+from composer import _torch
 
 # Tracing leaves so much behind that by the default every fifteenth second is a search for garbage.
 gc.set_threshold(20_000, 20, 20)
@@ -35,11 +35,6 @@ torch._dynamo.guards.profile_guard_manager = lambda *_: 0.0
 # pytest reads each logger that hands nothing on, and torch writes its structured trace (each
 # graph, many times over) as soon as anybody reads it.
 torch._logging._internal.trace_log.propagate = True
-
-
-def pytest_xdist_auto_num_workers() -> int:
-    """One more than cores, as tests wait for processes, too; each takes 1 to 2 GB."""
-    return min(machine.cores(), 8) + 1
 
 
 @pytest.fixture(autouse=True, scope="module")
