@@ -89,8 +89,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch._subclasses.fake_tensor import unset_fake_temporarily as unset_fake_temporarily
 from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 from torch.autograd import forward_ad
-
-# The one way to see what runs below autograd; its module's name begins with an underscore.
 from torch.fx.traceback import preserve_node_meta
 
 # Tells whether memory is still there, and does not keep it: a storage takes no weakref.
@@ -98,6 +96,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 # The base of all batch norms, which torch documents but does not export.
 from torch.nn.modules.batchnorm import _BatchNorm as _BatchNorm
+
+# The one way to see what runs below autograd; its module's name begins with an underscore.
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import _StopRecomputationError
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from composer import _torch
 from composer.lowering.decompositions.limits import MOST_ADDED, WIDE
 
 aten = torch.ops.aten
@@ -55,6 +56,8 @@ def masked_scatter_backward(grad: torch.Tensor, mask: torch.Tensor, sizes: Seque
 
     What other places are given is scattered behind the last element, and cut off.
     """
+    if any(map(_torch.depends_on_data, sizes)):
+        return NotImplemented
     length = math.prod(sizes)
     taken = mask.expand(grad.shape).reshape(-1)
     place = torch.where(taken, taken.to(torch.int64).cumsum(0) - 1, length)
