@@ -1,5 +1,5 @@
-# make demo: the main job on a real model.  make test: every test but those that run the benches,
-# which make test-bench does.  make check: the quick gate.
+# make demo: the main job on a real model.  make test: the tests.  make test-thorough: the same in
+# all crosses of their cases.  make test-bench: those that run the benches.  make check: the quick gate.
 # Both make their environment (.venv) first; nothing needs to be installed by hand.
 PYTHON ?= python3
 BIN := .venv/bin
@@ -10,13 +10,13 @@ export HF_HUB_OFFLINE := 1
 unexport PYTHONDONTWRITEBYTECODE
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: demo test test-torch test-bench check check-style bench clean
+.PHONY: demo test test-torch test-thorough test-bench check check-style bench clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/embeddings.py
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -q -n auto --dist worksteal -m "not bench"
+	$(BIN)/python -m pytest -q -n auto --dist worksteal -m "not bench and not thorough"
 
 # make test-torch TORCH=2.11.0: the tests with another torch of the range, in an environment of its
 # own. pip takes that torch's CUDA packages with it, some 4 GB.
@@ -28,6 +28,9 @@ test-torch:
 	$(OTHER)/bin/python -m pip install --quiet -c $(OTHER)/constraints.txt -e '.[dev]'
 	$(OTHER)/bin/python -m pytest -q -n auto --dist worksteal -m "not bench"
 
+test-thorough: $(STAMP)
+	$(BIN)/python -m pytest -q -n auto --dist worksteal -m "thorough and not bench"
+
 test-bench: $(STAMP)
 	$(BIN)/python -m pytest -q -n auto --dist worksteal -m bench
 
@@ -37,7 +40,7 @@ check-style: $(STAMP)
 	$(BIN)/mypy
 
 check: check-style
-	$(BIN)/python -m pytest -q -n auto --dist worksteal -m "not slow"
+	$(BIN)/python -m pytest -q -n auto --dist worksteal -m "not slow and not thorough"
 
 bench: $(STAMP)
 	$(BIN)/python bench/overhead.py --json bench/results/overhead.json

@@ -16,6 +16,7 @@ from typing import Any
 # Before torch is imported: each process of pytest-xdist has a core, and children inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+os.environ.setdefault("TORCH_DYNAMO_RUN_GC_AFTER_COMPILE", "0")  # thousands of times
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # where tests import ONNX Runtime themselves
 
@@ -35,6 +36,33 @@ torch._dynamo.guards.profile_guard_manager = lambda *_: 0.0
 # pytest reads each logger that hands nothing on, and torch writes its structured trace (each
 # graph, many times over) as soon as anybody reads it.
 torch._logging._internal.trace_log.propagate = True
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are left out by their marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test over several lists, all but as many cases as the longest list has are thorough.
+
+    Each choice of each list is among those that are not: the criterion "each choice" of Ammann and
+    Offutt's Introduction to Software Testing. ``make test`` leaves out crosses alone.
+    """
+    for item in items:
+        places = [_place(item, mark) for mark in item.iter_markers("parametrize")]
+        longest = max((length for _, length in places), default=1)
+        if not any(all(at == turn % of for at, of in places) for turn in range(longest)):
+            item.add_marker("thorough")
+
+
+def _place(item: Any, mark: pytest.Mark) -> tuple[int, int]:
+    """Where in a list that a test is parametrized by this case is, and how long the list is."""
+    names, cases = mark.args[0], list(mark.args[1])
+    names = [each.strip() for each in names.split(",")] if isinstance(names, str) else names
+    taken = [item.callspec.params[name] for name in names]
+    for place, case in enumerate(cases):
+        if not isinstance(case, type(pytest.param())):
+            case = pytest.param(*(case if len(names) > 1 else (case,)))
+        if all(ours is theirs for ours, theirs in zip(taken, case.values, strict=True)):
+            return place, len(cases)
+    raise AssertionError(f"no case of {names} is that of {item.nodeid}")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -114,6 +142,15 @@ def optimized(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], A
 
     monkeypatch.setattr(session, "session_options", saving)
     return lambda: onnx.load(str(path)).graph
+
+
+def thorough(*cases: Any) -> list[Any]:
+    """Cases of a list that the others nearly stand for, and that take long; see ``pyproject.toml``.
+
+    Such as Inductor where other engines would tell: its C++ compiler takes seconds for each graph.
+    """
+    given = (each if isinstance(each, tuple) else (each,) for each in cases)
+    return [pytest.param(*each, marks=pytest.mark.thorough) for each in given]
 
 
 def needs_torch(version: str, why: str) -> pytest.MarkDecorator:

@@ -61,12 +61,13 @@ class Interpreter:
 
 def serve() -> None:
     """Fork for each line on stdin, and answer with the exit code."""
-    import torch._inductor.compile_fx  # noqa: F401  # so that no child has to
+    import torch._inductor.compile_fx  # so that no child has to
 
     from composer.cli import bench, cache, doctor, lock, passes, policy, run, tune  # noqa: F401
     from composer.lowering.translations import translator
 
     translator()
+    torch._inductor.cpu_vec_isa.valid_vec_isa_list()  # asks the compiler, and a process that loads
     sys.path[0] = ""  # as with -c and -m, of the folder that each run is in
     gc.collect()
     gc.freeze()  # a child's collections would copy all that they look at

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import compiled, last
+from conftest import compiled, last, thorough
 from rewrites import Scale, at
 from torch._dynamo.utils import counters
 from torch._inductor.output_code import CompiledFxGraph
@@ -220,7 +220,7 @@ def test_backward_of_onnxrt_is_answered_for(monkeypatch: pytest.MonkeyPatch) -> 
     assert last().attempts[0].message == "its backward raised at call 1: no such kernel"
 
 
-@pytest.mark.parametrize("engine", ["onnxrt", "inductor"])
+@pytest.mark.parametrize("engine", ["onnxrt", *thorough("inductor")])
 def test_gradients_of_several_outputs_at_once_are_torchs(engine: str) -> None:
     """And the engine stays: it has done nothing wrong."""
 
@@ -346,7 +346,7 @@ def test_backward_that_torch_traces_is_a_graph_like_any_other(options: dict[str,
     assert len(composer.reports()) > 1
 
 
-@pytest.mark.parametrize("engine", ["aot_eager", "inductor", "onnxrt"])
+@pytest.mark.parametrize("engine", ["aot_eager", *thorough("inductor"), "onnxrt"])
 def test_guard_of_a_backward_within_a_compiled_function_is_not_traced(engine: str) -> None:
     """Dynamo goes on below ``loss.backward()``; composer's own code is no graph of the user's."""
     assert_steps_alike(engine)

@@ -64,6 +64,12 @@ def again(*chain: Any, **options: Any) -> composer.Attempt:
     return last().attempts[0]
 
 
+@pytest.fixture(autouse=True)
+def _sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is worth remembering takes less than in earnest."""
+    monkeypatch.setattr(failures, "WORTH_SECONDS", 0.1)
+
+
 def as_if_of_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk, "_PROCESS", "another")
 

@@ -123,6 +123,7 @@ FREED = {
 }
 
 
+@pytest.mark.thorough  # only another version of a library can change it
 @pytest.mark.slow
 @pytest.mark.parametrize("package", FREED)
 def test_library_hangs_where_it_is_freed_in_a_forked_child(

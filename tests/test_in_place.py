@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import textwrap
 
 import pytest
@@ -192,7 +190,7 @@ def test_onnx_runtime_puts_rows_itself(function) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_nothing_is_written_but_the_rows(engine) -> None:
+def test_nothing_is_written_but_the_rows(run_python, engine) -> None:
     """All other pages of the cache are read-only memory: a copy of it would end the process.
 
     ONNX Runtime's ``ScatterND`` skips it where its result is to lie where its input does.
@@ -224,8 +222,7 @@ def test_nothing_is_written_but_the_rows(engine) -> None:
         print(composer.reports()[-1].chosen, flush=True)
         cache.zero_()
     """
-    command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(script)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    ended = run_python(textwrap.dedent(script))
     assert (ended.stdout, ended.returncode < 0) == (f"{engine}\n", True), ended.stderr
 
 
@@ -551,7 +548,7 @@ def test_grad_mode_does_not_matter_where_nothing_trains() -> None:
     assert is_told()
 
 
-def test_torch_copies_nothing_onto_itself() -> None:
+def test_torch_copies_nothing_onto_itself(run_python) -> None:
     """AOTAutograd copies back what is there already; in read-only memory that would be the end."""
     script = """
         import mmap, os, tempfile, warnings
@@ -568,6 +565,5 @@ def test_torch_copies_nothing_onto_itself() -> None:
             print("alive", flush=True)
             x.copy_(x + 1)
     """
-    command = [sys.executable, "-c", textwrap.dedent(script)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    ended = run_python(textwrap.dedent(script))
     assert (ended.stdout, ended.returncode < 0) == ("alive\n", True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch._inductor.config as inductor_config
-from conftest import compiled, last
+from conftest import compiled, last, thorough
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._dynamo.utils import counters
 from torch._inductor.utils import fresh_cache, run_and_get_code
@@ -30,7 +30,7 @@ def code(function, *args) -> list[str]:
     return [line for source in sources for line in source.splitlines() if "AOT ID" not in line]
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", [False, *thorough(True)])
 def test_generated_code_is_the_same(dynamic) -> None:
     """Line by line, with static and dynamic shapes."""
     net, x = model(), torch.randn(2, 3, 8, 8)

@@ -15,7 +15,7 @@ import engines
 import pytest
 import rewrites
 import torch
-from conftest import compiled, last
+from conftest import compiled, last, thorough
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import composer
@@ -136,7 +136,7 @@ def test_refusal_in_the_child_is_the_attempts() -> None:
 
 
 @SLOW
-@pytest.mark.parametrize(("name", "dynamic"), [("onnxrt", True), ("inductor", None)])
+@pytest.mark.parametrize(("name", "dynamic"), [("onnxrt", True), *thorough(("inductor", None))])
 def test_real_engine_is_built_again_by_the_caller(name: str, dynamic: bool | None) -> None:
     """Branches, autocast, buffers and dynamic sizes go to the child."""
     net, x = Net().eval(), torch.randn(3, 4)

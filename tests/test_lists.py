@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import compiled, last
+from conftest import compiled, last, thorough
 from torch import nn, optim
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
@@ -187,7 +187,11 @@ OPTIMIZERS: dict[str, Callable[..., optim.Optimizer]] = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+RARE = ("Adamax", "NAdam", "RAdam", "Adadelta", "Rprop", "ASGD")
+USUAL = [each for each in OPTIMIZERS if each not in RARE]
+
+
+@pytest.mark.parametrize("name", [*USUAL, *thorough(*RARE)])
 def test_step_of_an_optimizer_is_onnx_runtimes(name: str) -> None:
     """Parameters and states after three steps are those of eager."""
     models = twins()

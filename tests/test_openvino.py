@@ -12,7 +12,7 @@ import onnx
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812  # as torch's own users write it
-from conftest import compiled, last
+from conftest import compiled, last, thorough
 
 import composer
 from composer import _torch
@@ -713,7 +713,7 @@ sys.exit(report.chosen != "composer_openvino" or report.runtime.fallbacks)
 """
 
 
-@pytest.mark.parametrize("pool", ["max_pool2d", "avg_pool2d"])
+@pytest.mark.parametrize("pool", ["max_pool2d", *thorough("avg_pool2d")])
 def test_windows_that_may_be_larger_than_a_dynamic_size_are_torchs(run_python, pool: str) -> None:
     """EfficientNet's one window over all is; OpenVINO (2026.4) refuses it or ends the process."""
     done = run_python(LARGE, pool)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import compiled, last
+from conftest import compiled, last, thorough
 from forked import Interpreter
 from rewrites import MISTAKES, CosineToSine, Scale, at, aten, cosines, reroute
 
@@ -91,7 +91,7 @@ def test_dumps_are_named_by_order_graph_candidate_stage_and_pass(dumps: Path) ->
     assert [record.changed for record in last().passes] == [False, True, False, False]
 
 
-@pytest.mark.parametrize("stage", ["torch", "aten", "joint", "post_grad"])
+@pytest.mark.parametrize("stage", ["torch", "joint", *thorough("aten", "post_grad")])
 def test_dumps_run_by_themselves(dumps: Path, runs: Runs, stage: str) -> None:
     """At every stage, in training, with dynamic sizes; symbols have the first call's values."""
     net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))

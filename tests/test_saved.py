@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import last, needs_torch
+from conftest import last, needs_torch, thorough
 from torch import Tensor, nn
 
 import composer
@@ -169,7 +169,7 @@ def test_a_number_that_is_dynamic_stays_one(engine: str) -> None:
         torch.testing.assert_close(function(x, number), scaled(x, number))
 
 
-@pytest.mark.parametrize("engine", ["onnxrt", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("engine", ["onnxrt", *thorough("inductor")])
 def test_a_loaded_function_trains(engine: str) -> None:
     """Also where the first call is made under ``no_grad``: the graph was captured with grad."""
     model, x = Normed().eval(), torch.randn(4, 8)

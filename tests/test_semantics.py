@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
-from conftest import compiled, last
+from conftest import compiled, last, thorough
 from torch.autograd import forward_ad as fwd
 
 import composer
 
-CHAINS = [("inductor",), ("onnxrt",), ("composer_openvino",), ("aot_eager",)]
+CHAINS = [*thorough((("inductor",),)), ("onnxrt",), ("composer_openvino",), ("aot_eager",)]
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(params=CHAINS, ids=lambda chain: chain[0])
+@pytest.fixture(params=CHAINS, ids=["inductor", "onnxrt", "composer_openvino", "aot_eager"])
 def chain(request: pytest.FixtureRequest) -> tuple[str, ...]:
     return request.param
 
@@ -237,6 +239,34 @@ def test_bool_integer_and_empty_tensors(chain) -> None:
 
     args = torch.randn(4), torch.tensor([2, 0]), torch.tensor([True, False, True, True])
     check(mask, *args, chain=chain)
+
+
+def test_inductor_does_at_once_what_the_others_do_one_by_one() -> None:
+    """Writes to an input and a buffer, shared memory, strides, layouts, masks; for two sizes."""
+    norm = torch.nn.BatchNorm1d(4)
+    twin = copy.deepcopy(norm)
+
+    def program(norm, total, x, keep):
+        total.add_(x)
+        y = norm(total) * 2
+        return total[1:], y, y.view(-1), (y + 1).transpose(0, 1), x[:0], keep & (x > 0), None, "x"
+
+    run = compiled(program, "inductor", dynamic=True)
+    with torch.no_grad():
+        for size in (3, 5):
+            total, x = torch.randn(size, 4), torch.randn(4, size * 2).t()[::2]
+            keep, copied = torch.rand(size, 4) > 0.5, total.clone()
+            part, whole, flat, *rest = run(norm, total, x, keep)
+            expected = program(twin, copied, x, keep)
+            torch.testing.assert_close((part, whole, flat, *rest[:3]), expected[:6])
+            assert (rest[3], rest[4]) == (None, "x")
+            torch.testing.assert_close((total, norm.running_var), (copied, twin.running_var))
+            assert rest[0].stride() == expected[3].stride()
+            part.fill_(7)
+            flat.fill_(5)
+            assert (total[1:] == 7).all()
+            assert (whole == 5).all()
+    assert [(each.chosen, each.runtime.calls) for each in composer.reports()] == [("inductor", 2)]
 
 
 def test_graph_without_tensor_inputs(chain) -> None:

@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_every_answer_is_eagers_while_engines_fail_in_four_threads(tmp_path: Path) -> None:
     """Each failure is in the record, each call that it ended is counted, and memory is flat."""
     figures = tmp_path / "soak.json"

@@ -16,6 +16,7 @@ from typing import Any
 import onnx
 import pytest
 import torch
+from conftest import thorough
 
 from composer.backends import base
 from composer.backends.tensorrt import apart, cache, library, plan
@@ -82,7 +83,9 @@ def operators(found: Cut) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "precision"), [("bert", "fp32"), ("mobilenet", "fp16")])
+@pytest.mark.parametrize(
+    ("name", "precision"), [("bert", "fp32"), *thorough(("mobilenet", "fp16"))]
+)
 def test_a_public_model_is_taken_whole_and_built(trt, name, precision) -> None:
     """One region, a real plan for a device that is not here. The bench does all ten."""
     import zoo

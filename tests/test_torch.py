@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import needs_torch
+from conftest import needs_torch, thorough
 from engines import honest
 from torch._dynamo import convert_frame
 from torch._functorch import compile_utils
@@ -1445,7 +1445,9 @@ print(async_compile.AsyncCompile.process_pool.cache_info().currsize)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("backend", "pools"), [("composer", 0), ("inductor", 0), ("looked up", 1)])
+@pytest.mark.parametrize(
+    ("backend", "pools"), [("composer", 0), *thorough(("inductor", 0), ("looked up", 1))]
+)
 def test_inductor_has_no_workers_for_a_cpu(run_python, backend: str, pools: int) -> None:
     """``torch.compile`` starts none; the day the looked-up one does not, neither need we care."""
     pools *= has_triton_package()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812  # as torch's own users write it
-from conftest import compiled, last, needs_torch
+from conftest import compiled, last, needs_torch, thorough
 from torch.utils.checkpoint import checkpoint
 
 import composer
@@ -75,7 +75,9 @@ def assert_trains_alike(model: torch.nn.Module, inputs, *, alike: float = 1e-4) 
     assert all(report.training for report in composer.reports())
 
 
-@pytest.mark.parametrize(("name", "size"), [("bert", 2), ("t5", 2), ("resnet", 8), ("llama", 2)])
+@pytest.mark.parametrize(
+    ("name", "size"), [("bert", 2), ("resnet", 8), *thorough(("t5", 2), ("llama", 2))]
+)
 def test_public_models_train_as_in_eager(name: str, size: int) -> None:
     """Attention, embeddings, convolutions, batch norm, dropout (whose numbers stay torch's)."""
     model, inputs = zoo.build(name, tiny=True)
@@ -90,6 +92,7 @@ def distance(grads, reference) -> float:
     return ((flat - true).norm() / true.norm()).item()
 
 
+@pytest.mark.thorough
 def test_mobilenet_trains_as_in_eager() -> None:
     """Depthwise convolutions and many norms, which make rounding grow a thousandfold in each step.
 
@@ -361,7 +364,7 @@ class Counting(torch.nn.Module):
         return self.linear(x) * self.total
 
 
-@pytest.mark.parametrize("engine", ["aot_eager", "onnxrt", "inductor"])
+@pytest.mark.parametrize("engine", ["aot_eager", "onnxrt", *thorough("inductor")])
 def test_a_buffer_that_is_written_to_and_read_has_the_gradients_of_eager(engine: str) -> None:
     """Torch's partitioner would have the backward add to it once more (torch 2.13)."""
     model = Counting()

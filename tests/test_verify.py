@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import compiled, last
+from conftest import compiled, last, thorough
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
@@ -620,7 +620,7 @@ class Noise(torch.nn.Module):
 @pytest.mark.parametrize(
     ("engine", "random"),
     [
-        ("inductor", torch.nn.Dropout(0.1)),  # it takes ten times as long as ONNX Runtime
+        *thorough(("inductor", torch.nn.Dropout(0.1))),
         *(("onnxrt", each) for each in (torch.nn.Dropout(0.0), torch.nn.Dropout(0.1), Noise())),
     ],
 )
