@@ -46,6 +46,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     Offutt's Introduction to Software Testing. ``make test`` leaves out crosses alone.
     """
     for item in items:
+        if item.get_closest_marker("thorough"):
+            continue
         places = [_place(item, mark) for mark in item.iter_markers("parametrize")]
         longest = max((length for _, length in places), default=1)
         if not any(all(at == turn % of for at, of in places) for turn in range(longest)):
@@ -53,16 +55,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _place(item: Any, mark: pytest.Mark) -> tuple[int, int]:
-    """Where in a list that a test is parametrized by this case is, and how long the list is."""
-    names, cases = mark.args[0], list(mark.args[1])
+    """Where this case is among those of a list that are not thorough, and how many these are."""
+    names = mark.args[0]
     names = [each.strip() for each in names.split(",")] if isinstance(names, str) else names
     taken = [item.callspec.params[name] for name in names]
+    cases = [_entry(each, len(names)) for each in mark.args[1]]
+    cases = [each for each in cases if all(its.name != "thorough" for its in each.marks)]
     for place, case in enumerate(cases):
-        if not isinstance(case, type(pytest.param())):
-            case = pytest.param(*(case if len(names) > 1 else (case,)))
         if all(ours is theirs for ours, theirs in zip(taken, case.values, strict=True)):
             return place, len(cases)
     raise AssertionError(f"no case of {names} is that of {item.nodeid}")
+
+
+def _entry(given: Any, names: int) -> Any:
+    """What ``pytest.param`` makes of an entry of a list, if that was not made by it."""
+    if isinstance(given, type(pytest.param())):
+        return given
+    return pytest.param(*given) if names > 1 else pytest.param(given)
 
 
 @pytest.fixture(autouse=True, scope="module")
