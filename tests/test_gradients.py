@@ -301,3 +301,20 @@ def test_mean_pooling_by_a_huge_kernel_is_as_large_as_its_input() -> None:
         value_of(node).numel() for node in traced.graph.nodes if value_of(node) is not None
     )
     assert largest == 8 * 7 * 7
+
+
+def test_a_scatter_of_as_many_as_the_data_tell_stays_one_operator() -> None:
+    """It is torch's in any case; written out it would be several of torch's."""
+
+    def scattered(x, w):
+        above = x.detach() > 0
+        return x.tanh().masked_scatter(above, (x * w)[above] * 2).sum()
+
+    given = [r(4, 5).requires_grad_(), r(5).requires_grad_()]
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        result = compiled(scattered, "onnxrt", min_coverage=0.0)(*given)
+        found = torch.autograd.grad(result, given)
+    torch.testing.assert_close(found, torch.autograd.grad(scattered(*given), given))
+    left = {line.partition(" ")[0] for line in last().attempts[0].engine["left_to_torch"]}
+    assert "aten.masked_scatter_backward.default" in left
+    assert "aten.scatter.src" not in left

@@ -12,6 +12,7 @@ from composer.passes import GraphPass, NearMiss, PatternPass
 
 aten = torch.ops.aten
 ENGINES = ("inductor", "onnxrt", "aot_eager")
+MOST = [*thorough("inductor"), "onnxrt", "aot_eager"]
 
 
 class ConvReluToClamp(PatternPass):
@@ -67,7 +68,7 @@ def test_convolution_and_relu_are_fused_at_every_stage(engine: str, stage: str) 
     assert last().chosen == engine
 
 
-@pytest.mark.parametrize("engine", [*thorough("inductor"), "onnxrt", "aot_eager"])
+@pytest.mark.parametrize("engine", MOST)
 def test_a_pattern_before_autograd_changes_the_gradient(engine: str) -> None:
     """The backward is that of the replacement."""
     args = images(grad=True)
@@ -78,7 +79,7 @@ def test_a_pattern_before_autograd_changes_the_gradient(engine: str) -> None:
     assert last().passes[0].matches == 2
 
 
-@pytest.mark.parametrize("engine", [*thorough("inductor"), "onnxrt", "aot_eager"])
+@pytest.mark.parametrize("engine", MOST)
 def test_a_pattern_holds_in_the_backward(engine: str) -> None:
     """A rewrite of the joint graph reaches what autograd wrote into it."""
 
@@ -96,7 +97,7 @@ def test_a_pattern_holds_in_the_backward(engine: str) -> None:
     assert last().passes[0].matches == 1
 
 
-@pytest.mark.parametrize("engine", [*thorough("inductor"), "onnxrt", "aot_eager"])
+@pytest.mark.parametrize("engine", MOST)
 def test_a_pattern_holds_with_dynamic_sizes(engine: str) -> None:
     """One graph, rewritten once, serves two sizes."""
     function = compiled(
@@ -109,7 +110,7 @@ def test_a_pattern_holds_with_dynamic_sizes(engine: str) -> None:
     assert last().dynamic
 
 
-@pytest.mark.parametrize("engine", [*thorough("inductor"), "onnxrt", "aot_eager"])
+@pytest.mark.parametrize("engine", MOST)
 def test_plain_torch_is_a_pattern_of_the_captured_graph(engine: str) -> None:
     """At stage torch the functions call what the program calls."""
 
@@ -122,7 +123,7 @@ def test_plain_torch_is_a_pattern_of_the_captured_graph(engine: str) -> None:
     torch.testing.assert_close(result, torch.sigmoid(x * x) + 1)
 
 
-@pytest.mark.parametrize("engine", [*thorough("inductor"), "onnxrt", "aot_eager"])
+@pytest.mark.parametrize("engine", MOST)
 def test_plain_torch_is_traced_to_aten_on_example_inputs(engine: str) -> None:
     """Functions that decompose are written as the user writes them."""
     rewrite = PatternPass(
@@ -251,7 +252,7 @@ def test_overlapping_matches_are_rewritten_once() -> None:
     assert [node.name for node in gm.graph.nodes] == ["x", "abs_default", "neg_default_2", "output"]
 
 
-@pytest.mark.parametrize("engine", [*thorough("inductor"), "onnxrt", "aot_eager"])
+@pytest.mark.parametrize("engine", MOST)
 def test_a_write_between_the_matched_operations_forbids_the_rewrite(engine: str) -> None:
     """The replacement would read what the program wrote later."""
 
@@ -403,7 +404,7 @@ def test_a_slip_of_the_author_is_named(pattern, replacement, said: str) -> None:
         PatternPass(pattern, replacement).run(traced(lambda x: x))
 
 
-@pytest.mark.parametrize("engine", [*thorough("inductor"), "onnxrt", "aot_eager"])
+@pytest.mark.parametrize("engine", MOST)
 def test_a_replacement_is_written_to_as_what_it_replaced(engine: str) -> None:
     """Two of them stay two, where what returns its argument is written to in between."""
 

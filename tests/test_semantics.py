@@ -16,7 +16,7 @@ CHAINS = [*thorough((("inductor",),)), ("onnxrt",), ("composer_openvino",), ("ao
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(params=CHAINS, ids=["inductor", "onnxrt", "composer_openvino", "aot_eager"])
+@pytest.fixture(params=CHAINS, ids=lambda chain: chain[0])
 def chain(request: pytest.FixtureRequest) -> tuple[str, ...]:
     return request.param
 
