@@ -245,6 +245,12 @@ def text_of(error: BaseException) -> str:
         return f"its text cannot be read: {type(another).__name__}"
 
 
+def import_failure(error: BaseException) -> str:
+    """Why an import failed; with the class of the error where that is none of an import."""
+    plain = isinstance(error, ImportError | AttributeError)
+    return text_of(error) if plain else f"{type(error).__name__}: {text_of(error)}"
+
+
 def unwrapped(error: BaseException) -> BaseException:
     """What a backend raised, out of the errors that torch wraps it in."""
     while isinstance(inner := getattr(error, "inner_exception", None), BaseException):

@@ -354,6 +354,25 @@ def test_the_graph_key_covers_functions_by_what_is_known_of_them() -> None:
     assert len(set(keys)) == 4
 
 
+class Breaks(GraphPass):
+    """Cannot be made."""
+
+    def __init__(self) -> None:
+        raise RuntimeError("no")
+
+    def run(self, gm):
+        return 0
+
+
+class CutsApart(GraphPass):
+    """Stands where torch wants a partitioner of its own kind."""
+
+    stage = "partitioner"
+
+    def run(self, gm):
+        return 0
+
+
 @pytest.mark.parametrize(
     ("listed", "said"),
     [
@@ -366,11 +385,18 @@ def test_the_graph_key_covers_functions_by_what_is_known_of_them() -> None:
         ([42], "is no pass"),
         ([torch.nn.Linear], "is no class of passes"),
         (["rewrites:NeedsAName"], "pass 'rewrites.NeedsAName': "),
+        (["broken_module:Fuse"], "pass 'broken_module:Fuse' cannot be imported: RuntimeError: no"),
+        ([{"pass": "broken_module:Fuse", "by": 1}], "pass 'broken_module:Fuse' cannot be imported"),
+        ([Breaks], "pass 'breaks': RuntimeError: no"),
+        ([CutsApart], "pass 'cuts_apart': no pass runs at stage 'partitioner'"),
+        ([CutsApart()], "pass 'cuts_apart': no pass runs at stage 'partitioner'"),
         ("scale", "passes is a list"),
     ],
 )
-def test_a_slip_in_the_list_is_the_users_error(listed, said: str) -> None:
+def test_a_slip_in_the_list_is_the_users_error(listed, said: str, tmp_path, monkeypatch) -> None:
     """It is named at once, with what is nearest."""
+    (tmp_path / "broken_module.py").write_text("raise RuntimeError('no')")
+    monkeypatch.syspath_prepend(tmp_path)
     composer.passes.register(CosineToSine)
     composer.passes.register(Scale)
     with pytest.raises(Exception, match=said.replace("?", r"\?")) as caught:

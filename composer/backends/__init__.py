@@ -9,8 +9,8 @@ from typing import Any, NoReturn
 
 from composer import _torch, interrupts
 from composer.backends.base import Backend
-from composer.backends.dynamo import CallableBackend, NamedBackend, import_failure
-from composer.errors import ComposerError, UnknownNameError
+from composer.backends.dynamo import CallableBackend, NamedBackend
+from composer.errors import ComposerError, UnknownNameError, import_failure
 from composer.registry import Registry, nearest
 
 BACKENDS: Registry[Any] = Registry(

@@ -13,7 +13,7 @@ import torch.fx
 
 from composer import _torch, interrupts
 from composer.backends.base import Backend
-from composer.errors import OptionError, Refusal, refuse, text_of
+from composer.errors import OptionError, Refusal, import_failure, refuse
 from composer.passes import fingerprint
 from composer.records import GraphRequest, Reason, Status
 
@@ -127,12 +127,6 @@ class NamedBackend(Backend):
             why = import_failure(error)
             what = f"backend {self.name!r} is registered but cannot be imported: {why}"
             raise Refusal(Status.UNAVAILABLE, Reason.NOT_INSTALLED, what) from error
-
-
-def import_failure(error: BaseException) -> str:
-    """Why an import failed; with the class of the error where that is none of an import."""
-    plain = isinstance(error, ImportError | AttributeError)
-    return text_of(error) if plain else f"{type(error).__name__}: {text_of(error)}"
 
 
 def _refuse_options(name: str, function: Callable[..., Any], options: Mapping[str, Any]) -> None:

@@ -12,13 +12,13 @@ from typing import Any, TypeVar
 
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
-from composer import _torch
-from composer.errors import ComposerError, OptionError, UnknownNameError
-from composer.passes.base import GraphPass
+from composer import _torch, interrupts
+from composer.errors import ComposerError, OptionError, UnknownNameError, import_failure, text_of
+from composer.passes.base import GraphPass, as_stage
 from composer.passes.fingerprint import Unstable, digest, file_of
 from composer.passes.function import FunctionPass, qualified_name
 from composer.passes.pipeline import OnError
-from composer.records import BEFORE_AUTOGRAD, Stage
+from composer.records import BEFORE_AUTOGRAD, Stage, error_line
 from composer.registry import Registry, did_you_mean
 
 PassClass = TypeVar("PassClass", bound=type[GraphPass])
@@ -149,8 +149,12 @@ def look_up(entry: Any) -> Any:
         return entry
     try:
         return pkgutil.resolve_name(entry) if ":" in entry else PASSES.get(entry)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UnknownNameError(f"pass {entry!r} cannot be imported: {error}") from error
+    except ComposerError:
+        raise
+    except BaseException as error:
+        interrupts.pass_on(error)
+        why = import_failure(error)
+        raise UnknownNameError(f"pass {entry!r} cannot be imported: {why}") from error
 
 
 def check_class(found: Any) -> None:
@@ -166,23 +170,37 @@ def check_class(found: Any) -> None:
 def _make(found: Any, fields: dict[str, Any]) -> Any:
     if isinstance(found, type):
         if issubclass(found, GraphPass):
-            return _instance(found, fields)
+            return _with_a_stage(_instance(found, fields))
         check_class(found)
         found = _without_parameters(found)
     if fields:
         raise OptionError(f"pass {found!r} takes no parameters, but is given {fields}")
     if isinstance(found, GraphPass | _torch.CustomPartitionerFn):
-        return found
+        return _with_a_stage(found)
     if callable(found) or _torch.is_pattern_matcher_pass(found):
         return FunctionPass(found)
     raise OptionError(f"passes holds {found!r}, which is no pass")
 
 
+def _with_a_stage(found: Any) -> Any:
+    """The pass, if there is a graph at its stage to give it."""
+    if isinstance(found, GraphPass) and as_stage(found.stage) is Stage.PARTITIONER:
+        what = "no pass runs at stage 'partitioner'; a CustomPartitionerFn of torch's stands there"
+        raise OptionError(f"pass {found.name!r}: {what}")
+    return found
+
+
 def _without_parameters(cls: type) -> Any:
     try:
         return cls()
-    except TypeError as error:
-        raise OptionError(f"pass {qualified_name(cls)!r}: {error}") from error
+    except BaseException as error:
+        interrupts.pass_on(error)
+        raise OptionError(f"pass {qualified_name(cls)!r}: {_slip(error)}") from error
+
+
+def _slip(error: BaseException) -> str:
+    """Why a pass cannot be made; with the class of the error where it is none of parameters."""
+    return text_of(error) if isinstance(error, TypeError | ValueError) else error_line(error)
 
 
 def _instance(cls: type[GraphPass], fields: dict[str, Any]) -> GraphPass:
@@ -197,8 +215,9 @@ def _instance(cls: type[GraphPass], fields: dict[str, Any]) -> GraphPass:
         raise OptionError(f"pass {cls.name!r}: {named} (accepted: {', '.join(known) or 'none'})")
     try:
         return cls(**_as_annotated(cls, fields))
-    except (TypeError, ValueError) as error:
-        raise OptionError(f"pass {cls.name!r}: {error}") from error
+    except BaseException as error:
+        interrupts.pass_on(error)
+        raise OptionError(f"pass {cls.name!r}: {_slip(error)}") from error
 
 
 def _as_annotated(cls: type[GraphPass], fields: dict[str, Any]) -> dict[str, Any]:
