@@ -16,7 +16,6 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
 import torch.fx
 
 from composer import _torch, agreement, interrupts, isolate, mixed
@@ -174,7 +173,7 @@ def _build(request: GraphRequest, contender: Contender) -> Callable[..., Any]:
     inputs = list(request.example_inputs)
     if backend.reads_example_inputs:
         inputs = clones.copy_inputs(inputs, keep=request.weights)
-    before = _weight_states(request)
+    left_alone = clones.LeftAlone(request)
     buffers = clones.Buffers(request) if backend.reads_example_inputs else None
     build = functools.partial(backend.build, mode=request.mode, options=options)
     try:
@@ -187,7 +186,7 @@ def _build(request: GraphRequest, contender: Contender) -> Callable[..., Any]:
                 compiled = build(gm, inputs)
     finally:
         moved = buffers is not None and buffers.restore()
-    if moved or (_weight_states(request) != before and not request.alongside):
+    if moved or left_alone.written():
         who = "the backend, or another thread of the program,"
         what = f"{who} wrote to the model's weights or buffers while compiling"
         refuse(Status.REJECTED, Reason.MUTATED_INPUTS, what)
@@ -257,13 +256,6 @@ def _decline_low_coverage(notes: Notes, least: float) -> None:
     rest = f", not {', '.join(notes.left)}" if notes.left else ""
     what = f"the engine takes {share}{rest}; min_coverage is {least:g}"
     refuse(Status.DECLINED, Reason.LOW_COVERAGE, what)
-
-
-def _weight_states(request: GraphRequest) -> list[tuple[object, ...]]:
-    """What tells whether a parameter was changed, of each."""
-    passed = (request.example_inputs[i] for i in sorted(request.weights))
-    weights = (*passed, *request.gm.parameters())
-    return [clones.state_of(each) for each in weights if isinstance(each, torch.nn.Parameter)]
 
 
 def _failed(name: str, error: BaseException, notes: Notes, seconds: float) -> Attempt:

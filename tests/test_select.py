@@ -310,6 +310,25 @@ def test_engine_that_raises_when_measured_has_failed() -> None:
     assert (broken.calls, last().runtime.fallbacks) == (1, 0)
 
 
+def test_engine_that_writes_to_a_weight_when_measured_is_rejected() -> None:
+    """Those that are measured after it are not to blame."""
+
+    def writes(gm, example_inputs):
+        def run(*args):
+            with torch.no_grad():
+                next(each for each in args if each.dim() == 1).zero_()
+            return gm.forward(*args)
+
+        return run
+
+    net, x = torch.nn.Linear(3, 3), torch.randn(2, 3)
+    answer = compiled(net, writes, "aot_eager", FakeBackend(), select="fastest")(x)
+    assert reasons()[0] == ("writes", "rejected", "mutated_inputs")
+    assert "mutated_inputs" not in [reason for *_, reason in reasons()[1:]]
+    assert "wrote to the model's weights" in last().attempts[0].message
+    torch.testing.assert_close(answer, net(x))
+
+
 def test_winner_that_fails_is_followed_by_the_next_fastest() -> None:
     """By the times measured, not in the order of the chain; never by one slower than eager."""
     quick = Engine("quick")

@@ -101,6 +101,30 @@ def test_engine_that_writes_to_its_inputs_is_rejected() -> None:
     assert torch.equal(x, kept)
 
 
+@pytest.mark.parametrize("factor", [1, 3])
+def test_engine_that_writes_to_a_weight_is_rejected(factor: int) -> None:
+    """With its numbers off as well: a reference made of the new weight would seem to agree."""
+
+    def writes(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        (weight,) = (each for each in inputs if each.shape == (3, 3))
+
+        def run(*args: Any) -> Any:
+            outputs = [factor * each for each in gm.forward(*args)]
+            with torch.no_grad():
+                weight.add_(1)
+            return outputs
+
+        return run
+
+    net, x = torch.nn.Linear(3, 3), torch.randn(2, 3)
+    answer = compiled(net, writes, "aot_eager", verify="compile")(x)
+    wrote, honest = last().attempts
+    assert wrote.reason == "mutated_inputs"
+    assert "another thread of the program, wrote to the model's weights" in wrote.message
+    assert honest.accepted
+    torch.testing.assert_close(answer, net(x))
+
+
 @pytest.mark.parametrize("fault", ["raises", "mutates_inputs_and_raises"])
 def test_engine_that_raises_at_its_first_call_is_found_out(fault: str) -> None:
     """Before it serves."""

@@ -181,6 +181,28 @@ class _NotLeaf(torch.autograd.Function):
         return gradient
 
 
+class LeftAlone:
+    """The parameters that a graph does not write to, to see whether somebody did.
+
+    Nothing is copied. While the program runs alongside, none is looked at: it is the program then
+    that changes them.
+    """
+
+    def __init__(self, request: GraphRequest) -> None:
+        self._states: list[tuple[torch.Tensor, tuple[object, ...]]] = []
+        if request.alongside:
+            return
+        passed = [request.example_inputs[i] for i in sorted(request.weights)]
+        written = set(map(id, _written_parameters(request)))
+        weights = (w for w in (*passed, *request.gm.parameters()) if id(w) not in written)
+        parameters = (w for w in weights if isinstance(w, torch.nn.Parameter))
+        self._states = [(each, state_of(each)) for each in parameters]
+
+    def written(self) -> bool:
+        """Whether one was written to, or given other memory, since this was made."""
+        return any(state_of(each) != state for each, state in self._states)
+
+
 class Buffers:
     """Copies of what a run may change of a model, to put it back afterwards.
 
@@ -192,34 +214,36 @@ class Buffers:
     """
 
     def __init__(self, request: GraphRequest) -> None:
-        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._leaves: list[torch.Tensor] = []
-        self._states: list[tuple[torch.Tensor, tuple[object, ...]]] = []
-        if request.alongside:
-            return
-        passed = [request.example_inputs[i] for i in sorted(request.weights)]
-        held = (*passed, *request.gm.buffers())
-        buffers = [b for b in held if not isinstance(b, torch.nn.Parameter) and _is_real(b)]
-        parameters = [request.example_inputs[i] for i in sorted(writes.written_parameters(request))]
-        attributes = writes.written_attributes(request.gm)
-        more = [each for each in (*parameters, *attributes) if _is_real(each)]
-        buffers = list({id(each): each for each in (*buffers, *more)}.values())
+        buffers = [] if request.alongside else _open_to_change(request)
         with torch.no_grad():
             self._copies = [(buffer, buffer.detach().clone()) for buffer in buffers]
         self._leaves = [each for each in buffers if not each.requires_grad and not each._is_view()]
-        copied = set(map(id, buffers))
-        weights = [w for w in (*passed, *request.gm.parameters()) if id(w) not in copied]
-        self._states = [(each, state_of(each)) for each in weights if _is_real(each)]
+        self._others = LeftAlone(request)
 
     def restore(self) -> bool:
         """Put the buffers back to what they were; whether any was put back."""
-        if any(state_of(weight) != state for weight, state in self._states):
+        if self._others.written():
             return False
         for each in self._leaves:
             if each.requires_grad:  # autograd recorded what was written to it
                 each.detach_()
         changed = [put_back(buffer, copy) for buffer, copy in self._copies]
         return any(changed)
+
+
+def _open_to_change(request: GraphRequest) -> list[torch.Tensor]:
+    """The buffers of a model, and the parameters that the graph writes to."""
+    passed = [request.example_inputs[i] for i in sorted(request.weights)]
+    held = (*passed, *request.gm.buffers())
+    buffers = [each for each in held if not isinstance(each, torch.nn.Parameter)]
+    found = {id(each): each for each in (*buffers, *_written_parameters(request))}
+    return [each for each in found.values() if _is_real(each)]
+
+
+def _written_parameters(request: GraphRequest) -> list[torch.Tensor]:
+    """The parameters that the graph writes to, and all else that it holds itself and writes to."""
+    passed = [request.example_inputs[i] for i in sorted(writes.written_parameters(request))]
+    return [*passed, *writes.written_attributes(request.gm)]
 
 
 def state_of(weight: torch.Tensor) -> tuple[object, ...]:

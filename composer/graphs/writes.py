@@ -64,22 +64,26 @@ def is_torchs(node: torch.fx.Node) -> bool:
     return module in ("torch", "_operator", "builtins", "math")
 
 
-def tracked_inputs(request: GraphRequest) -> tuple[tuple[int, ...], bool]:
-    """Which inputs to look at for writes, and whether any of them cannot be looked at.
+def tracked_inputs(request: GraphRequest, *, weights: bool) -> tuple[tuple[int, ...], bool]:
+    """Which inputs to look at for writes, and whether the graph may write to one without a version.
 
-    Parameters are left out unless the graph itself writes to them, and buffers too unless it
-    writes to something.
+    Args:
+        request: The graph.
+        weights: Whether all weights are looked at. Otherwise parameters are left out unless the
+            graph itself writes to them, and buffers too unless it writes to something.
     """
     writing = may_write(request.gm)
     written = written_parameters(request)
-    open_to_writes = [
-        (i, value)
-        for i, value in enumerate(request.example_inputs)
-        if isinstance(value, torch.Tensor)
-        and (i not in request.weights or i in written or (writing and not _is_parameter(value)))
-    ]
-    tracked = tuple(i for i, value in open_to_writes if not value.is_inference())
-    return tracked, writing and len(tracked) < len(open_to_writes)
+    values = request.example_inputs
+    tensors = {i: each for i, each in enumerate(values) if isinstance(each, torch.Tensor)}
+    open_to_writes = {
+        i
+        for i, each in tensors.items()
+        if i not in request.weights or i in written or (writing and not _is_parameter(each))
+    }
+    unseen = {i for i, each in tensors.items() if each.is_inference()}
+    tracked = sorted((tensors.keys() if weights else open_to_writes) - unseen)
+    return tuple(tracked), writing and not open_to_writes.isdisjoint(unseen)
 
 
 def written_parameters(request: GraphRequest) -> frozenset[int]:

@@ -373,7 +373,7 @@ def _open_to_writes(
     trusted = all(e.writes_as_the_graph or e.may_return_original for e in engines)
     if trusted and not writes.may_write(request.gm) and writes.is_known(request.gm):
         return (), False
-    return writes.tracked_inputs(request)
+    return writes.tracked_inputs(request, weights=not trusted)
 
 
 def _without_tensors(request: GraphRequest) -> GraphRequest:

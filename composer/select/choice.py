@@ -209,11 +209,15 @@ def _figures(result: select.Result, at: int, floor: int) -> str | dict[str, Any]
 
 
 def _raised(each: Tried, error: BaseException) -> Tried:
+    """The entrant without its engine, which raised in a turn, or was refused for what it did."""
+    what = f"raised when it was measured on the first inputs: {first_line(text_of(error))}"
+    refusal = Refusal(Status.FAILED, Reason.RAISED_AT_RUNTIME, what)
+    refusal = error if isinstance(error, Refusal) else refusal
     attempt = dataclasses.replace(
         each.attempt,
-        status=Status.FAILED,
-        reason=Reason.RAISED_AT_RUNTIME,
-        message=f"raised when it was measured on the first inputs: {first_line(text_of(error))}",
+        status=refusal.status,
+        reason=refusal.reason,
+        message=text_of(refusal),
         error_type=type(error).__name__,
         traceback="".join(traceback.format_exception(error)),
     )

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 
 from composer import _torch, machine, verify
+from composer.errors import refuse
 from composer.graphs import clones, writes
 from composer.graphs.comparison import Values, devices, pattern, requires_grad
-from composer.records import GraphRequest
+from composer.records import GraphRequest, Reason, Status
 
 
 class Track:
@@ -28,6 +29,7 @@ class Track:
         self._inputs = [_torch.hint(value) for value in request.example_inputs]
         self._writes = writes.may_write(request.gm)
         self._buffers = clones.Buffers(request)
+        self._left_alone = clones.LeftAlone(request)
         self._given: list[Any] = []
         self._leaves: Values = {}
         self._weights: dict[int, torch.Tensor] = {}
@@ -80,9 +82,17 @@ class Track:
             calls: How many calls to time together.
             lead: Seconds to make calls for before timing begins; unless 0, at least one is made.
             least: Seconds to go on timing for, so many calls together; 0 times once.
+
+        Raises:
+            Refusal: ``rejected``, where parameters were written to that the graph leaves alone.
+            Exception: whatever ``run`` raises.
         """
         with self._watched():
-            return self._time(run, calls, lead, least)
+            seconds = self._time(run, calls, lead, least)
+        if self._left_alone.written():
+            self._left_alone = clones.LeftAlone(self._request)  # the next is not to blame
+            refuse(Status.REJECTED, Reason.MUTATED_INPUTS, verify.WROTE_TO_WEIGHTS)
+        return seconds
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:

@@ -9,6 +9,7 @@ of that comparison, which :mod:`composer.guard.sampling` and :mod:`composer.sele
 from __future__ import annotations
 
 from composer.verify.answers import (
+    WROTE_TO_WEIGHTS,
     Run,
     changeable,
     exact,
@@ -22,6 +23,7 @@ from composer.verify.answers import (
 )
 
 __all__ = [
+    "WROTE_TO_WEIGHTS",
     "Run",
     "changeable",
     "exact",

@@ -48,6 +48,10 @@ _REASONS = {
 }
 
 
+WROTE_TO_WEIGHTS = (
+    "it, or another thread of the program, wrote to the model's weights as it was run"
+)
+
 _COARSE = (torch.bfloat16, torch.float16)
 
 
@@ -63,6 +67,7 @@ class Run:
         random: Whether that state is another than before the run.
         rounded_to: The coarsest dtype that numbers were rounded to on the way; ``None`` for none
             below float32.
+        wrote_to_weights: Whether somebody wrote to a parameter that the graph leaves alone.
     """
 
     values: Values
@@ -71,6 +76,7 @@ class Run:
     generator: torch.Tensor
     random: bool
     rounded_to: torch.dtype | None = None
+    wrote_to_weights: bool = False
 
 
 def verify(
@@ -151,7 +157,7 @@ def run(
     leaves = {f"input {i}": each for i, each in enumerate(copies)}
     held = {f"weight {name}": each for name, each in request.gm.named_parameters()}
     passed = changeable(given, request)
-    buffers = clones.Buffers(request)
+    buffers, left_alone = clones.Buffers(request), clones.LeftAlone(request)
     apart = torch.random.fork_rng(devices=devices(inputs))
     with _torch.unset_fake_temporarily(), _torch.saving_as_it_is(), apart:
         before = generator_state(inputs)
@@ -165,8 +171,15 @@ def run(
         generator = generator_state(inputs)
     before_run = changeable(inputs, request)
     kept = frozenset(n for n in passed if same_values(values[n], before_run[n]))
-    random = not torch.equal(before, generator)
-    return Run(values, strides_of(outputs), kept, generator, random, _rounded_to(request))
+    return Run(
+        values=values,
+        strides=strides_of(outputs),
+        kept=kept,
+        generator=generator,
+        random=not torch.equal(before, generator),
+        rounded_to=_rounded_to(request),
+        wrote_to_weights=left_alone.written(),
+    )
 
 
 def _rounded_to(request: GraphRequest) -> torch.dtype | None:
@@ -295,6 +308,8 @@ def judge(got: Run, eager: Run, exact: Callable[[], Values], bounds: Bounds) -> 
     Raises:
         Refusal: as for :func:`verify`.
     """
+    if got.wrote_to_weights:
+        refuse(Status.REJECTED, Reason.MUTATED_INPUTS, WROTE_TO_WEIGHTS)
     if list(got.values) != list(eager.values):
         what = f"gives {len(got.values)} values where eager gives {len(eager.values)}"
         refuse(Status.REJECTED, Reason.OUTPUT_MISMATCH, what)
