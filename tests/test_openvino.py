@@ -475,6 +475,17 @@ def test_nothing_is_greater_than_nan() -> None:
     assert (last().chosen, last().attempts[0].coverage) == (NAME, 1.0)
 
 
+def test_nan_is_not_zero_to_a_norm() -> None:
+    """The count of what is not zero, along a dimension and of all."""
+    x = torch.tensor([[1, math.nan, 0, 2], [0, 0, math.nan, -0.0]])
+
+    def norms(x):
+        return torch.linalg.vector_norm(x, 0, 1), x.norm(0), torch.linalg.vector_norm(x * 2, 0)
+
+    torch.testing.assert_close(compiled(norms, NAME)(x), norms(x))
+    assert (last().chosen, last().attempts[0].coverage) == (NAME, 1.0)
+
+
 @WIDEST
 @pytest.mark.parametrize("compare", [torch.gt, torch.ge])
 def test_openvino_takes_nan_for_greater(compare, monkeypatch) -> None:

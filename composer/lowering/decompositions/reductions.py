@@ -319,7 +319,8 @@ def vector_norm(
 ) -> Any:
     """Name all dimensions where none is named; in float64, name the root that is drawn.
 
-    The translation writes it as float32.
+    The translation writes it as float32. What is not zero is counted: NaN is not, and OpenVINO's
+    sign (2026.4), by which the translation counts, says that it is.
     """
     if not x.dim():
         return over_one_element(aten.linalg_vector_norm.default, x, ord, [0], dtype=dtype)
@@ -327,7 +328,9 @@ def vector_norm(
     if abs(ord) == math.inf:
         largest = (torch.amax if ord > 0 else torch.amin)(torch.abs(x), dims, keepdim)
         return largest if dtype is None else largest.to(dtype)
-    if (dtype or x.dtype) is torch.float64 and ord not in (0, 1, 2):
+    if ord == 0:
+        return torch.sum((x != 0).to(dtype or x.dtype), dims, keepdim)
+    if (dtype or x.dtype) is torch.float64 and ord not in (1, 2):
         powers = torch.pow(torch.abs(x.to(torch.float64)), ord)
         return torch.pow(torch.sum(powers, dims, keepdim), 1 / ord)
     if (dtype or x.dtype) is x.dtype and ord in (1, 2):
