@@ -135,6 +135,81 @@ def test_engine_that_raises_at_its_first_call_is_found_out(fault: str) -> None:
     assert last().runtime.fallbacks == 0
 
 
+def bare(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+    """A backend that forgets the tuple: Dynamo would take a row for the first output."""
+    return lambda *args: gm.forward(*args)[0]
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"verify": "compile"}, {"verify": "sample"}, {"select": "fastest"}], ids=str
+)
+def test_engine_that_returns_no_tuple_is_found_out(options: Any) -> None:
+    """Before it serves where it is run before that, else at the first call."""
+    x = torch.randn(3, 2)
+    f = compiled(torch.sin, bare, FakeBackend(name="second"), **options)
+    assert torch.equal(f(x), x.sin())
+    wrong = last().attempts[0]
+    assert "the engine returned a Tensor, and no tuple" in wrong.message
+    assert (wrong.status, wrong.reason) == ("rejected", "output_mismatch")
+
+
+class Normed(torch.nn.Module):
+    """Nothing but rounding is left of the gradient of the convolution's bias."""
+
+    def __init__(self, then: Any) -> None:
+        super().__init__()
+        self.conv, self.norm, self.then = torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), then
+
+    def forward(self, x: torch.Tensor, *more: torch.Tensor) -> Any:
+        return self.then(torch.relu(self.norm(self.conv(x))).mean((2, 3)), *more)
+
+
+MADE = {
+    "eye": lambda h: h @ torch.eye(8),
+    "tensor": lambda h: torch.addmm(torch.zeros(8), h, torch.tensor([[0.5] * 8] * 8)),
+    "integers divided": lambda h: h @ (torch.arange(64).view(8, 8) / 7),
+    "scattered": lambda h: torch.zeros(4, 8).scatter_add(1, torch.arange(8).expand(4, 8), h),
+}
+
+
+@pytest.mark.parametrize("made", MADE)
+def test_what_the_graph_makes_in_the_default_dtype_is_widened(made: str) -> None:
+    """Else there would be no run in float64 to judge what cancels by."""
+    torch.manual_seed(0)
+    compiled(Normed(MADE[made]), "onnxrt", verify="compile")(torch.randn(4, 3, 8, 8))
+    assert last().attempts[0].accepted, last().attempts[0].message
+    assert last().attempts[0].engine["verified"]["against"] == "float64"
+
+
+def carried(h: torch.Tensor, state: torch.Tensor) -> Any:
+    state.mul_(0.9)
+    state.add_(h.mean(0))
+    return h * 2, state * 1
+
+
+@pytest.mark.parametrize("leaf", [True, False])
+def test_a_state_that_is_written_to_is_run_in_float64(leaf: bool) -> None:
+    """One that autograd has a history of is no leaf in float64 either: no leaf is written to."""
+    torch.manual_seed(0)
+    state = torch.zeros(8) if leaf else torch.zeros(8, requires_grad=True) * 1
+    compiled(Normed(carried), "onnxrt", verify="compile")(torch.randn(4, 3, 8, 8), state)
+    assert last().attempts[0].accepted, last().attempts[0].message
+    assert last().attempts[0].engine["verified"]["against"] == "float64"
+
+
+def test_a_state_that_no_output_comes_from_may_have_zeros_for_a_gradient() -> None:
+    """AOTAutograd's; eager has none."""
+    weight = torch.nn.Parameter(torch.randn(3, 3))
+
+    def f(x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+        state.mul_(2)
+        return x @ weight
+
+    state = torch.ones(3, requires_grad=True) * 1
+    compiled(f, "aot_eager", verify="compile")(torch.randn(2, 3), state)
+    assert last().attempts[0].accepted, last().attempts[0].message
+
+
 def test_backward_that_fails_is_found_out() -> None:
     """In training gradients are compared as well."""
     net = torch.nn.Linear(3, 3)
@@ -421,12 +496,17 @@ def test_checkpoint_with_dropout_is_judged_by_float64_of_the_same_numbers() -> N
 def test_graph_that_cannot_be_run_in_float64_is_compared_with_eager(capsys: Any) -> None:
     """And nobody is shown the traceback of the attempt."""
 
-    def f(x: torch.Tensor) -> torch.Tensor:
-        return x.index_put((torch.tensor([0]),), torch.ones(1), accumulate=True)
+    @torch.library.custom_op("test_verify::of_float32", mutates_args=())
+    def of_float32(x: torch.Tensor) -> torch.Tensor:
+        if x.dtype is not torch.float32:
+            raise TypeError("float32 only")
+        return x * 2
 
+    of_float32.register_fake(torch.empty_like)
     with torch.no_grad():
-        compiled(f, FakeBackend("wrong_value"), verify="compile")(torch.ones(4))
+        compiled(of_float32, FakeBackend("wrong_value"), verify="compile")(torch.ones(4))
     assert last().attempts[0].reason == "numeric_mismatch"
+    assert last().attempts[0].engine["in_float64"] == "no: TypeError: float32 only"
     assert "Traceback" not in capsys.readouterr().err
 
 

@@ -31,7 +31,12 @@ def gradients(outputs: Values, sources: Values) -> Values:
     weights = [pattern(root) for root in roots]
     with _torch.own_backward(wanted.values()):
         found = torch.autograd.grad(roots, list(wanted.values()), weights, allow_unused=True)
-    return {f"{_GRADIENT}{name}": each for name, each in zip(wanted, found, strict=True)}
+    return {name_of_gradient(name): each for name, each in zip(wanted, found, strict=True)}
+
+
+def name_of_gradient(source: str) -> str:
+    """What :func:`gradients` calls the gradient of a source."""
+    return f"{_GRADIENT}{source}"
 
 
 def pattern(root: torch.Tensor) -> torch.Tensor:

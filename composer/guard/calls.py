@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from composer import _torch, interrupts
+from composer import _torch, interrupts, verify
 from composer.guard.roles import Compiled, Engine, Later, Rescue
 from composer.guard.sampling import Sampler
 from composer.guard.served import ServedGraph
@@ -63,12 +63,10 @@ def watch(
                 outputs = serve(*args)
             else:
                 started, aside = time.perf_counter(), served.aside
-                outputs = serve(*args)
+                outputs = verify.outputs_of(serve(*args))
                 taken = time.perf_counter() - started - (served.aside - aside)
                 runtime.spent(max(taken, 0.0) * (1 if number < _TIMED else _TIMED))
-            if outputs is None:
-                raise TypeError("the engine returned None")
-            return outputs
+            return verify.outputs_of(outputs) if outputs is None else outputs
         except BaseException as error:
             interrupts.pass_on(error)
             outputs = served.answer(error, run, args, before)

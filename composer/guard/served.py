@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-from composer import _torch, forks, interrupts
+from composer import _torch, forks, interrupts, verify
 from composer.gate import Gate
 from composer.guard.roles import (
     UNSEEN,
@@ -329,7 +329,7 @@ class ServedGraph:
         free_memory()
         before = self._versions.of(args)
         try:
-            return _given(run(*args))
+            return verify.outputs_of(run(*args))
         except BaseException as again:
             interrupts.pass_on(again)
             if self._versions.of(args) != before:
@@ -419,16 +419,10 @@ class ServedGraph:
     def _run_guarded(self, run: Compiled, args: tuple[Any, ...]) -> Any:
         before = self._versions.of(args)
         try:
-            return _given(run(*args))
+            return verify.outputs_of(run(*args))
         except BaseException as error:
             interrupts.pass_on(error)
             outputs = self.answer(error, run, args, before)
             if outputs is None:
                 raise
             return outputs
-
-
-def _given(outputs: Any) -> Any:
-    if outputs is None:
-        raise TypeError("the engine returned None")
-    return outputs

@@ -130,9 +130,7 @@ class Track:
             torch.accelerator.synchronize(device)
 
     def _call(self, run: Callable[..., Any]) -> None:
-        outputs = run(*self._given)
-        if outputs is None:
-            raise TypeError("the engine returned None")
+        outputs = verify.outputs_of(run(*self._given))
         if not self._request.training or not self._leaves:
             return
         roots = {i: each for i, each in enumerate(outputs) if requires_grad(each)}

@@ -1,6 +1,7 @@
 """Did a candidate do anything, and is it right?
 
 :mod:`~composer.verify.prove` looks at what a backend returned: is it more than the captured graph?
+And at what that returns when it is called: can the graph's outputs be taken out of it?
 :func:`verify` (:mod:`~composer.verify.answers`) compares the candidate's numbers with eager's, and
 in doubt with the graph in float64 (:mod:`~composer.verify.double`). The other names are the steps
 of that comparison, which :mod:`composer.guard.sampling` and :mod:`composer.select.track` also use.
@@ -21,6 +22,7 @@ from composer.verify.answers import (
     strides_of,
     verify,
 )
+from composer.verify.prove import outputs_of
 
 __all__ = [
     "WROTE_TO_WEIGHTS",
@@ -31,6 +33,7 @@ __all__ = [
     "given_copies",
     "judge",
     "named_outputs",
+    "outputs_of",
     "run",
     "strides_of",
     "verify",

@@ -36,10 +36,12 @@ from composer.graphs.comparison import (
     is_gradient,
     largest_gradient,
     mismatch_of,
+    name_of_gradient,
 )
 from composer.graphs.nodes import value_of
 from composer.records import GraphRequest, Reason, Status, error_line, first_line
 from composer.verify.double import in_double
+from composer.verify.prove import outputs_of
 
 _REASONS = {
     Mismatch.STRUCTURE: Reason.OUTPUT_MISMATCH,
@@ -111,6 +113,8 @@ def verify(
         return False
     try:
         got = run(compiled, inputs, request)
+    except Refusal:
+        raise
     except BaseException as error:
         interrupts.pass_on(error)
         what = f"raised when it was run on the first inputs: {first_line(text_of(error))}"
@@ -151,20 +155,19 @@ def run(
         copied: What :func:`given_copies` made of the inputs, where that was done before.
 
     Raises:
+        Refusal: the function returned no tuple or list.
         TypeError: the graph would write to an input that cannot be copied.
     """
     given, copies = copied or given_copies(inputs, request)
     leaves = {f"input {i}": each for i, each in enumerate(copies)}
-    held = {f"weight {name}": each for name, each in request.gm.named_parameters()}
     passed = changeable(given, request)
     buffers, left_alone = clones.Buffers(request), clones.LeftAlone(request)
     apart = torch.random.fork_rng(devices=devices(inputs))
     with _torch.unset_fake_temporarily(), _torch.saving_as_it_is(), apart:
         before = generator_state(inputs)
         try:
-            returned = function(*given)
-            outputs = named_outputs(returned)
-            wanted = gradients(outputs, leaves | held) if request.training else {}
+            outputs = named_outputs(function(*given))
+            wanted = _gradients(outputs, leaves, request) if request.training else {}
             values = {n: detached_copy(each) for n, each in (outputs | wanted | passed).items()}
         finally:
             buffers.restore()
@@ -209,8 +212,26 @@ def given_copies(inputs: Sequence[Any], request: GraphRequest) -> tuple[list[Any
 
 
 def named_outputs(returned: Any) -> Values:
-    """What a graph returned, by name."""
-    return {f"output {i}": each for i, each in enumerate(_torch.flatten(returned)[0])}
+    """What a graph returned, by name.
+
+    Raises:
+        Refusal: it is no tuple or list.
+    """
+    return {f"output {i}": each for i, each in enumerate(_torch.flatten(outputs_of(returned))[0])}
+
+
+def _gradients(outputs: Values, leaves: Values, request: GraphRequest) -> Values:
+    """The gradients of the inputs and of what the graph holds, by name.
+
+    Of a state that the graph writes to, and that no output comes from, eager has none, where
+    AOTAutograd gives zeros.
+    """
+    held = {f"weight {name}": each for name, each in request.gm.named_parameters()}
+    found = gradients(outputs, leaves | held)
+    written = writes.assigned_inputs(request.gm) - writes.written_parameters(request)
+    states = {name_of_gradient(f"input {i}"): leaves[f"input {i}"] for i in written}
+    missing = {n: leaf for n, leaf in states.items() if n in found and found[n] is None}
+    return found | {name: torch.zeros_like(leaf) for name, leaf in missing.items()}
 
 
 def changeable(given: Sequence[Any], request: GraphRequest) -> Values:
@@ -273,12 +294,13 @@ def generator_state(inputs: Sequence[Any]) -> torch.Tensor:
 
 
 def exact(inputs: Sequence[Any], request: GraphRequest) -> Values:
-    """The values of a run in float64; none where the graph cannot be run so."""
+    """The values of a run in float64; none, and a note, where the graph cannot be run so."""
     try:
         gm, wide, twin = in_double(request, inputs)
         return run(eager_forward(gm), wide, twin).values
-    except BaseException as error:  # noqa: BLE001  # then eager is what there is to compare with
+    except BaseException as error:  # noqa: BLE001  # recorded: eager is what there is to compare with
         interrupts.pass_on(error)
+        note(in_float64=f"no: {error_line(error)}")
         return {}
 
 

@@ -67,6 +67,20 @@ def _widen(gm: torch.fx.GraphModule, node: torch.fx.Node) -> None:
             node.target = name
     if node.op == "call_module":
         raise TypeError("a module within the graph holds weights of its own")
+    if _is_made_narrow(node):
+        _widen_after(node)
+
+
+def _is_made_narrow(node: torch.fx.Node) -> bool:
+    """Whether a node makes floating numbers of none, in torch's default dtype: ``torch.eye(8)``."""
+    if not node.op.startswith("call_") or not _is_narrow(value_of(node)):
+        return False
+    given = map(value_of, node.all_input_nodes)
+    return not any(isinstance(each, torch.Tensor) and each.is_floating_point() for each in given)
+
+
+def _is_narrow(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dtype in _NARROW
 
 
 def _drawn_in(node: torch.fx.Node) -> torch.dtype | None:
@@ -79,6 +93,11 @@ def _drawn_in(node: torch.fx.Node) -> torch.dtype | None:
 def _draw_as_eager(node: torch.fx.Node) -> None:
     """Draw the numbers that eager draws, and widen those."""
     node.kwargs = {**node.kwargs, "dtype": _drawn_in(node)}
+    _widen_after(node)
+
+
+def _widen_after(node: torch.fx.Node) -> None:
+    """Have all users of a node take its value in float64."""
     with node.graph.inserting_after(node):
         wide = node.graph.call_method("double", (node,))
     node.replace_all_uses_with(wide, delete_user_cb=lambda user: user is not wide)
@@ -95,7 +114,7 @@ def _mapped(value: Any) -> Any:
 
 
 def _wide(value: Any) -> Any:
-    if not isinstance(value, torch.Tensor) or value.dtype not in _NARROW:
+    if not _is_narrow(value):
         return value
-    made = value.detach().to(torch.float64)
-    return made.requires_grad_(value.requires_grad)
+    made = value.detach().to(torch.float64).requires_grad_(value.requires_grad)
+    return made if value.is_leaf else clones.not_leaf(made)

@@ -55,6 +55,21 @@ def proven(compiled: object, original: torch.fx.GraphModule | None) -> Callable[
     return compiled
 
 
+def outputs_of(returned: Any) -> Any:
+    """What an engine returned, if it is a tuple or a list, as a graph returns.
+
+    Dynamo takes the outputs out by their numbers: of a tensor by itself it would take a row.
+
+    Raises:
+        Refusal: ``rejected`` with ``output_mismatch``, where it is neither.
+    """
+    if not isinstance(returned, tuple | list):
+        found = "None" if returned is None else f"a {type(returned).__name__}"
+        what = f"the engine returned {found}, and no tuple of the graph's outputs"
+        refuse(Status.REJECTED, Reason.OUTPUT_MISMATCH, what)
+    return returned
+
+
 def _passed_on_to(compiled: object) -> Iterator[object]:
     """The callable, then what it does nothing but call, what that does nothing but call, ..."""
     seen: list[object] = []
