@@ -719,6 +719,21 @@ def test_a_backend_class_may_stand_in_a_chain() -> None:
         assert last().attempts[0].status == "succeeded"
 
 
+@pytest.mark.parametrize(("name", "package"), [("openxla", "torch_xla"), ("tvm", "tvm")])
+def test_a_backend_of_dynamos_whose_package_is_missing_is_not_built(
+    name: str, package: str
+) -> None:
+    """It would say so itself, of openxla behind AOTAutograd's trace of the graph."""
+    compiled(cosine, name, honest)(torch.ones(2))
+    assert statuses()[0] == (name, "unavailable", "not_installed")
+    assert f"needs the package {package!r}" in last().attempts[0].message
+
+
+@pytest.mark.parametrize("name", ["openxla", "openxla_eval", "tvm"])
+def test_dynamos_backends_that_need_a_package_are_still_there(name: str) -> None:
+    assert name in torch._dynamo.list_backends(())
+
+
 @pytest.mark.parametrize("value", ["no_such_module:Engine", "json:Engine"])
 def test_a_registered_backend_that_cannot_be_imported_is_unavailable(monkeypatch, value) -> None:
     """A third party's fault is not the user's."""

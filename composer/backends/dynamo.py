@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import inspect
 from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
@@ -16,6 +17,9 @@ from composer.backends.base import Backend
 from composer.errors import OptionError, Refusal, import_failure, refuse
 from composer.passes import fingerprint
 from composer.records import GraphRequest, Reason, Status
+
+_PACKAGES = {"openxla": "torch_xla", "openxla_eval": "torch_xla", "tvm": "tvm"}
+"""What Dynamo's own backends import when they compile, once AOTAutograd has traced the graph."""
 
 
 @functools.cache
@@ -79,8 +83,12 @@ class NamedBackend(Backend):
         self._hint = hint
 
     def probe(self, request: GraphRequest) -> None:
-        """Refuse when no package here registers the name, or its package cannot be imported."""
+        """Refuse when no package here registers the name, or its package is not here."""
         self._function()
+        package = _PACKAGES.get(self.name)
+        if package and importlib.util.find_spec(package) is None:
+            what = f"backend {self.name!r} needs the package {package!r}, which is not installed"
+            refuse(Status.UNAVAILABLE, Reason.NOT_INSTALLED, what)
 
     def check_options(self, options: Mapping[str, Any]) -> None:
         """Options need a function that takes them, as far as it is loaded: this loads nothing."""
