@@ -197,6 +197,93 @@ def test_a_state_that_is_written_to_is_run_in_float64(leaf: bool) -> None:
     assert last().attempts[0].engine["verified"]["against"] == "float64"
 
 
+def off(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+    """A backend whose numbers are off by two fifths."""
+    honest = torch._dynamo.lookup_backend("aot_eager")(gm, inputs)
+    return lambda *args: [each * 1.4 for each in honest(*args)]
+
+
+def real_part(z: torch.Tensor) -> torch.Tensor:
+    w = z * 2
+    torch.view_as_real(w).mul_(3)
+    return w
+
+
+def without_sharing(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+    """A backend for which two inputs are never the same memory."""
+    return lambda a, b: gm.forward(a, b.clone())
+
+
+@pytest.mark.parametrize("wrong", ["parts of complex numbers", "inputs that share memory"])
+def test_no_run_in_float64_is_made_that_computes_something_else(wrong: str) -> None:
+    """It would excuse an engine for what eager seems to be off by."""
+    if wrong == "parts of complex numbers":
+        compiled(real_part, off, verify="compile")(torch.randn(8, dtype=torch.complex64))
+    else:
+        memory = torch.randn(8, requires_grad=True) * 1
+        f = compiled(lambda a, b: a.mul_(2) + b, without_sharing, verify="compile")
+        f(memory, memory.view(8))
+    assert last().attempts[0].reason == "numeric_mismatch"
+
+
+def test_what_is_drawn_in_the_dtype_of_a_made_tensor_is_eagers_in_float64() -> None:
+    """Other draws would be no reference: an engine that sums more exactly would be off."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        kept = torch.bernoulli(torch.full((1000,), 0.3))
+        return ((x + kept * 0.37) - x).sum().reshape(1)
+
+    def exact(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        def run(x: torch.Tensor) -> Any:
+            wide = x.double()
+            kept = torch.bernoulli(torch.full((1000,), 0.3))
+            return [((wide + kept * 0.37) - wide).sum().float().reshape(1)]
+
+        return run
+
+    with torch.no_grad():
+        compiled(f, exact, verify="compile")(torch.arange(30000.0, 31000.0))
+    assert last().attempts[0].accepted, last().attempts[0].message
+
+
+class ParameterStatistics(torch.nn.Module):
+    """Statistics of a norm that are no buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = torch.nn.Parameter(torch.zeros(3), requires_grad=False)
+        self.var = torch.nn.Parameter(torch.ones(3), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.batch_norm(x, self.mean, self.var, training=True) * 2
+
+
+@torch._dynamo.allow_in_graph
+def decayed(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        weight.mul_(0.9)
+    return x * 2
+
+
+class Decays(torch.nn.Module):
+    """Writes to a parameter where the graph does not show it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(4), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return decayed(self.weight, x.sin())
+
+
+@pytest.mark.parametrize("options", [{"verify": "compile"}, {"select": "fastest"}], ids=str)
+@pytest.mark.parametrize("model", [ParameterStatistics, Decays])
+def test_engine_that_writes_where_eager_does_is_not_blamed(model: Any, options: Any) -> None:
+    """The statistics of a norm, and what a function of the program's writes to."""
+    compiled(model(), "aot_eager", **options)(torch.randn(5, 3 if model is not Decays else 4))
+    assert last().attempts[0].reason in (None, "slower"), last().attempts[0].message
+
+
 def test_a_state_that_no_output_comes_from_may_have_zeros_for_a_gradient() -> None:
     """AOTAutograd's; eager has none."""
     weight = torch.nn.Parameter(torch.randn(3, 3))

@@ -84,9 +84,9 @@ class NamedBackend(Backend):
 
     def probe(self, request: GraphRequest) -> None:
         """Refuse when no package here registers the name, or its package is not here."""
-        self._function()
-        package = _PACKAGES.get(self.name)
-        if package and importlib.util.find_spec(package) is None:
+        whose = str(getattr(self._function(), "__module__", ""))
+        package = _PACKAGES.get(self.name) if whose.startswith("torch.") else None
+        if package and not _is_installed(package):
             what = f"backend {self.name!r} needs the package {package!r}, which is not installed"
             refuse(Status.UNAVAILABLE, Reason.NOT_INSTALLED, what)
 
@@ -135,6 +135,13 @@ class NamedBackend(Backend):
             why = import_failure(error)
             what = f"backend {self.name!r} is registered but cannot be imported: {why}"
             raise Refusal(Status.UNAVAILABLE, Reason.NOT_INSTALLED, what) from error
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ValueError:  # it is imported, by a stub that says not from where
+        return True
 
 
 def _refuse_options(name: str, function: Callable[..., Any], options: Mapping[str, Any]) -> None:

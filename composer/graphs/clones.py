@@ -193,7 +193,7 @@ class LeftAlone:
         if request.alongside:
             return
         passed = [request.example_inputs[i] for i in sorted(request.weights)]
-        written = set(map(id, _written_parameters(request)))
+        written = set(map(id, writes.open_weights(request)))
         weights = (w for w in (*passed, *request.gm.parameters()) if id(w) not in written)
         parameters = (w for w in weights if isinstance(w, torch.nn.Parameter))
         self._states = [(each, state_of(each)) for each in parameters]
@@ -236,14 +236,10 @@ def _open_to_change(request: GraphRequest) -> list[torch.Tensor]:
     passed = [request.example_inputs[i] for i in sorted(request.weights)]
     held = (*passed, *request.gm.buffers())
     buffers = [each for each in held if not isinstance(each, torch.nn.Parameter)]
-    found = {id(each): each for each in (*buffers, *_written_parameters(request))}
+    parameters = [request.example_inputs[i] for i in sorted(writes.written_parameters(request))]
+    attributes = writes.written_attributes(request.gm)
+    found = {id(each): each for each in (*buffers, *parameters, *attributes)}
     return [each for each in found.values() if _is_real(each)]
-
-
-def _written_parameters(request: GraphRequest) -> list[torch.Tensor]:
-    """The parameters that the graph writes to, and all else that it holds itself and writes to."""
-    passed = [request.example_inputs[i] for i in sorted(writes.written_parameters(request))]
-    return [*passed, *writes.written_attributes(request.gm)]
 
 
 def state_of(weight: torch.Tensor) -> tuple[object, ...]:

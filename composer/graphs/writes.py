@@ -125,6 +125,16 @@ def written_attributes(gm: torch.fx.GraphModule) -> list[torch.Tensor]:
     ]
 
 
+def open_weights(request: GraphRequest) -> list[torch.Tensor]:
+    """What the graph may write to of what it is given or holds, statistics of norms included."""
+    gm, written = request.gm, _memory_written(request.gm, _writes)
+    given = zip(_placeholders(gm), request.example_inputs, strict=True)
+    passed = [value for node, value in given if _memory(node) in written]
+    nodes = [node for node in _attributes(gm) if _memory(node) in written]
+    found = [*passed, *(attribute_at(gm, str(node.target)) for node in nodes)]
+    return [each for each in found if isinstance(each, torch.Tensor)]
+
+
 def _placeholders(gm: torch.fx.GraphModule) -> Iterable[torch.fx.Node]:
     return gm.graph.find_nodes(op="placeholder")
 

@@ -15,7 +15,10 @@ from composer.records import Reason
 
 Compiled = Callable[..., Any]
 
-WRITTEN = f"the engine had written to its inputs ({Reason.MUTATED_INPUTS})"
+WRITTEN = (
+    f"the engine had written to its inputs ({Reason.MUTATED_INPUTS}), "
+    "or another thread of the program had"
+)
 UNSEEN = (
     f"the engine may have written to its inputs ({Reason.MUTATED_INPUTS}): "
     "one is an inference tensor, without a version"

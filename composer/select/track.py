@@ -30,6 +30,7 @@ class Track:
         self._writes = writes.may_write(request.gm)
         self._buffers = clones.Buffers(request)
         self._left_alone = clones.LeftAlone(request)
+        self._knows_writes = writes.is_known(request.gm)
         self._given: list[Any] = []
         self._leaves: Values = {}
         self._weights: dict[int, torch.Tensor] = {}
@@ -89,7 +90,7 @@ class Track:
         """
         with self._watched():
             seconds = self._time(run, calls, lead, least)
-        if self._left_alone.written():
+        if self._knows_writes and self._left_alone.written():
             self._left_alone = clones.LeftAlone(self._request)  # the next is not to blame
             refuse(Status.REJECTED, Reason.MUTATED_INPUTS, verify.WROTE_TO_WEIGHTS)
         return seconds

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 import torch.fx
 
 from composer import _torch
-from composer.graphs import clones
+from composer.graphs import clones, writes
 from composer.graphs.nodes import attribute_at, value_of
 from composer.records import GraphRequest
 
@@ -24,6 +25,12 @@ _DRAWS = {
 }
 """From one state the generator gives others in float64 than in float32 (torch 2.13)."""
 
+_DRAWS_FROM = {
+    *("bernoulli", "cauchy", "exponential", "geometric", "log_normal", "multinomial", "normal"),
+    *("poisson", "random", "uniform"),
+}
+"""Those that draw in the dtype of a tensor that they are given."""
+
 
 def in_double(
     request: GraphRequest, inputs: Sequence[Any]
@@ -36,7 +43,11 @@ def in_double(
 
     Returns:
         The graph, its inputs, and a request that describes them.
+
+    Raises:
+        TypeError: there is none that computes the same.
     """
+    _refuse_shared_writes(request, inputs)
     gm = clones.clone_graph(request.gm)
     for each in (each for each in gm.modules() if isinstance(each, torch.fx.GraphModule)):
         for node in list(each.graph.nodes):
@@ -45,6 +56,15 @@ def in_double(
     wide = [_wide(value) for value in inputs]
     twin = dataclasses.replace(request, gm=gm, example_inputs=tuple(wide), weights=frozenset())
     return gm, wide, twin
+
+
+def _refuse_shared_writes(request: GraphRequest, inputs: Sequence[Any]) -> None:
+    """Inputs that are widened one by one no longer share the memory that the graph writes to."""
+    written = {_torch.storage_id(inputs[i]) for i in writes.assigned_inputs(request.gm)}
+    strided = (v for v in inputs if isinstance(v, torch.Tensor) and v.layout is torch.strided)
+    shares = Counter(map(_torch.storage_id, strided))
+    if any(shares[each] > 1 for each in written):
+        raise TypeError("the graph writes to memory that several of its inputs share")
 
 
 def _widen(gm: torch.fx.GraphModule, node: torch.fx.Node) -> None:
@@ -68,7 +88,14 @@ def _widen(gm: torch.fx.GraphModule, node: torch.fx.Node) -> None:
     if node.op == "call_module":
         raise TypeError("a module within the graph holds weights of its own")
     if _is_made_narrow(node):
-        _widen_after(node)
+        for each in [user for user in node.users if _draws_from(user)] or [node]:
+            _widen_after(each)
+
+
+def _draws_from(node: torch.fx.Node) -> bool:
+    """Whether a node draws in the dtype of a tensor, as ``torch.empty(8).uniform_()`` does."""
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    return name.partition(".")[0].rstrip("_") in _DRAWS_FROM
 
 
 def _is_made_narrow(node: torch.fx.Node) -> bool:
@@ -76,7 +103,8 @@ def _is_made_narrow(node: torch.fx.Node) -> bool:
     if not node.op.startswith("call_") or not _is_narrow(value_of(node)):
         return False
     given = map(value_of, node.all_input_nodes)
-    return not any(isinstance(each, torch.Tensor) and each.is_floating_point() for each in given)
+    tensors = (each for each in given if isinstance(each, torch.Tensor))
+    return not any(each.is_floating_point() or each.is_complex() for each in tensors)
 
 
 def _is_narrow(value: Any) -> bool:
