@@ -28,7 +28,7 @@ from rewrites import (
     cosines,
     nested,
 )
-from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch._inductor.custom_graph_pass import CustomGraphPass, CustomPartitionerFn
 from torch.fx.passes.infra.pass_base import PassBase
 from torch.fx.passes.infra.pass_base import PassResult as TorchsResult
 
@@ -424,6 +424,22 @@ def test_a_table_gives_a_pass_what_its_fields_are_annotated_as() -> None:
     assert made.like is table["like"]
     with pytest.raises(OptionError, match=r"'sizes' is \['a'\].*; .*'stage_of' is 'after'"):
         resolve.shared_passes([{"pass": Particular, "sizes": ["a"], "stage_of": "after"}])
+
+
+def test_a_partitioner_that_is_a_pass_too_is_taken_for_a_partitioner() -> None:
+    """Its stage is the one where partitioners stand."""
+
+    class Both(CutsApart, CustomPartitionerFn):
+        name, stage = "both", "partitioner"
+
+        def __call__(self, gm, joint_inputs, **kwargs):
+            raise NotImplementedError
+
+        def uuid(self):
+            return "both"
+
+    found = resolve.shared_passes([both := Both()])
+    assert (found.partitioner, found.passes) == (both, ())
 
 
 def test_annotations_that_do_not_resolve_are_left_to_the_class() -> None:

@@ -182,14 +182,11 @@ def _make(found: Any, fields: dict[str, Any]) -> Any:
     raise OptionError(f"passes holds {found!r}, which is no pass")
 
 
-_NONE = Stage.PARTITIONER
-"""The stage at which no pass is given a graph."""
-
-
 def _with_a_stage(found: Any) -> Any:
     """The pass, if there is a graph at its stage to give it."""
-    partitions = isinstance(found, _torch.CustomPartitionerFn)
-    if isinstance(found, GraphPass) and not partitions and as_stage(found.stage) is _NONE:
+    if not isinstance(found, GraphPass) or isinstance(found, _torch.CustomPartitionerFn):
+        return found
+    if as_stage(found.stage) is Stage.PARTITIONER:
         what = "no pass runs at stage 'partitioner'; a CustomPartitionerFn of torch's stands there"
         raise OptionError(f"pass {found.name!r}: {what}")
     return found
