@@ -1553,13 +1553,14 @@ def recaptured(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Iterator[None
     pairs = zip(fakes, inputs, strict=True)
     numbers = {f.node.expr: value for f, value in pairs if isinstance(f, torch.SymInt)}
     known = _recaptured_numbers.set(numbers)
-    try:
-        with compiling(), captured_with(fakes, inputs) if captured else contextlib.nullcontext():
-            yield
-    finally:
-        _recaptured_numbers.reset(known)
-        if captured:
-            forget_met(fake_mode_of(fakes))
+    with compiling():  # until the end: another thread may capture the same graph again
+        try:
+            with captured_with(fakes, inputs) if captured else contextlib.nullcontext():
+                yield
+        finally:
+            _recaptured_numbers.reset(known)
+            if captured:
+                forget_met(fake_mode_of(fakes))
 
 
 @contextlib.contextmanager

@@ -76,9 +76,7 @@ class Gate:
         with self._changed:
             self._offer = offer
             self._changed.wait_for(lambda: offer.begun, _PATIENCE)
-            mine = self._begins(offer)
-        if mine:
-            self._do(offer)
+        self._do(offer)
         try:
             return offer.result.result()
         finally:
@@ -95,10 +93,8 @@ class Gate:
         """
         if os.getpid() != self._process:
             return serve(*args)
-        with self._changed:
-            offer = self._offer
-            mine = self._begins(offer)
-        if mine and offer is not None:
+        offer = self._offer
+        if offer is not None:
             self._do(offer)
         with self._changed:
             self._changed.wait_for(lambda: self._offer is None, _LONGEST)
@@ -110,31 +106,31 @@ class Gate:
                 self._inside -= 1
                 self._changed.notify_all()
 
-    def _begins(self, offer: _Offer | None) -> bool:
-        """Whether the caller is to do the work, since no other thread does; with the lock held."""
-        if offer is None or offer.begun:
-            return False
-        offer.begun = True
-        self._changed.notify_all()
-        return True
-
     def _do(self, offer: _Offer) -> None:
-        """Do the work once the calls under way are over; calls that come meanwhile wait.
+        """Do the work, unless another thread has begun it, once the calls under way are over.
 
-        An error is handed to the thread that offered the work; what interrupts the program is
-        raised here as well, since this may be its thread.
+        Calls that come meanwhile wait. An error is handed to the thread that offered the work; what
+        interrupts the program is raised here as well, since this may be its thread. It may come at
+        any line: whoever takes the work has to end it, or all others would wait.
         """
-        started = time.perf_counter()
+        mine, started = False, time.perf_counter()
         try:
             with self._changed:
+                mine = not offer.begun
+                if not mine:
+                    return
+                offer.begun = True
+                self._changed.notify_all()
                 self._changed.wait_for(lambda: self._inside == 0, _LONGEST)
             started = time.perf_counter()
             offer.result.set_result(offer.work())
         except BaseException as error:  # noqa: BLE001  # raised where it is waited for
-            offer.result.set_exception(error)
+            if mine:
+                offer.result.set_exception(error)
             interrupts.pass_on(error)
         finally:
-            self._closed = time.perf_counter() - started
-            with self._changed:
-                self._offer = None
-                self._changed.notify_all()
+            if mine:
+                self._closed = time.perf_counter() - started
+                with self._changed:
+                    self._offer = None
+                    self._changed.notify_all()

@@ -130,6 +130,36 @@ def test_error_of_the_work_is_for_the_one_who_offered_it(monkeypatch: pytest.Mon
 
 
 @pytest.mark.usefixtures("patient")
+def test_call_interrupted_before_it_does_the_work_ends_that(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A signal may come at any line; nobody waits for what will not be done."""
+    gate, seen = Gate(), []
+    here = announcing(gate, monkeypatch)
+
+    def offer() -> None:
+        try:
+            gate.perform(lambda: 1.0)
+        except KeyboardInterrupt as error:
+            seen.append(error)
+
+    thread = started(offer)
+    assert here.wait(WAIT)
+    notify = gate._changed.notify_all
+
+    def interrupted() -> None:
+        monkeypatch.setattr(gate._changed, "notify_all", notify)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gate._changed, "notify_all", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        gate.admit(lambda: 7)
+    thread.join(WAIT)
+    assert (len(seen), gate._offer) == (1, None)
+    assert gate.admit(lambda: 7) == 7
+
+
+@pytest.mark.usefixtures("patient")
 def test_interrupt_ends_the_call_that_did_the_work_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was meant for the program; the gate is open afterwards."""
     gate, seen = Gate(), []

@@ -11,6 +11,7 @@ import sys
 import torch.fx
 
 from composer import _torch
+from composer.graphs.nodes import value_of
 
 _NAMESPACES = frozenset(
     {"_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "c10d"}
@@ -36,4 +37,4 @@ def meets_other_ranks(gm: torch.fx.GraphModule) -> bool:
 def _is_spread(node: torch.fx.Node) -> bool:
     """Whether the node's value is a ``DTensor``; nobody has one who has not imported the module."""
     module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(node.meta.get("example_value"), module.DTensor)
+    return module is not None and isinstance(value_of(node), module.DTensor)
