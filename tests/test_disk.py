@@ -163,7 +163,7 @@ def test_entry_beyond_the_limit_is_refused(tmp_path: Path) -> None:
     """One entry cannot push out all others and still not fit."""
     shelf = Shelf("things", limit=1000, root=tmp_path)
     shelf.put(KEY, {})
-    with pytest.warns(CacheWarning, match="takes no entry of [0-9]+ bytes: its limit is 1000"):
+    with pytest.warns(CacheWarning, match="takes no entry beyond its limit: [0-9]+ bytes of 1000"):
         assert not shelf.put(key_of("b"), {}, b"x" * 1000)
     assert shelf.get(KEY) is not None
 
@@ -215,6 +215,17 @@ def test_place_that_cannot_be_written_is_warned_of_once(tmp_path: Path) -> None:
     composer.reset()
     with pytest.warns(CacheWarning, match="cannot be written"):
         assert not shelf.put(KEY, {})
+
+
+def test_trouble_of_a_kind_is_warned_of_once_for_all_entries(tmp_path: Path) -> None:
+    """Whatever their sizes and files are; the text of the last one is kept."""
+    shelf = Shelf("things", limit=1000, root=tmp_path)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for size in range(1000, 1005):
+            assert not shelf.put(KEY, {}, b"x" * size)
+    assert len(told) == 1
+    assert shelf.trouble != f"{told[0].message}"
 
 
 def test_trouble_is_no_error_where_warnings_are(tmp_path: Path) -> None:

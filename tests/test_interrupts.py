@@ -7,6 +7,7 @@ import functools
 import signal
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,9 @@ from torch._dynamo.exc import BackendCompilerFailed
 import composer
 from composer.gate import Gate
 from composer.passes import FunctionPass
-from composer.store import failures
+from composer.store import disk, failures, ledger
+from composer.store.disk import Shelf
+from composer.store.ledger import Ledger
 from composer.testing import FakeBackend
 
 pytestmark = pytest.mark.filterwarnings("ignore::composer.errors.FallbackWarning")
@@ -189,6 +192,38 @@ def test_work_at_the_gate_that_is_interrupted_interrupts_the_program() -> None:
 
     with pytest.raises(TimeIsUpError):
         Gate().perform(work)
+
+
+class OutOfTimeError(TimeoutError):
+    """As a handler of an alarm raises it: an error of the system like any other."""
+
+
+def out_of_time(*_: Any) -> None:
+    raise OutOfTimeError
+
+
+@pytest.mark.parametrize("_handled", [out_of_time], indirect=True)
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda path: Shelf("things", limit=1000, root=path).get("a" * 64),
+        lambda path: Shelf("things", limit=1000, root=path).put("a" * 64, {}),
+        lambda path: Shelf("things", limit=1000, root=path).remove("a" * 64),
+        lambda path: Shelf("things", limit=1000, root=path).entries(),
+        lambda path: Ledger("things", limit=10, root=path).put("a" * 64, "{}"),
+        lambda path: Ledger("things", limit=10, root=path).get("a" * 64),
+    ],
+    ids=["get", "put", "remove", "entries", "row is put", "row is read"],
+)
+def test_interruption_of_a_cache_is_not_taken_for_trouble_with_it(
+    use: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor lost in a warning."""
+    Ledger("things", limit=10, root=tmp_path).put("a" * 64, "{}")
+    for module in (disk, ledger):
+        monkeypatch.setattr(module, "check_owner", lambda _: end_the_job())
+    with pytest.raises(OutOfTimeError):
+        use(tmp_path)
 
 
 @pytest.mark.parametrize("stage", ["torch", "aten", "post_grad"])

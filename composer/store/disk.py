@@ -28,10 +28,11 @@ import uuid
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from composer import interrupts
 from composer.errors import CacheWarning
 
 CACHE_DIR = "COMPOSER_CACHE_DIR"
@@ -135,7 +136,7 @@ class Shelf:
         except FileNotFoundError:
             return None
         except OSError as error:
-            self._report(f"cannot be read: {error}")
+            self._report("cannot be read", error)
             return None
         if entry is not None:
             with suppress(OSError):  # of a folder that can only be read
@@ -156,7 +157,7 @@ class Shelf:
         record = _sealed(facts, blob)
         size = len(record) + len(blob or b"")
         if size > self.limit:
-            self._report(f"takes no entry of {size} bytes: its limit is {self.limit}")
+            self._report("takes no entry beyond its limit", f"{size} bytes of {self.limit}")
             return False
         try:
             with self._locked():
@@ -164,7 +165,7 @@ class Shelf:
                 self._make_room(size, _checked(key))
                 self._replace(key, record, blob)
         except OSError as error:
-            self._report(f"cannot be written: {error}; {ELSEWHERE}")
+            self._report("cannot be written", error, ELSEWHERE)
             return False
         return True
 
@@ -177,7 +178,7 @@ class Shelf:
             except FileNotFoundError:
                 raise
             except OSError as error:
-                self._report(f"cannot be written: {error}")
+                self._report("cannot be written", error)
 
     def entries(self) -> list[Entry]:
         """All entries that can be trusted, the newest first, without their blobs."""
@@ -187,7 +188,7 @@ class Shelf:
         except FileNotFoundError:
             return []
         except OSError as error:
-            self._report(f"cannot be read: {error}")
+            self._report("cannot be read", error)
             return []
         found = []
         for key in keys:
@@ -206,7 +207,7 @@ class Shelf:
                 for key in keys:
                     self._remove(key)
         except OSError as error:
-            self._report(f"cannot be cleared: {error}")
+            self._report("cannot be cleared", error)
             return 0
         return len(keys)
 
@@ -225,13 +226,14 @@ class Shelf:
             return self._read(key)
         if not self._record(key).exists():
             return None
-        try:
-            with self._locked():
+        with self._locked():
+            try:
                 return self._read(key)
-        except _Broken as broken:
-            self._remove(key)
-            self._report(f"held an entry that is not what was written ({broken}); removed")
-            return None
+            except _Broken as broken:
+                self._remove(key)
+                trouble = str(broken)
+        self._report("held an entry that is not what was written", trouble, "removed")
+        return None
 
     def _read(self, key: str, *, with_blob: bool = True) -> Entry:
         text = self._record(key).read_bytes()
@@ -300,21 +302,53 @@ class Shelf:
         except NotImplementedError as error:  # what filelock makes of a system without locks
             raise OSError(str(error)) from error
 
-    def _report(self, what: str) -> None:
-        self.trouble = f"the cache {str(self.path)!r} {what}"
-        warn_of(self.trouble)
+    def _report(self, kind: str, detail: OSError | str, remedy: str = "") -> None:
+        self.trouble = report(self.path, kind, detail, remedy)
 
 
-def warn_of(trouble: str) -> None:
-    """Say it once for each folder and kind of trouble; it is no error, even where warnings are."""
-    _say(trouble)
+def report(path: Path, kind: str, detail: Exception | str, remedy: str = "") -> str:
+    """Warn of a cache, once for each kind of trouble with it; the whole of what was said.
+
+    Args:
+        path: The cache's folder.
+        kind: What it cannot do.
+        detail: Why; that may name a file or a size, and be another each time.
+        remedy: What helps.
+
+    Raises:
+        BaseException: what a signal's handler raised, if that is what ``detail`` came of; it may be
+            an ``OSError``, such as ``TimeoutError``.
+    """
+    if isinstance(detail, Exception):
+        interrupts.pass_on(detail)
+    trouble = f"the cache {str(path)!r} {kind}: {detail}{'; ' if remedy else ''}{remedy}"
+    warn_of(trouble, once_for=f"{path} {kind} {getattr(detail, 'errno', '')}")
+    return trouble
+
+
+@dataclass(frozen=True, slots=True)
+class _Trouble:
+    """What a warning is about, by which it is told from others, and what it says."""
+
+    about: str
+    text: str = field(compare=False)
+
+
+def warn_of(trouble: str, once_for: str = "") -> None:
+    """Say it once in this process; it is no error, even where warnings are.
+
+    Args:
+        trouble: What to say.
+        once_for: What it is about, where the text may be another each time.
+    """
+    _say(_Trouble(once_for or trouble, trouble))
 
 
 @functools.lru_cache(maxsize=100)  # Python forgets what it warned of whenever torch sets a filter
-def _say(trouble: str) -> None:
-    log.warning("%s", trouble)
+def _say(trouble: _Trouble) -> None:
+    log.warning("%s", trouble.text)
     with suppress(CacheWarning):
-        warnings.warn(trouble, CacheWarning, stacklevel=3)
+        warnings.warn(trouble.text, CacheWarning, stacklevel=3)
 
 
 def warn_again() -> None:

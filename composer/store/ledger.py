@@ -19,7 +19,8 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from composer.store.disk import ELSEWHERE, Entry, cache_dir, check_owner, warn_of
+from composer import interrupts
+from composer.store.disk import ELSEWHERE, Entry, cache_dir, check_owner, report
 
 if TYPE_CHECKING:
     import sqlite3
@@ -111,7 +112,7 @@ class Ledger:
         try:
             return self.file.exists()
         except OSError as error:
-            self._report(f"cannot be read: {error}")
+            self._report("cannot be read", error)
             return False
 
     def _reading(self, task: Callable[[sqlite3.Connection], T], default: T) -> T:
@@ -124,8 +125,9 @@ class Ledger:
         except FileNotFoundError:
             return default
         except Exception as error:  # noqa: BLE001  # told of; a cache is never the user's problem
+            interrupts.pass_on(error)
             self._set_aside_if_broken(error)
-            self._report(f"cannot be read: {error}")
+            self._report("cannot be read", error)
             return default
 
     def _writing(self, task: Callable[[sqlite3.Connection], T], default: T) -> T:
@@ -138,8 +140,9 @@ class Ledger:
                 self.trouble = ""
                 return result
             except Exception as error:  # noqa: BLE001  # as above
+                interrupts.pass_on(error)
                 again = self._set_aside_if_broken(error)
-                self._report(f"cannot be written: {error}; {ELSEWHERE}")
+                self._report("cannot be written", error, ELSEWHERE)
                 if not again:
                     break
         return default
@@ -190,9 +193,8 @@ class Ledger:
             return False
         return True
 
-    def _report(self, what: str) -> None:
-        self.trouble = f"the cache {str(self.path)!r} {what}"
-        warn_of(self.trouble)
+    def _report(self, kind: str, error: Exception, remedy: str = "") -> None:
+        self.trouble = report(self.path, kind, error, remedy)
 
 
 def _text(stored: bytes) -> str:
