@@ -365,6 +365,38 @@ def test_verdict_under_a_load_holds_for_a_day(
     assert [a.message.endswith("; measured under a load") for a in losers()] == [True, True]
 
 
+class Warming(Engine):
+    """Quick from its third call on."""
+
+    def __call__(self, gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+        run, calls = super().__call__(gm, example_inputs), itertools.count()
+
+        def warming(x: torch.Tensor) -> list[torch.Tensor]:
+            time.sleep(NAP * 0.8 if next(calls) < 2 else 0.0)
+            return run(x)
+
+        return warming
+
+
+def test_verdict_in_a_hurry_is_not_used_where_there_is_more_time(
+    chain: Chain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is of two calls each, and one of the engines needs those."""
+    chain.engines = [Warming("warming"), Engine("steady", NAP * 0.6)]
+    with monkeypatch.context() as hurry:
+        hurry.setattr(turns, "_MOST_ROUNDS", 0)
+        assert chain.compile(select_seconds=2).chosen == "steady"
+        assert [a.engine["timing"]["rounds"] for a in last().attempts] == [0, 0]
+        assert is_remembered(chain.compile(select_seconds=2))
+        assert is_remembered(chain.compile(select_seconds=1))
+        move_clock(monkeypatch, days=1.1)
+        assert not is_remembered(chain.compile(select_seconds=2))
+    assert chain.compile(select_seconds=3).chosen == "warming"
+    assert is_remembered(chain.compile(select_seconds=4))
+    move_clock(monkeypatch, days=3)
+    assert is_remembered(chain.compile(select_seconds=4))
+
+
 def test_verdict_without_a_load_says_nothing_of_one(
     chain: Chain, monkeypatch: pytest.MonkeyPatch
 ) -> None:

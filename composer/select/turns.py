@@ -38,8 +38,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from composer import interrupts
+from composer.errors import error_line
 from composer.gate import Gate
-from composer.records import GraphRequest, error_line
+from composer.records import GraphRequest
 from composer.select.contest import Budget, Entrant, Result, Timing
 from composer.select.footprint import Gauge
 from composer.select.rules import (
@@ -375,7 +376,7 @@ class _Race:
             return True
         first, *others = self._alive
         if self._within is not None:
-            return not others
+            return False  # memory decides among all that are left
         mine = self._costs(first)
         return all(surely_ahead(mine, self._costs(each), 1 / TIE) for each in others)
 

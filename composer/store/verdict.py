@@ -11,11 +11,15 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
 
-from composer.records import FLOOR, Attempt, Reason, Status, first_line, printable
+from composer.errors import first_line
+from composer.records import FLOOR, Attempt, Reason, Status, printable
 
 _LONGEST = 1000
 _FAILED = (Status.FAILED, Status.TIMED_OUT, Status.CRASHED)
 _UNCERTAIN = (Reason.KNOWN_FAILURE, Reason.MUTATED_INPUTS)
+_FIGURES = {"ms", "eager_ms", "rounds", "seconds"}
+_NEAR = 1.5
+"""How many times as long as the winner takes one that might have won, had it been measured."""
 
 
 def clipped(text: str) -> str:
@@ -84,6 +88,7 @@ class Verdict(BaseModel):
         threads: torch's number of threads.
         versions: Of torch, Python and the engines' packages.
         process: The one that held the contest (:func:`composer.store.disk.this_process`).
+        select_seconds: Of the policy, at the time.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -101,6 +106,7 @@ class Verdict(BaseModel):
     threads: int
     versions: dict[Text, Text]
     process: Text
+    select_seconds: Annotated[float, Field(ge=0.0, lt=math.inf)] | None = None
 
     @property
     def winner(self) -> int | None:
@@ -128,6 +134,21 @@ class Verdict(BaseModel):
         """Whether other programs kept taking the cores while the contest was held."""
         return any(each.timing and each.timing.get("under_load") for each in self.candidates)
 
+    @property
+    def in_a_hurry(self) -> bool:
+        """Whether there was time for two calls only of one that may well be the fastest."""
+        near = _NEAR * self.milliseconds
+        return any(
+            each.timing is not None and each.timing["rounds"] == 0 and each.milliseconds <= near
+            for each in self.candidates
+        )
+
+    @property
+    def seconds(self) -> float:
+        """How long the contest might have taken, as far as that is known."""
+        taken = (each.timing["seconds"] for each in self.candidates if each.timing)
+        return max(self.select_seconds or 0.0, *taken)
+
     def fits(self, key: str, names: Sequence[str]) -> bool:
         """Whether it is about this key and chain, and is consistent in itself."""
         own = [each.backend for each in self.candidates]
@@ -139,7 +160,7 @@ class Verdict(BaseModel):
         return (
             self.chosen == (FLOOR if self.winner is None else own[self.winner])
             and len(set(self.ranking)) == len(self.ranking)
-            and all(each.keys() >= {"ms", "eager_ms"} for each in timings.values())
+            and all(each.keys() >= _FIGURES for each in timings.values())
             and all(each.timing for each in self.candidates if each.reason is Reason.SLOWER)
         )
 

@@ -29,11 +29,11 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
-from composer import _torch, machine, session
+from composer import _torch, interrupts, machine, session
 from composer.backends.base import Backend
-from composer.errors import ChildRefusal, Refusal, causes
+from composer.errors import ChildRefusal, Refusal, causes, error_line
 from composer.policy import Policy
-from composer.records import FLOOR, GraphRequest, Outcome, Reason, error_line
+from composer.records import FLOOR, GraphRequest, Outcome, Reason
 from composer.store.disk import digest_of, this_process, warn_of
 from composer.store.ledger import Ledger
 from composer.store.shared_store import SharedStore
@@ -42,7 +42,7 @@ from composer.store.verdict import Verdict, clipped, figures_of, record_of
 _LIMIT = 10_000
 _DAY = 86_400.0
 _PASSING = (Reason.QUARANTINED, Reason.OUT_OF_MEMORY)
-_DAYS_UNDER_LOAD = 1.0
+_DAYS_IF_UNSURE = 1.0
 
 _SKEW = 1.0
 """By how many days another machine's clock may be ahead."""
@@ -60,15 +60,18 @@ class Terms:
     Attributes:
         days: For how many days.
         days_with_failures: The same for verdicts of contests in which a candidate failed.
-        days_under_load: The same for those that were reached under a load: it may slow one engine
-            down fifty times and another not at all, so no lead is a sure one.
+        days_if_unsure: The same for those that were reached under a load, which may slow one engine
+            down fifty times and another not at all, so no lead is a sure one; or in a hurry.
         store: Path or URL of the shared store; ``None`` for none.
+        seconds: How long a contest may take, as the policy says; what was found in a hurry and in
+            less is not used.
     """
 
     days: float
     days_with_failures: float
-    days_under_load: float
+    days_if_unsure: float
     store: str | None = None
+    seconds: float | None = None
 
     @staticmethod
     def of(policy: Policy) -> Terms | None:
@@ -76,16 +79,16 @@ class Terms:
         days = policy.remember_verdicts
         if policy.strict or not days:
             return None
-        failures, loaded = min(days, policy.remember_failures), min(days, _DAYS_UNDER_LOAD)
-        return Terms(days, failures, loaded, policy.verdict_store)
+        failures, unsure = min(days, policy.remember_failures), min(days, _DAYS_IF_UNSURE)
+        return Terms(days, failures, unsure, policy.verdict_store, policy.select_seconds)
 
     def days_of(self, verdict: Verdict) -> float:
         """For how many days that verdict holds."""
         days = [self.days]
         if verdict.has_failures():
             days.append(self.days_with_failures)
-        if verdict.under_load:
-            days.append(self.days_under_load)
+        if verdict.under_load or verdict.in_a_hurry:
+            days.append(self.days_if_unsure)
         return min(days)
 
 
@@ -198,6 +201,8 @@ class VerdictCache:
         serves = FLOOR if verdict.winner is None else self._keys[verdict.winner]
         if here.is_quarantined(self._request.graph_key, serves):
             return False
+        if verdict.in_a_hurry and (self._terms.seconds or 0.0) > verdict.seconds:
+            return False
         days = (datetime.now(UTC) - verdict.measured).total_seconds() / _DAY
         return -_SKEW < days < self._terms.days_of(verdict)
 
@@ -222,6 +227,7 @@ class VerdictCache:
                 **{name: version for name, version in named.items() if version},
             },
             process=this_process(),
+            select_seconds=self._terms.seconds,
         )
 
 
@@ -240,6 +246,7 @@ def key_of(request: GraphRequest, engines: Sequence[tuple[str, Backend]]) -> str
         nameless = any(identity is None for _, identity in identities)
         return None if nameless else _digest(request, identities)
     except Exception as error:  # noqa: BLE001  # an engine's slip, say: told of, nothing is remembered
+        interrupts.pass_on(error)
         why = error_line(error)
         warn_of(f"no verdict is kept, since nobody knows what the engines are: {why}")
         return None
