@@ -29,8 +29,8 @@ from typing import Any
 
 from composer import _torch, interrupts
 from composer.backends.base import note
-from composer.errors import Refusal, refuse
-from composer.records import Reason, Status, error_line
+from composer.errors import Refusal, error_line, refuse
+from composer.records import Reason, Status
 
 _IMPATIENCE = 4
 """By how much less each wait may take after one that was in vain, on whatever rank."""

@@ -28,7 +28,7 @@ from composer.backends.base import (
     within,
 )
 from composer.contenders import Contender
-from composer.errors import ChildRefusal, PassError, Refusal, causes, refuse, text_of
+from composer.errors import ChildRefusal, PassError, Refusal, causes, first_line, refuse, text_of
 from composer.floor import make_floor
 from composer.graphs import clones, collectives, writes
 from composer.graphs.comparison import Bounds
@@ -38,7 +38,7 @@ from composer.lowering.each import compile_each
 from composer.lowering.freeze import freezing
 from composer.memory import lacks_memory
 from composer.passes import late
-from composer.records import Attempt, GraphRequest, Reason, Status, first_line, plain
+from composer.records import Attempt, GraphRequest, Reason, Status, plain
 from composer.verify import prove, verify
 
 

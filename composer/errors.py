@@ -245,10 +245,29 @@ def text_of(error: BaseException) -> str:
         return f"its text cannot be read: {type(another).__name__}"
 
 
+def first_line(text: str) -> str:
+    """The first line of ``text`` that says something, up to 1,000 characters."""
+    return next((line.strip() for line in text.splitlines() if line.strip()), "")[:1000]
+
+
+def class_and_text(error: BaseException) -> str:
+    """What stands at the end of a traceback: ``"ValueError: no such size"``, in all its lines."""
+    return f"{type(error).__name__}: {text_of(error)}"
+
+
+def error_line(error: BaseException) -> str:
+    """The class of an error and the first line of its text: ``"ValueError: no such size"``.
+
+    Of one that torch wraps, it is those of what it wraps.
+    """
+    error = unwrapped(error)
+    return f"{type(error).__name__}: {first_line(text_of(error))}"
+
+
 def import_failure(error: BaseException) -> str:
     """Why an import failed; with the class of the error where that is none of an import."""
     plain = isinstance(error, ImportError | AttributeError)
-    return text_of(error) if plain else f"{type(error).__name__}: {text_of(error)}"
+    return text_of(error) if plain else class_and_text(error)
 
 
 def unwrapped(error: BaseException) -> BaseException:

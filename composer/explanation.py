@@ -17,10 +17,11 @@ import torch
 
 from composer import _torch, session
 from composer.dispatch import compose
-from composer.records import Attempt, CompileReport, PassRecord, first_line, plain
+from composer.errors import first_line
+from composer.records import Attempt, CompileReport, PassRecord, plain
 from composer.telemetry.report import counted, headline, tables_of
 
-_OWN = (Path(file).parent for file in (inspect.getfile(torch), __file__))
+_OWN = (Path(inspect.getfile(torch)).parent, Path(__file__).parent)
 _MACHINERY = ("<frozen", *(f"{folder}{os.sep}" for folder in _OWN))
 
 

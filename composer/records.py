@@ -22,7 +22,7 @@ from pydantic_core import CoreSchema
 from pydantic_core.core_schema import no_info_after_validator_function
 
 from composer import forks
-from composer.errors import RecordError, text_of, unwrapped
+from composer.errors import RecordError, error_line, first_line
 
 if TYPE_CHECKING:
     import torch
@@ -446,17 +446,3 @@ def spelled(name: str, options: Mapping[str, Any]) -> str:
 def printable(text: str) -> str:
     """A text on one line that moves no cursor: it may come from anybody's file."""
     return "".join(each if each.isprintable() else " " for each in text)
-
-
-def first_line(text: str) -> str:
-    """The first line of ``text`` that says something, up to 1,000 characters."""
-    return next((line.strip() for line in text.splitlines() if line.strip()), "")[:1000]
-
-
-def error_line(error: BaseException) -> str:
-    """The class of an error and the first line of its text: ``"ValueError: no such size"``.
-
-    Of one that torch wraps, it is those of what it wraps.
-    """
-    error = unwrapped(error)
-    return f"{type(error).__name__}: {first_line(text_of(error))}"

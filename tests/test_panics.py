@@ -13,6 +13,7 @@ from conftest import compiled, last
 from engines import honest
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import BackendCompilerFailed
+from torch._inductor.custom_graph_pass import CustomPartitionerFn
 
 import composer
 from composer import backends, session
@@ -91,6 +92,23 @@ def _panics(*_: Any) -> Any:
     raise PanicException("engine panicked")
 
 
+class MuteError(Exception):
+    """One that cannot even be printed."""
+
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
+def _is_mute(*_: Any) -> Any:
+    raise MuteError
+
+
+TEXTS = {
+    _panics: "PanicException: engine panicked",
+    _is_mute: "MuteError: its text cannot be read: ValueError",
+}
+
+
 def test_backward_that_panics_is_answered_by_torch() -> None:
     """As one that raises."""
     engine = aot_autograd(
@@ -129,24 +147,44 @@ def test_sampled_call_that_panics_is_answered_by_the_floor() -> None:
 
 
 @pytest.mark.parametrize("stage", ["torch", "aten", "post_grad"])
-def test_pass_that_panics_is_rolled_back(stage: str) -> None:
+@pytest.mark.parametrize("fault", [_panics, _is_mute])
+def test_pass_that_panics_is_rolled_back(stage: str, fault: Any) -> None:
     """The graph is compiled without it."""
-    x, panics = torch.ones(3), FunctionPass(_panics, stage=stage)
+    x, panics = torch.ones(3), FunctionPass(fault, stage=stage)
     assert torch.equal(compiled(torch.sin, "aot_eager", passes=[panics])(x), x.sin())
-    assert "PanicException" in last().passes[0].error
+    assert TEXTS[fault] in last().passes[0].error
     assert last().chosen == "aot_eager"
 
 
-def test_sink_that_panics_is_warned_of() -> None:
+class Partitioner(CustomPartitionerFn):
+    """One that fails."""
+
+    def __init__(self, fault: Any) -> None:
+        self.fault = fault
+
+    def __call__(self, gm: torch.fx.GraphModule, joint_inputs: Any, **kwargs: Any) -> Any:
+        self.fault()
+
+    def uuid(self) -> str:
+        return self.fault.__name__
+
+
+@pytest.mark.parametrize("fault", [_panics, _is_mute])
+def test_partitioner_that_panics_is_left_out(fault: Any) -> None:
+    """The usual one takes its place."""
+    x = torch.ones(3, requires_grad=True)
+    compiled(torch.sin, "aot_eager", passes=[Partitioner(fault)])(x).sum().backward()
+    assert TEXTS[fault] in last().passes[0].error
+    assert torch.equal(x.grad, x.detach().cos())
+
+
+@pytest.mark.parametrize("fault", [_panics, _is_mute])
+def test_sink_that_panics_is_warned_of(fault: Any) -> None:
     """And the call is answered."""
-
-    class Panics:
-        emit = staticmethod(_panics)
-
-    sink = Panics()
+    sink = type(fault.__name__, (), {"emit": staticmethod(fault)})()  # warned of once by its name
     session.add_sink(sink)
     try:
-        with pytest.warns(TelemetryWarning, match="PanicException: engine panicked"):
+        with pytest.warns(TelemetryWarning, match=TEXTS[fault]):
             compiled(torch.sin, honest)(torch.ones(3))
     finally:
         session.remove_sink(sink)

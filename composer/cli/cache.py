@@ -16,9 +16,8 @@ from rich.table import Table
 from composer.backends.tensorrt import cache as tensorrt
 from composer.cli.fail import fail
 from composer.cli.options import Json
-from composer.errors import CacheWarning
+from composer.errors import CacheWarning, first_line
 from composer.lowering import keeping
-from composer.records import first_line
 from composer.registry import did_you_mean
 from composer.store import failures, verdicts
 from composer.store.disk import Entry, Shelf, cache_dir

@@ -15,11 +15,10 @@ from rich.table import Column, Table
 
 from composer.cli.fail import USAGE, fail
 from composer.cli.options import Json
-from composer.errors import ComposerError, OptionError
+from composer.errors import ComposerError, OptionError, class_and_text, first_line
 from composer.models.workload import working_directory_first
 from composer.passes.base import GraphPass
 from composer.passes.resolve import PASSES, check_class, look_up
-from composer.records import first_line
 
 app = typer.Typer(help="The shared passes that a policy can name.", no_args_is_help=True)
 
@@ -65,7 +64,7 @@ def _row(name: str) -> dict[str, str]:
     try:
         found = PASSES.get(name)
     except Exception as error:  # noqa: BLE001  # another package's module may raise anything
-        says = f"cannot be imported: {type(error).__name__}: {error}"
+        says = f"cannot be imported: {class_and_text(error)}"
         return {"name": name, "stage": "", "doc": says, "package": ""}
     stage, doc = str(getattr(found, "stage", "")), first_line(_doc(found))
     return {"name": name, "stage": stage, "doc": doc, "package": _package(found)}

@@ -31,6 +31,7 @@ import torch
 
 from composer import _torch, chain, interrupts, select, session
 from composer.contenders import Contender
+from composer.errors import error_line
 from composer.graphs import clones, writes
 from composer.guard import background, roles
 from composer.guard.succession import Succession
@@ -44,7 +45,6 @@ from composer.records import (
     Outcome,
     Reason,
     Status,
-    error_line,
 )
 from composer.select import choice
 

@@ -19,7 +19,7 @@ import torch
 
 from composer import _torch, chain, forks, select, session
 from composer.contenders import Contender, bounds_of
-from composer.errors import FallbackWarning, Refusal, text_of
+from composer.errors import FallbackWarning, Refusal, first_line, text_of
 from composer.floor import make_floor
 from composer.graphs import collectives, writes
 from composer.graphs.checkpoints import eager_forward
@@ -37,7 +37,6 @@ from composer.records import (
     PassRecord,
     Reason,
     Status,
-    first_line,
 )
 from composer.select import choice
 from composer.telemetry import notices

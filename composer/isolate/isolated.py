@@ -10,13 +10,13 @@ from typing import Any
 from composer import _torch, interrupts, verify
 from composer.attempt import try_candidate
 from composer.contenders import contenders_of
-from composer.errors import ComposerError, Refusal
+from composer.errors import ComposerError, Refusal, first_line, text_of
 from composer.graphs import capture
 from composer.graphs.checkpoints import eager_forward
 from composer.isolate import parcel
 from composer.passes import late
 from composer.policy import Candidate, Policy
-from composer.records import Attempt, GraphRequest, Reason, Status, first_line, plain
+from composer.records import Attempt, GraphRequest, Reason, Status, plain
 
 
 def attempt(payload: bytes, ready: Callable[[], None]) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def _run(compiled: Callable[..., Any], request: GraphRequest, attempt: Attempt) 
         interrupts.pass_on(error)
         if _eager_raises(request):
             return attempt
-        what = f"raised when it was run on the first inputs: {first_line(str(error))}"
+        what = f"raised when it was run on the first inputs: {first_line(text_of(error))}"
         return dataclasses.replace(
             attempt,
             status=Status.FAILED,

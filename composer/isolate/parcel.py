@@ -26,7 +26,7 @@ import torch.fx
 from torch.fx.node import map_aggregate
 
 from composer import _torch
-from composer.errors import Refusal, refuse
+from composer.errors import Refusal, refuse, text_of
 from composer.graphs import clones, lower
 from composer.graphs.nodes import attribute_at, value_of
 from composer.records import Reason, Status
@@ -69,7 +69,7 @@ def pack(contents: Mapping[str, Any]) -> bytes:
         except Refusal:
             raise
         except Exception as error:  # noqa: BLE001  # pickle raises whatever an object's class does
-            what = f"{name} cannot be sent to another process: {error}"
+            what = f"{name} cannot be sent to another process: {text_of(error)}"
             refuse(Status.DECLINED, Reason.NOT_ISOLATABLE, what)
     return pickle.dumps(packed)
 
@@ -85,7 +85,7 @@ def unpack(parcel: bytes) -> dict[str, Any]:
         try:
             contents[name] = torch.load(io.BytesIO(packed), weights_only=False)
         except Exception as error:  # noqa: BLE001  # importing runs anybody's code
-            what = f"{name} cannot be received by another process: {error}"
+            what = f"{name} cannot be received by another process: {text_of(error)}"
             refuse(Status.DECLINED, Reason.NOT_ISOLATABLE, what)
     return contents
 

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from composer.errors import first_line
 from composer.lock.describe import version_here
 from composer.lock.file import Lock, LockedGraph, LockedPass
-from composer.records import Attempt, first_line, spelled
+from composer.records import Attempt, spelled
 from composer.telemetry.report import counted
 
 

@@ -12,7 +12,7 @@ import torch
 import torch.fx
 
 from composer import _torch
-from composer.errors import Refusal
+from composer.errors import Refusal, class_and_text
 from composer.graphs.capture import graph_key
 from composer.graphs.nodes import attribute_at
 from composer.lowering import keeping
@@ -366,4 +366,4 @@ def _permuted(node: torch.fx.Node, order: list[int], before: torch.fx.Node) -> t
 def _root_cause(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
-    return f"{type(error).__name__}: {error}"
+    return class_and_text(error)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 import torch.fx
 
 from composer import _torch
-from composer.errors import Refusal
+from composer.errors import Refusal, class_and_text
 from composer.lowering.onnx import OnnxGraph
 from composer.records import Reason, Status
 
@@ -73,8 +73,7 @@ def to_plain(graph: OnnxGraph, precision: Precision = "fp32") -> PlainOnnx:
         RemoveUnusedFunctionsPass()(model)  # type: ignore[no-untyped-call]  # onnx_ir's own
         RemoveUnusedOpsetsPass()(model)
     except Exception as error:
-        what = f"{type(error).__name__}: {error}"
-        raise Refusal(Status.FAILED, Reason.EXPORT_FAILED, what) from error
+        raise Refusal(Status.FAILED, Reason.EXPORT_FAILED, class_and_text(error)) from error
     for value in [value for value in model.graph.inputs if not value.uses()]:
         model.graph.inputs.remove(value)
     origins = tuple(map(_origin, model.graph))

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from composer import _torch, interrupts
-from composer.errors import Refusal, refuse
+from composer.errors import Refusal, refuse, text_of
 from composer.graphs import clones, collectives
 from composer.graphs.comparison import devices
 from composer.lowering.aot import FunctionalGraph, GraphKind
@@ -46,7 +46,7 @@ def try_once(
         interrupts.pass_on(error)
         if not lacks_memory(error) and _torch_fails(graph, args):
             return
-        what = f"the engine fails on the first inputs: {error}"
+        what = f"the engine fails on the first inputs: {text_of(error)}"
         reason = Reason.OUT_OF_MEMORY if lacks_memory(error) else Reason.BUILD_FAILED
         raise Refusal(Status.FAILED, reason, what) from error
     for index, (got, expected) in enumerate(zip(results, graph.expected, strict=True)):

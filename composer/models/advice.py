@@ -11,8 +11,9 @@ import tomli_w
 
 from composer import book, select
 from composer.contenders import contenders_of
+from composer.errors import first_line
 from composer.models.ranking import EAGER, Ranking, Standing
-from composer.records import first_line, printable
+from composer.records import printable
 
 
 def obstacle(ranking: Ranking) -> str:

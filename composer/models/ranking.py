@@ -22,20 +22,21 @@ import torch
 from composer import interrupts, select
 from composer.backends import BACKENDS, find_backend
 from composer.contenders import contenders_of
-from composer.errors import MISTAKES, FallbackWarning, OptionError, RankingError, unwrapped
+from composer.errors import (
+    MISTAKES,
+    FallbackWarning,
+    OptionError,
+    RankingError,
+    error_line,
+    unwrapped,
+)
 from composer.explanation import collecting, compiled_beside
 from composer.graphs import clones
 from composer.graphs.comparison import devices
 from composer.memory import free_memory
 from composer.models.subject import Subject
 from composer.policy import Candidate, read_policy
-from composer.records import (
-    CompileReport,
-    GraphRequest,
-    Reason,
-    error_line,
-    spelled,
-)
+from composer.records import CompileReport, GraphRequest, Reason, spelled
 
 EAGER = "eager"
 COMPOSER = "composer, fastest"

@@ -12,7 +12,7 @@ from typing import Any
 import torch.fx
 
 from composer import _torch, interrupts
-from composer.errors import PassError
+from composer.errors import PassError, class_and_text
 from composer.passes.function import over_graph, qualified_name
 from composer.passes.pipeline import Pipeline
 from composer.passes.resolve import SharedPasses
@@ -113,7 +113,7 @@ class LatePasses:
             forward, backward = mine(gm, inputs, **kwargs)
         except BaseException as fault:
             interrupts.pass_on(fault)
-            failure = PassError(name, "raises", f"{type(fault).__name__}: {fault}")
+            failure = PassError(name, "raises", class_and_text(fault))
             if self.shared.on_error == "raise":
                 raise failure from fault
             error = str(failure)

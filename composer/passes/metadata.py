@@ -10,6 +10,7 @@ import torch
 import torch.fx
 
 from composer import _torch
+from composer.errors import text_of
 from composer.graphs.nodes import attribute_at
 from composer.passes.aliasing import tensors
 from composer.records import Stage
@@ -174,7 +175,9 @@ def _computed(gm: torch.fx.GraphModule, node: torch.fx.Node, key: str, mode: Any
     try:
         return _evaluate(gm, node, key, mode)
     except Exception as error:
-        raise Unknown(node, f"{node.target} cannot be run on its inputs: {error}") from error
+        raise Unknown(
+            node, f"{node.target} cannot be run on its inputs: {text_of(error)}"
+        ) from error
 
 
 def _evaluate(gm: torch.fx.GraphModule, node: torch.fx.Node, key: str, mode: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 import torch.fx
 
 from composer import _torch
-from composer.errors import OptionError
+from composer.errors import OptionError, text_of
 from composer.passes import matching, metadata, order
 from composer.passes.base import GraphPass, as_stage
 from composer.passes.function import qualified_name
@@ -125,7 +125,9 @@ class PatternPass(GraphPass):
             else:
                 graph = torch.fx.symbolic_trace(function).graph
         except Exception as error:
-            raise OptionError(f"{self.name}: its {which} cannot be traced: {error}") from error
+            raise OptionError(
+                f"{self.name}: its {which} cannot be traced: {text_of(error)}"
+            ) from error
         if graph.find_nodes(op="get_attr"):
             raise OptionError(f"{self.name}: its {which} holds a tensor; make it a parameter")
         if not all(isinstance(each, torch.fx.Node) for each in _returned(graph)):

@@ -10,7 +10,7 @@ from typing import Literal
 import torch.fx
 
 from composer import _torch, interrupts
-from composer.errors import PassError
+from composer.errors import PassError, class_and_text
 from composer.passes.base import GraphPass, PassResult
 from composer.passes.debug import dump
 from composer.passes.purity import eliminate_dead_code
@@ -65,7 +65,7 @@ class Pipeline:
             PassError: ``on_error`` is ``"raise"``.
         """
         for each in passes:
-            failure = PassError(each.name, rule, f"{type(error).__name__}: {error}")
+            failure = PassError(each.name, rule, class_and_text(error))
             self.records.append(PassRecord(each.name, str(each.stage), error=str(failure)))
             if self.on_error == "raise":
                 raise failure from error
@@ -106,7 +106,7 @@ def _rewrite(
             returned = each.run(gm)
     except BaseException as error:
         interrupts.pass_on(error)
-        raise Broken("raises", "", f"{type(error).__name__}: {error}") from error
+        raise Broken("raises", "", class_and_text(error)) from error
     matches = returned.matches if isinstance(returned, PassResult) else returned
     if not isinstance(matches, int | None):
         raise Broken("raises", "", f"run returned {matches!r}, not a count, a PassResult or None")

@@ -13,12 +13,19 @@ from typing import Any, TypeVar
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 from composer import _torch, interrupts
-from composer.errors import ComposerError, OptionError, UnknownNameError, import_failure, text_of
+from composer.errors import (
+    ComposerError,
+    OptionError,
+    UnknownNameError,
+    error_line,
+    import_failure,
+    text_of,
+)
 from composer.passes.base import GraphPass, as_stage
 from composer.passes.fingerprint import Unstable, digest, file_of
 from composer.passes.function import FunctionPass, qualified_name
 from composer.passes.pipeline import OnError
-from composer.records import BEFORE_AUTOGRAD, Stage, error_line
+from composer.records import BEFORE_AUTOGRAD, Stage
 from composer.registry import Registry, did_you_mean
 
 PassClass = TypeVar("PassClass", bound=type[GraphPass])

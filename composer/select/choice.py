@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from composer import select, session
-from composer.errors import Refusal, text_of
+from composer.errors import Refusal, first_line, text_of
 from composer.graphs.comparison import devices
 from composer.records import (
     FLOOR,
@@ -23,7 +23,6 @@ from composer.records import (
     PassRecord,
     Reason,
     Status,
-    first_line,
 )
 from composer.select.footprint import MIB, Gauge
 from composer.select.rules import lost_a_tie

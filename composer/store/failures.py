@@ -20,10 +20,10 @@ import torch
 
 from composer import _torch, session
 from composer.backends.base import Backend, note
-from composer.errors import ChildRefusal, causes, chained, refuse
+from composer.errors import ChildRefusal, causes, chained, first_line, refuse
 from composer.machine import version_of
 from composer.policy import Candidate
-from composer.records import Attempt, GraphRequest, Reason, Status, first_line
+from composer.records import Attempt, GraphRequest, Reason, Status
 from composer.store.disk import Shelf, digest_of, this_process
 
 WORTH_SECONDS = 1.0

@@ -16,8 +16,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from composer import interrupts, session
-from composer.errors import OptionError, text_of
-from composer.records import error_line
+from composer.errors import OptionError, error_line, text_of
 from composer.store.disk import warn_of
 
 PATIENCE = 5.0

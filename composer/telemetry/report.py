@@ -9,12 +9,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from composer.errors import first_line
 from composer.records import (
     Attempt,
     CompileReport,
     Counters,
     PassRecord,
-    first_line,
     printable,
     spelled,
 )

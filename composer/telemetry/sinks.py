@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from composer import forks, interrupts
-from composer.errors import OptionError, TelemetryWarning
+from composer.errors import OptionError, TelemetryWarning, class_and_text
 from composer.records import CompileReport
 from composer.registry import Registry, did_you_mean
 
@@ -122,7 +122,7 @@ class Sinks:
                 raise
             if name not in self._reported:
                 self._reported.add(name)
-                _warn(f"the sink {name!r} failed: {type(error).__name__}: {error}", error)
+                _warn(f"the sink {name!r} failed: {class_and_text(error)}", error)
 
 
 def _emit(sink: Any, report: CompileReport) -> None:

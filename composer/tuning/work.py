@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from composer import book, child, machine, session
-from composer.errors import ChildRefusal, Refusal, text_of
-from composer.records import CompileReport, error_line, first_line
+from composer.errors import ChildRefusal, Refusal, error_line, first_line, text_of
+from composer.records import CompileReport
 from composer.tuning.plan import Job
 
 

@@ -20,7 +20,7 @@ import torch.fx
 
 from composer import _torch, interrupts
 from composer.backends.base import note
-from composer.errors import Refusal, refuse, text_of
+from composer.errors import Refusal, error_line, first_line, refuse, text_of
 from composer.graphs import clones, writes
 from composer.graphs.checkpoints import eager_forward
 from composer.graphs.clones import same_values
@@ -39,7 +39,7 @@ from composer.graphs.comparison import (
     name_of_gradient,
 )
 from composer.graphs.nodes import value_of
-from composer.records import GraphRequest, Reason, Status, error_line, first_line
+from composer.records import GraphRequest, Reason, Status
 from composer.verify.double import in_double
 from composer.verify.prove import outputs_of
 

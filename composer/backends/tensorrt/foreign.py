@@ -19,7 +19,7 @@ from composer import interrupts
 from composer.backends.base import note
 from composer.backends.dynamo import NamedBackend
 from composer.backends.tensorrt.probe import FOREIGN
-from composer.errors import Refusal
+from composer.errors import Refusal, class_and_text
 from composer.records import Reason, Status
 
 
@@ -43,7 +43,7 @@ def _import_torch_tensorrt() -> None:
         raise Refusal(
             Status.UNAVAILABLE,
             Reason.NOT_INSTALLED,
-            f"torch_tensorrt is installed but cannot be imported: {type(error).__name__}: {error}",
+            f"torch_tensorrt is installed but cannot be imported: {class_and_text(error)}",
         ) from error
     note(torch_tensorrt=getattr(module, "__version__", "unknown"))
 

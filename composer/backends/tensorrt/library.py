@@ -12,7 +12,7 @@ from composer import forks
 from composer.backends.base import is_installed
 from composer.backends.tensorrt.log import make_log
 from composer.backends.tensorrt.probe import LIBRARIES
-from composer.errors import Refusal
+from composer.errors import Refusal, class_and_text
 from composer.records import Reason, Status
 
 
@@ -52,7 +52,7 @@ def load_library() -> Library:
         try:
             return _load(name)
         except Exception as error:  # noqa: BLE001  # a package without its libraries raises anything
-            failures.append(f"{name} cannot be imported: {type(error).__name__}: {error}")
+            failures.append(f"{name} cannot be imported: {class_and_text(error)}")
             cause = error
     what = "; ".join(failures) or "neither tensorrt nor tensorrt_rtx is installed"
     raise Refusal(Status.UNAVAILABLE, Reason.NOT_INSTALLED, what) from cause

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from composer import _torch
+from composer.errors import first_line
 from composer.graphs.clones import copy_inputs
 from composer.graphs.comparison import (
     Values,
@@ -23,7 +24,6 @@ from composer.graphs.comparison import (
     gradients,
     is_same_number,
 )
-from composer.records import first_line
 
 Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 

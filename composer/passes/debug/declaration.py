@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from composer.errors import PassError
+from composer.errors import PassError, class_and_text
 from composer.passes.base import GraphPass
 from composer.passes.debug.watch import Findings
 from composer.passes.function import FunctionPass
@@ -27,7 +27,7 @@ def examine(each: GraphPass, findings: Findings) -> None:
     try:
         _examine_uuid(each, findings)
     except Exception as error:  # noqa: BLE001  # becomes the rule that was broken
-        broken = PassError(each.name, "uuid", f"it raises {type(error).__name__}: {error}")
+        broken = PassError(each.name, "uuid", f"it raises {class_and_text(error)}")
         broken.__cause__ = error
         findings.broke(broken)
     try:

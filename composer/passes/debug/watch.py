@@ -7,7 +7,7 @@ from typing import Any
 
 import torch.fx
 
-from composer.errors import PassError
+from composer.errors import PassError, class_and_text
 from composer.graphs.clones import clone_graph
 from composer.passes.base import GraphPass, limited
 from composer.passes.metadata import key_at
@@ -80,7 +80,7 @@ class Again(Watched):
         try:
             self.inner.run(twin)
         except Exception as error:  # noqa: BLE001  # becomes advice
-            self.findings.advise(f"a second run raises {type(error).__name__}: {error}")
+            self.findings.advise(f"a second run raises {class_and_text(error)}")
             return 0
         if before.differs(twin):
             self.findings.advise("a second run changes the graph once more")

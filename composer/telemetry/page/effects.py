@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from composer.records import CompileReport, PassRecord, first_line
+from composer.errors import first_line
+from composer.records import CompileReport, PassRecord
 from composer.telemetry.page.words import sane
 
 

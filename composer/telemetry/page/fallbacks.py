@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from composer.records import Attempt, CompileReport, Reason, first_line
+from composer.errors import first_line
+from composer.records import Attempt, CompileReport, Reason
 from composer.telemetry.page.words import sane
 
 
