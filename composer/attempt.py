@@ -46,14 +46,14 @@ def try_candidate(
     request: GraphRequest,
     contender: Contender,
     ballot: agreement.Ballot = agreement.NOBODY,
-    known: int = 0,
+    in_fp32: int = 0,
     *,
     at_run_time: bool = False,
 ) -> tuple[Attempt, Callable[..., Any] | None, BaseException | None]:
     """One attempt: its record, and either the compiled callable or the error that ended it.
 
     Other ranks are asked by ``ballot``, except for eager, which all of them can take. On trial in
-    bf16 ``known`` of the first products were found to have to stay in float32, earlier.
+    bf16 ``in_fp32`` of the first products were found to have to stay in float32, earlier.
     ``KeyboardInterrupt`` and ``SystemExit`` pass through, so does what the handler of a signal
     raises, and Dynamo's control flow while Dynamo's compile is under way; all else is a failure, an
     ``Exception`` or not.
@@ -68,7 +68,7 @@ def try_candidate(
             note(on_trial=True)
         try:
             with _torch.modes_put_back():  # else the next would be built in those of a region
-                compiled = _acceptable(request, contender, ballot, notes, known)
+                compiled = _acceptable(request, contender, ballot, notes, in_fp32)
             ballot.accept()
         except BaseException as error:
             interrupts.pass_on(error)
@@ -99,7 +99,7 @@ def _acceptable(
     contender: Contender,
     ballot: agreement.Ballot,
     notes: Notes,
-    known: int,
+    in_fp32: int,
 ) -> Callable[..., Any]:
     """What the candidate compiled: on trial in bf16 the largest part whose numbers hold is in it.
 
@@ -112,12 +112,12 @@ def _acceptable(
     parts: Iterator[int] = iter((0,))
     if contender.on_trial and ballot is agreement.NOBODY and contender.bounds_in_bf16:
         parts = mixed.parts(request, contender.bounds_in_bf16)
-        parts = itertools.chain((known,), parts) if known else parts
-    first, told, began = next(parts), dict(notes.engine), time.perf_counter()
+        parts = itertools.chain((in_fp32,), parts) if in_fp32 else parts
+    in_fp32, told, began = next(parts), dict(notes.engine), time.perf_counter()
     timeout = contender.limits.timeout or math.inf
     while True:
         try:
-            compiled = _narrow_and_build(request, contender, ballot, first)
+            compiled = _narrow_and_build(request, contender, ballot, in_fp32)
             _decline_low_coverage(notes, contender.min_coverage)
             _verify(compiled, request, contender, contender.allowed(notes.engine))
             return compiled
@@ -126,15 +126,15 @@ def _acceptable(
             smaller = next(parts, None) if in_time and refusal.reason in _OFF else None
             if smaller is None:
                 raise
-            first = smaller
+            in_fp32 = smaller
             notes.begin_again(told)
 
 
 def _narrow_and_build(
-    request: GraphRequest, contender: Contender, ballot: agreement.Ballot, first: int
+    request: GraphRequest, contender: Contender, ballot: agreement.Ballot, in_fp32: int
 ) -> Callable[..., Any]:
     """Build for the graph in the candidate's precision, but for so many of the first products."""
-    found = contender.narrowed(request, first)
+    found = contender.narrowed(request, in_fp32)
     ballot.open()
     if found is None:
         return _build_within_limits(request, contender)

@@ -52,9 +52,9 @@ def walk(
     again = _torch.is_recompile()
     with agreement.among_ranks(request.key_among_ranks, agree_within, again=again) as ballot:
 
-        def trial(place: int, known: int = 0) -> choice.Tried:
+        def trial(place: int, in_fp32: int = 0) -> choice.Tried:
             return _try_and_remember(
-                request, contenders[place], shared, ballot(place), known, at_run_time=at_run_time
+                request, contenders[place], shared, ballot(place), in_fp32, at_run_time=at_run_time
             )
 
         tries = functools.partial(_try_in_turn, trial, len(contenders), strict=strict)
@@ -103,7 +103,7 @@ def _try_and_remember(
     contender: Contender,
     shared: SharedPasses,
     ballot: agreement.Ballot,
-    known: int,
+    in_fp32: int,
     *,
     at_run_time: bool,
 ) -> choice.Tried:
@@ -112,7 +112,7 @@ def _try_and_remember(
     step = session.current().progress.step(request, name)
     with step, late.running(late.LatePasses(shared, name)) as passes:
         attempt, compiled, error = try_candidate(
-            request, contender, ballot, known, at_run_time=at_run_time
+            request, contender, ballot, in_fp32, at_run_time=at_run_time
         )
     if error is not None:
         contender.remember(request, attempt, error)

@@ -106,12 +106,12 @@ class Contender:
         rewritten = self.precision == "bf16" and engine.get("precision") == "bf16"
         return self.bounds_in_bf16 if rewritten else self.bounds
 
-    def narrowed(self, request: GraphRequest, first: int = 0) -> Narrow | None:
+    def narrowed(self, request: GraphRequest, in_fp32: int = 0) -> Narrow | None:
         """The graph rewritten to bfloat16, if that is the candidate's precision.
 
         Args:
             request: The graph.
-            first: How many products, from the first on, stay in float32.
+            in_fp32: How many products, from the first on, stay in float32.
 
         Raises:
             Refusal: ``skipped``, for a trial in bf16 where the graph gains nothing from it.
@@ -122,15 +122,15 @@ class Contender:
             return None
         try:
             marks = self.backend.chooses_precision
-            found = narrow(request, on_trial=self.on_trial, marks=marks, first=first)
+            found = narrow(request, on_trial=self.on_trial, marks=marks, in_fp32=in_fp32)
         except Stays as stays:
             if self.on_trial:
                 refuse(Status.SKIPPED, Reason.POLICY, f"not tried in bf16: {stays}")
             note(precision="fp32", not_in_bf16=str(stays))
             return None
         note(precision="bf16", products_in_bf16=found.products)
-        if first:
-            note(products_in_fp32=first)
+        if in_fp32:
+            note(products_in_fp32=in_fp32)
         return found
 
 

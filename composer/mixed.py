@@ -61,11 +61,11 @@ def parts(request: GraphRequest, bounds: LowPrecisionBounds) -> Iterator[int]:
             errors.let_go()
             yield 0
         for margin in _MARGINS:
-            first = errors.first_within(margin)
-            if first and first not in tried:
-                tried.add(first)
+            in_fp32 = errors.first_within(margin)
+            if in_fp32 and in_fp32 not in tried:
+                tried.add(in_fp32)
                 errors.let_go()
-                yield first
+                yield in_fp32
     except (Stays, _NotMeasured):
         if not tried:
             yield 0
@@ -95,16 +95,16 @@ class _Errors:
         self._inputs = [_torch.hint(value) for value in request.example_inputs]
         self._eager: Run | None = None
 
-    def of(self, first: int) -> float:
+    def of(self, in_fp32: int) -> float:
         """The largest error of any value, as a share of what is allowed.
 
         Raises:
             _NotMeasured: eager itself cannot be run, draws random numbers, or takes too long.
         """
-        key = self._bounds.share, first
+        key = self._bounds.share, in_fp32
         if key not in self._errors:
             eager = self._eager = self._eager or self._run_of_eager()
-            self._errors[key] = self._measured(first, eager)
+            self._errors[key] = self._measured(in_fp32, eager)
         return self._errors[key]
 
     def first_within(self, margin: float) -> int:
@@ -148,10 +148,11 @@ class _Errors:
             raise _NotMeasured
         return found
 
-    def _measured(self, first: int, eager: Run) -> float:
+    def _measured(self, in_fp32: int, eager: Run) -> float:
         try:
-            lower = narrow(self._request, on_trial=True, first=first)
-            got = self._run(lower.around(checkpoints.eager_forward(lower.request.gm))).values
+            narrowed = narrow(self._request, on_trial=True, in_fp32=in_fp32)
+            run = narrowed.around(checkpoints.eager_forward(narrowed.request.gm))
+            got = self._run(run).values
             pairs = ((got[name], value) for name, value in eager.values.items())
             return max((_off(mine, eagers, self._bounds) for mine, eagers in pairs), default=0.0)
         except _NotMeasured:

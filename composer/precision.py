@@ -18,7 +18,7 @@ import torch
 import torch.fx
 
 from composer import _torch
-from composer.graphs import clones, collectives, lower, writes
+from composer.graphs import clones, collectives, low_precision, writes
 from composer.lowering.narrow_weights import Copy, NarrowWeights, copy_of
 from composer.lowering.regions import Region
 from composer.lowering.weights import watchable
@@ -51,7 +51,9 @@ class Narrow:
     copies: tuple[Copy, ...] = ()
 
 
-def narrow(request: GraphRequest, *, on_trial: bool, marks: bool = False, first: int = 0) -> Narrow:
+def narrow(
+    request: GraphRequest, *, on_trial: bool, marks: bool = False, in_fp32: int = 0
+) -> Narrow:
     """The graph with its products in bfloat16, the weights among their operands rounded once.
 
     Args:
@@ -60,7 +62,7 @@ def narrow(request: GraphRequest, *, on_trial: bool, marks: bool = False, first:
             processor with bf16 arithmetic, and not in training.
         marks: For an engine that chooses its precision: leave the graph as it is where all of it
             may be in bfloat16, and mark the part that may be where it is a part.
-        first: How many products, from the first on, stay in float32.
+        in_fp32: How many products, from the first on, stay in float32.
 
     Raises:
         Stays: there is nothing to gain, or nothing to rewrite.
@@ -68,10 +70,10 @@ def narrow(request: GraphRequest, *, on_trial: bool, marks: bool = False, first:
     why = _why_not(request) or (_why_not_tried(request) if on_trial else "")
     if why:
         raise Stays(why)
-    gm, products = _rewritten(request, first)
+    gm, products = _rewritten(request, in_fp32)
     if not marks:
         return _with_copies(request, clones.clone_graph(gm), products)
-    given = _marked(request, first) if first else request
+    given = _marked(request, in_fp32) if in_fp32 else request
     return Narrow(given, products, lambda compiled: compiled)
 
 
@@ -112,24 +114,24 @@ _at_aten: weakref.WeakKeyDictionary[torch.fx.GraphModule, torch.fx.GraphModule] 
 when a graph cannot be captured with its symbols any more."""
 
 
-def _rewritten(request: GraphRequest, first: int) -> Rewritten:
+def _rewritten(request: GraphRequest, in_fp32: int) -> Rewritten:
     known = _rewrites.setdefault(request.gm, {})
-    if first not in known:
+    if in_fp32 not in known:
         for part in known.keys() - {0}:  # one after the other is looked at, and mostly not used
             del known[part]
-        known[first] = _rewrite(request, first)
-    found = known[first]
+        known[in_fp32] = _rewrite(request, in_fp32)
+    found = known[in_fp32]
     if isinstance(found, str):
         raise Stays(found)
     return found
 
 
-def _marked(request: GraphRequest, first: int) -> GraphRequest:
+def _marked(request: GraphRequest, in_fp32: int) -> GraphRequest:
     """The graph with all marked that stands behind so many of its products."""
     gm = _copy_at_aten(request)
     nodes = list(gm.graph.nodes)
-    for node in nodes[nodes.index(products_of(gm)[first]) :]:
-        lower.mark(node)
+    for node in nodes[nodes.index(products_of(gm)[in_fp32]) :]:
+        low_precision.mark(node)
     _torch.name_sources(gm)
     return dataclasses.replace(request, gm=gm)
 
@@ -141,8 +143,8 @@ def _copy_at_aten(request: GraphRequest) -> torch.fx.GraphModule:
     return clones.clone_graph(_at_aten[request.gm], _torch.lazy_graph_module)
 
 
-def _rewrite(request: GraphRequest, first: int) -> Rewritten | str:
-    passes = SharedPasses((LowerPrecision(first),))
+def _rewrite(request: GraphRequest, in_fp32: int) -> Rewritten | str:
+    passes = SharedPasses((LowerPrecision(in_fp32),))
     rewritten, (record,) = early.rewrite(request, passes, _copy_at_aten)
     if record.error:
         return record.error

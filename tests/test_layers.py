@@ -16,7 +16,7 @@ LAYERS = [
     {"interrupts", "memory", "records"},
     {"_torch"},
     {"registry", "store", "store.disk", "child", "machine", "guard.background", "gate"},
-    {"graphs.lower", "graphs.nodes", "graphs.norms"},
+    {"graphs.low_precision", "graphs.nodes", "graphs.norms"},
     {"graphs.collectives", "graphs.comparison", "graphs.modes", "graphs.writes", "store.ledger"},
     {"graphs.clones"},
     {"graphs.capture", "graphs.checkpoints"},

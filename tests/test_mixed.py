@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from composer import _torch, agreement, mixed, precision
 from composer.backends.base import covers
-from composer.graphs import lower
+from composer.graphs import low_precision
 from composer.isolate import parcel
 from composer.testing import FakeBackend
 
@@ -388,18 +388,23 @@ def test_marks_are_sent_to_a_child_process() -> None:
     """So what is rehearsed there is what is built here."""
     gm = torch.fx.symbolic_trace(lambda x: torch.relu(x).exp())
     (exp,) = gm.graph.find_nodes(op="call_method", target="exp")
-    lower.mark(exp)
+    low_precision.mark(exp)
     arrived = parcel.unpack(parcel.pack({"the graph": gm}))["the graph"]
-    assert {node.name for node in lower.marked(arrived.graph)} == {"exp", "output"}
+    assert {node.name for node in low_precision.marked(arrived.graph)} == {"exp", "output"}
 
 
 def test_what_reads_a_marked_node_is_marked() -> None:
     """So no part in float32 waits for one in bfloat16, which would make a circle of regions."""
     gm = torch.fx.symbolic_trace(lambda x, y: (torch.relu(x) + torch.tanh(y)).exp())
     (tanh,) = gm.graph.find_nodes(op="call_function", target=torch.tanh)
-    assert lower.marked(gm.graph) == set()
-    lower.mark(tanh)
-    assert {node.name for node in lower.marked(gm.graph)} == {"tanh", "add", "exp", "output"}
+    assert low_precision.marked(gm.graph) == set()
+    low_precision.mark(tanh)
+    assert {node.name for node in low_precision.marked(gm.graph)} == {
+        "tanh",
+        "add",
+        "exp",
+        "output",
+    }
 
 
 class Recalls(Builds):

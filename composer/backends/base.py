@@ -60,8 +60,8 @@ class Backend(ABC):
 
     chooses_precision: ClassVar[bool] = False
     """Whether the build itself computes in what :func:`precision` says, and of a graph with marks
-    (:mod:`composer.graphs.lower`) the rest in float32. For any other backend the graph is rewritten
-    where the policy wants ``bf16``."""
+    (:mod:`composer.graphs.low_precision`) the rest in float32. For any other backend the graph is
+    rewritten where the policy wants ``bf16``."""
 
     packages: ClassVar[tuple[str, ...]] = ()
     """The distributions that the engine is made of, besides torch."""

@@ -191,7 +191,7 @@ class ServedGraph:
         self._hand_over(error, run)
 
     def special(self, number: int, run: Compiled) -> tuple[Compiled, Compiled]:
-        """Which engine makes this call, and the callable by which it does.
+        """Who is to blame if this call raises, and the callable that makes it.
 
         Args:
             number: The tick of the call.

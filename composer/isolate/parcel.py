@@ -27,7 +27,7 @@ from torch.fx.node import map_aggregate
 
 from composer import _torch
 from composer.errors import Refusal, refuse, text_of
-from composer.graphs import clones, lower
+from composer.graphs import clones, low_precision
 from composer.graphs.nodes import attribute_at, value_of
 from composer.records import Reason, Status
 
@@ -222,7 +222,7 @@ def _parts(gm: torch.fx.GraphModule) -> tuple[list[tuple[Any, ...]], dict[str, A
             node.target,
             map_aggregate(node.args, sent),
             map_aggregate(node.kwargs, sent),
-            _torch.lasting_metadata(node) | lower.mark_of(node),
+            _torch.lasting_metadata(node) | low_precision.mark_of(node),
         )
         for node in kept
     ]

@@ -32,7 +32,7 @@ import torch.fx
 from torch.fx.node import map_arg
 
 from composer import _torch
-from composer.graphs import lower
+from composer.graphs import low_precision
 from composer.graphs.nodes import drop_unread
 from composer.lowering import rows
 from composer.lowering.aot import FunctionalGraph
@@ -152,7 +152,7 @@ def leave_to_engine(
         return []
     asked = (each for each in inputs if writes(each.writes[0].call))
     found = {each.writes[0].call: (at, each) for each in asked if (at := _places_of(each))}
-    seen = _inputs(graph) if refused or lower.marked(graph.gm.graph) else set()
+    seen = _inputs(graph) if refused or low_precision.marked(graph.gm.graph) else set()
     noticing, free = list[torch.fx.Node](), list[Written]()
     for node in graph.gm.graph.nodes:
         if node in found:

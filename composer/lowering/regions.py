@@ -4,7 +4,7 @@ A graph that is taken whole is one region, with nothing to run around it. Otherw
 ``CapabilityBasedPartitioner`` finds the connected regions, and the rest runs in place as eager
 ATen: operators that were refused, and views that are returned, since only torch can have them share
 memory as eager's do. Where a part of the graph may be computed in low precision
-(:mod:`composer.graphs.lower`), its regions are its own.
+(:mod:`composer.graphs.low_precision`), its regions are its own.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
 
 from composer import _torch
 from composer.errors import refuse
-from composer.graphs import lower
+from composer.graphs import low_precision
 from composer.graphs.nodes import attribute_at
 from composer.lowering import in_place
 from composer.lowering.aot import FunctionalGraph, decline_special_tensors
@@ -80,9 +80,9 @@ class Region:
     rewritten: dict[int, int] = field(default_factory=dict)
 
     @property
-    def is_lower(self) -> bool:
+    def is_low_precision(self) -> bool:
         """Whether it is of the part of the graph that may be computed in low precision."""
-        return bool(lower.marked(self.gm.graph))
+        return bool(low_precision.marked(self.gm.graph))
 
     @property
     def input_dtypes(self) -> tuple[torch.dtype | None, ...]:
@@ -178,7 +178,7 @@ def split(
         return Split(gm, {}, 0, len(compute), left)
     outside = {*_in_order(gm, refused), *give_returned_views_to_torch(gm)}
     outside |= {node for node in calls_of(gm) if _is_made_for(outside, node)}
-    low = lower.marked(gm.graph)
+    low = low_precision.marked(gm.graph)
     if not outside and not low and _returns_computed_values(gm):
         rewritten = in_place.rewritten(gm)
         region = Region(gm, graph.weights, graph.witnesses, _lift_constants(gm), rewritten)

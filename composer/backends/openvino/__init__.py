@@ -27,7 +27,7 @@ from composer.backends.openvino.dialect import dialect
 from composer.backends.openvino.engine import OpenVinoEngine
 from composer.backends.openvino.settings import read_settings
 from composer.errors import refuse
-from composer.graphs import lower
+from composer.graphs import low_precision
 from composer.lowering import keeping
 from composer.lowering.aot import FunctionalGraph, GraphKind, compile_functional
 from composer.lowering.trial import try_once
@@ -94,7 +94,7 @@ def composer_openvino(
     _require(*dict.fromkeys(str(each.device) for each in tensors))
     library.require_device(settings.device)
     asked = settings.precision or precision()
-    is_mixed = bool(lower.marked(gm.graph))
+    is_mixed = bool(low_precision.marked(gm.graph))
 
     def build(graph: FunctionalGraph) -> Callable[..., Any]:
         if graph.kind is not GraphKind.INFERENCE:
@@ -104,9 +104,11 @@ def composer_openvino(
         covers(parts.taken, parts.total, parts.left)
         parts.decline_if_empty()
         engines: dict[str, OpenVinoEngine] = {}
-        for name, region in sorted(parts.regions.items(), key=lambda part: part[1].is_lower):
+        for name, region in sorted(
+            parts.regions.items(), key=lambda part: part[1].is_low_precision
+        ):
             check_time()
-            wanted = "fp32" if is_mixed and not region.is_lower else asked
+            wanted = "fp32" if is_mixed and not region.is_low_precision else asked
             engines[name] = OpenVinoEngine(pieces.models[name], region, settings, wanted)
             note(**engines[name].facts)  # those of what is in low precision come last
         compiled = parts.assemble(engines)

@@ -6,18 +6,18 @@ from typing import Any
 
 import torch.fx
 
-_CUSTOM, _LOWER = "custom", "composer_lower"
+_CUSTOM, _MARK = "custom", "composer_low_precision"
 """What ``torch.fx.traceback.annotate`` writes to is copied to all that is made of a node."""
 
 
 def mark(node: torch.fx.Node) -> None:
     """Say of a node that it may be computed in low precision."""
-    node.meta[_CUSTOM] = {**node.meta.get(_CUSTOM, {}), _LOWER: True}
+    node.meta[_CUSTOM] = {**node.meta.get(_CUSTOM, {}), _MARK: True}
 
 
 def mark_of(node: torch.fx.Node) -> dict[str, Any]:
     """The part of a node's metadata that marks it; empty where it is not marked."""
-    return {_CUSTOM: {_LOWER: True}} if _LOWER in node.meta.get(_CUSTOM, {}) else {}
+    return {_CUSTOM: {_MARK: True}} if _MARK in node.meta.get(_CUSTOM, {}) else {}
 
 
 def marked(graph: torch.fx.Graph) -> set[torch.fx.Node]:
