@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
@@ -483,6 +484,49 @@ def test_lock_names_no_code() -> None:
     (told,) = refused(chain=["eager"]).differences
     assert told == "stranger:backend, which it names, is not in the chain"
     assert "stranger" not in sys.modules
+
+
+def twice(table: dict[str, Any]) -> None:
+    table["graphs"].append(dict(table["graphs"][0], engine="aot_eager"))
+
+
+def at_another_place(table: dict[str, Any]) -> None:
+    table["graphs"].append(dict(table["graphs"][0], position=1))
+
+
+def at_one_place(table: dict[str, Any]) -> None:
+    first = table["graphs"][0]
+    table["graphs"].append(dict(first, parts=first["parts"] | {"mode": "another"}))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (twice, r"graph 0 of \S+cosine stands there twice \(served by eager, and by aot_eager\)"),
+        (at_another_place, r"graph 1 of \S+cosine is the same as graph 0 of \S+cosine"),
+        (
+            at_one_place,
+            r"graph 0 of \S+cosine stands there twice \(served by eager, and by eager\)",
+        ),
+        (lambda t: t.update(version=True), "version: the version of the format is the whole num"),
+        (lambda t: t.update(version=1.0), "version: the version of the format is the whole num"),
+        (lambda t: t["graphs"][0].update(training="yes"), "graphs.0.training: Input should be a"),
+        (lambda t: t["graphs"][0].update(engine=""), r"graph 0 of \S+cosine has no engine"),
+    ],
+)
+def test_lock_that_was_merged_or_edited_wrongly_is_malformed(change: Any, said: str) -> None:
+    """Nobody can tell which of two entries holds."""
+    locked_for(chain=["eager"])
+    edit(change)
+    assert re.search(f"is malformed: {said}", str(refused(chain=["eager"])))
+
+
+def test_lock_may_begin_with_a_byte_order_mark() -> None:
+    """As some editors write it, and a policy file may, too."""
+    locked_for(chain=["eager"])
+    LOCK.write_text(LOCK.read_text(), encoding="utf-8-sig")
+    torch.compiler.reset()
+    compiled(cosine, chain=["eager"], locked=True)(torch.ones(4))
 
 
 @pytest.mark.parametrize(

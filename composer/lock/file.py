@@ -6,11 +6,19 @@ import functools
 import os
 import shlex
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictInt,
+    ValidationError,
+    field_validator,
+)
 
 from composer.errors import LockError
 from composer.records import printable
@@ -56,14 +64,14 @@ class LockedGraph(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     model: str
-    position: int = Field(ge=0)
+    position: StrictInt = Field(ge=0)
     engine: str
     key: str
     device: str
     dtype: str
-    training: bool
-    dynamic: bool
-    nodes: int
+    training: StrictBool
+    dynamic: StrictBool
+    nodes: StrictInt
     inputs: tuple[str, ...]
     passes: tuple[LockedPass, ...] = ()
     options: dict[str, Any] = Field(default_factory=dict)
@@ -98,6 +106,13 @@ class Lock(BaseModel):
     versions: dict[str, str]
     graphs: tuple[LockedGraph, ...]
 
+    @field_validator("version", mode="before")
+    @classmethod
+    def _a_whole_number(cls, version: Any) -> Any:
+        if type(version) is not int:  # True and 1.0 are equal to 1
+            raise ValueError("the version of the format is the whole number 1")
+        return version
+
     def entry(self, graph: LockedGraph) -> LockedGraph | None:
         """What the lock holds of this very graph."""
         return next((each for each in self.graphs if each.parts == graph.parts), None)
@@ -130,21 +145,39 @@ def read(path: Path) -> Lock:
 def _parsed(path: Path, modified: int, size: int) -> Lock:
     """A file's lock; the time and size it had are part of the key."""
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise LockError(path, f"cannot be read: {error}") from error
     try:
-        return Lock.model_validate(table)
+        lock = Lock.model_validate(table)
     except ValidationError as error:
         mistakes = [_mistake(each) for each in error.errors()]
         raise LockError(path, "is malformed", mistakes) from None
+    if ambiguous := list(_ambiguous(lock)):
+        raise LockError(path, "is malformed", ambiguous)
+    return lock
+
+
+def _ambiguous(lock: Lock) -> Iterator[str]:
+    """What leaves open who serves a graph: a merge that keeps both sides leaves it twice."""
+    places: dict[object, LockedGraph] = {}
+    for graph in lock.graphs:
+        if not graph.engine:
+            yield f"{graph.title} has no engine"
+        found = [(graph.model, graph.position), frozenset(graph.parts.items())]
+        others = [places.setdefault(each, graph) for each in found]
+        if others[0] is not graph:
+            engines = f"{others[0].engine}, and by {graph.engine}"
+            yield f"{graph.title} stands there twice (served by {engines})"
+        elif others[1] is not graph:
+            yield f"{graph.title} is the same as {others[1].title}"
 
 
 def _mistake(error: Any) -> str:
-    *parents, key = error["loc"]
     where = ".".join(map(str, error["loc"]))
     if error["type"] != "extra_forbidden":
-        return f"{where}: {error['msg']}"
+        return ": ".join((*filter(None, [where]), error["msg"].removeprefix("Value error, ")))
+    *parents, key = error["loc"]
     kinds: Mapping[str, type[BaseModel]] = {"graphs": LockedGraph, "passes": LockedPass}
     held = next((kinds[each] for each in reversed(parents) if each in kinds), Lock)
     return f"unknown key {where!r}{did_you_mean(str(key), held.model_fields)}"
