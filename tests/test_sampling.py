@@ -13,6 +13,7 @@ import torch
 from conftest import compiled, last
 
 from composer.errors import FallbackWarning, OptionError, Refusal
+from composer.guard.schedule import CallKind, Schedule
 from composer.policy import read_policy
 from composer.testing import FakeBackend, expect
 
@@ -239,6 +240,43 @@ def test_error_of_the_program_at_a_sampled_call_is_its_own() -> None:
         run(x, torch.tensor([9]))
     assert torch.equal(run(x, torch.tensor([2])), x[2:3])
     assert (last().chosen, last().runtime.verified) == ("fake_honest", 2)
+
+
+def test_call_by_which_a_successor_comes_is_compared() -> None:
+    """``sample_every = 1`` looks at every call."""
+
+    def raises(gm: torch.fx.GraphModule, *args: Any) -> Any:
+        raise RuntimeError("mine")
+
+    def off(gm: torch.fx.GraphModule, *args: Any) -> Any:
+        return [each + 1 for each in gm.forward(*args)]
+
+    f = sampled(torch.sin, wrong_from(3, raises), wrong_from(2, off), "aot_eager")
+    for _ in range(5):
+        x = torch.randn(3)
+        assert torch.equal(f(x), x.sin())
+    assert [a.reason for a in last().attempts] == ["raised_at_runtime", "numeric_mismatch", None]
+
+
+def test_engine_that_comes_out_of_quarantine_is_sampled() -> None:
+    """Where it was in it when the graph was compiled, and eager served."""
+    engine = FakeBackend("wrong_value", at=3)
+    for calls in (2, 8):
+        torch.compiler.reset()
+        f = sampled(torch.sin, engine, every=2, retry_after=2)
+        for _ in range(calls):
+            x = torch.randn(3)
+            assert torch.equal(f(x), x.sin())
+    assert last().runtime.verified > 0
+    assert [a.reason for a in last().attempts][:2] == ["quarantined", "numeric_mismatch"]
+
+
+def test_every_call_is_compared_in_whatever_order_threads_come() -> None:
+    """Their numbers are taken before that."""
+    schedule = Schedule(1, begins=False)
+    for call in (1, 0, 3, 2):
+        assert call >= schedule.next
+        assert schedule.kind_of(call) is CallKind.COMPARE
 
 
 def test_successor_is_sampled_as_well() -> None:

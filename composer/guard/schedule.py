@@ -61,6 +61,7 @@ class Schedule:
             self._retry_at = _NEVER
             return CallKind.RETRY
         if call >= self._compare_at:
-            self._compare_at = call + self._every - (call + 1) % self._every
+            if self._every > 1:  # else each is, in whatever order threads come here
+                self._compare_at = call + self._every - (call + 1) % self._every
             return CallKind.COMPARE
         return CallKind.PLAIN

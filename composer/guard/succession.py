@@ -137,9 +137,8 @@ class Succession:
 
     def sampler(self) -> Sampler | None:
         """What compares every N-th call, where the policy asks for that."""
-        if self._policy.verify != "sample" or self.report.chosen == FLOOR:
-            return None
-        if self._collective:
+        serves = self.report.chosen != FLOOR or self._quarantined
+        if self._policy.verify != "sample" or not serves or self._collective:
             return None
         return Sampler(
             every=self._policy.sample_every,
