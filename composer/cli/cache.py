@@ -75,11 +75,19 @@ def _table(rows: Iterable[dict[str, Any]]) -> Table:
     return table
 
 
+Kinds = Annotated[
+    list[str] | None, typer.Argument(help="Such as failures verdicts; by default everything.")
+]
+
+
 @app.command()
-def clear(kind: Kind = "") -> None:
+def clear(kinds: Kinds = None) -> None:
     """Keep nothing of it any longer."""
+    shelves: dict[str, Shelf | Ledger] = {}
+    for kind in kinds or [""]:
+        shelves |= _shelves_of(kind)
     gone = 0
-    for shelf in _shelves_of(kind).values():
+    for shelf in shelves.values():
         gone += shelf.clear()
         if shelf.trouble:
             fail(shelf.trouble)

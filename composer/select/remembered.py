@@ -19,6 +19,7 @@ from composer.records import Attempt, GraphRequest, Outcome, Reason, Status
 from composer.select import choice
 from composer.select.choice import LOST_A_TIE, UNDER_LOAD, Made, Tried
 from composer.select.rules import lost_a_tie
+from composer.store.failures import REMEDY
 from composer.store.verdict import CandidateRecord
 from composer.store.verdicts import Recalled, VerdictCache
 
@@ -103,9 +104,10 @@ def _beaten(each: CandidateRecord, recalled: Recalled) -> str:
 def _refused(each: CandidateRecord, recalled: Recalled) -> str:
     if each.reason is Reason.POLICY:
         return each.message
-    remedy = "`composer cache clear verdicts` has it tried again"
-    then = f"when it was tried on {_date(recalled)}"
-    return f"{each.status} ({each.reason}) {then}: {each.message}; {remedy}"
+    # What failed at a cost is kept among failures as well, and would be skipped for that again.
+    remedy = "`composer cache clear verdicts failures` has it tried again"
+    then, said = f"when it was tried on {_date(recalled)}", each.message.removesuffix(REMEDY)
+    return f"{each.status} ({each.reason}) {then}: {said}; {remedy}"
 
 
 def _date(recalled: Recalled) -> str:

@@ -28,6 +28,7 @@ from composer.store.disk import Shelf, digest_of, this_process
 
 WORTH_SECONDS = 1.0
 """A failed build is remembered if it took so long."""
+REMEDY = "; `composer cache clear failures` has it tried again"
 DAY = 86_400.0
 _LIMIT = 16 << 20
 _BUILDS = (Reason.BUILD_FAILED, Reason.EXPORT_FAILED)
@@ -97,8 +98,7 @@ def refuse_known(key: str | None, days: float) -> None:
     told = entry.facts
     said = first_line(told["message"])
     what = f"{told['status']} ({told['reason']}) {_ago(age)}: {said}"
-    remedy = "`composer cache clear failures` has it tried again"
-    refuse(Status.SKIPPED, Reason.KNOWN_FAILURE, f"{what}; {remedy}")
+    refuse(Status.SKIPPED, Reason.KNOWN_FAILURE, f"{what}{REMEDY}")
 
 
 def is_expensive(attempt: Attempt, error: BaseException) -> bool:
