@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 
@@ -168,6 +169,14 @@ def test_shares_follow_coverage_and_add_up_to_all() -> None:
     ]
     assert [s.seconds_percent for s in found] == [66.7, 33.3, 0.0]
     assert [s.calls_percent for s in found] == [75.0, 25.0, 0.0]
+
+
+def test_shares_of_odd_numbers_are_none() -> None:
+    """A record may come from anybody's file."""
+    odd = graph(served("onnxrt", 1.0, coverage=math.nan), nodes=10, calls=1, run=1e308)
+    found = {each.engine: each for each in shares([odd, odd])}
+    assert (found["onnxrt"].nodes, found["eager"].nodes) == (0.0, 20.0)
+    assert found["onnxrt"].seconds == 0.0
 
 
 @pytest.mark.parametrize("graphs", [1, 2, 3, 7, 300])

@@ -27,6 +27,7 @@ from composer.telemetry import jsonl, linefile, schema
 from composer.telemetry.linefile import LineFile
 from composer.telemetry.reader import read
 from composer.telemetry.sinks import Sinks
+from composer.testing import FakeBackend
 
 RunPython = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -96,6 +97,57 @@ def test_further_record_of_a_graph_has_its_serial(path: Path) -> None:
     assert [line["serial"] for line in lines(path)] == [0, 1, 0, 1]
     (recording,) = read(path).recordings
     assert recording.report.graphs == (first, second)
+
+
+def fails_at_its_second_call() -> Any:
+    """A graph, called once; its engine raises at the next call, and another serves from then on."""
+    f = compiled(torch.sin, FakeBackend("raises", at=2), "aot_eager")
+    f(torch.ones(2))
+    return f
+
+
+def calls_and_serials(path: Path, serves: str) -> list[tuple[int, int]]:
+    """Of each line about the graph that ``aot_eager`` serves in the end, and whoever served it."""
+    session.current().sinks.close()
+    mine = [line for line in lines(path) if len(line["attempts"]) > 1 or line["chosen"] == serves]
+    return [(line["runtime"]["calls"], line["serial"]) for line in mine]
+
+
+@pytest.mark.filterwarnings("ignore::composer.errors.FallbackWarning")
+def test_counters_of_a_graph_from_before_the_sink_do_not_go_back(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What changed later is written, and nothing that was true before."""
+    monkeypatch.setenv("COMPOSER_TELEMETRY", "")
+    f = fails_at_its_second_call()
+    monkeypatch.setenv("COMPOSER_TELEMETRY", str(path))
+    compiled(torch.cos, honest)(torch.ones(2))
+    for _ in range(5):
+        f(torch.ones(2))
+    told = calls_and_serials(path, "fake_raises")
+    assert told == sorted(told)
+    assert len({serial for _, serial in told}) == 1
+    graphs = [graph for each in read(path).recordings for graph in each.report.graphs]
+    assert sorted(graph.chosen for graph in graphs) == ["aot_eager", "honest"]
+
+
+@pytest.mark.filterwarnings("ignore::composer.errors.FallbackWarning")
+def test_graph_that_newer_ones_pushed_out_keeps_its_serial(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a long-lived process; nobody counts the graph twice."""
+    monkeypatch.setattr(jsonl, "_FOLLOWED", 2)
+    f = fails_at_its_second_call()
+    for function in (torch.cos, torch.tan, torch.exp):
+        compiled(function, honest)(torch.ones(2))
+    for _ in range(5):
+        f(torch.ones(2))
+    told = calls_and_serials(path, "fake_raises")
+    assert (told[0], {serial for _, serial in told}) == ((0, 0), {0})
+    assert told == sorted(told)
+    (recording,) = read(path).recordings
+    assert [graph.chosen for graph in recording.report.graphs].count("aot_eager") == 1
+    assert len(recording.report.graphs) == 4
 
 
 def test_twins_compiled_in_the_same_millisecond_stay_two(path: Path) -> None:

@@ -7,14 +7,14 @@ import json
 import os
 import re
 import weakref
-from collections import deque
+from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from composer import forks
 from composer.errors import OptionError
-from composer.records import CompileReport, Counters, Runtime, plain
+from composer.records import CompileReport, Runtime, plain
 from composer.telemetry.base import Sink
 from composer.telemetry.linefile import LineFile
 from composer.telemetry.recording import Process
@@ -24,19 +24,24 @@ LIMIT = "COMPOSER_TELEMETRY_MAX_BYTES"
 DEFAULT_LIMIT = 64 * 2**20
 PATIENCE = 10.0
 """Seconds to wait for another process's line; not again after it was in vain."""
-_FOLLOWED = 1000
+_FOLLOWED, _REMEMBERED = 1_000, 100_000
 
 _serials: dict[Path, int] = {}
 """The next serial in each file: a sink of this process may have written there before."""
 
 
+Name = tuple[str, str, str]
+"""Of a graph: its id, the time of its compile, its key."""
+
+
 @dataclass(slots=True)
 class _Graph:
-    """A graph whose counters are written once more at the end."""
+    """A graph that is in the file, or about to be."""
 
     serial: int
-    name: tuple[str, str, str]
-    runtime: Runtime
+    name: Name
+    runtime: Runtime | None
+    """Its counters, to be written once more at the end; ``None`` where they are not followed."""
     file: LineFile
     record: dict[str, Any] = field(default_factory=dict)
     """Its last record, on its way to ``file``; empty until there is one."""
@@ -46,6 +51,8 @@ class _Graph:
 
 class JsonLinesSink(Sink):
     """Appends to the file; the counters of the newest 1,000 graphs once more at the end.
+
+    They are those that were compiled since the sink was there.
 
     A line is the record and two keys more: ``process`` says who wrote it, ``serial`` which graph of
     that process it is. A further record of a graph has its serial again.
@@ -74,13 +81,16 @@ class JsonLinesSink(Sink):
         self._file = LineFile(path)  # filelock refuses a lock that was made before a fork
         self._process = dataclasses.asdict(Process.here())
         self._lock = forks.lock()
-        self._graphs: deque[_Graph] = deque(maxlen=_FOLLOWED)
+        self._graphs: deque[_Graph] = deque()
+        self._others: OrderedDict[Name, _Graph] = OrderedDict()
 
     def follow(self, report: CompileReport) -> None:
         """Remember whose counters to write at the end."""
         name = report.graph_id, report.time, report.graph_key
         with self._lock:
-            self._add(name, report.runtime)
+            self._graphs.append(self._new(name, report.runtime))
+            if len(self._graphs) > _FOLLOWED:
+                self._let_go(self._graphs.popleft())
 
     def emit(self, record: dict[str, Any]) -> None:
         """Append the record.
@@ -98,12 +108,17 @@ class JsonLinesSink(Sink):
             graph.file = self._file
             graph.record = record
         self._write(graph)
+        if graph.runtime is None:
+            graph.record = {}
 
     def close(self) -> None:
         """Append a further record of each graph whose counters moved, and what failed before."""
         self._patience = PATIENCE
         for graph in tuple(self._graphs):
-            now, gone = plain(graph.runtime), not graph.file.path.parent.exists()
+            runtime = graph.runtime
+            if runtime is None:  # let go of meanwhile
+                continue
+            now, gone = plain(runtime), not graph.file.path.parent.exists()
             if not graph.record or (graph.written and gone):
                 continue  # who removed the folder wants no new one with the last counters alone
             if graph.written != now:
@@ -122,12 +137,18 @@ class JsonLinesSink(Sink):
         name = record["graph_id"], record["time"], record["graph_key"]
         same = [graph for graph in self._graphs if graph.name == name]
         if not same:
-            return self._add(name, Runtime(Counters(**record["runtime"])))
+            return self._others.get(name) or self._let_go(self._new(name, None))
         return next((graph for graph in same if not graph.record), same[-1])
 
-    def _add(self, name: tuple[str, str, str], runtime: Runtime) -> _Graph:
-        graph = _Graph(self._next_serial(), name, runtime, self._file)
-        self._graphs.append(graph)
+    def _new(self, name: Name, runtime: Runtime | None) -> _Graph:
+        return _Graph(self._next_serial(), name, runtime, self._file)
+
+    def _let_go(self, graph: _Graph) -> _Graph:
+        """Remember the serial of a graph, and nothing else."""
+        graph.runtime, graph.record = None, {}
+        self._others[graph.name] = graph
+        if len(self._others) > _REMEMBERED:
+            self._others.popitem(last=False)
         return graph
 
     def _next_serial(self) -> int:

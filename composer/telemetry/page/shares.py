@@ -59,7 +59,7 @@ def _add(totals: dict[str, list[float]], graph: CompileReport) -> None:
     """Graphs, nodes, calls and seconds of one graph."""
     attempt, counters = accepted(graph), graph.runtime.read()
     coverage = 1.0 if attempt is None or attempt.coverage is None else attempt.coverage
-    taken = graph.nodes * min(max(coverage, 0.0), 1.0)
+    taken = graph.nodes * min(max(0.0, coverage), 1.0)  # in this order NaN is nothing
     fallen = min(counters.fallbacks, counters.calls)
     mine, floor = totals[graph.chosen], totals[FLOOR]
     mine[0] += 1

@@ -8,10 +8,13 @@ from datetime import UTC, datetime
 
 from composer.records import GraphInput
 
+_AGES = 1e12
+"""Seconds that nothing takes."""
+
 
 def sane(seconds: float) -> float:
-    """Seconds to add up and draw: what is negative or no number counts as none."""
-    return seconds if math.isfinite(seconds) and seconds > 0 else 0.0
+    """Seconds to add up and draw: what is negative, no number or no such time counts as none."""
+    return seconds if 0 < seconds < _AGES else 0.0
 
 
 def duration(seconds: float) -> str:
