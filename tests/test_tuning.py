@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
 import sys
 from collections.abc import Iterator
@@ -225,6 +226,22 @@ def test_callers_sinks_are_not_the_jobs(folder: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.slow
+def test_factory_is_given_what_the_plan_says(folder: Path) -> None:
+    """In a child process: infinity, dates and lists as TOML has them."""
+    (folder / "models_to_tune.py").write_text(
+        "def odd(**given):\n    raise RuntimeError(f'given {given}')\n"
+    )
+    (folder / "odd.toml").write_text(
+        "[[models]]\ntarget = 'models_to_tune:odd'\n"
+        "shapes = [{ scale = inf, day = 2024-01-02, sizes = [1, 2.5] }]\n"
+        "options = { max_error = inf }\n"
+    )
+    (told,) = map(json.loads, composer("odd.toml", "--json").stdout.splitlines())
+    given = "{'scale': inf, 'day': datetime.date(2024, 1, 2), 'sizes': [1, 2.5]}"
+    assert told["error"] == f"RuntimeError: given {given}"
+
+
+@pytest.mark.slow
 def test_job_whose_child_ends_says_what_it_printed_last(folder: Path) -> None:
     """An exception of the interpreter's, say."""
     (folder / "models_to_tune.py").write_text(
@@ -238,7 +255,7 @@ def measured(**job: Any) -> dict[str, Any]:
     """The job of one model, done in this process."""
     torch.compiler.reset()
     options = {"chain": ["aot_eager"]} | job
-    payload = Job(target="models_to_tune:mlp", options=options).model_dump_json().encode()
+    payload = pickle.dumps(Job(target="models_to_tune:mlp", options=options))
     return work.measure(payload, lambda: None)
 
 
@@ -375,7 +392,7 @@ class Cluster(ModuleType):
         assert (num_cpus, num_gpus) == (2.0, 0)
         name = scheduling_strategy
         describe = SimpleNamespace(remote=lambda: self.kinds[name])
-        perform = SimpleNamespace(remote=lambda job, *_: (name, json.loads(job)["target"]))
+        perform = SimpleNamespace(remote=lambda job, *_: (name, job.target))
         return SimpleNamespace(remote=lambda: SimpleNamespace(describe=describe, perform=perform))
 
     def wait(self, references: list[Any]) -> Any:

@@ -35,11 +35,11 @@ class Node:
         """What the machine is."""
         return this_machine()
 
-    def perform(self, job: str, limits: Limits, environment: Mapping[str, str]) -> dict[str, Any]:
+    def perform(self, job: Job, limits: Limits, environment: Mapping[str, str]) -> dict[str, Any]:
         """Do one job, with as many threads as torch takes where nobody reserves processors."""
         os.environ.pop("OMP_NUM_THREADS", None)
         os.environ.update(environment)
-        return perform(Job.model_validate_json(job), limits)
+        return perform(job, limits)
 
 
 def on_ray(
@@ -105,7 +105,7 @@ def _results(
     def give(name: str, node: Any) -> None:
         if kinds[name].jobs:
             job = kinds[name].jobs.popleft()
-            reference = node.perform.remote(job.model_dump_json(), limits, environment)
+            reference = node.perform.remote(job, limits, environment)
             under_way[reference] = name, node, job
 
     for name, kind in kinds.items():

@@ -6,6 +6,7 @@ there already is not measured again, so that a plan that was cut short can go on
 
 from __future__ import annotations
 
+import pickle
 import time
 from collections.abc import Callable
 from typing import Any
@@ -32,7 +33,7 @@ def perform(job: Job, limits: child.Limits) -> dict[str, Any]:
     """
     began = time.perf_counter()
     try:
-        done = child.ask("composer.tuning.work:measure", job.model_dump_json().encode(), limits)
+        done = child.ask("composer.tuning.work:measure", pickle.dumps(job), limits)
     except ChildRefusal as ended:
         last = next((line for line in reversed(ended.traceback.splitlines()) if line.strip()), "")
         told = (first_line(text_of(ended)), *([first_line(last)] if last else []))
@@ -44,7 +45,7 @@ def perform(job: Job, limits: child.Limits) -> dict[str, Any]:
 
 def measure(payload: bytes, ready: Callable[[], None]) -> dict[str, Any]:
     """In the child: build the model, compile it with ``select = "fastest"``, and call it."""
-    job = Job.model_validate_json(payload)
+    job: Job = pickle.loads(payload)
     ready()
     session.current().fills_store = True
     error = ""
