@@ -154,6 +154,18 @@ class broken(Tee):
     assert done.returncode == python(file, cwd=file.parent).returncode
 
 
+@pytest.mark.parametrize("closes", ["sys.stdout.close()", "os.close(1)"])
+def test_report_comes_though_the_script_closes_stdout(
+    script: Any, composer: Any, closes: str
+) -> None:
+    """And the exit code is the script's."""
+    file = script(f"import os, sys\nprint('mine', flush=True)\n{closes}\nos.environ['X'] = '1'\n")
+    done = composer("run", file)
+    assert done.stdout == "mine\ncomposer: nothing was compiled\n"
+    assert "Traceback" not in done.stderr
+    assert done.returncode == 0
+
+
 def test_syntax_error_is_shown_as_python_shows_it(script: Any, composer: Any) -> None:
     """Nothing of composer's stands around it."""
     file = script("x = = 1\n")
