@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from conftest import compiled, last, needs_torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import composer
+from composer.backends.base import note
 from composer.lowering.devices import devices_of, elsewhere
 from composer.lowering.regions import is_compute
 
@@ -340,3 +343,18 @@ def test_regions_that_differ_in_what_a_size_is_of_are_not_one_model(monkeypatch)
     given = torch.randn(5, 8), torch.randn(9, 8), torch.randn(8)
     torch.testing.assert_close(compiled(f, "onnxrt", dynamic=True)(*given), f(*given))
     assert len({id(each.model) for each in models}) == len(models) == 2
+
+
+@pytest.mark.filterwarnings("ignore::composer.errors.FallbackWarning")
+@pytest.mark.parametrize("told", [7.0, -0.1, math.nan])
+def test_coverage_that_is_no_share_fails_the_engine_that_tells_it(told: float) -> None:
+    """A record would hold what its schema does not allow."""
+
+    def engine(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+        note(coverage=told)
+        return gm.forward
+
+    compiled(torch.sin, engine, "aot_eager")(torch.ones(2))
+    first, _ = last().attempts
+    assert (first.status, first.reason) == ("failed", "build_failed")
+    assert first.message == f"coverage is a share, 0.0 to 1.0, not {told!r}"

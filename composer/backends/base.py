@@ -163,7 +163,12 @@ def note(coverage: float | None = None, **engine: Any) -> None:
         coverage: Share of the graph's compute nodes that the engine took, 0.0 to 1.0; where it is
             less than the policy's ``min_coverage``, the chain declines what was built.
         engine: Facts for the attempt's ``engine`` record.
+
+    Raises:
+        ValueError: ``coverage`` is no such share.
     """
+    if coverage is not None and not 0 <= coverage <= 1:
+        raise ValueError(f"coverage is a share, 0.0 to 1.0, not {coverage!r}")
     notes = _notes.get()
     if notes is None:
         return
