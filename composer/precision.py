@@ -149,7 +149,9 @@ def _rewrite(request: GraphRequest, in_fp32: int) -> Rewritten | str:
     if record.error:
         return record.error
     if not record.matches:
-        return "it has no product or convolution of float32 to compute in bf16"
+        nested = any(isinstance(each, torch.fx.GraphModule) for each in request.gm.children())
+        outside = " outside of nested graphs, such as the branches of torch.cond," if nested else ""
+        return f"it has no product or convolution of float32{outside} to compute in bf16"
     return rewritten.gm, record.matches
 
 

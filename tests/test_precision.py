@@ -418,6 +418,19 @@ def test_graph_that_stays_in_fp32_is_judged_as_such(verify: str) -> None:
     assert told()[0] == ("half_a_percent_off", "fp32", "rejected", "numeric_mismatch")
 
 
+def test_products_within_a_branch_stay_in_fp32_and_the_record_says_so() -> None:
+    """Nested graphs are left as they are."""
+    layer = torch.nn.Linear(4, 4)
+
+    def branches(x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, layer, torch.sin, (x,))
+
+    with torch.no_grad():
+        compiled(branches, "aot_eager", precision="bf16")(torch.ones(4, 4))
+    said = last().attempts[0].engine["not_in_bf16"]
+    assert said.startswith("it has no product or convolution of float32 outside of nested graphs")
+
+
 @pytest.mark.filterwarnings("ignore::composer.errors.FallbackWarning")
 @pytest.mark.parametrize("precision", ["fp32", "auto"])
 def test_engine_that_is_in_bf16_by_itself_is_judged_by_what_was_asked(precision: str) -> None:
