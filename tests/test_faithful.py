@@ -308,6 +308,40 @@ TAKEN = {
         lambda x: F.avg_pool2d(x, 3, 2, 1, divisor_override=2, count_include_pad=False),
         r(1, 2, 8, 8),
     ),
+    "pool with a divisor whose last windows reach further": (
+        lambda x: (
+            F.avg_pool2d(x, 3, 2, 1, ceil_mode=True, divisor_override=5),
+            F.avg_pool3d(x[None], (1, 3, 2), 2, (0, 1, 1), ceil_mode=True, divisor_override=5),
+        ),
+        r(1, 2, 8, 11),
+    ),
+    "means of windows that differ by one": (
+        lambda x: (
+            F.adaptive_avg_pool3d(x, (3, 4, 5)),
+            F.adaptive_avg_pool3d(x[0], (None, 9, 1)),
+            F.interpolate(x, size=(3, 5, 2), mode="area"),
+        ),
+        torch.cat([r(1, 2, 7, 8, 11), torch.full((1, 2, 7, 8, 11), math.inf)]),
+    ),
+    "an output padded by strides": (
+        lambda x, w, b: (
+            F.conv_transpose2d(x, w, output_padding=1, dilation=2),
+            F.conv_transpose2d(x, w, b, (1, 3), (0, 2), (1, 1), 2, (3, 1)),
+            F.conv_transpose1d(x.sum(2), w[:, :, 0], None, 1, 1, 2, 1, 3),
+        ),
+        *(r(1, 4, 5, 6), r(4, 3, 3, 3), r(6)),
+    ),
+    "unpooled channels last": (
+        lambda x, i: F.max_unpool2d(x, i, 2),
+        *(
+            each.to(memory_format=torch.channels_last)
+            for each in F.max_pool2d(r(2, 3, 4, 4), 2, return_indices=True)
+        ),
+    ),
+    "unpooled in one dimension": (
+        lambda x: F.max_unpool1d(*F.max_pool1d(x, 2, return_indices=True), 2),
+        r(2, 3, 8),
+    ),
     "pools without a window in the padding": (
         lambda x: (
             F.max_pool2d(x, 2, 2, 1, ceil_mode=True, return_indices=True),
@@ -653,20 +687,13 @@ DECLINED = {
     ),
     "a cast to half that rounds": (lambda x: x.half().to(torch.uint8), T([254.97, 1.0])),
     "a cast that wraps": (lambda x: x.long().int(), T([3e9, 1.0])),
-    "an output padded by strides": (
+    "an output padded by strides, channels last": (
         lambda x, w: F.conv_transpose2d(x, w, output_padding=1, dilation=2),
-        *(r(1, 2, 5, 5), r(2, 3, 3, 3)),
+        *(r(1, 2, 5, 5).to(memory_format=torch.channels_last), r(2, 3, 3, 3)),
     ),
     "a nearest pixel that is reflected": (
         lambda x, at: F.grid_sample(x, at, "nearest", "reflection", False),
         *(torch.arange(8.0).view(1, 1, 1, 8), T([[[[-1.25, 0.0]]]])),
-    ),
-    "unpooled channels last": (
-        lambda x, i: F.max_unpool2d(x, i, 2),
-        *(
-            each.to(memory_format=torch.channels_last)
-            for each in F.max_pool2d(r(2, 3, 4, 4), 2, return_indices=True)
-        ),
     ),
     "embedding bag": (
         lambda w, i, o: F.embedding_bag(i, w, o, mode="mean"),

@@ -1,4 +1,4 @@
-"""The backward of convolutions, for which the exporter has no translation."""
+"""Transposed convolutions that ONNX Runtime refuses, and the backward of all."""
 
 from __future__ import annotations
 
@@ -74,6 +74,34 @@ def convolution_backward(
     if output_mask[2]:
         grad_bias = grad.sum([0, *range(2, grad.dim())])
     return grad_x, grad_weight, grad_bias
+
+
+def far_padded(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> Any:
+    """A transposed convolution whose output is padded by a stride or more: cut from the whole.
+
+    ONNX Runtime refuses it when it runs (1.31).
+    """
+    dims = x.dim() - 2
+    moves = [of_length(each, dims) for each in (stride, padding, dilation, output_padding)]
+    far = any(more >= step for step, _, _, more in zip(*moves, strict=True))
+    allowed = all(more < max(step, gap) for step, _, gap, more in zip(*moves, strict=True))
+    if not transposed or not far or not allowed or not x.is_contiguous():
+        return NotImplemented
+    zero = [0] * dims
+    whole = torch.convolution(x, weight, None, stride, zero, dilation, True, zero, groups)
+    ends = [(-pad, more - pad) for _, pad, _, more in reversed(list(zip(*moves, strict=True)))]
+    found = torch.nn.functional.pad(whole, [*itertools.chain(*ends)])
+    return found if bias is None else found + bias.reshape(-1, *[1] * dims)
 
 
 def _is_nothing(size: int | torch.SymInt) -> bool:

@@ -1,4 +1,4 @@
-"""Pooling, for what ONNX makes of ``ceil_mode`` and has no word for, ``divisor_override``.
+"""Pooling, for what ONNX makes of ``ceil_mode``, and what it has no word for.
 
 With ``ceil_mode`` torch leaves a window out that begins behind the input and its first padding.
 ONNX Runtime's kernels (1.31) do so too, but its shape inference counts that window.
@@ -17,12 +17,16 @@ from composer.lowering.decompositions.convolution import of_length
 
 aten = torch.ops.aten
 
+_MOST_WINDOWS = 32
+"""Beyond so many in a dimension a mean for each makes too large a graph."""
+
 
 def pools() -> dict[Any, Callable[..., Any]]:
     """The table of this module's decompositions."""
     return {
         aten.avg_pool2d.default: functools.partial(mean_pool, aten.avg_pool2d.default, 2),
         aten.avg_pool3d.default: functools.partial(mean_pool, aten.avg_pool3d.default, 3),
+        aten._adaptive_avg_pool3d.default: adaptive_mean_pool3d,
         aten.max_pool2d_with_indices.default: functools.partial(
             max_pool, aten.max_pool2d_with_indices.default, 2
         ),
@@ -47,10 +51,48 @@ def mean_pool(
     if ceil_mode and not reaches_further(x.shape[-dims:], kernel_size, stride, padding):
         how = (count_include_pad, divisor_override)
         return operator(x, kernel_size, stride, padding, False, *how)
-    if divisor_override is None or ceil_mode or not x.dtype.is_floating_point:
+    if divisor_override is None or not x.dtype.is_floating_point:
         return NotImplemented
+    if ceil_mode:
+        if any(each is None for each in _counts(x.shape[-dims:], kernel_size, stride, padding)):
+            return NotImplemented
+        x = _with_whole_windows(x, kernel_size, stride or kernel_size, padding, dims)
+        padding = (0,)
     size = math.prod(of_length(kernel_size, dims))
     return operator(x, kernel_size, stride, padding) * (size / divisor_override)
+
+
+def _with_whole_windows(
+    x: torch.Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dims: int,
+) -> torch.Tensor:
+    """The input within zeros, up to where the last window of ``ceil_mode`` ends."""
+    sizes = x.shape[-dims:]
+    counts = [each[1] for each in _counts(sizes, kernel_size, stride, padding) if each]
+    pads: list[int] = []
+    each = functools.partial(of_length, dims=dims)
+    windows = zip(sizes, counts, *map(each, (kernel_size, stride, padding)), strict=True)
+    for size, count, kernel, step, pad in reversed(list(windows)):
+        pads += [pad, (count - 1) * step + kernel - size - pad]
+    return torch.nn.functional.pad(x, pads)
+
+
+def adaptive_mean_pool3d(x: torch.Tensor, output_size: Sequence[int]) -> Any:
+    """One dimension after the other, by the mean of each window, where there are few."""
+    sizes = [*x.shape[-3:], *output_size]
+    if not all(isinstance(each, int) for each in sizes) or max(output_size) > _MOST_WINDOWS:
+        return NotImplemented
+    if 0 in x.shape or x.dtype.itemsize < 4 or not x.is_contiguous():
+        return NotImplemented
+    for place, count in enumerate(output_size, -3):
+        size = x.shape[place]
+        ends = [(i * size // count, -(-(i + 1) * size // count)) for i in range(count)]
+        means = [x.narrow(place, i, end - i).mean(place, keepdim=True) for i, end in ends]
+        x = torch.cat(means, place)
+    return x
 
 
 def max_pool(

@@ -15,7 +15,7 @@ import torch
 
 from composer import _torch
 from composer.lowering.decompositions.attention import attentions
-from composer.lowering.decompositions.convolution import convolution_backward
+from composer.lowering.decompositions.convolution import convolution_backward, far_padded
 from composer.lowering.decompositions.draws import draws
 from composer.lowering.decompositions.dtypes import dtypes
 from composer.lowering.decompositions.elementwise import edges, elementwise
@@ -87,9 +87,10 @@ def decompositions(dialect: Table, training: bool) -> dict[Any, Callable[..., An
         for operator, function in part.items():
             table[operator] = _first_of(function, table.get(operator))
     table |= {
-        aten.max_unpool2d.default: functools.partial(max_unpool2d, unpool),
-        aten._adaptive_avg_pool2d.default: functools.partial(adaptive_mean_pool, mean_pool),
+        aten.max_unpool2d.default: functools.partial(in_its_format, unpool),
+        aten._adaptive_avg_pool2d.default: functools.partial(in_its_format, mean_pool),
         aten.squeeze.dims: functools.partial(squeeze_several, squeeze),
+        aten.convolution.default: far_padded,
         aten.convolution_backward.default: convolution_backward,
         aten.mv.default: matrix_vector,
         aten.addmv.default: add_matrix_vector,
@@ -169,14 +170,11 @@ def _first_of(first: Callable[..., Any], second: Callable[..., Any] | None) -> C
     return decompose
 
 
-def max_unpool2d(written_out: Callable[..., Any], x: torch.Tensor, *args: Any) -> Any:
-    """Torch's own, which loses the memory format that eager takes from the input."""
-    usual = x.is_contiguous() and not x.is_contiguous(memory_format=torch.channels_last)
-    return written_out(x, *args) if usual or x.dim() < 4 else NotImplemented
+def in_its_format(written_out: Callable[..., Any], x: torch.Tensor, *args: Any) -> Any:
+    """What loses the memory format that eager takes from the input, put into it.
 
-
-def adaptive_mean_pool(written_out: Callable[..., Any], x: torch.Tensor, *args: Any) -> Any:
-    """The exporter's, which loses the memory format, with which views of the result count."""
+    Views of the result count with it.
+    """
     result = written_out(x, *args)
     if result is NotImplemented or x.dim() != 4:
         return result
