@@ -12,8 +12,8 @@ from typing import Any
 import torch
 import torch.fx
 
-from composer import _torch
-from composer.errors import PassCheckError, PassError, causes
+from composer import _torch, interrupts
+from composer.errors import PassCheckError, PassError, causes, text_of
 from composer.passes.base import GraphPass
 from composer.passes.debug.compare import Program, compiled_anew, deviation
 from composer.passes.debug.declaration import examine
@@ -130,7 +130,8 @@ class _Trial:
         where = f"on {self.title}" + (" in training" if torch.is_grad_enabled() else "")
         try:
             got = program.run(functools.partial(compiled_anew, options=self.options()))
-        except Exception as error:  # noqa: BLE001  # becomes the rule that was broken
+        except BaseException as error:  # noqa: BLE001  # becomes the rule that was broken
+            interrupts.pass_on(error)
             alone = functools.partial(program.run, functools.partial(compiled_anew, options=_ALONE))
             self._broke(error, where, alone)
             return
@@ -151,7 +152,8 @@ class _Trial:
         inputs = list(program.args)
         try:
             compose(gm, inputs, options=self.options())
-        except Exception as error:  # noqa: BLE001  # likewise
+        except BaseException as error:  # noqa: BLE001  # likewise
+            interrupts.pass_on(error)
             alone = functools.partial(compose, gm, inputs, options=_ALONE)
             self._broke(error, f"on {self.title}, called without Dynamo", alone)
         if gm.code != code:
@@ -161,12 +163,12 @@ class _Trial:
         if off is not None:
             self.findings.broke(PassError(self.each.name, "weights", f"{off}, on {self.title}"))
 
-    def _broke(self, error: Exception, where: str, alone: Callable[[], Any]) -> None:
+    def _broke(self, error: BaseException, where: str, alone: Callable[[], Any]) -> None:
         """Note the rule; an error that comes without the pass as well is the program's own."""
         found = next((each for each in causes(error) if isinstance(each, PassError)), None)
         if found is None:
             alone()
-            found = PassError(self.each.name, "compiles", f"{error}, {where}")
+            found = PassError(self.each.name, "compiles", f"{text_of(error)}, {where}")
             found.__cause__ = error
         else:
             found.add_note(where)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from composer import interrupts
 from composer.errors import PassError, class_and_text
 from composer.passes.base import GraphPass
 from composer.passes.debug.watch import Findings
@@ -26,7 +27,8 @@ def examine(each: GraphPass, findings: Findings) -> None:
             findings.broke(PassError(each.name, rule, found))
     try:
         _examine_uuid(each, findings)
-    except Exception as error:  # noqa: BLE001  # becomes the rule that was broken
+    except BaseException as error:  # noqa: BLE001  # becomes the rule that was broken
+        interrupts.pass_on(error)
         broken = PassError(each.name, "uuid", f"it raises {class_and_text(error)}")
         broken.__cause__ = error
         findings.broke(broken)

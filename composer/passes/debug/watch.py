@@ -7,6 +7,7 @@ from typing import Any
 
 import torch.fx
 
+from composer import interrupts
 from composer.errors import PassError, class_and_text
 from composer.graphs.clones import clone_graph
 from composer.passes.base import GraphPass, limited
@@ -79,7 +80,8 @@ class Again(Watched):
         before = Snapshot.of(twin)
         try:
             self.inner.run(twin)
-        except Exception as error:  # noqa: BLE001  # becomes advice
+        except BaseException as error:  # noqa: BLE001  # becomes advice
+            interrupts.pass_on(error)
             self.findings.advise(f"a second run raises {class_and_text(error)}")
             return 0
         if before.differs(twin):
