@@ -310,18 +310,18 @@ class Policy(BaseModel):
 
     @property
     def key(self) -> str:
-        """Text of all that decides what a graph is compiled to; equal in every process.
-
-        How a refusal is answered, how often a call is checked, and how long anything is remembered
-        or measured does not.
-        """
+        """Text of all that decides how a graph is compiled and served; equal in every process."""
         chain = [(c.name, sorted(c.options.items()), c.min_coverage, c.when) for c in self.chain]
         checks = f"{self.verify} {self.tolerance}" if self.verify != "off" else ""
+        often = f" every {self.sample_every}" if self.verify == "sample" else ""
         limits = f" {self._limits}" if any(map(any, self._limits)) else ""
         choice = f" {self.select} {self.objective}" if self.select != "first" else ""
         low = f" {self.precision} {self.max_error}" if self.precision != "fp32" else ""
         baked = f" freeze={self.freeze}" if self.freeze != "auto" else ""
-        return f"{chain} {self.min_coverage} {checks}{limits}{choice}{low}{baked}"
+        answers = f"{self.on_pass_error} {self.on_runtime_error}"
+        loud = f" {answers}" if "raise" in answers else ""
+        rest = f"{checks}{often}{limits}{choice}{low}{baked}{loud}"
+        return f"{chain} {self.strict} {self.on_exhausted} {self.min_coverage} {rest}"
 
     @property
     def _limits(self) -> list[tuple[float | None, ...]]:

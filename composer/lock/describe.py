@@ -37,6 +37,10 @@ def describe(
         shared: The passes that the policy names.
         position: How many other graphs of its model were compiled before.
     """
+    # How a refusal is answered, or how often a call is checked, does not decide who serves.
+    usual = Policy()
+    answers = ("strict", "on_exhausted", "on_pass_error", "on_runtime_error", "sample_every")
+    policy = policy.model_copy(update={name: getattr(usual, name) for name in answers})
     settings = {"mode": str(request.mode), "policy": policy.key, "passes": shared.key}
     parts = capture.parts_of(request, settings)
     inputs = capture.normalized("\n".join(map(_input, request.inputs)))
