@@ -1552,8 +1552,8 @@ def recaptured(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Iterator[None
     captured = any(isinstance(fake, FakeTensor) for fake in fakes)
     pairs = zip(fakes, inputs, strict=True)
     numbers = {f.node.expr: value for f, value in pairs if isinstance(f, torch.SymInt)}
-    known = _recaptured_numbers.set(numbers)
     with compiling():  # until the end: another thread may capture the same graph again
+        known = _recaptured_numbers.set(numbers)
         try:
             with captured_with(fakes, inputs) if captured else contextlib.nullcontext():
                 yield

@@ -54,7 +54,7 @@ class Gate:
         self._closed = 0.0
         self._changed = threading.Condition(forks.lock())
         self._offer: _Offer | None = None
-        self._inside = 0
+        self._inside: set[object] = set()
         self._process = os.getpid()
 
     def perform(self, work: Work) -> float:
@@ -96,14 +96,15 @@ class Gate:
         offer = self._offer
         if offer is not None:
             self._do(offer)
-        with self._changed:
-            self._changed.wait_for(lambda: self._offer is None, _LONGEST)
-            self._inside += 1
+        this_call = object()
         try:
+            with self._changed:
+                self._changed.wait_for(lambda: self._offer is None, _LONGEST)
+                self._inside.add(this_call)
             return serve(*args)
         finally:
             with self._changed:
-                self._inside -= 1
+                self._inside.discard(this_call)
                 self._changed.notify_all()
 
     def _do(self, offer: _Offer) -> None:
@@ -121,16 +122,16 @@ class Gate:
                     return
                 offer.begun = True
                 self._changed.notify_all()
-                self._changed.wait_for(lambda: self._inside == 0, _LONGEST)
+                self._changed.wait_for(lambda: not self._inside, _LONGEST)
             started = time.perf_counter()
             offer.result.set_result(offer.work())
         except BaseException as error:  # noqa: BLE001  # raised where it is waited for
-            if mine:
+            if mine and not offer.result.done():
                 offer.result.set_exception(error)
             interrupts.pass_on(error)
         finally:
             if mine:
+                self._offer = None
                 self._closed = time.perf_counter() - started
                 with self._changed:
-                    self._offer = None
                     self._changed.notify_all()

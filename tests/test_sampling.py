@@ -15,7 +15,7 @@ from conftest import compiled, last
 from composer.errors import FallbackWarning, OptionError, Refusal
 from composer.guard.schedule import CallKind, Schedule
 from composer.policy import read_policy
-from composer.testing import FakeBackend, expect
+from composer.testing import FakeBackend, expect, settle
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::composer.errors.FallbackWarning"),
@@ -277,6 +277,20 @@ def test_every_call_is_compared_in_whatever_order_threads_come() -> None:
     for call in (1, 0, 3, 2):
         assert call >= schedule.next
         assert schedule.kind_of(call) is CallKind.COMPARE
+
+
+def test_call_by_which_the_background_begins_is_compared() -> None:
+    """The second one, under ``select_async``."""
+
+    def off(gm: torch.fx.GraphModule, *args: Any) -> Any:
+        return [each + 1 for each in gm.forward(*args)]
+
+    options = {"select": "fastest", "select_async": True}
+    f = sampled(torch.sin, wrong_from(3, off), "aot_eager", **options)
+    for _ in range(3):
+        x = torch.randn(3)
+        assert torch.equal(f(x), x.sin())
+    settle()
 
 
 def test_successor_is_sampled_as_well() -> None:

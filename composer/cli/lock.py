@@ -20,7 +20,7 @@ from composer.lock import difference, file
 from composer.lock.difference import Difference
 from composer.lock.file import LOCK_FILE, Lock
 from composer.lock.hold import lock_path
-from composer.lock.witness import Witness, watching
+from composer.lock.witness import watching
 from composer.telemetry.recording import Process
 from composer.telemetry.report import counted
 
@@ -41,33 +41,29 @@ def lock(
     path = path.absolute()
     _check_place(path.resolve())
     asked_for = lock_path()
-    with watching() as witness, run.finished(script, args or [], module) as (code, stdout):
-        if code:
-            fail(f"the script ended with exit code {code}; {path.name} is as it was", code)
-        if Process.here().rank:  # of several that run the same script the first writes
-            return
-        found = witness.locks()
-        _say_what_stands_apart(witness, path)
-        _check_content(found)
-        command = [*(["-m"] if module else []), script, *(args or [])]
-        try:
-            file.write(path, found, command)
-        except OSError as error:
-            fail(f"{str(path)!r} cannot be written: {error.strerror}")
-        if as_json:
-            print(json.dumps({"file": str(path), **found.model_dump()}), file=stdout)
-            return
-        print(f"{path}: {_summary(found)}", file=stdout)
-        if path != asked_for:
-            print(f"(a policy with locked = true would look for {asked_for})", file=stdout)
-
-
-def _say_what_stands_apart(witness: Witness, path: Path) -> None:
-    """Compiles of a graph that are served by another than most of them."""
+    with watching() as witness:
+        code, stdout = run.finish(script, args or [], module)
+    if code:
+        fail(f"the script ended with exit code {code}; {path.name} is as it was", code)
+    if Process.here().rank:  # of several that run the same script the first writes
+        return
+    found = witness.locks()
     for each in witness.served():
         for _, told in each.minority():
             locked = difference.called(each.graph)
             typer.echo(f"composer: {each.graph.title}: {told}; {path.name} says {locked}", err=True)
+    _check_content(found)
+    command = [*(["-m"] if module else []), script, *(args or [])]
+    try:
+        file.write(path, found, command)
+    except OSError as error:
+        fail(f"{str(path)!r} cannot be written: {error.strerror}")
+    if as_json:
+        print(json.dumps({"file": str(path), **found.model_dump()}), file=stdout)
+        return
+    print(f"{path}: {_summary(found)}", file=stdout)
+    if path != asked_for:
+        print(f"(a policy with locked = true would look for {asked_for})", file=stdout)
 
 
 def compare(
@@ -85,14 +81,14 @@ def compare(
         held = file.read(path)
     except LockError as error:
         fail(str(error), USAGE)
-    watched = watching(held)
-    with watched as witness, run.finished(script, args or [], module) as (code, stdout):
-        found = difference.compare(held, witness.served())
-        if as_json:
-            said = {"file": str(path), "same": not found, "differences": list(map(asdict, found))}
-            print(json.dumps(said), file=stdout)
-        else:
-            print(*_lines(path, held, found), sep="\n", file=stdout)
+    with watching(held) as witness:
+        code, stdout = run.finish(script, args or [], module)
+    found = difference.compare(held, witness.served())
+    if as_json:
+        said = {"file": str(path), "same": not found, "differences": list(map(asdict, found))}
+        print(json.dumps(said), file=stdout)
+    else:
+        print(*_lines(path, held, found), sep="\n", file=stdout)
     raise typer.Exit(code or int(bool(found)))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -77,46 +78,47 @@ def _run(
     result: Callable[[], Report | Explanation],
 ) -> None:
     """Run the script, print what came of it where stdout led before, and exit as it did."""
-    with finished(script, args, module) as (code, stdout):
-        found = result()
-        print(found.to_json() if as_json else found, file=stdout)
-        if not as_json:
-            print(*_hints(found, script), sep="\n", end="", file=stdout)
+    code, stdout = finish(script, args, module)
+    found = result()
+    print(found.to_json() if as_json else found, file=stdout)
+    if not as_json:
+        print(*_hints(found, script), sep="\n", end="", file=stdout)
     raise typer.Exit(code)
 
 
-@contextlib.contextmanager
-def finished(script: str, args: list[str], module: bool) -> Iterator[tuple[int, TextIO]]:
+def finish(script: str, args: list[str], module: bool) -> tuple[int, TextIO]:
     """Run the script to its end; its exit code, and where stdout led before.
 
-    The script may close its own stdout, or put another in its place.
+    Where the script has closed that, what is written to it goes nowhere, which is said on stderr.
     """
     stdout = sys.stdout
-    with _another(stdout) as another:
-        try:
-            with shown():
-                code = run_script(script, args, as_module=module)
-        except ImportError as error:
-            fail(f"there is nothing to run: {error}", USAGE)
-        for stream in (sys.stdout, stdout):  # of the script's, which may be anything
-            with contextlib.suppress(Exception):
-                stream.flush()
-        yield code, another
-
-
-@contextlib.contextmanager
-def _another(stdout: TextIO) -> Iterator[TextIO]:
-    """A stream that leads where this one does, and stays open when it is closed.
-
-    The same one where there is no file behind it, as in a notebook.
-    """
     try:
-        file = os.dup(stdout.fileno())
-    except (AttributeError, OSError, ValueError):
-        yield stdout
-        return
-    with os.fdopen(file, "w", encoding=stdout.encoding, errors=stdout.errors) as another:
-        yield another
+        with shown():
+            code = run_script(script, args, as_module=module)
+    except ImportError as error:
+        fail(f"there is nothing to run: {error}", USAGE)
+    if sys.stdout is not stdout:  # the script's own, which may be anything, or closed
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+    if _is_open(stdout):
+        return code, stdout
+    typer.echo("composer: the script closed stdout, where the report was to come", err=True)
+    return code, io.StringIO()
+
+
+def _is_open(stream: TextIO) -> bool:
+    """Whether it can still be written to, as far as can be told beforehand."""
+    if stream.closed:
+        return False
+    try:
+        file = stream.fileno()
+    except (AttributeError, io.UnsupportedOperation):  # no file is behind it
+        return True
+    try:
+        os.fstat(file)
+    except OSError:
+        return False
+    return True
 
 
 def _hints(found: Report | Explanation, script: str) -> Iterator[str]:

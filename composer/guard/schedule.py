@@ -60,8 +60,9 @@ class Schedule:
         if call >= self._retry_at:
             self._retry_at = _NEVER
             return CallKind.RETRY
+        if self._every == 1:  # in whatever order threads come here
+            return CallKind.COMPARE
         if call >= self._compare_at:
-            if self._every > 1:  # else each is, in whatever order threads come here
-                self._compare_at = call + self._every - (call + 1) % self._every
+            self._compare_at = call + self._every - (call + 1) % self._every
             return CallKind.COMPARE
         return CallKind.PLAIN

@@ -262,7 +262,7 @@ class ServedGraph:
         with self._beside():
             cast(Later, self._later).begin(args, first, seat)
         self._later = self._incumbent = None
-        return run(*args)
+        return self._looked_at(run)(*args)
 
     @contextlib.contextmanager
     def _gated(self) -> Iterator[Gate]:
@@ -298,6 +298,13 @@ class ServedGraph:
     def _release_previous(self) -> None:
         self._previous = None
         self._schedule.let_go(None)
+
+    def _looked_at(self, run: Compiled) -> Compiled:
+        """The callable of an engine at a call that is special already; compared if each call is."""
+        sampler = self._sampler
+        if sampler is None or sampler.every > 1 or run is sampler.floor:
+            return run
+        return functools.partial(self._compare, sampler, run)
 
     def _compare(self, sampler: Sampler, run: Compiled, *args: Any) -> Any:
         """Answer a call by ``run``, or by the floor where the numbers of ``run`` are wrong.
@@ -417,12 +424,10 @@ class ServedGraph:
             raise
 
     def _run_guarded(self, run: Compiled, args: tuple[Any, ...]) -> Any:
-        """Answer a call by an engine that has just come; compared, where every call is."""
-        sampler, serve, before = self._sampler, run, self._versions.of(args)
-        if sampler is not None and sampler.every == 1 and run is not sampler.floor:
-            serve = functools.partial(self._compare, sampler, run)
+        """Answer a call by an engine that has just come."""
+        before = self._versions.of(args)
         try:
-            return verify.outputs_of(serve(*args))
+            return verify.outputs_of(self._looked_at(run)(*args))
         except BaseException as error:
             interrupts.pass_on(error)
             outputs = self.answer(error, run, args, before)

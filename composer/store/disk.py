@@ -139,8 +139,10 @@ class Shelf:
             self._report("cannot be read", error)
             return None
         if entry is not None:
-            with suppress(OSError):  # of a folder that can only be read
+            try:
                 os.utime(self._record(key))
+            except OSError as error:  # of a folder that can only be read
+                interrupts.pass_on(error)
         return entry
 
     def put(self, key: str, facts: Mapping[str, Any], blob: bytes | None = None) -> bool:
@@ -192,8 +194,10 @@ class Shelf:
             return []
         found = []
         for key in keys:
-            with suppress(OSError, _Broken):
+            try:
                 found.append(self._read(key, with_blob=False))
+            except (OSError, _Broken) as error:
+                interrupts.pass_on(error)
         return sorted(found, key=lambda entry: entry.written, reverse=True)
 
     def clear(self) -> int:
@@ -322,7 +326,8 @@ def report(path: Path, kind: str, detail: Exception | str, remedy: str = "") -> 
     if isinstance(detail, Exception):
         interrupts.pass_on(detail)
     trouble = f"the cache {str(path)!r} {kind}: {detail}{'; ' if remedy else ''}{remedy}"
-    warn_of(trouble, once_for=f"{path} {kind} {getattr(detail, 'errno', '')}")
+    code = getattr(detail, "errno", None) or getattr(detail, "sqlite_errorname", None)
+    warn_of(trouble, once_for=f"{path} {kind} {type(detail).__name__} {code}")
     return trouble
 
 
@@ -398,6 +403,7 @@ def _opened(record: bytes) -> dict[str, Any]:
         entry: dict[str, Any] = found["entry"]
         genuine = found["sha256"] == digest_of(entry) and entry["schema"] == _SCHEMA
     except (ValueError, KeyError, TypeError, RecursionError) as error:
+        interrupts.pass_on(error)
         raise _Broken("it is no record") from error
     if not genuine:
         raise _Broken("its record has another digest or schema")

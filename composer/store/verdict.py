@@ -88,7 +88,7 @@ class Verdict(BaseModel):
         threads: torch's number of threads.
         versions: Of torch, Python and the engines' packages.
         process: The one that held the contest (:func:`composer.store.disk.this_process`).
-        select_seconds: Of the policy, at the time.
+        select_seconds: What the policy allowed for the contest at least.
     """
 
     model_config = ConfigDict(frozen=True)

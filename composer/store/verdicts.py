@@ -13,7 +13,7 @@ How long verdicts are kept:
 - as long as failures, if a candidate failed, took too long, crashed, or seems to have written to
   weights, which may have been the program's doing: it gets another chance;
 - a day at most, if other programs kept taking the cores and another candidate was close: it may
-  well win on a quieter machine;
+  well win on a quieter machine; or if there was time for two calls only of one that was close;
 - otherwise for the policy's ``remember_verdicts``. The verdict of a contest in which an engine was
   missing does not outlive that: the versions of its packages and the machine are part of the key.
 """
@@ -43,6 +43,8 @@ _LIMIT = 10_000
 _DAY = 86_400.0
 _PASSING = (Reason.QUARANTINED, Reason.OUT_OF_MEMORY)
 _DAYS_IF_UNSURE = 1.0
+_LEAST_SECONDS = 1.0
+"""For a contest, where the policy does not say."""
 
 _SKEW = 1.0
 """By how many days another machine's clock may be ahead."""
@@ -63,15 +65,15 @@ class Terms:
         days_if_unsure: The same for those that were reached under a load, which may slow one engine
             down fifty times and another not at all, so no lead is a sure one; or in a hurry.
         store: Path or URL of the shared store; ``None`` for none.
-        seconds: How long a contest may take, as the policy says; what was found in a hurry and in
-            less is not used.
+        seconds: How long a contest may take at least; what was found in a hurry and in less is not
+            used.
     """
 
     days: float
     days_with_failures: float
     days_if_unsure: float
     store: str | None = None
-    seconds: float | None = None
+    seconds: float = 0.0
 
     @staticmethod
     def of(policy: Policy) -> Terms | None:
@@ -80,7 +82,8 @@ class Terms:
         if policy.strict or not days:
             return None
         failures, unsure = min(days, policy.remember_failures), min(days, _DAYS_IF_UNSURE)
-        return Terms(days, failures, unsure, policy.verdict_store, policy.select_seconds)
+        seconds = _LEAST_SECONDS if policy.select_seconds is None else policy.select_seconds
+        return Terms(days, failures, unsure, policy.verdict_store, seconds)
 
     def days_of(self, verdict: Verdict) -> float:
         """For how many days that verdict holds."""
@@ -201,7 +204,7 @@ class VerdictCache:
         serves = FLOOR if verdict.winner is None else self._keys[verdict.winner]
         if here.is_quarantined(self._request.graph_key, serves):
             return False
-        if verdict.in_a_hurry and (self._terms.seconds or 0.0) > verdict.seconds:
+        if verdict.in_a_hurry and self._terms.seconds > verdict.seconds:
             return False
         days = (datetime.now(UTC) - verdict.measured).total_seconds() / _DAY
         return -_SKEW < days < self._terms.days_of(verdict)

@@ -106,24 +106,23 @@ class JsonLinesSink(Sink):
             if graph.file.path != self._file.path:
                 graph.serial = self._next_serial()
             graph.file = self._file
-            graph.record = record
-        self._write(graph)
-        if graph.runtime is None:
-            graph.record = {}
+            if graph.runtime is not None:
+                graph.record = record
+        self._write(graph, record)
 
     def close(self) -> None:
         """Append a further record of each graph whose counters moved, and what failed before."""
         self._patience = PATIENCE
         for graph in tuple(self._graphs):
-            runtime = graph.runtime
-            if runtime is None:  # let go of meanwhile
+            runtime, record = graph.runtime, graph.record
+            if runtime is None or not record:  # let go of meanwhile
                 continue
             now, gone = plain(runtime), not graph.file.path.parent.exists()
-            if not graph.record or (graph.written and gone):
+            if graph.written and gone:
                 continue  # who removed the folder wants no new one with the last counters alone
             if graph.written != now:
-                graph.record = {**graph.record, "runtime": now}
-                self._write(graph)
+                graph.record = {**record, "runtime": now}
+                self._write(graph, graph.record)
 
     def _look_around(self) -> None:
         """What the environment says now; a relative path is where it was when first met."""
@@ -156,8 +155,7 @@ class JsonLinesSink(Sink):
         _serials[self._file.path] = serial + 1
         return serial
 
-    def _write(self, graph: _Graph) -> None:
-        record = graph.record
+    def _write(self, graph: _Graph, record: dict[str, Any]) -> None:
         line = _line({**record, "process": self._process, "serial": graph.serial})
         try:
             graph.file.append(line, self._limit, self._patience)
