@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -19,6 +19,7 @@ from composer.backends import refuse_slip
 from composer.errors import OptionError, UnknownNameError
 from composer.policy import (
     Facts,
+    FormatVersion,
     Layer,
     Match,
     Policy,
@@ -52,17 +53,10 @@ class PolicyBook(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    version: Literal[1] = 1
+    version: FormatVersion = 1
     defaults: Policy = Policy()
     models: tuple[Rule, ...] = ()
     backends: dict[str, dict[str, Any]] = Field(default_factory=dict)
-
-    @field_validator("version", mode="before")
-    @classmethod
-    def _a_whole_number(cls, version: Any) -> Any:
-        if type(version) is not int:  # True and 1.0 are equal to 1
-            raise ValueError("the version of the format is the whole number 1")
-        return version
 
     @field_validator("models", mode="before")
     @classmethod

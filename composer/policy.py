@@ -41,6 +41,16 @@ def _no_truth_value(value: Any) -> Any:
 _NUMBER = BeforeValidator(_no_truth_value)
 """Pydantic would take ``True`` for a second, or for all of a graph."""
 
+
+def _the_whole_number(version: Any) -> Any:
+    if type(version) is not int:  # True and 1.0 are equal to 1
+        raise ValueError("the version of the format is the whole number 1")
+    return version
+
+
+FormatVersion = Annotated[Literal[1], BeforeValidator(_the_whole_number)]
+"""Of a file that a person may edit."""
+
 Share = Annotated[float, Field(ge=0.0, le=1.0), _NUMBER]
 Seconds = Annotated[float, Field(gt=0.0, allow_inf_nan=False), _NUMBER]
 MiB = Annotated[int, Field(gt=0), _NUMBER]

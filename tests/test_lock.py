@@ -527,6 +527,7 @@ def test_lock_may_begin_with_a_byte_order_mark() -> None:
     LOCK.write_text(LOCK.read_text(), encoding="utf-8-sig")
     torch.compiler.reset()
     compiled(cosine, chain=["eager"], locked=True)(torch.ones(4))
+    assert last().chosen == "eager"
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,7 @@ def test_plan_has_a_job_for_each_shape(folder: Path) -> None:
         ("\ufeff[[models]]\ntarget = 'm'\n", "a target is module:factory"),
         ("models = []\n", "without a model there is nothing to tune"),
         ("version = 2\nmodels = []\n", "version"),
+        ("version = true\nmodels = []\n", "the version of the format is the whole number 1"),
         ("models = [", "cannot be read"),
     ],
 )

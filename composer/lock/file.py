@@ -17,10 +17,10 @@ from pydantic import (
     StrictBool,
     StrictInt,
     ValidationError,
-    field_validator,
 )
 
 from composer.errors import LockError
+from composer.policy import FormatVersion
 from composer.records import printable
 from composer.registry import did_you_mean
 
@@ -102,16 +102,9 @@ class Lock(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    version: Literal[1]
+    version: FormatVersion
     versions: dict[str, str]
     graphs: tuple[LockedGraph, ...]
-
-    @field_validator("version", mode="before")
-    @classmethod
-    def _a_whole_number(cls, version: Any) -> Any:
-        if type(version) is not int:  # True and 1.0 are equal to 1
-            raise ValueError("the version of the format is the whole number 1")
-        return version
 
     def entry(self, graph: LockedGraph) -> LockedGraph | None:
         """What the lock holds of this very graph."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from composer.backends import refuse_slip
 from composer.errors import OptionError, UnknownNameError
 from composer.models.workload import Workload
-from composer.policy import in_words, read_policy
+from composer.policy import FormatVersion, in_words, read_policy
 
 
 class Job(BaseModel):
@@ -91,7 +91,7 @@ class Plan(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    version: Literal[1] = 1
+    version: FormatVersion = 1
     models: tuple[PlannedModel, ...]
 
     @field_validator("models")
