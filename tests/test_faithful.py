@@ -319,6 +319,8 @@ TAKEN = {
         lambda x: (
             F.adaptive_avg_pool3d(x, (3, 4, 5)),
             F.adaptive_avg_pool3d(x[0], (None, 9, 1)),
+            F.adaptive_avg_pool3d(x, (7, 4, 5)),
+            F.adaptive_avg_pool3d(x, (7, 8, 11)),
             F.interpolate(x, size=(3, 5, 2), mode="area"),
         ),
         torch.cat([r(1, 2, 7, 8, 11), torch.full((1, 2, 7, 8, 11), math.inf)]),
