@@ -107,6 +107,18 @@ def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     return spelled[close[0]] if close else None
 
 
+def one_slip_apart(a: str, b: str) -> bool:
+    """Whether two names differ by a letter more, or another, or two neighbours that swapped.
+
+    That is a distance of one by Damerau, in capitals or not.
+    """
+    a, b = sorted((a.casefold(), b.casefold()), key=len)
+    while a and a[0] == b[0]:
+        a, b = a[1:], b[1:]
+    swapped = a[2:] == b[2:] and a[:2] == b[1::-1]
+    return a == b[1:] or a[1:] == b[1:] or swapped
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """``"; did you mean 'x'?"``, or nothing where nothing is close."""
     close = nearest(name, known)

@@ -416,7 +416,10 @@ def test_slips_in_names_raise_all_at_once() -> None:
 
 @pytest.mark.parametrize(
     ("name", "meant"),
-    [("ORT", "onnxrt"), ("torch_tensorrt", "tensorrt"), ("cudagraph_trees", "cudagraphs")],
+    [
+        *(("ORT", "onnxrt"), ("torch_tensorrt", "tensorrt"), ("cudagraph_trees", "cudagraphs")),
+        ("eagerly", "eager"),
+    ],
 )
 def test_name_that_nobody_registers_comes_with_the_one_that_was_meant(
     name: str, meant: str
@@ -425,6 +428,20 @@ def test_name_that_nobody_registers_comes_with_the_one_that_was_meant(
     compiled(cosine, name, honest)(torch.ones(2))
     assert last().attempts[0].reason == "not_registered"
     assert last().attempts[0].message.endswith(f"{name!r}; did you mean {meant!r}?")
+
+
+@pytest.mark.parametrize("slip", ["eagre", "onnxtr", "onnxtt", "tensotrt", "inductro", "aot_egaer"])
+def test_one_slip_of_the_pen_raises(slip: str) -> None:
+    """However short the name is: two letters that swapped are two fifths of ``eager``."""
+    with pytest.raises(BackendCompilerFailed, match="did you mean") as caught:
+        compiled(cosine, slip, honest)(torch.ones(2))
+    assert isinstance(caught.value.inner_exception, UnknownNameError)
+
+
+def test_a_short_name_that_nobody_knows_is_no_slip() -> None:
+    """Of three letters one is a third."""
+    compiled(cosine, "tsm", honest)(torch.ones(2))
+    assert last().attempts[0].reason == "not_registered"
 
 
 def test_a_path_that_cannot_be_imported_raises() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from composer import registry
 from composer.errors import ComposerError, UnknownNameError
-from composer.registry import Registry, nearest
+from composer.registry import Registry, nearest, one_slip_apart
 
 
 def test_get_imports_on_demand() -> None:
@@ -74,3 +74,16 @@ def test_a_value_of_this_process_takes_no_name_over() -> None:
     assert things.get("loads") is json.loads
     with pytest.raises(ComposerError, match="'dumps' cannot be 'json:load'"):
         things.add("dumps", json.load)
+
+
+@pytest.mark.parametrize("slip", ["eagre", "eage", "eagger", "eaget", "Eager", "aeger", "eagerr"])
+def test_one_slip_is_a_letter_more_or_less_or_another_or_two_swapped(slip: str) -> None:
+    """In either order."""
+    assert one_slip_apart(slip, "eager")
+    assert one_slip_apart("eager", slip)
+
+
+@pytest.mark.parametrize("other", ["eagle", "eagerly", "aegre", "fast", "", "regae"])
+def test_two_slips_are_not_one(other: str) -> None:
+    """They may be another name."""
+    assert not one_slip_apart(other, "eager")

@@ -11,7 +11,7 @@ from composer import _torch, interrupts
 from composer.backends.base import Backend
 from composer.backends.dynamo import CallableBackend, NamedBackend
 from composer.errors import ComposerError, UnknownNameError, import_failure
-from composer.registry import Registry, nearest
+from composer.registry import Registry, nearest, one_slip_apart
 
 BACKENDS: Registry[Any] = Registry(
     "backend",
@@ -26,7 +26,11 @@ BACKENDS: Registry[Any] = Registry(
 )
 
 _SLIP = 0.85
-"""How alike an unknown name and a known one must be to count as a slip of the pen."""
+"""How alike an unknown name and a known one must be to count as a slip of the pen, as must those
+that are :func:`~composer.registry.one_slip_apart`."""
+
+_LONG = 5
+"""Letters that a name needs for one of them to be a slip: ``tvm`` and ``tvx`` are two engines."""
 
 _ALSO_CALLED = {
     **dict.fromkeys(("onnx", "onnxruntime", "ort"), "onnxrt"),
@@ -70,8 +74,10 @@ def refuse_slip(name: str) -> None:
         UnknownNameError: with that one.
     """
     known = names()
-    slip = None if name in known else nearest(name, known, cutoff=_SLIP)
-    if slip:
+    if name in known:
+        return
+    slips = (each for each in sorted(known) if len(each) >= _LONG and one_slip_apart(name, each))
+    if slip := next(slips, None) or nearest(name, known, cutoff=_SLIP):
         raise UnknownNameError(f"unknown backend {name!r}; did you mean {slip!r}?")
 
 
