@@ -451,6 +451,44 @@ def test_annotations_that_do_not_resolve_are_left_to_the_class() -> None:
         assert made.size == "any"
 
 
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_dataclass_need_not_be_frozen(engine: str, stage: str) -> None:
+    """Nor be one at all, to have options."""
+
+    @dataclass
+    class Thawed(CosineToSine):
+        times: int = 1
+
+        def run(self, gm):
+            assert self.times == 5
+            return super().run(gm)
+
+    class Plain(GraphPass):
+        def __init__(self, times: int) -> None:
+            self.times = times
+
+        def run(self, gm):
+            assert self.times == 5
+            return 0
+
+    for each in (Thawed, Plain):
+        each.stage = stage
+    args = inputs()
+    tables = [{"pass": Thawed, "times": 5}, {"pass": Plain, "times": 5}]
+    result = compiled(program, engine, passes=tables, on_pass_error="raise", strict=True)(*args)
+    torch.testing.assert_close(result, rewritten(*args))
+    assert [(each.name, each.matches) for each in last().passes] == [("thawed", 1), ("plain", 0)]
+    assert Thawed().uuid() != Thawed(2).uuid()
+
+
+@pytest.mark.parametrize("thing", [int, CosineToSine(), "a_pass"])
+def test_what_is_no_class_of_passes_is_not_registered(thing: object) -> None:
+    """The error names it."""
+    with pytest.raises(OptionError, match="register is for subclasses of GraphPass, not"):
+        composer.passes.register(thing)
+
+
 @dataclass(frozen=True)
 class Particular(CosineToSine):
     sizes: tuple[int, ...] = ()

@@ -17,6 +17,7 @@ from composer.graphs import capture
 from composer.lock.file import LockedGraph, LockedPass
 from composer.machine import version_of
 from composer.passes.base import GraphPass
+from composer.passes.fingerprint import fields_of
 from composer.passes.function import qualified_name
 from composer.passes.resolve import SharedPasses
 from composer.policy import Policy
@@ -83,7 +84,7 @@ def _passes(shared: SharedPasses) -> tuple[LockedPass, ...]:
 
 
 def _pass(each: GraphPass) -> LockedPass:
-    fields = {f.name: getattr(each, f.name) for f in dataclasses.fields(each)}
+    fields = {f.name: getattr(each, f.name) for f in fields_of(each)}
     uuid = each.uuid()
     return LockedPass(
         name=each.name,

@@ -1,6 +1,6 @@
 """Shared passes: written once, run for every engine, and for the floor.
 
-A pass is a frozen dataclass (:class:`GraphPass`) that edits one graph in place. Policies list
+A pass is an object of a subclass of :class:`GraphPass`; it edits one graph in place. Policies list
 passes by name, by ``"module:Class"``, or as objects; ``docs/writing-a-pass.md`` goes from an empty
 file to a package.
 

@@ -1,8 +1,7 @@
-"""What a pass is: a frozen dataclass that edits one graph in place, and says how often."""
+"""What a pass is: a class that edits one graph in place, and says how often."""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import re
 from abc import ABC, abstractmethod
@@ -18,6 +17,7 @@ from composer.errors import OptionError
 from composer.passes.fingerprint import (
     Unstable,
     digest,
+    fields_of,
     members_of_class,
     source_of_class,
     source_of_module,
@@ -36,12 +36,11 @@ class PassResult:
     matches: int | None = None
 
 
-@dataclass(frozen=True)
 class GraphPass(ABC):
     """One rewrite: one class, one file, one name. Its options are its fields.
 
-    A subclass that has options is itself decorated with ``@dataclass(frozen=True)``, or keeps what
-    a constructor of its own is given.
+    A subclass that has options is decorated with ``@dataclass``, best a frozen one, or keeps what a
+    constructor of its own is given.
 
     **Before** :meth:`run`, the graph passes ``lint``, is in topological order and every node
     carries its fake value: ``meta["example_value"]`` at stage ``torch``, ``meta["val"]`` at all
@@ -107,9 +106,9 @@ class GraphPass(ABC):
     def _parameters(self) -> dict[str, Any]:
         """What :meth:`uuid` covers of the instance: its fields, and what else it was given to keep.
 
-        A pass need not be a dataclass. What it computes once and keeps follows from the rest.
+        What it computes once and keeps follows from the rest.
         """
-        fields = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        fields = {each.name: getattr(self, each.name) for each in fields_of(self)}
         kept = {
             name: value
             for name, value in vars(self).items()

@@ -63,8 +63,13 @@ def _up_to(cls: type, root: type) -> list[type]:
     return [each for each in cls.__mro__ if issubclass(each, root) and each is not root]
 
 
+def fields_of(thing: Any) -> tuple[dataclasses.Field[Any], ...]:
+    """The fields of a class or an instance; none where it is no dataclass."""
+    return dataclasses.fields(thing) if is_dataclass(thing) else ()
+
+
 def _members(cls: type) -> dict[str, Any]:
-    fields = {each.name for each in dataclasses.fields(cls)} if is_dataclass(cls) else set()
+    fields = {each.name for each in fields_of(cls)}
     slots = types.MemberDescriptorType | types.GetSetDescriptorType
     return {
         name: member

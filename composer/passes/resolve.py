@@ -99,7 +99,10 @@ def register(cls: PassClass) -> PassClass:
 
     Raises:
         ComposerError: another class has that name.
+        OptionError: it is no class of passes.
     """
+    if not (isinstance(cls, type) and issubclass(cls, GraphPass)):
+        raise OptionError(f"register is for subclasses of GraphPass, not {cls!r}")
     PASSES.add(cls.name, cls)
     return cls
 
@@ -216,7 +219,7 @@ def _instance(cls: type[GraphPass], fields: dict[str, Any]) -> GraphPass:
     known = list(inspect.signature(cls).parameters)
     undeclared = [name for name in annotated(cls) if name not in known]
     if undeclared and "__init__" not in vars(cls):
-        what = f"annotates {', '.join(undeclared)}; decorate it with @dataclass(frozen=True)"
+        what = f"annotates {', '.join(undeclared)}; decorate it with @dataclass"
         raise OptionError(f"pass {cls.name!r} {what}")
     unknown = [name for name in fields if name not in known]
     if unknown:

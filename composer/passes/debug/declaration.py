@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import enum
 import inspect
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -14,6 +14,7 @@ from composer import interrupts
 from composer.errors import PassError, class_and_text
 from composer.passes.base import GraphPass
 from composer.passes.debug.watch import Findings
+from composer.passes.fingerprint import fields_of
 from composer.passes.function import FunctionPass
 from composer.passes.resolve import annotated
 from composer.records import Stage
@@ -49,10 +50,10 @@ def _stage(each: GraphPass) -> str:
 
 
 def _fields(each: GraphPass) -> str:
-    known = {field.name for field in dataclasses.fields(each)}
+    known = {field.name for field in fields_of(each)}
     lost = [name for cls in type(each).__mro__ for name in _own(cls) if name not in known]
     if lost:
-        return f"it annotates {', '.join(lost)} and is not decorated with @dataclass(frozen=True)"
+        return f"it annotates {', '.join(lost)} and is not decorated with @dataclass"
     return ""
 
 
@@ -68,13 +69,13 @@ def _examine_uuid(each: GraphPass, findings: Findings) -> None:
         return
     if each.uuid() != uuid or copy.copy(each).uuid() != uuid:
         findings.broke(PassError(each.name, "uuid", "an equal pass has another uuid"))
-    for field in () if isinstance(each, FunctionPass) else dataclasses.fields(each):
+    for field in () if isinstance(each, FunctionPass) else fields_of(each):
         other = _other(getattr(each, field.name)) if field.init else None
         if other is None:
             findings.advise(f"whether its uuid covers {field.name!r} was not tried")
             continue
         try:
-            changed = dataclasses.replace(each, **{field.name: other})
+            changed = dataclasses.replace(cast(Any, each), **{field.name: other})
         except Exception:  # noqa: BLE001  # the pass does not take that value
             findings.advise(f"whether its uuid covers {field.name!r} was not tried")
             continue
