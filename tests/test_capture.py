@@ -249,6 +249,21 @@ def test_clone_leaves_the_modes_of_modules_as_they_are() -> None:
     assert not model[1].training
 
 
+@pytest.mark.parametrize("engine", ["onnxrt", "composer_openvino", "composer"])
+@pytest.mark.parametrize("returns", [lambda y: y, lambda y: {"a": [y, y + 1]}, lambda y: (y,)])
+@torch.no_grad()
+def test_an_engine_called_directly_returns_what_the_graph_does(engine: str, returns) -> None:
+    """AOTAutograd takes flat tuples, as Dynamo's graphs return them."""
+    gm = torch.fx.symbolic_trace(lambda x: returns(x.relu().exp()))
+    x = torch.randn(3, 4)
+    got = torch._dynamo.lookup_backend(engine)(gm, [x])(x)
+    wanted = gm(x)
+    torch.testing.assert_close(tuple(got) if isinstance(wanted, tuple) else got, wanted)
+    if isinstance(got, dict):
+        assert type(got) is dict
+        got["b"] = got["a"].pop()
+
+
 class Incomparable(torch.Tensor):
     """As quantized weights are, which know few operators."""
 

@@ -57,10 +57,21 @@ def flat_outputs(
         return gm, None
     flat = clone_graph(gm)
     (returned,) = flat.graph.find_nodes(op="output")
-    leaves, restore = _torch.flatten(returned.args[0])
+    leaves, restore = _torch.flatten(_as_returned(returned.args[0]))
     returned.args = (tuple(leaves),)
     flat.recompile()
     return flat, restore
+
+
+def _as_returned(value: Any) -> Any:
+    """An output as the graph's code returns it; the graph holds lists and dicts that are fixed."""
+    if isinstance(value, dict):
+        return {key: _as_returned(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return list(map(_as_returned, value))
+    if type(value) is tuple:
+        return tuple(map(_as_returned, value))
+    return value
 
 
 def flat_inputs(

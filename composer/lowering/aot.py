@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.fx
@@ -32,6 +32,8 @@ from composer.passes import late
 from composer.records import Reason, Stage, Status
 
 _CPU = torch.device("cpu")
+
+DynamoBackend = TypeVar("DynamoBackend", bound=Callable[..., Callable[..., Any]])
 
 Expected = tuple[tuple[int | None, ...], torch.dtype]
 """Sizes of an output, ``None`` for those that only the data tell, and its dtype."""
@@ -79,6 +81,22 @@ class FunctionalGraph:
 
 
 GraphBuilder = Callable[[FunctionalGraph], Callable[..., Any]]
+
+
+def with_any_outputs(backend: DynamoBackend) -> DynamoBackend:
+    """Have a backend take a graph that returns a tensor or a dict, which AOTAutograd refuses.
+
+    Dynamo's own graphs return flat tuples. One that is traced otherwise, and given to the backend
+    directly, may return anything; what is compiled returns the same.
+    """
+
+    @functools.wraps(backend)
+    def compile_graph(gm: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Callable[..., Any]:
+        flat, restore = clones.flat_outputs(gm)
+        compiled = backend(flat, *args, **kwargs)
+        return compiled if restore is None else lambda *inputs: restore(compiled(*inputs))
+
+    return cast(DynamoBackend, compile_graph)
 
 
 def compile_functional(

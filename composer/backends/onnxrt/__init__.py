@@ -33,7 +33,12 @@ from composer.backends.onnxrt.library import is_for_cpu_alone, onnxruntime
 from composer.backends.onnxrt.settings import read_settings
 from composer.errors import refuse
 from composer.lowering import keeping
-from composer.lowering.aot import FunctionalGraph, GraphKind, compile_functional
+from composer.lowering.aot import (
+    FunctionalGraph,
+    GraphKind,
+    compile_functional,
+    with_any_outputs,
+)
 from composer.lowering.decompositions.fusions import fusions
 from composer.lowering.devices import devices_of
 from composer.lowering.regions import Split
@@ -75,6 +80,7 @@ class OnnxRuntimeBackend(Backend):
         return _torch.lookup_backend("onnxrt")(gm, example_inputs, options=options)  # type: ignore[call-arg]  # Dynamo's protocol names two arguments; onnxrt takes more
 
 
+@with_any_outputs
 def onnxrt(
     gm: torch.fx.GraphModule,
     example_inputs: Sequence[Any],

@@ -29,7 +29,12 @@ from composer.backends.openvino.settings import read_settings
 from composer.errors import refuse
 from composer.graphs import low_precision
 from composer.lowering import keeping
-from composer.lowering.aot import FunctionalGraph, GraphKind, compile_functional
+from composer.lowering.aot import (
+    FunctionalGraph,
+    GraphKind,
+    compile_functional,
+    with_any_outputs,
+)
 from composer.lowering.trial import try_once
 from composer.records import GraphRequest, Reason, Status
 
@@ -70,6 +75,7 @@ class OpenVinoBackend(Backend):
         return composer_openvino(gm, example_inputs, mode=mode, options=options)
 
 
+@with_any_outputs
 def composer_openvino(
     gm: torch.fx.GraphModule,
     example_inputs: Sequence[Any],

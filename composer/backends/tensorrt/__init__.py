@@ -27,7 +27,12 @@ from composer.backends.base import (
 from composer.backends.tensorrt import probe
 from composer.backends.tensorrt.foreign import build_with_torch_tensorrt
 from composer.errors import refuse
-from composer.lowering.aot import FunctionalGraph, GraphKind, compile_functional
+from composer.lowering.aot import (
+    FunctionalGraph,
+    GraphKind,
+    compile_functional,
+    with_any_outputs,
+)
 from composer.lowering.devices import devices_of
 from composer.lowering.trial import try_once
 from composer.records import GraphRequest, Reason, Status
@@ -83,6 +88,7 @@ class TensorRTBackend(Backend):
         return _torch.lookup_backend(NAME)(gm, example_inputs, mode=mode, options=options)  # type: ignore[call-arg]  # Dynamo's protocol names two arguments; tensorrt takes more
 
 
+@with_any_outputs
 def tensorrt(
     gm: torch.fx.GraphModule,
     example_inputs: Sequence[Any],
