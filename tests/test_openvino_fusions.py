@@ -298,6 +298,62 @@ def test_openvino_takes_slopes_along_the_channels(monkeypatch: pytest.MonkeyPatc
     assert (compiled(leaky, NAME)(x) - leaky(x)).abs().max() > 0.1
 
 
+class Channels(torch.nn.Module):
+    """A linear layer without a bias, and what reads a number for each index of dimension 1."""
+
+    def __init__(self, behind, sizes: tuple[int, ...], rectify: bool = False) -> None:
+        super().__init__()
+        self.behind, self.rectify = behind, rectify
+        self.linear = torch.nn.Linear(6, 8, bias=False)
+        channels = torch.randn(sizes[0], *(1 for _ in sizes))
+        self.channels = torch.nn.Parameter(channels)
+
+    def forward(self, x):
+        y = self.linear(x)
+        return self.behind(F.relu(y) if self.rectify else y, self.channels)
+
+
+BEHIND = {
+    "sum": lambda y, b: y + b,
+    "difference": lambda y, b: b - y,
+    "product": lambda y, b: F.gelu(y) * b,
+    "quotient": lambda y, b: y.tanh() / (b.abs() + 1),
+    "softmax": lambda y, b: (y + b).softmax(-1),
+    "slopes": lambda y, b: F.prelu(y, b.flatten()),
+    "rectified": lambda y, b: F.relu(y) - F.relu(-y) * b,
+    "square": lambda y, b: (y - b) ** 2,
+    "norm": lambda y, b: F.batch_norm(
+        F.relu(y), b.flatten(), b.flatten().abs() + 1, b.flatten(), b.flatten()
+    ),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["fixed", "dynamic"])
+@pytest.mark.parametrize("rectify", [False, True], ids=["", "relu"])
+@pytest.mark.parametrize("sizes", [(8, 5), (5, 8), (8, 3, 5)], ids=str)
+@pytest.mark.parametrize("behind", BEHIND.values(), ids=BEHIND)
+def test_channels_behind_a_layer_are_dimension_1(behind, sizes, rectify, dynamic) -> None:
+    """Not the layer's own outputs, whether there are as many or not."""
+    model, x = Channels(behind, sizes, rectify).eval(), torch.randn(2, *sizes, 6)
+    if dynamic:
+        torch._dynamo.mark_dynamic(x, 0)
+    check(model, x)
+
+
+@pytest.mark.parametrize(
+    ("behind", "dynamic"), [("slopes", False), ("rectified", False), ("sum", True), ("norm", True)]
+)
+def test_openvino_takes_channels_for_a_layers_outputs(
+    behind: str, dynamic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rule may go when it does not any more (2026.4 does)."""
+    monkeypatch.setattr(corrections, "ALWAYS", ())
+    model, x = Channels(BEHIND[behind], (8, 5)).eval(), torch.randn(2, 8, 5, 6)
+    if dynamic:
+        torch._dynamo.mark_dynamic(x, 0)
+    assert not torch.allclose(compiled(model, NAME)(x), model(x), atol=0.1)
+
+
 ALMOST_GELU = {
     "erf of a quotient": lambda x: 0.5 * x * (1 + torch.erf(x / 1.415)),
     "erf of a product": lambda x: 0.5 * x * (1 + torch.erf(x * 0.7065)),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from composer.backends.openvino.corrections.channels import widen_channels
 from composer.backends.openvino.corrections.comparisons import turn_comparisons
 from composer.backends.openvino.corrections.gelus import tell_from_gelu
 from composer.backends.openvino.corrections.magnitudes import compute_magnitudes, keep_signs
@@ -33,6 +34,7 @@ ALWAYS: tuple[Edit, ...] = (
     compute_magnitudes,
     keep_signs,
     keep_windows,
+    widen_channels,
 )
 """For what is wrong in every precision."""
 
