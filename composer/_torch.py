@@ -70,7 +70,7 @@ from torch._dynamo.exc import InvalidBackend as InvalidBackend
 from torch._dynamo.exc import RestartAnalysis, SkipFrame, Unsupported, UserError
 from torch._dynamo.guards import GuardBuilder
 from torch._dynamo.resume_execution import ContinueExecutionCache
-from torch._dynamo.source import GlobalStateSource
+from torch._dynamo.source import GlobalStateSource, RandomValueSource
 from torch._dynamo.symbolic_convert import InstructionTranslator, InstructionTranslatorBase
 from torch._dynamo.utils import counters
 from torch._guards import CompileContext, TracingContext, tracing
@@ -251,6 +251,11 @@ def is_marked_by_program(node: torch.fx.Node) -> bool:
     source = getattr(node, "_dynamo_source", None)
     found = getattr(source, "guard_source", None)
     return found is not None and is_static_input(node) and "MODULE" not in found.name
+
+
+def is_random_number(placeholder: torch.fx.Node) -> bool:
+    """Whether the input is a number that the program draws by Python's ``random`` at each call."""
+    return isinstance(getattr(placeholder, "_dynamo_source", None), RandomValueSource)
 
 
 def owner_of_buffer(placeholder: torch.fx.Node) -> object | None:

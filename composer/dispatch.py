@@ -76,6 +76,7 @@ def compose(
     started = time.perf_counter()
     _torch.compile_anew_in_forward_mode()
     gm, example_inputs, flatten = clones.flat_inputs(gm, example_inputs)
+    flatten = flatten or clones.with_captured_dtypes(gm, example_inputs)
     gm, restore = clones.flat_outputs(gm)
     case = _prepare(capture.read_request(gm, example_inputs, mode=mode), options)
     postponed = overtaking.BackgroundContest.of(case.policy, case.request, case.contenders)

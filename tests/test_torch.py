@@ -7,6 +7,7 @@ import functools
 import inspect
 import operator
 import os
+import random
 import re
 import signal
 import sys
@@ -473,6 +474,21 @@ def test_owner_of_buffer_is_the_module_that_dynamo_read_it_from() -> None:
     assert owners.count(None) == 3
     assert all(_torch.owner_of_buffer(node) is None for node in placeholders)
     assert isinstance(norm[0], _torch._BatchNorm)
+
+
+def test_is_random_number_knows_what_python_draws() -> None:
+    """At each call, and Dynamo passes it as float64, whatever it captured."""
+    found, passed = [], []
+
+    def probe(gm, example_inputs):
+        nodes = gm.graph.find_nodes(op="placeholder")
+        pairs = zip(nodes, example_inputs, strict=True)
+        found.extend((_torch.is_random_number(node), value.dtype) for node, value in pairs)
+        return lambda *args: passed.extend(each.dtype for each in args) or gm(*args)
+
+    torch.compile(lambda x: x + random.uniform(0, 1), backend=probe)(torch.ones(2))
+    assert sorted(found, key=str) == [(False, torch.float32), (True, torch.float32)]
+    assert set(passed) == {torch.float32, torch.float64}
 
 
 def test_hint_is_the_first_calls_size() -> None:

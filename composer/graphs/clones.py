@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections import Counter
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -92,6 +93,28 @@ def flat_inputs(
             _spread(node, len(value))
     flat.recompile()
     return flat, _spread_out(example_inputs), _taken
+
+
+def with_captured_dtypes(
+    gm: torch.fx.GraphModule, example_inputs: Sequence[Any]
+) -> Callable[[Sequence[Any]], list[Any]] | None:
+    """What gives a call's inputs the dtypes that the graph was captured with; ``None`` if all have.
+
+    Dynamo (torch 2.13) captures a number that the program draws by ``random.uniform`` in the default
+    dtype and passes it in float64, which engines that read it by address take for another one.
+    """
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    inputs = zip(placeholders, example_inputs, strict=True)
+    drawn = {
+        place: value.dtype
+        for place, (node, value) in enumerate(inputs)
+        if _torch.is_random_number(node) and value.is_floating_point()
+    }
+    return functools.partial(_cast, drawn) if drawn else None
+
+
+def _cast(dtypes: Mapping[int, torch.dtype], args: Sequence[Any]) -> list[Any]:
+    return [each.to(dtypes[i]) if i in dtypes else each for i, each in enumerate(args)]
 
 
 def _spread(node: torch.fx.Node, size: int) -> None:

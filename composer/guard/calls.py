@@ -36,7 +36,7 @@ def watch(
     Args:
         engine: What serves the graph.
         runtime: Where calls are counted.
-        flatten: Makes the flat inputs of the caller's, where those hold lists.
+        flatten: Makes the graph's inputs of the caller's, where those hold lists or other dtypes.
         restore: Puts the flat outputs back into the caller's structure; for graphs that are called
             directly, without Dynamo.
         rescue: What to do when the engine raises, or is wrong; ``None`` lets the error through.
