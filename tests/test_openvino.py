@@ -18,7 +18,7 @@ import composer
 from composer import _torch
 from composer.backends import openvino as backend
 from composer.backends.base import computing_in
-from composer.backends.openvino import corrections, engine, kernels, library, wide
+from composer.backends.openvino import corrections, engine, kernels, library, memory, wide
 from composer.backends.openvino.model import Model, read_model, unread_nodes, with_weights
 from composer.lowering.onnx import OnnxGraph
 
@@ -1121,3 +1121,22 @@ def test_a_mean_of_all_without_axes_is_taken(dims, keepdim: bool) -> None:
         torch.testing.assert_close(compiled(mean, "composer_openvino")(x), mean(x))
     assert last().attempts[0].coverage == 1.0, last().attempts[0].message
     assert last().chosen == "composer_openvino"
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["fixed", "dynamic"])
+def test_what_openvino_was_given_can_still_be_resized(dynamic: bool) -> None:
+    """Inputs, weights, and outputs in torch's memory; FSDP resizes weights to nothing and back."""
+    model, x = torch.nn.Linear(4, 4), torch.randn(3, 4)
+    if dynamic:
+        torch._dynamo.mark_dynamic(x, 0)
+    outputs = compiled(model, NAME)(x)
+    assert last().chosen == NAME
+    for each in (x, model.weight, *(() if dynamic else (outputs,))):
+        assert each.untyped_storage().resizable()
+
+
+def test_a_tensor_of_another_dtype_is_refused() -> None:
+    """Its memory would be read as what it is not."""
+    feed = memory.feed_for(torch.float32)
+    with pytest.raises(TypeError, match=r"compiled for torch\.float32, and this is torch\.float64"):
+        feed(torch.ones(2, dtype=torch.float64))

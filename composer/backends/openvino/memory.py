@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import torch
 
 from composer import _torch
@@ -24,6 +25,20 @@ _NAMES = {
     torch.uint8: "u8",
     torch.bool: "boolean",
 }
+
+_TYPES = {
+    torch.float32: "f4",
+    torch.float16: "f2",
+    torch.bfloat16: "i2",
+    torch.float64: "f8",
+    torch.int64: "i8",
+    torch.int32: "i4",
+    torch.int16: "i2",
+    torch.int8: "i1",
+    torch.uint8: "u1",
+    torch.bool: "b1",
+}
+"""NumPy's names of them; of what has as many bytes where it has none."""
 
 _INT32 = torch.iinfo(torch.int32)
 
@@ -55,7 +70,13 @@ def feed_for(dtype: torch.dtype | None) -> Feed:
     if dtype is None:
         return _feed_integer
     make, kind = openvino.Tensor, type_of(dtype)
-    return lambda tensor: make(_array(tensor.contiguous()), tensor.shape, kind)
+
+    def feed(tensor: torch.Tensor) -> Any:
+        if tensor.dtype is not dtype:
+            raise TypeError(f"the graph was compiled for {dtype}, and this is {tensor.dtype}")
+        return make(_array(tensor.contiguous()), tensor.shape, kind)
+
+    return feed
 
 
 def _feed_integer(number: int) -> Any:
@@ -64,11 +85,28 @@ def _feed_integer(number: int) -> Any:
     return as_tensor(as_scalar(number))
 
 
+class _Memory:
+    """A contiguous tensor's memory by NumPy's array interface.
+
+    Behind ``Tensor.numpy()`` it could not be resized any more, as FSDP does with weights and
+    programs with their own tensors (torch 2.13).
+    """
+
+    __slots__ = ("__array_interface__", "tensor")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor  # kept alive by the array that is made of this
+        self.__array_interface__ = {
+            "data": (tensor.data_ptr(), False),
+            "shape": tensor.shape,
+            "typestr": _TYPES[tensor.dtype],
+            "version": 3,
+        }
+
+
 def _array(tensor: torch.Tensor) -> Any:
     """A numpy array over the tensor's memory; of other elements of the same size for bfloat16."""
-    if tensor.requires_grad:
-        tensor = tensor.detach()
-    return (tensor.view(torch.int16) if tensor.dtype is torch.bfloat16 else tensor).numpy()
+    return numpy.asarray(_Memory(tensor))
 
 
 def place_for(output: Output, said: Any) -> Place:
