@@ -971,6 +971,18 @@ def test_what_is_asserted_of_nothing_is_no_value() -> None:
     assert last().chosen == "onnxrt", last().attempts[0].message
 
 
+@pytest.mark.parametrize("engine", ["onnxrt", "composer_openvino"])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_an_exponent_may_be_dynamic(engine: str, sign: int) -> None:
+    """The exporter takes one that is known."""
+    function = lambda x, n: (x.abs() + 0.5) ** (sign * n)  # noqa: E731
+    run, x = compiled(function, engine), r(3, 4)
+    with torch.no_grad():
+        for exponent in (2, 3, 5):
+            torch.testing.assert_close(run(x, exponent), function(x, exponent))
+    assert (last().chosen, last().attempts[0].coverage) == (engine, 1.0)
+
+
 def test_a_dynamic_dimension_is_not_squeezed_for_good() -> None:
     """Squeezing a size that is not one is a no-op in torch, an error in ONNX."""
     f = compiled(lambda x: x.squeeze(1).relu(), "onnxrt", dynamic=True)

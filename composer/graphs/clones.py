@@ -100,8 +100,8 @@ def with_captured_dtypes(
 ) -> Callable[[Sequence[Any]], list[Any]] | None:
     """What gives a call's inputs the dtypes that the graph was captured with; ``None`` if all have.
 
-    Dynamo (torch 2.13) captures a number that the program draws by ``random.uniform`` in the default
-    dtype and passes it in float64, which engines that read it by address take for another one.
+    Dynamo (torch 2.13) captures a number that the program draws by ``random.uniform`` in the
+    default dtype and passes it in float64, which engines that read by address take for another.
     """
     placeholders = gm.graph.find_nodes(op="placeholder")
     inputs = zip(placeholders, example_inputs, strict=True)

@@ -346,7 +346,11 @@ def power(x: torch.Tensor, exponent: Any) -> Any:
     In float16 it makes powers of them on the CPU.
     """
     has_powers = x.dtype is torch.float16 and x.device.type == "cpu"
-    if has_powers or not x.dtype.is_floating_point or abs(exponent) != 0.5:
+    if has_powers or not x.dtype.is_floating_point:
+        return NotImplemented
+    if isinstance(exponent, torch.SymInt):  # the exporter takes numbers that are known
+        return torch.pow(x, _held(exponent, x))
+    if abs(exponent) != 0.5:
         return NotImplemented
     return torch.sqrt(x) if exponent > 0 else torch.rsqrt(x)
 
