@@ -108,9 +108,9 @@ def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
 
 
 def one_slip_apart(a: str, b: str) -> bool:
-    """Whether two names differ by a letter more, or another, or two neighbours that swapped.
+    """Whether two names differ by no more than a letter added, or another, or two that swapped.
 
-    That is a distance of one by Damerau, in capitals or not.
+    That is a distance of at most one by Damerau, in capitals or not.
     """
     a, b = sorted((a.casefold(), b.casefold()), key=len)
     while a and a[0] == b[0]:

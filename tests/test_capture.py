@@ -283,6 +283,17 @@ def test_a_number_that_python_draws_is_what_the_graph_was_captured_for(engine: s
     assert last().runtime.fallbacks == 0
 
 
+@pytest.mark.parametrize("engine", ["onnxrt", "composer_openvino"])
+@torch.no_grad()
+def test_an_engine_that_serves_alone_is_given_it_as_well(engine: str) -> None:
+    """By its own name, which composer is not asked about."""
+    run, x = torch.compile(lambda x: x * random.uniform(0, 1), backend=engine), torch.randn(4)
+    random.seed(0)
+    wanted = x * random.uniform(0, 1)
+    random.seed(0)
+    torch.testing.assert_close(run(x), wanted)
+
+
 class Incomparable(torch.Tensor):
     """As quantized weights are, which know few operators."""
 

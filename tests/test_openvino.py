@@ -1140,3 +1140,9 @@ def test_a_tensor_of_another_dtype_is_refused() -> None:
     feed = memory.feed_for(torch.float32)
     with pytest.raises(TypeError, match=r"compiled for torch\.float32, and this is torch\.float64"):
         feed(torch.ones(2, dtype=torch.float64))
+
+
+def test_a_tensor_that_is_negated_lazily_is_negated() -> None:
+    """Its memory has the other sign."""
+    feed = memory.feed_for(torch.float32)
+    assert feed(torch._neg_view(torch.ones(2))).data.tolist() == [-1, -1]

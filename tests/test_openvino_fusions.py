@@ -340,6 +340,40 @@ def test_channels_behind_a_layer_are_dimension_1(behind, sizes, rectify, dynamic
     check(model, x)
 
 
+def test_channels_are_found_in_deep_models() -> None:
+    """Constants are told from what is computed without following each value to its beginning."""
+
+    class Deep(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = torch.nn.ModuleList(torch.nn.Conv2d(2, 2, 1) for _ in range(250))
+            self.head = torch.nn.Linear(2, 4, bias=False)
+
+        def forward(self, x):
+            for block in self.blocks:
+                x = F.silu(block(x)) + x * 0.1
+            return self.head(x.permute(0, 2, 3, 1))
+
+    check(Deep().eval(), torch.randn(1, 2, 4, 4))
+
+
+def test_one_output_for_all_channels_is_left_alone() -> None:
+    """Its dimension may be repeated to one that varies."""
+
+    class One(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(6, 1, bias=False)
+            self.channels = torch.nn.Parameter(torch.randn(5, 1, 1))
+
+        def forward(self, x, z):
+            return self.linear(x) * z * self.channels
+
+    z = torch.randn(2, 5, 7, 9)
+    torch._dynamo.mark_dynamic(z, 3)
+    check(One().eval(), torch.randn(2, 5, 7, 6), z)
+
+
 @pytest.mark.parametrize(
     ("behind", "dynamic"), [("slopes", False), ("rectified", False), ("sum", True), ("norm", True)]
 )

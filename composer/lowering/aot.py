@@ -83,18 +83,28 @@ class FunctionalGraph:
 GraphBuilder = Callable[[FunctionalGraph], Callable[..., Any]]
 
 
-def with_any_outputs(backend: DynamoBackend) -> DynamoBackend:
-    """Have a backend take a graph that returns a tensor or a dict, which AOTAutograd refuses.
+def as_dynamo_backend(backend: DynamoBackend) -> DynamoBackend:
+    """Have a backend take what AOTAutograd and engines do not, where composer does not call it.
 
-    Dynamo's own graphs return flat tuples. One that is traced otherwise, and given to the backend
-    directly, may return anything; what is compiled returns the same.
+    A graph that Dynamo did not capture may return a tensor or a dict; what is compiled returns the
+    same. Numbers that the program draws are passed in another dtype than they were captured in.
     """
 
     @functools.wraps(backend)
-    def compile_graph(gm: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Callable[..., Any]:
+    def compile_graph(
+        gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **options: Any
+    ) -> Callable[..., Any]:
         flat, restore = clones.flat_outputs(gm)
-        compiled = backend(flat, *args, **kwargs)
-        return compiled if restore is None else lambda *inputs: restore(compiled(*inputs))
+        adapt = clones.with_captured_dtypes(gm, example_inputs)
+        compiled = backend(flat, example_inputs, **options)
+        if adapt is restore is None:
+            return compiled
+
+        def run(*args: Any) -> Any:
+            outputs = compiled(*(args if adapt is None else adapt(args)))
+            return outputs if restore is None else restore(outputs)
+
+        return run
 
     return cast(DynamoBackend, compile_graph)
 

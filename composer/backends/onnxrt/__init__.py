@@ -36,8 +36,8 @@ from composer.lowering import keeping
 from composer.lowering.aot import (
     FunctionalGraph,
     GraphKind,
+    as_dynamo_backend,
     compile_functional,
-    with_any_outputs,
 )
 from composer.lowering.decompositions.fusions import fusions
 from composer.lowering.devices import devices_of
@@ -80,7 +80,7 @@ class OnnxRuntimeBackend(Backend):
         return _torch.lookup_backend("onnxrt")(gm, example_inputs, options=options)  # type: ignore[call-arg]  # Dynamo's protocol names two arguments; onnxrt takes more
 
 
-@with_any_outputs
+@as_dynamo_backend
 def onnxrt(
     gm: torch.fx.GraphModule,
     example_inputs: Sequence[Any],

@@ -32,8 +32,8 @@ from composer.lowering import keeping
 from composer.lowering.aot import (
     FunctionalGraph,
     GraphKind,
+    as_dynamo_backend,
     compile_functional,
-    with_any_outputs,
 )
 from composer.lowering.trial import try_once
 from composer.records import GraphRequest, Reason, Status
@@ -75,7 +75,7 @@ class OpenVinoBackend(Backend):
         return composer_openvino(gm, example_inputs, mode=mode, options=options)
 
 
-@with_any_outputs
+@as_dynamo_backend
 def composer_openvino(
     gm: torch.fx.GraphModule,
     example_inputs: Sequence[Any],

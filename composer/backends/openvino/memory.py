@@ -74,7 +74,7 @@ def feed_for(dtype: torch.dtype | None) -> Feed:
     def feed(tensor: torch.Tensor) -> Any:
         if tensor.dtype is not dtype:
             raise TypeError(f"the graph was compiled for {dtype}, and this is {tensor.dtype}")
-        return make(_array(tensor.contiguous()), tensor.shape, kind)
+        return make(_array(tensor.resolve_neg().contiguous()), tensor.shape, kind)
 
     return feed
 

@@ -30,8 +30,8 @@ from composer.errors import refuse
 from composer.lowering.aot import (
     FunctionalGraph,
     GraphKind,
+    as_dynamo_backend,
     compile_functional,
-    with_any_outputs,
 )
 from composer.lowering.devices import devices_of
 from composer.lowering.trial import try_once
@@ -88,7 +88,7 @@ class TensorRTBackend(Backend):
         return _torch.lookup_backend(NAME)(gm, example_inputs, mode=mode, options=options)  # type: ignore[call-arg]  # Dynamo's protocol names two arguments; tensorrt takes more
 
 
-@with_any_outputs
+@as_dynamo_backend
 def tensorrt(
     gm: torch.fx.GraphModule,
     example_inputs: Sequence[Any],

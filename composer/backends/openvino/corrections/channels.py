@@ -11,7 +11,7 @@ A layer with one output is left as it is: where it cannot be built, that is a fa
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Sequence
 from typing import Any
 
 import numpy
@@ -20,12 +20,10 @@ from composer.backends.openvino import library
 
 _NORM = "BatchNormInference"
 
-_BINARY = frozenset(
+_ELEMENT_BY_ELEMENT = frozenset(
     {"Add", "Subtract", "Multiply", "Divide", "PRelu", "Power", "SquaredDifference"}
-    | {"Maximum", "Minimum", "Mod", "FloorMod"}
-)
-_UNARY = frozenset(
-    {"Relu", "Gelu", "Sigmoid", "Tanh", "Clamp", "Elu", "HSwish", "HSigmoid", "HardSigmoid"}
+    | {"Maximum", "Minimum", "Mod", "FloorMod", _NORM}
+    | {"Relu", "Gelu", "Sigmoid", "Tanh", "Clamp", "Elu", "HSwish", "HSigmoid", "HardSigmoid"}
     | {"Mish", "Swish", "SoftPlus", "SoftSign", "Selu", "Abs", "Negative", "Sqrt", "Exp", "Log"}
     | {"Erf", "Round", "Floor", "Ceiling", "Sin", "Cos", "Sign", "Convert"}
 )
@@ -37,20 +35,32 @@ def widen_channels(model: Any) -> None:
     Args:
         model: A model of OpenVINO's, changed in place; its results stay what they are.
     """
-    for node in model.get_ordered_ops():
-        if node.get_type_name() == "MatMul" and _rank(node.output(0)) > 3 and _is_layer(node):
+    nodes = model.get_ordered_ops()
+    constants = _constants(nodes)
+    for node in nodes:
+        if _is_layer(node, constants):
+            width = _sizes(node.output(0))[-1]
             for reader in list(_behind(node)):
-                if reader.get_type_name() == _NORM:
-                    _spell_out_norm(reader)
-                elif reader.get_type_name() == "PRelu":
-                    _spell_out_slopes(reader)
-                else:
-                    _widen(reader)
+                _part_from_channels(reader, width, constants)
 
 
-def _is_layer(product: Any) -> bool:
-    x, weight = product.input_values()
-    return _is_constant(weight) and _rank(weight) == 2 and not _is_constant(x)
+def _constants(nodes: Sequence[Any]) -> set[str]:
+    """The names of what is made of constants alone."""
+    found = set[str]()
+    for node in nodes:
+        given = [value.get_node().get_name() for value in node.input_values()]
+        if node.get_type_name() == "Constant" or (given and found.issuperset(given)):
+            found.add(node.get_name())
+    return found
+
+
+def _is_layer(node: Any, constants: Container[str]) -> bool:
+    """Whether it is a product of four dimensions with a constant, of more outputs than one."""
+    if node.get_type_name() != "MatMul" or node.get_name() in constants:
+        return False
+    weight, sizes = node.input_value(1), _sizes(node.output(0))
+    is_constant = weight.get_node().get_name() in constants
+    return is_constant and len(_sizes(weight)) == 2 and len(sizes) > 3 and sizes[-1] > 1
 
 
 def _behind(node: Any) -> Iterator[Any]:
@@ -59,33 +69,41 @@ def _behind(node: Any) -> Iterator[Any]:
     while found:
         for target in found.pop().output(0).get_target_inputs():
             reader = target.get_node()
-            name, kind = reader.get_friendly_name(), reader.get_type_name()
-            if name not in seen and (kind in _BINARY | _UNARY or kind == _NORM):
+            name, kind = reader.get_name(), reader.get_type_name()
+            if name not in seen and kind in _ELEMENT_BY_ELEMENT:
                 seen.add(name)
                 found.append(reader)
                 yield reader
 
 
-def _spell_out_slopes(node: Any) -> None:
-    opset13 = library.openvino().opset13
-    x, slopes = node.input_values()
-    zero = opset13.constant(0, dtype=x.get_element_type())
-    _replace(node, opset13.select(opset13.greater(x, zero), x, opset13.multiply(x, slopes)))
+def _part_from_channels(node: Any, width: int, constants: Container[str]) -> None:
+    opset13, kind = library.openvino().opset13, node.get_type_name()
+    if kind == "PRelu":
+        x, slopes = node.input_values()
+        zero = opset13.constant(0, dtype=x.get_element_type())
+        _replace(node, opset13.select(opset13.greater(x, zero), x, opset13.multiply(x, slopes)))
+    elif kind == _NORM:
+        _spell_out(node, width)
+    else:
+        for operand in node.inputs():
+            if operand.get_source_output().get_node().get_name() in constants:
+                _widen(operand, width)
 
 
-def _spell_out_norm(node: Any) -> None:
+def _spell_out(norm: Any, width: int) -> None:
+    """Write a norm, whose vectors lie along the channels, as a product and a sum."""
     opset13 = library.openvino().opset13
-    x, gain, shift, mean, variance = node.input_values()
-    epsilon = opset13.constant(node.get_attributes()["epsilon"], dtype=variance.get_element_type())
+    x, gain, shift, mean, variance = norm.input_values()
+    epsilon = opset13.constant(norm.get_attributes()["epsilon"], dtype=variance.get_element_type())
     scale = opset13.divide(gain, opset13.sqrt(opset13.add(variance, epsilon)))
     moved = opset13.subtract(shift, opset13.multiply(mean, scale))
-    column = numpy.array([-1, *(1 for _ in range(_rank(x) - 2))])
+    column = numpy.array([-1, *(1 for _ in _sizes(x)[2:])])
     scale, moved = (opset13.reshape(each, column, special_zero=False) for each in (scale, moved))
     product = opset13.multiply(x, scale)
     total = opset13.add(product, moved)
-    _replace(node, total)
-    _widen(product)
-    _widen(total)
+    _replace(norm, total)
+    for node in (product, total):
+        _widen(node.input(1), width)
 
 
 def _replace(node: Any, by: Any) -> None:
@@ -93,36 +111,19 @@ def _replace(node: Any, by: Any) -> None:
         target.replace_source_output(by.output(0))
 
 
-def _widen(node: Any) -> None:
-    opset13 = library.openvino().opset13
-    out = node.output(0)
-    for operand in node.inputs():
-        value = operand.get_source_output()
-        if _is_constant(value) and _lies_along_channels(value, _rank(out)):
-            sizes = [*value.get_shape()[:-1], _width(out)]
-            operand.replace_source_output(opset13.broadcast(value, numpy.array(sizes)).output(0))
+def _widen(operand: Any, width: int) -> None:
+    """Repeat what has several elements in dimension 1 of the result and one in the last."""
+    value = operand.get_source_output()
+    sizes, rank = _sizes(value), len(_sizes(operand.get_node().output(0)))
+    place = 1 - rank + len(sizes)
+    if place >= 0 and sizes[place] > 1 and sizes[-1] == 1:
+        wide = numpy.array([*sizes[:-1], width])
+        operand.replace_source_output(library.openvino().opset13.broadcast(value, wide).output(0))
 
 
-def _lies_along_channels(value: Any, rank: int) -> bool:
-    """Whether an operand has several elements in dimension 1, and one in the last."""
-    shape = value.get_shape()
-    place = 1 - rank + len(shape)
-    return place >= 0 and shape[place] > 1 and shape[-1] == 1
-
-
-def _is_constant(value: Any) -> bool:
-    """Whether it is made of constants alone."""
-    node = value.get_node()
-    if node.get_type_name() == "Constant":
-        return True
-    given = node.input_values()
-    return bool(given) and all(map(_is_constant, given))
-
-
-def _width(value: Any) -> int:
-    return int(value.get_partial_shape()[-1].get_length())
-
-
-def _rank(value: Any) -> int:
-    rank = value.get_partial_shape().rank
-    return int(rank.get_length()) if rank.is_static else 0
+def _sizes(value: Any) -> list[int]:
+    """The sizes of each dimension, -1 for one that varies; none where their number does."""
+    shape = value.get_partial_shape()
+    if shape.rank.is_dynamic:
+        return []
+    return [-1 if each.is_dynamic else int(each.get_length()) for each in shape]
