@@ -18,6 +18,7 @@ from composer.cli.options import Json
 from composer.errors import ComposerError, OptionError, class_and_text, first_line
 from composer.models.workload import working_directory_first
 from composer.passes.base import GraphPass
+from composer.passes.fingerprint import fields_of
 from composer.passes.resolve import PASSES, check_class, look_up
 
 app = typer.Typer(help="The shared passes that a policy can name.", no_args_is_help=True)
@@ -73,7 +74,7 @@ def _row(name: str) -> dict[str, str]:
 def _facts(name: str) -> dict[str, Any]:
     found = look_up(name)
     is_pass = isinstance(found, type) and issubclass(found, GraphPass)
-    fields = [_field(each) for each in dataclasses.fields(found)] if is_pass else []
+    fields = [_field(each) for each in fields_of(found)] if is_pass else []
     return {
         "name": name,
         "doc": _doc(found),
