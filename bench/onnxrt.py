@@ -126,7 +126,7 @@ def bound_beforehand(engine: Any, given: list[Any]) -> Callable[[], None]:
 def fed_positions(engine: Any) -> list[int]:
     """Positions among the arguments of what the session asks for, in the session's order."""
     (bound,) = engine.bounds
-    position = dict(zip(bound.names, (p for p, _ in bound.feeds), strict=True))
+    position = {engine.graph.inputs[at]: at for at in bound.fed}
     return [position[value.name] for value in bound.session.get_inputs()]
 
 

@@ -74,6 +74,7 @@ def test_the_record_says_what_ran() -> None:
         "providers": ["CPUExecutionProvider"],
         "nodes": {"CPUExecutionProvider": 3},
         "threads": 1,
+        "calls": "native",
         "artefacts": "kept",
     }
 

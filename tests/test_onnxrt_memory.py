@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from operator import attrgetter
+
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812  # as torch's own users write it
@@ -9,7 +12,8 @@ from conftest import compiled, last
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import composer
-from composer.backends.onnxrt import kernels
+from composer.backends.onnxrt import kernels, library
+from composer.backends.onnxrt.native import why_not_native
 
 pytestmark = pytest.mark.slow
 
@@ -33,12 +37,20 @@ def check(function, *args, chosen: str = "onnxrt", **options) -> None:
     assert last().chosen == chosen, last().attempts[0].message
 
 
-@pytest.mark.parametrize("dtype", [*FLOATS, *SIGNED, *UNSIGNED], ids=str)
+DTYPES = {
+    str(dtype): (
+        lambda x: (torch.cat([x.t(), x.t()]), x.float() + 1),
+        torch.tensor([[0, 1, 1, 0], [1, 0, 0, 1], [1, 1, 1, 0]]).to(dtype),
+    )
+    for dtype in (*FLOATS, *SIGNED, *UNSIGNED)
+}
+
+
+@pytest.mark.parametrize("case", DTYPES.values(), ids=DTYPES)
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_every_dtype_goes_in_and_out(dtype: torch.dtype, dynamic: bool) -> None:
+def test_every_dtype_goes_in_and_out(case, dynamic: bool) -> None:
     """By address, those that numpy does not know as well."""
-    x = torch.randint(0, 2, (3, 4)).to(dtype)
-    check(lambda x: (torch.cat([x.t(), x.t()]), x.float() + 1), x, dynamic=dynamic)
+    check(*case, dynamic=dynamic)
 
 
 LACKING = {
@@ -113,6 +125,51 @@ def test_an_input_that_is_written_to() -> None:
     run = compiled(lambda x: x.add_(1).relu() * 2, "onnxrt")
     torch.testing.assert_close(run(x), torch.full((3,), 4.0))
     torch.testing.assert_close(x, torch.full((3,), 2.0))
+
+
+def fails(*args: object, **kwargs: object) -> object:
+    raise TypeError("incompatible function arguments")
+
+
+@pytest.fixture
+def broken(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Have functions of ONNX Runtime's native module fail, as after a renamed argument."""
+
+    def break_them(*paths: str) -> None:
+        for path in paths:
+            owner, _, name = path.rpartition(".")
+            holder = attrgetter(owner)(library.native()) if owner else library.native()
+            monkeypatch.setattr(holder, name, fails)
+        why_not_native.cache_clear()
+
+    yield break_them
+    why_not_native.cache_clear()
+
+
+NATIVE_CALLS = (
+    *("OrtValueVector.push_back", "OrtValueVector.dlpack_at", "OrtValue.from_dlpack"),
+    "InferenceSession.run_with_ortvaluevector",
+    "InferenceSession.get_provider_graph_assignment_info",
+)
+
+
+@pytest.mark.parametrize("call", NATIVE_CALLS)
+def test_native_call_that_fails_costs_speed_alone(call: str, broken) -> None:
+    """The public API serves, and the record says so and why."""
+    broken(call)
+    model, x = torch.nn.Linear(4, 4), torch.randn(3, 4)
+    torch.testing.assert_close(compiled(model, "onnxrt")(x), model(x))
+    assert last().chosen == "onnxrt"
+    assert "by the public API" in last().attempts[0].engine["calls"] or "graph_assignment" in call
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("case", [*CASES.values(), *DTYPES.values()], ids=[*CASES, *DTYPES])
+def test_public_api_gives_what_the_native_way_gives(case, dynamic: bool, broken) -> None:
+    """Values, dtypes and strides, of every dtype and of odd inputs."""
+    broken("OrtValueVector.push_back")
+    check(*case, dynamic=dynamic)
+    assert "by the public API" in last().attempts[0].engine["calls"]
 
 
 class Named(torch.Tensor):

@@ -84,7 +84,7 @@ def test_two_modules_stay_bound_while_they_alternate(made) -> None:
             torch.testing.assert_close(function(x), model(x))
     assert len(before) == 2
     assert engine.bounds == before
-    assert [len(each.feeds) for each in before] == [1, 1]
+    assert [len(each.fed) for each in before] == [1, 1]
 
 
 def test_layers_compiled_one_by_one_stay_bound(made) -> None:
@@ -134,7 +134,7 @@ def test_a_restless_weight_of_one_module_stays_bound_in_the_other(made) -> None:
         models[0].conv.weight.mul_(1.1)
         for model, function in zip(models, functions, strict=True):
             torch.testing.assert_close(function(x), model(x))
-    assert sorted(len(each.feeds) for each in made[0].bounds) == [1, 2]
+    assert sorted(len(each.fed) for each in made[0].bounds) == [1, 2]
 
 
 def test_a_replaced_parameter_takes_the_old_session_along(made) -> None:
@@ -162,7 +162,7 @@ def test_weights_replaced_at_every_call_become_inputs(made, monkeypatch) -> None
     for _ in range(4):
         torch.testing.assert_close(function(x), model(x))
     assert len(sessions) == 4
-    assert [len(each.feeds) for each in made[0].bounds] == [1]
+    assert [len(each.fed) for each in made[0].bounds] == [1]
 
 
 def test_a_cache_of_fixed_address_is_an_input(made) -> None:
@@ -173,7 +173,7 @@ def test_a_cache_of_fixed_address_is_an_input(made) -> None:
     for _ in range(2):
         x = cache["keys"].copy_(torch.randn(4, 4)) + 1
         torch.testing.assert_close(function(x, cache), layer(x) @ cache["keys"])
-    assert [len(each.feeds) for each in made[0].bounds] == [2]
+    assert [len(each.fed) for each in made[0].bounds] == [2]
 
 
 def test_sets_beyond_the_bound_are_inputs(made, monkeypatch) -> None:
@@ -187,7 +187,7 @@ def test_sets_beyond_the_bound_are_inputs(made, monkeypatch) -> None:
     del models[0], functions[0], first
     gc.collect()
     torch.testing.assert_close(functions[0](x), models[0](x))
-    assert [len(each.feeds) for each in engine.bounds] == [1]
+    assert [len(each.fed) for each in engine.bounds] == [1]
 
 
 def test_statistics_of_the_second_module_are_watched() -> None:

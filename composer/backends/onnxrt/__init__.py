@@ -6,7 +6,7 @@ backend of that name (pytorch/pytorch#158258), and as a member of composer's cha
 :mod:`~composer.backends.onnxrt.cut` decides which regions of a graph ONNX Runtime takes;
 :mod:`~composer.backends.onnxrt.engine` runs one region by a session that
 :mod:`~composer.backends.onnxrt.session` makes, on torch's memory
-(:mod:`~composer.backends.onnxrt.memory`).
+(:mod:`~composer.backends.onnxrt.native`, else :mod:`~composer.backends.onnxrt.binding`).
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from composer.backends.onnxrt.cut import cut
 from composer.backends.onnxrt.engine import OnnxRuntimeEngine, make_engine
 from composer.backends.onnxrt.kernels import widens_bfloat16
 from composer.backends.onnxrt.library import is_for_cpu_alone, onnxruntime
+from composer.backends.onnxrt.native import why_not_native
 from composer.backends.onnxrt.settings import read_settings
 from composer.errors import refuse
 from composer.lowering import keeping
@@ -103,7 +104,7 @@ def onnxrt(
     settings = read_settings(options or {})
     device = _require(*map(str, devices_of(example_inputs)))
     version = onnxruntime().__version__
-    note(onnxruntime=version, threads=settings.threads)
+    note(onnxruntime=version, threads=settings.threads, calls=_how_called(device))
     whole = whole_of(gm, example_inputs, f"onnxrt {version} {device} {settings!r} {precision()}")
     nodes: Counter[str] = Counter()
 
@@ -144,6 +145,12 @@ def onnxrt(
     if told := str(artefacts):
         note(artefacts=told)
     return compiled
+
+
+def _how_called(device: torch.device) -> str:
+    """For the record: by which of ONNX Runtime's two ways sessions are called, and why."""
+    why = why_not_native(device.type)
+    return f"by the public API, since the native way fails: {why}" if why else "native"
 
 
 def _require(*devices: str) -> torch.device:

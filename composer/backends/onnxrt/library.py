@@ -52,5 +52,11 @@ def is_for_cpu_alone() -> bool:
 
 
 def native() -> Any:
-    """Its native module: values, vectors of them, and the exceptions of sessions."""
+    """Its native module, which is not public: only what has another way may depend on it."""
     return onnxruntime().capi.onnxruntime_pybind11_state
+
+
+def errors(*names: str) -> tuple[type[Exception], ...]:
+    """The exceptions of sessions that have these names, as far as the native module has them."""
+    found = (getattr(native(), name, None) for name in names)
+    return tuple(each for each in found if each is not None)

@@ -6,10 +6,10 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import numpy
 import torch
 
 from composer import _torch
+from composer.backends.arrays import array_over
 from composer.backends.openvino import library
 from composer.lowering.onnx import Output, as_scalar
 
@@ -25,20 +25,6 @@ _NAMES = {
     torch.uint8: "u8",
     torch.bool: "boolean",
 }
-
-_TYPES = {
-    torch.float32: "f4",
-    torch.float16: "f2",
-    torch.bfloat16: "i2",
-    torch.float64: "f8",
-    torch.int64: "i8",
-    torch.int32: "i4",
-    torch.int16: "i2",
-    torch.int8: "i1",
-    torch.uint8: "u1",
-    torch.bool: "b1",
-}
-"""NumPy's names of them; of what has as many bytes where it has none."""
 
 _INT32 = torch.iinfo(torch.int32)
 
@@ -58,7 +44,7 @@ def type_of(dtype: torch.dtype) -> Any:
 def as_tensor(tensor: torch.Tensor) -> Any:
     """OpenVINO's tensor over the memory of a contiguous one, which has to outlive it."""
     openvino = library.openvino()
-    return openvino.Tensor(_array(tensor), list(tensor.shape), type_of(tensor.dtype))
+    return openvino.Tensor(array_over(tensor), list(tensor.shape), type_of(tensor.dtype))
 
 
 def feed_for(dtype: torch.dtype | None) -> Feed:
@@ -74,7 +60,7 @@ def feed_for(dtype: torch.dtype | None) -> Feed:
     def feed(tensor: torch.Tensor) -> Any:
         if tensor.dtype is not dtype:
             raise TypeError(f"the graph was compiled for {dtype}, and this is {tensor.dtype}")
-        return make(_array(tensor.resolve_neg().contiguous()), tensor.shape, kind)
+        return make(array_over(tensor.resolve_neg().contiguous()), tensor.shape, kind)
 
     return feed
 
@@ -83,30 +69,6 @@ def _feed_integer(number: int) -> Any:
     if not _INT32.min <= number <= _INT32.max:
         raise OverflowError(f"OpenVINO computes integers in 32 bits, and this one is {number}")
     return as_tensor(as_scalar(number))
-
-
-class _Memory:
-    """A contiguous tensor's memory by NumPy's array interface.
-
-    Behind ``Tensor.numpy()`` it could not be resized any more, as FSDP does with weights and
-    programs with their own tensors (torch 2.13).
-    """
-
-    __slots__ = ("__array_interface__", "tensor")
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor = tensor  # kept alive by the array that is made of this
-        self.__array_interface__ = {
-            "data": (tensor.data_ptr(), False),
-            "shape": tensor.shape,
-            "typestr": _TYPES[tensor.dtype],
-            "version": 3,
-        }
-
-
-def _array(tensor: torch.Tensor) -> Any:
-    """A numpy array over the tensor's memory; of other elements of the same size for bfloat16."""
-    return numpy.asarray(_Memory(tensor))
 
 
 def place_for(output: Output, said: Any) -> Place:
@@ -129,7 +91,7 @@ def place_for(output: Output, said: Any) -> Place:
 
     def place() -> tuple[Any, Callable[[], Any]]:
         tensor = empty()
-        return make(_array(tensor), shape, kind), lambda: finish(tensor)
+        return make(array_over(tensor), shape, kind), lambda: finish(tensor)
 
     return place
 

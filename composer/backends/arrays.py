@@ -1,0 +1,36 @@
+"""A tensor's memory as a NumPy array, for engines whose public API takes arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy
+import torch
+
+
+class _Memory:
+    """The memory of a contiguous tensor, by NumPy's array interface.
+
+    ``Tensor.numpy()`` would do, but a tensor that it was called on cannot be resized any more
+    (torch 2.13), and FSDP resizes weights.
+    """
+
+    __slots__ = ("__array_interface__", "tensor")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor  # the array keeps this object, and so the memory, alive
+        self.__array_interface__ = {
+            "data": (tensor.data_ptr(), False),
+            "shape": tensor.shape,
+            "typestr": f"u{tensor.element_size()}",
+            "version": 3,
+        }
+
+
+def array_over(tensor: torch.Tensor) -> Any:
+    """An array over the memory of a contiguous tensor on the CPU.
+
+    Its elements are unsigned integers of the same size, since NumPy lacks some of torch's dtypes.
+    The engine is told the real type beside it.
+    """
+    return numpy.asarray(_Memory(tensor))

@@ -1,0 +1,73 @@
+"""Sessions run by ONNX Runtime's public API, where the native module is not what composer knows.
+
+Each call binds torch's memory by its address (``IOBinding``). A result whose size is only known
+afterwards is copied.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+
+from composer import _torch
+from composer.backends.onnxrt.library import onnxruntime
+from composer.backends.onnxrt.ports import Ports, Run
+from composer.lowering.onnx import as_scalar
+
+_NOWHERE = torch.zeros(1, device="cpu")
+"""Its address stands for that of a tensor without elements, which is 0 and is refused."""
+
+
+def bound_run(session: Any, ports: Ports) -> Run:
+    """What runs a session by an ``IOBinding``."""
+    options = onnxruntime().RunOptions()
+    if ports.device.type != "cpu":
+        options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+    fed = ports.fed(session)
+    empties = [
+        _torch.empty(each.shape, each.dtype, ports.device)
+        for each in ports.outputs
+        if ports.is_static and each.shape is not None and each.dtype
+    ]
+
+    def memory(name: str, tensor: torch.Tensor) -> tuple[Any, ...]:
+        where = tensor.device.type, tensor.device.index or 0
+        address = tensor.data_ptr() or _NOWHERE.data_ptr()
+        return name, *where, ports.types[name], list(tensor.shape), address
+
+    def call(args: tuple[Any, ...]) -> list[Any]:
+        binding = session.io_binding()
+        given = {ports.names[i]: _contiguous(args[i]) for i in fed}
+        for name, tensor in given.items():
+            binding.bind_input(*memory(name, tensor))
+        reused = ports.reused(args)
+        results = [reused[i] if i in reused else new() for i, new in enumerate(empties)]
+        for name, tensor in zip(ports.output_names, results, strict=False):
+            binding.bind_output(*memory(name, tensor))
+        for name in ports.output_names[len(results) :]:
+            binding.bind_output(name, "cpu")
+        session.run_with_iobinding(binding, options)
+        if not results:
+            dtypes = (each.dtype or torch.int64 for each in ports.outputs)
+            made = zip(binding.get_outputs(), dtypes, strict=True)
+            results = [_copied(value, dtype).to(ports.device) for value, dtype in made]
+        return [
+            output.receiver()(each) for output, each in zip(ports.outputs, results, strict=True)
+        ]
+
+    return call
+
+
+def _contiguous(value: torch.Tensor | int | float) -> torch.Tensor:
+    return value.contiguous() if isinstance(value, torch.Tensor) else as_scalar(value)
+
+
+def _copied(value: Any, dtype: torch.dtype) -> torch.Tensor:
+    """A copy of a value that ONNX Runtime has on the CPU."""
+    size = value.tensor_size_in_bytes()
+    if not size:
+        return torch.empty(value.shape(), dtype=dtype, device="cpu")
+    there = (ctypes.c_char * size).from_address(value.data_ptr())
+    return torch.frombuffer(there, dtype=dtype).reshape(value.shape()).clone()

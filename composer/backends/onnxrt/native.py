@@ -1,0 +1,219 @@
+"""Sessions run by ONNX Runtime's native module: the fast way, which has to prove itself first.
+
+Tensors go in and out by DLPack, without copies and without the checks of the Python wrapper. None
+of that is public, so :func:`why_not_native` makes each native call once on real values, and
+:mod:`~composer.backends.onnxrt.binding` serves where one fails.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils.dlpack import from_dlpack, to_dlpack  # type: ignore[attr-defined]  # no __all__
+
+from composer import _torch
+from composer.backends.onnxrt.library import native, onnxruntime
+from composer.backends.onnxrt.ports import Ports, Run
+from composer.errors import class_and_text
+from composer.lowering.onnx import Output, as_scalar
+
+Feed = Callable[[Any, Any], None]
+"""Appends an argument of the region to a vector of ONNX Runtime's values."""
+
+
+def native_run(session: Any, ports: Ports) -> Run:
+    """What runs a session by its native call.
+
+    Results are torch's memory where all their shapes are fixed. Otherwise they are ONNX Runtime's
+    memory, which DLPack hands over.
+    """
+    library = native()
+    new_vector, options = library.OrtValueVector, library.RunOptions()
+    run = session._sess.run_with_ortvaluevector
+    fed, output_names = ports.fed(session), ports.output_names
+    names = [ports.names[i] for i in fed]
+    feeds = [(i, _feed_for(ports.dtypes[i])) for i in fed]
+    static = ports.outputs if ports.is_static else ()
+    allocators = [_allocator(each, ports.device) for each in static]
+    receivers = [_receiver(each) for each in ports.outputs]
+    devices = [_device(ports.device)] * len(ports.outputs)
+    if ports.device.type != "cpu":
+        options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+        # ONNX Runtime reuses the memory that it allocated without asking a stream.
+        receivers = [_cloned(each) for each in receivers]
+
+    def allocate(args: tuple[Any, ...], fetches: Any) -> list[torch.Tensor]:
+        reused = ports.reused(args)
+        return [
+            _lend(reused[i], fetches) if i in reused else new(fetches)
+            for i, new in enumerate(allocators)
+        ]
+
+    def call(args: tuple[Any, ...]) -> list[Any]:
+        given, fetches = new_vector(), new_vector()
+        for position, feed in feeds:
+            feed(given, args[position])
+        if ports.rewritten:
+            results = allocate(args, fetches)
+        else:
+            results = [new(fetches) for new in allocators]
+        run(options, names, given, output_names, fetches, devices)
+        if not results:  # by index: iterating over the vector takes 30 us (onnxruntime 1.31)
+            results = [receive(fetches.dlpack_at(i)) for i, receive in enumerate(receivers)]
+        return results
+
+    return call
+
+
+def native_value(tensor: torch.Tensor) -> Any:
+    """A native value over the memory of a contiguous tensor."""
+    if tensor.dtype is torch.bool and _flags_bools():
+        return native().OrtValue.from_dlpack(to_dlpack(tensor.view(torch.uint8)), True)
+    return native().OrtValue.from_dlpack(to_dlpack(tensor))
+
+
+def _device(device: torch.device) -> Any:
+    library = native()
+    place, memory = getattr(library.OrtDevice, device.type)(), library.OrtDevice.default_memory()
+    return library.OrtDevice(place, memory, device.index or 0)
+
+
+def _feed_for(dtype: torch.dtype | None) -> Feed:
+    """How an argument of this dtype is handed over: by address, copied only to close gaps."""
+    if dtype is None:
+        return _feed_number
+    if dtype is torch.bool and _flags_bools():
+        return _feed_bools
+    flag = _flag()
+    return lambda vector, tensor: vector.push_back(to_dlpack(tensor.contiguous()), *flag)
+
+
+def _feed_bools(vector: Any, tensor: torch.Tensor) -> None:
+    vector.push_back(to_dlpack(tensor.contiguous().view(torch.uint8)), True)
+
+
+def _feed_number(vector: Any, number: int) -> None:
+    vector.push_back(to_dlpack(as_scalar(number)))
+
+
+@functools.cache
+def _flags_bools() -> bool:
+    """Whether a tensor of bools is handed over as bytes with a flag beside it, as before 1.32."""
+    try:
+        native().OrtValueVector().push_back(to_dlpack(torch.zeros(1, dtype=torch.bool)))
+    except RuntimeError:
+        return True
+    return False
+
+
+def _flag() -> tuple[bool, ...]:
+    """The flag of what is no tensor of bools: without it a call takes 0.5 us more (1.31)."""
+    return (False,) if _flags_bools() else ()
+
+
+def _allocator(output: Output, device: torch.device) -> Callable[[Any], torch.Tensor]:
+    """What allocates an output of fixed shape and appends it to the vector that is filled."""
+    assert output.shape is not None
+    assert output.dtype is not None
+    empty, order, flag = _torch.empty(output.shape, output.dtype, device), output.order, _flag()
+
+    def allocate(fetches: Any) -> torch.Tensor:
+        tensor = empty()
+        fetches.push_back(to_dlpack(tensor), *flag)
+        return tensor
+
+    def allocate_bools(fetches: Any) -> torch.Tensor:
+        tensor = empty()
+        _feed_bools(fetches, tensor)
+        return tensor
+
+    chosen = allocate_bools if output.dtype is torch.bool and _flags_bools() else allocate
+    return chosen if order is None else lambda fetches: chosen(fetches).permute(order)
+
+
+def _lend(tensor: torch.Tensor, fetches: Any) -> torch.Tensor:
+    """Have an output written to the memory of a contiguous tensor, which is then the result."""
+    _feed_for(tensor.dtype)(fetches, tensor)
+    return tensor
+
+
+def _receiver(output: Output) -> Callable[[Any], Any]:
+    """What makes the region's output of the DLPack capsule of a value that ONNX Runtime made."""
+    finish = output.receiver()
+    is_flagged = output.dtype is torch.bool and _flags_bools()
+
+    def receive(capsule: Any) -> Any:
+        tensor = from_dlpack(capsule)
+        if not tensor.numel():  # its strides are all 0 (onnxruntime 1.32)
+            tensor = tensor.new_empty(tensor.shape)
+        return finish(tensor.view(torch.bool) if is_flagged else tensor)
+
+    return receive
+
+
+def _cloned(receive: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def received(capsule: Any) -> Any:
+        value = receive(capsule)
+        return value.clone() if isinstance(value, torch.Tensor) else value
+
+    return received
+
+
+_IDENTITY = """
+<ir_version: 8, opset_import: ["" : 18]>
+identity (bool[2] x0, int64 x1, float[1, 3] x2, float[0, 2] x3)
+=> (bool[2] y0, int64 y1, float[1, 3] y2, float[0, 2] y3)
+{ y0 = Identity(x0) y1 = Identity(x1) y2 = Identity(x2) y3 = Identity(x3) }
+"""
+"""A model that gives back its inputs: bools, a number, floats, and a tensor without elements."""
+
+
+@functools.cache
+def why_not_native(device_type: str) -> str:
+    """Why the native way cannot be taken; empty where every call gave back what it was given.
+
+    It takes about 3 ms, once in a process.
+
+    Args:
+        device_type: Where sessions are to run: ``"cpu"`` or ``"cuda"``.
+    """
+    try:
+        _device(torch.device(device_type))
+        native_value(torch.zeros(1, dtype=torch.bool, device="cpu"))
+        _require_same(is_static=True)
+        _require_same(is_static=False)
+    except Exception as error:  # noqa: BLE001  # any failure has the same remedy: the public API
+        return class_and_text(error)
+    return ""
+
+
+def _require_same(*, is_static: bool) -> None:
+    """Hand values to a session that changes nothing, and compare what comes back."""
+    import onnx
+
+    samples = (
+        torch.tensor([True, False], device="cpu"),
+        torch.tensor(7, dtype=torch.int64, device="cpu"),
+        torch.tensor([[1.5, -2.0, 0.0]], dtype=torch.float32, device="cpu"),
+        torch.zeros(0, 2, dtype=torch.float32, device="cpu"),
+    )
+    model = onnx.parser.parse_model(_IDENTITY)
+    ports = Ports(
+        names=tuple(each.name for each in model.graph.input),
+        dtypes=tuple(each.dtype for each in samples),
+        types={},
+        outputs=tuple(Output(each.dtype, tuple(each.shape), None) for each in samples),
+        output_names=[each.name for each in model.graph.output],
+        device=torch.device("cpu"),
+        is_static=is_static,
+        rewritten={},
+        read=(),
+    )
+    content = model.SerializeToString()
+    session = onnxruntime().InferenceSession(content, providers=["CPUExecutionProvider"])
+    for given, result in zip(samples, native_run(session, ports)(samples), strict=True):
+        if result.dtype is not given.dtype or not torch.equal(result, given):
+            raise ValueError(f"ONNX Runtime gave back {result} for {given}")

@@ -1,0 +1,79 @@
+"""The arguments and results of a region, as both ways of running a session need them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from composer.lowering import in_place
+from composer.lowering.onnx import OnnxGraph, Output
+from composer.lowering.regions import Region
+
+Run = Callable[[tuple[Any, ...]], list[Any]]
+"""Runs a session on the arguments of a region, and returns the region's results."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """The arguments and results of a region, each by its position.
+
+    Attributes:
+        names: The model's name of each argument.
+        dtypes: The dtype of each argument; ``None`` for an integer.
+        types: ONNX's number of the element type, by the name of an input or output.
+        outputs: What each result is.
+        output_names: The model's name of each result.
+        device: Where the tensors are.
+        is_static: Whether torch can allocate every result before the call.
+        rewritten: For each result that may be written to the memory of an argument, that argument.
+        read: The arguments that are read at each call: neither weights nor constants.
+    """
+
+    names: tuple[str, ...]
+    dtypes: tuple[torch.dtype | None, ...]
+    types: Mapping[str, int]
+    outputs: tuple[Output, ...]
+    output_names: list[str]
+    device: torch.device
+    is_static: bool
+    rewritten: Mapping[int, int]
+    read: tuple[int, ...]
+
+    @staticmethod
+    def of(graph: OnnxGraph, region: Region, device: torch.device) -> Ports:
+        """Those of a region that was translated to a model."""
+        model, dtypes = graph.model.graph, region.input_dtypes
+        held = region.weights.keys() | region.constants.keys()
+        is_static = all(each.shape is not None and each.dtype for each in graph.outputs)
+        return Ports(
+            names=graph.inputs,
+            dtypes=dtypes,
+            types={v.name: v.type.tensor_type.elem_type for v in (*model.input, *model.output)},
+            outputs=graph.outputs,
+            output_names=[each.name for each in model.output],
+            device=device,
+            is_static=is_static,
+            rewritten=region.rewritten if is_static else {},
+            read=tuple(i for i, each in enumerate(dtypes) if each and i not in held),
+        )
+
+    def fed(self, session: Any) -> tuple[int, ...]:
+        """The arguments that a session asks for. It has the others, or does not read them."""
+        asked = {each.name for each in session.get_inputs()}
+        return tuple(i for i, name in enumerate(self.names) if name in asked)
+
+    def reused(self, args: tuple[Any, ...]) -> dict[int, torch.Tensor]:
+        """For each result of this call that is written to an argument's memory, that argument.
+
+        An argument that shares its memory with another one is left alone: the other would be read
+        after it was written.
+        """
+        shared = in_place.overlapping({i: args[i] for i in self.read})
+        return {
+            result: args[at]
+            for result, at in self.rewritten.items()
+            if at not in shared and args[at].is_contiguous()
+        }
