@@ -1,7 +1,6 @@
 """Draws what stands in ``bench/results``: a PNG for each plot, and ``index.html`` with all of them.
 
-``python bench/plots.py`` needs matplotlib (``pip install 'torch-composer[bench]'``); the page needs
-no network.
+``python bench/plots.py`` needs matplotlib (the extra ``bench``); the page needs no network.
 """
 
 from __future__ import annotations

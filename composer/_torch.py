@@ -1294,6 +1294,32 @@ def _fake_in(context: TracingContext, value: torch.Tensor) -> FakeTensor:
     )
 
 
+def fakes_of(inputs: Sequence[torch.Tensor], dynamic: Iterable[int]) -> list[FakeTensor]:
+    """Fakes of tensors in a new mode, as Dynamo makes them.
+
+    Args:
+        inputs: The tensors.
+        dynamic: Positions of those whose first size gets a symbol.
+    """
+    from torch._dynamo.source import ConstantSource
+    from torch.fx.experimental.symbolic_shapes import (
+        DimDynamic,
+        ShapeEnv,
+        StatelessSymbolicContext,
+    )
+
+    mode, symbolic = FakeTensorMode(shape_env=ShapeEnv()), frozenset(dynamic)
+
+    def fake(i: int, value: torch.Tensor) -> FakeTensor:
+        if i not in symbolic:
+            return mode.from_tensor(value, static_shapes=True)
+        kinds = [DimDynamic.DYNAMIC, *[DimDynamic.STATIC] * (value.dim() - 1)]
+        context: Any = StatelessSymbolicContext(kinds)
+        return mode.from_tensor(value, symbolic_context=context, source=ConstantSource(f"x{i}"))
+
+    return [fake(i, value) for i, value in enumerate(inputs)]
+
+
 def fakes_met(inputs: Sequence[Any]) -> list[Any]:
     """What AOTAutograd meets for inputs in the compile under way: fakes, with their symbols.
 

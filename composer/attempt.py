@@ -48,12 +48,14 @@ def try_candidate(
     ballot: agreement.Ballot = agreement.NOBODY,
     in_fp32: int = 0,
     *,
+    require_working: Callable[[Contender, GraphRequest], None] = lambda contender, request: None,
     at_run_time: bool = False,
 ) -> tuple[Attempt, Callable[..., Any] | None, BaseException | None]:
     """One attempt: its record, and either the compiled callable or the error that ended it.
 
     Other ranks are asked by ``ballot``, except for eager, which all of them can take. On trial in
     bf16 ``in_fp32`` of the first products were found to have to stay in float32, earlier.
+    ``require_working`` refuses an engine that does not work with the installed versions.
     ``KeyboardInterrupt`` and ``SystemExit`` pass through, so does what the handler of a signal
     raises, and Dynamo's control flow while Dynamo's compile is under way; all else is a failure, an
     ``Exception`` or not.
@@ -68,6 +70,12 @@ def try_candidate(
             note(on_trial=True)
         try:
             with _torch.modes_put_back():  # else the next would be built in those of a region
+                contender.skip(request)
+                _decline_forward_mode(contender.backend)
+                contender.backend.probe(request)
+                contender.recall(request)
+                if not contender.limits.isolate:  # else the child process does
+                    require_working(contender, request)
                 compiled = _acceptable(request, contender, ballot, notes, in_fp32)
             ballot.accept()
         except BaseException as error:
@@ -105,10 +113,6 @@ def _acceptable(
 
     Ranks that are to take the same engine may not find the same part: there it is all or nothing.
     """
-    contender.skip(request)
-    _decline_forward_mode(contender.backend)
-    contender.backend.probe(request)
-    contender.recall(request)
     parts: Iterator[int] = iter((0,))
     if contender.on_trial and ballot is agreement.NOBODY and contender.bounds_in_bf16:
         parts = mixed.parts(request, contender.bounds_in_bf16)

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
-from composer import _torch, agreement, select, session
+from composer import _torch, agreement, select, selftest, session
 from composer.attempt import try_candidate
 from composer.contenders import Contender
 from composer.errors import CandidateError, ChainExhausted
@@ -112,7 +112,12 @@ def _try_and_remember(
     step = session.current().progress.step(request, name)
     with step, late.running(late.LatePasses(shared, name)) as passes:
         attempt, compiled, error = try_candidate(
-            request, contender, ballot, in_fp32, at_run_time=at_run_time
+            request,
+            contender,
+            ballot,
+            in_fp32,
+            require_working=selftest.require,
+            at_run_time=at_run_time,
         )
     if error is not None:
         contender.remember(request, attempt, error)

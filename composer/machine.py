@@ -6,7 +6,6 @@ import contextlib
 import functools
 import os
 import platform
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
@@ -79,12 +78,3 @@ def seconds_without_a_core() -> float:
         with contextlib.suppress(OSError):
             nanoseconds += int(each.read_text().split()[1])
     return nanoseconds / 1e9
-
-
-@functools.cache
-def version_of(distribution: str) -> str:
-    """The version of an installed distribution; empty where it is not installed."""
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return ""

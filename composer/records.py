@@ -75,6 +75,7 @@ class Reason(StrEnum):
     RAISED_AT_RUNTIME = "raised_at_runtime"
     QUARANTINED = "quarantined"
     KNOWN_FAILURE = "known_failure"
+    ENGINE_INCOMPATIBLE = "engine_incompatible"
     POLICY = "policy"
 
 

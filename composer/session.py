@@ -35,6 +35,8 @@ class Session:
         verdicts: Keys of the verdicts that this process has stored on disk.
         unkept: By a graph's key, why the verdict on it is not on disk; empty where it is.
         fills_store: Under ``composer tune``, whether a shared store gets what was remembered, too.
+        self_tests: For each engine, by the kind of device, why it does not work with the
+            installed versions; empty where it does.
         left_alone: Shared stores that are not asked again: their URLs, and what the trouble was.
     """
 
@@ -53,6 +55,7 @@ class Session:
         self.verdicts: set[str] = set()
         self.unkept: dict[str, str] = {}
         self.fills_store = False
+        self.self_tests: dict[tuple[type, str], str] = {}
         self.left_alone: dict[str, str] = {}
 
     def keep(self, report: CompileReport) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 from importlib.metadata import version
@@ -18,12 +17,9 @@ from rewrites import CosineToSine, Scale
 from typer.testing import CliRunner
 
 import composer
-from composer.backends import BACKENDS
-from composer.backends.base import Backend
 from composer.book import PolicyBook
 from composer.cli import COMMANDS, app, command
 from composer.passes.resolve import PASSES
-from composer.records import GraphRequest
 
 runner = CliRunner()
 
@@ -54,66 +50,9 @@ def test_the_list_says_of_a_command_what_it_says_itself(name: str) -> None:
     assert runner.invoke(app, [name, "--help"]).exit_code == 0
 
 
-def test_doctor_lists_every_engine() -> None:
-    """With what is missing where something is."""
-    result = runner.invoke(app, ["doctor"])
-    assert result.exit_code == 0
-    for name in BACKENDS.names():
-        assert name in result.output
-
-
-def test_doctor_speaks_json() -> None:
-    """One row an engine, for a program."""
-    rows = json.loads(runner.invoke(app, ["doctor", "--json"]).output)
-    assert [row["backend"] for row in rows] == list(BACKENDS.names())
-    by_name = {row["backend"]: row for row in rows}
-    assert by_name["inductor"]["available"]
-    assert by_name["onnxrt"]["version"] == version("onnxruntime")
-    assert "cpu" in by_name["inductor"]["devices"]
-    assert by_name["inductor"]["install"] == ""
-
-
-def test_doctor_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An engine that is not here comes with the command that brings it."""
-    find = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == "onnxscript" else find(name)
-    )
-    monkeypatch.delitem(sys.modules, "onnxscript", raising=False)
-    rows = json.loads(runner.invoke(app, ["doctor", "--json"]).output)
-    row = next(row for row in rows if row["backend"] == "onnxrt")
-    assert (row["available"], row["reason"]) == (False, "not_installed")
-    assert "pip install 'torch-composer[onnxrt]'" in row["message"]
-    assert (row["devices"], row["install"]) == ([], "pip install 'torch-composer[onnxrt]'")
-    assert "[onnxrt]" in runner.invoke(app, ["doctor"], env={"COLUMNS": "200"}).output
-
-
-class Breaking(Backend):
-    """An engine of another package whose probe has a fault."""
-
-    def probe(self, request: GraphRequest) -> None:
-        raise RuntimeError("no such card")
-
-    def build(self, *_: Any, **__: Any) -> object:
-        raise AssertionError("it is not built")
-
-
-def test_doctor_says_what_is_wrong_with_engines_of_other_packages(monkeypatch) -> None:
-    """A name that two packages claim, and a probe that raises, have rows like all others."""
-    clash = "entry point 'b:c' registers the backend 'clashing', which stands for 'a:b' already"
-    monkeypatch.setitem(BACKENDS._table, "clashing", "a:b")
-    monkeypatch.setitem(BACKENDS._refused, "clashing", clash)
-    monkeypatch.setitem(BACKENDS._table, "breaking", f"{__name__}:Breaking")
-    rows = json.loads(runner.invoke(app, ["doctor", "--json"]).output)
-    said = {row["backend"]: (row["available"], row["message"]) for row in rows}
-    assert said["clashing"] == (False, clash)
-    assert said["breaking"] == (False, "no such card")
-    assert said["eager"] == (True, "")
-
-
 def test_version() -> None:
     """The distribution's own."""
-    assert version("torch-composer") in runner.invoke(app, ["--version"]).output
+    assert version("torch-compile-composer") in runner.invoke(app, ["--version"]).output
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import composer
 
 PACKAGE = Path(composer.__file__).parent
 LAYERS = [
-    {"errors", "forks"},
+    {"distribution", "errors", "forks"},
     {"interrupts", "memory", "records"},
     {"_torch"},
     {"registry", "store", "store.disk", "child", "machine", "guard.background", "gate"},
@@ -46,6 +46,7 @@ LAYERS = [
     {"select.choice"},
     {"select.remembered", "contenders"},
     {"attempt"},
+    {"selftest"},
     {"chain"},
     {"isolate.isolated", "guard.succession", "lock"},
     {"guard.overtaking", "saved"},

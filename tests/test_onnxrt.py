@@ -21,6 +21,7 @@ from composer.backends import find_backend, onnxrt
 from composer.backends.onnxrt import session
 from composer.backends.onnxrt.session import session_options
 from composer.backends.onnxrt.settings import Settings, read_settings
+from composer.distribution import install
 from composer.errors import OptionError, Refusal
 from composer.graphs.capture import read_request
 from composer.lowering.onnx import to_onnx
@@ -513,7 +514,7 @@ def test_a_missing_package_is_unavailable(missing, monkeypatch) -> None:
     compiled(mlp(), "onnxrt")(torch.randn(2, 8))
     (attempt,) = last().attempts
     assert (attempt.status, attempt.reason) == ("unavailable", "not_installed")
-    assert f"{missing} not installed; pip install 'torch-composer[onnxrt]'" in attempt.message
+    assert f"{missing} not installed; {install('onnxrt')}" in attempt.message
 
 
 def test_a_provider_that_did_not_arrive_is_a_failure(monkeypatch) -> None:

@@ -11,6 +11,7 @@ import torch
 
 from composer.backends import find_backend
 from composer.backends.openvino.settings import read_settings
+from composer.distribution import install
 from composer.errors import OptionError, Refusal
 from composer.graphs import capture
 
@@ -77,7 +78,7 @@ def test_a_missing_package_is_unavailable(missing, monkeypatch) -> None:
     refusal = probe("cpu")
     assert refusal is not None
     assert refusal.reason == "not_installed"
-    assert str(refusal) == f"{missing} not installed; pip install 'torch-composer[openvino]'"
+    assert str(refusal) == f"{missing} not installed; {install('openvino')}"
     assert set(sys.modules) == loaded
 
 

@@ -311,4 +311,4 @@ def test_without_the_package_the_extra_is_named(run_python: Any) -> None:
     code = USER.format(first="sys.modules['opentelemetry'] = None")
     done = run_python(code, env={"COMPOSER_SINKS": "opentelemetry"})
     assert done.stdout.startswith("0.0"), done.stderr
-    assert "pip install 'torch-composer[opentelemetry]'" in done.stderr
+    assert "pip install 'torch-compile-composer[opentelemetry]'" in done.stderr

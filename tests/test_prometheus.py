@@ -148,4 +148,4 @@ def test_without_the_package_the_extra_is_named(run_python: Any) -> None:
     code = USER.format(first="sys.modules['prometheus_client'] = None", last="")
     done = run_python(code, env={"COMPOSER_SINKS": "prometheus"})
     assert done.stdout.startswith("0.0"), done.stderr
-    assert "pip install 'torch-composer[prometheus]'" in done.stderr
+    assert "pip install 'torch-compile-composer[prometheus]'" in done.stderr

@@ -456,4 +456,4 @@ def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, folder:
     monkeypatch.setitem(sys.modules, "ray", None)
     done = composer("plan.toml", "--ray", "auto", "--store", str(folder / "store"))
     assert (done.exit_code, done.stdout) == (2, "")
-    assert "torch-composer[ray]" in done.stderr
+    assert "torch-compile-composer[ray]" in done.stderr

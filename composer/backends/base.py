@@ -20,10 +20,10 @@ from typing import Any, ClassVar, Literal
 import torch.fx
 
 from composer.child import NONE, Limits
+from composer.distribution import version_of
 from composer.errors import OptionError, refuse
 from composer.graphs.comparison import requires_grad
 from composer.graphs.nodes import value_of
-from composer.machine import version_of
 from composer.passes import fingerprint
 from composer.records import GraphRequest, Reason, Status
 from composer.registry import did_you_mean
@@ -62,6 +62,10 @@ class Backend(ABC):
     """Whether the build itself computes in what :func:`precision` says, and of a graph with marks
     (:mod:`composer.graphs.low_precision`) the rest in float32. For any other backend the graph is
     rewritten where the policy wants ``bf16``."""
+
+    has_self_test: ClassVar[bool] = False
+    """Whether the engine is tried on small graphs before its first use with the installed versions
+    (:mod:`composer.selftest`). It then compiles a small graph in less than 0.1 s."""
 
     packages: ClassVar[tuple[str, ...]] = ()
     """The distributions that the engine is made of, besides torch."""

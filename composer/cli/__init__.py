@@ -13,6 +13,8 @@ from typing import Annotated, Any, cast
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from composer import distribution
+
 COMMANDS = {
     "run": ("run:run", "Run a script and print composer's report; the exit code is the script's."),
     "explain": (
@@ -34,7 +36,7 @@ COMMANDS = {
     ),
     "doctor": (
         "doctor:doctor",
-        "Say which engines can run graphs here, on which device, and what the others lack.",
+        "Try each engine on small graphs, and say which work here and what the others lack.",
     ),
     "bench": (
         "bench:bench",
@@ -96,7 +98,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"torch-composer {version('torch-composer')}")
+        typer.echo(f"{distribution.NAME} {version(distribution.NAME)}")
         raise typer.Exit
 
 

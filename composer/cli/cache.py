@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from composer import selftest
 from composer.backends.tensorrt import cache as tensorrt
 from composer.cli.fail import fail
 from composer.cli.options import Json
@@ -28,8 +29,10 @@ app = typer.Typer(help="What is kept on disk between processes.", no_args_is_hel
 
 def _shelves_of(kind: str) -> dict[str, Shelf | Ledger]:
     """What is kept of a kind, or of every kind where that is empty, by its name."""
-    shelves = failures.shelf(), tensorrt.plans(), tensorrt.timings(), keeping.shelf()
-    known = {each.name: each for each in (*shelves, verdicts.ledger())}
+    shelves = failures, selftest, keeping
+    plans = tensorrt.plans(), tensorrt.timings()
+    kept = (*(each.shelf() for each in shelves), *plans, verdicts.ledger())
+    known = {each.name: each for each in kept}
     if kind and kind not in known:
         fail(f"nothing kept is called {kind!r}{did_you_mean(kind, known)}")
     return {kind: known[kind]} if kind else known

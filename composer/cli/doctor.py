@@ -1,11 +1,13 @@
-"""``composer doctor``: which engines can run graphs here, and what the others lack."""
+"""``composer doctor``: tries each engine on small graphs, and says which work here."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from importlib.metadata import metadata
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -13,44 +15,90 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from composer import interrupts
+from composer import book, child, distribution, interrupts, session
 from composer.attempt import classify
 from composer.backends import BACKENDS, find_backend
+from composer.cli.fail import USAGE, fail
 from composer.cli.options import Json
-from composer.errors import text_of
+from composer.distribution import version_of
+from composer.errors import OptionError, UnknownNameError, first_line, text_of
 from composer.graphs import capture
-from composer.machine import version_of
-from composer.records import GraphRequest, Reason
+from composer.policy import Facts
+from composer.records import GraphRequest, Reason, Status
 
 _PACKAGES = {
     "tensorrt": ("torch-tensorrt", "tensorrt", "tensorrt-rtx"),
-    "onnxrt": ("onnxruntime",),
+    "onnxrt": ("onnxruntime", "onnxruntime-gpu"),
     "composer_openvino": ("openvino",),
 }
-"""The distributions whose version says most about an engine, that is the first of them that is
-here; torch itself for the others."""
+"""The distributions whose version says most about an engine: the first that is installed. Torch
+itself for the others."""
 
 _EXTRAS = {"composer_openvino": "openvino"}
 """Composer's extra of an engine, where it has not the engine's name."""
 
+_ABSENT = (Reason.NOT_INSTALLED, Reason.NO_DEVICE, Reason.DRIVER_MISSING, Reason.NOT_REGISTERED)
+"""Why an engine cannot be here at all. In a chain that the user did not write that is no fault."""
 
-def doctor(
-    as_json: Json = False,
-) -> None:
-    """Say which engines can run graphs here, on which device, and what the others lack."""
+_GOOD = Status.SUCCEEDED
+
+_SECONDS = 180.0
+"""How long an engine may take for its small graphs."""
+
+Engine = Annotated[str, typer.Argument(help="One engine; by default all of them.")]
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """What is said of one engine.
+
+    Attributes:
+        engine: Its name.
+        works: Whether it ran a graph, and gave eager's numbers, on one of the devices.
+        trains: Whether it did so with a backward.
+        in_chain: Whether the chain in force tries it.
+        version: Of the package that it is made of.
+        devices: The kinds of device on which it works.
+        reason: The code of the reason why it does not work.
+        message: The same in words.
+        install: The command that brings what it lacks.
+    """
+
+    engine: str
+    works: bool
+    trains: bool
+    in_chain: bool
+    version: str
+    devices: tuple[str, ...]
+    reason: str
+    message: str
+    install: str
+
+
+def doctor(engine: Engine = "", as_json: Json = False) -> None:
+    """Try each engine on small graphs, and say which work here and what the others lack.
+
+    The exit status is 1 where an engine of the chain in force does not work.
+    """
     requests = [_request(device) for device in _devices()]
-    rows = [_row(name, requests) for name in BACKENDS.names()]
+    chain, is_asked_for = _chain_in_force(requests[0])
+    if engine:
+        _refuse_unknown(engine)
+    known = dict.fromkeys((*BACKENDS.names(), *chain))
+    rows = [
+        _row(name, requests, in_chain=name in chain) for name in ([engine] if engine else known)
+    ]
+    notes = [*filter(None, (distribution.conflict(), *distribution.outside_verified()))]
+    asked = [engine] if engine else chain
+    is_asked_for = is_asked_for or bool(engine)
+    broken = any(row.engine in asked and _is_broken(row, is_asked_for=is_asked_for) for row in rows)
     if as_json:
-        typer.echo(json.dumps(rows, indent=2))
-        return
-    table = Table(Column("backend", no_wrap=True), "here", "version", "device", "what is missing")
-    table.add_column("what brings it", overflow="fold")
-    for row in rows:
-        here = "yes" if row["available"] else "no"
-        devices = ", ".join(row["devices"])
-        lacks = escape(row["message"]), escape(row["install"])
-        table.add_row(row["backend"], here, row["version"], devices, *lacks)
-    Console().print(table)
+        facts = {"python": platform.python_version(), "torch": torch.__version__, "chain": chain}
+        typer.echo(json.dumps({**facts, "engines": [*map(asdict, rows)], "notes": notes}, indent=2))
+    else:
+        _print(rows, chain, notes)
+    if broken:
+        raise typer.Exit(1)
 
 
 def _devices() -> Iterator[str]:
@@ -67,39 +115,85 @@ def _request(device: str) -> GraphRequest:
     return capture.read_request(gm, [torch.ones(1, device=device)])
 
 
-def _row(name: str, requests: list[GraphRequest]) -> dict[str, Any]:
-    """An engine is here if it takes a graph on one of the devices; else the first says why not."""
-    devices, errors = [], []
-    for request in requests:
-        try:
-            find_backend(name).probe(request)
-        except BaseException as error:  # noqa: BLE001  # another package's may raise anything: its row says it
-            interrupts.pass_on(error)
-            errors.append(error)
-        else:
-            devices.append(request.device)
-    first = errors[0] if errors and not devices else None
-    reason = classify(first)[1] if first else ""
-    found = _version(name)
-    missing = first is not None and (reason is Reason.NOT_INSTALLED or not found)
-    return {
-        "backend": name,
-        "version": found,
-        "available": bool(devices),
-        "devices": devices,
-        "reason": reason,
-        "message": text_of(first) if first else "",
-        "install": _install(name) if missing else "",
-    }
+def _chain_in_force(request: GraphRequest) -> tuple[list[str], bool]:
+    """The engines of the policy in force for any model, and whether the user chose them."""
+    try:
+        rules = book.resolve(Facts.of(request), configured=session.current().configured)
+    except (OptionError, UnknownNameError) as mistake:
+        fail(str(mistake), USAGE)
+    return [each.name for each in rules.policy.chain], rules.names_chain
 
 
-def _install(name: str) -> str:
-    """The command that brings an engine's packages, where composer has an extra for them."""
+def _refuse_unknown(engine: str) -> None:
+    try:
+        find_backend(engine)
+    except UnknownNameError as mistake:
+        fail(str(mistake), USAGE)
+
+
+def _row(name: str, requests: Sequence[GraphRequest], *, in_chain: bool) -> _Row:
+    """Try an engine on each device; where it works on none, the first says why."""
+    tried = {torch.device(each.device).type: _attempts(name, each) for each in requests}
+    works = [device for device, each in tried.items() if each["inference"]["status"] == _GOOD]
+    trains = any(tried[device]["training"]["status"] == _GOOD for device in works)
+    first = next(iter(tried.values()))["inference"]
+    reason, message = ("", "") if works else (first["reason"], first_line(first["message"]))
+    return _Row(
+        engine=name,
+        works=bool(works),
+        trains=trains,
+        in_chain=in_chain,
+        version=_version(name),
+        devices=tuple(works),
+        reason=reason,
+        message=message,
+        install=_install(name, reason, message),
+    )
+
+
+def _attempts(name: str, request: GraphRequest) -> Mapping[str, Mapping[str, Any]]:
+    """What became of the engine on each small graph. They are built in a child process."""
+    payload = json.dumps({"engine": name, "device": torch.device(request.device).type}).encode()
+    limits = child.Limits(isolate=True, timeout=_SECONDS)
+    try:
+        find_backend(name).probe(request)
+        return child.ask("composer.selftest:in_child", payload, limits)
+    except BaseException as error:  # noqa: BLE001  # another package's may raise anything: its row says it
+        interrupts.pass_on(error)
+        status, reason = classify(error)
+        refused = {"status": status, "reason": reason, "message": text_of(error)}
+        return {"inference": refused, "training": refused}
+
+
+def _is_broken(row: _Row, *, is_asked_for: bool) -> bool:
+    """Whether the engine should work, and does not."""
+    return not row.works and (is_asked_for or row.reason not in _ABSENT)
+
+
+def _install(name: str, reason: str, message: str) -> str:
+    """What brings what an engine lacks; empty where it lacks nothing that can be installed."""
+    if "C++ compiler" in message:
+        return "install a C++ compiler, such as g++"
     extra = _EXTRAS.get(name, name)
-    extras = metadata("torch-composer").get_all("Provides-Extra") or []
-    return f"pip install 'torch-composer[{extra}]'" if extra in extras else ""
+    extras = metadata(distribution.NAME).get_all("Provides-Extra") or []
+    is_missing = reason == Reason.NOT_INSTALLED or (reason and not _version(name))
+    return distribution.install(extra) if is_missing and extra in extras else ""
 
 
 def _version(backend: str) -> str:
     """That of the first of an engine's packages that is here."""
     return next(filter(None, map(version_of, _PACKAGES.get(backend, ("torch",)))), "")
+
+
+def _print(rows: Sequence[_Row], chain: Sequence[str], notes: Sequence[str]) -> None:
+    table = Table(Column("engine", no_wrap=True), "works", "version", "device")
+    table.add_column("why not, and what brings it", overflow="fold")
+    for row in rows:
+        said = "; ".join(filter(None, (row.message, row.install)))
+        works = "no" if not row.works else "yes" if row.trains else "inference"
+        table.add_row(row.engine, works, row.version, ", ".join(row.devices), escape(said))
+    console = Console()
+    console.print(table)
+    console.print(f"The chain in force: {', '.join(chain)}.", markup=False, soft_wrap=True)
+    for note in notes:
+        console.print(f"Note: {note}.", markup=False, soft_wrap=True)

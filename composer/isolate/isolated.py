@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from composer import _torch, interrupts, verify
+from composer import _torch, interrupts, selftest, verify
 from composer.attempt import try_candidate
 from composer.contenders import contenders_of
 from composer.errors import ComposerError, Refusal, first_line, text_of
@@ -49,7 +49,9 @@ def _attempt(payload: bytes, ready: Callable[[], None]) -> Attempt:
         inputs = parcel.opened(sent)
         request = capture.read_request(gm, inputs, mode=around["mode"])
         with _torch.as_if_captured(inputs):
-            attempt, compiled, _ = try_candidate(request, contender)
+            attempt, compiled, _ = try_candidate(
+                request, contender, require_working=selftest.require
+            )
         return attempt if compiled is None else _run(compiled, request, attempt)
 
 

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from pydantic import BaseModel
 
+from composer import distribution
 from composer.backends.base import Backend
+from composer.distribution import version_of
 from composer.graphs import capture
 from composer.lock.file import LockedGraph, LockedPass
-from composer.machine import version_of
 from composer.passes.base import GraphPass
 from composer.passes.fingerprint import fields_of
 from composer.passes.function import qualified_name
@@ -130,7 +131,7 @@ def _by_name(item: tuple[Any, Any]) -> str:
 def versions_for(backend: Backend | None) -> dict[str, str]:
     """Versions of torch, composer and the packages of an engine; empty where one is not here."""
     packages = backend.packages if backend else ()
-    return {name: version_here(name) for name in ("torch", "torch-composer", *packages)}
+    return {name: version_here(name) for name in ("torch", distribution.NAME, *packages)}
 
 
 def version_here(package: str) -> str:

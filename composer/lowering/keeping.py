@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from composer import _torch
-from composer.machine import version_of
+from composer.distribution import version_of
 from composer.store.disk import Entry, Shelf
 
 DEFAULT_GIB = 2.0

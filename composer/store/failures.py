@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 
-from composer import _torch, session
+from composer import _torch, distribution, session
 from composer.backends.base import Backend, note
+from composer.distribution import version_of
 from composer.errors import ChildRefusal, causes, chained, first_line, refuse
-from composer.machine import version_of
 from composer.policy import Candidate
 from composer.records import Attempt, GraphRequest, Reason, Status
 from composer.store.disk import Shelf, digest_of, this_process
@@ -67,7 +67,7 @@ def key_of(
         "options": repr(sorted(candidate.options.items())),
         "mode": request.mode,
         "limits": repr(limits),
-        "versions": [version_of("torch-composer"), torch.__version__, platform.python_version()],
+        "versions": [version_of(distribution.NAME), torch.__version__, platform.python_version()],
         "device": _device(request.device),
         **({"precision": precision} if precision else {}),
     }

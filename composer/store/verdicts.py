@@ -29,8 +29,9 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
-from composer import _torch, interrupts, machine, session
+from composer import _torch, distribution, interrupts, machine, session
 from composer.backends.base import Backend
+from composer.distribution import version_of
 from composer.errors import ChildRefusal, Refusal, causes, error_line
 from composer.policy import Policy
 from composer.records import FLOOR, GraphRequest, Outcome, Reason
@@ -212,7 +213,7 @@ class VerdictCache:
     def _verdict(self, key: str, outcome: Outcome) -> Verdict:
         request = self._request
         packages = {name for _, backend in self._engines for name in backend.packages}
-        named = {name: machine.version_of(name) for name in (*sorted(packages), "torch-composer")}
+        named = {name: version_of(name) for name in (*sorted(packages), distribution.NAME)}
         return Verdict.model_construct(
             key=key,
             measured=datetime.now(UTC),
@@ -264,7 +265,7 @@ def _digest(request: GraphRequest, identities: Sequence[tuple[str, str | None]])
         "float32": _torch.float32_precision(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "versions": [
-            machine.version_of("torch-composer"),
+            version_of(distribution.NAME),
             torch.__version__,
             platform.python_version(),
         ],

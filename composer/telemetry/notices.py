@@ -16,6 +16,7 @@ import os
 import sys
 import warnings
 
+from composer import distribution
 from composer.errors import FallbackWarning
 from composer.records import FLOOR, CompileReport, Reason, Status
 from composer.registry import nearest
@@ -77,12 +78,16 @@ def warn_of_passes(report: CompileReport, warned: set[tuple[str, str]]) -> None:
 
 
 def warn_of_environment(warned: set[tuple[str, str]]) -> None:
-    """Warn of variables that are nearly one of composer's, and so do nothing.
+    """Warn of another package in composer's folder, and of misspelt variables of composer's.
 
     Args:
-        warned: Pairs of variable and the one that it is like, to be silent about; those warned of
-            now are added.
+        warned: Pairs of a name and what it collides with, to be silent about; those warned of now
+            are added.
     """
+    clash = distribution.conflict()
+    if clash and (distribution.NAME, clash) not in warned:
+        _warn(clash)
+        warned.add((distribution.NAME, clash))
     known = [each.removeprefix(_PREFIX) for each in VARIABLES]
     for name in sorted(os.environ.keys() - set(VARIABLES)):
         own = name.removeprefix(_PREFIX)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from composer.distribution import install
 from composer.errors import first_line
 from composer.records import BEFORE_AUTOGRAD, CompileReport, Reason, Status
 from composer.telemetry.base import Sink
@@ -52,8 +53,7 @@ class OpenTelemetrySink(Sink):
             from opentelemetry import metrics, trace
         except ImportError as error:
             raise ImportError(
-                "the sink 'opentelemetry' needs opentelemetry-api: "
-                "pip install 'torch-composer[opentelemetry]'"
+                f"the sink 'opentelemetry' needs opentelemetry-api: {install('opentelemetry')}"
             ) from error
         self._totals = Totals()
         self._tracer = trace.get_tracer("composer", tracer_provider=tracer_provider)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from composer.distribution import install
 from composer.records import CompileReport
 from composer.telemetry.base import Sink
 from composer.telemetry.totals import COMPILE_SECONDS, Total, Totals
@@ -31,8 +32,7 @@ class PrometheusSink(Sink):
             import prometheus_client
         except ImportError as error:
             raise ImportError(
-                "the sink 'prometheus' needs prometheus-client: "
-                "pip install 'torch-composer[prometheus]'"
+                f"the sink 'prometheus' needs prometheus-client: {install('prometheus')}"
             ) from error
         self._registry = prometheus_client.REGISTRY if registry is None else registry
         self._series = _Series()

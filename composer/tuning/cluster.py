@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from composer import distribution
 from composer.child import Limits
 from composer.errors import OptionError
 from composer.tuning.plan import Job
@@ -64,7 +65,7 @@ def on_ray(
     try:
         import ray
     except ImportError as error:
-        raise OptionError(f"{error}; pip install 'torch-composer[ray]'") from error
+        raise OptionError(f"{error}; {distribution.install('ray')}") from error
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # of the cluster that "local" starts
     shared = {"working_dir": working_dir} if working_dir else {}
     try:

@@ -32,6 +32,7 @@ from composer.backends.onnxrt.kernels import widens_bfloat16
 from composer.backends.onnxrt.library import is_for_cpu_alone, onnxruntime
 from composer.backends.onnxrt.native import why_not_native
 from composer.backends.onnxrt.settings import read_settings
+from composer.distribution import install
 from composer.errors import refuse
 from composer.lowering import keeping
 from composer.lowering.aot import (
@@ -57,6 +58,7 @@ class OnnxRuntimeBackend(Backend):
     reads_example_inputs = False
     runs_shared_passes = True
     writes_as_the_graph = True
+    has_self_test = True
     packages = ("onnxruntime", "onnxruntime-gpu", "onnx", "onnxscript")
 
     def check_options(self, options: Mapping[str, Any]) -> None:
@@ -155,7 +157,7 @@ def _how_called(device: torch.device) -> str:
 
 def _require(*devices: str) -> torch.device:
     """The device of the graph; refuses without the packages, and for any other device."""
-    require_installed(("onnxruntime", "onnx", "onnxscript"), "pip install 'torch-composer[onnxrt]'")
+    require_installed(("onnxruntime", "onnx", "onnxscript"), install("onnxrt"))
     kinds = [torch.device(each) for each in devices] or [torch.device("cpu")]
     elsewhere = [str(each) for each in kinds if each.type not in ("cpu", "cuda")]
     if elsewhere or len(kinds) > 1:

@@ -26,6 +26,7 @@ from composer.backends.openvino.cut import cut
 from composer.backends.openvino.dialect import dialect
 from composer.backends.openvino.engine import OpenVinoEngine
 from composer.backends.openvino.settings import read_settings
+from composer.distribution import install
 from composer.errors import refuse
 from composer.graphs import low_precision
 from composer.lowering import keeping
@@ -51,6 +52,7 @@ class OpenVinoBackend(Backend):
     reads_example_inputs = False
     runs_shared_passes = True
     writes_as_the_graph = True
+    has_self_test = True
     chooses_precision = True
     packages = ("openvino", "onnx", "onnxscript")
 
@@ -131,7 +133,7 @@ def composer_openvino(
 
 def _require(*devices: str) -> None:
     """Refuse without the packages, and for graphs whose tensors are elsewhere than on the CPU."""
-    require_installed(("openvino", "onnx", "onnxscript"), "pip install 'torch-composer[openvino]'")
+    require_installed(("openvino", "onnx", "onnxscript"), install("openvino"))
     if any(torch.device(each).type != "cpu" for each in devices):
         what = f"the graph is on {', '.join(devices)}; {NAME} runs graphs on the CPU"
         refuse(Status.UNAVAILABLE, Reason.NO_DEVICE, what)

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from composer.backends.base import is_installed, require_installed
+from composer.distribution import install
 from composer.errors import refuse
 from composer.records import Reason, Status
 
@@ -49,10 +50,10 @@ def require_package() -> None:
     if not any(map(is_installed, LIBRARIES)):
         what = (
             "none of torch_tensorrt, tensorrt and tensorrt_rtx is installed; install the release "
-            "of torch_tensorrt made for this torch, or pip install 'torch-composer[tensorrt-rtx]'"
+            f"of torch_tensorrt made for this torch, or {install('tensorrt-rtx')}"
         )
         refuse(Status.UNAVAILABLE, Reason.NOT_INSTALLED, what)
-    require_installed(("onnx", "onnxscript"), "pip install 'torch-composer[tensorrt-rtx]'")
+    require_installed(("onnx", "onnxscript"), install("tensorrt-rtx"))
 
 
 def _refuse_without_device() -> None:

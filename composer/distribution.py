@@ -1,0 +1,67 @@
+"""The name that composer is installed by, and other packages that take its folder."""
+
+from __future__ import annotations
+
+import functools
+import platform
+import re
+from importlib.metadata import PackageNotFoundError, version
+
+NAME = "torch-compile-composer"
+"""The distribution. ``torch-composer`` on the package index is a stranger's."""
+
+VERIFIED = {
+    "python": ("3.11", "3.13"),
+    "torch": ("2.11", "2.15"),
+    "onnx": ("1.18", "1.23"),
+    "onnxscript": ("0.5", "0.7"),
+    "onnxruntime": ("1.31", "1.32"),
+    "openvino": ("2025.4", "2026.4"),
+}
+"""The oldest and the newest release of each package with which composer's tests passed."""
+
+_SAME_FOLDER = ("composer", "mosaicml")
+"""Distributions on the package index that install a top-level folder ``composer/`` of their own."""
+
+
+def install(extra: str) -> str:
+    """The command that installs composer together with what an extra names."""
+    return f"pip install '{NAME}[{extra}]'"
+
+
+def outside_verified() -> list[str]:
+    """A sentence for each installed package that is older or newer than what was verified."""
+    here = {"python": platform.python_version(), **{name: version_of(name) for name in VERIFIED}}
+    return [
+        f"{name} {here[name]} is not among the verified versions, {oldest} to {newest}"
+        for name, (oldest, newest) in VERIFIED.items()
+        if here[name] and not _release(oldest) <= _release(here[name]) <= _release(newest)
+    ]
+
+
+def _release(said: str) -> tuple[int, ...]:
+    """The first two numbers of a version: (2, 13) of ``2.13.0+cpu``."""
+    return tuple(int(each) for each in re.findall(r"\d+", said)[:2])
+
+
+@functools.cache
+def conflict() -> str:
+    """What is wrong where another package has put its files among composer's; else empty."""
+    there = [name for name in _SAME_FOLDER if version_of(name)]
+    if not there:
+        return ""
+    names = " and ".join(there)
+    return (
+        f"the package {names} is installed here, too. It puts files of its own into the folder "
+        f"'composer', so either may fail. Use separate environments, or run: pip uninstall "
+        f"{' '.join(there)}; pip install --force-reinstall --no-deps {NAME}"
+    )
+
+
+@functools.cache
+def version_of(name: str) -> str:
+    """The version of an installed distribution; empty where it is not installed."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
