@@ -2044,6 +2044,13 @@ def inductor_options() -> list[str]:
     return torch._inductor.list_options()
 
 
+def modes() -> list[str]:
+    """The words that ``torch.compile(mode=...)`` takes."""
+    import torch._inductor
+
+    return list(torch._inductor.list_mode_options())
+
+
 def inductor_config(mode: str | None, options: dict[str, Any]) -> dict[str, Any]:
     """The settings that ``torch.compile(mode=..., options=...)`` would hand to Inductor.
 

@@ -47,6 +47,7 @@ def compose(
     *,
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
+    name: str | None = None,
 ) -> Callable[..., Any]:
     """Compile one captured graph with a candidate of the chain: the first accepted, or the fastest.
 
@@ -57,6 +58,8 @@ def compose(
         example_inputs: Tensors and symbols of the first call, in the order of the placeholders.
         mode: ``torch.compile``'s mode.
         options: ``torch.compile``'s options: fields of :class:`composer.Policy`.
+        name: ``torch.compile``'s name (torch 2.15). It is the model's name where ``options`` gives
+            none.
 
     Returns:
         A callable that takes the graph's inputs and returns its outputs. Where torch is about to
@@ -69,6 +72,8 @@ def compose(
         CandidateError: a candidate was not accepted and ``strict`` is on.
         ChainExhausted: none was accepted and ``on_exhausted`` is ``"raise"``.
     """
+    if name is not None:
+        options = {"model": name, **(options or {})}
     if _torch.will_be_saved():
         with _torch.not_saving():
             served = compose(gm, example_inputs, mode=mode, options=options)

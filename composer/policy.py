@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -21,15 +21,13 @@ from pydantic import (
     field_validator,
 )
 
+from composer import _torch
 from composer.errors import OptionError
 from composer.lowering.freeze import Freeze
 from composer.records import FLOOR, GraphRequest
 from composer.registry import did_you_mean
 
 DEFAULT_CHAIN = ("tensorrt", "inductor", "onnxrt")
-
-Mode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
-"""The words that ``torch.compile(mode=...)`` takes."""
 
 
 def _no_truth_value(value: Any) -> Any:
@@ -366,15 +364,15 @@ class Rules:
 
 
 def check_mode(mode: str | None) -> None:
-    """Know ``torch.compile``'s modes.
+    """Know ``torch.compile``'s modes, as the installed torch has them.
 
     Raises:
         OptionError: the mode is none of them.
     """
-    if mode is not None and mode not in get_args(Mode):
-        accepted = ", ".join(get_args(Mode))
-        guess = did_you_mean(mode, get_args(Mode))
-        raise OptionError(f"unknown mode {mode!r}{guess} (accepted: {accepted})")
+    known = () if mode is None else _torch.modes()
+    if mode is not None and mode not in known:
+        guess = did_you_mean(mode, known)
+        raise OptionError(f"unknown mode {mode!r}{guess} (accepted: {', '.join(known)})")
 
 
 def fields_of(given: Any) -> dict[str, Any]:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from inspect import signature
+
 import pytest
 import torch
-from conftest import compiled
+import torch._inductor
+from conftest import compiled, last
 from torch._dynamo.exc import BackendCompilerFailed
 
 import composer
-from composer import Candidate, Policy
+from composer import Candidate, Policy, _torch
 from composer.book import resolve as resolve_for
+from composer.dispatch import compose
 from composer.errors import OptionError
 from composer.policy import Facts
 
@@ -113,6 +117,33 @@ def test_unknown_mode_reaches_the_user() -> None:
     """A misspelt mode is named as well."""
     with pytest.raises(BackendCompilerFailed, match="did you mean 'max-autotune'"):
         torch.compile(torch.sin, backend="composer", mode="max-autotun")(torch.ones(2))
+
+
+@pytest.mark.parametrize("mode", torch._inductor.list_mode_options())
+def test_every_mode_of_the_installed_torch_is_known(mode: str) -> None:
+    """``lite``, say, from torch 2.13 on."""
+    gm = torch.fx.symbolic_trace(lambda x: (x.sin(),))
+    compose(gm, [torch.ones(2)], mode=mode, options={"chain": ["eager"]})
+    assert last().policy[0] == ("mode" if mode == "max-autotune" else "options")
+    assert isinstance(_torch.inductor_config(mode, {}), dict)
+
+
+def test_name_of_the_region_is_the_models_name() -> None:
+    """Torch 2.15 hands ``torch.compile(name=...)`` to the backend; ``options`` go before."""
+    gm, x = torch.fx.symbolic_trace(lambda x: (x.sin(),)), torch.ones(2)
+    compose(gm, [x], name="encoder", options={"chain": ["eager"]})
+    assert last().model == "encoder"
+    compose(gm, [x], name="encoder", options={"chain": ["eager"], "model": "mine"})
+    assert last().model == "mine"
+
+
+@pytest.mark.skipif("name" not in signature(torch.compile).parameters, reason="torch has none")
+@pytest.mark.parametrize("backend", ["composer", "onnxrt", "composer_openvino"])
+def test_name_is_taken_by_every_backend(backend: str) -> None:
+    """``torch.compile(name=...)``, by which torch labels a region."""
+    with torch.no_grad():
+        named = torch.compile(torch.sin, backend=backend, name="encoder")
+        torch.testing.assert_close(named(torch.ones(2)), torch.ones(2).sin())
 
 
 def test_policy_is_frozen() -> None:

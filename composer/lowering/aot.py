@@ -92,8 +92,13 @@ def as_dynamo_backend(backend: DynamoBackend) -> DynamoBackend:
 
     @functools.wraps(backend)
     def compile_graph(
-        gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **options: Any
+        gm: torch.fx.GraphModule,
+        example_inputs: Sequence[Any],
+        *,
+        name: str | None = None,
+        **options: Any,
     ) -> Callable[..., Any]:
+        del name  # of the region, from torch 2.15 on: these engines label nothing by it
         flat, restore = clones.flat_outputs(gm)
         adapt = clones.with_captured_dtypes(gm, example_inputs)
         compiled = backend(flat, example_inputs, **options)
