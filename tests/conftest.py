@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -25,7 +27,7 @@ import torch
 from forked import Interpreter
 
 import composer
-from composer import _torch, session
+from composer import _torch, distribution, session
 from composer.backends.onnxrt import OnnxRuntimeBackend
 from composer.backends.openvino import OpenVinoBackend
 
@@ -174,6 +176,29 @@ def needs_torch(version: str, why: str) -> pytest.MarkDecorator:
     numbers = tuple(map(int, version.split(".")))
     ours = tuple(map(int, torch.__version__.split(".")[:2]))
     return pytest.mark.skipif(ours < numbers, reason=f"torch < {version}: {why}")
+
+
+@contextlib.contextmanager
+def fault_of(package: str, *, before: str | None = None) -> Iterator[None]:
+    """Within, a test asserts what is wrong upstream. It passes where that is so just as it is said.
+
+    Args:
+        package: The distribution that has the fault.
+        before: The first release without the fault; ``None`` as long as no release has mended it.
+    """
+    here = distribution.version_of(package)
+    is_there = before is None or _release(here) < _release(before)
+    try:
+        yield
+    except (AssertionError, pytest.fail.Exception):
+        if is_there:
+            raise
+    else:
+        assert is_there, f"{package} {here} has the fault, which {before} is said to have mended"
+
+
+def _release(version: str) -> list[int]:
+    return [int(each) for each in re.findall(r"\d+", version)[:2]]
 
 
 def compiled(function: Any, *chain: Any, dynamic: bool | None = None, **options: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import compiled, last
+from conftest import compiled, fault_of, last
 from torch import Tensor
 
 from composer.backends.onnxrt import session
@@ -199,4 +199,5 @@ def test_onnxruntime_still_takes_for_norms_what_is_none(name: str, monkeypatch) 
     monkeypatch.setattr(session, "fuse_norms", lambda model: None)
     model, x = Norm(NO_NORMS[name], *BUFFERS.get(name, [])), torch.randn(16, 16)
     error = compiled(model, "onnxrt")(x) - model(x)
-    assert error.abs().max() > 0.1
+    with fault_of("onnxruntime", before="1.32" if name == "epsilons" else None):
+        assert error.abs().max() > 0.1
