@@ -10,7 +10,7 @@ export HF_HUB_OFFLINE := 1
 unexport PYTHONDONTWRITEBYTECODE
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: demo test test-torch test-thorough test-bench check check-style bench clean
+.PHONY: demo test test-torch test-newest test-oldest smoke test-thorough test-bench check check-style bench clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/embeddings.py
@@ -18,15 +18,41 @@ demo: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python -m pytest -q -n auto --dist worksteal -m "not bench and not thorough"
 
-# make test-torch TORCH=2.11.0: the tests with another torch of the range, in an environment of its
-# own. pip takes that torch's CUDA packages with it, some 4 GB.
+# The same tests with other versions, each in an environment of its own. Torch takes some 5 GB there.
+#   make test-torch TORCH=2.11.0: another torch, the rest as in constraints.txt
+#   make test-newest: the newest release of everything
+#   make test-oldest: every lower bound of pyproject.toml (pip has no such mode, uv has)
+#   make smoke: the engines' main tests with the newest of everything but torch
+OTHER_TESTS = bin/python -m pytest -q -n auto --dist worksteal -m "not bench and not thorough"
+SMOKE = $(addprefix tests/test_,onnxrt.py onnxrt_memory.py openvino.py inductor.py selftest.py doctor.py)
+
 test-torch: OTHER = .venv-torch-$(TORCH)
 test-torch:
 	$(PYTHON) -m venv $(OTHER)
 	grep -v '^torch==\|^triton==' constraints.txt > $(OTHER)/constraints.txt
 	$(OTHER)/bin/python -m pip install --quiet torch==$(TORCH)
 	$(OTHER)/bin/python -m pip install --quiet -c $(OTHER)/constraints.txt -e '.[dev]'
-	$(OTHER)/bin/python -m pytest -q -n auto --dist worksteal -m "not bench"
+	$(OTHER)/$(OTHER_TESTS)
+
+test-newest:
+	$(PYTHON) -m venv .venv-newest
+	.venv-newest/bin/python -m pip install --quiet --upgrade --upgrade-strategy eager -e '.[dev]'
+	.venv-newest/$(OTHER_TESTS)
+
+test-oldest:
+	$(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/python -m pip install --quiet uv
+	.venv-oldest/bin/uv pip install --quiet --python .venv-oldest/bin/python \
+		--resolution lowest-direct -e '.[dev]'
+	.venv-oldest/$(OTHER_TESTS)
+
+smoke:
+	$(PYTHON) -m venv .venv-smoke
+	grep '^torch==' constraints.txt > .venv-smoke/constraints.txt
+	.venv-smoke/bin/python -m pip install --quiet --no-compile -c .venv-smoke/constraints.txt torch
+	.venv-smoke/bin/python -m pip install --quiet --no-compile -c .venv-smoke/constraints.txt \
+		-e '.[test]'
+	.venv-smoke/$(OTHER_TESTS) $(SMOKE)
 
 test-thorough: $(STAMP)
 	$(BIN)/python -m pytest -q -n auto --dist worksteal -m "thorough and not bench"
