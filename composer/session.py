@@ -41,7 +41,11 @@ class Session:
     """
 
     def __init__(
-        self, configured: Source = None, sinks: Sinks | None = None, witness: Any = None
+        self,
+        configured: Source = None,
+        sinks: Sinks | None = None,
+        witness: Any = None,
+        self_tests: dict[tuple[type, str], str] | None = None,
     ) -> None:
         self.configured = configured
         self.sinks = sinks or Sinks()
@@ -55,7 +59,7 @@ class Session:
         self.verdicts: set[str] = set()
         self.unkept: dict[str, str] = {}
         self.fills_store = False
-        self.self_tests: dict[tuple[type, str], str] = {}
+        self.self_tests = {} if self_tests is None else self_tests
         self.left_alone: dict[str, str] = {}
 
     def keep(self, report: CompileReport) -> None:
@@ -127,11 +131,14 @@ def report(last: int | None = None) -> Report:
 
 
 def reset() -> None:
-    """Forget reports and warnings. Compiled functions, policy and sinks stay what they are."""
+    """Forget reports and warnings. Compiled functions, policy and sinks stay what they are.
+
+    Engines that have proved themselves need not do so again: no version has changed.
+    """
     global _current
     disk.warn_again()
     samples.warn_again()
-    _current = Session(_current.configured, _current.sinks, _current.witness)
+    _current = Session(_current.configured, _current.sinks, _current.witness, _current.self_tests)
 
 
 def configure(source: Source) -> None:

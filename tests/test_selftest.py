@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from conftest import compiled, last
 
-import composer
 from composer import selftest, session
 from composer.backends import onnxrt
 from composer.policy import Candidate
@@ -14,9 +15,10 @@ from composer.records import Attempt
 
 
 @pytest.fixture(autouse=True)
-def _unproven() -> None:
-    """The engines have not proved themselves yet."""
+def another_process() -> Callable[[], None]:
+    """Forgets that engines have proved themselves, as a new process does not know it."""
     session.current().self_tests.clear()
+    return session.current().self_tests.clear
 
 
 @pytest.fixture
@@ -45,23 +47,25 @@ def attempt_of(chain: str, function: object = torch.relu) -> Attempt:
 
 
 @pytest.mark.parametrize("chain", ["onnxrt", "composer_openvino"])
-def test_engine_that_works_is_tried_once(chain: str, tried: list[str]) -> None:
+def test_engine_that_works_is_tried_once(
+    chain: str, tried: list[str], another_process: Callable[[], None]
+) -> None:
     """Neither another graph nor another process, whose session is new, pays for it again."""
     for function in (torch.relu, torch.sin):
         assert attempt_of(chain, function).status == "succeeded"
-        composer.reset()
+        another_process()
     assert tried == [chain]
 
 
 def test_engine_that_does_not_work_is_refused_with_one_reason(
-    tried: list[str], monkeypatch: pytest.MonkeyPatch
+    tried: list[str], another_process: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The message has the versions, the error and the command that tries again."""
     monkeypatch.setattr(onnxrt.engine, "make_session", fails)
     for function in (torch.relu, torch.sin):
         attempt = attempt_of("onnxrt", function)
         assert (attempt.status, attempt.reason) == ("unavailable", "engine_incompatible")
-        composer.reset()
+        another_process()
     assert tried == ["onnxrt"]
     for said in (f"torch {torch.__version__}", "onnxruntime 1.", "from_dlpack", "composer doctor"):
         assert said in attempt.message
@@ -69,11 +73,14 @@ def test_engine_that_does_not_work_is_refused_with_one_reason(
 
 @pytest.mark.parametrize("version", ["torch", "engine"])
 def test_other_versions_are_tried_anew(
-    version: str, tried: list[str], monkeypatch: pytest.MonkeyPatch
+    version: str,
+    tried: list[str],
+    another_process: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What one release got wrong, the next may have right."""
     attempt_of("onnxrt")
-    composer.reset()
+    another_process()
     if version == "torch":
         monkeypatch.setattr(torch, "__version__", "2.99.0")
     else:
@@ -82,7 +89,9 @@ def test_other_versions_are_tried_anew(
     assert tried == ["onnxrt", "onnxrt"]
 
 
-def test_lack_of_memory_says_nothing_of_the_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lack_of_memory_says_nothing_of_the_versions(
+    monkeypatch: pytest.MonkeyPatch, another_process: Callable[[], None]
+) -> None:
     """It is the attempt's own reason, and is not kept."""
 
     def lacks(*args: object) -> object:
@@ -91,19 +100,21 @@ def test_lack_of_memory_says_nothing_of_the_versions(monkeypatch: pytest.MonkeyP
     with monkeypatch.context() as for_a_moment:
         for_a_moment.setattr(onnxrt.engine, "make_session", lacks)
         assert attempt_of("onnxrt").reason == "out_of_memory"
-    composer.reset()
+    another_process()
     assert attempt_of("onnxrt", torch.sin).status == "succeeded"
 
 
-def test_doctor_replaces_the_outcome_that_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_replaces_the_outcome_that_is_kept(
+    monkeypatch: pytest.MonkeyPatch, another_process: Callable[[], None]
+) -> None:
     """An engine that was mended in place, with the same version, is used again."""
     with monkeypatch.context() as broken:
         broken.setattr(onnxrt.engine, "make_session", fails)
         attempt_of("onnxrt")
-    composer.reset()
+    another_process()
     assert attempt_of("onnxrt").reason == "engine_incompatible"
     selftest.in_child(b'{"engine": "onnxrt", "device": "cpu"}', lambda: None)
-    composer.reset()
+    another_process()
     assert attempt_of("onnxrt").status == "succeeded"
 
 
