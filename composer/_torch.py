@@ -1559,7 +1559,9 @@ def _forget_other_threads_compile() -> None:
     """
     if forks.freed(compile_lock):
         torch.compiler._is_compiling_flag = False
-        torch.fx._symbolic_trace._is_fx_tracing_flag = False
+        tracing = torch.fx._symbolic_trace
+        if hasattr(tracing, "_is_fx_tracing_flag"):  # from torch 2.14 on each thread has its own
+            tracing._is_fx_tracing_flag = False
 
 
 @contextlib.contextmanager

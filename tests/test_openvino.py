@@ -441,6 +441,12 @@ OTHERWISE = {
 }
 
 
+def test_number_in_float64_is_read_in_single_precision() -> None:
+    """As torch does, beside tensors in float32."""
+    number = torch.tensor(0.1, dtype=torch.float64)
+    check(lambda x, n: (x * n + n, x / n), torch.randn(3), number)
+
+
 @pytest.mark.parametrize("case", OTHERWISE.values(), ids=OTHERWISE)
 def test_what_is_computed_otherwise_stays_torchs(case, monkeypatch) -> None:
     """Without the rule OpenVINO gives other numbers; where it does not, the rule can go."""
@@ -1053,7 +1059,7 @@ def test_openvino_rounds_the_least_number_to_an_infinity(monkeypatch) -> None:
     if not _torch.multiplies_bf16():
         pytest.skip("computed in float32 here")
     monkeypatch.setattr(corrections, "IN_BFLOAT16", ())
-    assert attend(scaled, dynamic=True).isnan()
+    assert attend(added, dynamic=True).isnan()
 
 
 def test_another_precision_than_single_is_refused(monkeypatch) -> None:

@@ -125,7 +125,7 @@ def test_without_grad(chain, mode) -> None:
 
 
 def test_tangents_are_eagers(chain) -> None:
-    """In forward mode no engine serves, also where one did before; it does again afterwards."""
+    """In forward mode no engine serves, also where one did before."""
     w = torch.randn(4, 4)
 
     def function(x):
@@ -136,12 +136,15 @@ def test_tangents_are_eagers(chain) -> None:
     torch.testing.assert_close(f(x), function(x))
     with fwd.dual_level():
         dual = fwd.make_dual(x, tangent)
-        with pytest.warns(composer.errors.FallbackWarning, match="forward_ad"):
-            result = f(dual)
+        result = f(dual)
         torch.testing.assert_close(fwd.unpack_dual(result), fwd.unpack_dual(function(dual)))
-    assert (last().chosen, last().attempts[0].reason) == ("eager", "training_graph")
     torch.testing.assert_close(f(x), function(x))
-    assert [report.runtime.calls for report in composer.reports()] == [2, 1]
+    first, *others = composer.reports()
+    # From torch 2.14 on Dynamo gives up a function that is called with tangents.
+    assert (first.chosen, first.runtime.calls) == (chain[0], 2 if others else 1)
+    for report in others:
+        assert (report.chosen, report.attempts[0].reason) == ("eager", "training_graph")
+        assert report.runtime.calls == 1
 
 
 def test_autocast(chain) -> None:

@@ -75,9 +75,19 @@ def why_not_here(
 
 
 def _inexact(node: torch.fx.Node, weights: Mapping[str, torch.Tensor]) -> str | None:
-    dtypes = {each.dtype for each in _values(node, weights)} - _EXACT
+    values = (each for each in _values(node, weights) if not _is_number(each, node))
+    dtypes = {each.dtype for each in values} - _EXACT
     names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
     return f"OpenVINO computes {names} otherwise" if names else None
+
+
+def _is_number(value: torch.Tensor, node: torch.fx.Node) -> bool:
+    """Whether it is a number in float64 beside tensors in float32: torch reads it in float32, too.
+
+    Dynamo captures one that the program draws by Python's ``random`` so (torch 2.15).
+    """
+    is_double = value.dtype is torch.float64 and value.dim() == 0
+    return is_double and all(each.dtype is torch.float32 for each in _results(node))
 
 
 def _otherwise(node: torch.fx.Node) -> str | None:
