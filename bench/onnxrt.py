@@ -326,7 +326,9 @@ def half_costs(rounds: int) -> dict[str, dict[str, Any]]:
 
     bfloat16 is left out where the processor has arithmetic for it: the engine leaves it to torch.
     """
-    dtypes = [torch.float16] if _torch.multiplies_bf16() else [torch.bfloat16, torch.float16]
+    dtypes = (
+        [torch.float16] if _torch.processor.multiplies_bf16() else [torch.bfloat16, torch.float16]
+    )
     rows: dict[str, dict[str, Any]] = {}
     for model in HALF:
         for dtype in dtypes:

@@ -81,7 +81,7 @@ def costs(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> dict[str, 
     nodes = len(gm.graph.nodes)
     row = {"nodes": nodes, "aten_s": canonical, "aten_ms_a_node": 1e3 * canonical / nodes}
     for name, most in (("none", 0), ("tenth", OPERATIONS // 10), ("half", OPERATIONS // 2)):
-        make = _torch.lazy_graph_module  # as composer does for this stage
+        make = _torch.sources.lazy_graph_module  # as composer does for this stage
         twins = iter([clones.clone_graph(made, make) for _ in range(5)])
         row[f"passes_{name}_s"] = timed(
             lambda t=twins, m=most: Pipeline("raise").run(next(t), [Swap(m)] * PASSES)

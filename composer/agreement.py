@@ -82,7 +82,7 @@ def among_ranks(graph: str, within: float, *, again: bool = False) -> Iterator[B
         within: Seconds to wait for others, for all of the chain; 0 does not ask them.
         again: Whether the function was compiled before, for other inputs.
     """
-    member = _torch.group_member() if within else None
+    member = _torch.ranks.group_member() if within else None
     if member is None:
         yield lambda _: NOBODY
     else:
@@ -92,7 +92,7 @@ def among_ranks(graph: str, within: float, *, again: bool = False) -> Iterator[B
 
 @contextlib.contextmanager
 def between(
-    member: _torch.GroupMember, graph: str, within: float, *, again: bool = False
+    member: _torch.ranks.GroupMember, graph: str, within: float, *, again: bool = False
 ) -> Iterator[Ballots]:
     """Let this rank and the others agree on one graph."""
     talk = _Agreement(member, graph, within, again=again)
@@ -145,7 +145,7 @@ class _Agreement:
     """
 
     def __init__(
-        self, member: _torch.GroupMember, graph: str, within: float, *, again: bool
+        self, member: _torch.ranks.GroupMember, graph: str, within: float, *, again: bool
     ) -> None:
         self.alone = ""
         self._broken = False

@@ -69,7 +69,7 @@ def try_candidate(
         if contender.on_trial:
             note(on_trial=True)
         try:
-            with _torch.modes_put_back():  # else the next would be built in those of a region
+            with _torch.modes.modes_put_back():  # else the next would be built in those of a region
                 contender.skip(request)
                 _decline_forward_mode(contender.backend)
                 contender.backend.probe(request)
@@ -80,7 +80,7 @@ def try_candidate(
             ballot.accept()
         except BaseException as error:
             interrupts.pass_on(error)
-            if isinstance(error, _torch.DYNAMO_CONTROL_FLOW) and not at_run_time:
+            if isinstance(error, _torch.dynamo.DYNAMO_CONTROL_FLOW) and not at_run_time:
                 raise
             failed = _failed(name, error, notes, time.perf_counter() - started)
             ballot.refuse(failed.sentence())
@@ -151,7 +151,7 @@ def _decline_forward_mode(backend: Backend) -> None:
 
     What AOTAutograd trains has no rule for them; Inductor drops them from what it fuses.
     """
-    if _torch.is_forward_mode() and not backend.may_return_original:
+    if _torch.modes.is_forward_mode() and not backend.may_return_original:
         what = "no engine computes the tangents of torch.autograd.forward_ad"
         refuse(Status.DECLINED, Reason.TRAINING_GRAPH, what)
 
@@ -206,11 +206,11 @@ def _aot_settings(request: GraphRequest, backend: Backend) -> Iterator[None]:
     is donated to a backward; for any other nothing is.
     """
     with contextlib.ExitStack() as settings:
-        settings.enter_context(_torch.backward_lowering_at_once())
+        settings.enter_context(_torch.aot.backward_lowering_at_once())
         if not backend.runs_shared_passes:
-            settings.enter_context(_torch.without_donated_buffers())
+            settings.enter_context(_torch.aot.without_donated_buffers())
         if request.training and writes.reads_what_it_wrote(request.gm):
-            settings.enter_context(_torch.keeping_no_weights_for_free())
+            settings.enter_context(_torch.aot.keeping_no_weights_for_free())
         yield
 
 
@@ -301,7 +301,7 @@ def classify(error: BaseException) -> tuple[Status, Reason]:
     chained = tuple(causes(error))
     if any(map(lacks_memory, chained)):
         return Status.FAILED, Reason.OUT_OF_MEMORY
-    if any(map(_torch.wants_data, chained)):
+    if any(map(_torch.operators.wants_data, chained)):
         return Status.DECLINED, Reason.DYNAMIC_SHAPE
     if any(isinstance(each, ImportError) for each in chained):
         return Status.UNAVAILABLE, Reason.NOT_INSTALLED

@@ -49,7 +49,7 @@ def walk(
     shared = shared or SharedPasses()
     floor = functools.partial(make_floor, request, shared)
     obstacle = select.obstacle(request, among_ranks=agree_within > 0) if contest else ""
-    again = _torch.is_recompile()
+    again = _torch.dynamo.is_recompile()
     with agreement.among_ranks(request.key_among_ranks, agree_within, again=again) as ballot:
 
         def trial(place: int, in_fp32: int = 0) -> choice.Tried:

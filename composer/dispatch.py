@@ -74,12 +74,12 @@ def compose(
     """
     if name is not None:
         options = {"model": name, **(options or {})}
-    if _torch.will_be_saved():
-        with _torch.not_saving():
+    if _torch.files.will_be_saved():
+        with _torch.files.not_saving():
             served = compose(gm, example_inputs, mode=mode, options=options)
         return saved.Saved.of(gm, served, mode, options)
     started = time.perf_counter()
-    _torch.compile_anew_in_forward_mode()
+    _torch.modes.compile_anew_in_forward_mode()
     gm, example_inputs, flatten = clones.flat_inputs(gm, example_inputs)
     flatten = flatten or clones.with_captured_dtypes(gm, example_inputs)
     gm, restore = clones.flat_outputs(gm)

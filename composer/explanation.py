@@ -161,7 +161,7 @@ def collecting(thread: int | None = None) -> Iterator[Collector]:
     found = Collector(thread)
     session.add_sink(found)
     try:
-        with _torch.graph_breaks_to(found.met):
+        with _torch.breaks.graph_breaks_to(found.met):
             yield found
     finally:
         session.remove_sink(found)
@@ -186,7 +186,7 @@ def explain(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
         Exception: whatever ``fn`` or its compile raises, with a note of what was compiled.
     """
     compiled = _as_before(fn)
-    _torch.forget_given_up()
+    _torch.breaks.forget_given_up()
     with collecting(threading.get_ident()) as found:
         try:
             compiled(*args, **kwargs)
@@ -214,7 +214,7 @@ def compiled_beside(fn: Callable[..., Any], **given: Any) -> Callable[..., Any]:
 
 def _as_before(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Compiled anew, as it was compiled before if it was."""
-    before = _torch.compiled_as(fn)
+    before = _torch.breaks.compiled_as(fn)
     if before is None:
         return compiled_beside(fn)
     if before.backend is not compose:

@@ -36,9 +36,9 @@ def _floor(request: GraphRequest, passes: late.LatePasses) -> Callable[..., Any]
     if passes.shared.late:
         gm = clones.clone_graph(request.gm)
         try:
-            with _torch.modes_put_back():
+            with _torch.modes.modes_put_back():
                 return compile_each(gm, request.example_inputs, _forward_of)
-        except _torch.DYNAMO_CONTROL_FLOW:
+        except _torch.dynamo.DYNAMO_CONTROL_FLOW:
             raise
         except PassError:
             raise
@@ -49,4 +49,4 @@ def _floor(request: GraphRequest, passes: late.LatePasses) -> Callable[..., Any]
 
 
 def _forward_of(functional: torch.fx.GraphModule, _: list[Any]) -> Callable[..., Any]:
-    return _torch.settled_forward(functional)
+    return _torch.sources.settled_forward(functional)

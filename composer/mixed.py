@@ -92,7 +92,7 @@ class _Errors:
         self._request, self._bounds = request, bounds
         self._products = narrow(request, on_trial=True, marks=True).products
         self._errors = _known.setdefault(request.gm, {})
-        self._inputs = [_torch.hint(value) for value in request.example_inputs]
+        self._inputs = [_torch.symbols.hint(value) for value in request.example_inputs]
         self._eager: Run | None = None
 
     def of(self, in_fp32: int) -> float:

@@ -369,7 +369,7 @@ def check_mode(mode: str | None) -> None:
     Raises:
         OptionError: the mode is none of them.
     """
-    known = () if mode is None else _torch.modes()
+    known = () if mode is None else _torch.inductor.modes()
     if mode is not None and mode not in known:
         guess = did_you_mean(mode, known)
         raise OptionError(f"unknown mode {mode!r}{guess} (accepted: {', '.join(known)})")

@@ -89,9 +89,9 @@ def _why_not_tried(request: GraphRequest) -> str:
     """Why bf16 would not be faster here, or its numbers could not be compared."""
     if request.training:
         return "the graph trains"
-    if not _torch.multiplies_bf16():
+    if not _torch.processor.multiplies_bf16():
         return "this processor has no bf16 arithmetic"
-    if any(isinstance(value, _torch.FakeTensor) for value in request.example_inputs):
+    if any(isinstance(value, _torch.fakes.FakeTensor) for value in request.example_inputs):
         return "the graph was compiled without real inputs to compare numbers on"
     if collectives.meets_other_ranks(request.gm):
         return "other ranks would have to run the graph's collectives to compare numbers"
@@ -132,15 +132,15 @@ def _marked(request: GraphRequest, in_fp32: int) -> GraphRequest:
     nodes = list(gm.graph.nodes)
     for node in nodes[nodes.index(products_of(gm)[in_fp32]) :]:
         low_precision.mark(node)
-    _torch.name_sources(gm)
+    _torch.sources.name_sources(gm)
     return dataclasses.replace(request, gm=gm)
 
 
 def _copy_at_aten(request: GraphRequest) -> torch.fx.GraphModule:
     if request.gm not in _at_aten:
-        with _torch.modes_put_back():
+        with _torch.modes.modes_put_back():
             _at_aten[request.gm] = to_aten(request.gm, request.example_inputs)
-    return clones.clone_graph(_at_aten[request.gm], _torch.lazy_graph_module)
+    return clones.clone_graph(_at_aten[request.gm], _torch.sources.lazy_graph_module)
 
 
 def _rewrite(request: GraphRequest, in_fp32: int) -> Rewritten | str:
@@ -202,7 +202,7 @@ def _added(graph: torch.fx.Graph, weight: torch.fx.Node) -> torch.fx.Node:
     with graph.inserting_after(last):
         added = graph.placeholder(f"{weight.target}_in_bf16")
     added.meta.update(weight.meta)
-    _torch.carry_no_source(weight, added)
+    _torch.sources.carry_no_source(weight, added)
     return added
 
 
@@ -210,7 +210,7 @@ def _retype(weight: torch.fx.Node, placeholder: torch.fx.Node, copy: torch.Tenso
     """Have all that read the rounded ``weight`` read ``placeholder``, which is the ``copy``."""
     casts = casts_in(weight)
     placeholder.meta["val"] = placeholder.meta["example_value"] = casts[0].meta["val"]
-    fake = _torch.fake_of_fixed_size(copy)
+    fake = _torch.fakes.fake_of_fixed_size(copy)
     if fake is not None:
         placeholder.meta["example_value"] = fake
     for cast in casts:

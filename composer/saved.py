@@ -47,7 +47,7 @@ class _Recipe:
     autocast: tuple[tuple[str, torch.dtype], ...]
 
 
-class Saved(_torch.SerializableCallable):
+class Saved(_torch.files.SerializableCallable):
     """A compiled graph that can be saved to a file; one that was loaded compiles at its first call.
 
     Args:
@@ -80,12 +80,12 @@ class Saved(_torch.SerializableCallable):
             ValueError: inputs are views of one memory, which cannot be written.
         """
         recipe = _Recipe(
-            graph=_torch.graph_as_bytes(_bare(gm)),
+            graph=_torch.files.graph_as_bytes(_bare(gm)),
             model=capture.model_name(gm),
             mode=mode,
             options={name: _as_bytes(name, value) for name, value in fields_of(options).items()},
             grad=torch.is_grad_enabled(),
-            autocast=tuple(_torch.autocasts()),
+            autocast=tuple(_torch.modes.autocasts()),
         )
         return cls(recipe, served)
 
@@ -109,14 +109,14 @@ class Saved(_torch.SerializableCallable):
     def _compiled(self, args: Sequence[Any]) -> Callable[..., Any]:
         """Compile the graph for these inputs, unless another thread has just done so."""
         recipe = self._recipe
-        with _torch.compiling():
+        with _torch.compiles.compiling():
             if self._served is None:
-                gm = _torch.graph_of_bytes(recipe.graph)
+                gm = _torch.files.graph_of_bytes(recipe.graph)
                 capture.set_model_name(gm, recipe.model)
                 options = {name: pickle.loads(value) for name, value in recipe.options.items()}
-                compose: Callable[..., Any] = _torch.lookup_backend("composer")
-                with _as_captured(recipe), _torch.recaptured(gm, args):
-                    inputs = _torch.with_symbols(gm, args)
+                compose: Callable[..., Any] = _torch.dynamo.lookup_backend("composer")
+                with _as_captured(recipe), _torch.compiles.recaptured(gm, args):
+                    inputs = _torch.symbols.with_symbols(gm, args)
                     self._served = compose(gm, inputs, mode=recipe.mode, options=options)
             return self._served
 
@@ -141,17 +141,17 @@ def _bare(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
         ValueError: inputs are views of one memory.
     """
     bare = torch.fx.GraphModule(gm, copy.deepcopy(gm.graph), gm.__class__.__name__)
-    inputs: list[_torch.FakeTensor] = []
+    inputs: list[_torch.fakes.FakeTensor] = []
     for node in bare.graph.nodes:
         value = node.meta.get("example_value")
-        node.meta = _torch.lasting_metadata(node)
+        node.meta = _torch.sources.lasting_metadata(node)
         if isinstance(value, torch.SymInt | torch.SymFloat):
             node.meta["example_value"] = value
-        elif isinstance(value, _torch.FakeTensor) and node.op == "placeholder":
+        elif isinstance(value, _torch.fakes.FakeTensor) and node.op == "placeholder":
             node.meta["example_value"] = _by_itself(value)
             inputs.append(value)
-    places = Counter(map(_torch.storage_id, inputs))
-    if any(each._is_view() and places[_torch.storage_id(each)] > 1 for each in inputs):
+    places = Counter(map(_torch.tensors.storage_id, inputs))
+    if any(each._is_view() and places[_torch.tensors.storage_id(each)] > 1 for each in inputs):
         raise ValueError("inputs of the graph share memory, which cannot be written to a file")
     for name, child in list(bare.named_children()):
         if isinstance(child, torch.fx.GraphModule):
@@ -159,7 +159,7 @@ def _bare(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
     return bare
 
 
-def _by_itself(fake: _torch.FakeTensor) -> torch.Tensor:
+def _by_itself(fake: _torch.fakes.FakeTensor) -> torch.Tensor:
     """The fake itself or, if it is a view, one with the same sizes and strides that is none."""
     if not fake._is_view():
         return fake

@@ -181,10 +181,10 @@ def _try(candidate: Candidate, case: _Case, device: torch.device) -> Attempt:
     (contender,) = contenders_of(policy)
     inputs: list[Any] = case.inputs(device)
     gm = torch.fx.symbolic_trace(case.function)
-    fakes = _torch.fakes_of(inputs, dynamic=() if case.training else (0,))
+    fakes = _torch.fakes.fakes_of(inputs, dynamic=() if case.training else (0,))
     for node, fake in zip(gm.graph.find_nodes(op="placeholder"), fakes, strict=True):
         node.meta["example_value"] = fake
-    with torch.set_grad_enabled(case.training), _torch.captured_with(fakes, inputs):
+    with torch.set_grad_enabled(case.training), _torch.compiles.captured_with(fakes, inputs):
         attempt, _, _ = try_candidate(capture.read_request(gm, inputs), contender)
     return attempt
 

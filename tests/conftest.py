@@ -99,9 +99,11 @@ def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     composer.reset()
     session.current().self_tests.update(_WORKING)
     torch.manual_seed(0)
-    precision, dtype = _torch.float32_precision(), torch.get_default_dtype()
+    precision, dtype = _torch.modes.float32_precision(), torch.get_default_dtype()
     yield
-    _torch.set_float32_precision(precision)  # torch's own word does not put back all that it sets
+    _torch.modes.set_float32_precision(
+        precision
+    )  # torch's own word does not put back all that it sets
     torch.set_default_dtype(dtype)
     torch.compiler.reset()
 

@@ -24,7 +24,7 @@ class Rank:
     """One rank; ``facts`` is what the attempt at its last candidate noted."""
 
     def __init__(self, store: Any, number: int, world: int) -> None:
-        self.member = _torch.GroupMember(number, world, store)
+        self.member = _torch.ranks.GroupMember(number, world, store)
         self.facts: Any = None
         self.said: list[str] = []
         self.waited = 0.0

@@ -63,7 +63,7 @@ def aot(strike: Callable[[list[Any]], None], *, empties: bool = False) -> Any:
 
     def build(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
         def honest(functional: torch.fx.GraphModule, _: Any) -> Any:
-            return _torch.boxed(functional.forward)
+            return _torch.aot.boxed(functional.forward)
 
         def striking(functional: torch.fx.GraphModule, _: Any) -> Any:
             def run(args: list[Any]) -> Any:
@@ -73,15 +73,15 @@ def aot(strike: Callable[[list[Any]], None], *, empties: bool = False) -> Any:
                 strike(given)
                 return functional.forward(*given)
 
-            return _torch.takes_a_list(run)
+            return _torch.aot.takes_a_list(run)
 
-        return _torch.aot_compile(
+        return _torch.aot.aot_compile(
             gm,
             example_inputs,
             forward=honest,
             backward=striking,
             inference=honest,
-            partition=_torch.min_cut,
+            partition=_torch.aot.min_cut,
             decompositions={},
         )
 
@@ -301,13 +301,13 @@ def test_backward_may_run_twice_with_any_engine(engine: str) -> None:
 
 def test_inductor_is_offered_what_the_forward_saved() -> None:
     """The memory of activations is its to use in the backward, as without composer."""
-    seen: list[_torch.BuiltBackward] = []
+    seen: list[_torch.backwards.BuiltBackward] = []
 
-    def guard(built: _torch.BuiltBackward) -> Any:
+    def guard(built: _torch.backwards.BuiltBackward) -> Any:
         seen.append(built)
         return built.compiled
 
-    with _torch.backwards_by(guard), _torch.backward_lowering_at_once():
+    with _torch.backwards.backwards_by(guard), _torch.aot.backward_lowering_at_once():
         torch.compile(net())(torch.randn(3, 4)).sum().backward()
     assert seen[0].donated
 

@@ -418,7 +418,7 @@ def test_ranks_know_a_graph_by_a_key_without_the_numbers_of_their_devices(
         return request.graph_key, request.key_among_ranks
 
     assert keys("cuda:1")[1] == ""
-    monkeypatch.setattr(_torch, "world_size", lambda: 2)
+    monkeypatch.setattr(_torch.ranks, "world_size", lambda: 2)
     for kind in (str, torch.device):
         zero, one = (keys(kind(f"cuda:{number}")) for number in (0, 1))
         assert zero[0] != one[0]

@@ -180,7 +180,7 @@ def test_two_draws_that_are_alike_are_two(name: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
 def test_dropout_in_other_dtypes_is_eagers(dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """The factor is a number of Python's in all of them."""
-    monkeypatch.setattr(_torch, "multiplies_bf16", lambda: False)
+    monkeypatch.setattr(_torch.processor, "multiplies_bf16", lambda: False)
     x = torch.randn(3, 5, dtype=dtype)
 
     def program(x):

@@ -312,7 +312,7 @@ def test_an_output_of_weights_alone_belongs_to_the_caller(engine: str, training:
 
 def test_what_inductor_folds_it_gives_out(monkeypatch) -> None:
     """The quirk behind ``constants_kept_apart``; when this fails, it can go."""
-    monkeypatch.setattr(_torch, "constants_kept_apart", contextlib.nullcontext)
+    monkeypatch.setattr(_torch.inductor, "constants_kept_apart", contextlib.nullcontext)
     model, x = Tables().eval(), torch.randn(3, 64)
     f = compiled(model, "inductor", freeze=True)
     assert f(x)[1].data_ptr() == f(x)[1].data_ptr()

@@ -439,9 +439,9 @@ def test_children_of_one_server_use_the_card() -> None:
 def test_fork_of_a_process_that_used_the_card_is_a_bad_one() -> None:
     """By torch's own word."""
     torch.zeros(1, device=CUDA)
-    assert not _torch.is_in_bad_fork()
+    assert not _torch.compiles.is_in_bad_fork()
 
     def says_so() -> None:
-        assert _torch.is_in_bad_fork()
+        assert _torch.compiles.is_in_bad_fork()
 
     assert in_child(says_so) == 0

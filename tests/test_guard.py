@@ -803,7 +803,7 @@ def test_retry_after_is_at_least_one() -> None:
         read_policy({"retry_after": 0})
 
 
-@pytest.mark.parametrize("error", _torch.DYNAMO_CONTROL_FLOW)
+@pytest.mark.parametrize("error", _torch.dynamo.DYNAMO_CONTROL_FLOW)
 def test_control_flow_of_dynamo_fails_an_engine_at_run_time(error: type[Exception]) -> None:
     """There is no Dynamo to be steered any more: the next candidate follows."""
 

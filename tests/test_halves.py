@@ -20,7 +20,7 @@ BF16, F16 = torch.bfloat16, torch.float16
 
 @pytest.fixture(autouse=True)
 def _processor_without_bf16(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(_torch, "multiplies_bf16", lambda: False)
+    monkeypatch.setattr(_torch.processor, "multiplies_bf16", lambda: False)
     with torch.no_grad():
         yield
 
@@ -200,7 +200,7 @@ def test_gradients_are_computed_so_too() -> None:
 
 def test_a_processor_with_bfloat16_arithmetic_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch has kernels for it, which are the faster ones there."""
-    monkeypatch.setattr(_torch, "multiplies_bf16", lambda: True)
+    monkeypatch.setattr(_torch.processor, "multiplies_bf16", lambda: True)
     function, x = TAKEN["bfloat16 product"]
     compiled(function, "onnxrt")(x)
     attempt = last().attempts[0]

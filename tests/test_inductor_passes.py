@@ -25,7 +25,7 @@ from torch._inductor.pattern_matcher import (
     register_graph_pattern,
 )
 
-from composer._torch import CustomInferenceAwareGraphPass
+from composer._torch.inductor import CustomInferenceAwareGraphPass
 from composer.passes import FunctionPass, GraphPass
 
 ENGINES = ("inductor", "onnxrt", "aot_eager")

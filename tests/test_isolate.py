@@ -234,10 +234,10 @@ def test_parameters_are_sent_without_their_values() -> None:
 
 def test_newer_settings_of_float32_are_sent(newer_precision: None) -> None:
     """Also where there is no word for them."""
-    given, wanted = parcel.surroundings(), _torch.float32_precision()
+    given, wanted = parcel.surroundings(), _torch.modes.float32_precision()
     torch.set_float32_matmul_precision("highest")
     with parcel.within(given):
-        assert _torch.float32_precision() == wanted
+        assert _torch.modes.float32_precision() == wanted
 
 
 def test_small_parts_of_large_tensors_are_sent_without_the_rest() -> None:

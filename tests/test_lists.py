@@ -25,7 +25,7 @@ NOT_TRACED = {"_foreach_addcmul.Tensor", "_foreach_addcdiv.Tensor"}
 LEFT = {"_foreach_powsum.Scalar", "_foreach_erfc.default"}
 """A part of torch's own that the exporter does not translate, or not well."""
 
-OPERATORS = {str(each).removeprefix("aten."): each for each in _torch.loops_over_lists()}
+OPERATORS = {str(each).removeprefix("aten."): each for each in _torch.operators.loops_over_lists()}
 
 
 def are_eagers(function: Callable[..., Any], *args: Any, coverage: float = 1.0, **how: Any) -> None:

@@ -26,7 +26,7 @@ WHOLE, PART = {torch.bfloat16}, {torch.float32}
 @pytest.fixture(autouse=True)
 def _processor(monkeypatch: pytest.MonkeyPatch) -> None:
     """One with bf16 arithmetic, whatever the tests run on."""
-    monkeypatch.setattr(_torch, "multiplies_bf16", lambda: True)
+    monkeypatch.setattr(_torch.processor, "multiplies_bf16", lambda: True)
 
 
 class Early(nn.Module):

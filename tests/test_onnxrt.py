@@ -626,7 +626,7 @@ def test_a_cache_that_starts_empty_is_taken() -> None:
 def test_one_model_is_made_however_many_engines_ask(monkeypatch) -> None:
     """The second candidate of the chain takes the first one's."""
     made = []
-    translate = _torch.OnnxTranslator.translate
+    translate = _torch.exporter.OnnxTranslator.translate
 
     def count(self, gm):
         made.append(gm)
@@ -638,7 +638,7 @@ def test_one_model_is_made_however_many_engines_ask(monkeypatch) -> None:
         for error in trials:
             raise error
 
-    monkeypatch.setattr(_torch.OnnxTranslator, "translate", count)
+    monkeypatch.setattr(_torch.exporter.OnnxTranslator, "translate", count)
     monkeypatch.setattr(onnxrt, "try_once", fail_once)
     chain = ["onnxrt", {"backend": "onnxrt", "options": {"threads": 1}}]
     model, x = mlp(), torch.randn(2, 8)

@@ -395,7 +395,7 @@ def test_masked_rows_and_shared_heads_are_taken_in_half_precision(
     dtype, has_arithmetic, monkeypatch
 ) -> None:
     """Whatever the processor computes in bfloat16: the reader has no other translation of them."""
-    monkeypatch.setattr(_torch, "multiplies_bf16", lambda: has_arithmetic)
+    monkeypatch.setattr(_torch.processor, "multiplies_bf16", lambda: has_arithmetic)
     mask = torch.ones(4, 4, dtype=torch.bool).tril(-1)
     query, key = torch.randn(1, 4, 4, 8, dtype=dtype), torch.randn(1, 2, 4, 8, dtype=dtype)
 
@@ -681,7 +681,7 @@ def test_gates_are_told_from_norms(threads: int) -> None:
         torch.compiler.reset()
         compiled(function, {"backend": NAME, "options": options})(torch.randn(3, 8))
         said = last().attempts[0].engine["precision"]
-        lowered = _torch.multiplies_bf16() and not (has_gate and threads == 1)
+        lowered = _torch.processor.multiplies_bf16() and not (has_gate and threads == 1)
         assert said == ("bf16" if lowered else "f32")
 
 
@@ -883,7 +883,7 @@ def test_policys_precision_reaches_openvino() -> None:
     torch.testing.assert_close(run(x), model(x), atol=0.05, rtol=0.05)
     engine = last().attempts[0].engine
     assert (last().chosen, engine["products_in_bf16"]) == (NAME, 2)
-    said = {True: "bf16", False: "f32"}[_torch.multiplies_bf16()]
+    said = {True: "bf16", False: "f32"}[_torch.processor.multiplies_bf16()]
     assert engine["precision"] == said
 
 
@@ -930,7 +930,7 @@ def test_what_is_marked_to_stay_in_float32(monkeypatch) -> None:
         return found
 
     monkeypatch.setattr(engine, "in_float32", spy)
-    monkeypatch.setattr(_torch, "multiplies_bf16", lambda: True)
+    monkeypatch.setattr(_torch.processor, "multiplies_bf16", lambda: True)
     compiled(Block(), NAME, precision="bf16")(torch.randn(2, 8, 8))
     assert last().chosen == NAME
     assert marked == ["Convolution", "Add", "MVN"]
@@ -968,7 +968,7 @@ def test_what_a_convolution_reads_of_an_input_is_not_rounded() -> None:
 
 def test_openvino_loses_what_is_added_to_large_numbers(monkeypatch) -> None:
     """Unless it is told; ``in_float32`` may go when it does not any more (2026.4 does)."""
-    if not _torch.multiplies_bf16():
+    if not _torch.processor.multiplies_bf16():
         pytest.skip("computed in float32 here")
     monkeypatch.setattr(engine, "in_float32", lambda read, weights: read)
     model, x = Residual(), torch.full((2, 8), 256.0)
@@ -1056,7 +1056,7 @@ def test_infinite_masks_stay_infinite_in_bfloat16() -> None:
 
 def test_openvino_rounds_the_least_number_to_an_infinity(monkeypatch) -> None:
     """The bounds may go when it does not any more (2026.4 does)."""
-    if not _torch.multiplies_bf16():
+    if not _torch.processor.multiplies_bf16():
         pytest.skip("computed in float32 here")
     monkeypatch.setattr(corrections, "IN_BFLOAT16", ())
     assert attend(added, dynamic=True).isnan()
@@ -1082,7 +1082,7 @@ def test_a_device_that_is_not_here_is_unavailable() -> None:
 def test_one_model_is_made_for_it_and_for_onnx_runtime(monkeypatch) -> None:
     """Where both take the same of a graph: GELU and attention are said alike."""
     made = []
-    translate = _torch.OnnxTranslator.translate
+    translate = _torch.exporter.OnnxTranslator.translate
 
     def count(self, gm):
         made.append(gm)
@@ -1091,7 +1091,7 @@ def test_one_model_is_made_for_it_and_for_onnx_runtime(monkeypatch) -> None:
     def fail(*_):
         raise RuntimeError("the first engine does not run")
 
-    monkeypatch.setattr(_torch.OnnxTranslator, "translate", count)
+    monkeypatch.setattr(_torch.exporter.OnnxTranslator, "translate", count)
     monkeypatch.setattr(backend, "try_once", fail)
     model, x = torch.nn.Sequential(mlp(), torch.nn.GELU()), torch.randn(2, 8)
     torch.testing.assert_close(compiled(model, NAME, "onnxrt")(x), model(x))

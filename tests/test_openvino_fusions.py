@@ -108,7 +108,7 @@ def test_queries_as_many_as_heads_are_not_written_over(function, dynamic, precis
 @pytest.mark.parametrize(("function", "precision"), [(attention, "fp32"), (merged, "bf16")])
 def test_openvino_writes_over_them(function, precision, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rule may go when it does not any more (2026.4 does)."""
-    if precision == "bf16" and not _torch.multiplies_bf16():
+    if precision == "bf16" and not _torch.processor.multiplies_bf16():
         pytest.skip("computed in float32 here")
     monkeypatch.setattr(engine, "config_for", lambda read: {})
     q, *others = (torch.randn(2, places, HEADS * 16) for places in (HEADS, 24, 24))

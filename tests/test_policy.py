@@ -125,7 +125,7 @@ def test_every_mode_of_the_installed_torch_is_known(mode: str) -> None:
     gm = torch.fx.symbolic_trace(lambda x: (x.sin(),))
     compose(gm, [torch.ones(2)], mode=mode, options={"chain": ["eager"]})
     assert last().policy[0] == ("mode" if mode == "max-autotune" else "options")
-    assert isinstance(_torch.inductor_config(mode, {}), dict)
+    assert isinstance(_torch.inductor.inductor_config(mode, {}), dict)
 
 
 def test_name_of_the_region_is_the_models_name() -> None:

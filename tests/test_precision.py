@@ -43,15 +43,17 @@ class Spy:
         self.products = [
             {each.meta["val"].dtype for each in node.all_input_nodes}
             for node in gm.graph.nodes
-            if any(f"aten::{name}" == _torch.operator_name(node.target) for name in PRODUCTS)
+            if any(
+                f"aten::{name}" == _torch.operators.operator_name(node.target) for name in PRODUCTS
+            )
         ]
-        return _torch.lookup_backend("aot_eager")(gm, example_inputs)
+        return _torch.dynamo.lookup_backend("aot_eager")(gm, example_inputs)
 
 
 @pytest.fixture(autouse=True)
 def _processor(monkeypatch: pytest.MonkeyPatch) -> None:
     """One with bf16 arithmetic, whatever the tests run on."""
-    monkeypatch.setattr(_torch, "multiplies_bf16", lambda: True)
+    monkeypatch.setattr(_torch.processor, "multiplies_bf16", lambda: True)
 
 
 def layers(width: int = 32) -> nn.Module:
@@ -601,7 +603,7 @@ def test_autocast_around_the_call_decides() -> None:
 
 def test_processor_without_bf16_is_spared(monkeypatch: pytest.MonkeyPatch) -> None:
     """By ``auto``: emulated it is slower."""
-    monkeypatch.setattr(_torch, "multiplies_bf16", lambda: False)
+    monkeypatch.setattr(_torch.processor, "multiplies_bf16", lambda: False)
     with torch.no_grad():
         compiled(layers(), Spy(), precision="auto")(torch.randn(4, 32))
     assert told()[0][2:] == ("skipped", "policy")
@@ -635,7 +637,7 @@ class Chooses(Backend):
     def build(self, gm: torch.fx.GraphModule, example_inputs: list[Any], **_: Any) -> object:
         self.asked.append(base.precision())
         assert {each.dtype for each in example_inputs} == {torch.float32}
-        return _torch.lookup_backend("aot_eager")(gm, example_inputs)
+        return _torch.dynamo.lookup_backend("aot_eager")(gm, example_inputs)
 
 
 def test_engine_that_chooses_its_precision_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,7 +91,7 @@ def test_a_cache_that_grows(engine, copied) -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_halves_are_widened_before_they_are_repeated(dtype, monkeypatch) -> None:
     """Four times as much would be cast, else."""
-    monkeypatch.setattr("composer._torch.multiplies_bf16", lambda: False)
+    monkeypatch.setattr("composer._torch.processor.multiplies_bf16", lambda: False)
     given = [each.to(dtype) for each in inputs(1)]
     torch.testing.assert_close(
         compiled(masked, "onnxrt")(*given), masked(*given), rtol=2e-2, atol=2e-2

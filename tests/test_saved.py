@@ -349,7 +349,7 @@ def test_torch_still_says_when_it_is_going_to_write() -> None:
     seen = []
 
     def backend(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
-        seen.append(_torch.will_be_saved())
+        seen.append(_torch.files.will_be_saved())
         return gm.forward
 
     x = torch.randn(4)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import operator
 import os
 import random
-import re
 import signal
 import sys
 import weakref
@@ -46,49 +44,53 @@ def capture(function, *args, dynamic=None, backend=None):
 
 def test_lookup_backend_raises_invalid_backend_for_a_name_nobody_registered() -> None:
     """The registry's error is the one we catch."""
-    with pytest.raises(_torch.InvalidBackend):
-        _torch.lookup_backend("nobody_registers_this")
+    with pytest.raises(_torch.dynamo.InvalidBackend):
+        _torch.dynamo.lookup_backend("nobody_registers_this")
 
 
 def test_kinds_of_devices_say_whether_this_process_is_a_bad_fork() -> None:
     """All of those that are asked; what one says after a fork needs a card (tests/test_gpu.py)."""
     for device in (torch.cuda, torch.xpu, torch.mtia):
         assert device._is_in_bad_fork() is False
-    assert not _torch.is_in_bad_fork()
+    assert not _torch.compiles.is_in_bad_fork()
 
 
 def test_list_backends_includes_the_debugging_ones() -> None:
     """Slips of debugging backends are recognised too."""
-    assert {"inductor", "aot_eager", "eager", "composer", "onnxrt"} <= set(_torch.list_backends())
+    assert {"inductor", "aot_eager", "eager", "composer", "onnxrt"} <= set(
+        _torch.dynamo.list_backends()
+    )
 
 
 def test_registered_backend_is_a_function_and_loads_no_entry_point() -> None:
     """``None`` for a name that nobody registered."""
     torch._dynamo.lookup_backend("aot_eager")
-    assert callable(_torch.registered_backend("aot_eager"))
-    assert _torch.registered_backend("nobody's") is None
+    assert callable(_torch.dynamo.registered_backend("aot_eager"))
+    assert _torch.dynamo.registered_backend("nobody's") is None
 
 
 def test_torch_itself_registers_neither_onnxrt_nor_tensorrt() -> None:
     """The placeholders are commented out; were they back, composer's table had to change."""
-    assert _torch.lookup_backend("onnxrt").__module__ == "composer.backends.onnxrt"
-    with pytest.raises(_torch.InvalidBackend):
-        _torch.lookup_backend("tensorrt")
+    assert _torch.dynamo.lookup_backend("onnxrt").__module__ == "composer.backends.onnxrt"
+    with pytest.raises(_torch.dynamo.InvalidBackend):
+        _torch.dynamo.lookup_backend("tensorrt")
 
 
 def test_compile_id_is_dynamos_and_none_outside() -> None:
     """``"0/0"`` inside of the first compile."""
-    assert _torch.compile_id() is None
-    assert capture(torch.sin, torch.ones(2), backend=lambda *_: _torch.compile_id()) == ["0/0"]
+    assert _torch.dynamo.compile_id() is None
+    assert capture(torch.sin, torch.ones(2), backend=lambda *_: _torch.dynamo.compile_id()) == [
+        "0/0"
+    ]
 
 
 TRACE = """
 import os, pathlib, sys
 import torch
 from composer import _torch
-print(_torch.structured_trace_is_on())
-_torch.trace_artifact("found_it", "string", "a text", "3/1")
-_torch.trace_artifact("and_this", "json", "[1]", "direct")
+print(_torch.dynamo.structured_trace_is_on())
+_torch.dynamo.trace_artifact("found_it", "string", "a text", "3/1")
+_torch.dynamo.trace_artifact("and_this", "json", "[1]", "direct")
 folder = pathlib.Path(os.environ.get("TORCH_TRACE", "nowhere"))
 print("".join(log.read_text() for log in folder.glob("*.log")))
 """
@@ -111,7 +113,7 @@ def test_structured_trace_is_off_by_default(run_python) -> None:
 
 def test_traced_frame_is_none_outside_of_a_compile() -> None:
     """A direct call of a backend has no frame."""
-    assert _torch.traced_frame() is None
+    assert _torch.dynamo.traced_frame() is None
 
 
 def test_traced_frame_is_the_users_code() -> None:
@@ -121,7 +123,7 @@ def test_traced_frame_is_the_users_code() -> None:
         return x * 2
 
     ((code, scope, module),) = capture(
-        double, torch.ones(2), backend=lambda *_: _torch.traced_frame()
+        double, torch.ones(2), backend=lambda *_: _torch.dynamo.traced_frame()
     )
     assert code is double.__code__
     assert set(scope) == {"x"}
@@ -136,7 +138,7 @@ def test_traced_frame_after_a_graph_break_is_the_same_code() -> None:
         torch._dynamo.graph_break()
         return x * 2
 
-    frames = capture(broken, torch.ones(2), backend=lambda *_: _torch.traced_frame())
+    frames = capture(broken, torch.ones(2), backend=lambda *_: _torch.dynamo.traced_frame())
     assert [code for code, _, _ in frames] == [broken.__code__] * 2
     assert "x" in frames[1][1]
 
@@ -155,12 +157,12 @@ def test_called_frame_is_that_of_what_was_compiled_behind_a_break_in_what_it_cal
         return inner(x + 1) + 1
 
     def frames(*_):
-        return _torch.traced_frame()[0], _torch.called_frame()[0]
+        return _torch.dynamo.traced_frame()[0], _torch.dynamo.called_frame()[0]
 
     seen = capture(outer, torch.ones(2), backend=frames)
     assert {called for _, called in seen} == {outer.__code__}
     assert {traced for traced, _ in seen} == {outer.__code__, Inner.forward.__code__}
-    assert _torch.called_frame() is None
+    assert _torch.dynamo.called_frame() is None
 
 
 def test_is_static_input_marks_parameters_and_buffers_only() -> None:
@@ -169,7 +171,7 @@ def test_is_static_input_marks_parameters_and_buffers_only() -> None:
         torch.nn.BatchNorm1d(3).eval(),
         torch.ones(2, 3),
         backend=lambda gm, _: [
-            _torch.is_static_input(n) for n in gm.graph.find_nodes(op="placeholder")
+            _torch.dynamo.is_static_input(n) for n in gm.graph.find_nodes(op="placeholder")
         ],
     )
     assert sorted(seen[0]) == [False, True, True, True, True]
@@ -191,7 +193,7 @@ def test_a_mode_forgets_the_tensors_that_it_has_met() -> None:
     fake = mode.from_tensor(tensor)
     assert weakref.getweakrefs(tensor)
     assert weakref.getweakrefs(tensor.untyped_storage())
-    _torch.forget_met(mode)
+    _torch.fakes.forget_met(mode)
     assert not weakref.getweakrefs(tensor)
     assert mode.from_tensor(tensor) is not fake
 
@@ -215,7 +217,7 @@ def test_share_fake_gives_the_copy_the_originals_fake() -> None:
     def probe(gm, example_inputs):
         (original,) = (v for v in example_inputs if isinstance(v, torch.Tensor))
         copy = original.clone()
-        _torch.share_fake(original, copy)
+        _torch.fakes.share_fake(original, copy)
         mode = torch._guards.TracingContext.get().fake_mode
         return mode.from_tensor(copy) is mode.from_tensor(original), str(
             mode.from_tensor(copy).shape
@@ -228,7 +230,7 @@ def test_share_fake_gives_the_copy_the_originals_fake() -> None:
 
 def test_share_fake_outside_of_a_compile_does_nothing() -> None:
     """A direct call has no fake mode."""
-    _torch.share_fake(torch.ones(2), copy := torch.zeros(2))
+    _torch.fakes.share_fake(torch.ones(2), copy := torch.zeros(2))
     assert copy.sum() == 0
 
 
@@ -237,7 +239,7 @@ def test_fake_of_fixed_size_is_what_aotautograd_meets() -> None:
 
     def probe(gm, example_inputs):
         other, unknown = torch.ones(3, 5), torch.ones(3, 5)
-        fake = _torch.fake_of_fixed_size(other)
+        fake = _torch.fakes.fake_of_fixed_size(other)
         mode = torch._guards.TracingContext.get().fake_mode
         return mode.from_tensor(other) is fake, list(fake.shape), str(mode.from_tensor(unknown))
 
@@ -245,7 +247,7 @@ def test_fake_of_fixed_size_is_what_aotautograd_meets() -> None:
     assert same
     assert sizes == [3, 5]
     assert "s" in unknown.partition("size=")[2]
-    assert _torch.fake_of_fixed_size(torch.ones(2)) is None
+    assert _torch.fakes.fake_of_fixed_size(torch.ones(2)) is None
 
 
 def test_a_placeholder_that_was_added_needs_a_word_on_its_source() -> None:
@@ -258,54 +260,54 @@ def test_a_placeholder_that_was_added_needs_a_word_on_its_source() -> None:
             added = gm.graph.placeholder("more")
         with pytest.raises(AssertionError, match="must have _dynamo_source"):
             honest(gm, [*example_inputs, torch.ones(2)])
-        _torch.carry_no_source(known, added)
+        _torch.sources.carry_no_source(known, added)
         return honest(gm, [*example_inputs, torch.ones(2)])(torch.zeros(2), torch.ones(2))
 
     ((got,),) = capture(torch.cos, torch.zeros(2), backend=add)
     assert torch.equal(got, torch.ones(2))
     node, added = torch.fx.Graph().placeholder("a"), torch.fx.Graph().placeholder("b")
-    _torch.carry_no_source(node, added)
+    _torch.sources.carry_no_source(node, added)
     assert not hasattr(added, "_dynamo_source")
 
 
 def test_what_float32_is_computed_in_is_told_and_put_back(newer_precision: None) -> None:
     """By either way of saying it, and by each backend; the word is empty where it is none."""
-    newer = _torch.float32_precision()
+    newer = _torch.modes.float32_precision()
     assert newer[0] == ""
     torch.backends.mkldnn.conv.fp32_precision = "ieee"  # type: ignore[attr-defined]
-    other = _torch.float32_precision()
+    other = _torch.modes.float32_precision()
     assert other != newer
     torch.set_float32_matmul_precision("high")
-    word = _torch.float32_precision()
+    word = _torch.modes.float32_precision()
     assert word[0] == "high"
     for each in (newer, other, word):
-        _torch.set_float32_precision(each)
-        assert _torch.float32_precision() == each
+        _torch.modes.set_float32_precision(each)
+        assert _torch.modes.float32_precision() == each
 
 
 def test_autocasts_name_each_device_that_has_one() -> None:
     """With the dtype; none outside of a region."""
-    assert _torch.autocasts() == []
+    assert _torch.modes.autocasts() == []
     with torch.autocast("cpu", torch.bfloat16):
-        assert _torch.autocasts() == [("cpu", torch.bfloat16)]
+        assert _torch.modes.autocasts() == [("cpu", torch.bfloat16)]
 
 
 def test_multiplies_bf16_asks_torch_which_arithmetic_there_is(monkeypatch) -> None:
     """By the public question; where there is none, by those about its parts."""
-    assert isinstance(_torch.multiplies_bf16(), bool)
+    assert isinstance(_torch.processor.multiplies_bf16(), bool)
     for found in (True, False):
         with monkeypatch.context() as patch:
             patch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda found=found: found)
             patch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
             patch.delattr(torch.cpu, "get_capabilities", raising=False)
-            assert _torch.multiplies_bf16() is found
+            assert _torch.processor.multiplies_bf16() is found
 
 
 def test_storage_id_is_shared_by_views_and_copy_storage_is_apart() -> None:
     """The two storage helpers agree with torch on what memory is."""
     x = torch.ones(4)
-    assert _torch.storage_id(x[1:]) == _torch.storage_id(x)
-    twin = _torch.copy_storage(x.untyped_storage())
+    assert _torch.tensors.storage_id(x[1:]) == _torch.tensors.storage_id(x)
+    twin = _torch.tensors.copy_storage(x.untyped_storage())
     assert twin.data_ptr() != x.untyped_storage().data_ptr()
     assert twin.nbytes() == 16
 
@@ -313,12 +315,12 @@ def test_storage_id_is_shared_by_views_and_copy_storage_is_apart() -> None:
 def test_memory_is_gone_when_nobody_has_it_any_more() -> None:
     """Whatever becomes of the tensor that it was asked for."""
     tensor = torch.ones(3)
-    gone, other = _torch.memory_gone(tensor), tensor.detach()
+    gone, other = _torch.tensors.memory_gone(tensor), tensor.detach()
     tensor.data = torch.zeros(3)
     assert not gone()
     del other
     assert gone()
-    assert not _torch.memory_gone(tensor)()
+    assert not _torch.tensors.memory_gone(tensor)()
 
 
 def test_storage_id_looks_into_the_tensors_of_transforms() -> None:
@@ -327,19 +329,19 @@ def test_storage_id_looks_into_the_tensors_of_transforms() -> None:
     seen = []
 
     def note(row: torch.Tensor) -> torch.Tensor:
-        seen.append(_torch.storage_id(row))
+        seen.append(_torch.tensors.storage_id(row))
         return row.sum()
 
     torch.func.vmap(note)(x)
     torch.func.grad(note)(x)
     torch.func.vmap(torch.func.grad(note))(x)
-    assert seen == [_torch.storage_id(x)] * 3
+    assert seen == [_torch.tensors.storage_id(x)] * 3
 
 
 def test_settled_forward_of_a_lazy_graph_module_is_generated_code() -> None:
     """Not ``_lazy_forward``, which goes through ``__call__`` each time."""
     names = capture(
-        torch.sin, torch.ones(2), backend=lambda gm, _: _torch.settled_forward(gm).__name__
+        torch.sin, torch.ones(2), backend=lambda gm, _: _torch.sources.settled_forward(gm).__name__
     )
     assert names == ["forward"]
 
@@ -350,24 +352,24 @@ def test_undisabled_finds_the_callable_within() -> None:
     def run(x):
         return x
 
-    assert _torch.undisabled(_torch.disabled(run)) is run
-    assert _torch.undisabled(run) is run
+    assert _torch.breaks.undisabled(_torch.breaks.disabled(run)) is run
+    assert _torch.breaks.undisabled(run) is run
     module = torch.nn.Linear(2, 2)
-    assert _torch.undisabled(torch.compiler.disable(module)) is module
+    assert _torch.breaks.undisabled(torch.compiler.disable(module)) is module
     compiled = torch.compile(module, backend="eager")
-    assert _torch.undisabled(compiled) is compiled
+    assert _torch.breaks.undisabled(compiled) is compiled
 
 
 def test_undisabled_leaves_a_compiled_function_alone() -> None:
     """``torch.compile`` keeps its original in the same place; off with it, off with the engine."""
     function = torch.compile(lambda x: x + 1, backend="eager")
-    assert _torch.undisabled(function) is function
+    assert _torch.breaks.undisabled(function) is function
 
 
 def test_dynamo_takes_our_wrapper_off_before_it_puts_on_its_own() -> None:
     """One wrapper a call, not two: each costs as much as composer's whole guard."""
-    once = _torch.disabled(lambda x: x)
-    assert _torch.undisabled(_torch.disabled(once)) is _torch.undisabled(once)
+    once = _torch.breaks.disabled(lambda x: x)
+    assert _torch.breaks.undisabled(_torch.breaks.disabled(once)) is _torch.breaks.undisabled(once)
 
 
 def test_backward_lowering_at_once_compiles_the_backward_in_the_backend_call() -> None:
@@ -381,7 +383,7 @@ def test_backward_lowering_at_once_compiles_the_backward_in_the_backend_call() -
     def backend(gm, example_inputs):
         from torch._dynamo.backends.common import aot_autograd
 
-        with _torch.backward_lowering_at_once():
+        with _torch.aot.backward_lowering_at_once():
             return aot_autograd(fw_compiler=compiler)(gm, example_inputs)
 
     torch.compile(torch.sin, backend=backend)(torch.ones(2, requires_grad=True))
@@ -390,11 +392,11 @@ def test_backward_lowering_at_once_compiles_the_backward_in_the_backend_call() -
 
 def test_inductor_config_is_what_torch_compile_would_use() -> None:
     """Modes stand for Inductor's own settings."""
-    assert _torch.inductor_config(None, {}) == {}
-    assert _torch.inductor_config("max-autotune-no-cudagraphs", {})["max_autotune"] is True
-    assert _torch.inductor_config(None, {"freezing": True}) == {"freezing": True}
+    assert _torch.inductor.inductor_config(None, {}) == {}
+    assert _torch.inductor.inductor_config("max-autotune-no-cudagraphs", {})["max_autotune"] is True
+    assert _torch.inductor.inductor_config(None, {"freezing": True}) == {"freezing": True}
     with pytest.raises(RuntimeError, match="Unexpected type"):
-        _torch.inductor_config(None, {"freezing": "yes"})
+        _torch.inductor.inductor_config(None, {"freezing": "yes"})
 
 
 def test_constants_of_inductors_code_are_let_go() -> None:
@@ -402,7 +404,7 @@ def test_constants_of_inductors_code_are_let_go() -> None:
     from torch._inductor.codecache import PyCodeCache
 
     key, path = PyCodeCache.write("def call():\n    return weight\n")
-    with _torch.constants_let_go():
+    with _torch.inductor.constants_let_go():
         module = PyCodeCache.load_by_key_path(key, path, attrs={"weight": 1})
         assert module in PyCodeCache.modules
     assert module not in PyCodeCache.modules
@@ -415,29 +417,29 @@ def test_fakes_met_are_those_of_the_compile_with_its_symbols() -> None:
     met = []
 
     def probe(gm, inputs):
-        met.extend(_torch.fakes_met(inputs))
+        met.extend(_torch.fakes.fakes_met(inputs))
         return gm.forward
 
     torch.compile(lambda x: x + 1, backend=probe, dynamic=True)(torch.ones(5))
     symbol, fake = met
     assert isinstance(symbol, torch.SymInt)
     assert fake.shape[0].node.expr == symbol.node.expr
-    with _torch.recompiling(met):
+    with _torch.compiles.recompiling(met):
         assert torch.compiler.is_compiling()
-        assert _torch.fakes_met(met)[1] is fake
-    (outside,) = _torch.fakes_met([torch.ones(2)])
-    assert isinstance(outside, _torch.FakeTensor)
+        assert _torch.fakes.fakes_met(met)[1] is fake
+    (outside,) = _torch.fakes.fakes_met([torch.ones(2)])
+    assert isinstance(outside, _torch.fakes.FakeTensor)
 
 
 def test_the_lock_of_compiles_may_be_taken_twice_by_one_thread() -> None:
     """Code is made anew under it, which compiles, which takes it."""
-    with _torch.compile_lock, _torch.compiling():
+    with _torch.compiles.compile_lock, _torch.compiles.compiling():
         assert torch.compiler.is_compiling()
 
 
 def test_inductor_options_are_listed() -> None:
     """The names that a slip is compared with."""
-    assert "freezing" in _torch.inductor_options()
+    assert "freezing" in _torch.inductor.inductor_options()
 
 
 def test_is_marked_by_program_tells_caches_from_what_modules_hold() -> None:
@@ -450,7 +452,7 @@ def test_is_marked_by_program_tells_caches_from_what_modules_hold() -> None:
 
     def probe(gm, inputs):
         placeholders = gm.graph.find_nodes(op="placeholder")
-        marked.extend(map(_torch.is_marked_by_program, placeholders))
+        marked.extend(map(_torch.dynamo.is_marked_by_program, placeholders))
         return [each is cache for each in inputs]
 
     def f(x, entries):
@@ -467,13 +469,13 @@ def test_owner_of_buffer_is_the_module_that_dynamo_read_it_from() -> None:
 
     def probe(gm, _):
         placeholders.extend(gm.graph.find_nodes(op="placeholder"))
-        return [_torch.owner_of_buffer(node) for node in placeholders]
+        return [_torch.dynamo.owner_of_buffer(node) for node in placeholders]
 
     ((*owners,),) = capture(norm, torch.ones(2, 3), backend=probe)
     assert sum(owner is norm[0] for owner in owners) == 2
     assert owners.count(None) == 3
-    assert all(_torch.owner_of_buffer(node) is None for node in placeholders)
-    assert isinstance(norm[0], _torch._BatchNorm)
+    assert all(_torch.dynamo.owner_of_buffer(node) is None for node in placeholders)
+    assert isinstance(norm[0], _torch.tensors.BatchNorm)
 
 
 def test_is_random_number_knows_what_python_draws() -> None:
@@ -483,7 +485,7 @@ def test_is_random_number_knows_what_python_draws() -> None:
     def probe(gm, example_inputs):
         nodes = gm.graph.find_nodes(op="placeholder")
         pairs = zip(nodes, example_inputs, strict=True)
-        found.extend((_torch.is_random_number(node), value.dtype) for node, value in pairs)
+        found.extend((_torch.dynamo.is_random_number(node), value.dtype) for node, value in pairs)
         return lambda *args: passed.extend(each.dtype for each in args) or gm(*args)
 
     torch.compile(lambda x: x + random.uniform(0, 1), backend=probe)(torch.ones(2))
@@ -498,10 +500,10 @@ def test_hint_is_the_first_calls_size() -> None:
 
     def probe(gm, _):
         symbols = [n.meta["example_value"] for n in gm.graph.find_nodes(op="placeholder")]
-        return [_torch.hint(s) for s in symbols if isinstance(s, torch.SymInt)]
+        return [_torch.symbols.hint(s) for s in symbols if isinstance(s, torch.SymInt)]
 
     assert capture(torch.sin, torch.ones(5), dynamic=True, backend=probe) == [[5]]
-    assert _torch.hint(7) == 7
+    assert _torch.symbols.hint(7) == 7
 
 
 def test_hint_is_that_of_the_call_for_which_a_graph_is_compiled_again() -> None:
@@ -514,14 +516,16 @@ def test_hint_is_that_of_the_call_for_which_a_graph_is_compiled_again() -> None:
     nodes = gm.graph.find_nodes(op="placeholder")
     size = next(n.meta["example_value"] for n in nodes if n.type is not torch.Tensor)
     later = [8 if isinstance(n.meta["example_value"], torch.SymInt) else None for n in nodes]
-    with _torch.recaptured(gm, [torch.ones(8, 4) if each is None else each for each in later]):
-        assert _torch.hint(size) == 8
-    assert _torch.hint(size) == 6
+    with _torch.compiles.recaptured(
+        gm, [torch.ones(8, 4) if each is None else each for each in later]
+    ):
+        assert _torch.symbols.hint(size) == 8
+    assert _torch.symbols.hint(size) == 6
 
 
 def test_mutated_inputs_are_empty_outside_of_a_compile() -> None:
     """Nothing was traced, nothing is known to be written to."""
-    assert _torch.mutated_inputs() == frozenset()
+    assert _torch.aot.mutated_inputs() == frozenset()
 
 
 def test_aot_compile_and_mutated_inputs_see_what_the_graph_writes_to() -> None:
@@ -533,13 +537,13 @@ def test_aot_compile_and_mutated_inputs_see_what_the_graph_writes_to() -> None:
         return y * 2
 
     def compiler(gm, fakes):
-        seen.append(_torch.mutated_inputs())
+        seen.append(_torch.aot.mutated_inputs())
         return gm.forward
 
     def backend(gm, example_inputs):
         same = dict.fromkeys(("forward", "backward", "inference"), compiler)
-        same["partition"] = _torch.min_cut
-        return _torch.aot_compile(gm, example_inputs, **same, decompositions={})
+        same["partition"] = _torch.aot.min_cut
+        return _torch.aot.aot_compile(gm, example_inputs, **same, decompositions={})
 
     x, y = torch.ones(2), torch.ones(2)
     result = torch.compile(add_in_place, backend=backend)(x, y)
@@ -560,29 +564,29 @@ def test_copied_back_says_which_output_is_an_inputs_new_value() -> None:
         (returned,) = gm.graph.find_nodes(op="output")
         inputs = [node.meta["val"].shape for node in gm.graph.find_nodes(op="placeholder")]
         outputs = [node.meta["val"].shape for node in returned.args[0]]
-        seen.append([(outputs[at], inputs[i]) for at, i in _torch.copied_back().items()])
-        return _torch.boxed(gm.forward)
+        seen.append([(outputs[at], inputs[i]) for at, i in _torch.aot.copied_back().items()])
+        return _torch.aot.boxed(gm.forward)
 
     def backend(gm, example_inputs):
         same = dict.fromkeys(("forward", "backward", "inference"), compiler)
-        same["partition"] = _torch.min_cut
-        return _torch.aot_compile(gm, example_inputs, **same, decompositions={})
+        same["partition"] = _torch.aot.min_cut
+        return _torch.aot.aot_compile(gm, example_inputs, **same, decompositions={})
 
     with torch.no_grad():
         torch.compile(writes, backend=backend)(torch.ones(3, 1), torch.ones(3, 2))
     (pairs,) = seen
     assert sorted(pairs) == [((3, 1), (3, 1)), ((3, 2), (3, 2))]
-    assert _torch.copied_back() == {}
+    assert _torch.aot.copied_back() == {}
 
 
 def test_sizes_are_the_same_where_the_graph_says_so_and_no_guard_is_added() -> None:
     """Numbers, and symbols that are one expression."""
     environment = ShapeEnv()
     a, b = (environment.create_unbacked_symint() for _ in range(2))
-    assert _torch.is_same_size(a + 1, 1 + a)
-    assert not _torch.is_same_size(a, b)
-    assert not _torch.is_same_size(a, 3)
-    assert (_torch.is_same_size(3, 3), _torch.is_same_size(3, 4)) == (True, False)
+    assert _torch.symbols.is_same_size(a + 1, 1 + a)
+    assert not _torch.symbols.is_same_size(a, b)
+    assert not _torch.symbols.is_same_size(a, 3)
+    assert (_torch.symbols.is_same_size(3, 3), _torch.symbols.is_same_size(3, 4)) == (True, False)
     assert environment.guards == []
 
 
@@ -593,15 +597,15 @@ def test_aot_compile_makes_a_forward_and_a_backward_before_it_returns() -> None:
     def stage(name):
         def compiler(gm, fakes):
             stages.append(name)
-            return _torch.boxed(gm.forward)
+            return _torch.aot.boxed(gm.forward)
 
         return compiler
 
     def backend(gm, example_inputs):
         stages.append("asked")
         names = ("forward", "backward", "inference")
-        compilers = {name: stage(name) for name in names} | {"partition": _torch.min_cut}
-        compiled = _torch.aot_compile(gm, example_inputs, **compilers, decompositions={})
+        compilers = {name: stage(name) for name in names} | {"partition": _torch.aot.min_cut}
+        compiled = _torch.aot.aot_compile(gm, example_inputs, **compilers, decompositions={})
         stages.append("done")
         return compiled
 
@@ -616,10 +620,10 @@ def test_argument_reads_a_schemas_value() -> None:
     graph = torch.fx.Graph()
     x = graph.placeholder("x")
     add = torch.ops.aten.add.Tensor
-    assert _torch.argument(graph.call_function(add, (x, x)), "alpha") == 1
-    assert _torch.argument(graph.call_function(add, (x, x), {"alpha": 3}), "alpha") == 3
-    assert _torch.argument(graph.call_function(add, (x, x)), "other") is x
-    assert _torch.argument(graph.call_function(add, (x, x)), "dropout_p") is None
+    assert _torch.operators.argument(graph.call_function(add, (x, x)), "alpha") == 1
+    assert _torch.operators.argument(graph.call_function(add, (x, x), {"alpha": 3}), "alpha") == 3
+    assert _torch.operators.argument(graph.call_function(add, (x, x)), "other") is x
+    assert _torch.operators.argument(graph.call_function(add, (x, x)), "dropout_p") is None
 
 
 @pytest.mark.slow
@@ -628,7 +632,7 @@ def test_graph_within_another_is_told_while_it_is_traced() -> None:
     seen = []
 
     def sine(x: torch.Tensor) -> Any:
-        seen.append(_torch.traces_nested_graph())
+        seen.append(_torch.canonical.traces_nested_graph())
         return NotImplemented
 
     def function(x: torch.Tensor) -> torch.Tensor:
@@ -638,21 +642,23 @@ def test_graph_within_another_is_told_while_it_is_traced() -> None:
     table = {torch.ops.aten.sin.default: sine}
     proxy_tensor.make_fx(function, table, tracing_mode="fake")(torch.ones(3))
     assert seen == [True, False]
-    assert not _torch.traces_nested_graph()
+    assert not _torch.canonical.traces_nested_graph()
 
 
 def test_onnx_translator_knows_what_the_exporter_knows() -> None:
     """Registry, decompositions, and the batch norm that torchlib exports wrongly."""
-    translator = _torch.OnnxTranslator()
+    translator = _torch.exporter.OnnxTranslator()
     aten = torch.ops.aten
-    assert _torch.registry_name(aten.relu.default) in translator.translated
-    assert _torch.registry_name(aten.nonzero_static.default) not in translator.translated
-    assert aten.silu_backward.default in _torch.onnx_decompositions(translator.known)
-    assert callable(_torch.decomposition_of(aten._native_batch_norm_legit_functional.default))
-    assert _torch.operator_name(aten.relu.default) == "aten::relu"
-    assert _torch.operator_name(len) == ""
-    assert _torch.is_view(aten.view.default)
-    assert not _torch.is_view(aten.relu.default)
+    assert _torch.operators.registry_name(aten.relu.default) in translator.translated
+    assert _torch.operators.registry_name(aten.nonzero_static.default) not in translator.translated
+    assert aten.silu_backward.default in _torch.exporter.onnx_decompositions(translator.known)
+    assert callable(
+        _torch.operators.decomposition_of(aten._native_batch_norm_legit_functional.default)
+    )
+    assert _torch.operators.operator_name(aten.relu.default) == "aten::relu"
+    assert _torch.operators.operator_name(len) == ""
+    assert _torch.operators.is_view(aten.view.default)
+    assert not _torch.operators.is_view(aten.relu.default)
 
 
 @pytest.mark.slow
@@ -660,14 +666,14 @@ def test_table_made_without_the_exporter_is_the_exporters_own() -> None:
     """The same operators with the same functions, by words that tell all of them apart."""
     from torch.onnx._internal.exporter import _decomp, _registration
 
-    with _torch._quiet(_registration.logger):
+    with _torch.exporter._quiet(_registration.logger):
         registry = _registration.ONNXRegistry.from_torchlib()
     known = _decomp.get_onnx_implemented_overloads(registry)
-    words = frozenset(map(_torch.registry_name, known))
+    words = frozenset(map(_torch.operators.registry_name, known))
     assert len(words) == len(set(known))
-    assert _torch.OnnxTranslator().known == words
+    assert _torch.exporter.OnnxTranslator().known == words
     theirs = _decomp.create_onnx_friendly_decomposition_table(set(known))
-    ours = _torch.onnx_decompositions(words)
+    ours = _torch.exporter.onnx_decompositions(words)
     assert ours.keys() == theirs.keys()
     assert all(map(_same_function, ours.values(), map(theirs.__getitem__, ours)))
 
@@ -680,69 +686,72 @@ def _same_function(a: Any, b: Any) -> bool:
 def test_functions_of_torch_have_a_path_and_no_others() -> None:
     """Builtins, Python functions, those chosen by a flag; not what stands in their place."""
     functional = torch.nn.functional
-    assert _torch.path_in_torch(functional.layer_norm) == "torch.nn.functional.layer_norm"
-    assert _torch.path_in_torch(functional.max_pool2d) == "torch.nn.functional.max_pool2d"
-    assert _torch.path_in_torch(functional.gelu) == "torch._C._nn.gelu"
-    assert _torch.path_in_torch(operator.add) == "_operator.add"
-    assert _torch.path_in_torch(torch.relu) not in (None, _torch.path_in_torch(torch.tanh))
+    assert _torch.operators.path_in_torch(functional.layer_norm) == "torch.nn.functional.layer_norm"
+    assert _torch.operators.path_in_torch(functional.max_pool2d) == "torch.nn.functional.max_pool2d"
+    assert _torch.operators.path_in_torch(functional.gelu) == "torch._C._nn.gelu"
+    assert _torch.operators.path_in_torch(operator.add) == "_operator.add"
+    assert _torch.operators.path_in_torch(torch.relu) not in (
+        None,
+        _torch.operators.path_in_torch(torch.tanh),
+    )
 
     @functools.wraps(functional.layer_norm)
     def pretender(*args: Any) -> None: ...
 
-    assert _torch.path_in_torch(pretender) is None
-    assert _torch.path_in_torch(test_functions_of_torch_have_a_path_and_no_others) is None
-    assert _torch.path_in_torch(functools.partial(torch.relu)) is None
+    assert _torch.operators.path_in_torch(pretender) is None
+    assert _torch.operators.path_in_torch(test_functions_of_torch_have_a_path_and_no_others) is None
+    assert _torch.operators.path_in_torch(functools.partial(torch.relu)) is None
 
 
 def test_methods_of_tensors_are_torchs_own_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those in C and in Python; not what somebody puts in their place, or what is none."""
-    assert _torch.is_method_of_torch("view")
-    assert _torch.is_method_of_torch("__add__")
-    assert _torch.is_method_of_torch("norm")
-    assert not _torch.is_method_of_torch("shape")
+    assert _torch.operators.is_method_of_torch("view")
+    assert _torch.operators.is_method_of_torch("__add__")
+    assert _torch.operators.is_method_of_torch("norm")
+    assert not _torch.operators.is_method_of_torch("shape")
     monkeypatch.setattr(torch.Tensor, "norm", lambda x: x)
-    assert not _torch.is_method_of_torch("norm")
+    assert not _torch.operators.is_method_of_torch("norm")
 
 
 def test_modes_that_watch_are_seen() -> None:
     """Of functions and of operators."""
-    assert not _torch.is_watched()
+    assert not _torch.modes.is_watched()
     with torch.device("cpu"):
-        assert _torch.is_watched()
-    with _torch.FakeTensorMode():
-        assert _torch.is_watched()
+        assert _torch.modes.is_watched()
+    with _torch.fakes.FakeTensorMode():
+        assert _torch.modes.is_watched()
 
 
 def test_errors_of_the_systems_compiler_are_told() -> None:
     """That it failed, or that there is none; nothing else of Inductor's."""
     from torch._inductor import exc
 
-    assert _torch.is_compilers(exc.CppCompileError(["g++"], "Python.h: No such file"))
-    assert _torch.is_compilers(exc.InvalidCxxCompiler())
-    assert not _torch.is_compilers(exc.SubgraphLoweringException())
+    assert _torch.inductor.is_compilers(exc.CppCompileError(["g++"], "Python.h: No such file"))
+    assert _torch.inductor.is_compilers(exc.InvalidCxxCompiler())
+    assert not _torch.inductor.is_compilers(exc.SubgraphLoweringException())
 
 
 def test_tracing_state_tells_settings_apart() -> None:
     """Grad mode, autocast, the choice of attention, AOTAutograd's own config; else it is equal."""
     from torch._functorch import config
 
-    usual = _torch.tracing_state()
-    assert _torch.tracing_state() == usual
+    usual = _torch.aot.tracing_state()
+    assert _torch.aot.tracing_state() == usual
     with torch.no_grad():
-        assert _torch.tracing_state() != usual
+        assert _torch.aot.tracing_state() != usual
     with torch.autocast("cpu", torch.bfloat16):
-        assert _torch.tracing_state() != usual
+        assert _torch.aot.tracing_state() != usual
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-        assert _torch.tracing_state() != usual
+        assert _torch.aot.tracing_state() != usual
     with config.patch(functionalize_rng_ops=True):
-        assert _torch.tracing_state() != usual
+        assert _torch.aot.tracing_state() != usual
 
 
 def test_tracing_state_tells_float32_apart(newer_precision: None) -> None:
     """By the newer settings as well, which decide numbers."""
-    usual = _torch.tracing_state()
+    usual = _torch.aot.tracing_state()
     torch.backends.cuda.matmul.fp32_precision = "ieee"
-    assert _torch.tracing_state() != usual
+    assert _torch.aot.tracing_state() != usual
 
 
 @pytest.mark.parametrize(
@@ -762,19 +771,19 @@ def test_aot_adds_nothing_to_pure_functions(function: Any, nothing: bool) -> Non
         outputs = len(gm.graph.find_nodes(op="output")[0].args[0])
 
         def compiler(functional: torch.fx.GraphModule, _: Any) -> Any:
-            told.append(_torch.aot_adds_nothing(outputs))
-            return _torch.boxed(functional.forward)
+            told.append(_torch.aot.aot_adds_nothing(outputs))
+            return _torch.aot.boxed(functional.forward)
 
-        return _torch.aot_compile(
+        return _torch.aot.aot_compile(
             *(gm, inputs),
             forward=compiler,
             backward=compiler,
             inference=compiler,
-            partition=_torch.min_cut,
+            partition=_torch.aot.min_cut,
             decompositions={},
         )
 
-    assert not _torch.aot_adds_nothing(1)
+    assert not _torch.aot.aot_adds_nothing(1)
     torch.compile(function, backend=backend)(torch.ones(2, 3))
     assert told == [nothing]
 
@@ -785,23 +794,23 @@ def test_guards_on_sizes_are_counted() -> None:
 
     def backend(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
         values = [node.meta["example_value"] for node in gm.graph.find_nodes(op="placeholder")]
-        counts.append(_torch.guards_on(values))
+        counts.append(_torch.symbols.guards_on(values))
         assert values[-1].shape[0] < 100
-        counts.append(_torch.guards_on(values))
+        counts.append(_torch.symbols.guards_on(values))
         return gm.forward
 
     torch.compile(torch.relu, backend=backend, dynamic=True)(torch.ones(5))
     assert counts[1] == counts[0] + 1
-    assert _torch.guards_on([torch.ones(3), 4]) == 0
+    assert _torch.symbols.guards_on([torch.ones(3), 4]) == 0
 
 
 @pytest.mark.parametrize("shape", [(), (0, 3), (2, 3), (2, 1, 3)])
 def test_empty_allocates_as_torch_does(shape) -> None:
     """Shape, strides and dtype; memory of its own at every call."""
-    make = _torch.empty(shape, torch.bool, torch.device("cpu"))
+    make = _torch.tensors.empty(shape, torch.bool, torch.device("cpu"))
     made, expected = make(), torch.empty(shape, dtype=torch.bool)
     assert (made.shape, made.stride(), made.dtype) == (shape, expected.stride(), torch.bool)
-    assert _torch.storage_id(made) != _torch.storage_id(make())
+    assert _torch.tensors.storage_id(made) != _torch.tensors.storage_id(make())
 
 
 def test_honest_engine_of_the_tests_is_not_the_graph_itself() -> None:
@@ -819,7 +828,7 @@ def test_fresh_compiles_take_nothing_from_the_caches() -> None:
         return functorch_config.enable_autograd_cache, inductor_config.fx_graph_cache
 
     before = caches()
-    with _torch.fresh_compiles():
+    with _torch.inductor.fresh_compiles():
         assert caches() == (False, False)
     assert caches() == before
 
@@ -827,13 +836,15 @@ def test_fresh_compiles_take_nothing_from_the_caches() -> None:
 def test_schemas_say_what_shares_memory_and_what_is_written() -> None:
     """A view shares, a sum does not; ``add_`` writes to its first argument."""
     aten = torch.ops.aten
-    assert _torch.shares_memory(aten.view.default)
-    assert not _torch.shares_memory(aten.sum.default)
+    assert _torch.operators.shares_memory(aten.view.default)
+    assert not _torch.operators.shares_memory(aten.sum.default)
     graph = torch.fx.Graph()
     x, y = graph.placeholder("x"), graph.placeholder("y")
-    assert _torch.written_by(graph.call_function(aten.add_.Tensor, (x, y))) == [x]
-    assert _torch.written_by(graph.call_function(aten.add.Tensor, (x, y))) == []
-    assert _torch.written_by(graph.call_function(aten._foreach_add_.List, ([x, y], [y, x]))) == [
+    assert _torch.operators.written_by(graph.call_function(aten.add_.Tensor, (x, y))) == [x]
+    assert _torch.operators.written_by(graph.call_function(aten.add.Tensor, (x, y))) == []
+    assert _torch.operators.written_by(
+        graph.call_function(aten._foreach_add_.List, ([x, y], [y, x]))
+    ) == [
         x,
         y,
     ]
@@ -841,7 +852,7 @@ def test_schemas_say_what_shares_memory_and_what_is_written() -> None:
 
 def test_operators_over_lists_are_loops_over_plain_ones() -> None:
     """The operators that write to the lists are not among them: graphs hold none."""
-    aten, loops = torch.ops.aten, _torch.loops_over_lists()
+    aten, loops = torch.ops.aten, _torch.operators.loops_over_lists()
     assert len(loops) > 70
     assert aten._foreach_add_.List not in loops
     trace = proxy_tensor.make_fx(lambda xs: torch._foreach_add(xs, [1.0, 2.0]), loops)
@@ -855,7 +866,7 @@ def test_order_of_memory_is_that_of_a_new_tensor_like_another(order) -> None:
     """Of one with gaps and a repeated dimension, too."""
     x = torch.empty_permuted((3, 4, 5), order)
     for each in (x, x[:, 1:], x[:1].expand(3, -1, -1)):
-        made = torch.empty_permuted(each.shape, _torch.order_of_memory(each))
+        made = torch.empty_permuted(each.shape, _torch.tensors.order_of_memory(each))
         assert made.stride() == torch.empty_like(each).stride()
 
 
@@ -865,7 +876,7 @@ def test_dynamo_makes_one_operator_of_a_scaled_product_that_is_added() -> None:
     found = []
 
     def look(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
-        operator = _torch.multiply_add()
+        operator = _torch.operators.multiply_add()
         found.extend(gm.graph.find_nodes(op="call_function", target=operator))
         return gm
 
@@ -888,7 +899,7 @@ def test_checkpoint_ends_its_second_forward_by_an_exception() -> None:
 
     x = torch.ones(2, requires_grad=True)
     torch.utils.checkpoint.checkpoint(saves, x, use_reentrant=False).sum().backward()
-    assert raised == [_torch.StopRecomputation]
+    assert raised == [_torch.modes.StopRecomputation]
 
 
 def test_what_is_saved_as_it_is_meets_no_hook() -> None:
@@ -896,12 +907,12 @@ def test_what_is_saved_as_it_is_meets_no_hook() -> None:
     seen = []
     x = torch.ones(2, requires_grad=True)
     with torch.autograd.graph.saved_tensors_hooks(seen.append, lambda kept: kept):
-        with _torch.saving_as_it_is():
+        with _torch.modes.saving_as_it_is():
             x.sin()
         assert seen == []
         x.sin()
         assert len(seen) == 1
-    with torch.autograd.graph.disable_saved_tensors_hooks("no"), _torch.saving_as_it_is():
+    with torch.autograd.graph.disable_saved_tensors_hooks("no"), _torch.modes.saving_as_it_is():
         x.sin()
 
 
@@ -912,7 +923,7 @@ def test_modes_that_were_set_are_put_back_after_an_error() -> None:
     """
     asked = torch._C._autograd
 
-    @_torch.modes_put_back()
+    @_torch.modes.modes_put_back()
     def half_a_graph():
         torch._C._set_grad_enabled(False)
         torch._C._set_fwd_grad_enabled(False)
@@ -946,8 +957,8 @@ def test_forward_mode_is_seen_and_compiled_anew_for() -> None:
     seen = []
 
     def backend(gm, _):
-        seen.append(_torch.is_forward_mode())
-        _torch.compile_anew_in_forward_mode()
+        seen.append(_torch.modes.is_forward_mode())
+        _torch.modes.compile_anew_in_forward_mode()
         return gm.forward
 
     function = torch.compile(torch.sin, backend=backend)
@@ -956,7 +967,7 @@ def test_forward_mode_is_seen_and_compiled_anew_for() -> None:
         with forward_ad.dual_level():
             function(torch.ones(2))
     assert seen == [False, True]
-    _torch.compile_anew_in_forward_mode()
+    _torch.modes.compile_anew_in_forward_mode()
 
 
 def test_modes_that_a_graph_sets_are_told_from_what_it_computes() -> None:
@@ -966,7 +977,9 @@ def test_modes_that_a_graph_sets_are_told_from_what_it_computes() -> None:
         (found,) = capture(
             function,
             torch.ones(2),
-            backend=lambda gm, _: any(_torch.sets_modes(node.target) for node in gm.graph.nodes),
+            backend=lambda gm, _: any(
+                _torch.modes.sets_modes(node.target) for node in gm.graph.nodes
+            ),
         )
         return found
 
@@ -985,7 +998,7 @@ def test_hooks_are_off_for_a_while_and_in_order_after() -> None:
     x = torch.ones(2, requires_grad=True)
     first = x.register_hook(lambda _: heard.append(1))
     x.register_hook(lambda _: heard.append(2))
-    with _torch.own_backward([x]):
+    with _torch.modes.own_backward([x]):
         x.sin().sum().backward()
     assert heard == []
     x.sin().sum().backward()
@@ -999,20 +1012,20 @@ def test_operators_say_by_their_schema_whether_they_may_write() -> None:
     graph, aten = torch.fx.Graph(), torch.ops.aten
     x, y = graph.placeholder("x"), graph.placeholder("y")
     for target in (aten.add_.Tensor, aten.add_):
-        assert _torch.may_write_by_schema(graph.call_function(target, (x, y)))
+        assert _torch.operators.may_write_by_schema(graph.call_function(target, (x, y)))
     for target in (aten.add.Tensor, aten.add, torch.add):
-        assert not _torch.may_write_by_schema(graph.call_function(target, (x, y)))
-    assert _torch.may_write_by_schema(graph.call_function(aten.add, (x, y), {"out": x}))
+        assert not _torch.operators.may_write_by_schema(graph.call_function(target, (x, y)))
+    assert _torch.operators.may_write_by_schema(graph.call_function(aten.add, (x, y), {"out": x}))
 
 
 def test_sources_are_named_for_new_buffers_only() -> None:
     """Of a graph of Dynamo's; any other has no sources at all."""
     gm = torch.fx.GraphModule({}, torch.fx.Graph())
     gm.register_buffer("b", torch.ones(1))
-    _torch.name_sources(gm)
+    _torch.sources.name_sources(gm)
     assert not hasattr(gm, "_param_name_to_source")
     gm._param_name_to_source = {"a": "theirs"}
-    _torch.name_sources(gm)
+    _torch.sources.name_sources(gm)
     assert gm._param_name_to_source["a"] == "theirs"
     assert gm._param_name_to_source["b"].name == "b"
 
@@ -1022,7 +1035,7 @@ def test_a_lazy_graph_module_generates_its_code_when_called() -> None:
     graph = torch.fx.Graph()
     node = graph.call_function(torch.sin, (graph.placeholder("x"),))
     graph.output(node)
-    gm = _torch.lazy_graph_module({}, graph, "Named")
+    gm = _torch.sources.lazy_graph_module({}, graph, "Named")
     assert type(gm)._needs_recompile()
     node.target = torch.cos
     gm.recompile()
@@ -1043,21 +1056,23 @@ class Doubles(torch.nn.Module):
 def test_compiled_as_reads_what_torch_compile_was_given() -> None:
     """From a function, a module, and a module compiled in place; None from anything else."""
     given = {"backend": "composer", "options": {"chain": ["eager"]}}
-    function = _torch.compiled_as(torch.compile(double, dynamic=True, fullgraph=True, **given))
+    function = _torch.breaks.compiled_as(
+        torch.compile(double, dynamic=True, fullgraph=True, **given)
+    )
     assert (function.original, function.name) == (double, "composer")
-    assert function.backend is _torch.lookup_backend("composer")
+    assert function.backend is _torch.dynamo.lookup_backend("composer")
     assert function.options == {"chain": ["eager"]}
     assert (function.mode, function.dynamic, function.fullgraph) == (None, True, True)
     model = Doubles()
-    assert _torch.compiled_as(torch.compile(model, **given)).original is model
+    assert _torch.breaks.compiled_as(torch.compile(model, **given)).original is model
     model.compile(**given)
-    assert _torch.compiled_as(model).original.__self__ is model
-    assert _torch.compiled_as(torch.compile(double)).name == "inductor"
+    assert _torch.breaks.compiled_as(model).original.__self__ is model
+    assert _torch.breaks.compiled_as(torch.compile(double)).name == "inductor"
     tuned = torch.compile(double, backend="composer", mode="max-autotune")
-    assert _torch.compiled_as(tuned).mode == "max-autotune"
-    assert _torch.compiled_as(torch.compile(double, backend=honest)).backend is honest
+    assert _torch.breaks.compiled_as(tuned).mode == "max-autotune"
+    assert _torch.breaks.compiled_as(torch.compile(double, backend=honest)).backend is honest
     for other in (double, Doubles(), torch.compiler.disable(double), torch.sin, len):
-        assert _torch.compiled_as(other) is None
+        assert _torch.breaks.compiled_as(other) is None
 
 
 def test_graph_breaks_are_told_until_the_block_ends() -> None:
@@ -1077,8 +1092,8 @@ def test_graph_breaks_are_told_until_the_block_ends() -> None:
         yield x.sin()
 
     told, twice = [], []
-    with _torch.graph_breaks_to(lambda *args: told.append(args)):
-        with _torch.graph_breaks_to(lambda *args: twice.append(args)):
+    with _torch.breaks.graph_breaks_to(lambda *args: told.append(args)):
+        with _torch.breaks.graph_breaks_to(lambda *args: twice.append(args)):
             torch.compile(broken, backend="eager")(torch.ones(2))
         torch.compile(looped, backend="eager")(torch.ones(2))
         torch.compile(generates, backend="eager")(torch.ones(2))
@@ -1114,11 +1129,11 @@ def test_what_was_given_up_is_tried_again_and_what_was_compiled_stays() -> None:
     kept = torch.compile(double, backend=backend)
     kept(torch.ones(2))
     given_up = []
-    with _torch.graph_breaks_to(lambda *args: given_up.append(args[2])):
+    with _torch.breaks.graph_breaks_to(lambda *args: given_up.append(args[2])):
         for _ in range(2):
             torch.compile(looped, backend="eager")(torch.ones(2))
         once = sum(given_up)
-        _torch.forget_given_up()
+        _torch.breaks.forget_given_up()
         torch.compile(looped, backend="eager")(torch.ones(2))
     assert (once, sum(given_up)) == (1, 2)
     kept(torch.ones(2))
@@ -1127,11 +1142,11 @@ def test_what_was_given_up_is_tried_again_and_what_was_compiled_stays() -> None:
 
 def test_captured_graphs_are_those_of_every_backend() -> None:
     """Counted since the process started; a reset changes nothing."""
-    before = _torch.captured_graphs()
+    before = _torch.dynamo.captured_graphs()
     torch.compile(double, backend="eager")(torch.ones(2))
     torch.compiler.reset()
     torch.compile(double, backend="composer", options={"chain": ["eager"]})(torch.ones(2))
-    assert _torch.captured_graphs() == before + 2
+    assert _torch.dynamo.captured_graphs() == before + 2
 
 
 @pytest.mark.parametrize(
@@ -1141,10 +1156,10 @@ def test_captured_graphs_are_those_of_every_backend() -> None:
 def test_operators_are_found_by_their_path(operator) -> None:
     """Overloads, packets, and those that take functions; a plain function is none."""
     operator = torch.ops.higher_order.cond if operator == "cond" else operator
-    path = _torch.operator_path(operator)
+    path = _torch.operators.operator_path(operator)
     assert path is not None
-    assert _torch.operator_at(*path) is operator
-    assert _torch.operator_path(torch.sin) is None
+    assert _torch.operators.operator_at(*path) is operator
+    assert _torch.operators.operator_path(torch.sin) is None
 
 
 def test_operator_of_a_triton_kernel_has_no_path() -> None:
@@ -1152,7 +1167,7 @@ def test_operator_of_a_triton_kernel_has_no_path() -> None:
     from torch._higher_order_ops.triton_kernel_wrap import triton_kernel_wrapper_mutation
 
     with pytest.raises(TypeError, match="only this process knows"):
-        _torch.operator_path(triton_kernel_wrapper_mutation)
+        _torch.operators.operator_path(triton_kernel_wrapper_mutation)
 
 
 def test_lasting_metadata_has_the_line_and_the_mark_of_weights() -> None:
@@ -1160,10 +1175,10 @@ def test_lasting_metadata_has_the_line_and_the_mark_of_weights() -> None:
     net = torch.nn.Linear(2, 2)
 
     def backend(gm, example_inputs):
-        kept = [_torch.lasting_metadata(node) for node in gm.graph.nodes]
+        kept = [_torch.sources.lasting_metadata(node) for node in gm.graph.nodes]
         copy = torch.fx.Graph().placeholder("x")
         copy.meta.update(next(each for each in kept if "tensor_dict" in each))
-        return _torch.is_static_input(copy), any("stack_trace" in each for each in kept)
+        return _torch.dynamo.is_static_input(copy), any("stack_trace" in each for each in kept)
 
     assert capture(lambda x: net(x).sin(), torch.ones(1, 2), backend=backend) == [(True, True)]
 
@@ -1173,8 +1188,8 @@ def test_inductor_compiles_a_branch_as_if_captured() -> None:
     found = []
     torch.compile(branch, backend=lambda gm, inputs: found.append(gm) or gm.forward)(torch.ones(2))
     inputs = [torch.ones(2)]
-    with _torch.as_if_captured(inputs):
-        compiled = _torch.lookup_backend("inductor")(found[0], inputs)
+    with _torch.compiles.as_if_captured(inputs):
+        compiled = _torch.dynamo.lookup_backend("inductor")(found[0], inputs)
     assert torch.equal(compiled(*inputs)[0], torch.ones(2).sin())
 
 
@@ -1197,7 +1212,7 @@ def test_graph_that_is_compiled_again_counts_as_a_compile() -> None:
         return x
 
     gm = torch.fx.symbolic_trace(double)
-    with _torch.recaptured(gm, [torch.ones(2)]):
+    with _torch.compiles.recaptured(gm, [torch.ones(2)]):
         assert torch.compiler.is_compiling()
         torch.fx.symbolic_trace(traced)
     assert not torch.compiler.is_compiling()
@@ -1209,21 +1224,21 @@ def test_recompile_is_told_from_the_first_compile() -> None:
     seen = []
 
     def backend(gm: torch.fx.GraphModule, example_inputs):
-        seen.append(_torch.is_recompile())
+        seen.append(_torch.dynamo.is_recompile())
         return gm.forward
 
     run = torch.compile(lambda x: x + 1, backend=backend, dynamic=False)
     for size in (2, 3):
         run(torch.ones(size))
     assert seen == [False, True]
-    assert not _torch.is_recompile()
+    assert not _torch.dynamo.is_recompile()
 
 
 def test_compiling_holds_dynamos_lock_and_says_that_it_compiles() -> None:
     """As Dynamo does around a compile of its own, whose flags are those of the process."""
     from torch._dynamo.convert_frame import compile_lock
 
-    with _torch.compiling():
+    with _torch.compiles.compiling():
         assert torch.compiler.is_compiling()
         assert compile_lock._is_owned()
     assert not torch.compiler.is_compiling()
@@ -1231,8 +1246,8 @@ def test_compiling_holds_dynamos_lock_and_says_that_it_compiles() -> None:
 
 def test_group_member_is_none_for_a_process_alone() -> None:
     """As it is for most."""
-    assert _torch.world_size() == 1
-    assert _torch.group_member() is None
+    assert _torch.ranks.world_size() == 1
+    assert _torch.ranks.group_member() is None
 
 
 def test_group_member_has_the_store_of_the_default_group() -> None:
@@ -1243,9 +1258,9 @@ def test_group_member_has_the_store_of_the_default_group() -> None:
     store = distributed.HashStore()
     distributed.init_process_group("fake", store=store, rank=1, world_size=3)
     try:
-        member = _torch.group_member()
+        member = _torch.ranks.group_member()
         assert member is not None
-        assert (member.rank, member.world, _torch.world_size()) == (1, 3, 3)
+        assert (member.rank, member.world, _torch.ranks.world_size()) == (1, 3, 3)
         below = member.store_below("composer/3")
         assert below.compare_set("key", "", "first") == b"first"
         assert below.compare_set("key", "", "second") == b"first"
@@ -1259,10 +1274,10 @@ def test_group_member_has_the_store_of_the_default_group() -> None:
 def test_operator_namespace_tells_collectives() -> None:
     """Dynamo's graphs hold packets, AOTAutograd's overloads."""
     packet = torch.ops._c10d_functional.all_reduce
-    assert _torch.operator_namespace(packet) == "_c10d_functional"
-    assert _torch.operator_namespace(packet.default) == "_c10d_functional"
-    assert _torch.operator_namespace(torch.ops.aten.add) == "aten"
-    assert _torch.operator_namespace(torch.sin) == ""
+    assert _torch.operators.operator_namespace(packet) == "_c10d_functional"
+    assert _torch.operators.operator_namespace(packet.default) == "_c10d_functional"
+    assert _torch.operators.operator_namespace(torch.ops.aten.add) == "aten"
+    assert _torch.operators.operator_namespace(torch.sin) == ""
 
 
 def test_kinds_of_inductors_passes_are_known_with_and_without_their_base() -> None:
@@ -1270,26 +1285,28 @@ def test_kinds_of_inductors_passes_are_known_with_and_without_their_base() -> No
     from torch._inductor import custom_graph_pass
 
     base = getattr(custom_graph_pass, "CustomPassBase", object)
-    assert all(issubclass(kind, base) for kind in _torch.CUSTOM_PASSES)
-    assert issubclass(_torch.CustomInferenceAwareGraphPass, _torch.CustomGraphPass)
+    assert all(issubclass(kind, base) for kind in _torch.inductor.CUSTOM_PASSES)
+    assert issubclass(
+        _torch.inductor.CustomInferenceAwareGraphPass, _torch.inductor.CustomGraphPass
+    )
     if hasattr(custom_graph_pass, "CustomInferenceAwareGraphPass"):
         own = custom_graph_pass.CustomInferenceAwareGraphPass
-        assert _torch.CustomInferenceAwareGraphPass is own
+        assert _torch.inductor.CustomInferenceAwareGraphPass is own
 
 
 def test_backwards_are_guarded_where_they_meet_autograd() -> None:
     """With the functional graph that each was compiled from; only within, and on this thread."""
-    seen: list[_torch.BuiltBackward] = []
+    seen: list[_torch.backwards.BuiltBackward] = []
 
-    def guard(built: _torch.BuiltBackward):
+    def guard(built: _torch.backwards.BuiltBackward):
         seen.append(built)
-        return _torch.takes_a_list(lambda args: [2 * each for each in built.compiled(args)])
+        return _torch.aot.takes_a_list(lambda args: [2 * each for each in built.compiled(args)])
 
     x = torch.randn(3, requires_grad=True)
     with (
-        _torch.backwards_by(guard),
-        _torch.backward_lowering_at_once(),
-        _torch.without_donated_buffers(),
+        _torch.backwards.backwards_by(guard),
+        _torch.aot.backward_lowering_at_once(),
+        _torch.aot.without_donated_buffers(),
     ):
         inside = torch.compile(torch.sin, backend="aot_eager")
         inside(x).sum().backward()
@@ -1310,14 +1327,14 @@ def test_a_programs_fake_tensors_are_told_from_the_compiles_own() -> None:
     told: list[bool] = []
 
     def backend(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
-        values = [*example_inputs, _torch.fake_of_fixed_size(torch.ones(3))]
-        told.extend(map(_torch.is_users_fake, values))
+        values = [*example_inputs, _torch.fakes.fake_of_fixed_size(torch.ones(3))]
+        told.extend(map(_torch.fakes.is_users_fake, values))
         return gm.forward
 
     program = torch.compile(torch.sin, backend=backend)
     program(torch.ones(3))
     assert told == [False, False]
-    with _torch.FakeTensorMode() as mode:
+    with _torch.fakes.FakeTensorMode() as mode:
         program(mode.from_tensor(torch.ones(3)))
     assert told == [False, False, True, False]
 
@@ -1327,7 +1344,7 @@ def test_a_backward_knows_whether_its_graph_is_kept() -> None:
     told: list[bool] = []
     x = torch.ones(2, requires_grad=True)
     y = x.sin()
-    y.register_hook(lambda gradient: told.append(_torch.keeps_graph()))
+    y.register_hook(lambda gradient: told.append(_torch.backwards.keeps_graph()))
     y.sum().backward(retain_graph=True)
     y.sum().backward()
     assert told == [True, False]
@@ -1335,30 +1352,30 @@ def test_a_backward_knows_whether_its_graph_is_kept() -> None:
 
 def test_a_backwards_own_graph_is_found_on_what_was_compiled() -> None:
     """AOTAutograd's wrappers carry the mark on."""
-    seen: list[_torch.BuiltBackward] = []
+    seen: list[_torch.backwards.BuiltBackward] = []
 
-    def guard(built: _torch.BuiltBackward):
+    def guard(built: _torch.backwards.BuiltBackward):
         seen.append(built)
         return built.compiled
 
     def plain(functional, _):
-        return _torch.boxed(functional.forward)
+        return _torch.aot.boxed(functional.forward)
 
     def marked(functional, _):
-        return _torch.compiled_from(functional, plain(functional, _))
+        return _torch.backwards.compiled_from(functional, plain(functional, _))
 
     def backend(gm, example_inputs):
-        return _torch.aot_compile(
+        return _torch.aot.aot_compile(
             gm,
             example_inputs,
             forward=plain,
             backward=marked,
             inference=plain,
-            partition=_torch.min_cut,
+            partition=_torch.aot.min_cut,
             decompositions={},
         )
 
-    with _torch.backwards_by(guard):
+    with _torch.backwards.backwards_by(guard):
         torch.compile(torch.sin, backend=backend)(torch.ones(2, requires_grad=True))
     assert seen[0].exact
 
@@ -1378,13 +1395,13 @@ def test_a_buffer_kept_for_free_is_added_to_twice(free: bool) -> None:
             return self.linear(x) * self.total
 
     x = torch.randn(3, 8)
-    with contextlib.nullcontext() if free else _torch.keeping_no_weights_for_free():
+    with contextlib.nullcontext() if free else _torch.aot.keeping_no_weights_for_free():
         torch.compile(Counting(), backend="aot_eager")(x).sum().backward()
     expected = x.sum(0).outer(x.sum(0))
     assert torch.allclose(linear.weight.grad, expected, atol=1e-5) is not free
 
 
-@pytest.mark.parametrize("partition", [_torch.min_cut, min_cut_rematerialization_partition])
+@pytest.mark.parametrize("partition", [_torch.aot.min_cut, min_cut_rematerialization_partition])
 def test_what_is_drawn_again_for_a_checkpoint_says_what_it_is(partition) -> None:
     """Torch's own partitioner does not; when it does, ``_describe_second_draws`` can go."""
     described = []
@@ -1392,13 +1409,13 @@ def test_what_is_drawn_again_for_a_checkpoint_says_what_it_is(partition) -> None
     def backward(functional, _):
         (drawn,) = functional.graph.find_nodes(op="call_function", target=run_with_rng_state)
         described.append("val" in drawn.meta and drawn.meta["val"].shape == (2, 3))
-        return _torch.boxed(functional.forward)
+        return _torch.aot.boxed(functional.forward)
 
     def backend(gm, example_inputs):
-        return _torch.aot_compile(
+        return _torch.aot.aot_compile(
             gm,
             example_inputs,
-            forward=lambda functional, _: _torch.boxed(functional.forward),
+            forward=lambda functional, _: _torch.aot.boxed(functional.forward),
             backward=backward,
             inference=backward,
             partition=partition,
@@ -1412,10 +1429,10 @@ def test_what_is_drawn_again_for_a_checkpoint_says_what_it_is(partition) -> None
         return torch.utils.checkpoint.checkpoint(noisy, x, use_reentrant=False)
 
     torch.compile(program, backend=backend)(torch.ones(2, 3, requires_grad=True))
-    assert described == [partition is _torch.min_cut]
+    assert described == [partition is _torch.aot.min_cut]
 
 
-@pytest.mark.parametrize("partition", [_torch.min_cut, min_cut_rematerialization_partition])
+@pytest.mark.parametrize("partition", [_torch.aot.min_cut, min_cut_rematerialization_partition])
 def test_draws_that_are_alike_are_kept_apart(partition) -> None:
     """Torch's own partitioner makes one of them; when not, ``_draws_kept_apart`` can go."""
     drawn = []
@@ -1423,14 +1440,14 @@ def test_draws_that_are_alike_are_kept_apart(partition) -> None:
     def forward(functional, _):
         uniform = torch.ops.aten.uniform.default
         drawn.extend(functional.graph.find_nodes(op="call_function", target=uniform))
-        return _torch.boxed(functional.forward)
+        return _torch.aot.boxed(functional.forward)
 
     def backend(gm, example_inputs):
-        return _torch.aot_compile(
+        return _torch.aot.aot_compile(
             gm,
             example_inputs,
             forward=forward,
-            backward=lambda functional, _: _torch.boxed(functional.forward),
+            backward=lambda functional, _: _torch.aot.boxed(functional.forward),
             inference=forward,
             partition=partition,
             decompositions={},
@@ -1441,7 +1458,7 @@ def test_draws_that_are_alike_are_kept_apart(partition) -> None:
 
     known = compile_utils.rand_ops
     torch.compile(noisy, backend=backend)(torch.ones(3, requires_grad=True))
-    if partition is _torch.min_cut:
+    if partition is _torch.aot.min_cut:
         assert len(drawn) == 2
     else:
         with fault_of("torch", before="2.14"):
@@ -1479,20 +1496,20 @@ def test_inductor_has_no_workers_for_a_cpu(run_python, backend: str, pools: int)
 
 def test_has_effect_is_true_of_what_gives_nothing_or_is_called_in_order() -> None:
     """AOTAutograd wraps some of those that give nothing."""
-    assert _torch.has_effect(torch.ops.aten._linalg_check_errors.default)
-    assert _torch.has_effect(torch.ops.aten._assert_scalar.default)
-    assert _torch.has_effect(torch.ops.higher_order.with_effects)
-    assert not _torch.has_effect(torch.ops.aten.sin.default)
-    assert not _torch.has_effect(torch.ops.higher_order.cond)
+    assert _torch.operators.has_effect(torch.ops.aten._linalg_check_errors.default)
+    assert _torch.operators.has_effect(torch.ops.aten._assert_scalar.default)
+    assert _torch.operators.has_effect(torch.ops.higher_order.with_effects)
+    assert not _torch.operators.has_effect(torch.ops.aten.sin.default)
+    assert not _torch.operators.has_effect(torch.ops.higher_order.cond)
 
 
 def test_draws_is_true_of_random_operators() -> None:
     """Their results are not the same when they run again."""
-    assert _torch.draws(torch.ops.aten.bernoulli.p)
-    assert not _torch.draws(torch.ops.aten.sin.default)
-    assert _torch.draws_itself(torch.ops.aten.exponential.default)
-    assert not _torch.draws_itself(torch.ops.aten.rrelu.default)
-    assert not _torch.draws_itself(torch.ops.aten.sin.default)
+    assert _torch.operators.draws(torch.ops.aten.bernoulli.p)
+    assert not _torch.operators.draws(torch.ops.aten.sin.default)
+    assert _torch.operators.draws_itself(torch.ops.aten.exponential.default)
+    assert not _torch.operators.draws_itself(torch.ops.aten.rrelu.default)
+    assert not _torch.operators.draws_itself(torch.ops.aten.sin.default)
 
 
 def test_sizes_tell_their_symbols_bounds_and_values() -> None:
@@ -1508,12 +1525,12 @@ def test_sizes_tell_their_symbols_bounds_and_values() -> None:
     torch._dynamo.mark_dynamic(x, 0, min=4, max=40)
     torch.compile(lambda x: x * 2, backend=backend)(x)
     rows, columns = seen
-    (name,) = _torch.symbols(rows)
-    assert _torch.symbols(columns) == frozenset()
-    assert _torch.symbol_facts(rows) == {name: (6, 4, 40)}
-    assert _torch.size_with(rows * 2 + 1, {name: 10}) == 21
-    assert [_torch.least(each) for each in (rows, rows - 7, -rows, 5)] == [4, -3, -40, 5]
-    assert _torch.size_with(columns, {}) == 3
+    (name,) = _torch.symbols.symbols(rows)
+    assert _torch.symbols.symbols(columns) == frozenset()
+    assert _torch.symbols.symbol_facts(rows) == {name: (6, 4, 40)}
+    assert _torch.symbols.size_with(rows * 2 + 1, {name: 10}) == 21
+    assert [_torch.symbols.least(each) for each in (rows, rows - 7, -rows, 5)] == [4, -3, -40, 5]
+    assert _torch.symbols.size_with(columns, {}) == 3
 
 
 def test_a_size_that_depends_on_data_is_told_from_one_of_the_inputs() -> None:
@@ -1530,7 +1547,7 @@ def test_a_size_that_depends_on_data_is_told_from_one_of_the_inputs() -> None:
         torch.compile(torch.nonzero, backend=backend, dynamic=True)(torch.ones(6))
     many, one, rows = seen
     sizes = (many, many * 2 + rows, rows, one)
-    assert [*map(_torch.depends_on_data, sizes)] == [True, True, False, False]
+    assert [*map(_torch.symbols.depends_on_data, sizes)] == [True, True, False, False]
 
 
 def test_number_that_is_passed_in_has_no_bounds() -> None:
@@ -1542,9 +1559,9 @@ def test_number_that_is_passed_in_has_no_bounds() -> None:
         return gm.forward
 
     torch.compile(lambda x, n: x * n, backend=backend, dynamic=True)(torch.ones(2), 7)
-    (number,) = (each for each in seen if _torch.hint(each) == 7)
-    assert [*_torch.symbol_facts(number).values()] == [(7, None, None)]
-    assert _torch.least(number) is None
+    (number,) = (each for each in seen if _torch.symbols.hint(each) == 7)
+    assert [*_torch.symbols.symbol_facts(number).values()] == [(7, None, None)]
+    assert _torch.symbols.least(number) is None
 
 
 def test_a_backend_can_be_registered_by_name() -> None:
@@ -1555,9 +1572,9 @@ def test_a_backend_can_be_registered_by_name() -> None:
         return gm.forward
 
     try:
-        _torch.register_backend(nothing, name="composer_test")
-        assert _torch.lookup_backend("composer_test") is nothing
-        assert "composer_test" in _torch.list_backends()
+        _torch.dynamo.register_backend(nothing, name="composer_test")
+        assert _torch.dynamo.lookup_backend("composer_test") is nothing
+        assert "composer_test" in _torch.dynamo.list_backends()
     finally:
         for table in (registry._BACKENDS, registry._COMPILER_FNS):
             table.pop("composer_test", None)
@@ -1578,7 +1595,7 @@ def test_generators_stay_as_they_are_for_one_thread(tool: str) -> None:
     met, drawn, numbers = torch.get_rng_state(), threading.Event(), [torch.rand(2)]
 
     def compile_something() -> None:
-        with _torch.generators_as_they_are():
+        with _torch.randomness.generators_as_they_are():
             before = torch.get_rng_state()
             with keeps():
                 torch.set_rng_state(met)
@@ -1628,14 +1645,14 @@ def test_draws_random_numbers_by_what_is_called(case: str, mode: Any) -> None:
     function, draws = DRAWS[case]
     state = torch.get_rng_state()
     with mode():
-        assert _torch.draws_random_numbers(function, [torch.ones(1, 2, 4, 4)]) is draws
+        assert _torch.randomness.draws_random_numbers(function, [torch.ones(1, 2, 4, 4)]) is draws
     assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_draws_cannot_be_told_where_the_data_decide() -> None:
     """Then it is not known what runs."""
     with pytest.raises(Exception, match=r"[Dd]ata-dependent|aten\._local_scalar_dense|nonzero"):
-        _torch.draws_random_numbers(lambda x: x[: int(x.sum())], [torch.ones(3)])
+        _torch.randomness.draws_random_numbers(lambda x: x[: int(x.sum())], [torch.ones(3)])
 
 
 def test_mode_that_looks_for_draws_is_nobody_elses_business() -> None:
@@ -1649,7 +1666,7 @@ def test_mode_that_looks_for_draws_is_nobody_elses_business() -> None:
         return x
 
     before = _python_dispatch.is_in_torch_dispatch_mode(include_infra_modes=False)
-    _torch.draws_random_numbers(look, [torch.ones(2)])
+    _torch.randomness.draws_random_numbers(look, [torch.ones(2)])
     assert seen == [before]
 
 
@@ -1662,7 +1679,7 @@ def test_forked_child_forgets_a_compile_of_another_thread() -> None:
     compiles, may_end = threading.Event(), threading.Event()
 
     def compile_something() -> None:
-        with _torch.compiling():
+        with _torch.compiles.compiling():
             compiles.set()
             assert may_end.wait(60)
 
@@ -1677,11 +1694,3 @@ def test_forked_child_forgets_a_compile_of_another_thread() -> None:
     may_end.set()
     thread.join()
     assert os.waitpid(child, 0)[1] == 0
-
-
-def test_the_table_at_the_top_names_the_sections_in_order() -> None:
-    """What a reader is told of the file is how it goes on."""
-    listed = [line[2:] for line in str(_torch.__doc__).splitlines() if line.startswith("- ")]
-    sections = re.findall(r"^# --- (.+?) -+$", inspect.getsource(_torch), re.MULTILINE)
-    assert len(listed) == len(sections)
-    assert all(map(str.startswith, listed, sections))

@@ -260,7 +260,7 @@ def test_a_squeeze_of_several_dimensions_is_eagers(dims, dynamic: bool) -> None:
 @pytest.mark.parametrize("norm", ["LayerNorm", "GroupNorm"])
 def test_norms_train_under_autocast(norm: str, dtype, has_bf16: bool, monkeypatch) -> None:
     """Their statistics are float32, whatever torch's fake kernels say of halves beside float32."""
-    monkeypatch.setattr(_torch, "multiplies_bf16", lambda: has_bf16)
+    monkeypatch.setattr(_torch.processor, "multiplies_bf16", lambda: has_bf16)
     made = torch.nn.LayerNorm(8) if norm == "LayerNorm" else torch.nn.GroupNorm(2, 8)
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), made, torch.nn.Linear(8, 2))
     twin = copy.deepcopy(model)

@@ -65,7 +65,7 @@ def no_autograd(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: object, **kwargs: object) -> None:
         raise AssertionError("AOTAutograd was asked")
 
-    monkeypatch.setattr(_torch, "aot_compile", refuse)
+    monkeypatch.setattr(_torch.aot, "aot_compile", refuse)
 
 
 @torch.no_grad()

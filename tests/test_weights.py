@@ -432,7 +432,7 @@ def test_a_write_that_no_version_tells_of_is_found_by_elements(
     """However often, by copies in bfloat16 too; a warning says so when no version tells of it."""
     monkeypatch.setattr(samples, "PATIENCE", 0.0)
     # Else a processor with products in bfloat16 has bfloat16 stay torch's.
-    monkeypatch.setattr(_torch, "multiplies_bf16", lambda: False)
+    monkeypatch.setattr(_torch.processor, "multiplies_bf16", lambda: False)
     engine, _, precision = chain.partition(" in ")
     if chain == "composer_openvino":
         pytest.importorskip("openvino")

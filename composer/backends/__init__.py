@@ -64,7 +64,7 @@ def find_backend(spelled: str | Callable[..., Any]) -> Backend:
 
 def names() -> set[str]:
     """Every engine that is known here by a name: composer's, other packages' and Dynamo's."""
-    return {*_torch.list_backends(), *BACKENDS.names()}
+    return {*_torch.dynamo.list_backends(), *BACKENDS.names()}
 
 
 def refuse_slip(name: str) -> None:
@@ -92,7 +92,7 @@ def _given_by_program(name: str) -> Backend | None:
     ``tensorrt`` is the one that is free. ``torch_tensorrt`` takes it as well, when it is imported;
     composer's own file for the name knows what to ask of that one.
     """
-    function = _torch.registered_backend(name)
+    function = _torch.dynamo.registered_backend(name)
     whose = getattr(function, "__module__", "").partition(".")[0]
     if function is None or whose in ("torch", "torch_tensorrt", "composer"):
         return None

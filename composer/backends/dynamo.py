@@ -75,7 +75,7 @@ class NamedBackend(Backend):
     def __init__(
         self,
         name: str,
-        lookup: Callable[[str], Callable[..., Any]] = _torch.lookup_backend,
+        lookup: Callable[[str], Callable[..., Any]] = _torch.dynamo.lookup_backend,
         hint: str = "",
     ) -> None:
         self.name = name
@@ -92,7 +92,7 @@ class NamedBackend(Backend):
 
     def check_options(self, options: Mapping[str, Any]) -> None:
         """Options need a function that takes them, as far as it is loaded: this loads nothing."""
-        function = _torch.registered_backend(self.name)
+        function = _torch.dynamo.registered_backend(self.name)
         if function is not None:
             _refuse_options(self.name, function, options)
 
@@ -127,7 +127,7 @@ class NamedBackend(Backend):
     def _function(self) -> Callable[..., Any]:
         try:
             return self._lookup(self.name)
-        except _torch.InvalidBackend:
+        except _torch.dynamo.InvalidBackend:
             what = f"no installed package registers a Dynamo backend named {self.name!r}"
             refuse(Status.UNAVAILABLE, Reason.NOT_REGISTERED, what + self._hint)
         except BaseException as error:

@@ -33,13 +33,13 @@ class InductorBackend(Backend):
 
     def check_options(self, options: Mapping[str, Any]) -> None:
         """Let Inductor itself judge names and types."""
-        known = _torch.inductor_options() if options else ()
+        known = _torch.inductor.inductor_options() if options else ()
         unknown = [name for name in options if name.replace("-", "_") not in known]
         if unknown:
             named = "; ".join(f"unknown option {n!r}{did_you_mean(n, known)}" for n in unknown)
             raise OptionError(f"backend 'inductor': {named} (torch._inductor.list_options())")
         try:
-            _torch.inductor_config(None, dict(options))
+            _torch.inductor.inductor_config(None, dict(options))
         except RuntimeError as error:
             raise OptionError(f"backend 'inductor': {error}") from error
 
@@ -55,7 +55,7 @@ class InductorBackend(Backend):
 
         Shared passes come in by Inductor's own hooks, behind what the user set there.
         """
-        config = _torch.inductor_config(mode, dict(options))
+        config = _torch.inductor.inductor_config(mode, dict(options))
         passes = late.in_force()
         config |= hooks(passes, config)
         settings = f"{mode} {sorted(options.items())} {passes.shared.key}"

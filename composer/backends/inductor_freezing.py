@@ -52,7 +52,7 @@ def compiled(
     wish = freeze()
     asked = config.get("freezing", None if wish == "auto" else wish)
     config = config if asked is None else {**config, "freezing": asked}
-    if not _torch.inductor_setting("freezing", config):
+    if not _torch.inductor.inductor_setting("freezing", config):
         return _compile(gm, example_inputs, config)
     region = _to_freeze(gm, example_inputs, passed=asked is not None)
     if region is None:
@@ -67,8 +67,8 @@ def compiled(
 def _compile(
     gm: torch.fx.GraphModule, example_inputs: Sequence[Any], config: Config
 ) -> Callable[..., Any]:
-    compile_fx = _torch.lookup_backend("inductor")
-    with _torch.no_idle_workers(example_inputs):
+    compile_fx = _torch.dynamo.lookup_backend("inductor")
+    with _torch.tensors.no_idle_workers(example_inputs):
         return compile_fx(gm, list(example_inputs), config_patches=dict(config))  # type: ignore[call-arg]  # Dynamo's protocol names two arguments; Inductor takes more
 
 
@@ -91,17 +91,19 @@ class Frozen(BindingEngine[FrozenCode]):
         config: Config,
     ) -> None:
         super().__init__(region)
-        self._lock = _torch.compile_lock  # a compile takes it, too: of two, one could wait for ever
+        self._lock = (
+            _torch.compiles.compile_lock
+        )  # a compile takes it, too: of two, one could wait for ever
         self._gm = gm
         self._own = tuple(own_tensors(gm))
         self._held = frozenset(i for i in region.weights if i < len(self._own))
         self._config = config
-        fakes = _torch.fakes_met(example_inputs)
+        fakes = _torch.fakes.fakes_met(example_inputs)
         self._inputs: Sequence[Any] = example_inputs
         self._compiling: Callable[[], AbstractContextManager[None]] = nullcontext  # Dynamo does
         self.bind_first(region)
         self._inputs = fakes
-        self._compiling = functools.partial(_torch.recompiling, fakes)
+        self._compiling = functools.partial(_torch.compiles.recompiling, fakes)
 
     def __call__(self, *args: Any) -> Any:
         """Run the code for the weights among the arguments, as they are now."""
@@ -113,9 +115,13 @@ class Frozen(BindingEngine[FrozenCode]):
         inlined = {i - len(self._own): v for i, v in values.items() if i >= len(self._own)}
         left = tuple(i for i in range(len(self._inputs)) if i not in inlined)
         config = {**self._config, "freezing": bool(values), **(_NO_CACHE if values else {})}
-        with self._compiling(), _torch.constants_let_go(), _torch.constants_kept_apart():
+        with (
+            self._compiling(),
+            _torch.inductor.constants_let_go(),
+            _torch.inductor.constants_kept_apart(),
+        ):
             gm = _holding(clones.clone_graph(self._gm), inlined)
-            run = _torch.undisabled(_compile(gm, [self._inputs[i] for i in left], config))
+            run = _torch.breaks.undisabled(_compile(gm, [self._inputs[i] for i in left], config))
         pick = picker(left)
         return lambda args: run(*pick(args))
 
@@ -126,7 +132,7 @@ def _holding(gm: torch.fx.GraphModule, weights: Mapping[int, torch.Tensor]) -> t
     It holds other tensors over the same memory, so that it does not keep the weights alive.
     """
     placeholders = gm.graph.find_nodes(op="placeholder")
-    with _torch.unset_fake_temporarily(), torch.inference_mode(False), torch.no_grad():
+    with _torch.fakes.unset_fake_temporarily(), torch.inference_mode(False), torch.no_grad():
         for i, weight in weights.items():
             name = f"frozen_weight_{i}"
             gm.register_buffer(name, weight.detach())
@@ -136,7 +142,7 @@ def _holding(gm: torch.fx.GraphModule, weights: Mapping[int, torch.Tensor]) -> t
             held.meta.update(node.meta)
             node.replace_all_uses_with(held)
             gm.graph.erase_node(node)
-    _torch.name_sources(gm)
+    _torch.sources.name_sources(gm)
     gm.recompile()
     return gm
 

@@ -38,7 +38,7 @@ def hooks(passes: LatePasses, config: Mapping[str, Any]) -> dict[str, Any]:
         if passes.shared.at(stage, last=last):
             settings[slot] = Hook(passes, stage, last, _already(slot, config))
     if passes.shared.partitioner is not None:
-        if _torch.inductor_setting("custom_partitioner_fn", config) is not None:
+        if _torch.inductor.inductor_setting("custom_partitioner_fn", config) is not None:
             what = "the policy's passes hold a partitioner, and Inductor's config holds another"
             refuse(Status.DECLINED, Reason.POLICY, what)
         settings["custom_partitioner_fn"] = PartitionHook(passes)
@@ -47,13 +47,13 @@ def hooks(passes: LatePasses, config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _already(slot: str, config: Mapping[str, Any]) -> tuple[Callable[..., Any], ...]:
     """What the user set in a slot: nothing, one pass, or (torch >= 2.13) a list of them."""
-    found = _torch.inductor_setting(slot, config)
+    found = _torch.inductor.inductor_setting(slot, config)
     if found is None:
         return ()
     return tuple(found) if isinstance(found, list | tuple) else (found,)
 
 
-class Hook(_torch.CustomInferenceAwareGraphPass):
+class Hook(_torch.inductor.CustomInferenceAwareGraphPass):
     """The user's own passes of one slot, then the shared ones of its stage."""
 
     def __init__(
@@ -68,7 +68,7 @@ class Hook(_torch.CustomInferenceAwareGraphPass):
         """Edit the graph in place; only at ``post_grad`` does Inductor say what kind it is."""
         inference = not _has_tangents(graph) if is_inference is None else is_inference
         for each in self._users:
-            if isinstance(each, _torch.CustomInferenceAwareGraphPass):
+            if isinstance(each, _torch.inductor.CustomInferenceAwareGraphPass):
                 each(graph, inference)
             else:
                 each(graph)
@@ -92,7 +92,7 @@ class Hook(_torch.CustomInferenceAwareGraphPass):
         return self
 
 
-class PartitionHook(_torch.CustomPartitionerFn):
+class PartitionHook(_torch.inductor.CustomPartitionerFn):
     """The policy's partitioner, in Inductor's slot for one."""
 
     def __init__(self, passes: LatePasses) -> None:
@@ -102,7 +102,7 @@ class PartitionHook(_torch.CustomPartitionerFn):
         self, gm: torch.fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
     ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
         """Cut a joint graph into forward and backward."""
-        return self._passes.partition(_torch.min_cut, gm, joint_inputs, **kwargs)
+        return self._passes.partition(_torch.aot.min_cut, gm, joint_inputs, **kwargs)
 
     def uuid(self) -> Any:
         """The partitioner's own, with what a :class:`Hook` adds; ``None`` where it has none."""
@@ -116,7 +116,7 @@ class PartitionHook(_torch.CustomPartitionerFn):
 
 
 def _uuid_of(each: object) -> Any:
-    return each.uuid() if isinstance(each, _torch.CUSTOM_PASSES) else None
+    return each.uuid() if isinstance(each, _torch.inductor.CUSTOM_PASSES) else None
 
 
 def _has_tangents(graph: torch.fx.Graph) -> bool:

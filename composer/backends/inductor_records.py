@@ -36,4 +36,4 @@ def recall(key: str) -> tuple[PassRecord, ...]:
 
 def _shelf() -> Shelf:
     """Beside Inductor's cache, so that the records live as long as what they tell of."""
-    return Shelf("composer_passes", limit=_LIMIT, root=Path(_torch.inductor_cache_dir()))
+    return Shelf("composer_passes", limit=_LIMIT, root=Path(_torch.inductor.inductor_cache_dir()))

@@ -214,7 +214,7 @@ def _touched_a_device() -> bool:
         return False
     from composer import _torch
 
-    return _torch.is_in_bad_fork()
+    return _torch.compiles.is_in_bad_fork()
 
 
 def _be_nobody_elses_copy() -> None:

@@ -123,7 +123,7 @@ def _is_open(stream: TextIO) -> bool:
 
 def _hints(found: Report | Explanation, script: str) -> Iterator[str]:
     """What somebody who reads the report for the first time would ask next."""
-    if not found.graphs and _torch.captured_graphs():
+    if not found.graphs and _torch.dynamo.captured_graphs():
         yield 'torch.compile was used, and not with backend="composer"\n'
     tried = {attempt.backend for graph in found.graphs for attempt in graph.attempts}
     behind = [name for name in DEFAULT_CHAIN if name not in tried]

@@ -47,7 +47,7 @@ def read_request(
         gm=gm,
         example_inputs=tuple(example_inputs),
         weights=weights,
-        graph_id=_torch.compile_id() or "direct",
+        graph_id=_torch.dynamo.compile_id() or "direct",
         graph_key="",
         model=model,
         names=(model, _name_of_called()),
@@ -75,7 +75,7 @@ def with_key(request: GraphRequest, name: str | None, settings: str) -> GraphReq
         settings: Text of everything else that the key depends on.
     """
     text = _text(request.gm, settings, request.example_inputs)
-    among_ranks = _digest(_as_on_every_rank(text)) if _torch.world_size() > 1 else ""
+    among_ranks = _digest(_as_on_every_rank(text)) if _torch.ranks.world_size() > 1 else ""
     return dataclasses.replace(
         request,
         model=name or request.model,
@@ -90,7 +90,7 @@ def weight_positions(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) ->
     return frozenset(
         i
         for i, (node, value) in enumerate(zip(placeholders, example_inputs, strict=True))
-        if isinstance(value, torch.nn.Parameter) or _torch.is_static_input(node)
+        if isinstance(value, torch.nn.Parameter) or _torch.dynamo.is_static_input(node)
     )
 
 
@@ -101,7 +101,7 @@ def lasting_weights(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> 
         i
         for i in weight_positions(gm, example_inputs)
         if isinstance(example_inputs[i], torch.nn.Parameter)
-        or not _torch.is_marked_by_program(placeholders[i])
+        or not _torch.dynamo.is_marked_by_program(placeholders[i])
     )
 
 
@@ -111,7 +111,7 @@ def model_name(gm: torch.fx.GraphModule) -> str:
     Also right for the graphs after a graph break. A graph that did not come from Dynamo has
     its own class's name.
     """
-    traced = _torch.traced_frame()
+    traced = _torch.dynamo.traced_frame()
     if traced is None:
         return str(gm.meta.get(_NAME, type(gm).__name__))
     return _name_of_frame(*traced)
@@ -123,7 +123,7 @@ def _name_of_called() -> str:
     It is another than :func:`model_name` has behind a graph break in one of its submodules. Empty
     where the program calls none.
     """
-    called = _torch.called_frame()
+    called = _torch.dynamo.called_frame()
     return _name_of_frame(*called) if called else ""
 
 
@@ -277,8 +277,8 @@ def _by_position(seen: Mapping[str, int], found: re.Match[str]) -> str:
 
 
 def _lines(gm: torch.fx.GraphModule, example_inputs: Sequence[Any] = ()) -> Iterator[str]:
-    autocast, dtype = _torch.autocasts(), torch.get_default_dtype()
-    forward = " forward-mode" if _torch.is_forward_mode() else ""
+    autocast, dtype = _torch.modes.autocasts(), torch.get_default_dtype()
+    forward = " forward-mode" if _torch.modes.is_forward_mode() else ""
     yield f"grad={torch.is_grad_enabled()}{forward} autocast={autocast} {dtype}"
     position = {node: f"%{i}" for i, node in enumerate(gm.graph.nodes)}
     given = dict(zip(gm.graph.find_nodes(op="placeholder"), example_inputs, strict=False))
@@ -315,7 +315,7 @@ def _tensor(value: torch.Tensor) -> str:
     """
     layout = value.stride() if value.layout is torch.strided else value.layout
     sizes = tuple(map(str, value.shape)), layout, value.dtype, value.device, value.requires_grad
-    special = [] if type(value) in _torch.PLAIN_TENSORS else [_qualified(type(value))]
+    special = [] if type(value) in _torch.tensors.PLAIN_TENSORS else [_qualified(type(value))]
     special += ["conjugate"] * value.is_conj() + ["negative"] * value.is_neg()
     return f"tensor{sizes}{' '.join(special)}"
 
@@ -337,7 +337,7 @@ def _argument(value: Any, position: Mapping[torch.fx.Node, str]) -> str:
 
 def _qualified(target: Any) -> str:
     name = getattr(target, "__qualname__", None) or getattr(target, "__name__", None)
-    if isinstance(target, _torch.OpOverload) or name is None:
+    if isinstance(target, _torch.operators.OpOverload) or name is None:
         return _without_address(str(target))
     return f"{getattr(target, '__module__', '')}.{name}"
 

@@ -29,7 +29,7 @@ def eager_forward(gm: torch.fx.GraphModule) -> Callable[..., Any]:
 
     Where it raises, it leaves the modes that it has set, as eager does.
     """
-    forward = _torch.settled_forward(_with(gm, {_CHECKPOINT: _checkpoint, _REGION: _call}))
+    forward = _torch.sources.settled_forward(_with(gm, {_CHECKPOINT: _checkpoint, _REGION: _call}))
     return leaving_modes(forward, gm)
 
 
@@ -64,7 +64,7 @@ def _mark_held(gm: torch.fx.GraphModule) -> None:
     Dynamo makes arguments of them. In eager the module itself holds them: it may write to its
     buffers, where an argument that is written to cannot be computed from again.
     """
-    held = set(filter(_torch.is_static_input, gm.graph.find_nodes(op="placeholder")))
+    held = set(filter(_torch.dynamo.is_static_input, gm.graph.find_nodes(op="placeholder")))
     for graph in _graphs(gm):
         for node in _calls(graph, [_CHECKPOINT]):
             body, *given = cast("tuple[torch.fx.Node, ...]", node.args)

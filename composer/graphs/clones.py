@@ -37,8 +37,8 @@ def clone_graph(
     for name, child in list(twin.named_children()):
         if isinstance(child, torch.fx.GraphModule):
             setattr(twin, name, clone_graph(child))
-    _torch.carry_source_metadata(gm, twin)
-    _torch.let_go_of_examples(twin)
+    _torch.sources.carry_source_metadata(gm, twin)
+    _torch.sources.let_go_of_examples(twin)
     return twin
 
 
@@ -58,7 +58,7 @@ def flat_outputs(
         return gm, None
     flat = clone_graph(gm)
     (returned,) = flat.graph.find_nodes(op="output")
-    leaves, restore = _torch.flatten(_as_returned(returned.args[0]))
+    leaves, restore = _torch.tensors.flatten(_as_returned(returned.args[0]))
     returned.args = (tuple(leaves),)
     flat.recompile()
     return flat, restore
@@ -108,7 +108,7 @@ def with_captured_dtypes(
     drawn = {
         place: value.dtype
         for place, (node, value) in enumerate(inputs)
-        if _torch.is_random_number(node) and value.is_floating_point()
+        if _torch.dynamo.is_random_number(node) and value.is_floating_point()
     }
     return functools.partial(_cast, drawn) if drawn else None
 
@@ -123,7 +123,7 @@ def _spread(node: torch.fx.Node, size: int) -> None:
     with graph.inserting_before(node):
         elements = [graph.placeholder(f"{node.name}_{i}") for i in range(size)]
     for each in elements:
-        _torch.carry_no_source(node, each)
+        _torch.sources.carry_no_source(node, each)
     for read in tuple(node.users):
         element = elements[cast(int, read.args[1])]
         element.meta.update(read.meta)
@@ -154,27 +154,27 @@ def copy_inputs(example_inputs: Sequence[Any], keep: Set[int]) -> list[Any]:
     not plain (conjugated, sparse) are cloned; subclasses and everything else are passed on.
     """
     copied = [each for i, each in enumerate(example_inputs) if i not in keep and is_plain(each)]
-    sharing = Counter(_torch.storage_id(each) for each in copied)
+    sharing = Counter(_torch.tensors.storage_id(each) for each in copied)
     storages: dict[int, torch.UntypedStorage] = {}
 
     def twin(tensor: torch.Tensor) -> torch.Tensor:
-        shared = _torch.storage_id(tensor)
+        shared = _torch.tensors.storage_id(tensor)
         made = _part(tensor) if sharing[shared] == 1 else None
         if made is None:
             if shared not in storages:
-                storages[shared] = _torch.copy_storage(tensor.untyped_storage())
+                storages[shared] = _torch.tensors.copy_storage(tensor.untyped_storage())
             made = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(
                 storages[shared], tensor.storage_offset(), tensor.shape, tensor.stride()
             )
         made.requires_grad_(tensor.requires_grad)
-        _torch.share_fake(tensor, made)
+        _torch.fakes.share_fake(tensor, made)
         return made
 
     def aside(value: Any) -> Any:
         if type(value) is not torch.Tensor:
             return value
         made = value.clone()
-        _torch.share_fake(value, made)
+        _torch.fakes.share_fake(value, made)
         return made
 
     with torch.no_grad(), torch.inference_mode(False):
@@ -285,7 +285,7 @@ def state_of(weight: torch.Tensor) -> tuple[object, ...]:
     version = None if weight.is_inference() else weight._version
     if not _is_real(weight) or weight.layout is not torch.strided or weight.is_nested:
         return (version,)
-    memory = _Memory(_torch.storage_id(weight), _torch.storage_of(weight))
+    memory = _Memory(_torch.tensors.storage_id(weight), _torch.tensors.storage_of(weight))
     return version, memory, weight.storage_offset(), weight.shape, weight.stride()
 
 
@@ -307,7 +307,7 @@ def put_back(tensor: torch.Tensor, copy: torch.Tensor) -> bool:
 
 
 def _is_real(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and not isinstance(value, _torch.FakeTensor)
+    return isinstance(value, torch.Tensor) and not isinstance(value, _torch.fakes.FakeTensor)
 
 
 def same_values(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -25,12 +25,13 @@ def meets_other_ranks(gm: torch.fx.GraphModule) -> bool:
 
     Operations on a ``DTensor`` may: which collectives they need is found after Dynamo.
     """
-    if _torch.world_size() == 1:
+    if _torch.ranks.world_size() == 1:
         return False
     graphs = (each for each in gm.modules() if isinstance(each, torch.fx.GraphModule))
     nodes = (node for each in graphs for node in each.graph.nodes)
     return any(
-        _torch.operator_namespace(node.target) in _NAMESPACES or _is_spread(node) for node in nodes
+        _torch.operators.operator_namespace(node.target) in _NAMESPACES or _is_spread(node)
+        for node in nodes
     )
 
 

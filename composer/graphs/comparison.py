@@ -29,7 +29,7 @@ def gradients(outputs: Values, sources: Values) -> Values:
     if not roots or not wanted:
         return {}
     weights = [pattern(root) for root in roots]
-    with _torch.own_backward(wanted.values()):
+    with _torch.modes.own_backward(wanted.values()):
         found = torch.autograd.grad(roots, list(wanted.values()), weights, allow_unused=True)
     return {name_of_gradient(name): each for name, each in zip(wanted, found, strict=True)}
 

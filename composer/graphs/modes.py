@@ -13,11 +13,11 @@ from composer import _torch
 def leaving_modes(run: Callable[..., Any], gm: torch.fx.GraphModule) -> Callable[..., Any]:
     """What runs the graph; if that sets modes, they are put back where it raises."""
     graphs = (each.graph for each in gm.modules() if isinstance(each, torch.fx.GraphModule))
-    if not any(_torch.sets_modes(node.target) for graph in graphs for node in graph.nodes):
+    if not any(_torch.modes.sets_modes(node.target) for graph in graphs for node in graph.nodes):
         return run
 
     def run_and_leave(*args: Any) -> Any:
-        with _torch.modes_put_back():
+        with _torch.modes.modes_put_back():
             return run(*args)
 
     return run_and_leave

@@ -31,4 +31,6 @@ def attribute_at(gm: torch.nn.Module | None, path: str) -> object:
 
 def drop_unread(graph: torch.fx.Graph) -> None:
     """Take out what nothing reads, and what has no effect."""
-    graph.eliminate_dead_code(lambda node: node.is_impure() or _torch.has_effect(node.target))
+    graph.eliminate_dead_code(
+        lambda node: node.is_impure() or _torch.operators.has_effect(node.target)
+    )

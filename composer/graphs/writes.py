@@ -55,9 +55,9 @@ def is_torchs(node: torch.fx.Node) -> bool:
     """Whether an operation is torch's or Python's own, and given no functions or kernels."""
     if node.op != "call_function":
         return node.op != "call_module"
-    if _torch.takes_functions(node.target):
+    if _torch.operators.takes_functions(node.target):
         return False
-    namespace = _torch.operator_namespace(node.target)
+    namespace = _torch.operators.operator_namespace(node.target)
     if namespace:
         return namespace in ("aten", "prims")
     module = str(getattr(node.target, "__module__", None)).partition(".")[0]
@@ -161,12 +161,12 @@ def _assigned_within(gm: torch.fx.GraphModule, node: torch.fx.Node) -> Iterator[
 
     Of all such operators the last operands are the inputs of their graphs.
     """
-    if node.op != "call_function" or not _torch.takes_functions(node.target):
+    if node.op != "call_function" or not _torch.operators.takes_functions(node.target):
         return
     if _name(node) == _KERNEL:
         yield from node.all_input_nodes
         return
-    leaves, _ = _torch.flatten((node.args, node.kwargs))
+    leaves, _ = _torch.tensors.flatten((node.args, node.kwargs))
     given = [each for each in leaves if isinstance(each, torch.fx.Node)]
     graphs = (attribute_at(gm, str(each.target)) for each in given if each.op == "get_attr")
     for graph in [each for each in graphs if isinstance(each, torch.fx.GraphModule)]:
@@ -180,7 +180,7 @@ def _memory(node: torch.fx.Node) -> object:
     """Equal for the views of one tensor, as far as the graph knows what its nodes give."""
     fake = value_of(node)
     if isinstance(fake, torch.Tensor) and fake.layout is torch.strided:
-        return _torch.storage_id(fake)
+        return _torch.tensors.storage_id(fake)
     return node
 
 
@@ -204,7 +204,7 @@ def _moves(node: torch.fx.Node) -> bool:
 
 
 def _assigns(node: torch.fx.Node) -> bool:
-    if _torch.may_write_by_schema(node):
+    if _torch.operators.may_write_by_schema(node):
         return True
     if node.kwargs.get("out") is not None or is_told_to_write(node):
         return True

@@ -51,21 +51,21 @@ class Backwards:
         """
         self._told, self._answers = told, answers
 
-    def guard(self, built: _torch.BuiltBackward) -> Callable[[list[Any]], Any]:
+    def guard(self, built: _torch.backwards.BuiltBackward) -> Callable[[list[Any]], Any]:
         """What autograd is to call in place of a compiled backward.
 
         Where a compiled function calls ``backward``, Dynamo looks at what autograd calls as well:
         one ``torch.compiler.disable`` is enough for this and for the engine's callable within.
         """
-        compiled = _torch.undisabled(built.compiled)
+        compiled = _torch.breaks.undisabled(built.compiled)
         # AOTAutograd keeps the graph as it was before the passes of that stage.
         stale = late.in_force().rewrites(Stage.POST_GRAD) and not built.exact
 
         def run(args: list[Any]) -> Any:
-            graph = built.graph() if not stale and _torch.any_batched(args) else None
+            graph = built.graph() if not stale and _torch.tensors.any_batched(args) else None
             if graph is not None:
-                return _torch.settled_forward(graph)(*args)
-            if built.donated and _torch.keeps_graph():  # what is saved is read again
+                return _torch.sources.settled_forward(graph)(*args)
+            if built.donated and _torch.backwards.keeps_graph():  # what is saved is read again
                 args[:] = clones.copy_inputs(args, keep=set(range(len(args))) - set(built.donated))
             before = _versions(args)
             try:
@@ -80,10 +80,15 @@ class Backwards:
                     raise
                 return gradients
 
-        return _torch.takes_a_list(_torch.disabled(run))
+        return _torch.aot.takes_a_list(_torch.breaks.disabled(run))
 
     def _answer(
-        self, error: BaseException, built: _torch.BuiltBackward, args: list[Any], *, usable: bool
+        self,
+        error: BaseException,
+        built: _torch.backwards.BuiltBackward,
+        args: list[Any],
+        *,
+        usable: bool,
     ) -> Any:
         """The gradients; ``None`` where torch cannot answer, and the error is to be raised."""
         told = self._told
@@ -96,7 +101,7 @@ class Backwards:
             return None
         if lacks_memory(error):
             free_memory()
-        gradients = _torch.settled_forward(graph)(*args)  # raises the program's own errors
+        gradients = _torch.sources.settled_forward(graph)(*args)  # raises the program's own errors
         told(error, True)
         return gradients
 
@@ -115,12 +120,12 @@ def _versions(args: list[Any]) -> list[int | None] | None:
 def _repeatable(graph: torch.fx.GraphModule, *, donated: bool) -> bool:
     """Whether a backward that stopped half-way has changed nothing, and can be run again."""
     targets = (node.target for node in graph.graph.nodes if node.op == "call_function")
-    return not (donated or writes.may_write(graph) or any(map(_torch.draws, targets)))
+    return not (donated or writes.may_write(graph) or any(map(_torch.operators.draws, targets)))
 
 
 @contextmanager
 def watched() -> Iterator[Backwards]:
     """Guard the backwards that are compiled within."""
     backwards = Backwards()
-    with _torch.backwards_by(backwards.guard):
+    with _torch.backwards.backwards_by(backwards.guard):
         yield backwards

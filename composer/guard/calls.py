@@ -80,4 +80,4 @@ def watch(
         outputs = call(*(args if flatten is None else flatten(args)))
         return outputs if restore is None else restore(outputs)
 
-    return _torch.disabled(call if flatten is restore is None else call_within)
+    return _torch.breaks.disabled(call if flatten is restore is None else call_within)

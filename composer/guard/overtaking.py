@@ -238,8 +238,8 @@ class _Task:
 
     def _race(self, request: GraphRequest) -> Outcome:
         inputs = self.inputs
-        with _torch.recaptured(request.gm, inputs):
-            if _torch.draws_random_numbers(request.gm.forward, inputs):
+        with _torch.compiles.recaptured(request.gm, inputs):
+            if _torch.randomness.draws_random_numbers(request.gm.forward, inputs):
                 raise _Dropped("the graph draws random numbers, which the program would miss")
         attempts = self.overtaking.attempts
         refused = [choice.Tried(each, None) for each in attempts[:-1]]
@@ -263,12 +263,12 @@ class _Task:
                 return
 
     def _floor(self) -> choice.Made:
-        with _torch.compiling(), _torch.generators_as_they_are():
+        with _torch.compiles.compiling(), _torch.randomness.generators_as_they_are():
             return self.overtaking.successors.floor_in_time(self.inputs)
 
     def _try(self, contender: Contender) -> choice.Tried:
         before = self._states()
-        with _torch.compiling(), _torch.generators_as_they_are():
+        with _torch.compiles.compiling(), _torch.randomness.generators_as_they_are():
             outcome, _ = self.overtaking.successors.walk(self.inputs, (contender,), alongside=True)
         (attempt,) = outcome.attempts
         is_floor = contender.backend.may_return_original
@@ -294,6 +294,6 @@ def _settings() -> tuple[Any, ...]:
     """The settings of torch that hold for all threads and decide what a graph computes."""
     return (
         torch.get_default_dtype(),
-        _torch.float32_precision(),
+        _torch.modes.float32_precision(),
         torch.are_deterministic_algorithms_enabled(),
     )

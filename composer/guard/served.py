@@ -112,7 +112,7 @@ class ServedGraph:
     def _installed(self, engine: Engine) -> Compiled:
         """The callable of an engine, whose backwards are guarded and lacks counted from now on."""
         self._starved = 0
-        run = _torch.undisabled(engine.compiled)
+        run = _torch.breaks.undisabled(engine.compiled)
         if engine.backwards is not None:
             told = functools.partial(self._backward_failed, run)
             engine.backwards.serve(told, answers=self._may_answer(run))
@@ -159,7 +159,7 @@ class ServedGraph:
         # These two have called an engine and answered for it already, or found none to call.
         if run is self._resuming or run is self._retrying:
             return None
-        if isinstance(error, _torch.StopRecomputation):  # a checkpoint has what it wants
+        if isinstance(error, _torch.modes.StopRecomputation):  # a checkpoint has what it wants
             return None
         if rescue is None or run is rescue.floor:
             self._runtime.failed(error)
@@ -173,7 +173,7 @@ class ServedGraph:
             return self._with_more_memory(error, run, rescue, args)
         try:
             outputs = rescue.floor(*args)
-        except _torch.StopRecomputation:  # as above, of the floor
+        except _torch.modes.StopRecomputation:  # as above, of the floor
             self._answered(error, run)
             raise
         self._answered(error, run)
@@ -392,7 +392,7 @@ class ServedGraph:
         """The first call after a failure: have the next candidate compiled, and call it."""
         rescue = cast(Rescue, self._rescue)
         # Dynamo's lock first: a compile in another thread may call this very graph.
-        with _torch.compiling(), self._lock:
+        with _torch.compiles.compiling(), self._lock:
             if self.run is self._resuming:
                 self.run = self._installed(self._compile(rescue.successor, args))
                 self._reschedule()
@@ -403,7 +403,7 @@ class ServedGraph:
     def _retry(self, *args: Any) -> Any:
         """A call before which an engine in quarantine is compiled again."""
         rescue = cast(Rescue, self._rescue)
-        with _torch.compiling(), self._lock:
+        with _torch.compiles.compiling(), self._lock:
             if self.run is not self._resuming:  # else an engine failed meanwhile; that comes first
                 engine = self._compile(rescue.retry, args)
                 if engine is not None:

@@ -110,7 +110,7 @@ class Succession:
     def _floor_of(self, outcome: Outcome) -> Callable[..., Any]:
         """What serves already, if that is the floor; else it is made now, or when it is needed."""
         if outcome.chosen == FLOOR:
-            return _torch.undisabled(outcome.compiled)
+            return _torch.breaks.undisabled(outcome.compiled)
         return self._answer if self._shared.late else eager_forward(self.request.gm)
 
     def rescue(self) -> roles.Rescue | None:
@@ -160,7 +160,7 @@ class Succession:
     def _answer(self, *args: Any) -> Any:
         """The floor where passes run on AOTAutograd's graphs: compiled when it is first needed."""
         if self._answering is None:
-            with _torch.recaptured(self.request.gm, args):
+            with _torch.compiles.recaptured(self.request.gm, args):
                 self._answering, _ = make_floor(self.request_for(args), self._shared)
         return self._answering(*args)
 
@@ -294,7 +294,7 @@ class Succession:
             alongside: Whether the program runs meanwhile.
         """
         request = dataclasses.replace(self.request_for(args), alongside=alongside)
-        with _torch.recaptured(request.gm, args), backward.watched() as backwards:
+        with _torch.compiles.recaptured(request.gm, args), backward.watched() as backwards:
             outcome = chain.walk(
                 request, contenders, self._shared, contest, strict=False, at_run_time=True
             )

@@ -48,7 +48,7 @@ def _attempt(payload: bytes, ready: Callable[[], None]) -> Attempt:
     with parcel.within(around["torch"]), late.running(late.LatePasses(shared, "")):
         inputs = parcel.opened(sent)
         request = capture.read_request(gm, inputs, mode=around["mode"])
-        with _torch.as_if_captured(inputs):
+        with _torch.compiles.as_if_captured(inputs):
             attempt, compiled, _ = try_candidate(
                 request, contender, require_working=selftest.require
             )

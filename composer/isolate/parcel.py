@@ -97,7 +97,7 @@ def inputs_to_send(example_inputs: Sequence[Any]) -> list[Any]:
         Refusal: ``declined`` with ``not_isolatable``: only data decide what a symbol is.
     """
     weights = {i for i, v in enumerate(example_inputs) if isinstance(v, torch.nn.Parameter)}
-    with _torch.unset_fake_temporarily():  # a pickled tensor has all of its storage with it
+    with _torch.fakes.unset_fake_temporarily():  # a pickled tensor has all of its storage with it
         return [_input(value) for value in clones.copy_inputs(example_inputs, keep=weights)]
 
 
@@ -111,10 +111,10 @@ def surroundings() -> dict[str, Any]:
     return {
         "grad": torch.is_grad_enabled(),
         "inference": torch.is_inference_mode_enabled(),
-        "autocast": _torch.autocasts(),
+        "autocast": _torch.modes.autocasts(),
         "dtype": torch.get_default_dtype(),
         "threads": torch.get_num_threads(),
-        "precision": _torch.float32_precision(),
+        "precision": _torch.modes.float32_precision(),
     }
 
 
@@ -123,7 +123,7 @@ def within(given: Mapping[str, Any]) -> Iterator[None]:
     """Have torch be told the same, here; the settings of the process stay."""
     torch.set_default_dtype(given["dtype"])
     torch.set_num_threads(given["threads"])
-    _torch.set_float32_precision(given["precision"])
+    _torch.modes.set_float32_precision(given["precision"])
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(given["inference"]))
         stack.enter_context(torch.set_grad_enabled(given["grad"]))
@@ -134,7 +134,7 @@ def within(given: Mapping[str, Any]) -> Iterator[None]:
 
 def _dumps(value: Any) -> bytes:
     stream = io.BytesIO()
-    with _torch.unset_fake_temporarily():
+    with _torch.fakes.unset_fake_temporarily():
         torch.save(value, stream, pickle_module=_PICKLE)
     return stream.getvalue()
 
@@ -155,8 +155,8 @@ class _Pickler(pickle.Pickler):
             return _memory_format, (str(value).removeprefix("torch."),)
         if isinstance(value, types.FunctionType) and _is_found_by_name(value):
             return value.__name__
-        path = _torch.operator_path(value)
-        return NotImplemented if path is None else (_torch.operator_at, path)
+        path = _torch.operators.operator_path(value)
+        return NotImplemented if path is None else (_torch.operators.operator_at, path)
 
 
 _PICKLE: Any = types.SimpleNamespace(Pickler=_Pickler, __name__="composer.isolate.parcel")
@@ -176,11 +176,11 @@ def _input(value: Any) -> Any:
 
 def _weight(value: torch.Tensor) -> Any:
     """How a tensor without values is sent; ``NotImplemented`` for one that keeps them."""
-    is_fake = isinstance(value, _torch.FakeTensor)
+    is_fake = isinstance(value, _torch.fakes.FakeTensor)
     is_float = type(value) is torch.nn.Parameter and value.is_floating_point()
     if not is_fake and not (is_float and value.layout is torch.strided):
         return NotImplemented
-    sizes, strides = map(_torch.hint, value.shape), map(_torch.hint, value.stride())
+    sizes, strides = map(_torch.symbols.hint, value.shape), map(_torch.symbols.hint, value.stride())
     layout = tuple(sizes), tuple(strides), value.dtype, value.device
     return _made_up, (*layout, value.requires_grad, isinstance(value, torch.nn.Parameter))
 
@@ -212,7 +212,7 @@ def _parts(gm: torch.fx.GraphModule) -> tuple[list[tuple[Any, ...]], dict[str, A
 
     def sent(value: Any) -> Any:
         if not isinstance(value, torch.fx.Node):
-            return _torch.hint(value)
+            return _torch.symbols.hint(value)
         return _Ref(position[value]) if value in position else numbers[value]
 
     nodes = [
@@ -222,7 +222,7 @@ def _parts(gm: torch.fx.GraphModule) -> tuple[list[tuple[Any, ...]], dict[str, A
             node.target,
             map_aggregate(node.args, sent),
             map_aggregate(node.kwargs, sent),
-            _torch.lasting_metadata(node) | low_precision.mark_of(node),
+            _torch.sources.lasting_metadata(node) | low_precision.mark_of(node),
         )
         for node in kept
     ]
@@ -242,7 +242,7 @@ def _number(node: torch.fx.Node) -> int | float | None:
 
 def _first(value: Any) -> Any:
     """A symbol's number in the first call, which not all have; anything else as it is."""
-    number = _torch.hint(value)
+    number = _torch.symbols.hint(value)
     if isinstance(value, torch.SymInt | torch.SymFloat) and not isinstance(number, int | float):
         what = f"the graph cannot be sent to another process: only data decide its size {value}"
         refuse(Status.DECLINED, Reason.NOT_ISOLATABLE, what)

@@ -146,14 +146,18 @@ def compile_functional(
         kind: GraphKind, functional: torch.fx.GraphModule, fakes: Sequence[Any]
     ) -> Callable[..., Any]:
         if kind is GraphKind.BACKWARD:
-            _torch.donate_nothing()  # engines write to none of their inputs
+            _torch.aot.donate_nothing()  # engines write to none of their inputs
         same = kind is not GraphKind.BACKWARD and len(fakes) == len(everything)
         binds = same and kind is GraphKind.INFERENCE and not torch.is_grad_enabled()
-        read, unfit = statistics(functional), _torch.mutated_inputs() | _dynamic(fakes)
+        read, unfit = statistics(functional), _torch.aot.mutated_inputs() | _dynamic(fakes)
         weights, witnesses = bindable(everything, owners, unfit, read) if binds else ({}, {})
-        args = tuple(map(_torch.hint, everything)) if same and not any_fake(everything) else None
+        args = (
+            tuple(map(_torch.symbols.hint, everything))
+            if same and not any_fake(everything)
+            else None
+        )
         expected = _expected(functional)
-        written = _torch.copied_back() if same and kind is GraphKind.INFERENCE else {}
+        written = _torch.aot.copied_back() if same and kind is GraphKind.INFERENCE else {}
         graph = FunctionalGraph(
             functional,
             kind,
@@ -165,9 +169,9 @@ def compile_functional(
             device=device,
             written=written,
         )
-        with _torch.unset_fake_temporarily():
+        with _torch.fakes.unset_fake_temporarily():
             compiled = build(graph)
-        return _torch.boxed(_with_memory(compiled) if kind is GraphKind.BACKWARD else compiled)
+        return _torch.aot.boxed(_with_memory(compiled) if kind is GraphKind.BACKWARD else compiled)
 
     needs_grad = torch.is_grad_enabled() and any(map(requires_grad, everything))
     try:
@@ -211,14 +215,14 @@ def through_aot(
         run_all(Stage.POST_GRAD, functional, inference=inference)
         if kind is GraphKind.BACKWARD and passes.rewrites(Stage.POST_GRAD):
             rewritten = clones.clone_graph(functional)
-            return _torch.compiled_from(rewritten, compiler(kind, functional, fakes))
+            return _torch.backwards.compiled_from(rewritten, compiler(kind, functional, fakes))
         return compiler(kind, functional, fakes)
 
     def partition(joint: torch.fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Any:
         run_all(Stage.JOINT, joint, inference=False)
-        return passes.partition(_torch.min_cut, joint, inputs, **kwargs)
+        return passes.partition(_torch.aot.min_cut, joint, inputs, **kwargs)
 
-    return _torch.aot_compile(
+    return _torch.aot.aot_compile(
         gm,
         example_inputs,
         forward=functools.partial(compile_one, GraphKind.FORWARD),
@@ -273,17 +277,17 @@ def decline_special_tensors(values: Iterable[Any]) -> None:
             quantized one, complex numbers, or a tensor that the program made fake.
     """
     for value in values:
-        if _torch.is_users_fake(value):
+        if _torch.fakes.is_users_fake(value):
             refuse(Status.DECLINED, Reason.UNSUPPORTED_DTYPE, "one of its tensors is fake: no data")
         if isinstance(value, torch.Tensor) and not _is_plain(value):
-            name = "Tensor" if type(value) in _torch.PLAIN_TENSORS else type(value).__name__
+            name = "Tensor" if type(value) in _torch.tensors.PLAIN_TENSORS else type(value).__name__
             kind = f"{name}, {value.dtype}, {value.layout}{_lazily(value)}"
             refuse(Status.DECLINED, Reason.UNSUPPORTED_DTYPE, f"one of its tensors is a {kind}")
 
 
 def _is_plain(value: torch.Tensor) -> bool:
     return (
-        type(value) in _torch.PLAIN_TENSORS
+        type(value) in _torch.tensors.PLAIN_TENSORS
         and value.layout is torch.strided
         and not value.is_quantized
         and not value.dtype.is_complex
@@ -296,7 +300,7 @@ def _lazily(value: torch.Tensor) -> str:
 
     A subclass is not asked: its methods may be anything.
     """
-    if type(value) not in _torch.PLAIN_TENSORS:
+    if type(value) not in _torch.tensors.PLAIN_TENSORS:
         return ""
     if value.is_neg():
         return ", negated lazily"
@@ -342,7 +346,7 @@ def _dynamic(fakes: Sequence[Any]) -> frozenset[int]:
 
 def any_fake(values: Sequence[Any]) -> bool:
     """Whether one of them is a tensor without data."""
-    return any(isinstance(value, _torch.FakeTensor) for value in values)
+    return any(isinstance(value, _torch.fakes.FakeTensor) for value in values)
 
 
 def _expected(gm: torch.fx.GraphModule) -> tuple[Expected | None, ...]:
@@ -351,7 +355,7 @@ def _expected(gm: torch.fx.GraphModule) -> tuple[Expected | None, ...]:
         each.meta["val"] if isinstance(each, torch.fx.Node) else each for each in returned.args[0]
     )
     return tuple(
-        (tuple(map(_torch.hint, value.shape)), value.dtype)
+        (tuple(map(_torch.symbols.hint, value.shape)), value.dtype)
         if isinstance(value, torch.Tensor)
         else None
         for value in values
@@ -367,7 +371,7 @@ def owners_of(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> dict[i
     }
     placeholders = gm.graph.find_nodes(op="placeholder")
     for i in capture.lasting_weights(gm, example_inputs):
-        owners[len(own) + i] = _torch.owner_of_buffer(placeholders[i])
+        owners[len(own) + i] = _torch.dynamo.owner_of_buffer(placeholders[i])
     return owners
 
 

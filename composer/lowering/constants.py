@@ -85,7 +85,7 @@ def _is_empty(node: torch.fx.Node) -> bool:
     if not isinstance(value, torch.Tensor) or node.op not in ("placeholder", "call_function"):
         return False
     source = node.args[0] if node.target is operator.getitem else node
-    has_effect = isinstance(source, torch.fx.Node) and _torch.has_effect(source.target)
+    has_effect = isinstance(source, torch.fx.Node) and _torch.operators.has_effect(source.target)
     if value.layout is not torch.strided or has_effect:
         return False
     known = all(isinstance(each, int) for each in (*value.shape, *value.stride()))
@@ -105,7 +105,9 @@ def _empty(value: torch.Tensor) -> torch.Tensor:
 def _depends_on(node: torch.fx.Node, known: dict[torch.fx.Node, Any]) -> bool:
     """Whether the call needs nothing but what is known, and gives the same every time."""
     seeded = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-    is_operator = isinstance(node.target, _torch.OpOverload) or node.target is operator.getitem
+    is_operator = (
+        isinstance(node.target, _torch.operators.OpOverload) or node.target is operator.getitem
+    )
     return is_operator and not seeded and all(each in known for each in node.all_input_nodes)
 
 
@@ -116,7 +118,7 @@ def _replace(gm: torch.fx.GraphModule, node: torch.fx.Node, known: dict[Any, Any
         return  # its parts come later
     if value._is_zerotensor():  # a derivative that is nothing has no memory
         value = torch.zeros(value.shape, dtype=value.dtype, device=value.device)
-    if any(map(_torch.depends_on_data, expected.shape)):
+    if any(map(_torch.symbols.depends_on_data, expected.shape)):
         return  # others of its size have the same symbol
     if (value.shape, value.dtype) != (expected.shape, expected.dtype):
         return

@@ -34,13 +34,13 @@ def compile_each(
         kind: GraphKind, functional: torch.fx.GraphModule, fakes: Sequence[Any]
     ) -> Callable[..., Any]:
         if kind is GraphKind.BACKWARD:
-            _torch.donate_nothing()  # the backend may keep its inputs
-        with _torch.unset_fake_temporarily(), torch.no_grad():
+            _torch.aot.donate_nothing()  # the backend may keep its inputs
+        with _torch.fakes.unset_fake_temporarily(), torch.no_grad():
             inputs = [
                 made if isinstance(made, torch.Tensor) else fake
                 for made, fake in zip(placeholder_values(functional), fakes, strict=True)
             ]
-            with _torch.captured_with(fakes, inputs):
-                return _torch.boxed(build(functional, inputs))
+            with _torch.compiles.captured_with(fakes, inputs):
+                return _torch.aot.boxed(build(functional, inputs))
 
     return through_aot(gm, example_inputs, compiler, decompositions={})

@@ -87,33 +87,41 @@ def unfaithful(node: torch.fx.Node) -> str | None:
 def _attention_logarithms(node: torch.fx.Node) -> str | None:
     """The second result of attention, which only a backward reads, is translated as zeros."""
     second = (u for u in node.users if u.target is operator.getitem and u.args[1] == 1)
-    read = "attention" in _torch.operator_name(node.target) and any(u.users for u in second)
+    read = "attention" in _torch.operators.operator_name(node.target) and any(
+        u.users for u in second
+    )
     return "the logarithms for its backward are left at zero" if read else None
 
 
 def _divisor_override(node: torch.fx.Node) -> str | None:
-    overridden = node.target in _MEANS and _torch.argument(node, "divisor_override") is not None
+    overridden = (
+        node.target in _MEANS and _torch.operators.argument(node, "divisor_override") is not None
+    )
     return "divisor_override is dropped" if overridden else None
 
 
 def _windows_in_padding(node: torch.fx.Node) -> str | None:
     dims = (_MEANS | _MAXIMA).get(node.target)
-    if dims is None or not _torch.argument(node, "ceil_mode"):
+    if dims is None or not _torch.operators.argument(node, "ceil_mode"):
         return None
     names = _WINDOW if node.target in _MEANS else (*_WINDOW, "dilation")
-    window = [_torch.argument(node, name) for name in names]
+    window = [_torch.operators.argument(node, name) for name in names]
     sizes = next(_operands(node)).shape[-dims:]
     return "windows that begin in the padding" if miscounted(sizes, *window) else None
 
 
 def _scatter_mean(node: torch.fx.Node) -> str | None:
-    means = node.target in _SCATTERS and _torch.argument(node, "reduce") == "mean"
+    means = node.target in _SCATTERS and _torch.operators.argument(node, "reduce") == "mean"
     return "the mean is computed otherwise" if means else None
 
 
 def _numbers_alone(node: torch.fx.Node) -> str | None:
     """``torch.div(16, 4)``: ONNX's ``Div`` makes an integer of two."""
-    if not isinstance(node.target, _torch.OpOverload) or node.all_input_nodes or not node.args:
+    if (
+        not isinstance(node.target, _torch.operators.OpOverload)
+        or node.all_input_nodes
+        or not node.args
+    ):
         return None
     wants = node.target._schema.arguments[0].type
     given = isinstance(node.args[0], int | float) and wants.isSubtypeOf(torch.TensorType.get())
@@ -121,12 +129,12 @@ def _numbers_alone(node: torch.fx.Node) -> str | None:
 
 
 def _otherwise(node: torch.fx.Node) -> str | None:
-    return _OTHERWISE.get(_torch.operator_name(node.target))
+    return _OTHERWISE.get(_torch.operators.operator_name(node.target))
 
 
 def _dynamic_squeeze(node: torch.fx.Node) -> str | None:
     """A size that is one in the first call only."""
-    if _torch.operator_name(node.target) != "aten::squeeze" or len(node.args) < 2:
+    if _torch.operators.operator_name(node.target) != "aten::squeeze" or len(node.args) < 2:
         return None
     (value,) = _operands(node)
     dims = node.args[1] if isinstance(node.args[1], list | tuple) else (node.args[1],)
@@ -137,21 +145,21 @@ def _dynamic_squeeze(node: torch.fx.Node) -> str | None:
 
 def _dynamic_diagonal(node: torch.fx.Node) -> str | None:
     """It is read by places that have to be known."""
-    if _torch.operator_name(node.target) not in ("aten::diagonal", "aten::diagonal_copy"):
+    if _torch.operators.operator_name(node.target) not in ("aten::diagonal", "aten::diagonal_copy"):
         return None
     (value,) = _operands(node)
-    sizes = (value.shape[_torch.argument(node, name)] for name in ("dim1", "dim2"))
+    sizes = (value.shape[_torch.operators.argument(node, name)] for name in ("dim1", "dim2"))
     return None if all(type(size) is int for size in sizes) else "a diagonal of dynamic size"
 
 
 def _fractional_range(node: torch.fx.Node) -> str | None:
-    is_range = _torch.operator_name(node.target) in ("aten::arange", "aten::linspace")
+    is_range = _torch.operators.operator_name(node.target) in ("aten::arange", "aten::linspace")
     if not is_range:
         return None
     if any(isinstance(v, float) and not v.is_integer() for v in node.args):
         return "the number of steps is rounded otherwise"
     value = next(tensors_of(node))
-    if _torch.operator_name(node.target) == "aten::linspace":
+    if _torch.operators.operator_name(node.target) == "aten::linspace":
         return "what is between is rounded otherwise" if _is_integral(value) else None
     far = any(isinstance(v, int | float) and abs(v) > _EXACT for v in node.args)
     return "it is counted in float32" if far and value.dtype is not torch.int64 else None
@@ -170,10 +178,13 @@ def _cast_of_cast(node: torch.fx.Node) -> str | None:
 
 def _added_at_once(node: torch.fx.Node) -> str | None:
     """Those to rows are scattered instead (:mod:`composer.lowering.decompositions.selections`)."""
-    if _torch.operator_name(node.target) not in ("aten::index_put", "aten::_unsafe_index_put"):
+    if _torch.operators.operator_name(node.target) not in (
+        "aten::index_put",
+        "aten::_unsafe_index_put",
+    ):
         return None
     indices = [each.meta["val"] for each in node.args[1] if each is not None]  # type: ignore[union-attr]
-    adds = _torch.argument(node, "accumulate") and any(map(_is_integral, indices))
+    adds = _torch.operators.argument(node, "accumulate") and any(map(_is_integral, indices))
     return "several threads would add to one element at once" if adds else None
 
 
@@ -182,7 +193,7 @@ def _rounded_quotient(node: torch.fx.Node) -> str | None:
     if node.target is not aten.div.Tensor_mode or len(node.all_input_nodes) < 2:
         return None
     halves = next(tensors_of(node)).dtype is torch.float16
-    truncates = _torch.argument(node, "rounding_mode") == "trunc"
+    truncates = _torch.operators.argument(node, "rounding_mode") == "trunc"
     return (
         "a quotient in float16 is rounded before its fraction goes"
         if halves and truncates
@@ -192,24 +203,33 @@ def _rounded_quotient(node: torch.fx.Node) -> str | None:
 
 def _padded_output(node: torch.fx.Node) -> str | None:
     """ONNX Runtime refuses one that no stride leaves over, when it runs."""
-    if node.target is not aten.convolution.default or not _torch.argument(node, "transposed"):
+    if node.target is not aten.convolution.default or not _torch.operators.argument(
+        node, "transposed"
+    ):
         return None
-    padding, strides = (_torch.argument(node, name) for name in ("output_padding", "stride"))
+    padding, strides = (
+        _torch.operators.argument(node, name) for name in ("output_padding", "stride")
+    )
     beyond = any(p >= s for p, s in zip(padding, strides, strict=False))
     return "its output is padded by a stride or more" if beyond else None
 
 
 def _reflected_neighbour(node: torch.fx.Node) -> str | None:
     """ONNX Runtime rounds to a pixel before it reflects at the border, torch after."""
-    if _torch.operator_name(node.target) not in ("aten::grid_sampler_2d", "aten::grid_sampler"):
+    if _torch.operators.operator_name(node.target) not in (
+        "aten::grid_sampler_2d",
+        "aten::grid_sampler",
+    ):
         return None
-    modes = [_torch.argument(node, name) for name in ("interpolation_mode", "padding_mode")]
+    modes = [
+        _torch.operators.argument(node, name) for name in ("interpolation_mode", "padding_mode")
+    ]
     return "the nearest pixel is found otherwise" if modes == [1, 2] else None
 
 
 def _integer_division(node: torch.fx.Node) -> str | None:
     """ONNX Runtime divides integers by zero with a SIGFPE that ends the process."""
-    if _torch.operator_name(node.target) not in _DIVISIONS or not all(
+    if _torch.operators.operator_name(node.target) not in _DIVISIONS or not all(
         _is_integral(v) for v in tensors_of(node)
     ):
         return None
@@ -223,7 +243,7 @@ def _division_of_sizes(node: torch.fx.Node) -> str | None:
     if node.target is not operator.floordiv:
         return None
     numbers = (v.meta["val"] if isinstance(v, torch.fx.Node) else v for v in node.args)
-    bounds = map(_torch.least, numbers)
+    bounds = map(_torch.symbols.least, numbers)
     negative = any(least is None or least < 0 for least in bounds)
     return "a negative number is rounded towards zero" if negative else None
 
@@ -233,7 +253,7 @@ def _long_integers(node: torch.fx.Node) -> str | None:
     wrong = (
         values is not None
         and values.dtype is torch.int64
-        and _torch.operator_name(node.target) in _LONG
+        and _torch.operators.operator_name(node.target) in _LONG
     )
     return "int64 is computed with 32 bits, or saturates" if wrong else None
 
@@ -241,7 +261,7 @@ def _long_integers(node: torch.fx.Node) -> str | None:
 def _integers(node: torch.fx.Node) -> str | None:
     if not all(map(_is_integral, tensors_of(node))):
         return None
-    return _OF_INTEGERS.get(_torch.operator_name(node.target))
+    return _OF_INTEGERS.get(_torch.operators.operator_name(node.target))
 
 
 def _double_precision(node: torch.fx.Node) -> str | None:
@@ -254,7 +274,7 @@ def _double_precision(node: torch.fx.Node) -> str | None:
     if any(isinstance(each.meta.get("val"), torch.SymFloat) for each in node.all_input_nodes):
         return "float64 is computed with a symbol of float32"
     scalars = (v for v in (*node.args, *node.kwargs.values()) if isinstance(v, float))
-    name = _torch.operator_name(node.target)
+    name = _torch.operators.operator_name(node.target)
     rounded = any(not _is_single(v) for v in scalars) or any(c in name for c in _INEXACT_CONSTANTS)
     return "float64 is computed with float32 constants" if rounded else None
 
@@ -265,7 +285,7 @@ def _half_precision(node: torch.fx.Node) -> str | None:
     One below the normal range is there, too, but rounded by up to half of it.
     """
     halves = all(value.dtype is torch.float16 for value in tensors_of(node))
-    if not halves or _torch.operator_name(node.target) not in _FACTORS:
+    if not halves or _torch.operators.operator_name(node.target) not in _FACTORS:
         return None
     numbers = (abs(v) for v in node.args if isinstance(v, int | float) and math.isfinite(v) and v)
     lost = any(not _HALF.tiny <= v <= _HALF.max for v in numbers)
@@ -275,10 +295,11 @@ def _half_precision(node: torch.fx.Node) -> str | None:
 def _empty_operand(node: torch.fx.Node) -> str | None:
     """Reductions and products of nothing: identity elements and shapes differ."""
     harmless = (
-        torch.Tag.pointwise in _tags(node) or _torch.operator_name(node.target) in _KEEP_EMPTY
+        torch.Tag.pointwise in _tags(node)
+        or _torch.operators.operator_name(node.target) in _KEEP_EMPTY
     )
     gone = node.target is aten.cat.default and any(0 in value.shape for value in tensors_of(node))
-    if (harmless and not gone) or _torch.is_view(node.target):
+    if (harmless and not gone) or _torch.operators.is_view(node.target):
         return None
     empty = any(0 in value.shape for value in _operands(node))
     return "one of its operands has no elements" if empty else None
@@ -290,15 +311,19 @@ def _strides_of_memory(node: torch.fx.Node) -> str | None:
     Where it was in the first call does not tell where an input is in the others, so positions that
     count from the beginning of an input's memory are torch's.
     """
-    if _torch.operator_name(node.target) not in _READ_MEMORY:
+    if _torch.operators.operator_name(node.target) not in _READ_MEMORY:
         return None
     operand = base = node.all_input_nodes[0]
     while is_view(base):
         base = base.all_input_nodes[0]
     value: torch.Tensor = operand.meta["val"]
-    offset = _torch.argument(node, "storage_offset")
+    offset = _torch.operators.argument(node, "storage_offset")
     memory = value.untyped_storage().nbytes()
-    sizes = (*value.shape, *_torch.argument(node, "size"), *_torch.argument(node, "stride"))
+    sizes = (
+        *value.shape,
+        *_torch.operators.argument(node, "size"),
+        *_torch.operators.argument(node, "stride"),
+    )
     if not all(isinstance(each, int) for each in (*sizes, offset or 0, memory)):
         return "it reads memory by strides, and a size is dynamic"
     whole = memory == value.numel() * value.element_size()

@@ -304,12 +304,12 @@ def _may_raise(call: torch.fx.Node, refused: Collection[torch.fx.Node]) -> bool:
     Those have what raises refused, but for places that are not there, masks of another length and
     assertions. An integer may be divided by zero.
     """
-    name, counts = _torch.operator_name(call.target), map(_counts, call.all_input_nodes)
+    name, counts = _torch.operators.operator_name(call.target), map(_counts, call.all_input_nodes)
     if name in _DIVISIONS:
         return any(counts)
     if call.target in _COPIES or torch.Tag.pointwise in getattr(call.target, "tags", ()):
         return False
-    return call in refused or _torch.has_effect(call.target) or any(counts)
+    return call in refused or _torch.operators.has_effect(call.target) or any(counts)
 
 
 def _counts(node: torch.fx.Node) -> bool:
@@ -399,12 +399,14 @@ def _shown(call: torch.fx.Node) -> tuple[Any, ...]:
     view = _VIEWS.get(call.target, call.target)
     if view not in _WHERE:
         return ()
-    return view, *(_torch.argument(call, each) for each in _WHERE[view])
+    return view, *(_torch.operators.argument(call, each) for each in _WHERE[view])
 
 
 def _adds(call: torch.fx.Node) -> bool:
     """Whether it reads the numbers that it replaces."""
-    return call.target is aten.index_put.default and bool(_torch.argument(call, "accumulate"))
+    return call.target is aten.index_put.default and bool(
+        _torch.operators.argument(call, "accumulate")
+    )
 
 
 def _nodes(values: Any) -> set[torch.fx.Node]:
@@ -417,12 +419,12 @@ def _memory(value: Any) -> object:
     """Equal for what may share memory."""
     fake = value.meta.get("val") if isinstance(value, torch.fx.Node) else None
     if isinstance(fake, torch.Tensor) and fake.layout is torch.strided:
-        return _torch.storage_id(fake)
+        return _torch.tensors.storage_id(fake)
     return object()
 
 
 def _is_large(placeholder: torch.fx.Node) -> bool:
     value = placeholder.meta["val"]
-    if _torch.depends_on_data(value.numel()):
+    if _torch.symbols.depends_on_data(value.numel()):
         return True
-    return int(_torch.hint(value.numel())) * int(value.itemsize) >= _LARGE
+    return int(_torch.symbols.hint(value.numel())) * int(value.itemsize) >= _LARGE

@@ -122,7 +122,7 @@ def put(key: str, facts: Mapping[str, Any], blob: bytes | None = None) -> str:
 
 def key_of(kind: str, text: str) -> str:
     """SHA-256 of a text and of all else that decides what becomes of it."""
-    halves = _torch.multiplies_bf16()  # decides what of a graph in bfloat16 is taken
+    halves = _torch.processor.multiplies_bf16()  # decides what of a graph in bfloat16 is taken
     return hashlib.sha256(f"{kind}\n{environment()} {halves}\n{text}".encode()).hexdigest()
 
 

@@ -71,4 +71,4 @@ def _sizes(node: torch.fx.Node) -> tuple[int | torch.SymInt, ...]:
 
 def _are_same(a: tuple[int | torch.SymInt, ...], b: tuple[int | torch.SymInt, ...]) -> bool:
     """Whether the sizes are equal, and known to be: to ask a symbol would add a guard."""
-    return len(a) == len(b) and all(map(_torch.is_same_size, a, b))
+    return len(a) == len(b) and all(map(_torch.symbols.is_same_size, a, b))

@@ -78,7 +78,7 @@ def narrowed(weight: torch.Tensor) -> torch.Tensor:
 
 @contextlib.contextmanager
 def _outside_of_modes() -> Iterator[None]:
-    with _torch.unset_fake_temporarily(), torch.inference_mode(False), torch.no_grad():
+    with _torch.fakes.unset_fake_temporarily(), torch.inference_mode(False), torch.no_grad():
         yield
 
 
@@ -101,7 +101,7 @@ class NarrowWeights(BindingEngine[dict[int, Copy]]):
     ) -> None:
         super().__init__(region)
         self._changes_allowed = math.inf  # to round one anew costs no more than at each call
-        self._run = _torch.undisabled(compiled)
+        self._run = _torch.breaks.undisabled(compiled)
         self._places = tuple(places)
         self._more = tuple(more)
         self.bind_first(region)

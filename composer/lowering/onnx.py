@@ -163,7 +163,7 @@ def why_not(node: torch.fx.Node) -> str | None:
             return "a symbolic number that is no integer"
     if is_complex(node):
         return "complex numbers"
-    if any(_torch.depends_on_data(size) for each in seen_by(node) for size in each.shape):
+    if any(_torch.symbols.depends_on_data(size) for each in seen_by(node) for size in each.shape):
         return "a size that only the data tell"
     if node.target is operator.getitem:
         return None
@@ -219,9 +219,11 @@ def _find_or_translate(gm: torch.fx.GraphModule, outputs: tuple[Output, ...]) ->
         keeping.tally().reused += 1
         return found
     values = [node.meta["val"] for node in gm.graph.find_nodes(op="placeholder")]
-    guards = _torch.guards_on(values)
+    guards = _torch.symbols.guards_on(values)
     made = _translate(gm, outputs)
-    if _torch.guards_on(values) != guards:  # which a process that finds the model would not set
+    if (
+        _torch.symbols.guards_on(values) != guards
+    ):  # which a process that finds the model would not set
         keeping.tally().lost.append("the translation asked how large a size is")
         return made
     return _kept(made, key)
@@ -321,10 +323,10 @@ def _strides(value: torch.Tensor) -> list[int]:
 
     Torch draws for it in that order.
     """
-    strides = [_torch.hint(stride) for stride in value.stride()]
+    strides = [_torch.symbols.hint(stride) for stride in value.stride()]
     if 0 not in strides:
         return strides
-    return [_torch.hint(stride) for stride in torch.empty_like(value).stride()]
+    return [_torch.symbols.hint(stride) for stride in torch.empty_like(value).stride()]
 
 
 def _plan_outputs(gm: torch.fx.GraphModule) -> tuple[Output, ...]:

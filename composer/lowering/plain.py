@@ -169,4 +169,4 @@ def shapes_with_symbols(
         for name, value in zip(graph.inputs, values, strict=True)
         if isinstance(value, torch.Tensor) and name in given
     )
-    return {name: shape for name, shape in tensors if any(map(_torch.symbols, shape))}
+    return {name: shape for name, shape in tensors if any(map(_torch.symbols.symbols, shape))}

@@ -135,7 +135,7 @@ class Split:
         for name, engine in engines.items():
             delattr(self.outer, name)  # a plain attribute is called without torch.nn.Module's cost
             setattr(self.outer, name, engine)
-        return _torch.settled_forward(self.outer)
+        return _torch.sources.settled_forward(self.outer)
 
 
 def split(
@@ -312,9 +312,9 @@ def draws(node: torch.fx.Node) -> bool:
     partitioner gives to ``run_and_save_rng_state``, and in the backward to
     ``run_with_rng_state``, as an argument. A branch or a loop draws what its graphs draw.
     """
-    if _torch.draws(node.target):
-        return bool(_torch.argument(node, "dropout_p") != 0.0)
-    return any(map(_torch.draws, node.args)) or any(map(draws, _within(node)))
+    if _torch.operators.draws(node.target):
+        return bool(_torch.operators.argument(node, "dropout_p") != 0.0)
+    return any(map(_torch.operators.draws, node.args)) or any(map(draws, _within(node)))
 
 
 def _within(node: torch.fx.Node) -> Iterator[torch.fx.Node]:

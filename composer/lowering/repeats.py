@@ -76,7 +76,7 @@ def _repeated(node: torch.fx.Node) -> torch.fx.Node | None:
     if len(given) != _DIMS or len(wide) != _DIMS + 1 or not isinstance(wide[2], int):
         return None
     joined = given[0], given[1] * wide[2], *given[2:]
-    is_joined = all(map(_torch.is_same_size, found, joined))
+    is_joined = all(map(_torch.symbols.is_same_size, found, joined))
     return shared if is_joined else None
 
 
@@ -84,7 +84,9 @@ def _sliced(node: torch.fx.Node) -> torch.fx.Node:
     """What slices are taken of that leave nothing out; ``x[:, None]`` makes such."""
     while node.target is aten.slice.Tensor:
         source = node.all_input_nodes[0]
-        if not all(map(_torch.is_same_size, node.meta["val"].shape, source.meta["val"].shape)):
+        if not all(
+            map(_torch.symbols.is_same_size, node.meta["val"].shape, source.meta["val"].shape)
+        ):
             return node
         node = source
     return node

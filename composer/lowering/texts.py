@@ -48,20 +48,20 @@ def _line(node: torch.fx.Node, given: Mapping[torch.fx.Node, Any] | None) -> str
         return f"{said} {'' if node.op == 'output' else _value(node.meta.get('val'))}"
     if node.op != "placeholder":
         return said
-    return f"{said} {_torch.is_static_input(node)} {_value(given[node])}"
+    return f"{said} {_torch.dynamo.is_static_input(node)} {_value(given[node])}"
 
 
 def _target(node: torch.fx.Node) -> str:
-    if node.op == "call_method" and not _torch.is_method_of_torch(str(node.target)):
+    if node.op == "call_method" and not _torch.operators.is_method_of_torch(str(node.target)):
         raise Unsayable(f"{node.target!r} is no method of torch's own")
     if node.op != "call_function":
         return str(node.target)
-    if isinstance(node.target, _torch.OpOverload):
+    if isinstance(node.target, _torch.operators.OpOverload):
         if node.target.namespace not in _NAMESPACES:
             raise Unsayable(f"{node.target} is not torch's own operator")
         return str(node.target)
-    path = _torch.path_in_torch(node.target)
-    if path is None or _torch.changes_state(node.target):
+    path = _torch.operators.path_in_torch(node.target)
+    if path is None or _torch.modes.changes_state(node.target):
         raise Unsayable(f"{node.target!r} is no plain function of torch's own")
     return path
 
@@ -90,14 +90,15 @@ def _value(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return _tensor(value)
     if isinstance(value, torch.SymInt):
-        return f"{value} {_torch.hint(value)} {sorted(_torch.symbol_facts(value).items())}"
+        facts = sorted(_torch.symbols.symbol_facts(value).items())
+        return f"{value} {_torch.symbols.hint(value)} {facts}"
     if type(value) in _WORDS:
         return repr(value)
     raise Unsayable(f"a value is a {type(value).__qualname__}")
 
 
 def _tensor(value: torch.Tensor) -> str:
-    if type(value) not in _torch.PLAIN_TENSORS or value.layout is not torch.strided:
+    if type(value) not in _torch.tensors.PLAIN_TENSORS or value.layout is not torch.strided:
         raise Unsayable(f"a tensor is a {type(value).__qualname__}, {value.layout}")
     sizes = [_value(size) for size in (*value.shape, *value.stride(), value.storage_offset())]
     flags = value.requires_grad, value.is_inference(), value.is_neg(), value._is_zerotensor()

@@ -78,7 +78,7 @@ def _run(compiled: Callable[..., Any], args: Sequence[Any]) -> Any:
 def _torch_fails(graph: FunctionalGraph, args: Sequence[Any]) -> bool:
     """Whether the graph's own operators raise on these inputs, for any cause but memory."""
     try:
-        _run(_torch.settled_forward(graph.gm), args)
+        _run(_torch.sources.settled_forward(graph.gm), args)
     except BaseException as error:  # noqa: BLE001  # the program meets it at the call
         interrupts.pass_on(error)
         return not lacks_memory(error)
@@ -102,7 +102,9 @@ def _placeholder_value(value: Any) -> Any:
 
 def _number(size: Any) -> Any:
     """That of the first call; with some number for each that only the data tell."""
-    if not _torch.depends_on_data(size):
-        return _torch.hint(size)
-    facts = _torch.symbol_facts(size).items()
-    return _torch.size_with(size, {n: _ANY if known is None else known for n, (known, *_) in facts})
+    if not _torch.symbols.depends_on_data(size):
+        return _torch.symbols.hint(size)
+    facts = _torch.symbols.symbol_facts(size).items()
+    return _torch.symbols.size_with(
+        size, {n: _ANY if known is None else known for n, (known, *_) in facts}
+    )

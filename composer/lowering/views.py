@@ -45,7 +45,7 @@ def is_view(node: torch.fx.Node) -> bool:
     """Whether the node looks at its first argument's memory: a view, or one of several."""
     if node.target is operator.getitem:
         return isinstance(node.args[0], torch.fx.Node) and is_view(node.args[0])
-    return node.op == "call_function" and _torch.is_view(node.target)
+    return node.op == "call_function" and _torch.operators.is_view(node.target)
 
 
 def is_dense(value: torch.Tensor) -> bool:
@@ -53,9 +53,9 @@ def is_dense(value: torch.Tensor) -> bool:
 
     They might not, for all that is known, where a size depends on data.
     """
-    if any(map(_torch.depends_on_data, (*value.shape, *value.stride()))):
+    if any(map(_torch.symbols.depends_on_data, (*value.shape, *value.stride()))):
         return False
-    sizes, strides = map(_torch.hint, value.shape), map(_torch.hint, value.stride())
+    sizes, strides = map(_torch.symbols.hint, value.shape), map(_torch.symbols.hint, value.stride())
     dims = sorted((stride, size) for size, stride in zip(sizes, strides, strict=True) if size != 1)
     if any(size == 0 for _, size in dims):
         return True
@@ -108,7 +108,7 @@ def _base(node: torch.fx.Node) -> torch.fx.Node:
 
 
 def _memory(node: torch.fx.Node) -> int:
-    return _torch.storage_id(node.meta["val"])
+    return _torch.tensors.storage_id(node.meta["val"])
 
 
 def _has_memory(node: torch.fx.Node) -> bool:

@@ -31,14 +31,14 @@ class Vocabulary:
 
     def translates(self, target: Any) -> bool:
         """Whether there is a translation for a node's target."""
-        return _torch.registry_name(target) in self._translated
+        return _torch.operators.registry_name(target) in self._translated
 
     @property
     def decompositions(self) -> dict[Any, Callable[..., Any]]:
         """The exporter's own table of decompositions, which takes a second to make."""
         with self._lock:
             if self._decompositions is None:
-                self._decompositions = _torch.onnx_decompositions(self.known)
+                self._decompositions = _torch.exporter.onnx_decompositions(self.known)
             return self._decompositions
 
 

@@ -55,12 +55,12 @@ def _can_bind(value: Any) -> bool:
 
 def _within_others(parts: Mapping[int, torch.Tensor]) -> set[int]:
     """Those that lie within a larger tensor that the program may still have, and write to."""
-    memories = set(map(_torch.storage_id, parts.values()))
+    memories = set(map(_torch.tensors.storage_id, parts.values()))
     tensors = [each for each in gc.get_objects() if type(each) in _PLAIN]
     if not set(map(id, parts.values())) <= set(map(id, tensors)):  # after gc.freeze(): hidden
         return set(parts)
     strided = (each for each in tensors if each.layout is torch.strided)
-    others = [_span(each) for each in strided if _torch.storage_id(each) in memories]
+    others = [_span(each) for each in strided if _torch.tensors.storage_id(each) in memories]
     spans = {i: _span(each) for i, each in parts.items()}
     return {
         i
@@ -74,7 +74,7 @@ def _within_others(parts: Mapping[int, torch.Tensor]) -> set[int]:
 def _span(tensor: torch.Tensor) -> tuple[int, int, int]:
     """The storage, and the bytes of it, of a tensor that is dense."""
     first = int(tensor.storage_offset()) * tensor.itemsize
-    return _torch.storage_id(tensor), first, first + int(tensor.nbytes)
+    return _torch.tensors.storage_id(tensor), first, first + int(tensor.nbytes)
 
 
 class _Watch(weakref.ref[torch.Tensor]):
@@ -167,7 +167,7 @@ class BoundWeights:
         self._witnessed = list(map(_versions, self._distinct))
         self._held = [each.detach() for each in tensors.values() if each.device.type == "cpu"]
         elsewhere = {i: each for i, each in tensors.items() if each.device.type != "cpu"}
-        self._gone = {i: _torch.memory_gone(each) for i, each in elsewhere.items()}
+        self._gone = {i: _torch.tensors.memory_gone(each) for i, each in elsewhere.items()}
         self._samples = samples.Samples([*tensors.values()]) if sampled and tensors else None
         self.found = found
         """Weights of which elements changed, until it is known whether a version told."""
@@ -287,7 +287,7 @@ def forget_swapped() -> None:
 
     Torch refuses to while there are weak references to it.
     """
-    _torch.before_swaps(_let_go)
+    _torch.tensors.before_swaps(_let_go)
 
 
 def _let_go(weight: torch.Tensor) -> None:
@@ -312,7 +312,7 @@ def _count_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     """Dynamo traces it where a step is compiled: of a plain one it must not break the graph."""
     receives = foreign = False
     if not torch.compiler.is_compiling():
-        receives = _torch.receives_parameters(optimizer)
+        receives = _torch.tensors.receives_parameters(optimizer)
         foreign = not str(type(optimizer).step.__module__).startswith("torch.optim.")
     for group in optimizer.param_groups:
         if receives or foreign or group.get("fused"):
@@ -323,4 +323,4 @@ def _increment(parameters: list[torch.Tensor]) -> None:
     increment_version(parameters)
 
 
-_raise_versions = _torch.disabled(_increment, "versions mean nothing in a functional graph")
+_raise_versions = _torch.breaks.disabled(_increment, "versions mean nothing in a functional graph")

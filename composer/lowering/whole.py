@@ -95,7 +95,7 @@ class Whole:
             and parts.outer is None
             and not region.constants
             and all(each.dtype and each.shape is not None for each in model.outputs)
-            and _torch.aot_adds_nothing(len(outputs))
+            and _torch.aot.aot_adds_nothing(len(outputs))
         )
 
 
@@ -108,12 +108,12 @@ def whole_of(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], engine: st
         engine: Text of all that decides which operators the engine takes, and in what form.
     """
     passes = late.in_force().shared
-    if not keeping.keeps() or torch.is_grad_enabled() or passes.late or _torch.is_watched():
+    if not keeping.keeps() or torch.is_grad_enabled() or passes.late or _torch.modes.is_watched():
         return None
     if any_fake(example_inputs) or own_tensors(gm) or not _is_static(gm, example_inputs):
         return None
     try:
-        text = f"{engine}\n{_torch.tracing_state()}\n{graph_text(gm, example_inputs)}"
+        text = f"{engine}\n{_torch.aot.tracing_state()}\n{graph_text(gm, example_inputs)}"
     except Unsayable:
         return None
     return Whole(gm, keeping.key_of("graph", text))
@@ -129,7 +129,7 @@ def _may_vary(value: Any) -> bool:
         return any(map(_may_vary, value))
     if not isinstance(value, torch.Tensor):
         return isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool)
-    if type(value) not in _torch.PLAIN_TENSORS or value.layout is not torch.strided:
+    if type(value) not in _torch.tensors.PLAIN_TENSORS or value.layout is not torch.strided:
         return True
     return any(isinstance(each, torch.SymInt) for each in (*value.shape, *value.stride()))
 

@@ -65,7 +65,7 @@ def _widen_operands(
 
 def _dtype_of_numbers(node: torch.fx.Node, narrow: Set[torch.dtype]) -> torch.dtype | None:
     """What eager rounds the numbers of Python's to among a call's arguments, if it does."""
-    if _torch.operator_name(node.target) not in _ROUND_NUMBERS:
+    if _torch.operators.operator_name(node.target) not in _ROUND_NUMBERS:
         return None
     computed = node.meta["val"].dtype  # one that compares has a single dtype beside its numbers
     return next(iter(narrow)) if computed in narrow | {torch.bool} else None

@@ -41,17 +41,17 @@ class Subject:
 
     def flat(self, model: Model) -> Callable[..., tuple[Any, ...]]:
         """A model as a function of the flat inputs that gives flat outputs."""
-        _, nested = _torch.flatten((self.args, dict(self.kwargs)))
+        _, nested = _torch.tensors.flatten((self.args, dict(self.kwargs)))
 
         def run(*leaves: Any) -> tuple[Any, ...]:
             args, kwargs = nested(leaves)
-            return tuple(_torch.flatten(model(*args, **kwargs))[0])
+            return tuple(_torch.tensors.flatten(model(*args, **kwargs))[0])
 
         return run
 
     def request(self) -> GraphRequest:
         """The call as a graph of one operation. Grad mode is read now."""
-        leaves, _ = _torch.flatten((self.args, dict(self.kwargs)))
+        leaves, _ = _torch.tensors.flatten((self.args, dict(self.kwargs)))
         graph = torch.fx.Graph()
         inputs = tuple(graph.placeholder(f"input_{i}") for i in range(len(leaves)))
         graph.output(graph.call_module("whole", inputs))

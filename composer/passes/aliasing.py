@@ -61,30 +61,34 @@ class Aliasing:
         return not (self.is_written(*nodes) or self.is_returned(*nodes) or self.is_given(*nodes))
 
     def _share(self, node: torch.fx.Node) -> None:
-        if node.op == "output" or _torch.changes_state(node.target):
+        if node.op == "output" or _torch.modes.changes_state(node.target):
             return
-        operator = node.target if isinstance(node.target, _torch.OpOverload) else None
+        operator = node.target if isinstance(node.target, _torch.operators.OpOverload) else None
         is_source = node.op in ("placeholder", "get_attr")
-        if not is_source and (operator is None or _torch.shares_memory(operator)):
+        if not is_source and (operator is None or _torch.operators.shares_memory(operator)):
             for source in filter(holds_memory, node.all_input_nodes):
                 self._join(node, source)
         for tensor in tensors(node.meta.get("val")):
-            self._join(node, self._first.setdefault(_torch.storage_id(tensor), node))
+            self._join(node, self._first.setdefault(_torch.tensors.storage_id(tensor), node))
 
     def _join(self, node: torch.fx.Node, other: torch.fx.Node) -> None:
         self._parent[self.root(node)] = self.root(other)
 
 
 def _written(node: torch.fx.Node) -> list[torch.fx.Node]:
-    if node.op in ("placeholder", "get_attr", "output") or _torch.changes_state(node.target):
+    if node.op in ("placeholder", "get_attr", "output") or _torch.modes.changes_state(node.target):
         return []
-    if not isinstance(node.target, _torch.OpOverload):
+    if not isinstance(node.target, _torch.operators.OpOverload):
         return [] if getattr(node.target, "__module__", "") == "_operator" else node.all_input_nodes
-    if _torch.operator_name(node.target).removeprefix("aten::") in KEEP_STATISTICS:
-        statistics = (_torch.argument(node, name) for name in ("running_mean", "running_var"))
-        trains = _torch.argument(node, "training") or _torch.argument(node, "use_input_stats")
+    if _torch.operators.operator_name(node.target).removeprefix("aten::") in KEEP_STATISTICS:
+        statistics = (
+            _torch.operators.argument(node, name) for name in ("running_mean", "running_var")
+        )
+        trains = _torch.operators.argument(node, "training") or _torch.operators.argument(
+            node, "use_input_stats"
+        )
         return [each for each in statistics if trains and isinstance(each, torch.fx.Node)]
-    return _torch.written_by(node)
+    return _torch.operators.written_by(node)
 
 
 def holds_memory(node: torch.fx.Node) -> bool:

@@ -40,7 +40,7 @@ def to_aten(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> torch.fx
         return torch.func.functional_call(interpreted, held, args[len(state) :])
 
     given = [*state.values(), *example_inputs]
-    traced = _torch.capture_aten(run, given)
+    traced = _torch.canonical.capture_aten(run, given)
     placeholders = traced.graph.find_nodes(op="placeholder")
     for node, value in zip(placeholders, given, strict=True):
         _carry_requires_grad(value, node.meta["val"])
@@ -59,7 +59,7 @@ def _check(gm: torch.fx.GraphModule) -> None:
     of operators with graphs for arguments only ``torch.cond`` is known to come through.
     """
     for node in gm.graph.nodes:
-        if node.op == "call_function" and not _torch.is_canonical(node.target):
+        if node.op == "call_function" and not _torch.canonical.is_canonical(node.target):
             name = getattr(node.target, "__name__", str(node.target))
             raise NotCanonical(f"the graph calls {name}, which ATen before autograd cannot say")
 
@@ -88,7 +88,7 @@ class _InRegions(torch.fx.Interpreter):
         self._regions = regions
 
     def run_node(self, n: torch.fx.Node) -> Any:
-        if not _torch.changes_autocast(n.target):
+        if not _torch.modes.changes_autocast(n.target):
             return super().run_node(n)
         metadata.follow(n, self._regions)
         torch.set_autocast_cache_enabled(False)  # a cast kept for later would not be recorded
@@ -114,7 +114,7 @@ def _make_like(node: torch.fx.Node, original: torch.fx.Node) -> None:
     node.target = original.target
     node.name = original.name
     node.meta = {**original.meta, **node.meta}
-    _torch.carry_node_source(original, node)
+    _torch.sources.carry_node_source(original, node)
 
 
 def _assembled(traced: torch.fx.GraphModule, gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
@@ -122,9 +122,9 @@ def _assembled(traced: torch.fx.GraphModule, gm: torch.fx.GraphModule) -> torch.
     names = {str(node.target) for node in traced.graph.find_nodes(op="get_attr")}
     found = ((name, attribute_at(gm, name)) for name in names)
     root = {name: attribute_at(traced, name) if v is None else v for name, v in found}
-    made = _torch.lazy_graph_module(root, traced.graph, type(gm).__name__)
+    made = _torch.sources.lazy_graph_module(root, traced.graph, type(gm).__name__)
     made.meta.update(gm.meta)
     made.training = gm.training  # of the graph alone: its leaf modules are the program's own
-    _torch.carry_attributes(gm, made)
-    _torch.let_go_of_examples(made)
+    _torch.sources.carry_attributes(gm, made)
+    _torch.sources.let_go_of_examples(made)
     return made

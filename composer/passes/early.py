@@ -53,7 +53,7 @@ def _run_stage(
     if not passes:
         return request
     try:
-        with _torch.modes_put_back():
+        with _torch.modes.modes_put_back():
             gm = copy(request)
     except BaseException as error:  # noqa: BLE001  # recorded, or raised where the policy says so
         interrupts.pass_on(error)
@@ -61,7 +61,7 @@ def _run_stage(
         return request
     if not pipeline.run(gm, passes):
         return request
-    _torch.name_sources(gm)
+    _torch.sources.name_sources(gm)
     return dataclasses.replace(request, gm=gm)
 
 
@@ -69,6 +69,6 @@ def _copy_for(stage: Stage, request: GraphRequest) -> torch.fx.GraphModule:
     """The graph in the IR of a stage."""
     if stage == Stage.ATEN:
         return to_aten(request.gm, request.example_inputs)
-    gm = clones.clone_graph(request.gm, _torch.lazy_graph_module)
+    gm = clones.clone_graph(request.gm, _torch.sources.lazy_graph_module)
     metadata.fill(gm, request.example_inputs, metadata.key_at(stage))
     return gm

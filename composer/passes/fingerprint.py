@@ -176,7 +176,7 @@ def _text(value: Any) -> str:
         return f"{type(value).__qualname__}.{value.name}"
     if isinstance(value, torch.dtype | torch.device | torch.layout | torch.memory_format):
         return str(value)
-    if isinstance(value, _torch.OpOverload | _torch.OpOverloadPacket):
+    if isinstance(value, _torch.operators.OpOverload | _torch.operators.OpOverloadPacket):
         return str(value)
     if isinstance(value, types.ModuleType):
         return f"module {value.__name__}{_file_of_module(value)}"

@@ -57,9 +57,9 @@ class FoldBatchNorm(GraphPass):
 
 def _folds(norm: torch.fx.Node, aliasing: Aliasing, modes: NodeModes) -> bool:
     product = norm.args[0]
-    if not isinstance(product, torch.fx.Node) or _torch.argument(norm, "training"):
+    if not isinstance(product, torch.fx.Node) or _torch.operators.argument(norm, "training"):
         return False
-    rank = _PRODUCTS.get(_torch.operator_name(product.target))
+    rank = _PRODUCTS.get(_torch.operators.operator_name(product.target))
     if rank is None or len(product.users) != 1 or product.meta["val"].dim() != rank:
         return False
     same_modes = modes.of[product] == modes.of[norm]
@@ -72,7 +72,7 @@ def _folds(norm: torch.fx.Node, aliasing: Aliasing, modes: NodeModes) -> bool:
 
 
 def _given(node: torch.fx.Node, *names: str) -> list[torch.fx.Node]:
-    values = (_torch.argument(node, name) for name in names)
+    values = (_torch.operators.argument(node, name) for name in names)
     return [value for value in values if isinstance(value, torch.fx.Node)]
 
 
@@ -85,7 +85,7 @@ def _fold(graph: torch.fx.Graph, norm: torch.fx.Node) -> None:
     product: Any = norm.args[0]
     with graph.inserting_before(product):
         weight, bias = _folded(graph.call_function, product, norm)
-    product.args = (_torch.argument(product, "input"), weight, bias, *product.args[3:])
+    product.args = (_torch.operators.argument(product, "input"), weight, bias, *product.args[3:])
     product.kwargs = {k: v for k, v in product.kwargs.items() if k not in _OPERANDS}
     norm.replace_all_uses_with(product)
     graph.erase_node(norm)
@@ -99,7 +99,7 @@ def _folded(
     is_short = dtype in (torch.float16, torch.bfloat16)
 
     def read(node: torch.fx.Node, name: str) -> Any:
-        value = _torch.argument(node, name)
+        value = _torch.operators.argument(node, name)
         reads_short = is_short and isinstance(value, torch.fx.Node)
         return call(aten.to.dtype, (value, torch.float32)) if reads_short else value
 
@@ -109,7 +109,7 @@ def _folded(
     weight, bias = (read(product, name) for name in ("weight", "bias"))
     gain, shift = (read(norm, name) for name in ("weight", "bias"))
     mean, variance = (read(norm, name) for name in _STATISTICS)
-    stable = call(aten.add.Tensor, (variance, _torch.argument(norm, "eps")))
+    stable = call(aten.add.Tensor, (variance, _torch.operators.argument(norm, "eps")))
     scale = call(aten.rsqrt.default, (stable,))
     if gain is not None:
         scale = call(aten.mul.Tensor, (scale, gain))
@@ -119,6 +119,6 @@ def _folded(
         moved = call(aten.neg.default, (offset,))
     else:
         moved = call(aten.sub.Tensor, (shift, offset))
-    rank = _torch.argument(product, "weight").meta["val"].dim()
+    rank = _torch.operators.argument(product, "weight").meta["val"].dim()
     spread = call(aten.view.default, (scale, [-1] + [1] * (rank - 1)))
     return rounded(call(aten.mul.Tensor, (weight, spread))), rounded(moved)

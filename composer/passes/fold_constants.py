@@ -57,7 +57,7 @@ class FoldConstants(GraphPass):
         """Replace each constant that something else reads by an attribute."""
         aliasing = Aliasing(gm)
         values: Constants = {}
-        with _torch.unset_fake_temporarily(), torch.inference_mode(False), torch.no_grad():
+        with _torch.fakes.unset_fake_temporarily(), torch.inference_mode(False), torch.no_grad():
             for node in gm.graph.nodes:
                 if self._is_constant(node, values, aliasing):
                     _evaluate(node, values)
@@ -74,7 +74,7 @@ class FoldConstants(GraphPass):
         if aliasing.is_written(node) or aliasing.is_returned(node):
             return False
         reads = node.all_input_nodes
-        if _torch.operator_name(node.target) in _READS_ONLY_METADATA:
+        if _torch.operators.operator_name(node.target) in _READS_ONLY_METADATA:
             reads = [each for each in reads if each is not node.args[0]]
         return all(each in values for each in reads) and self._fits(node.meta.get("val"))
 
@@ -90,7 +90,7 @@ class FoldConstants(GraphPass):
 def _evaluate(node: torch.fx.Node, values: Constants) -> None:
     """Run the operation on constants; leave it out if that does not give what the graph says."""
     args: Any = node.args
-    name = _torch.operator_name(node.target)
+    name = _torch.operators.operator_name(node.target)
     if name in _READS_ONLY_METADATA and args[0] not in values:
         args = (_stand_in(args[0], of_its_sizes=name not in _READS_ONLY_KIND), *args[1:])
     args, kwargs = torch.fx.map_arg((args, node.kwargs), values.__getitem__)

@@ -65,10 +65,10 @@ class FunctionPass(GraphPass):
         Raises:
             TypeError: it returned another graph, rather than edit the one that it was given.
         """
-        if _torch.is_pattern_matcher_pass(self.function):
+        if _torch.canonical.is_pattern_matcher_pass(self.function):
             return int(self.function.apply(gm))  # type: ignore[attr-defined]  # Inductor's class
         argument = gm.graph if _takes_graph(self.function) else gm
-        if isinstance(self.function, _torch.CustomInferenceAwareGraphPass):
+        if isinstance(self.function, _torch.inductor.CustomInferenceAwareGraphPass):
             returned: Any = self.function(gm.graph, _inference.get())
         else:
             returned = self.function(argument)
@@ -80,7 +80,7 @@ class FunctionPass(GraphPass):
 
     def uuid(self) -> str | None:
         """The function's own ``uuid()``; a plain function has none, as under Inductor."""
-        if not isinstance(self.function, _torch.CUSTOM_PASSES):
+        if not isinstance(self.function, _torch.inductor.CUSTOM_PASSES):
             return None
         own = self.function.uuid()
         try:
@@ -90,15 +90,17 @@ class FunctionPass(GraphPass):
 
 
 def _usual_stage(function: Callable[..., Any]) -> Stage:
-    of_inductor = isinstance(function, _torch.CUSTOM_PASSES)
+    of_inductor = isinstance(function, _torch.inductor.CUSTOM_PASSES)
     return (
-        Stage.POST_GRAD if of_inductor or _torch.is_pattern_matcher_pass(function) else Stage.ATEN
+        Stage.POST_GRAD
+        if of_inductor or _torch.canonical.is_pattern_matcher_pass(function)
+        else Stage.ATEN
     )
 
 
 def _takes_graph(function: Callable[..., Any]) -> bool:
-    if isinstance(function, _torch.CUSTOM_PASSES):
-        return isinstance(function, _torch.CustomGraphPass)
+    if isinstance(function, _torch.inductor.CUSTOM_PASSES):
+        return isinstance(function, _torch.inductor.CustomGraphPass)
     try:
         first = next(iter(inspect.signature(function).parameters.values()))
     except (TypeError, ValueError, StopIteration):  # a builtin that does not say

@@ -50,7 +50,7 @@ class Gradients:
 
 def _reads_only_metadata(node: torch.fx.Node) -> bool:
     """Whether it is ``zeros_like``, ``new_ones`` or one of their kin."""
-    name = _torch.operator_name(node.target)
+    name = _torch.operators.operator_name(node.target)
     return name.endswith("_like") or name.startswith("aten::new_")
 
 

@@ -60,7 +60,7 @@ class LatePasses:
             return
         pipeline = Pipeline(self.shared.on_error, self.candidate)
         try:
-            with over_graph(inference=inference), _torch.unset_fake_temporarily():
+            with over_graph(inference=inference), _torch.fakes.unset_fake_temporarily():
                 pipeline.run(gm, passes)
         finally:
             self._keep(stage, pipeline.records, last=last)

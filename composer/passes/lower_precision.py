@@ -89,7 +89,7 @@ _MARK = "rounded_for_products"
 
 
 def _lowers(node: torch.fx.Node, modes: NodeModes) -> bool:
-    if not _multiplies(node) or _torch.written_by(node):
+    if not _multiplies(node) or _torch.operators.written_by(node):
         return False
     values = [each.meta.get("val") for each in (node, *_operands(node))]
     return not modes.of[node].autocast and all(map(_is_wide, values))
@@ -100,10 +100,10 @@ def _multiplies(node: torch.fx.Node) -> bool:
 
     Others are elementwise, as the outer product of positions and frequencies is, or views.
     """
-    name = _torch.operator_name(node.target)
+    name = _torch.operators.operator_name(node.target)
     if name != "aten::einsum":
         return name in _PRODUCTS
-    operands, _, result = str(_torch.argument(node, "equation")).partition("->")
+    operands, _, result = str(_torch.operators.argument(node, "equation")).partition("->")
     letters = itertools.chain.from_iterable(map(set, operands.split(",")))
     kept = {*result, ".", " "}
     return any(count > 1 and each not in kept for each, count in Counter(letters).items())
@@ -111,8 +111,10 @@ def _multiplies(node: torch.fx.Node) -> bool:
 
 def _operands(node: torch.fx.Node) -> list[torch.fx.Node]:
     """What enters the product. Attention takes a mask in float32 whatever it computes in."""
-    is_attention = _torch.operator_name(node.target) == "aten::scaled_dot_product_attention"
-    mask = _torch.argument(node, "attn_mask") if is_attention else None
+    is_attention = (
+        _torch.operators.operator_name(node.target) == "aten::scaled_dot_product_attention"
+    )
+    mask = _torch.operators.argument(node, "attn_mask") if is_attention else None
     sizes = torch.SymInt | torch.SymFloat | int | float
     nodes = (each for each in node.all_input_nodes if each is not mask)
     return [each for each in nodes if not isinstance(each.meta.get("val"), sizes)]
@@ -184,7 +186,7 @@ class _Narrowing:
             node = source
             if self._aliasing.is_written(self._products.get(node, node)):
                 return False
-            if node in self._products or _torch.is_static_input(node):
+            if node in self._products or _torch.dynamo.is_static_input(node):
                 return True
         return False
 
@@ -203,6 +205,9 @@ class _Narrowing:
 
 
 def _moves(node: torch.fx.Node) -> bool:
-    if node.target is not operator.getitem and _torch.operator_name(node.target) not in _MOVES:
+    if (
+        node.target is not operator.getitem
+        and _torch.operators.operator_name(node.target) not in _MOVES
+    ):
         return False
     return isinstance(node.args[0], torch.fx.Node) and torch.dtype not in map(type, node.args)

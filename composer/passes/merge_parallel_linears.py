@@ -137,7 +137,7 @@ def _may_merge(node: torch.fx.Node, kind: ProductKind, aliasing: Aliasing) -> bo
 
 def _sees_strides(node: torch.fx.Node) -> bool:
     """Whether the operation may give another result for equal content with other strides."""
-    name = _torch.operator_name(node.target)
+    name = _torch.operators.operator_name(node.target)
     return name in _SEE_STRIDES or node.target is aten.view.dtype or not is_torchs(node)
 
 

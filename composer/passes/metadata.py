@@ -51,9 +51,9 @@ def fill(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], key: str) -> N
     placeholders = gm.graph.find_nodes(op="placeholder")
     if all(key in node.meta for node in placeholders):
         return
-    mode = _torch.fake_mode_of(example_inputs)
+    mode = _torch.fakes.fake_mode_of(example_inputs)
     for node, value in zip(placeholders, example_inputs, strict=True):
-        node.meta[key] = _torch.as_fake(mode, value)
+        node.meta[key] = _torch.fakes.as_fake(mode, value)
     propagate(gm, key, keep=(), known={})
 
 
@@ -81,7 +81,7 @@ def propagate(
         for node in gm.graph.nodes:
             if node.op in ("placeholder", "output"):
                 continue
-            if _torch.changes_state(node.target):
+            if _torch.modes.changes_state(node.target):
                 follow(node, regions)
                 continue
             as_before = node in known and node.meta.get(key) is known[node]
@@ -134,7 +134,7 @@ class _News:
 
 
 def _memory(*values: Any) -> set[int]:
-    return {_torch.storage_id(each) for value in values for each in tensors(value)}
+    return {_torch.tensors.storage_id(each) for value in values for each in tensors(value)}
 
 
 def _described(node: torch.fx.Node, key: str, regions: AutocastRegions) -> str:
@@ -148,13 +148,13 @@ def _described(node: torch.fx.Node, key: str, regions: AutocastRegions) -> str:
 def mode_of(gm: torch.fx.GraphModule, key: str) -> Any:
     """The fake mode of a graph's placeholders; a new one where they have none."""
     placeholders = gm.graph.find_nodes(op="placeholder")
-    return _torch.fake_mode_of([each.meta[key] for each in placeholders if key in each.meta])
+    return _torch.fakes.fake_mode_of([each.meta[key] for each in placeholders if key in each.meta])
 
 
 @contextlib.contextmanager
 def evaluating(mode: Any) -> Iterator[None]:
     """What :func:`recompute` needs around it; entered once, it serves any number of nodes."""
-    with _torch.faking(mode), torch.no_grad():
+    with _torch.fakes.faking(mode), torch.no_grad():
         yield
 
 
@@ -182,14 +182,14 @@ def _computed(gm: torch.fx.GraphModule, node: torch.fx.Node, key: str, mode: Any
 
 def _evaluate(gm: torch.fx.GraphModule, node: torch.fx.Node, key: str, mode: Any) -> Any:
     if node.op == "get_attr":
-        return _torch.as_fake(mode, attribute_at(gm, str(node.target)))
+        return _torch.fakes.as_fake(mode, attribute_at(gm, str(node.target)))
     args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda each: each.meta[key])
     if node.op == "call_method":
         return getattr(args[0], str(node.target))(*args[1:], **kwargs)
     if node.op == "call_module":
         module = gm.get_submodule(str(node.target))
         state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-        fakes = {name: _torch.as_fake(mode, value) for name, value in state.items()}
+        fakes = {name: _torch.fakes.as_fake(mode, value) for name, value in state.items()}
         return torch.func.functional_call(module, fakes, args, kwargs)
     return node.target(*args, **kwargs)  # type: ignore[operator]  # a call_function's target
 
@@ -210,7 +210,7 @@ def autocast_regions() -> Iterator[AutocastRegions]:
 
 def follow(node: torch.fx.Node, regions: AutocastRegions) -> None:
     """Do what the graph does to autocast; its changes of grad mode do not show in fake values."""
-    if _torch.enters_autocast(node.target):
+    if _torch.modes.enters_autocast(node.target):
         device, dtype, enabled, caches = node.args
         region = torch.autocast(device, dtype, enabled, caches)  # type: ignore[arg-type]  # what Dynamo wrote
         region.__enter__()  # type: ignore[no-untyped-call]  # torch leaves it untyped

@@ -40,9 +40,9 @@ class NodeModes:
         open_now: dict[torch.fx.Node, Any] = {}
         found = NodeModes()
         for node in graph.nodes:
-            if _torch.enters_autocast(node.target):
+            if _torch.modes.enters_autocast(node.target):
                 open_now[node] = node.args
-            elif _torch.changes_state(node.target):
+            elif _torch.modes.changes_state(node.target):
                 if node.args and node.args[0] in open_now:
                     del open_now[node.args[0]]
                 else:

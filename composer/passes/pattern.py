@@ -121,7 +121,7 @@ class PatternPass(GraphPass):
         function = getattr(self, which)
         try:
             if self.example_inputs:
-                graph = _torch.capture_aten(function, self.example_inputs).graph
+                graph = _torch.canonical.capture_aten(function, self.example_inputs).graph
             else:
                 graph = torch.fx.symbolic_trace(function).graph
         except Exception as error:

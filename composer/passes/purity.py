@@ -47,11 +47,11 @@ def is_pure(node: torch.fx.Node) -> bool:
         return True
     if node.op != "call_function" or node.target in _IN_PLACE or "out" in node.kwargs:
         return False
-    if isinstance(node.target, _torch.OpOverload):
+    if isinstance(node.target, _torch.operators.OpOverload):
         return not node.is_impure()
-    if _torch.takes_functions(node.target):
+    if _torch.operators.takes_functions(node.target):
         return _is_pure_over_graphs(node)
-    if not is_torchs(node) or _torch.sets_modes(node.target):
+    if not is_torchs(node) or _torch.modes.sets_modes(node.target):
         return False
     return not (is_told_to_write(node) or node.is_impure())
 
@@ -82,7 +82,7 @@ def is_function(node: torch.fx.Node) -> bool:
     """
     if node.target is operator.getitem:
         return True
-    if not (isinstance(node.target, _torch.OpOverload) and is_pure(node)):
+    if not (isinstance(node.target, _torch.operators.OpOverload) and is_pure(node)):
         return False
     tags = node.target.tags
     random = torch.Tag.nondeterministic_seeded in tags or torch.Tag.nondeterministic_bitwise in tags

@@ -71,7 +71,7 @@ def _is_no_op(node: torch.fx.Node, aliasing: Aliasing, modes: NodeModes) -> bool
         return True
     if not modes.keeps_grad(node) or _offset(node) != _offset(source):
         return False
-    name = _torch.operator_name(node.target)
+    name = _torch.operators.operator_name(node.target)
     if name in _VIEWS:
         return not (aliasing.is_written(source, node) or aliasing.is_returned(source, node))
     return _copies(node, name) and aliasing.is_own(source, node)
@@ -79,7 +79,7 @@ def _is_no_op(node: torch.fx.Node, aliasing: Aliasing, modes: NodeModes) -> bool
 
 def _source(node: torch.fx.Node) -> Any:
     """The one tensor that the operation is about."""
-    if not (isinstance(node.target, _torch.OpOverload) and node.args):
+    if not (isinstance(node.target, _torch.operators.OpOverload) and node.args):
         return None
     first = node.args[0]
     if isinstance(first, list | tuple) and len(first) == 1:
@@ -95,12 +95,15 @@ def _look_the_same(node: torch.fx.Node, source: torch.fx.Node) -> bool:
 
 def _returns_its_input(node: torch.fx.Node) -> bool:
     """Whether the result is the very tensor that was given, for arguments that look the same."""
-    name = _torch.operator_name(node.target)
+    name = _torch.operators.operator_name(node.target)
     if name in _DROPOUTS:
-        return _torch.argument(node, "p") == 0 or _torch.argument(node, "train") is False
+        return (
+            _torch.operators.argument(node, "p") == 0
+            or _torch.operators.argument(node, "train") is False
+        )
     if name in ("aten::to", "aten::type_as"):
-        kept = _torch.argument(node, "memory_format") in (None, torch.preserve_format)
-        return kept and not _torch.argument(node, "copy")
+        kept = _torch.operators.argument(node, "memory_format") in (None, torch.preserve_format)
+        return kept and not _torch.operators.argument(node, "copy")
     return name == "aten::contiguous"
 
 

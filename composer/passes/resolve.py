@@ -129,7 +129,9 @@ def shared_passes(listed: Sequence[Any], on_error: OnError = "skip") -> SharedPa
         except (UnknownNameError, OptionError) as mistake:
             mistakes.append(mistake)
             continue
-        (partitioners if isinstance(found, _torch.CustomPartitionerFn) else passes).append(found)
+        (partitioners if isinstance(found, _torch.inductor.CustomPartitionerFn) else passes).append(
+            found
+        )
     if len(partitioners) > 1:
         names = ", ".join(map(qualified_name, partitioners))
         mistakes.append(OptionError(f"a graph is partitioned once, not by each of {names}"))
@@ -173,7 +175,9 @@ def check_class(found: Any) -> None:
     Raises:
         OptionError: it is another.
     """
-    if isinstance(found, type) and not issubclass(found, (GraphPass, *_torch.CUSTOM_PASSES)):
+    if isinstance(found, type) and not issubclass(
+        found, (GraphPass, *_torch.inductor.CUSTOM_PASSES)
+    ):
         raise OptionError(f"passes holds {found!r}, which is no class of passes")
 
 
@@ -185,16 +189,16 @@ def _make(found: Any, fields: dict[str, Any]) -> Any:
         found = _without_parameters(found)
     if fields:
         raise OptionError(f"pass {found!r} takes no parameters, but is given {fields}")
-    if isinstance(found, GraphPass | _torch.CustomPartitionerFn):
+    if isinstance(found, GraphPass | _torch.inductor.CustomPartitionerFn):
         return _with_a_stage(found)
-    if callable(found) or _torch.is_pattern_matcher_pass(found):
+    if callable(found) or _torch.canonical.is_pattern_matcher_pass(found):
         return FunctionPass(found)
     raise OptionError(f"passes holds {found!r}, which is no pass")
 
 
 def _with_a_stage(found: Any) -> Any:
     """The pass, if there is a graph at its stage to give it."""
-    if not isinstance(found, GraphPass) or isinstance(found, _torch.CustomPartitionerFn):
+    if not isinstance(found, GraphPass) or isinstance(found, _torch.inductor.CustomPartitionerFn):
         return found
     if as_stage(found.stage) is Stage.PARTITIONER:
         what = "no pass runs at stage 'partitioner'; a CustomPartitionerFn of torch's stands there"

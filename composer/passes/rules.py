@@ -97,7 +97,7 @@ def _carry_inputs(before: Snapshot, gm: torch.fx.GraphModule) -> None:
     """Re-attach what was known of inputs to placeholders that a pass made anew."""
     for old, new in zip(before.copy.find_nodes(op="placeholder"), _placeholders(gm), strict=True):
         new.meta = {**old.meta, **new.meta}
-        _torch.carry_node_source(old, new)
+        _torch.sources.carry_node_source(old, new)
 
 
 def _make_buffers(gm: torch.fx.GraphModule) -> None:

@@ -120,4 +120,4 @@ def transplant(source: torch.fx.Graph, empty: torch.fx.Graph) -> None:
     twins: dict[torch.fx.Node, torch.fx.Node] = {}
     for node in source.nodes:
         twins[node] = empty.node_copy(node, twins.__getitem__)
-        _torch.carry_node_source(node, twins[node])
+        _torch.sources.carry_node_source(node, twins[node])

@@ -107,7 +107,7 @@ def called(node: torch.fx.Node) -> str:
         return f"the method {node.target}"
     if node.op in ("get_attr", "call_module"):
         return f"the {'attribute' if node.op == 'get_attr' else 'module'} {node.target}"
-    if isinstance(node.target, _torch.OpOverload):
+    if isinstance(node.target, _torch.operators.OpOverload):
         return str(node.target)
     module = getattr(node.target, "__module__", None) or "torch"  # builtins of torch's have none
     return f"{module.lstrip('_')}.{getattr(node.target, '__name__', node.target)}"

@@ -75,7 +75,7 @@ class Walk:
 
     def _step(self, node: torch.fx.Node, regions: metadata.AutocastRegions) -> bool:
         """Visit one node; whether it was made into something else."""
-        if _torch.changes_state(node.target):
+        if _torch.modes.changes_state(node.target):
             self._kept.add(node)
             metadata.follow(node, regions)
             return False
@@ -136,7 +136,7 @@ class Walk:
         """Whether a call computes with sizes only: no operator of torch's, no tensor in it."""
         values = [each.meta.get(self._key) for each in (node, *node.all_input_nodes)]
         numbers = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float)
-        is_operator = isinstance(node.target, _torch.OpOverload) or node.kwargs
+        is_operator = isinstance(node.target, _torch.operators.OpOverload) or node.kwargs
         return not is_operator and all(isinstance(value, numbers) for value in values)
 
     def emit(
@@ -201,6 +201,6 @@ def _to_node(argument: Any) -> Any:
         return argument.node
     if isinstance(argument, torch.SymInt | torch.SymFloat | torch.SymBool):
         raise TypeError(f"the symbol {argument} is no argument; emit aten.sym_size.int instead")
-    if isinstance(argument, _torch.FakeTensor):
+    if isinstance(argument, _torch.fakes.FakeTensor):
         raise TypeError("a fake tensor is no argument; give the Value that it was read off")
     return argument

@@ -143,10 +143,10 @@ def obstacle(request: GraphRequest, *, among_ranks: bool) -> str:
         request: The graph and the first call's inputs.
         among_ranks: Whether other ranks of ``torch.distributed`` are to take the same engine.
     """
-    if any(isinstance(value, _torch.FakeTensor) for value in request.example_inputs):
+    if any(isinstance(value, _torch.fakes.FakeTensor) for value in request.example_inputs):
         return "the graph was compiled without real inputs"
     if collectives.meets_other_ranks(request.gm):
         return "other ranks would have to run the graph's collectives as well"
-    if among_ranks and _torch.world_size() > 1:
+    if among_ranks and _torch.ranks.world_size() > 1:
         return "all ranks are to take the same engine, and each would measure another"
     return ""

@@ -26,7 +26,7 @@ class Track:
 
     def __init__(self, request: GraphRequest) -> None:
         self._request = request
-        self._inputs = [_torch.hint(value) for value in request.example_inputs]
+        self._inputs = [_torch.symbols.hint(value) for value in request.example_inputs]
         self._writes = writes.may_write(request.gm)
         self._buffers = clones.Buffers(request)
         self._left_alone = clones.LeftAlone(request)
@@ -55,7 +55,7 @@ class Track:
         Raises:
             TypeError: the graph writes to an input that cannot be copied.
         """
-        with _torch.unset_fake_temporarily(), _torch.saving_as_it_is(), self._drawing():
+        with _torch.fakes.unset_fake_temporarily(), _torch.modes.saving_as_it_is(), self._drawing():
             self._lay_out()
             try:
                 yield
@@ -138,7 +138,7 @@ class Track:
         if roots:
             weights = [self._weight(i, root) for i, root in roots.items()]
             leaves = list(self._leaves.values())
-            with _torch.own_backward(leaves):
+            with _torch.modes.own_backward(leaves):
                 torch.autograd.grad(list(roots.values()), leaves, weights, allow_unused=True)
 
     def _weight(self, index: int, root: torch.Tensor) -> torch.Tensor:

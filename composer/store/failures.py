@@ -126,7 +126,7 @@ def is_expensive(attempt: Attempt, error: BaseException) -> bool:
 
 def _is_the_environments(error: BaseException) -> bool:
     """Whether another compiler, limit or filter of warnings may have the same build succeed."""
-    return isinstance(error, RecursionError | Warning) or _torch.is_compilers(error)
+    return isinstance(error, RecursionError | Warning) or _torch.inductor.is_compilers(error)
 
 
 def remember(key: str | None, request: GraphRequest, attempt: Attempt) -> None:

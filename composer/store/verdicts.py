@@ -262,7 +262,7 @@ def _digest(request: GraphRequest, identities: Sequence[tuple[str, str | None]])
         "engines": identities,
         "machine": machine.describe(request.device),
         "threads": torch.get_num_threads(),
-        "float32": _torch.float32_precision(),
+        "float32": _torch.modes.float32_precision(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "versions": [
             version_of(distribution.NAME),

@@ -17,11 +17,13 @@ class TorchTraceSink(Sink):
     @classmethod
     def wanted(cls, name: str, named: frozenset[str]) -> bool:
         """Whether it is named, or torch's trace is on: whoever set ``TORCH_TRACE`` wants it."""
-        return super().wanted(name, named) or _torch.structured_trace_is_on()
+        return super().wanted(name, named) or _torch.dynamo.structured_trace_is_on()
 
     def emit(self, record: dict[str, Any]) -> None:
         """Write the artifacts ``composer_attempts`` (JSON) and ``composer_report`` (text)."""
         table = str(Report((CompileReport.from_dict(record),)))
         graph_id = record["graph_id"]
-        _torch.trace_artifact("composer_attempts", "json", json.dumps(record, indent=2), graph_id)
-        _torch.trace_artifact("composer_report", "string", table, graph_id)
+        _torch.dynamo.trace_artifact(
+            "composer_attempts", "json", json.dumps(record, indent=2), graph_id
+        )
+        _torch.dynamo.trace_artifact("composer_report", "string", table, graph_id)

@@ -70,7 +70,7 @@ class FakeBackend:
         if self.fault is Fault.FAILS_IN_BACKWARD:
             honest = failing_backward(gm, example_inputs, self.at or 1)
         else:
-            honest = _torch.lookup_backend("aot_eager")(gm, example_inputs)
+            honest = _torch.dynamo.lookup_backend("aot_eager")(gm, example_inputs)
         numbers = itertools.count(1)
 
         def run(*args: Any) -> Any:

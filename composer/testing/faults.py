@@ -187,25 +187,25 @@ def failing_backward(gm: torch.fx.GraphModule, inputs: list[Any], at: int) -> Ca
     numbers = itertools.count(1)
 
     def honest(functional: torch.fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
-        return _torch.boxed(_torch.settled_forward(functional))
+        return _torch.aot.boxed(_torch.sources.settled_forward(functional))
 
     def failing(functional: torch.fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
-        run = _torch.settled_forward(functional)
+        run = _torch.sources.settled_forward(functional)
 
         def backward(*args: Any) -> Any:
             if next(numbers) >= at:
                 raise RuntimeError("the backward was made to raise")
             return run(*args)
 
-        return _torch.boxed(backward)
+        return _torch.aot.boxed(backward)
 
-    return _torch.aot_compile(
+    return _torch.aot.aot_compile(
         gm,
         inputs,
         forward=honest,
         backward=failing,
         inference=honest,
-        partition=_torch.min_cut,
+        partition=_torch.aot.min_cut,
         decompositions={},
     )
 

@@ -104,8 +104,8 @@ def verify(
         Refusal: ``rejected`` with ``output_mismatch``, ``mutated_inputs``, ``non_finite`` or
             ``numeric_mismatch``; ``failed`` with ``raised_at_runtime``.
     """
-    inputs = [_torch.hint(value) for value in request.example_inputs]
-    if any(isinstance(value, _torch.FakeTensor) for value in inputs):
+    inputs = [_torch.symbols.hint(value) for value in request.example_inputs]
+    if any(isinstance(value, _torch.fakes.FakeTensor) for value in inputs):
         note(verified="no: the graph was compiled without real inputs")
         return False
     eager = _run_of_eager(reference, inputs, request)
@@ -163,7 +163,7 @@ def run(
     passed = changeable(given, request)
     buffers, left_alone = clones.Buffers(request), clones.LeftAlone(request)
     apart = torch.random.fork_rng(devices=devices(inputs))
-    with _torch.unset_fake_temporarily(), _torch.saving_as_it_is(), apart:
+    with _torch.fakes.unset_fake_temporarily(), _torch.modes.saving_as_it_is(), apart:
         before = generator_state(inputs)
         try:
             outputs = named_outputs(function(*given))
@@ -190,10 +190,10 @@ def _rounded_to(request: GraphRequest) -> torch.dtype | None:
     modules = request.gm.modules()
     graphs = (each for each in modules if isinstance(each, torch.fx.GraphModule))
     nodes = [node for each in graphs for node in each.graph.nodes]
-    entered = {_torch.autocast_dtype(node) for node in nodes}
+    entered = {_torch.modes.autocast_dtype(node) for node in nodes}
     values = (value_of(node) for node in nodes)
     held = {each.dtype for each in values if isinstance(each, torch.Tensor)}
-    found = {dtype for _, dtype in _torch.autocasts()} | entered | held
+    found = {dtype for _, dtype in _torch.modes.autocasts()} | entered | held
     return next((each for each in _COARSE if each in found), None)
 
 
@@ -217,7 +217,10 @@ def named_outputs(returned: Any) -> Values:
     Raises:
         Refusal: it is no tuple or list.
     """
-    return {f"output {i}": each for i, each in enumerate(_torch.flatten(outputs_of(returned))[0])}
+    return {
+        f"output {i}": each
+        for i, each in enumerate(_torch.tensors.flatten(outputs_of(returned))[0])
+    }
 
 
 def _gradients(outputs: Values, leaves: Values, request: GraphRequest) -> Values:

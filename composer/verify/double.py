@@ -60,15 +60,17 @@ def in_double(
 
 def _refuse_shared_writes(request: GraphRequest, inputs: Sequence[Any]) -> None:
     """Inputs that are widened one by one no longer share the memory that the graph writes to."""
-    written = {_torch.storage_id(inputs[i]) for i in writes.assigned_inputs(request.gm)}
+    written = {_torch.tensors.storage_id(inputs[i]) for i in writes.assigned_inputs(request.gm)}
     strided = (v for v in inputs if isinstance(v, torch.Tensor) and v.layout is torch.strided)
-    shares = Counter(map(_torch.storage_id, strided))
+    shares = Counter(map(_torch.tensors.storage_id, strided))
     if any(shares[each] > 1 for each in written):
         raise TypeError("the graph writes to memory that several of its inputs share")
 
 
 def _widen(gm: torch.fx.GraphModule, node: torch.fx.Node) -> None:
-    if _torch.enters_autocast(node.target):  # it lowers nothing, and torch warns of its new dtype
+    if _torch.modes.enters_autocast(
+        node.target
+    ):  # it lowers nothing, and torch warns of its new dtype
         device, dtype, _, *others = node.args
         node.args = (device, dtype, False, *others)
         return

@@ -80,7 +80,7 @@ def _passed_on_to(compiled: object) -> Iterator[object]:
 
 
 def _next_hop(compiled: object) -> object:
-    unwrapped = _torch.undisabled(compiled)
+    unwrapped = _torch.breaks.undisabled(compiled)
     if unwrapped is not compiled:
         return unwrapped
     if isinstance(compiled, torch.nn.Module | type):

@@ -80,7 +80,7 @@ class OnnxRuntimeBackend(Backend):
         options: Mapping[str, Any],
     ) -> object:
         """Look ``onnxrt`` up, as any other Dynamo backend."""
-        return _torch.lookup_backend("onnxrt")(gm, example_inputs, options=options)  # type: ignore[call-arg]  # Dynamo's protocol names two arguments; onnxrt takes more
+        return _torch.dynamo.lookup_backend("onnxrt")(gm, example_inputs, options=options)  # type: ignore[call-arg]  # Dynamo's protocol names two arguments; onnxrt takes more
 
 
 @as_dynamo_backend

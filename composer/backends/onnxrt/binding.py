@@ -27,7 +27,7 @@ def bound_run(session: Any, ports: Ports) -> Run:
         options.add_run_config_entry("disable_synchronize_execution_providers", "1")
     fed = ports.fed(session)
     empties = [
-        _torch.empty(each.shape, each.dtype, ports.device)
+        _torch.tensors.empty(each.shape, each.dtype, ports.device)
         for each in ports.outputs
         if ports.is_static and each.shape is not None and each.dtype
     ]

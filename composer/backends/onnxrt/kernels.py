@@ -49,14 +49,14 @@ def why_not_here(node: torch.fx.Node, device: torch.device) -> str | None:
 
 def widens_bfloat16(device: torch.device) -> bool:
     """Whether arithmetic in bfloat16 is done in float32: where torch has it, it is the faster."""
-    return device.type == "cpu" and not _torch.multiplies_bf16()
+    return device.type == "cpu" and not _torch.processor.multiplies_bf16()
 
 
 def narrow_here(node: torch.fx.Node, device: torch.device) -> frozenset[torch.dtype]:
     """The dtypes of a call's operands and results in whose place it has to be given float32."""
     if node.op != "call_function" or device.type != "cpu":
         return frozenset()
-    by_definition = _torch.operator_name(node.target) in _BY_DEFINITION
+    by_definition = _torch.operators.operator_name(node.target) in _BY_DEFINITION
     wide = by_definition or _adds_up(node)
     dtypes = dtypes_of(node) & {torch.float16} if wide else frozenset()
     return dtypes | _computed(node) & {torch.bfloat16} if widens_bfloat16(device) else dtypes
@@ -78,7 +78,9 @@ def _no_kernel(node: torch.fx.Node, device: torch.device) -> str | None:
     if node.op != "call_function":
         return None
     missing = dtypes_of(node) & _FLOAT8
-    if _torch.operator_name(node.target) == "aten::scatter_reduce":  # there is one, and it raises
+    if (
+        _torch.operators.operator_name(node.target) == "aten::scatter_reduce"
+    ):  # there is one, and it raises
         missing |= dtypes_of(node) & {torch.bool}
     if not widens_bfloat16(device):
         missing |= _computed(node) & {torch.bfloat16}
@@ -88,9 +90,13 @@ def _no_kernel(node: torch.fx.Node, device: torch.device) -> str | None:
 def _computed(node: torch.fx.Node) -> frozenset[torch.dtype]:
     """The dtypes that a call computes with; none where it only moves elements."""
     moves = node.target is operator.getitem or is_view(node)
-    return frozenset() if moves or _torch.operator_name(node.target) in _MOVES else dtypes_of(node)
+    return (
+        frozenset()
+        if moves or _torch.operators.operator_name(node.target) in _MOVES
+        else dtypes_of(node)
+    )
 
 
 def _adds_up(node: torch.fx.Node) -> bool:
-    puts = _torch.operator_name(node.target) in _ADD_UP
-    return puts and _torch.argument(node, "accumulate") is not False
+    puts = _torch.operators.operator_name(node.target) in _ADD_UP
+    return puts and _torch.operators.argument(node, "accumulate") is not False

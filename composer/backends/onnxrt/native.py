@@ -118,7 +118,11 @@ def _allocator(output: Output, device: torch.device) -> Callable[[Any], torch.Te
     """What allocates an output of fixed shape and appends it to the vector that is filled."""
     assert output.shape is not None
     assert output.dtype is not None
-    empty, order, flag = _torch.empty(output.shape, output.dtype, device), output.order, _flag()
+    empty, order, flag = (
+        _torch.tensors.empty(output.shape, output.dtype, device),
+        output.order,
+        _flag(),
+    )
 
     def allocate(fetches: Any) -> torch.Tensor:
         tensor = empty()

@@ -68,7 +68,9 @@ class OpenVinoEngine(BindingEngine[Bound]):
 
     def __init__(self, model: Model, region: Region, settings: Settings, precision: str) -> None:
         super().__init__(region)
-        narrow = precision == "bf16" and settings.device == "CPU" and _torch.multiplies_bf16()
+        narrow = (
+            precision == "bf16" and settings.device == "CPU" and _torch.processor.multiplies_bf16()
+        )
         self._model = _marked(model, region) if narrow else model
         self._dtypes = region.input_dtypes
         self._table_sizes = table_sizes(region.gm)

@@ -91,7 +91,7 @@ def _is_number(value: torch.Tensor, node: torch.fx.Node) -> bool:
 
 
 def _otherwise(node: torch.fx.Node) -> str | None:
-    name = _torch.operator_name(node.target)
+    name = _torch.operators.operator_name(node.target)
     if name in _TRUTHS and all(each.dtype is torch.bool for each in tensors_of(node)):
         operands = (each.dtype for source in node.all_input_nodes for each in tensors_of(source))
         return "NaN is taken for false" if any(t.is_floating_point for t in operands) else None
@@ -102,29 +102,31 @@ def _otherwise(node: torch.fx.Node) -> str | None:
 
 
 def _counted_averages(node: torch.fx.Node, name: str) -> str | None:
-    if name not in _AVERAGES or not _torch.argument(node, "ceil_mode"):
+    if name not in _AVERAGES or not _torch.operators.argument(node, "ceil_mode"):
         return None
-    counted = _torch.argument(node, "count_include_pad") and any(_torch.argument(node, "padding"))
+    counted = _torch.operators.argument(node, "count_include_pad") and any(
+        _torch.operators.argument(node, "padding")
+    )
     return "the last window is counted whole" if counted else None
 
 
 def _large_windows(node: torch.fx.Node, name: str) -> str | None:
     """OpenVINO (2026.4) refuses one larger than what it goes over, or ends the process."""
-    if name not in _POOLS | _AVERAGES or not _torch.argument(node, "ceil_mode"):
+    if name not in _POOLS | _AVERAGES or not _torch.operators.argument(node, "ceil_mode"):
         return None
     (given,) = tensors_of(node.all_input_nodes[0])
-    dims = len(_torch.argument(node, "kernel_size"))
+    dims = len(_torch.operators.argument(node, "kernel_size"))
     is_dynamic = not all(isinstance(size, int) for size in given.shape[-dims:])
     return "a window may be larger than a dynamic size" if is_dynamic else None
 
 
 def _padded_maxima(node: torch.fx.Node, name: str) -> str | None:
     """Positions come out empty, values end the process at once or a little later (2026.4)."""
-    if name not in _POOLS or not _torch.argument(node, "ceil_mode"):
+    if name not in _POOLS or not _torch.operators.argument(node, "ceil_mode"):
         return None
     sizes = (size for each in tensors_of(node.all_input_nodes[0]) for size in each.shape)
     is_dynamic = not all(isinstance(size, int) for size in sizes)
-    ends = is_dynamic and any(_torch.argument(node, "padding"))
+    ends = is_dynamic and any(_torch.operators.argument(node, "padding"))
     return "padded windows of dynamic sizes may end the process" if ends else None
 
 
@@ -135,7 +137,11 @@ def _padded_points(node: torch.fx.Node, name: str) -> str | None:
     """
     if name != "aten::convolution" or any(size != 1 for size in _kernel(node)[2:]):
         return None
-    steps = zip(_torch.argument(node, "stride"), _torch.argument(node, "padding"), strict=True)
+    steps = zip(
+        _torch.operators.argument(node, "stride"),
+        _torch.operators.argument(node, "padding"),
+        strict=True,
+    )
     skips = any(stride != 1 and padding != 0 for stride, padding in steps)
     return "the padding is counted after places were left out" if skips else None
 
@@ -149,7 +155,7 @@ def _dynamic_kernel(node: torch.fx.Node, name: str) -> str | None:
 
 def _kernel(node: torch.fx.Node) -> torch.Size:
     """The sizes of a convolution's weight."""
-    (weight,) = tensors_of(_torch.argument(node, "weight"))
+    (weight,) = tensors_of(_torch.operators.argument(node, "weight"))
     return weight.shape
 
 
@@ -172,17 +178,17 @@ def _open_bound(node: torch.fx.Node) -> str | None:
     Behind a node that it does not convert there is none, and it crashes. A bound for each element
     becomes a maximum or minimum.
     """
-    if _torch.operator_name(node.target) not in _CLAMPS:
+    if _torch.operators.operator_name(node.target) not in _CLAMPS:
         return None
     is_open = node.target is not torch.ops.aten.clamp.default or any(
-        _torch.argument(node, bound) is None for bound in ("min", "max")
+        _torch.operators.argument(node, bound) is None for bound in ("min", "max")
     )
     return "OpenVINO's reader may crash on a single bound" if is_open else None
 
 
 def _values(node: torch.fx.Node, weights: Mapping[str, torch.Tensor]) -> Iterator[torch.Tensor]:
     """The operands, and those results that are read, but for what are positions."""
-    name = _torch.operator_name(node.target)
+    name = _torch.operators.operator_name(node.target)
     if _copies_positions(node):
         return
     known = positions_within(node, weights, functools.partial(_comes_from_outside, weights=weights))
@@ -207,7 +213,7 @@ def _copies_positions(node: torch.fx.Node) -> bool:
     source = node.args[0] if node.target is torch.ops.aten.clone.default else None
     if not isinstance(source, torch.fx.Node) or source.op != "get_attr":
         return False
-    readers = {_torch.operator_name(user.target) for user in node.users}
+    readers = {_torch.operators.operator_name(user.target) for user in node.users}
     return source.meta["val"].dtype is torch.int64 and bool(readers) and readers <= _UNCHECKED
 
 

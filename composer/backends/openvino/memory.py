@@ -86,7 +86,7 @@ def place_for(output: Output, said: Any) -> Place:
     if said.is_dynamic:
         return functools.partial(_place_by_openvino, openvino.Tensor, kind, dtype, finish)
     sizes = output.shape if output.shape is not None else tuple(said.to_shape())
-    empty = _torch.empty(sizes, dtype, torch.device("cpu"))
+    empty = _torch.tensors.empty(sizes, dtype, torch.device("cpu"))
     shape, make = openvino.Shape(list(sizes)), openvino.Tensor
 
     def place() -> tuple[Any, Callable[[], Any]]:

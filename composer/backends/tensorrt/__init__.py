@@ -83,9 +83,9 @@ class TensorRTBackend(Backend):
         """Look ``tensorrt`` up, as any other Dynamo backend, once it is there."""
         if not self._is_own:
             return build_with_torch_tensorrt(gm, example_inputs, options)
-        if NAME not in _torch.list_backends():
-            _torch.register_backend(tensorrt, name=NAME)
-        return _torch.lookup_backend(NAME)(gm, example_inputs, mode=mode, options=options)  # type: ignore[call-arg]  # Dynamo's protocol names two arguments; tensorrt takes more
+        if NAME not in _torch.dynamo.list_backends():
+            _torch.dynamo.register_backend(tensorrt, name=NAME)
+        return _torch.dynamo.lookup_backend(NAME)(gm, example_inputs, mode=mode, options=options)  # type: ignore[call-arg]  # Dynamo's protocol names two arguments; tensorrt takes more
 
 
 @as_dynamo_backend

@@ -34,8 +34,10 @@ def ranges_of(
         Refusal: ``declined`` with ``dynamic_shape``, for a size that only the data tells.
     """
     usual: Ranges = {}
-    for size in (size for shape in shapes.values() for size in shape if _torch.symbols(size)):
-        for name, (first, low, top) in _torch.symbol_facts(size).items():
+    for size in (
+        size for shape in shapes.values() for size in shape if _torch.symbols.symbols(size)
+    ):
+        for name, (first, low, top) in _torch.symbols.symbol_facts(size).items():
             if first is None:
                 what = f"the size {name} of an input is known only once it is computed"
                 refuse(Status.DECLINED, Reason.DYNAMIC_SHAPE, what)
@@ -66,7 +68,10 @@ def profile_of(shapes: Mapping[str, Sequence[Any]], ranges: Ranges) -> Profile:
     profile: Profile = {}
     for name, shape in shapes.items():
         least, usual, greatest = (
-            tuple(_torch.size_with(size, {n: of[i] for n, of in ranges.items()}) for size in shape)
+            tuple(
+                _torch.symbols.size_with(size, {n: of[i] for n, of in ranges.items()})
+                for size in shape
+            )
             for i in range(3)
         )
         grows = zip(least, usual, greatest, strict=True)
@@ -91,7 +96,7 @@ def met(shapes: Mapping[str, Sequence[Any]], given: Mapping[str, Shape]) -> dict
         str(size): value
         for name, shape in shapes.items()
         for size, value in zip(shape, given[name], strict=True)
-        if _torch.symbols(size) == {str(size)}
+        if _torch.symbols.symbols(size) == {str(size)}
     }
 
 

@@ -33,7 +33,7 @@ def require_as_allowed(graph: FunctionalGraph, library: Library, target: Target)
     if not library.is_rtx or named_capability(library, target) is not None:
         return
     for node in calls_of(graph.gm):
-        name = _torch.operator_name(node.target)
+        name = _torch.operators.operator_name(node.target)
         if name not in _PRODUCTS or all(t.dtype is not torch.float32 for t in tensors_of(node)):
             continue
         if not (allows_convolutions() if name == _CONVOLUTION else allows_products()):

@@ -38,7 +38,7 @@ def attentions(training: bool) -> dict[Any, Callable[..., Any]]:
 
 def masked_attention(query: torch.Tensor, *given: Any, **how: Any) -> Any:
     """:func:`widened_attention`, but not of bfloat16 where torch itself is faster in it."""
-    if query.dtype is torch.bfloat16 and _torch.multiplies_bf16():
+    if query.dtype is torch.bfloat16 and _torch.processor.multiplies_bf16():
         return NotImplemented
     return widened_attention(query, *given, **how)
 
@@ -324,7 +324,7 @@ def _attend(
 
 def laid_out_as(rows: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
     """The result of attention in the layout that torch's kernel gives it: that of the query."""
-    inside = _torch.hint(query.stride(1)) < _torch.hint(query.stride(2))
+    inside = _torch.symbols.hint(query.stride(1)) < _torch.symbols.hint(query.stride(2))
     return _heads_inside(rows) if inside else rows.contiguous()
 
 

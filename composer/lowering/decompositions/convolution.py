@@ -106,7 +106,7 @@ def far_padded(
 
 def _is_nothing(size: int | torch.SymInt) -> bool:
     """Whether a size is zero, or only the data tell."""
-    return size == 0 if isinstance(size, int) else _torch.depends_on_data(size)
+    return size == 0 if isinstance(size, int) else _torch.symbols.depends_on_data(size)
 
 
 def _are_known(x: torch.Tensor, grad: torch.Tensor) -> bool:

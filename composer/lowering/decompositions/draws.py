@@ -107,14 +107,16 @@ def _nameless(memory: torch.Tensor, low: int, high: int) -> Any:
 def _permuted_empty(x: torch.Tensor, **given: Any) -> torch.Tensor:
     """Memory to draw into, in the order that a new tensor like ``x`` has."""
     made: torch.Tensor = aten.empty_permuted.default(
-        x.shape, _torch.order_of_memory(x), **_options(x, given)
+        x.shape, _torch.tensors.order_of_memory(x), **_options(x, given)
     )
     return made
 
 
 def _is_known(x: torch.Tensor) -> bool:
     """Whether its place in memory does not depend on data; or else it lies in the usual order."""
-    return x.is_contiguous() or not any(map(_torch.depends_on_data, (*x.shape, *x.stride())))
+    return x.is_contiguous() or not any(
+        map(_torch.symbols.depends_on_data, (*x.shape, *x.stride()))
+    )
 
 
 def _is_drawn_by_rows(x: torch.Tensor) -> bool:

@@ -56,7 +56,7 @@ def masked_scatter_backward(grad: torch.Tensor, mask: torch.Tensor, sizes: Seque
 
     What other places are given is scattered behind the last element, and cut off.
     """
-    if any(map(_torch.depends_on_data, sizes)):
+    if any(map(_torch.symbols.depends_on_data, sizes)):
         return NotImplemented
     length = math.prod(sizes)
     taken = mask.expand(grad.shape).reshape(-1)

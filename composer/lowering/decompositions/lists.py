@@ -18,7 +18,7 @@ aten = torch.ops.aten
 
 def lists() -> dict[Any, Callable[..., Any]]:
     """The table of this module's decompositions."""
-    return {**_torch.loops_over_lists(), aten._foreach_zero.default: zero}
+    return {**_torch.operators.loops_over_lists(), aten._foreach_zero.default: zero}
 
 
 def zero(tensors: Sequence[torch.Tensor]) -> Any:

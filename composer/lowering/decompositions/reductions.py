@@ -90,9 +90,9 @@ def over_one_element(operator: Any, x: torch.Tensor, *args: Any, **kwargs: Any) 
     """The same over a vector of one element, for a tensor without dimensions."""
     if x.dim():
         return NotImplemented
-    leaves, rebuild = _torch.flatten((x, args, kwargs))
+    leaves, rebuild = _torch.tensors.flatten((x, args, kwargs))
     vector, args, kwargs = rebuild([_as_vector(leaf) for leaf in leaves])
-    leaves, rebuild = _torch.flatten(operator(vector, *args, **kwargs))
+    leaves, rebuild = _torch.tensors.flatten(operator(vector, *args, **kwargs))
     return rebuild([leaf.reshape(()) if leaf.numel() == 1 else leaf for leaf in leaves])
 
 

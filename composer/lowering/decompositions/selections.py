@@ -69,7 +69,7 @@ def accumulated(
     index = indices[dim]
     if index is None or index.dtype is not torch.int64:  # others are masks
         return NotImplemented
-    if any(map(_torch.depends_on_data, index.shape)):
+    if any(map(_torch.symbols.depends_on_data, index.shape)):
         return NotImplemented
     before, after = x.shape[:dim], x.shape[dim + 1 :]
     added = values.expand(*before, *index.shape, *after).reshape(*before, index.numel(), *after)
@@ -77,7 +77,7 @@ def accumulated(
     places = torch.where(places < 0, places + x.shape[dim], places)
     places = places.reshape(-1, *([1] * len(after))).expand(added.shape)
     result = aten.scatter_add.default(x, dim, places, added)
-    order = _torch.order_of_memory(x)
+    order = _torch.tensors.order_of_memory(x)
     if order == sorted(order):
         return result
     back = [order.index(dim) for dim in range(x.dim())]

@@ -79,7 +79,7 @@ def decompositions(dialect: Table, training: bool) -> dict[Any, Callable[..., An
     unpool, mean_pool = table[aten.max_unpool2d.default], table[aten._adaptive_avg_pool2d.default]
     squeeze = table[aten.squeeze.dims]
     written_out = (*_TRAINING_NORMS, *_AS_TORCH_DOES)
-    table |= {operator: _torch.decomposition_of(operator) for operator in written_out}
+    table |= {operator: _torch.operators.decomposition_of(operator) for operator in written_out}
     table |= {each: functools.partial(_of_floats, table[each]) for each in _BETWEEN_TENSORS}
     table |= elementwise() | reductions() | attentions(training) | lists()
     parts = (edges(), selections(), pools(), pool_gradients(), gradients(), dtypes(), draws())
@@ -122,7 +122,7 @@ def _exporters() -> Table:
     None for what draws random numbers, which would be others than those of eager's kernel.
     """
     found = vocabulary().decompositions.items()
-    kept = {each: function for each, function in found if not _torch.draws_itself(each)}
+    kept = {each: function for each, function in found if not _torch.operators.draws_itself(each)}
     return {operator: _of_real_numbers(function) for operator, function in kept.items()}
 
 
@@ -139,7 +139,9 @@ def _not_in_branches(function: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def decompose(*args: Any, **kwargs: Any) -> Any:
-        return NotImplemented if _torch.traces_nested_graph() else function(*args, **kwargs)
+        return (
+            NotImplemented if _torch.canonical.traces_nested_graph() else function(*args, **kwargs)
+        )
 
     return decompose
 
@@ -178,7 +180,7 @@ def in_its_format(written_out: Callable[..., Any], x: torch.Tensor, *args: Any) 
     result = written_out(x, *args)
     if result is NotImplemented or x.dim() != 4:
         return result
-    return result.contiguous(memory_format=_torch.suggested_memory_format(x))
+    return result.contiguous(memory_format=_torch.tensors.suggested_memory_format(x))
 
 
 def squeeze_several(written_out: Callable[..., Any], x: torch.Tensor, dims: Sequence[int]) -> Any:

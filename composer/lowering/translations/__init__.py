@@ -12,7 +12,7 @@ from composer import _torch
 
 
 @functools.cache
-def translator() -> _torch.OnnxTranslator:
+def translator() -> _torch.exporter.OnnxTranslator:
     """The exporter's translator, with our translations in front."""
     from composer.lowering.translations import (
         comparisons,
@@ -23,7 +23,7 @@ def translator() -> _torch.OnnxTranslator:
         splits,
     )
 
-    made = _torch.OnnxTranslator()
+    made = _torch.exporter.OnnxTranslator()
     for module in (shapes, splits, comparisons, diagonals, pooling, rows):
         made.register(module.TRANSLATIONS)
     return made

@@ -86,7 +86,7 @@ def bisect(
     chosen = {"chain": ["eager"], "locked": False, **(options or {})}
     search = _Search(program, ordered, tolerance, chosen, eager)
     try:
-        with _torch.fresh_compiles():
+        with _torch.inductor.fresh_compiles():
             return search.culprit()
     finally:
         torch.compiler.reset()

@@ -148,7 +148,7 @@ class _Trial:
         except Exception:  # noqa: BLE001  # its control flow needs Dynamo; the trials above had it
             return
         code, state = gm.code, _copied(gm)
-        compose: Any = _torch.lookup_backend("composer")
+        compose: Any = _torch.dynamo.lookup_backend("composer")
         inputs = list(program.args)
         try:
             compose(gm, inputs, options=self.options())
@@ -190,6 +190,6 @@ def _training(program: Program) -> Program:
         is_wide = isinstance(value, torch.Tensor) and value.is_floating_point()
         return value.detach().clone().requires_grad_() if is_wide else value
 
-    leaves, restore = _torch.flatten((tuple(program.args), dict(program.kwargs)))
+    leaves, restore = _torch.tensors.flatten((tuple(program.args), dict(program.kwargs)))
     args, kwargs = restore([wanting(each) for each in leaves])
     return dataclasses.replace(program, args=args, kwargs=kwargs)

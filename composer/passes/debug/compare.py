@@ -57,7 +57,7 @@ class Program:
 
     def run(self, compiled: Wrap | None = None) -> Values:
         """Run it, or what ``compiled`` makes of it, and put all but the result back as it was."""
-        leaves, restore = _torch.flatten((tuple(self.args), dict(self.kwargs)))
+        leaves, restore = _torch.tensors.flatten((tuple(self.args), dict(self.kwargs)))
         inputs = copy_inputs([_leaf(each) for each in leaves], keep=frozenset())
         args, kwargs = restore(inputs)
         state = _state_of(self.fn)
@@ -75,7 +75,7 @@ def compiled_anew(fn: Callable[..., Any], options: dict[str, Any]) -> Callable[.
 
 
 def _values(returned: Any, inputs: Values, state: Values) -> Values:
-    outputs = {f"output {i}": each for i, each in enumerate(_torch.flatten(returned)[0])}
+    outputs = {f"output {i}": each for i, each in enumerate(_torch.tensors.flatten(returned)[0])}
     wanted = gradients(outputs, inputs | state)
     after = {f"{name} afterwards": each for name, each in (inputs | state).items()}
     return {name: detached_copy(each) for name, each in (outputs | after | wanted).items()}

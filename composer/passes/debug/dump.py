@@ -65,7 +65,7 @@ class Folder:
             self._complained = True
 
     def _write(self, each: GraphPass, candidate: str, before: Snapshot, after: Snapshot) -> None:
-        graph = _torch.compile_id() or "direct"
+        graph = _torch.dynamo.compile_id() or "direct"
         within = f" of candidate {candidate}" if candidate else ""
         title = f"Graph {graph}{within}, stage {each.stage}, {{}} pass {each.name}."
         parts = (graph, candidate, str(each.stage), each.name)

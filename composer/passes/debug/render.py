@@ -119,7 +119,7 @@ def _made(value: Any) -> str:
 
 def _number(size: Any) -> Any:
     """A symbol's value in the first call; one where only data decide it."""
-    known = _torch.hint(size)
+    known = _torch.symbols.hint(size)
     return 1 if known is None else known
 
 
@@ -149,7 +149,9 @@ def _leads_to(path: str, value: Any) -> bool:
 
 
 def _target(target: Any) -> str:
-    is_plain = isinstance(target, str | _torch.OpOverload) or not hasattr(target, "__qualname__")
+    is_plain = isinstance(target, str | _torch.operators.OpOverload) or not hasattr(
+        target, "__qualname__"
+    )
     return str(target) if is_plain else f"{target.__module__}.{target.__qualname__}"
 
 

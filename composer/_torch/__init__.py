@@ -1,0 +1,67 @@
+"""The only package that names torch's private modules.
+
+Each import, or the function here that uses it, says why no public name serves.
+``tests/test_torch.py`` has a test for each, so that after a torch upgrade a test fails with the
+name of what moved. Heavy parts (the ONNX exporter) are imported when first used.
+
+- ``dynamo``: What Dynamo compiles now: its registry, the compile's id, the frame, its inputs.
+- ``breaks``: What the user compiled, and where Dynamo could not follow.
+- ``ranks``: The other ranks of ``torch.distributed``.
+- ``modes``: Modes, and what autograd saves: grad mode, autocast, hooks.
+- ``operators``: Operators and their schemas: names, paths, who writes, who draws.
+- ``randomness``: Random numbers: generators, and whether a graph draws.
+- ``symbols``: Sizes that are symbols.
+- ``tensors``: Tensors and their memory.
+- ``fakes``: Fake tensors.
+- ``sources``: Copies of a graph, and what Dynamo says of its inputs.
+- ``files``: Graphs in files.
+- ``compiles``: Compiles outside of Dynamo's own: after it, beside it, within another.
+- ``canonical``: Passes: canonical ATen, Inductor's pattern matcher.
+- ``aot``: AOTAutograd: its settings, its step, what it found out.
+- ``backwards``: Compiled backwards, and the guard around them.
+- ``inductor``: Inductor: its settings, caches and kinds of pass.
+- ``exporter``: The ONNX exporter.
+- ``processor``: The processor.
+"""
+
+from composer._torch import (
+    aot,
+    backwards,
+    breaks,
+    canonical,
+    compiles,
+    dynamo,
+    exporter,
+    fakes,
+    files,
+    inductor,
+    modes,
+    operators,
+    processor,
+    randomness,
+    ranks,
+    sources,
+    symbols,
+    tensors,
+)
+
+__all__ = [
+    "aot",
+    "backwards",
+    "breaks",
+    "canonical",
+    "compiles",
+    "dynamo",
+    "exporter",
+    "fakes",
+    "files",
+    "inductor",
+    "modes",
+    "operators",
+    "processor",
+    "randomness",
+    "ranks",
+    "sources",
+    "symbols",
+    "tensors",
+]

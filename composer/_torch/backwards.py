@@ -1,0 +1,140 @@
+"""Compiled backwards, and the guard around them."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+import torch
+import torch.fx
+from torch.nn.modules.batchnorm import _BatchNorm as _BatchNorm
+
+from composer import forks
+from composer._torch.aot import boxed
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltBackward:
+    """A backward as an engine compiled it; it takes its arguments in one list.
+
+    ``graph`` gives the functional graph that it was compiled from, ``None`` where that was not
+    kept; it is as AOTAutograd made it, or, where it is ``exact``, as :func:`compiled_from` was
+    told. ``donated`` are the positions of arguments that the forward saved and the backward may
+    write to.
+    """
+
+    compiled: Callable[[list[Any]], Any]
+    graph: Callable[[], torch.fx.GraphModule | None]
+    exact: bool
+    donated: tuple[int, ...]
+
+
+GuardBackward = Callable[[BuiltBackward], Callable[[list[Any]], Any]]
+_guard_backward: ContextVar[GuardBackward | None] = ContextVar("composer_backward", default=None)
+_guarding = forks.lock()
+_guards: list[GuardBackward] = []
+
+
+@contextlib.contextmanager
+def backwards_by(guard: GuardBackward) -> Iterator[None]:
+    """Give autograd what ``guard`` makes of each backward that is compiled within, on this thread.
+
+    AOTAutograd has one place where a compiled backward, new or from its cache, meets autograd. A
+    backend's own ``bw_compiler`` does not see those from the cache, and only composer's own
+    lowering has one to wrap.
+    """
+    from torch._functorch._aot_autograd.runtime_wrappers import AOTDispatchAutograd
+
+    with _guarding:
+        if not _guards:
+            original = AOTDispatchAutograd.post_compile
+            AOTDispatchAutograd.post_compile = staticmethod(  # type: ignore[method-assign]
+                functools.wraps(original)(functools.partial(_with_guard, original))
+            )
+        _guards.append(guard)
+    token = _guard_backward.set(guard)
+    try:
+        yield
+    finally:
+        _guard_backward.reset(token)
+        with _guarding:
+            _guards.remove(guard)
+            if not _guards:
+                ours = AOTDispatchAutograd.post_compile
+                AOTDispatchAutograd.post_compile = staticmethod(ours.__wrapped__)  # type: ignore[method-assign,attr-defined]
+
+
+def _with_guard(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """``post_compile`` with the backward replaced.
+
+    AOTAutograd refuses ``retain_graph=True`` where memory is donated. It is told that none is: the
+    guard sees to it. Its cache keeps the metadata themselves, so they are left as they are.
+    """
+    guard = _guard_backward.get()
+    if guard is None:
+        return original(*args, **kwargs)
+    given, call_with = _at_autograd(original, args, kwargs)
+    compiled = given["compiled_bw_func"]
+    if compiled is None:
+        return original(*args, **kwargs)
+    metadata, kept = copy.copy(given["fw_metadata"]), given["lazy_backward_info"]
+    donated, metadata.bw_donated_idxs = tuple(metadata.bw_donated_idxs or ()), []
+    own = getattr(compiled, "_composer_graph", None)
+    built = BuiltBackward(
+        compiled if getattr(compiled, "_boxed_call", False) else boxed(compiled),
+        functools.partial(_kept_backward, kept) if own is None else lambda: own,
+        own is not None,
+        donated,
+    )
+    return call_with(compiled_bw_func=guard(built), fw_metadata=metadata)
+
+
+def _at_autograd(
+    original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Mapping[str, Any], Callable[..., Any]]:
+    """What ``post_compile`` is given, by name, and a call of it with some of that replaced.
+
+    They are the fields of its first argument, or (torch < 2.13) arguments of its own.
+    """
+    spec = args[0] if args else None
+    if dataclasses.is_dataclass(spec) and not isinstance(spec, type):
+        fields = vars(spec)
+        return fields, lambda **new: original(dataclasses.replace(spec, **new), *args[1:], **kwargs)
+    bound = inspect.signature(original).bind(*args, **kwargs)
+
+    def call(**new: Any) -> Any:
+        bound.arguments.update(new)
+        return original(*bound.args, **bound.kwargs)
+
+    return bound.arguments, call
+
+
+def keeps_graph() -> bool:
+    """Whether the backward that runs on this thread may be followed by another of its graph."""
+    return torch._C._autograd._get_current_graph_task_keep_graph()
+
+
+def _kept_backward(kept: Any) -> torch.fx.GraphModule | None:
+    """The graph of a backward, which AOTAutograd keeps for compiled autograd.
+
+    One from the cache is read when it is asked for.
+    """
+    graph = getattr(kept, "bw_module", None)
+    if graph is None and hasattr(kept, "bw_module_fn"):
+        graph = kept.bw_module_fn()
+    return cast(torch.fx.GraphModule | None, graph)
+
+
+def compiled_from(graph: torch.fx.GraphModule, compiled: T) -> T:
+    """Say which graph a backward was compiled from, for :func:`backwards_by`."""
+    cast(Any, compiled)._composer_graph = graph
+    return compiled

@@ -1,0 +1,87 @@
+"""Passes: canonical ATen, Inductor's pattern matcher."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+import torch.fx
+from torch._guards import TracingContext
+from torch._ops import HigherOrderOperator
+from torch._subclasses.fake_tensor import (
+    FakeTensorMode,
+)
+from torch.nn.modules.batchnorm import _BatchNorm as _BatchNorm
+
+from composer._torch.fakes import forget_met
+from composer._torch.modes import is_functorchs
+
+
+def is_pattern_matcher_pass(value: object) -> bool:
+    """Whether it is one of Inductor's; its heavy module is not imported to find out."""
+    module = sys.modules.get("torch._inductor.pattern_matcher")
+    return module is not None and isinstance(value, module.PatternMatcherPass)
+
+
+def is_canonical(target: Any) -> bool:
+    """Whether :func:`capture_aten` keeps what a call of this function means."""
+    if isinstance(target, HigherOrderOperator):
+        return target is torch.ops.higher_order.cond
+    return not is_functorchs(target)
+
+
+def _is_static(symbolic: Any) -> bool:
+    """Whether Dynamo gave none of a tensor's sizes and strides a symbol."""
+    from torch.fx.experimental.symbolic_shapes import DimDynamic
+
+    kinds = (*symbolic.dynamic_sizes, *symbolic.dynamic_strides)
+    return all(kind in (DimDynamic.STATIC, DimDynamic.INFER_STRIDE) for kind in kinds)
+
+
+def capture_aten(run: Callable[..., Any], example_inputs: Sequence[Any]) -> torch.fx.GraphModule:
+    """Canonical ATen of a captured graph, before autograd, with the sizes' own symbols.
+
+    ``make_fx(pre_dispatch=True)`` records one overload a call above autograd and autocast, as
+    ``torch.export`` does for training. Inputs are faked anew, in a mode that shares Dynamo's
+    symbols but not its fake tensors: running the graph may change what a fake tensor says.
+
+    Args:
+        run: Runs the captured graph.
+        example_inputs: Real tensors and symbols, in the order of the placeholders.
+    """
+    from torch.fx import traceback
+    from torch.fx._lazy_graph_module import _use_lazy_graph_module
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    context = TracingContext.try_get()
+    known = None if context is None or context.fake_mode is None else context.fake_mode.shape_env
+    mode = FakeTensorMode(shape_env=known, allow_non_fake_inputs=True)
+
+    def fake(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        symbolic = None if context is None else cast(Any, context.tensor_to_context).get(value)
+        if symbolic is None or (value.dim() and _is_static(symbolic)):  # half the work
+            return mode.from_tensor(value, static_shapes=True)
+        return mode.from_tensor(
+            value, symbolic_context=symbolic, source=symbolic.tensor_source, trace=False
+        )
+
+    fakes = [fake(value) for value in example_inputs]
+    with mode, traceback.preserve_node_meta(), _use_lazy_graph_module(True):
+        made = make_fx(run, pre_dispatch=True)(*fakes)
+    forget_met(mode)
+    return made
+
+
+def traces_nested_graph() -> bool:
+    """Whether what is traced now is a graph within another, such as a branch of ``torch.cond``.
+
+    A decomposition is not told where the call stands that it is to replace.
+    """
+    from torch.fx.experimental import proxy_tensor
+
+    tracer = proxy_tensor._CURRENT_MAKE_FX_TRACER
+    return tracer is not None and tracer.is_hop_subgraph_tracer()

@@ -1,0 +1,128 @@
+"""Compiles outside of Dynamo's own: after it, beside it, within another."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.fx
+from torch._dynamo.convert_frame import compile_lock as compile_lock
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import (
+    FakeTensor,
+    FakeTensorMode,
+)
+from torch.nn.modules.batchnorm import _BatchNorm as _BatchNorm
+
+from composer import forks
+from composer._torch.fakes import as_fake, fake_mode_of, forget_met
+from composer._torch.symbols import recaptured_numbers
+
+
+@contextlib.contextmanager
+def patched(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Put something in the place of what ``owner``, a module or a class, has by this name.
+
+    By one thread at a time: what two put there in turn is not taken away in turn.
+    """
+    before = inspect.getattr_static(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+@contextlib.contextmanager
+def compiling() -> Iterator[None]:
+    """Compile as Dynamo does: one compile at a time in the process, which says that it compiles.
+
+    FX has one flag for all threads that says it traces. Two compiles at once leave it set for good,
+    and every compiled function refuses to run from then on; while one compiles, those of other
+    threads run only if ``torch.compiler.is_compiling()``.
+    """
+    with compile_lock:
+        # torch.compiler tells of its flag, and has no public way to set it.
+        before = torch.compiler._is_compiling_flag
+        torch.compiler._is_compiling_flag = True
+        try:
+            yield
+        finally:
+            torch.compiler._is_compiling_flag = before
+
+
+def is_in_bad_fork() -> bool:
+    """Whether this process is forked from one that used a device, which it cannot use then.
+
+    No public name says so before the device is asked for, and that raises.
+    """
+    devices = (torch.cuda, torch.xpu, torch.mtia)
+    return any(each._is_in_bad_fork() for each in devices)
+
+
+@forks.in_child
+def _forget_other_threads_compile() -> None:
+    """Free the compile lock that a thread of the parent's held, and take its flags down.
+
+    That thread does not exist in the child, so nobody else would.
+    """
+    if forks.freed(compile_lock):
+        torch.compiler._is_compiling_flag = False
+        tracing = torch.fx._symbolic_trace
+        if hasattr(tracing, "_is_fx_tracing_flag"):  # from torch 2.14 on each thread has its own
+            tracing._is_fx_tracing_flag = False
+
+
+@contextlib.contextmanager
+def captured_with(fakes: Sequence[Any], inputs: Sequence[Any]) -> Iterator[None]:
+    """Compile within a compile: AOTAutograd, run again, meets ``fakes`` where it sees ``inputs``.
+
+    It writes what it finds out to the context of the compile; the inner one is given its own.
+    """
+    mode = fake_mode_of(fakes)
+    for fake, value in zip(fakes, inputs, strict=True):
+        if isinstance(fake, FakeTensor):
+            mode.fake_tensor_converter.set_tensor_memo(value, fake)
+    with tracing(TracingContext(mode)):
+        yield
+
+
+@contextlib.contextmanager
+def recaptured(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Iterator[None]:
+    """Compile a captured graph again, after Dynamo's compile is over, with its own symbols."""
+    fakes = [node.meta.get("example_value") for node in gm.graph.find_nodes(op="placeholder")]
+    captured = any(isinstance(fake, FakeTensor) for fake in fakes)
+    pairs = zip(fakes, inputs, strict=True)
+    numbers = {f.node.expr: value for f, value in pairs if isinstance(f, torch.SymInt)}
+    with compiling():  # until the end: another thread may capture the same graph again
+        known = recaptured_numbers.set(numbers)
+        try:
+            with captured_with(fakes, inputs) if captured else contextlib.nullcontext():
+                yield
+        finally:
+            recaptured_numbers.reset(known)
+            if captured:
+                forget_met(fake_mode_of(fakes))
+
+
+@contextlib.contextmanager
+def recompiling(fakes: Sequence[Any]) -> Iterator[None]:
+    """Compile for these fakes, after the compile that met them is over."""
+    with compiling(), tracing(TracingContext(fake_mode_of(fakes))):
+        yield
+
+
+@contextlib.contextmanager
+def as_if_captured(inputs: Sequence[Any]) -> Iterator[None]:
+    """Compile as within Dynamo's compile, of inputs with fixed sizes.
+
+    Without its fake mode Inductor fails on a graph that holds graphs (``torch.cond``).
+    """
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    with captured_with([as_fake(mode, value) for value in inputs], inputs):
+        yield

@@ -1,0 +1,202 @@
+"""What Dynamo compiles now: its registry, the compile's id, the frame, its inputs."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+import torch.fx
+from torch._dynamo import aot_compile as dynamo_aot_compile
+from torch._dynamo import eval_frame, external_utils
+from torch._dynamo.backends.registry import _COMPILER_FNS
+from torch._dynamo.backends.registry import list_backends as _list_backends
+from torch._dynamo.backends.registry import lookup_backend as lookup_backend
+from torch._dynamo.backends.registry import register_backend as register_backend
+from torch._dynamo.exc import InvalidBackend as InvalidBackend
+from torch._dynamo.exc import RestartAnalysis, SkipFrame
+from torch._dynamo.resume_execution import ContinueExecutionCache
+from torch._dynamo.source import RandomValueSource
+from torch._dynamo.symbolic_convert import InstructionTranslator
+from torch._dynamo.utils import counters
+from torch._guards import CompileContext
+from torch.nn.modules.batchnorm import _BatchNorm as _BatchNorm
+
+DYNAMO_CONTROL_FLOW: tuple[type[Exception], ...] = (RestartAnalysis, SkipFrame)
+"""Exceptions with which Dynamo's own control flow passes through a backend: no engine's fault."""
+
+
+def list_backends() -> list[str]:
+    """Every name that :func:`lookup_backend` knows, the debugging ones included."""
+    return _list_backends(exclude_tags=())
+
+
+def registered_backend(name: str) -> Callable[..., Any] | None:
+    """What the name stands for; ``None`` without any, or for an entry point not loaded yet."""
+    return _COMPILER_FNS.get(name)
+
+
+def compile_id() -> str | None:
+    """Dynamo's compile id (``"0/0"``), ``None`` outside of a compile."""
+    current = CompileContext.current_compile_id()
+    return None if current is None else str(current)
+
+
+def is_recompile() -> bool:
+    """Whether Dynamo compiles code that it has compiled before, for other inputs or objects."""
+    current = CompileContext.current_compile_id()
+    return current is not None and bool(current.frame_compile_id)
+
+
+def captured_graphs() -> int:
+    """How many graphs Dynamo gave to any backend since this process started."""
+    return counters["stats"]["unique_graphs"]
+
+
+def traced_frame() -> tuple[types.CodeType, dict[str, Any], str] | None:
+    """The frame that Dynamo is tracing: its original code, its locals, its module's name.
+
+    After a graph break Dynamo traces a generated function that goes on in the middle of the
+    user's; its metadata lead back to the user's code, whose frame waits on the Python stack.
+    ``torch.compile(torch.nn.Linear(...))`` traces a frame of torch's own around ``fn``: the frame
+    given is then that of the ``forward`` within; around a function in C, which has no frame, it has
+    that one's name. What ``aot_compile`` was asked for has been traced when a backend is called.
+    ``None`` outside of a compile.
+    """
+    try:
+        root = InstructionTranslator.current_tx().output.root_tx
+    except AttributeError:  # nothing is being traced on this thread
+        saving = dynamo_aot_compile.aot_compile_fullgraph.__code__
+        return _frame_to_be(_locals_on_the_stack(saving).get("model"))
+    if root.f_code.co_filename == external_utils.__file__:
+        called: Any = root.f_locals.get("fn")
+        wrapped = _frame_to_be(called)
+        if wrapped is not None:
+            return wrapped
+        if hasattr(called, "__name__"):
+            named = root.f_code.replace(co_qualname=called.__name__)
+            return named, {}, called.__module__ or "torch"
+    resumed = ContinueExecutionCache.generated_code_metadata.get(root.f_code)
+    code = root.f_code if resumed is None else resumed.code
+    scope = dict(root.f_locals) if resumed is None else _locals_on_the_stack(code)
+    return code, scope, str(root.f_globals.get("__name__", ""))
+
+
+def called_frame() -> tuple[types.CodeType, dict[str, Any], str] | None:
+    """As :func:`traced_frame`, for what the program gave ``torch.compile`` and calls now.
+
+    They differ behind a graph break in a submodule: Dynamo traces its ``forward`` by itself then.
+    """
+    called: Any = _locals_on_the_stack(_call_of_compiled()).get("fn")
+    around = getattr(called, "__code__", None)
+    if around is not None and around.co_filename == external_utils.__file__:
+        called = called.__wrapped__
+    return _frame_to_be(called)
+
+
+def _frame_to_be(called: Any) -> tuple[types.CodeType, dict[str, Any], str] | None:
+    """What :func:`traced_frame` says of a call of this; ``None`` where it has no code in Python."""
+    method: Any = called.forward if isinstance(called, torch.nn.Module) else called
+    method = method.func if isinstance(method, functools.partial) else method
+    if callable(method) and not hasattr(method, "__code__"):  # an object of a class with __call__
+        method = method.__call__
+    function = getattr(method, "__func__", method)
+    code = getattr(function, "__code__", None)
+    if not isinstance(code, types.CodeType):
+        return None
+    owner = getattr(method, "__self__", None)
+    return code, dict.fromkeys(code.co_varnames[:1], owner), function.__module__
+
+
+@functools.cache
+def _call_of_compiled() -> types.CodeType:
+    """The code of what ``torch.compile`` returns."""
+    within = eval_frame._TorchDynamoContext.__call__.__code__.co_consts
+    codes = (each for each in within if isinstance(each, types.CodeType))
+    return next(each for each in codes if each.co_name == "compile_wrapper")
+
+
+def _locals_on_the_stack(code: types.CodeType) -> dict[str, Any]:
+    """Locals of the nearest running frame of ``code``; Dynamo's rewritten copy counts as it."""
+    frame: types.FrameType | None = sys._getframe()
+    while frame is not None:
+        running = frame.f_code
+        if (running.co_filename, running.co_firstlineno, running.co_name) == (
+            code.co_filename,
+            code.co_firstlineno,
+            code.co_name,
+        ):
+            return dict(frame.f_locals)
+        frame = frame.f_back
+    return {}
+
+
+def is_static_input(node: torch.fx.Node) -> bool:
+    """Whether Dynamo marked the placeholder as a weight: fixed in place between calls."""
+    return bool(node.meta.get("tensor_dict", {}).get("_dynamo_static_input_type"))
+
+
+def is_marked_by_program(node: torch.fx.Node) -> bool:
+    """Whether the mark is the program's own, ``torch._dynamo.mark_static_address``, as on caches.
+
+    Dynamo itself marks parameters, and tensors that it reads from a module.
+    """
+    source = getattr(node, "_dynamo_source", None)
+    found = getattr(source, "guard_source", None)
+    return found is not None and is_static_input(node) and "MODULE" not in found.name
+
+
+def is_random_number(placeholder: torch.fx.Node) -> bool:
+    """Whether the input is a number that the program draws by Python's ``random`` at each call."""
+    return isinstance(getattr(placeholder, "_dynamo_source", None), RandomValueSource)
+
+
+def owner_of_buffer(placeholder: torch.fx.Node) -> object | None:
+    """The module that Dynamo read a buffer's placeholder from; ``None`` for any other input.
+
+    Dynamo's source is an expression over the traced frame's locals and globals, made for guards.
+    """
+    source = getattr(placeholder, "_dynamo_source", None)
+    name = getattr(source, "name", "")
+    module, is_buffer, _ = str(name() if callable(name) else name).rpartition("._buffers[")
+    if not is_buffer:
+        return None
+    try:
+        root = InstructionTranslator.current_tx().output.root_tx
+        return cast(object, eval(module, {"L": root.f_locals, "G": root.f_globals}))
+    except (AttributeError, KeyError, NameError):  # not being traced, or read through a cell
+        return None
+
+
+def structured_trace_is_on() -> bool:
+    """Whether torch writes what ``tlparse`` reads (``TORCH_TRACE=folder``).
+
+    Torch writes it by a handler of its own. One without a folder stands for off: it takes itself
+    away at the first event.
+    """
+    from torch._logging._internal import LazyTraceHandler, trace_log
+
+    own = (each for each in trace_log.handlers if isinstance(each, LazyTraceHandler))
+    return any(handler.root_dir for handler in own)
+
+
+def trace_artifact(name: str, encoding: str, payload: str, graph_id: str) -> None:
+    """Write a file into torch's structured trace; ``tlparse`` shows it with that compile.
+
+    Args:
+        name: What ``tlparse`` calls it.
+        encoding: ``"json"`` or ``"string"``.
+        payload: The file's text.
+        graph_id: Dynamo's compile id, for when none is under way; ignored if it is no such id.
+    """
+    from torch._guards import CompileId
+    from torch._logging._internal import trace_structured_artifact
+
+    try:
+        known = CompileId.from_string(graph_id)
+    except ValueError:
+        known = None
+    trace_structured_artifact(name, encoding, lambda: payload, compile_id=known)

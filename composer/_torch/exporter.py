@@ -1,0 +1,184 @@
+"""The ONNX exporter."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+import torch.fx
+from torch._ops import OpOverload
+from torch.fx.traceback import preserve_node_meta
+from torch.nn.modules.batchnorm import _BatchNorm as _BatchNorm
+
+from composer import forks
+
+if TYPE_CHECKING:
+    import onnx_ir
+from composer._torch.compiles import patched
+from composer._torch.fakes import fake_mode_of, faking
+from composer._torch.operators import registry_name
+
+
+class OnnxTranslator:
+    """The exporter's translation of functional ATen graphs, without its capture and retracing.
+
+    ``torch.onnx.export`` accepts only programs from ``torch.export``, refuses symbolic integers
+    as inputs and runs every decomposition again, which is most of its time. Its last step does
+    all we need: one pass over the nodes with torchlib's registry. Making one takes about a second,
+    most of it imports.
+    """
+
+    def __init__(self) -> None:
+        from torch.onnx._internal.exporter import _core, _decomp, _fx_passes, _registration
+        from torch.onnx._internal.fx.passes import type_promotion
+
+        self._lock = forks.lock()
+        self._core, self._passes = _core, _fx_passes
+        self._promotions = type_promotion.TypePromotionTable()
+        self._interpreter = type_promotion._TypePromotionInterpreter
+        with _quiet(_registration.logger):  # it warns where torchvision is not installed
+            self._registry = _registration.ONNXRegistry.from_torchlib()
+        known = _decomp.get_onnx_implemented_overloads(self._registry)
+        self.known: frozenset[str] = frozenset(map(registry_name, known))
+        """What the exporter itself translates, by :func:`registry_name`."""
+
+    def register(self, translations: Mapping[Any, Callable[..., Any]]) -> None:
+        """Have these functions translate their operators, in place of the exporter's own."""
+        for target, function in translations.items():
+            self._registry.register_op(target, function)
+
+    @property
+    def translated(self) -> frozenset[str]:
+        """What it translates by now, by :func:`registry_name`."""
+        targets = (each for each, found in self._registry.functions.items() if found)
+        return frozenset(each if isinstance(each, str) else registry_name(each) for each in targets)
+
+    def prepare(self, gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
+        """Make type promotion explicit and drop assertions, as the exporter does. In place."""
+        mixed = {node: rule for node in gm.graph.nodes if (rule := self._rule_of(node))}
+        if mixed:
+            self._promote(gm, mixed)
+        return self._passes.remove_assertion_nodes(gm)
+
+    def _promote(self, gm: torch.fx.GraphModule, mixed: Mapping[torch.fx.Node, Any]) -> None:
+        """Insert casts before and after those of these nodes that promote types, by their rules.
+
+        The exporter runs every node again for that. What each gives is known here.
+        """
+        interpreter = self._interpreter(gm, self._promotions)
+        interpreter.env = {n: n.meta["val"] for n in gm.graph.nodes if "val" in n.meta}
+        mode = fake_mode_of(list(interpreter.env.values()))
+        with faking(mode), preserve_node_meta():
+            for node, rule in mixed.items():
+                with interpreter._set_current_node(node):
+                    interpreter._maybe_promote_node(node, rule)
+
+    def _rule_of(self, node: torch.fx.Node) -> Any:
+        """How an operator promotes types that is given, or makes, more than one of them."""
+        if not isinstance(node.target, OpOverload):
+            return None
+        rule = self._promotions.get_rule(node.target.overloadpacket)
+        return rule if rule is not None and self._is_mixed(node) else None
+
+    def _is_mixed(self, node: torch.fx.Node) -> bool:
+        values = [node.meta.get("val"), *(each.meta.get("val") for each in node.all_input_nodes)]
+        dtypes = {each.dtype for each in values if isinstance(each, torch.Tensor)}
+        if len(dtypes) > 1 or any(isinstance(each, torch.SymInt) for each in values):
+            return True
+        numbers = [each for each in node.args if isinstance(each, int | float)]
+        return bool(numbers) and not all(dtype.is_floating_point for dtype in dtypes)
+
+    def translate(self, gm: torch.fx.GraphModule) -> onnx_ir.Model:
+        """An ONNX model with an input for each placeholder and an output for each returned node."""
+        for node in gm.graph.nodes:
+            node.meta.setdefault("nn_module_stack", {})  # else a warning for every node without
+        program = types.SimpleNamespace(
+            graph_module=gm,
+            graph_signature=_signature(gm),
+            range_constraints={},
+            constants={},
+            named_parameters=tuple,
+            named_buffers=tuple,
+        )
+        # onnx_ir warns of the empty list that stands for the shape of a number, the exporter of an
+        # operator with several results for which it makes one.
+        ir, exporter = logging.getLogger("onnx_ir._convenience"), self._core.logger
+        with self._lock, _signatures_read_once(), _quiet(ir), _quiet(exporter):
+            translated = self._core._exported_program_to_onnx_program(
+                cast(Any, program), registry=self._registry
+            )
+        # A model without any node has no opset, which ONNX Runtime (1.31) refuses.
+        translated.model.opset_imports.setdefault("", self._registry.opset_version)
+        return translated.model
+
+
+def onnx_decompositions(known: frozenset[str]) -> dict[Any, Callable[..., Any]]:
+    """The exporter's table of decompositions, made without the exporter: that is slow to import.
+
+    Args:
+        known: The operators that it translates, and so does not decompose.
+    """
+    from torch._decomp import decomposition_table
+    from torch.export import default_decompositions
+
+    first: Any = default_decompositions()
+    table: dict[Any, Callable[..., Any]] = {}
+    for each, function in (*first.items(), *decomposition_table.items()):
+        if isinstance(each, OpOverload) and registry_name(each) not in known:
+            table.setdefault(each, function)
+    return table
+
+
+@contextlib.contextmanager
+def _signatures_read_once() -> Iterator[None]:
+    """Keep what the exporter reads from the schema of each ONNX operator.
+
+    It would read it anew for every node it makes, a third of all its time (torch 2.13).
+    """
+    from onnx_ir import schemas
+
+    read = staticmethod(functools.partial(_signature_of, schemas.OpSignature.from_op_schema))
+    with patched(schemas.OpSignature, "from_op_schema", read):
+        yield
+
+
+_signatures: dict[tuple[str, str, int], Any] = {}
+
+
+def _signature_of(read: Callable[[Any], Any], schema: Any) -> Any:
+    key = schema.domain, schema.name, schema.since_version
+    if key not in _signatures:
+        _signatures[key] = read(schema)
+    return _signatures[key]
+
+
+def _signature(gm: torch.fx.GraphModule) -> Any:
+    from torch.export import graph_signature as export
+
+    def argument(node: torch.fx.Node) -> Any:
+        if isinstance(node.meta["val"], torch.Tensor):
+            return export.TensorArgument(name=node.name)
+        return export.SymIntArgument(name=node.name)
+
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    (output,) = gm.graph.find_nodes(op="output")
+    user_input, user_output = export.InputKind.USER_INPUT, export.OutputKind.USER_OUTPUT
+    return export.ExportGraphSignature(
+        [export.InputSpec(user_input, argument(node), None) for node in placeholders],
+        [export.OutputSpec(user_output, argument(node), None) for node in output.args[0]],
+    )
+
+
+@contextlib.contextmanager
+def _quiet(logger: logging.Logger) -> Iterator[None]:
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

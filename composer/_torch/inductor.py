@@ -1,0 +1,147 @@
+"""Inductor: its settings, caches and kinds of pass."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.fx
+from torch._inductor import custom_graph_pass
+from torch._inductor.custom_graph_pass import CustomGraphModulePass as CustomGraphModulePass
+from torch._inductor.custom_graph_pass import CustomGraphPass as CustomGraphPass
+from torch._inductor.custom_graph_pass import CustomPartitionerFn as CustomPartitionerFn
+from torch._ops import OpOverload
+from torch.nn.modules.batchnorm import _BatchNorm as _BatchNorm
+
+from composer._torch.compiles import patched
+from composer._torch.operators import shares_memory
+
+CUSTOM_PASSES = (CustomGraphPass, CustomGraphModulePass, CustomPartitionerFn)
+"""Inductor's kinds of pass; they have one base class from torch 2.13 on."""
+
+
+if TYPE_CHECKING or hasattr(custom_graph_pass, "CustomInferenceAwareGraphPass"):
+    from torch._inductor.custom_graph_pass import (
+        CustomInferenceAwareGraphPass as CustomInferenceAwareGraphPass,
+    )
+else:
+
+    class CustomInferenceAwareGraphPass(CustomGraphPass):
+        """Stands in for a class that torch 2.11 lacks: there, no pass is told of inference."""
+
+
+def inductor_options() -> list[str]:
+    """Every setting that Inductor knows; ``torch.compile(options=...)`` takes them."""
+    import torch._inductor
+
+    return torch._inductor.list_options()
+
+
+def modes() -> list[str]:
+    """The words that ``torch.compile(mode=...)`` takes."""
+    import torch._inductor
+
+    return list(torch._inductor.list_mode_options())
+
+
+def inductor_config(mode: str | None, options: dict[str, Any]) -> dict[str, Any]:
+    """The settings that ``torch.compile(mode=..., options=...)`` would hand to Inductor.
+
+    Raises:
+        RuntimeError: Inductor does not know the mode, an option or the type of its value.
+    """
+    wrapper = torch._TorchCompileInductorWrapper(mode, options, None)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    return dict(wrapper.config)
+
+
+def inductor_setting(name: str, config: Mapping[str, Any]) -> Any:
+    """A setting as Inductor would see it: the compile's own, else the one of its config."""
+    import torch._inductor.config as inductor_config
+
+    return config[name] if name in config else getattr(inductor_config, name)
+
+
+def is_compilers(error: BaseException) -> bool:
+    """Whether Inductor raised it since the system's compiler failed, or there is none."""
+    raised = sys.modules.get("torch._inductor.exc")  # else there was nothing to raise it
+    kinds = (raised.CppCompileError, raised.InvalidCxxCompiler) if raised else ()
+    return isinstance(error, kinds)
+
+
+def inductor_cache_dir() -> str:
+    """Where Inductor keeps what it compiled."""
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    return cache_dir()
+
+
+@contextlib.contextmanager
+def fresh_compiles() -> Iterator[None]:
+    """Compile anew: neither Inductor nor AOTAutograd takes a graph from its cache.
+
+    ``torch.compiler.config.force_disable_caches`` does that, too, and warns.
+    """
+    from torch._functorch import config as functorch_config
+    from torch._inductor import config as inductor_config
+
+    with (
+        functorch_config.patch(enable_autograd_cache=False),
+        inductor_config.patch(fx_graph_cache=False),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def constants_let_go() -> Iterator[None]:
+    """Let the code that Inductor loads within be freed when nothing refers to it any more.
+
+    Otherwise Inductor keeps the modules of all code that it has loaded for as long as the process
+    lives, and in them the constants of frozen graphs (torch 2.13).
+    """
+    from torch._inductor.codecache import PyCodeCache
+
+    known = set(map(id, PyCodeCache.modules))
+    try:
+        yield
+    finally:
+        known |= set(map(id, PyCodeCache.modules_no_attr.values()))
+        for module in [each for each in PyCodeCache.modules if id(each) not in known]:
+            PyCodeCache.modules.remove(module)
+            if sys.modules.get(module.__name__) is module:
+                del sys.modules[module.__name__]
+
+
+@contextlib.contextmanager
+def constants_kept_apart() -> Iterator[None]:
+    """Have what Inductor freezes within give out copies of its constants.
+
+    Otherwise an output of weights alone is one tensor for all calls (torch 2.13), and whoever gets
+    it may write to it.
+    """
+    from torch._inductor import freezing
+
+    freeze = freezing.freeze
+
+    def freeze_and_copy(*args: Any, **kwargs: Any) -> tuple[torch.fx.GraphModule, list[int]]:
+        gm, kept = freeze(*args, **kwargs)
+        _copy_what_is_given_out(gm)
+        return gm, kept
+
+    with patched(freezing, "freeze", freeze_and_copy):
+        yield
+
+
+def _copy_what_is_given_out(gm: torch.fx.GraphModule) -> None:
+    (returned,) = gm.graph.find_nodes(op="output")
+    for node in returned.all_input_nodes:
+        base = node
+        while isinstance(base.target, OpOverload) and shares_memory(base.target):
+            base = base.args[0]
+        if base.op == "get_attr":  # a clone of it would be taken for one that does nothing
+            with gm.graph.inserting_before(returned):
+                copy = gm.graph.call_function(torch.ops.aten.lift_fresh_copy.default, (node,))
+            copy.meta.update(node.meta)
+            returned.replace_input_with(node, copy)

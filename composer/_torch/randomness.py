@@ -1,0 +1,106 @@
+"""Random numbers: generators, and whether a graph draws."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.fx
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import (
+    FakeTensorMode,
+)
+from torch.nn.modules.batchnorm import _BatchNorm as _BatchNorm
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from composer._torch.compiles import patched
+from composer._torch.fakes import as_fake
+from composer._torch.operators import COMPOSED, draws, is_composed
+
+
+@contextlib.contextmanager
+def generators_as_they_are() -> Iterator[None]:
+    """Show this thread a frozen random state, and ignore its attempts to set it.
+
+    AOTAutograd, Inductor and ``fork_rng`` restore the state that the generators had when they
+    began. From a background thread that would make the program draw the same numbers once more.
+    Other threads are not affected. To be used by one thread at a time, the one that compiles.
+    """
+    homes = [(torch, torch.random), *([(torch.cuda,)] if torch.cuda.is_available() else [])]
+    with contextlib.ExitStack() as undo:
+        for modules in homes:
+            read, write = _unmoved(modules[-1].get_rng_state, modules[-1].set_rng_state)
+            for module in modules:
+                undo.enter_context(patched(module, "get_rng_state", read))
+                undo.enter_context(patched(module, "set_rng_state", write))
+        yield
+
+
+def _unmoved(
+    read: Callable[..., torch.Tensor], write: Callable[..., None]
+) -> tuple[Callable[..., torch.Tensor], Callable[..., None]]:
+    """Versions of both for this thread: each device's state stays what it was when first read."""
+    here = threading.get_ident()
+    seen: dict[str, torch.Tensor] = {}
+
+    def get_rng_state(*device: Any, **named: Any) -> torch.Tensor:
+        state = read(*device, **named)
+        if threading.get_ident() != here:
+            return state
+        return seen.setdefault(f"{device} {named}", state).clone()
+
+    def set_rng_state(*state: Any, **named: Any) -> None:
+        if threading.get_ident() != here:
+            write(*state, **named)
+
+    return get_rng_state, set_rng_state
+
+
+def draws_random_numbers(run: Callable[..., Any], inputs: Sequence[Any]) -> bool:
+    """Whether a graph draws random numbers for such inputs, found by running it on fake ones.
+
+    Most functions that may draw do not: dropout when not training, attention without dropout.
+
+    Raises:
+        Exception: whatever the graph raises on fake inputs, if its control flow needs the data.
+    """
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
+    seen = _Seen()
+    with mode, seen:
+        run(*(as_fake(mode, value) for value in inputs))
+    return seen.draws
+
+
+class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    """Watches the operators that are called below autograd for one that draws.
+
+    Attention has the tag of those even without dropout, so ``dropout_p`` decides. In inference mode
+    the operators that others are composed of arrive here whole: their parts decide.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # likewise
+        self.draws = False
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if func.namespace != "prim" and is_composed(func):  # prim is unknown to the dispatcher
+            with self:  # not func.decompose: torch's GRU in Python (2.13) forgets its dropout
+                return func._op_dk(COMPOSED, *args, **(kwargs or {}))
+        if draws(func):
+            known = func._schema.arguments
+            given = {each.name: each.default_value for each in known}
+            given |= zip((each.name for each in known), args, strict=False)
+            self.draws |= (given | (kwargs or {})).get("dropout_p") != 0.0
+        return func(*args, **(kwargs or {}))
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """Dynamo leaves alone, in any thread, what is called while another kind of mode is on."""
+        return True

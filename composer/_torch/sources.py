@@ -1,0 +1,94 @@
+"""Copies of a graph, and what Dynamo says of its inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+import torch.fx
+from torch.nn.modules.batchnorm import _BatchNorm as _BatchNorm
+
+
+def carry_source_metadata(source: torch.fx.GraphModule, copy: torch.fx.GraphModule) -> None:
+    """Re-attach what copying a graph drops, so that AOTAutograd still sees static inputs.
+
+    Dynamo keeps it in attributes because ``meta`` is pickled (pytorch/pytorch#141640); when it
+    moves into ``meta`` this function can go.
+    """
+    carry_attributes(source, copy)
+    for node, twin in zip(source.graph.nodes, copy.graph.nodes, strict=True):
+        carry_node_source(node, twin)
+
+
+def carry_attributes(source: torch.fx.GraphModule, copy: torch.fx.GraphModule) -> None:
+    """Re-attach what Dynamo hung on the graph module itself."""
+    for name, value in vars(source).items():
+        if name not in vars(copy):
+            object.__setattr__(copy, name, value)
+
+
+def carry_node_source(node: torch.fx.Node, twin: torch.fx.Node) -> None:
+    """Re-attach where Dynamo says that a placeholder comes from."""
+    if hasattr(node, "_dynamo_source"):
+        twin._dynamo_source = node._dynamo_source
+
+
+def carry_no_source(node: torch.fx.Node, added: torch.fx.Node) -> None:
+    """Mark a placeholder as added to ``node``'s graph, so that it has no source of Dynamo's.
+
+    AOTAutograd refuses a graph of Dynamo's in which a placeholder lacks the attribute. It accepts
+    the value ``None``, which is meant for placeholders that are added when a graph is split.
+    """
+    if hasattr(node, "_dynamo_source"):
+        cast(Any, added)._dynamo_source = None
+
+
+def let_go_of_examples(copy: torch.fx.GraphModule) -> None:
+    """Take off the placeholders what Dynamo takes off those of its own graph after a compile.
+
+    That are the real inputs: weak references to tensors, which ``torch.utils.swap_tensors`` then
+    refuses to swap, and some that are not weak.
+    """
+    for node in copy.graph.find_nodes(op="placeholder"):
+        node.meta.pop("grapharg", None)
+
+
+def name_sources(gm: torch.fx.GraphModule) -> None:
+    """Give a source, the graph itself, to buffers and parameters that Dynamo has not seen.
+
+    AOTAutograd refuses a graph of Dynamo's in which one has no source. Tracing adds such buffers
+    (for ``torch.tensor([1.0])``), and so may passes.
+    """
+    from torch._dynamo.source import ConstantSource
+
+    known = getattr(gm, "_param_name_to_source", None)
+    if known is None:
+        return
+    names = (name for each in (gm.named_parameters(), gm.named_buffers()) for name, _ in each)
+    added = {name: ConstantSource(name) for name in names if name not in known}
+    object.__setattr__(gm, "_param_name_to_source", {**known, **added})
+
+
+def lazy_graph_module(root: Any, graph: torch.fx.Graph, name: str) -> torch.fx.GraphModule:
+    """A graph module that generates its code when it is first called, as Dynamo's do.
+
+    ``recompile`` then costs a graph that is only edited nothing.
+    """
+    from torch.fx._lazy_graph_module import _LazyGraphModule
+
+    return _LazyGraphModule(root, graph, name)
+
+
+def settled_forward(gm: torch.fx.GraphModule) -> Callable[..., Any]:
+    """``gm.forward``, generated now: a lazy graph module would look it up anew at every call."""
+    if hasattr(gm, "real_recompile"):
+        cast(Any, gm).real_recompile()
+    return gm.forward
+
+
+def lasting_metadata(node: torch.fx.Node) -> dict[str, Any]:
+    """Of a node's metadata what means the same in another process: its line, and Dynamo's mark."""
+    kept = {"stack_trace": node.meta["stack_trace"]} if node.meta.get("stack_trace") else {}
+    mark = node.meta.get("tensor_dict", {}).get("_dynamo_static_input_type")
+    return kept | ({"tensor_dict": {"_dynamo_static_input_type": mark}} if mark else {})
