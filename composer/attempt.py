@@ -68,6 +68,8 @@ def try_candidate(
             note(options=plain(dict(contender.candidate.options)))
         if contender.on_trial:
             note(on_trial=True)
+        if lacks := _torch.names.off(look=False):
+            note(torch_lacks=lacks)
         try:
             with _torch.modes.modes_put_back():  # else the next would be built in those of a region
                 contender.skip(request)

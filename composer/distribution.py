@@ -16,7 +16,7 @@ VERIFIED = {
     "onnx": ("1.18", "1.23"),
     "onnxscript": ("0.6", "0.7"),
     "onnxruntime": ("1.31", "1.32"),
-    "openvino": ("2025.4", "2026.4"),
+    "openvino": ("2026.4", "2026.4"),
 }
 """The oldest and the newest release of each package with which composer's tests passed."""
 

@@ -47,7 +47,7 @@ class _Recipe:
     autocast: tuple[tuple[str, torch.dtype], ...]
 
 
-class Saved(_torch.files.SerializableCallable):
+class Saved(_torch.files.SerializableCallable):  # type: ignore[misc]  # a class that torch may lack
     """A compiled graph that can be saved to a file; one that was loaded compiles at its first call.
 
     Args:

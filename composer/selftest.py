@@ -8,9 +8,9 @@ reason, rather than with another error for each graph. ``composer doctor`` runs 
 
 from __future__ import annotations
 
+import contextvars
 import json
 import platform
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -148,29 +148,26 @@ def in_child(payload: bytes, ready: Callable[[], None]) -> dict[str, Any]:
     return {name: plain(attempt) for name, attempt in attempts.items()}
 
 
-def run_all(candidate: Candidate, device: str) -> Mapping[str, Attempt]:
+def run_all(candidate: Candidate, device: str) -> dict[str, Attempt]:
     """What became of the engine on each small graph, by the graph's name.
 
-    A thread of its own does the work. It has none of the modes that the program may be in.
+    The passes and settings of the compile under way do not reach them, nor do the program's modes.
 
     Args:
         candidate: The engine.
         device: The kind of device: ``"cpu"``, ``"cuda"``.
     """
-    attempts: dict[str, Attempt] = {}
-
-    def work() -> None:
-        for case in _CASES:
-            attempts[case.name] = _try(candidate, case, torch.device(device))
-
-    thread = threading.Thread(target=work, name="composer-self-test", daemon=True)
-    thread.start()
-    thread.join()
-    return attempts
+    nothing_set = contextvars.Context()
+    return {
+        case.name: nothing_set.run(_try, candidate, case, torch.device(device)) for case in _CASES
+    }
 
 
 def _try(candidate: Candidate, case: _Case, device: torch.device) -> Attempt:
-    """One attempt, compared with eager."""
+    """One attempt, compared with eager.
+
+    In this thread: in a forked child of torch 2.11 another thread would end the process.
+    """
     policy = Policy(
         chain=(candidate,),
         min_coverage=0.0,
@@ -179,13 +176,15 @@ def _try(candidate: Candidate, case: _Case, device: torch.device) -> Attempt:
         keep_artefacts=0.0,
     )
     (contender,) = contenders_of(policy)
-    inputs: list[Any] = case.inputs(device)
-    gm = torch.fx.symbolic_trace(case.function)
-    fakes = _torch.fakes.fakes_of(inputs, dynamic=() if case.training else (0,))
-    for node, fake in zip(gm.graph.find_nodes(op="placeholder"), fakes, strict=True):
-        node.meta["example_value"] = fake
-    with torch.set_grad_enabled(case.training), _torch.compiles.captured_with(fakes, inputs):
-        attempt, _, _ = try_candidate(capture.read_request(gm, inputs), contender)
+    no_autocast = torch.autocast(device.type, enabled=False)
+    with torch.inference_mode(False), torch.set_grad_enabled(case.training), no_autocast:
+        inputs: list[Any] = case.inputs(device)
+        gm = torch.fx.symbolic_trace(case.function)
+        fakes = _torch.fakes.fakes_of(inputs, dynamic=() if case.training else (0,))
+        for node, fake in zip(gm.graph.find_nodes(op="placeholder"), fakes, strict=True):
+            node.meta["example_value"] = fake
+        with _torch.compiles.captured_with(fakes, inputs):
+            attempt, _, _ = try_candidate(capture.read_request(gm, inputs), contender)
     return attempt
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from typer.testing import CliRunner
 from composer import distribution
 from composer.cli import app
 from composer.errors import FallbackWarning
+
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture
@@ -49,3 +52,16 @@ def test_doctor_names_a_package_with_a_folder_of_the_same_name() -> None:
     """Below its table."""
     said = " ".join(CliRunner().invoke(app, ["doctor"], env={"COLUMNS": "500"}).output.split())
     assert "the package mosaicml is installed here" in said
+
+
+def test_verified_versions_begin_with_the_lower_bounds_and_are_documented() -> None:
+    """What pip may install is what was tested, and the page says the same."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"].values()
+    asked = [*project["dependencies"], *(each for extra in extras for each in extra)]
+    page = (ROOT / "docs/versions.md").read_text()
+    for name, (oldest, newest) in distribution.VERIFIED.items():
+        if name != "python":
+            assert any(each.startswith(f"{name}>={oldest}") for each in asked), name
+        said = oldest if oldest == newest else f"{oldest} to {newest}"
+        assert f"| {name} | {said} |" in page.replace("| Python |", "| python |")

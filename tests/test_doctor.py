@@ -9,9 +9,11 @@ from importlib.metadata import version
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner, Result
 
 from composer import distribution
+from composer._torch import names
 from composer.backends import BACKENDS
 from composer.backends.base import Backend
 from composer.cli import app
@@ -124,3 +126,12 @@ def test_doctor_names_versions_outside_what_was_verified(monkeypatch: pytest.Mon
     """They may well work; who looks for a fault should know."""
     monkeypatch.setitem(distribution.VERIFIED, "torch", ("1.0", "1.1"))
     assert "is not among the verified versions, 1.0 to 1.1" in doctor("eager").output
+
+
+def test_doctor_names_what_is_off_without_a_private_name_of_torch(monkeypatch) -> None:
+    """Torch may drop one in any release."""
+    counters = "torch._dynamo.utils:counters"
+    feature = next(each for each in names.FEATURES if counters in each.names)
+    monkeypatch.setattr(feature, "missing", (counters,))
+    said = " ".join(doctor("eager").output.split())
+    assert f"{feature.what} is off: torch {torch.__version__} has no {counters}" in said

@@ -119,7 +119,7 @@ def test_doctor_replaces_the_outcome_that_is_kept(
 
 
 def test_small_graphs_do_not_see_the_modes_of_the_program() -> None:
-    """They run in a thread of their own, whose modes are the defaults."""
+    """Nor its default device, which is another one here."""
     with torch.inference_mode(), torch.autocast("cpu"), torch.device("meta"):
         attempts = selftest.run_all(Candidate(backend="onnxrt"), "cpu")
     assert {name: each.status for name, each in attempts.items()} == {

@@ -475,7 +475,7 @@ def test_owner_of_buffer_is_the_module_that_dynamo_read_it_from() -> None:
     assert sum(owner is norm[0] for owner in owners) == 2
     assert owners.count(None) == 3
     assert all(_torch.dynamo.owner_of_buffer(node) is None for node in placeholders)
-    assert isinstance(norm[0], _torch.tensors.BatchNorm)
+    assert isinstance(norm[0], _torch.tensors.BATCH_NORMS)
 
 
 def test_is_random_number_knows_what_python_draws() -> None:

@@ -1,8 +1,8 @@
-"""The only package that names torch's private modules.
+"""The only package that names torch's private modules and functions, one module a subject.
 
-Each import, or the function here that uses it, says why no public name serves.
+``names`` says what composer uses each private name for, and what is off where torch lacks it.
 ``tests/test_torch.py`` has a test for each, so that after a torch upgrade a test fails with the
-name of what moved. Heavy parts (the ONNX exporter) are imported when first used.
+name of what moved. Heavy parts (the ONNX exporter) are imported when they are first used.
 
 - ``dynamo``: What Dynamo compiles now: its registry, the compile's id, the frame, its inputs.
 - ``breaks``: What the user compiled, and where Dynamo could not follow.
@@ -24,7 +24,11 @@ name of what moved. Heavy parts (the ONNX exporter) are imported when first used
 - ``processor``: The processor.
 """
 
-from composer._torch import (
+from composer._torch.names import require_essential
+
+require_essential()
+
+from composer._torch import (  # noqa: E402  # what they import is there
     aot,
     backwards,
     breaks,
@@ -36,6 +40,7 @@ from composer._torch import (
     files,
     inductor,
     modes,
+    names,
     operators,
     processor,
     randomness,
@@ -57,6 +62,7 @@ __all__ = [
     "files",
     "inductor",
     "modes",
+    "names",
     "operators",
     "processor",
     "randomness",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
@@ -11,16 +12,38 @@ from typing import Any, cast
 import torch
 import torch.fx
 from torch._guards import TracingContext
-from torch.nn.modules.batchnorm import _BatchNorm as _BatchNorm
 
 from composer._torch.compiles import patched
 from composer._torch.fakes import fake_mode_of
 from composer._torch.modes import autocasts, float32_precision
+from composer._torch.names import off, optional
 from composer._torch.operators import draws
+from composer.errors import refuse
+from composer.records import Reason, Status
 
 GraphCompiler = Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
 
+_CONFIG = "torch._functorch.config:"
+
+
+def _decline_training(*args: object, **kwargs: object) -> Any:
+    """Decline a graph that trains, where this torch cannot be told what composer needs for it."""
+    refuse(Status.DECLINED, Reason.TRAINING_GRAPH, "; ".join(off(look=False)))
+
+
+def _inference_alone() -> contextlib.AbstractContextManager[None]:
+    """Nothing to set without a backward; a graph that may have one is declined."""
+    if torch.is_grad_enabled():
+        _decline_training()
+    return contextlib.nullcontext()
+
+
+@optional(
+    "training on an engine",
+    f"{_CONFIG}force_non_lazy_backward_lowering",
+    without=_inference_alone,
+)
 def backward_lowering_at_once() -> contextlib.AbstractContextManager[None]:
     """Compile the backward with the forward, so that its failure is the attempt's.
 
@@ -34,6 +57,11 @@ def backward_lowering_at_once() -> contextlib.AbstractContextManager[None]:
     )
 
 
+@optional(
+    "training models that write to a buffer and then read it",
+    f"{_CONFIG}treat_parameters_as_free_to_save",
+    without=_decline_training,
+)
 def keeping_no_weights_for_free() -> contextlib.AbstractContextManager[None]:
     """Have what the backward needs be kept at the same cost, whether it is a weight or not.
 
@@ -48,6 +76,11 @@ def keeping_no_weights_for_free() -> contextlib.AbstractContextManager[None]:
     )
 
 
+@optional(
+    "falling back at run time where Inductor's backward fails",
+    f"{_CONFIG}donated_buffer",
+    without=contextlib.nullcontext,
+)
 @contextlib.contextmanager
 def without_donated_buffers() -> Iterator[None]:
     """Keep AOTAutograd from donating what the forward saved to the backward, to be overwritten.
@@ -117,16 +150,23 @@ def min_cut(
     gm: torch.fx.GraphModule, joint_inputs: Sequence[Any], **kwargs: Any
 ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
     """Cut a joint graph where the least memory has to be kept in between, as for Inductor."""
-    from torch._functorch.partitioners import min_cut_rematerialization_partition
+    from functorch.compile import min_cut_rematerialization_partition
 
-    with _draws_kept_apart(gm), _draws_saved(gm):
+    drawn = [node for node in gm.graph.nodes if draws(node.target)]
+    with _draws_kept_apart(drawn), _draws_saved(drawn) if drawn else contextlib.nullcontext():
         forward, backward = min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
     _describe_second_draws(backward)
     return forward, backward
 
 
+@optional(
+    "training graphs that draw random numbers on engines that read ONNX",
+    "torch._functorch.partitioners:choose_saved_values_set",
+    without=_decline_training,
+    lazily=True,
+)
 @contextlib.contextmanager
-def _draws_saved(gm: torch.fx.GraphModule) -> Iterator[None]:
+def _draws_saved(drawn: Sequence[torch.fx.Node]) -> Iterator[None]:
     """Have the partitioner keep what is drawn, whatever memory it is to save.
 
     Where it may compute more anew in the backward (``aggressive_recomputation``,
@@ -137,7 +177,6 @@ def _draws_saved(gm: torch.fx.GraphModule) -> Iterator[None]:
     from torch._functorch import partitioners
     from torch.utils.checkpoint import CheckpointPolicy
 
-    drawn = [node for node in gm.graph.nodes if draws(node.target)]
     for node in drawn:
         for each in {node, *_tensors_drawn(node)}:
             each.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)  # but in a checkpoint
@@ -149,7 +188,7 @@ def _draws_saved(gm: torch.fx.GraphModule) -> Iterator[None]:
         found = choose(joint_graph, node_info, memory_budget or sys.float_info.min)
         return list(dict.fromkeys(each for node in found for each in _tensors_drawn(node)))
 
-    with patched(partitioners, "choose_saved_values_set", with_some_budget if drawn else choose):
+    with patched(partitioners, "choose_saved_values_set", with_some_budget):
         yield
 
 
@@ -159,8 +198,14 @@ def _tensors_drawn(node: torch.fx.Node) -> list[torch.fx.Node]:
     return parts if parts and draws(node.target) else [node]
 
 
+@optional(
+    "drawing twice where a graph that trains has two calls alike (mended in torch 2.14)",
+    "torch._functorch.compile_utils:rand_ops",
+    without=lambda drawn: contextlib.nullcontext(),
+    lazily=True,
+)
 @contextlib.contextmanager
-def _draws_kept_apart(gm: torch.fx.GraphModule) -> Iterator[None]:
+def _draws_kept_apart(drawn: Sequence[torch.fx.Node]) -> Iterator[None]:
     """Have the partitioner leave calls alone that are alike, where they draw.
 
     It knows some operators by name and makes one of two calls of any other: two
@@ -168,11 +213,16 @@ def _draws_kept_apart(gm: torch.fx.GraphModule) -> Iterator[None]:
     """
     from torch._functorch import compile_utils
 
-    drawn = {each.target.overloadpacket for each in gm.graph.nodes if draws(each.target)}
-    with patched(compile_utils, "rand_ops", [*compile_utils.rand_ops, *drawn]):
+    packets = {cast(Any, each.target).overloadpacket for each in drawn}
+    with patched(compile_utils, "rand_ops", [*compile_utils.rand_ops, *packets]):
         yield
 
 
+@optional(
+    "checkpoints that draw random numbers on engines that read ONNX",
+    "torch._prims.rng_prims:run_with_rng_state",
+    lazily=True,
+)
 def _describe_second_draws(backward: torch.fx.GraphModule) -> None:
     """Say what is drawn once more for a checkpoint; the partitioner does not (torch 2.13)."""
     from torch._prims.rng_prims import run_with_rng_state
@@ -208,6 +258,12 @@ def copied_back() -> dict[int, int]:
     return {at: i for at, i in written if info[i].mutates_data and not info[i].mutates_metadata}
 
 
+@optional(
+    "the quicker warm start of whole graphs",
+    "torch._functorch._aot_autograd.schemas:OutputType.non_alias",
+    without=lambda outputs: False,
+    lazily=True,
+)
 def aot_adds_nothing(outputs: int) -> bool:
     """Whether AOTAutograd's run-time wrapper has nothing to do for the graph it has just traced.
 
@@ -231,8 +287,6 @@ def tracing_state() -> str:
     They are those in the key of AOTAutograd's own cache (torch 2.13), the kernels of attention that
     are allowed, and all that float32 is computed in.
     """
-    import torch._functorch.config
-
     attention: Any = torch.backends.cuda
     facts = (
         *(torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype()),
@@ -241,6 +295,17 @@ def tracing_state() -> str:
         *(attention.flash_sdp_enabled(), attention.mem_efficient_sdp_enabled()),
         *(attention.math_sdp_enabled(), attention.cudnn_sdp_enabled()),
         *(torch.backends.mkldnn.enabled, torch.backends.cudnn.enabled),
-        sorted(torch._functorch.config.save_config_portable().items()),
+        _aot_settings(),
     )
     return " ".join(map(str, facts))
+
+
+@optional(
+    "using kept models in another process",
+    f"{_CONFIG}save_config_portable",
+    without=lambda: [("process", os.getpid())],
+)
+def _aot_settings() -> list[tuple[str, Any]]:
+    import torch._functorch.config
+
+    return sorted(torch._functorch.config.save_config_portable().items())

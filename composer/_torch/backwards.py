@@ -14,10 +14,10 @@ from typing import Any, TypeVar, cast
 
 import torch
 import torch.fx
-from torch.nn.modules.batchnorm import _BatchNorm as _BatchNorm
 
 from composer import forks
 from composer._torch.aot import boxed
+from composer._torch.names import optional
 
 T = TypeVar("T")
 
@@ -44,6 +44,12 @@ _guarding = forks.lock()
 _guards: list[GuardBackward] = []
 
 
+@optional(
+    "falling back where a compiled backward fails",
+    "torch._functorch._aot_autograd.runtime_wrappers:AOTDispatchAutograd.post_compile",
+    without=lambda guard: contextlib.nullcontext(),
+    lazily=True,
+)
 @contextlib.contextmanager
 def backwards_by(guard: GuardBackward) -> Iterator[None]:
     """Give autograd what ``guard`` makes of each backward that is compiled within, on this thread.
@@ -118,6 +124,11 @@ def _at_autograd(
     return bound.arguments, call
 
 
+@optional(
+    "backward(retain_graph=True) of Inductor's graphs",
+    "torch._C._autograd:_get_current_graph_task_keep_graph",
+    without=lambda: True,
+)
 def keeps_graph() -> bool:
     """Whether the backward that runs on this thread may be followed by another of its graph."""
     return torch._C._autograd._get_current_graph_task_keep_graph()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -11,15 +12,10 @@ from typing import Any, TypeVar, cast
 
 import torch
 import torch.fx
-from torch._C._dynamo.eval_frame import reset_code
-from torch._dynamo import convert_frame, eval_frame
-from torch._dynamo.convert_frame import ConvertFrameAssert
-from torch._dynamo.eval_frame import DisableContext, OptimizedModule, innermost_backend
-from torch._dynamo.exc import Unsupported, UserError
-from torch._dynamo.symbolic_convert import InstructionTranslatorBase
-from torch.nn.modules.batchnorm import _BatchNorm as _BatchNorm
+from torch._dynamo import OptimizedModule
 
 from composer import forks
+from composer._torch.names import optional
 
 T = TypeVar("T")
 
@@ -30,11 +26,22 @@ def undisabled(compiled: T) -> T:
     The wrapper of ``torch.compile`` keeps its original in the same attribute, but is no wrapper
     to take off: the mark tells them apart, and the context where a module was wrapped.
     """
-    if isinstance(compiled, OptimizedModule) and isinstance(compiled.dynamo_ctx, DisableContext):
+    if isinstance(compiled, OptimizedModule) and not _compiles(compiled):
         return cast(T, compiled._orig_mod)
     if not getattr(compiled, "_torchdynamo_disable", False):
         return compiled
     return cast(T, getattr(compiled, "_torchdynamo_orig_callable", compiled))
+
+
+@optional(
+    "looking into modules within torch.compiler.disable",
+    "torch._dynamo.eval_frame:DisableContext",
+    without=lambda module: True,
+)
+def _compiles(module: OptimizedModule) -> bool:
+    from torch._dynamo.eval_frame import DisableContext
+
+    return not isinstance(module.dynamo_ctx, DisableContext)
 
 
 def disabled(
@@ -58,6 +65,10 @@ class Compiled:
     fullgraph: bool
 
 
+@optional(
+    "composer explain of a function that was compiled before",
+    "torch._dynamo.eval_frame:innermost_backend",
+)
 def compiled_as(function: Callable[..., Any]) -> Compiled | None:
     """How a callable was compiled; ``None`` for one that was not.
 
@@ -76,6 +87,8 @@ def compiled_as(function: Callable[..., Any]) -> Compiled | None:
         original = cast(Any, function)._torchdynamo_orig_callable
     if not context.callback:  # torch.compiler.disable
         return None
+    from torch._dynamo.eval_frame import innermost_backend
+
     wrapper: Any = innermost_backend(context.callback)
     given = getattr(wrapper, "kwargs", {})
     return Compiled(
@@ -89,11 +102,20 @@ def compiled_as(function: Callable[..., Any]) -> Compiled | None:
     )
 
 
+@optional(
+    "composer explain of functions that Dynamo gave up before",
+    "torch._C._dynamo.eval_frame:reset_code",
+    "torch._dynamo.convert_frame:input_codes.seen",
+    "torch._dynamo.eval_frame:_debug_get_cache_entry_list",
+)
 def forget_given_up() -> None:
     """Have Dynamo try again the functions that it gave up on, for whatever backend that was.
 
     Only code without cache entries is reset; other code keeps its entries.
     """
+    from torch._C._dynamo.eval_frame import reset_code
+    from torch._dynamo import convert_frame, eval_frame
+
     count = getattr(eval_frame, "_get_total_cache_entry_count", None)  # torch >= 2.13
     count = count or (lambda code: len(eval_frame._debug_get_cache_entry_list(code)))
     with convert_frame.compile_lock:
@@ -109,10 +131,16 @@ the whole function was given up. Before that, it may have been called for the sa
 
 _listeners: list[OnBreak] = []
 _listening = forks.lock()
-_log_graph_break = InstructionTranslatorBase.log_graph_break
-_convert_frame = ConvertFrameAssert.__call__
 
 
+@optional(
+    "the list of graph breaks in composer explain",
+    "torch._dynamo.convert_frame:ConvertFrameAssert.__call__",
+    "torch._dynamo.exc:Unsupported",
+    "torch._dynamo.exc:UserError",
+    "torch._dynamo.symbolic_convert:InstructionTranslatorBase.log_graph_break",
+    without=lambda listener: contextlib.nullcontext(),
+)
 @contextlib.contextmanager
 def graph_breaks_to(listener: OnBreak) -> Iterator[None]:
     """Tell ``listener`` of every graph break, in the thread that compiles.
@@ -122,32 +150,61 @@ def graph_breaks_to(listener: OnBreak) -> Iterator[None]:
     the latter leave the conversion of the frame as exceptions.
     """
     with _listening:
+        if not _listeners:
+            _watch()
         _listeners.append(listener)
-        InstructionTranslatorBase.log_graph_break = _telling_log  # type: ignore[method-assign,assignment]
-        ConvertFrameAssert.__call__ = _telling_convert  # type: ignore[method-assign,assignment]
     try:
         yield
     finally:
         with _listening:
             _listeners.remove(listener)
             if not _listeners:
-                InstructionTranslatorBase.log_graph_break = _log_graph_break  # type: ignore[method-assign]
-                ConvertFrameAssert.__call__ = _convert_frame  # type: ignore[method-assign]
+                _watch_no_more()
 
 
-def _telling_log(translator: Any, code_options: Any, reason: str, exc: Any) -> None:
-    _tell(exc, getattr(exc, "real_stack", ()), frame_skipped=False)
-    _log_graph_break(translator, code_options, reason=reason, exc=exc)
+def _watch() -> None:
+    from torch._dynamo.convert_frame import ConvertFrameAssert
+    from torch._dynamo.symbolic_convert import InstructionTranslatorBase
+
+    translator: Any = InstructionTranslatorBase
+    translator.log_graph_break = _telling_log(translator.log_graph_break)
+    convert: Any = ConvertFrameAssert
+    convert.__call__ = _telling_convert(convert.__call__)
 
 
-def _telling_convert(convert: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
-    try:
-        return _convert_frame(convert, frame, *args, **kwargs)
-    except (Unsupported, UserError) as error:
-        code = frame.f_code
-        whole = traceback.FrameSummary(code.co_filename, code.co_firstlineno, code.co_name)
-        _tell(error, error.real_stack or [whole], frame_skipped=True)
-        raise
+def _watch_no_more() -> None:
+    from torch._dynamo.convert_frame import ConvertFrameAssert
+    from torch._dynamo.symbolic_convert import InstructionTranslatorBase
+
+    translator: Any = InstructionTranslatorBase
+    translator.log_graph_break = translator.log_graph_break.__wrapped__
+    convert: Any = ConvertFrameAssert
+    convert.__call__ = convert.__call__.__wrapped__
+
+
+def _telling_log(log: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(log)
+    def log_graph_break(translator: Any, code_options: Any, reason: str, exc: Any) -> None:
+        _tell(exc, getattr(exc, "real_stack", ()), frame_skipped=False)
+        log(translator, code_options, reason=reason, exc=exc)
+
+    return log_graph_break
+
+
+def _telling_convert(convert: Callable[..., Any]) -> Callable[..., Any]:
+    from torch._dynamo.exc import Unsupported, UserError
+
+    @functools.wraps(convert)
+    def __call__(self: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+        try:
+            return convert(self, frame, *args, **kwargs)
+        except (Unsupported, UserError) as error:
+            code = frame.f_code
+            whole = traceback.FrameSummary(code.co_filename, code.co_firstlineno, code.co_name)
+            _tell(error, error.real_stack or [whole], frame_skipped=True)
+            raise
+
+    return __call__
 
 
 def _tell(error: Any, stack: Sequence[traceback.FrameSummary], *, frame_skipped: bool) -> None:

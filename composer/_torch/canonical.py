@@ -13,10 +13,11 @@ from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
-from torch.nn.modules.batchnorm import _BatchNorm as _BatchNorm
 
 from composer._torch.fakes import forget_met
 from composer._torch.modes import is_functorchs
+from composer._torch.names import optional
+from composer._torch.sources import lazily
 
 
 def is_pattern_matcher_pass(value: object) -> bool:
@@ -52,7 +53,6 @@ def capture_aten(run: Callable[..., Any], example_inputs: Sequence[Any]) -> torc
         example_inputs: Real tensors and symbols, in the order of the placeholders.
     """
     from torch.fx import traceback
-    from torch.fx._lazy_graph_module import _use_lazy_graph_module
     from torch.fx.experimental.proxy_tensor import make_fx
 
     context = TracingContext.try_get()
@@ -70,12 +70,17 @@ def capture_aten(run: Callable[..., Any], example_inputs: Sequence[Any]) -> torc
         )
 
     fakes = [fake(value) for value in example_inputs]
-    with mode, traceback.preserve_node_meta(), _use_lazy_graph_module(True):
+    with mode, traceback.preserve_node_meta(), lazily():
         made = make_fx(run, pre_dispatch=True)(*fakes)
     forget_met(mode)
     return made
 
 
+@optional(
+    "decomposing operators within branches otherwise than around them",
+    "torch.fx.experimental.proxy_tensor:_CURRENT_MAKE_FX_TRACER",
+    without=lambda: True,
+)
 def traces_nested_graph() -> bool:
     """Whether what is traced now is a graph within another, such as a branch of ``torch.cond``.
 

@@ -15,10 +15,10 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
 )
-from torch.nn.modules.batchnorm import _BatchNorm as _BatchNorm
 
 from composer import forks
 from composer._torch.fakes import as_fake, fake_mode_of, forget_met
+from composer._torch.names import optional
 from composer._torch.symbols import recaptured_numbers
 
 
@@ -44,16 +44,25 @@ def compiling() -> Iterator[None]:
     and every compiled function refuses to run from then on; while one compiles, those of other
     threads run only if ``torch.compiler.is_compiling()``.
     """
-    with compile_lock:
-        # torch.compiler tells of its flag, and has no public way to set it.
-        before = torch.compiler._is_compiling_flag
-        torch.compiler._is_compiling_flag = True
-        try:
-            yield
-        finally:
-            torch.compiler._is_compiling_flag = before
+    with compile_lock, _saying_so():
+        yield
 
 
+@optional(
+    "calls of other threads while an engine is compiled in the background",
+    "torch.compiler:_is_compiling_flag",
+    without=contextlib.nullcontext,
+)
+def _saying_so() -> contextlib.AbstractContextManager[None]:
+    """torch.compiler tells of its flag, and has no public way to set it."""
+    return patched(torch.compiler, "_is_compiling_flag", True)
+
+
+@optional(
+    "children that are forked from a process that used a device",
+    *(f"torch.{each}:_is_in_bad_fork" for each in ("cuda", "xpu", "mtia")),
+    without=lambda: False,
+)
 def is_in_bad_fork() -> bool:
     """Whether this process is forked from one that used a device, which it cannot use then.
 

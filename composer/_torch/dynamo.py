@@ -10,20 +10,13 @@ from typing import Any, cast
 
 import torch
 import torch.fx
-from torch._dynamo import aot_compile as dynamo_aot_compile
-from torch._dynamo import eval_frame, external_utils
-from torch._dynamo.backends.registry import _COMPILER_FNS
-from torch._dynamo.backends.registry import list_backends as _list_backends
-from torch._dynamo.backends.registry import lookup_backend as lookup_backend
-from torch._dynamo.backends.registry import register_backend as register_backend
+from torch._dynamo import list_backends as _list_backends
+from torch._dynamo import lookup_backend as lookup_backend
+from torch._dynamo import register_backend as register_backend
 from torch._dynamo.exc import InvalidBackend as InvalidBackend
 from torch._dynamo.exc import RestartAnalysis, SkipFrame
-from torch._dynamo.resume_execution import ContinueExecutionCache
-from torch._dynamo.source import RandomValueSource
-from torch._dynamo.symbolic_convert import InstructionTranslator
-from torch._dynamo.utils import counters
-from torch._guards import CompileContext
-from torch.nn.modules.batchnorm import _BatchNorm as _BatchNorm
+
+from composer._torch.names import optional
 
 DYNAMO_CONTROL_FLOW: tuple[type[Exception], ...] = (RestartAnalysis, SkipFrame)
 """Exceptions with which Dynamo's own control flow passes through a backend: no engine's fault."""
@@ -34,28 +27,60 @@ def list_backends() -> list[str]:
     return _list_backends(exclude_tags=())
 
 
+@optional(
+    "a backend that the program registered by a name of composer's",
+    "torch._dynamo.backends.registry:_COMPILER_FNS",
+)
 def registered_backend(name: str) -> Callable[..., Any] | None:
     """What the name stands for; ``None`` without any, or for an entry point not loaded yet."""
+    from torch._dynamo.backends.registry import _COMPILER_FNS
+
     return _COMPILER_FNS.get(name)
 
 
+_COMPILE_ID = "torch._guards:CompileContext.current_compile_id"
+
+
+@optional("Dynamo's id of each compile in the record", _COMPILE_ID)
 def compile_id() -> str | None:
     """Dynamo's compile id (``"0/0"``), ``None`` outside of a compile."""
+    from torch._guards import CompileContext
+
     current = CompileContext.current_compile_id()
     return None if current is None else str(current)
 
 
+@optional("waiting longer for other ranks at a recompile", _COMPILE_ID, without=lambda: False)
 def is_recompile() -> bool:
     """Whether Dynamo compiles code that it has compiled before, for other inputs or objects."""
+    from torch._guards import CompileContext
+
     current = CompileContext.current_compile_id()
     return current is not None and bool(current.frame_compile_id)
 
 
+@optional(
+    "the count of graphs that a call captured anew",
+    "torch._dynamo.utils:counters",
+    without=lambda: 0,
+)
 def captured_graphs() -> int:
     """How many graphs Dynamo gave to any backend since this process started."""
+    from torch._dynamo.utils import counters
+
     return counters["stats"]["unique_graphs"]
 
 
+_TRANSLATOR = "torch._dynamo.symbolic_convert:InstructionTranslator.current_tx"
+_FRAMES = (
+    _TRANSLATOR,
+    "torch._dynamo.aot_compile:aot_compile_fullgraph.__code__",
+    "torch._dynamo.external_utils:__file__",
+    "torch._dynamo.resume_execution:ContinueExecutionCache.generated_code_metadata",
+)
+
+
+@optional("the name of the class that is compiled", *_FRAMES)
 def traced_frame() -> tuple[types.CodeType, dict[str, Any], str] | None:
     """The frame that Dynamo is tracing: its original code, its locals, its module's name.
 
@@ -66,10 +91,14 @@ def traced_frame() -> tuple[types.CodeType, dict[str, Any], str] | None:
     that one's name. What ``aot_compile`` was asked for has been traced when a backend is called.
     ``None`` outside of a compile.
     """
+    from torch._dynamo import aot_compile, external_utils
+    from torch._dynamo.resume_execution import ContinueExecutionCache
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
     try:
         root = InstructionTranslator.current_tx().output.root_tx
     except AttributeError:  # nothing is being traced on this thread
-        saving = dynamo_aot_compile.aot_compile_fullgraph.__code__
+        saving = aot_compile.aot_compile_fullgraph.__code__
         return _frame_to_be(_locals_on_the_stack(saving).get("model"))
     if root.f_code.co_filename == external_utils.__file__:
         called: Any = root.f_locals.get("fn")
@@ -85,11 +114,18 @@ def traced_frame() -> tuple[types.CodeType, dict[str, Any], str] | None:
     return code, scope, str(root.f_globals.get("__name__", ""))
 
 
+@optional(
+    "the name of what the program compiled, behind a graph break in a part of it",
+    "torch._dynamo.eval_frame:_TorchDynamoContext.__call__",
+    "torch._dynamo.external_utils:__file__",
+)
 def called_frame() -> tuple[types.CodeType, dict[str, Any], str] | None:
     """As :func:`traced_frame`, for what the program gave ``torch.compile`` and calls now.
 
     They differ behind a graph break in a submodule: Dynamo traces its ``forward`` by itself then.
     """
+    from torch._dynamo import external_utils
+
     called: Any = _locals_on_the_stack(_call_of_compiled()).get("fn")
     around = getattr(called, "__code__", None)
     if around is not None and around.co_filename == external_utils.__file__:
@@ -114,6 +150,8 @@ def _frame_to_be(called: Any) -> tuple[types.CodeType, dict[str, Any], str] | No
 @functools.cache
 def _call_of_compiled() -> types.CodeType:
     """The code of what ``torch.compile`` returns."""
+    from torch._dynamo import eval_frame
+
     within = eval_frame._TorchDynamoContext.__call__.__code__.co_consts
     codes = (each for each in within if isinstance(each, types.CodeType))
     return next(each for each in codes if each.co_name == "compile_wrapper")
@@ -149,16 +187,26 @@ def is_marked_by_program(node: torch.fx.Node) -> bool:
     return found is not None and is_static_input(node) and "MODULE" not in found.name
 
 
+@optional(
+    "numbers that the program draws by Python's random, for engines that read by address",
+    "torch._dynamo.source:RandomValueSource",
+    without=lambda placeholder: False,
+)
 def is_random_number(placeholder: torch.fx.Node) -> bool:
     """Whether the input is a number that the program draws by Python's ``random`` at each call."""
+    from torch._dynamo.source import RandomValueSource
+
     return isinstance(getattr(placeholder, "_dynamo_source", None), RandomValueSource)
 
 
+@optional("taking the statistics of batch norms into engines", _TRANSLATOR)
 def owner_of_buffer(placeholder: torch.fx.Node) -> object | None:
     """The module that Dynamo read a buffer's placeholder from; ``None`` for any other input.
 
     Dynamo's source is an expression over the traced frame's locals and globals, made for guards.
     """
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
     source = getattr(placeholder, "_dynamo_source", None)
     name = getattr(source, "name", "")
     module, is_buffer, _ = str(name() if callable(name) else name).rpartition("._buffers[")
@@ -171,6 +219,14 @@ def owner_of_buffer(placeholder: torch.fx.Node) -> object | None:
         return None
 
 
+_TRACE = "torch._logging._internal:"
+
+
+@optional(
+    "the record in torch's structured trace",
+    *(f"{_TRACE}{each}" for each in ("LazyTraceHandler", "trace_log")),
+    without=lambda: False,
+)
 def structured_trace_is_on() -> bool:
     """Whether torch writes what ``tlparse`` reads (``TORCH_TRACE=folder``).
 
@@ -183,6 +239,10 @@ def structured_trace_is_on() -> bool:
     return any(handler.root_dir for handler in own)
 
 
+@optional(
+    "the record in torch's structured trace",
+    *("torch._guards:CompileId.from_string", f"{_TRACE}trace_structured_artifact"),
+)
 def trace_artifact(name: str, encoding: str, payload: str, graph_id: str) -> None:
     """Write a file into torch's structured trace; ``tlparse`` shows it with that compile.
 

@@ -13,7 +13,6 @@ import torch
 import torch.fx
 from torch._ops import OpOverload
 from torch.fx.traceback import preserve_node_meta
-from torch.nn.modules.batchnorm import _BatchNorm as _BatchNorm
 
 from composer import forks
 

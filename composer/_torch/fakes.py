@@ -12,7 +12,8 @@ from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch._subclasses.fake_tensor import unset_fake_temporarily as unset_fake_temporarily
-from torch.nn.modules.batchnorm import _BatchNorm as _BatchNorm
+
+from composer._torch.names import optional
 
 
 def fake_mode_of(values: Sequence[Any]) -> FakeTensorMode:
@@ -33,13 +34,22 @@ def as_fake(mode: FakeTensorMode, value: Any) -> Any:
 @contextlib.contextmanager
 def faking(mode: FakeTensorMode) -> Iterator[None]:
     """Run operations on fake tensors; a size that only data decide may get a new symbol."""
-    # As Dynamo does: kernels that call operators with symbols for sizes fail without it.
-    from torch._dispatch.python import enable_python_dispatcher
-
     shape_env = mode.shape_env
     fresh = shape_env.ignore_fresh_unbacked_symbols() if shape_env else contextlib.nullcontext()
-    with fresh, mode, enable_python_dispatcher():
+    with fresh, mode, _python_dispatcher():
         yield
+
+
+@optional(
+    "operators with symbols for sizes in decompositions",
+    "torch._dispatch.python:enable_python_dispatcher",
+    without=contextlib.nullcontext,
+)
+def _python_dispatcher() -> contextlib.AbstractContextManager[None]:
+    """As Dynamo does: kernels that call operators with symbols for sizes fail without it."""
+    from torch._dispatch.python import enable_python_dispatcher
+
+    return cast(contextlib.AbstractContextManager[None], enable_python_dispatcher())
 
 
 def is_users_fake(value: object) -> bool:

@@ -7,16 +7,34 @@ from typing import Any, cast
 
 import torch
 import torch.fx
-from torch._dynamo.aot_compile_types import SerializableCallable as SerializableCallable
 from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
 )
-from torch.nn.modules.batchnorm import _BatchNorm as _BatchNorm
 
+from composer._torch.names import optional
 from composer._torch.sources import name_sources
 
+_SAVING = "saving compiled functions to a file (aot_compile)"
+_NAMES = (
+    "torch._dynamo.aot_compile_types:SerializableCallable",
+    *(f"torch.fx._graph_pickler:{each}" for each in ("GraphPickler.dumps", "GraphPickler.loads")),
+    "torch.fx._graph_pickler:Options",
+)
 
+
+@optional(_SAVING, *_NAMES, without=lambda: object)
+def _serializable() -> Any:
+    from torch._dynamo.aot_compile_types import SerializableCallable
+
+    return SerializableCallable
+
+
+SerializableCallable: Any = _serializable()
+"""The base of what torch writes to a file in a compiled function's place."""
+
+
+@optional(_SAVING, *_NAMES, without=lambda: False)
 def will_be_saved() -> bool:
     """Whether torch is about to save what is being compiled to a file (``aot_compile``).
 

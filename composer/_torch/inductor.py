@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +16,12 @@ from torch._inductor.custom_graph_pass import CustomGraphModulePass as CustomGra
 from torch._inductor.custom_graph_pass import CustomGraphPass as CustomGraphPass
 from torch._inductor.custom_graph_pass import CustomPartitionerFn as CustomPartitionerFn
 from torch._ops import OpOverload
-from torch.nn.modules.batchnorm import _BatchNorm as _BatchNorm
 
 from composer._torch.compiles import patched
+from composer._torch.names import off, optional
 from composer._torch.operators import shares_memory
+from composer.errors import refuse
+from composer.records import Reason, Status
 
 CUSTOM_PASSES = (CustomGraphPass, CustomGraphModulePass, CustomPartitionerFn)
 """Inductor's kinds of pass; they have one base class from torch 2.13 on."""
@@ -47,6 +51,18 @@ def modes() -> list[str]:
     return list(torch._inductor.list_mode_options())
 
 
+def _config_of(mode: str | None, options: dict[str, Any]) -> dict[str, Any]:
+    """The same by public names, without a judgement on the options."""
+    import torch._inductor
+
+    return {**(torch._inductor.list_mode_options(mode) if mode else {}), **options}
+
+
+@optional(
+    "naming an option of Inductor's that has a wrong type",
+    "torch:_TorchCompileInductorWrapper",
+    without=_config_of,
+)
 def inductor_config(mode: str | None, options: dict[str, Any]) -> dict[str, Any]:
     """The settings that ``torch.compile(mode=..., options=...)`` would hand to Inductor.
 
@@ -71,6 +87,11 @@ def is_compilers(error: BaseException) -> bool:
     return isinstance(error, kinds)
 
 
+@optional(
+    "telling what shared passes did to graphs in Inductor's cache, by torch's own folder",
+    "torch._inductor.runtime.cache_dir_utils:cache_dir",
+    without=lambda: os.environ.get("TORCHINDUCTOR_CACHE_DIR") or tempfile.gettempdir(),
+)
 def inductor_cache_dir() -> str:
     """Where Inductor keeps what it compiled."""
     from torch._inductor.runtime.cache_dir_utils import cache_dir
@@ -78,6 +99,11 @@ def inductor_cache_dir() -> str:
     return cache_dir()
 
 
+@optional(
+    "compiling anew what torch has in its caches",
+    *("torch._functorch.config:enable_autograd_cache", "torch._inductor.config:fx_graph_cache"),
+    without=contextlib.nullcontext,
+)
 @contextlib.contextmanager
 def fresh_compiles() -> Iterator[None]:
     """Compile anew: neither Inductor nor AOTAutograd takes a graph from its cache.
@@ -94,6 +120,12 @@ def fresh_compiles() -> Iterator[None]:
         yield
 
 
+@optional(
+    "freeing the constants of frozen graphs of Inductor's",
+    *(f"torch._inductor.codecache:PyCodeCache.{each}" for each in ("modules", "modules_no_attr")),
+    without=contextlib.nullcontext,
+    lazily=True,
+)
 @contextlib.contextmanager
 def constants_let_go() -> Iterator[None]:
     """Let the code that Inductor loads within be freed when nothing refers to it any more.
@@ -114,6 +146,16 @@ def constants_let_go() -> Iterator[None]:
                 del sys.modules[module.__name__]
 
 
+def _refuse() -> Any:
+    refuse(Status.FAILED, Reason.BUILD_FAILED, "; ".join(off(look=False)))
+
+
+@optional(
+    "freezing weights into Inductor's code",
+    "torch._inductor.freezing:freeze",
+    without=_refuse,
+    lazily=True,
+)
 @contextlib.contextmanager
 def constants_kept_apart() -> Iterator[None]:
     """Have what Inductor freezes within give out copies of its constants.

@@ -9,17 +9,27 @@ from typing import Any, cast
 
 import torch
 import torch.fx
-from torch._C import _functorch
-from torch._dynamo import compiled_autograd
-from torch._dynamo.guards import GuardBuilder
-from torch._dynamo.source import GlobalStateSource
 from torch._guards import TracingContext
-from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
-from torch.autograd import forward_ad
-from torch.nn.modules.batchnorm import _BatchNorm as _BatchNorm
-from torch.utils.checkpoint import _StopRecomputationError
 
-StopRecomputation = _StopRecomputationError
+from composer._torch.names import optional
+
+
+class _NeverRaised(BaseException):
+    """Stands for an exception that this torch does not have."""
+
+
+@optional(
+    "ending the second forward of a checkpoint early",
+    "torch.utils.checkpoint:_StopRecomputationError",
+    without=lambda: _NeverRaised,
+)
+def _stop_recomputation() -> type[BaseException]:
+    from torch.utils.checkpoint import _StopRecomputationError
+
+    return _StopRecomputationError
+
+
+StopRecomputation = _stop_recomputation()
 """How a checkpoint ends its second forward: raised within whatever saves the last tensor."""
 
 
@@ -47,15 +57,42 @@ def float32_precision() -> tuple[str, ...]:
         word = torch.get_float32_matmul_precision()
     except RuntimeError:
         word = ""
-    return word, *(torch._C._get_fp32_precision_getter(*each) for each in _FLOAT32_SETTINGS)
+    return word, *_newer_settings()
+
+
+_PRECISION = "telling the newer settings of float32 apart (torch.backends.*.fp32_precision)"
+
+
+@optional(_PRECISION, "torch._C:_get_fp32_precision_getter", without=lambda: ())
+def _newer_settings() -> tuple[str, ...]:
+    return tuple(torch._C._get_fp32_precision_getter(*each) for each in _FLOAT32_SETTINGS)
+
+
+@optional(_PRECISION, "torch._C:_set_fp32_precision_setter")
+def _set_newer_settings(settings: Sequence[str]) -> None:
+    for names, setting in zip(_FLOAT32_SETTINGS, settings, strict=True):
+        torch._C._set_fp32_precision_setter(*names, setting)
 
 
 def set_float32_precision(given: Sequence[str]) -> None:
     """Have torch compute float32 in what :func:`float32_precision` has given."""
     word, *settings = given
     torch.set_float32_matmul_precision(word or "highest")  # as it is before it is set
-    for names, setting in zip(_FLOAT32_SETTINGS, settings, strict=True):
-        torch._C._set_fp32_precision_setter(*names, setting)
+    _set_newer_settings(settings)
+
+
+@optional(
+    "regions of autocast within a graph",
+    *(f"torch.amp.autocast_mode:{each}" for each in ("_enter_autocast", "_exit_autocast")),
+    without=lambda: (None, None),
+)
+def _autocast_calls() -> tuple[Any, Any]:
+    from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
+
+    return _enter_autocast, _exit_autocast
+
+
+_enter_autocast, _exit_autocast = _autocast_calls()
 
 
 def enters_autocast(target: Any) -> bool:
@@ -78,16 +115,18 @@ def changes_autocast(target: Any) -> bool:
     return target is _enter_autocast or target is _exit_autocast
 
 
-_CHANGES_STATE = (
-    torch._C._set_grad_enabled,
-    _enter_autocast,
-    _exit_autocast,
+@optional(
+    "regions of another grad mode within a graph",
+    "torch._C:_set_grad_enabled",
+    without=lambda target: False,
 )
+def _changes_grad_mode(target: Any) -> bool:
+    return target is torch._C._set_grad_enabled
 
 
 def changes_state(target: Any) -> bool:
     """Whether a graph's node changes grad mode or autocast for the nodes behind it."""
-    return any(target is each for each in _CHANGES_STATE)
+    return _changes_grad_mode(target) or changes_autocast(target)
 
 
 _FUNCTORCH = ("torch._functorch", "torch._C._functorch", "torch.autograd", "torch._C._autograd")
@@ -105,12 +144,10 @@ def sets_modes(target: Any) -> bool:
 def _leave_inference_modes(error: BaseException) -> None:
     """Leave those that a graph entered and did not leave: they are locals of its code."""
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
-    entered = [v for f in frames for v in f.f_locals.values() if isinstance(v, _INFERENCE_MODE)]
+    mode: Any = torch._C._InferenceMode
+    entered = [v for f in frames for v in f.f_locals.values() if isinstance(v, mode)]
     for each in reversed(entered):
         each.__exit__(None, None, None)
-
-
-_INFERENCE_MODE: Any = torch._C._InferenceMode
 
 
 class _Autocast:
@@ -138,6 +175,17 @@ class _Autocast:
             torch.set_autocast_dtype(kind, dtype)
 
 
+@optional(
+    "putting back the modes that a graph had set when it raised",
+    *(f"torch._C:{each}" for each in ("_InferenceMode", "_ForceDispatchKeyGuard")),
+    *(f"torch._C:_dispatch_tls_local_{each}_set" for each in ("include", "exclude")),
+    *(f"torch._C:{each}" for each in ("_exit_dual_level", "_set_grad_enabled")),
+    *(f"torch._C:{each}" for each in ("_is_fwd_grad_enabled", "_set_fwd_grad_enabled")),
+    "torch._C._functorch:get_dynamic_layer_stack_depth",
+    "torch._C._functorch:pop_dynamic_layer_stack",
+    "torch._C._autograd:_saved_tensors_hooks_get_disabled_error_message",
+    without=contextlib.nullcontext,
+)
 @contextlib.contextmanager
 def modes_put_back() -> Iterator[None]:
     """Put back the modes that a graph had set when it raised.
@@ -146,6 +194,8 @@ def modes_put_back() -> Iterator[None]:
     other, with no ``finally`` for what lies between. So does ``torch.compile`` (2.13) for the
     program, but for grad mode and the saving of tensors, once its call is over.
     """
+    from torch._C import _functorch
+
     asked: Any = torch._C._autograd
     refusal = asked._saved_tensors_hooks_get_disabled_error_message()
     depth = _functorch.get_dynamic_layer_stack_depth()
@@ -174,23 +224,44 @@ def modes_put_back() -> Iterator[None]:
             raise
 
 
+@optional(
+    "leaving calls with tangents (torch.autograd.forward_ad) to eager",
+    "torch.autograd.forward_ad:_current_level",
+    without=lambda: False,
+)
 def is_forward_mode() -> bool:
     """Whether a level of ``torch.autograd.forward_ad`` is open: tensors may carry tangents."""
+    from torch.autograd import forward_ad
+
     return forward_ad._current_level >= 0
 
 
+@optional(
+    "compiling anew for calls with tangents (torch.autograd.forward_ad)",
+    "torch._dynamo.guards:GuardBuilder.DUAL_LEVEL",
+    "torch._dynamo.source:GlobalStateSource",
+)
 def compile_anew_in_forward_mode() -> None:
     """Have Dynamo compile the graph at hand again where :func:`is_forward_mode` changes.
 
     Dynamo (2.13) guards on it only where a function opens a level itself. Outside of Dynamo
     nothing is done.
     """
+    from torch._dynamo.guards import GuardBuilder
+    from torch._dynamo.source import GlobalStateSource
+
     context = TracingContext.try_get()
     if context is not None:
         guard = GlobalStateSource().make_guard(GuardBuilder.DUAL_LEVEL)
         context.guards_context.dynamo_guards.add(guard)
 
 
+@optional(
+    "calling torch's functions directly where no mode watches",
+    "torch.overrides:_get_current_function_mode_stack",
+    "torch.utils._python_dispatch:_get_current_dispatch_mode_stack",
+    without=lambda: True,
+)
 def is_watched() -> bool:
     """Whether a mode is active that may change what is called (``torch.set_default_device``)."""
     from torch import overrides
@@ -200,6 +271,12 @@ def is_watched() -> bool:
     return bool(modes() or dispatch._get_current_dispatch_mode_stack())
 
 
+@optional(
+    "checkpoints around a graph with a backward of an engine",
+    "torch._C._autograd:_saved_tensors_hooks_is_enabled",
+    "torch._C._autograd:_top_saved_tensors_default_hooks",
+    without=contextlib.nullcontext,
+)
 def saving_as_it_is() -> contextlib.AbstractContextManager[Any]:
     """Hide what autograd saves from the hooks of a checkpoint, which counts saved tensors.
 
@@ -225,10 +302,24 @@ def own_backward(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
     kept = [(each, each._backward_hooks) for each in tensors if each._backward_hooks]
     for tensor, _ in kept:
         tensor._backward_hooks = None
-    traced = compiled_autograd.compiled_autograd_enabled
     try:
-        with compiled_autograd._disable() if traced else contextlib.nullcontext():
+        with _untraced():
             yield
     finally:
         for tensor, hooks in kept:
             tensor._backward_hooks = hooks
+
+
+@optional(
+    "comparing gradients where the program traces backwards (compiled autograd)",
+    *(
+        f"torch._dynamo.compiled_autograd:{each}"
+        for each in ("compiled_autograd_enabled", "_disable")
+    ),
+    without=contextlib.nullcontext,
+)
+def _untraced() -> contextlib.AbstractContextManager[Any]:
+    from torch._dynamo import compiled_autograd
+
+    traced = compiled_autograd.compiled_autograd_enabled
+    return compiled_autograd._disable() if traced else contextlib.nullcontext()

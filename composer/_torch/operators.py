@@ -12,7 +12,6 @@ from typing import Any, cast
 
 import torch
 import torch.fx
-from torch._dynamo import compiled_autograd
 from torch._ops import HigherOrderOperator
 from torch._ops import OpOverload as OpOverload
 from torch._ops import OpOverloadPacket as OpOverloadPacket
@@ -20,7 +19,8 @@ from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
 )
-from torch.nn.modules.batchnorm import _BatchNorm as _BatchNorm
+
+from composer._torch.names import optional
 
 
 def takes_functions(target: Any) -> bool:
@@ -63,17 +63,27 @@ def draws(target: object) -> bool:
     return isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
 
 
-COMPOSED = torch._C.DispatchKey.CompositeImplicitAutograd
+_HAS_KERNEL = "torch._C:_dispatch_has_kernel_for_dispatch_key"
+_COMPOSED = "torch._C:DispatchKey.CompositeImplicitAutograd"
 
 
-def is_composed(operator: OpOverload) -> bool:
-    """Whether torch's kernel of it calls other operators and computes nothing itself."""
-    return _has_kernel(operator, COMPOSED)
+@optional(
+    "telling operators that draw from those that are composed of such",
+    *(_HAS_KERNEL, _COMPOSED),
+    without=lambda operator: None,
+)
+def parts_of(operator: OpOverload) -> Callable[..., Any] | None:
+    """What calls the operators that it is composed of; ``None`` where it computes by itself.
+
+    Not ``operator.decompose``: torch's GRU in Python (2.13) forgets its dropout.
+    """
+    key = torch._C.DispatchKey.CompositeImplicitAutograd
+    return functools.partial(operator._op_dk, key) if _has_kernel(operator, key) else None
 
 
 def draws_itself(target: object) -> bool:
     """Whether it does so in a kernel of its own, not by operators that it is composed of."""
-    return draws(target) and not is_composed(cast(OpOverload, target))
+    return draws(target) and parts_of(cast(OpOverload, target)) is None
 
 
 def _has_kernel(operator: OpOverload, key: Any) -> bool:
@@ -133,7 +143,7 @@ def operator_path(target: object) -> tuple[str, ...] | None:
     Raises:
         TypeError: the operator runs such a kernel, or is one of compiled autograd's.
     """
-    if isinstance(target, compiled_autograd.Op):
+    if _is_compiled_autograds(target):
         raise TypeError(f"compiled autograd made {target} in this process")
     if isinstance(target, OpOverload):
         return (*target._schema.name.split("::"), target._overloadname)
@@ -144,6 +154,17 @@ def operator_path(target: object) -> tuple[str, ...] | None:
             raise TypeError("it runs a Triton kernel that only this process knows")
         return ("higher_order", target.__name__)
     return None
+
+
+@optional(
+    "leaving operators of compiled autograd out of isolate",
+    "torch._dynamo.compiled_autograd:Op",
+    without=lambda target: False,
+)
+def _is_compiled_autograds(target: object) -> bool:
+    from torch._dynamo.compiled_autograd import Op
+
+    return isinstance(target, Op)
 
 
 def operator_at(*path: str) -> object:
@@ -162,6 +183,12 @@ def decomposition_of(operator: OpOverload) -> Callable[..., Any]:
     return decomposition_table[operator]
 
 
+@optional(
+    "whole steps of optimizers on engines that read ONNX",
+    *("torch._C:_dispatch_get_all_op_names", _HAS_KERNEL),
+    "torch._C:DispatchKey.CompositeExplicitAutograd",
+    without=dict,
+)
 @functools.cache
 def loops_over_lists() -> Mapping[OpOverload, Callable[..., Any]]:
     """Each functional operator over lists of tensors, and torch's own loop over the lists for it.
@@ -185,7 +212,12 @@ def _overload(name: str) -> OpOverload:
     return cast(OpOverload, getattr(getattr(torch.ops.aten, packet), overload or "default"))
 
 
-def multiply_add() -> OpOverload:
+@optional(
+    "steps of optimizers with a factor on engines that read ONNX",
+    "torch._inductor.inductor_prims:fma",
+    lazily=True,
+)
+def multiply_add() -> OpOverload | None:
     """What Dynamo makes of ``addcmul_``, ``addcdiv_`` and ``add_`` with a factor, as in optimizers.
 
     An operator that is made for Inductor; eager computes it as a product and a sum.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 import torch.fx
-from torch.nn.modules.batchnorm import _BatchNorm as _BatchNorm
 
 
 def multiplies_bf16() -> bool:
@@ -15,6 +14,11 @@ def multiplies_bf16() -> bool:
     """
     ask = getattr(torch.cpu, "get_capabilities", None)
     if ask is None:
-        return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+        return _has_parts()
     found = ask()
     return any(found.get(each, False) for each in ("avx512_bf16", "amx_bf16", "bf16"))
+
+
+def _has_parts() -> bool:
+    """Torch 2.11 tells of AVX512_BF16 and of AMX one by one."""
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()

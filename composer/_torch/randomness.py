@@ -13,12 +13,11 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
-from torch.nn.modules.batchnorm import _BatchNorm as _BatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from composer._torch.compiles import patched
 from composer._torch.fakes import as_fake
-from composer._torch.operators import COMPOSED, draws, is_composed
+from composer._torch.operators import draws, parts_of
 
 
 @contextlib.contextmanager
@@ -90,9 +89,10 @@ class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        if func.namespace != "prim" and is_composed(func):  # prim is unknown to the dispatcher
-            with self:  # not func.decompose: torch's GRU in Python (2.13) forgets its dropout
-                return func._op_dk(COMPOSED, *args, **(kwargs or {}))
+        parts = None if func.namespace == "prim" else parts_of(func)  # unknown to the dispatcher
+        if parts is not None:
+            with self:
+                return parts(*args, **(kwargs or {}))
         if draws(func):
             known = func._schema.arguments
             given = {each.name: each.default_value for each in known}

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 import torch.fx
-from torch.nn.modules.batchnorm import _BatchNorm as _BatchNorm
+
+from composer._torch.names import optional
 
 
 def world_size() -> int:
@@ -39,6 +40,11 @@ class GroupMember:
         return PrefixStore(prefix, self.store)
 
 
+@optional(
+    "agreeing with other ranks on one engine",
+    "torch.distributed.distributed_c10d:_get_default_store",
+    lazily=True,
+)
 def group_member() -> GroupMember | None:
     """This process in the default group; ``None`` where it is alone.
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any, cast
 
 import torch
 import torch.fx
-from torch.nn.modules.batchnorm import _BatchNorm as _BatchNorm
+
+from composer._torch.names import optional
 
 
 def carry_source_metadata(source: torch.fx.GraphModule, copy: torch.fx.GraphModule) -> None:
@@ -70,6 +72,26 @@ def name_sources(gm: torch.fx.GraphModule) -> None:
     object.__setattr__(gm, "_param_name_to_source", {**known, **added})
 
 
+_LAZY = "generating the code of a graph only when it is called"
+
+
+@optional(
+    _LAZY,
+    "torch.fx._lazy_graph_module:_use_lazy_graph_module",
+    without=contextlib.nullcontext,
+)
+def lazily() -> contextlib.AbstractContextManager[None]:
+    """Make graph modules within that generate their code when they are first called."""
+    from torch.fx._lazy_graph_module import _use_lazy_graph_module
+
+    return cast(contextlib.AbstractContextManager[None], _use_lazy_graph_module(True))
+
+
+@optional(
+    _LAZY,
+    "torch.fx._lazy_graph_module:_LazyGraphModule",
+    without=torch.fx.GraphModule,
+)
 def lazy_graph_module(root: Any, graph: torch.fx.Graph, name: str) -> torch.fx.GraphModule:
     """A graph module that generates its code when it is first called, as Dynamo's do.
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 import torch.fx
-from torch.nn.modules.batchnorm import _BatchNorm as _BatchNorm
 
 recaptured_numbers: ContextVar[Mapping[Any, Any]] = ContextVar("numbers", default={})  # noqa: B039
 """The values of the symbols in the call for which a graph is compiled again."""

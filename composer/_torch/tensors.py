@@ -12,16 +12,30 @@ from typing import Any, cast
 
 import torch
 import torch.fx
-from torch._C import _functorch
 from torch._dynamo.convert_frame import compile_lock
 from torch._subclasses.fake_tensor import (
     FakeTensor,
 )
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.nn.modules.batchnorm import _BatchNorm as _BatchNorm
 
-BatchNorm = _BatchNorm
-"""The base of all batch norms, which torch documents but does not export."""
+from composer._torch.names import optional
+
+_NORMS = torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d, torch.nn.SyncBatchNorm
+
+
+@optional(
+    "knowing batch norms of other packages",
+    "torch.nn.modules.batchnorm:_BatchNorm",
+    without=lambda: _NORMS,
+)
+def _batch_norms() -> tuple[type[torch.nn.Module], ...]:
+    from torch.nn.modules.batchnorm import _BatchNorm
+
+    return (_BatchNorm,)
+
+
+BATCH_NORMS = _batch_norms()
+"""The classes of batch norms. Torch documents their base and does not export it."""
 
 
 PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor)
@@ -30,11 +44,28 @@ PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor)
 
 def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage:
     """The memory of a tensor; of what ``torch.func`` wraps, that of what is within."""
+    return _unwrapped(tensor).untyped_storage()
+
+
+@optional(
+    "the memory of tensors within torch.func",
+    *(f"torch._C._functorch:{each}" for each in ("get_unwrapped", "is_functorch_wrapped_tensor")),
+    without=lambda tensor: tensor,
+)
+def _unwrapped(tensor: torch.Tensor) -> torch.Tensor:
+    from torch._C import _functorch
+
     while _functorch.is_functorch_wrapped_tensor(tensor):
         tensor = _functorch.get_unwrapped(tensor)
-    return tensor.untyped_storage()
+    return tensor
 
 
+@optional(
+    "starting no idle processes for Inductor's compiles on a CPU",
+    "torch._inductor.async_compile:maybe_warm_pool",
+    without=lambda inputs: contextlib.nullcontext(),
+    lazily=True,
+)
 @contextlib.contextmanager
 def no_idle_workers(inputs: Sequence[Any]) -> Iterator[None]:
     """Have Inductor start no processes for compiling where it has no kernels for them.
@@ -64,11 +95,18 @@ def storage_id(tensor: torch.Tensor) -> int:
     return int(storage_of(tensor)._cdata)
 
 
+@optional(
+    "backwards for many gradients at once (is_grads_batched)",
+    "torch._C._functorch:is_legacy_batchedtensor",
+    without=lambda values: False,
+)
 def any_batched(values: Iterable[object]) -> bool:
     """Whether a tensor stands for several, as in a backward for many gradients at once.
 
     Within ``torch.func.vmap`` torch itself refuses to call a compiled backward.
     """
+    from torch._C import _functorch
+
     tensors = (each for each in values if isinstance(each, torch.Tensor))
     return any(map(_functorch.is_legacy_batchedtensor, tensors))
 
@@ -94,12 +132,22 @@ def copy_storage(storage: torch.UntypedStorage) -> torch.UntypedStorage:
 def empty(
     shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> Callable[[], torch.Tensor]:
-    """What allocates a contiguous tensor; on the CPU by the call that Inductor's own code makes.
+    """What allocates a contiguous tensor."""
+    if device.type == "cpu":
+        return _empty_on_cpu(shape, dtype)
+    return lambda: torch.empty(shape, dtype=dtype, device=device)
+
+
+@optional(
+    "the quicker way to allocate results on the CPU",
+    "torch._C._dynamo.guards:_empty_strided_cpu",
+    without=lambda shape, dtype: lambda: torch.empty(shape, dtype=dtype, device="cpu"),
+)
+def _empty_on_cpu(shape: tuple[int, ...], dtype: torch.dtype) -> Callable[[], torch.Tensor]:
+    """By the call that Inductor's own code makes.
 
     It takes a third of ``torch.empty``'s time, which parses its arguments anew every time.
     """
-    if device.type != "cpu":
-        return lambda: torch.empty(shape, dtype=dtype, device=device)
     from torch._C._dynamo.guards import _empty_strided_cpu  # type: ignore[attr-defined]  # no stub
 
     strides = torch.empty(shape, device="meta").stride()

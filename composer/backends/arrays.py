@@ -33,4 +33,6 @@ def array_over(tensor: torch.Tensor) -> Any:
     Its elements are unsigned integers of the same size, since NumPy lacks some of torch's dtypes.
     The engine is told the real type beside it.
     """
+    if not tensor.numel():  # whose address is 0, which NumPy (2.2) does not take
+        return numpy.empty(tensor.shape, f"u{tensor.element_size()}")
     return numpy.asarray(_Memory(tensor))

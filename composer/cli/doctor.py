@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from composer import book, child, distribution, interrupts, session
+from composer import _torch, book, child, distribution, interrupts, session
 from composer.attempt import classify
 from composer.backends import BACKENDS, find_backend
 from composer.cli.fail import USAGE, fail
@@ -88,7 +88,8 @@ def doctor(engine: Engine = "", as_json: Json = False) -> None:
     rows = [
         _row(name, requests, in_chain=name in chain) for name in ([engine] if engine else known)
     ]
-    notes = [*filter(None, (distribution.conflict(), *distribution.outside_verified()))]
+    lacks = _torch.names.off(look=True)
+    notes = [*filter(None, (distribution.conflict(), *distribution.outside_verified(), *lacks))]
     asked = [engine] if engine else chain
     is_asked_for = is_asked_for or bool(engine)
     broken = any(row.engine in asked and _is_broken(row, is_asked_for=is_asked_for) for row in rows)

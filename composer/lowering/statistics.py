@@ -37,7 +37,7 @@ def statistics(gm: torch.fx.GraphModule) -> frozenset[int]:
 
 def witness_of(owner: object) -> torch.Tensor | None:
     """``num_batches_tracked`` of the module that owns statistics, if there is one to watch."""
-    witness = owner.num_batches_tracked if isinstance(owner, _torch.tensors.BatchNorm) else None
+    witness = owner.num_batches_tracked if isinstance(owner, _torch.tensors.BATCH_NORMS) else None
     return witness if isinstance(witness, torch.Tensor) else None
 
 
@@ -48,7 +48,7 @@ def may_be_statistic(weight: torch.Tensor) -> bool:
 
 def is_statistic_of(owner: object, buffer: torch.Tensor) -> bool:
     """Whether it is one of the running statistics of the module that owns it."""
-    if not isinstance(owner, _torch.tensors.BatchNorm):
+    if not isinstance(owner, _torch.tensors.BATCH_NORMS):
         return False
     return any(buffer is each for each in (owner.running_mean, owner.running_var))
 
@@ -67,7 +67,7 @@ def find_witnesses(statistics: Mapping[int, torch.Tensor]) -> dict[int, torch.Te
     objects = gc.get_objects()
     seen = set(map(id, objects))
     hidden = {i: None for i, each in statistics.items() if id(each) not in seen}
-    for norm in (each for each in objects if issubclass(type(each), _torch.tensors.BatchNorm)):
+    for norm in (each for each in objects if issubclass(type(each), _torch.tensors.BATCH_NORMS)):
         buffers = vars(norm).get("_buffers", {})
         for name in ("running_mean", "running_var"):
             witness = buffers.get("num_batches_tracked")

@@ -66,7 +66,7 @@ def elementwise() -> dict[Any, Callable[..., Any]]:
         aten.celu.default: _of_doubles(celu),
         aten.deg2rad.default: _of_doubles(lambda x: x * (math.pi / 180)),
         aten.rad2deg.default: _of_doubles(lambda x: x * (180 / math.pi)),
-        _torch.operators.multiply_add(): multiply_add,
+        **({fused: multiply_add} if (fused := _torch.operators.multiply_add()) else {}),
     }
 
 

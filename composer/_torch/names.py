@@ -1,0 +1,170 @@
+"""Private names of torch: those that composer cannot do without, and those that one feature needs.
+
+Torch may rename or remove a private name in any release. Without an :data:`ESSENTIAL` one composer
+cannot work, and says so when it is imported. Every other one is named by the function that uses it
+(:func:`optional`). Without it that function does less, and ``composer doctor`` and the record say
+which feature is off.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
+
+import torch
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+ESSENTIAL: Mapping[str, str] = {
+    "torch._dynamo.backends.common:aot_autograd": "the graphs that engines compile",
+    "torch._dynamo.convert_frame:compile_lock": "one compile at a time in the process",
+    "torch._dynamo.exc:InvalidBackend": "a name in the chain that nobody registered",
+    "torch._dynamo.exc:RestartAnalysis": "Dynamo's control flow, which no engine may swallow",
+    "torch._dynamo.exc:SkipFrame": "Dynamo's control flow, which no engine may swallow",
+    "torch._dynamo.source:ConstantSource": "tensors that passes add to a graph",
+    "torch._functorch.config:patch": "the settings of AOTAutograd for one compile",
+    "torch._guards:TracingContext": "the compile under way, and what AOTAutograd found out",
+    "torch._guards:tracing": "compiles beside Dynamo's own",
+    "torch._inductor.config:patch": "the settings of Inductor for one compile",
+    "torch._inductor.custom_graph_pass:CustomGraphModulePass": "passes of Inductor's kinds",
+    "torch._inductor.custom_graph_pass:CustomGraphPass": "passes of Inductor's kinds",
+    "torch._inductor.custom_graph_pass:CustomPartitionerFn": "passes of Inductor's kinds",
+    "torch._ops:HigherOrderOperator": "what a node of a graph calls",
+    "torch._ops:OpOverload": "what a node of a graph calls",
+    "torch._ops:OpOverloadPacket": "what a node of a graph calls",
+    "torch._subclasses.fake_tensor:DataDependentOutputException": "sizes that only data tell",
+    "torch._subclasses.fake_tensor:DynamicOutputShapeException": "sizes that only data tell",
+    "torch._subclasses.fake_tensor:FakeTensor": "shapes without data",
+    "torch._subclasses.fake_tensor:FakeTensorMode": "shapes without data",
+    "torch._subclasses.fake_tensor:unset_fake_temporarily": "engines read real weights",
+    "torch.utils._python_dispatch:TorchDispatchMode": "whether a graph draws random numbers",
+    "torch.utils._pytree:tree_flatten": "outputs that are nested",
+    "torch.utils._pytree:tree_unflatten": "outputs that are nested",
+}
+"""What composer cannot do without, and what for."""
+
+ESSENTIAL_FOR_ONNX: Mapping[str, str] = {
+    "torch._decomp:decomposition_table": "what ONNX has no operator for",
+    "torch._prims_common:compute_elementwise_output_logical_to_physical_perm": "layouts",
+    "torch._prims_common:suggest_memory_format": "layouts",
+    "torch.onnx._internal.exporter._core:_exported_program_to_onnx_program": "the exporter",
+    "torch.onnx._internal.exporter._decomp:get_onnx_implemented_overloads": "the exporter",
+    "torch.onnx._internal.exporter._fx_passes:remove_assertion_nodes": "the exporter",
+    "torch.onnx._internal.exporter._registration:ONNXRegistry.from_torchlib": "the exporter",
+    "torch.onnx._internal.exporter._registration:logger": "the exporter",
+    "torch.onnx._internal.fx.passes.type_promotion:TypePromotionTable": "the exporter",
+    "torch.onnx._internal.fx.passes.type_promotion:_TypePromotionInterpreter": "the exporter",
+}
+"""What the engines that read ONNX cannot do without. They are ``unavailable`` then."""
+
+OF_OLDER_RELEASES: Mapping[str, str] = {
+    "torch.cpu:_is_amx_tile_supported": "torch 2.11, which has no torch.cpu.get_capabilities",
+    "torch.cpu:_is_avx512_bf16_supported": "torch 2.11, which has no torch.cpu.get_capabilities",
+    "torch.fx._symbolic_trace:_is_fx_tracing_flag": "torch before 2.14, for all threads alike",
+}
+"""Names that are read where they are there, with the releases that need them."""
+
+hidden: set[str] = set()
+"""Names that are taken for missing: for the tests, which have no torch without them."""
+
+
+@dataclass(eq=False, slots=True)
+class Feature:
+    """What needs private names of torch that may be missing.
+
+    Attributes:
+        what: The feature, in words that stand before "is off".
+        names: The names, as ``"module:attribute"``.
+        missing: Those that are missing; ``None`` as long as nobody has looked.
+    """
+
+    what: str
+    names: tuple[str, ...]
+    missing: tuple[str, ...] | None = field(default=None)
+
+    def is_there(self) -> bool:
+        """Whether torch has all the names. They are looked up once."""
+        if self.missing is None:
+            self.missing = tuple(name for name in self.names if not _has(name))
+        return not self.missing
+
+    def __str__(self) -> str:
+        """Which feature is off, and why."""
+        return (
+            f"{self.what} is off: torch {torch.__version__} has no {', '.join(self.missing or ())}"
+        )
+
+
+FEATURES: list[Feature] = []
+"""All that :func:`optional` was told of."""
+
+
+def optional(
+    what: str,
+    *names: str,
+    without: Callable[..., Any] = lambda *args, **kwargs: None,
+    lazily: bool = False,
+) -> Callable[[F], F]:
+    """Mark a function that uses private names of torch, and that composer can do without.
+
+    Args:
+        what: The feature that is off where a name is missing, in words that stand before "is off".
+        names: The names, as ``"module:attribute"``.
+        without: What is called in the function's place then; by default nothing is done.
+        lazily: Look the names up when the function is first called, as their modules take long to
+            import.
+    """
+    feature = Feature(what, names)
+    FEATURES.append(feature)
+
+    def mark(function: F) -> F:
+        if not lazily:
+            return function if feature.is_there() else cast(F, without)
+
+        @functools.wraps(function)
+        def chosen(*args: Any, **kwargs: Any) -> Any:
+            return (function if feature.is_there() else without)(*args, **kwargs)
+
+        return cast(F, chosen)
+
+    return mark
+
+
+def off(*, look: bool) -> list[str]:
+    """A sentence for each feature that is off, as this torch lacks a name that it needs.
+
+    Args:
+        look: Whether to look names up that nobody has asked for yet, which may take seconds.
+    """
+    known = (each for each in FEATURES if look or each.missing is not None)
+    return sorted({str(each) for each in known if not each.is_there()})
+
+
+def require_essential() -> None:
+    """Raise where torch lacks a name that composer cannot do without.
+
+    Raises:
+        ImportError: with the names, and what they are for.
+    """
+    missing = [f"{name} ({what})" for name, what in ESSENTIAL.items() if not _has(name)]
+    if missing:
+        raise ImportError(
+            f"composer cannot work with torch {torch.__version__}, which lacks {', '.join(missing)}"
+        )
+
+
+def _has(name: str) -> bool:
+    """Whether torch has a name."""
+    if name in hidden:
+        return False
+    module, _, path = name.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for each in path.split(".") if path else ():
+            found = getattr(found, each)
+    except (ImportError, AttributeError):
+        return False
+    return True
