@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -27,6 +27,7 @@ from composer.policy import (
     check_mode,
     in_words,
     merge,
+    owned,
     read_policy,
 )
 
@@ -79,7 +80,7 @@ Source = PolicyBook | Policy | Mapping[str, Any] | str | Path | None
 
 
 def read(source: Source) -> PolicyBook:
-    """The book that a source holds; an empty one for ``None``.
+    """The book that a source holds, with dicts and lists of its own; an empty one for ``None``.
 
     Raises:
         OptionError: it is no source, a file is missing or no TOML, or naming every key and value
@@ -88,11 +89,11 @@ def read(source: Source) -> PolicyBook:
     if source is None:
         return PolicyBook()
     if isinstance(source, PolicyBook):
-        return source
+        return cast(PolicyBook, owned(source))
     if isinstance(source, Policy):
-        return PolicyBook(defaults=source)
+        return PolicyBook(defaults=owned(source))
     if isinstance(source, Mapping):
-        return _validated(source, "")
+        return _validated(owned(source), "")
     if isinstance(source, str | Path):
         return _read_file(Path(source).absolute())
     what = "a policy is a PolicyBook, a Policy, a mapping shaped like the TOML, or a file's path"

@@ -391,13 +391,28 @@ def fields_of(given: Any) -> dict[str, Any]:
     raise OptionError(f"{what}, or a composer.Policy, not {given!r}")
 
 
+def owned(value: Any) -> Any:
+    """A copy of the dicts and lists in a policy's source, so that later changes do not reach it.
+
+    What they hold besides, such as passes and backends, is not copied.
+    """
+    if isinstance(value, BaseModel):
+        given = {name: owned(getattr(value, name)) for name in value.model_fields_set}
+        return value.model_copy(update=given)
+    if isinstance(value, Mapping):
+        return {key: owned(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [owned(each) for each in value]
+    return tuple(map(owned, value)) if type(value) is tuple else value
+
+
 def read_policy(fields: Mapping[str, Any] | Policy | None) -> Policy:
-    """A policy of these fields.
+    """A policy of these fields, with dicts and lists of its own.
 
     Raises:
         OptionError: it is no mapping, or naming every unknown key and value at once.
     """
-    given = fields_of(fields)
+    given = owned(fields_of(fields))
     try:
         return Policy.model_validate(given)
     except ValidationError as error:

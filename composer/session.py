@@ -11,6 +11,7 @@ from typing import Any
 from composer import forks
 from composer.book import Source
 from composer.lowering import samples
+from composer.policy import owned
 from composer.records import CompileReport
 from composer.store import disk
 from composer.telemetry.progress import Progress
@@ -145,6 +146,7 @@ def configure(source: Source) -> None:
     """Set the policy of this process, in place of any set before.
 
     What is wrong with the source is an error at the first compile. ``COMPOSER_CONFIG`` goes before.
+    Later changes to the object that was given do not change the policy.
 
     Args:
         source: A :class:`composer.PolicyBook`, a :class:`composer.Policy` for every graph, a
@@ -152,7 +154,7 @@ def configure(source: Source) -> None:
     """
     if isinstance(source, str | Path):
         source = Path(source).absolute()  # the working directory may change before it is read
-    _current.configured = source
+    _current.configured = owned(source)
 
 
 def add_sink(sink: Any) -> None:

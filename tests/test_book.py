@@ -109,6 +109,38 @@ def test_configure_takes_four_kinds_of_source(kind: str) -> None:
     assert (run().chosen, last().policy) == ("aot_eager", ("defaults",))
 
 
+@pytest.mark.parametrize("kind", ["mapping", "book", "policy"])
+def test_what_was_configured_is_not_changed_with_the_object_that_was_given(kind: str) -> None:
+    """Whatever the object is, and however deep in it the change is."""
+    options = {"session": {"threads": 1}}
+    table = {"defaults": {"chain": [{"backend": "onnxrt", "options": options}]}}
+    source = {
+        "mapping": table,
+        "book": composer.PolicyBook(**table),
+        "policy": composer.Policy(**table["defaults"]),
+    }[kind]
+    composer.configure(source)
+    options["session"]["threads"] = 2
+    table["defaults"]["chain"].append("eager")
+    if kind != "mapping":
+        policy = source if kind == "policy" else source.defaults
+        policy.chain[0].options["more"] = 3
+    (candidate,) = resolve(GRAPH, configured=current().configured).policy.chain
+    assert candidate.options == {"session": {"threads": 1}}
+
+
+def test_policy_in_force_is_not_changed_with_the_object_that_was_given() -> None:
+    """A graph keeps its policy for the candidates that it may need later."""
+    options = {"session": {"threads": 1}}
+    chain = [{"backend": "onnxrt", "options": options}]
+    by_options = resolve(GRAPH, options={"chain": chain})
+    with composer.using({"defaults": {"chain": chain}}):
+        options["session"]["threads"] = 2
+        by_context = resolve(GRAPH)
+    for rules in (by_options, by_context):
+        assert rules.policy.chain[0].options == {"session": {"threads": 1}}
+
+
 def test_a_changed_file_is_read_again() -> None:
     """By the next compile."""
     path = write(EAGER)
