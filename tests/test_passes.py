@@ -373,6 +373,50 @@ class CutsApart(GraphPass):
         return 0
 
 
+class Misplaced(CustomGraphPass):
+    stage = "nonsense"
+
+    def __call__(self, graph: torch.fx.Graph) -> None:
+        return
+
+    def uuid(self) -> str:
+        return "misplaced"
+
+
+class CutsElsewhere(CustomPartitionerFn):
+    stage = "joint"
+
+    def __call__(self, gm, joint_inputs, **kwargs):
+        raise AssertionError
+
+    def uuid(self) -> str:
+        return "cuts-elsewhere"
+
+
+@pytest.mark.parametrize("stage", ["aten", "joint"])
+def test_a_foreign_pass_runs_at_the_stage_that_it_names(stage: str) -> None:
+    """One of torch's kinds, its class and a function; ``runs_last`` is its own as well."""
+
+    class OfTorch(CustomGraphPass):
+        runs_last = True
+
+        def __call__(self, graph: torch.fx.Graph) -> None: ...
+
+        def uuid(self) -> str:
+            return "of torch"
+
+    def function(gm: torch.fx.GraphModule) -> None: ...
+
+    OfTorch.stage = function.stage = stage
+    shared = resolve.shared_passes([OfTorch(), OfTorch, function])
+    assert [(each.stage, each.runs_last) for each in shared.passes] == [
+        (stage, True),
+        (stage, True),
+        (stage, False),
+    ]
+    assert FunctionPass(function, stage="torch").stage == "torch"
+
+
 @pytest.mark.parametrize(
     ("listed", "said"),
     [
@@ -390,6 +434,9 @@ class CutsApart(GraphPass):
         ([Breaks], "pass 'breaks': RuntimeError: no"),
         ([CutsApart], "pass 'cuts_apart': no pass runs at stage 'partitioner'"),
         ([CutsApart()], "pass 'cuts_apart': no pass runs at stage 'partitioner'"),
+        ([Misplaced()], "pass 'test_passes.Misplaced': unknown stage 'nonsense'"),
+        ([Misplaced], "pass 'test_passes.Misplaced': unknown stage 'nonsense'"),
+        ([CutsElsewhere()], "a CustomPartitionerFn runs at stage 'partitioner', not at 'joint'"),
         ("scale", "passes is a list"),
     ],
 )

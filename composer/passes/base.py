@@ -172,8 +172,12 @@ def snake_case(name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
 
 
-def as_stage(name: str) -> Stage:
+def as_stage(name: str, of_pass: str = "") -> Stage:
     """The stage of that name.
+
+    Args:
+        name: The stage.
+        of_pass: The pass that names it, for the message; empty where the traceback shows it.
 
     Raises:
         OptionError: there is none.
@@ -182,6 +186,7 @@ def as_stage(name: str) -> Stage:
         return Stage(name)
     except ValueError:
         known = [stage.value for stage in Stage]
-        guess = did_you_mean(name, known)
-        what = f"unknown stage {name!r}{guess} (accepted: {', '.join(known)})"
+        guess = did_you_mean(str(name), known)
+        whose = f"pass {of_pass!r}: " if of_pass else ""
+        what = f"{whose}unknown stage {name!r}{guess} (accepted: {', '.join(known)})"
         raise OptionError(what) from None

@@ -41,21 +41,31 @@ class FunctionPass(GraphPass):
 
     Args:
         function: The callable.
-        stage: Where it runs; by default ``post_grad`` for Inductor's kinds, which are written for
-            it, and ``aten`` for plain functions.
-        runs_last: Whether it runs behind Inductor's own rewrites of its stage.
+        stage: Where it runs; by default what the callable's attribute ``stage`` says. Without one
+            it is ``post_grad`` for Inductor's kinds, which are written for it, and ``aten`` for
+            plain functions.
+        runs_last: Whether it runs behind Inductor's own rewrites of its stage; by default what the
+            callable's attribute ``runs_last`` says, else it does not.
         name: The recorded name; by default the qualified name of the function or its class.
+
+    Raises:
+        OptionError: there is no such stage.
     """
 
     function: Callable[..., Any]
     stage: Stage | str | None = field(default=None, kw_only=True)  # type: ignore[misc,assignment]  # of each, not of the class
-    runs_last: bool = field(default=False, kw_only=True)  # type: ignore[misc]  # likewise
+    runs_last: bool | None = field(default=None, kw_only=True)  # type: ignore[misc,assignment]  # likewise
     name: str = field(default="", kw_only=True)  # type: ignore[misc]  # likewise
 
     def __post_init__(self) -> None:
-        stage = as_stage(self.stage) if self.stage else _usual_stage(self.function)
+        own = self.function
+        stage = getattr(own, "stage", None) if self.stage is None else self.stage
+        last = getattr(own, "runs_last", False) if self.runs_last is None else self.runs_last
+        name = self.name or qualified_name(own)
+        object.__setattr__(self, "name", name)
+        object.__setattr__(self, "runs_last", bool(last))
+        stage = _usual_stage(own) if stage is None else as_stage(stage, name)
         object.__setattr__(self, "stage", stage)
-        object.__setattr__(self, "name", self.name or qualified_name(self.function))
 
     def run(self, gm: torch.fx.GraphModule) -> int | PassResult | None:
         """Call the function; what it returns counts as what a pass's ``run`` returns.

@@ -192,17 +192,27 @@ def _make(found: Any, fields: dict[str, Any]) -> Any:
     if isinstance(found, GraphPass | _torch.inductor.CustomPartitionerFn):
         return _with_a_stage(found)
     if callable(found) or _torch.canonical.is_pattern_matcher_pass(found):
-        return FunctionPass(found)
+        return _with_a_stage(FunctionPass(found))
     raise OptionError(f"passes holds {found!r}, which is no pass")
 
 
 def _with_a_stage(found: Any) -> Any:
     """The pass, if there is a graph at its stage to give it."""
-    if not isinstance(found, GraphPass) or isinstance(found, _torch.inductor.CustomPartitionerFn):
-        return found
-    if as_stage(found.stage) is Stage.PARTITIONER:
+    if isinstance(found, _torch.inductor.CustomPartitionerFn):
+        return _at_partitioner(found)
+    if as_stage(found.stage, found.name) is Stage.PARTITIONER:
         what = "no pass runs at stage 'partitioner'; a CustomPartitionerFn of torch's stands there"
         raise OptionError(f"pass {found.name!r}: {what}")
+    return found
+
+
+def _at_partitioner(found: Any) -> Any:
+    """The partitioner, if it names no other stage: an attribute of it is not ignored in silence."""
+    stage = Stage.PARTITIONER if isinstance(found, GraphPass) else getattr(found, "stage", None)
+    name = qualified_name(found)
+    if stage is not None and as_stage(stage, name) is not Stage.PARTITIONER:
+        what = f"a CustomPartitionerFn runs at stage 'partitioner', not at {str(stage)!r}"
+        raise OptionError(f"pass {name!r}: {what}")
     return found
 
 
