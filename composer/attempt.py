@@ -11,6 +11,7 @@ import functools
 import itertools
 import math
 import re
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -28,7 +29,16 @@ from composer.backends.base import (
     within,
 )
 from composer.contenders import Contender
-from composer.errors import ChildRefusal, PassError, Refusal, causes, first_line, refuse, text_of
+from composer.errors import (
+    ChildRefusal,
+    PassError,
+    Refusal,
+    causes,
+    first_line,
+    refuse,
+    text_of,
+    without_locals,
+)
 from composer.floor import make_floor
 from composer.graphs import clones, collectives, writes
 from composer.graphs.comparison import Bounds
@@ -53,6 +63,7 @@ def try_candidate(
 ) -> tuple[Attempt, Callable[..., Any] | None, BaseException | None]:
     """One attempt: its record, and either the compiled callable or the error that ended it.
 
+    The error keeps no local variables of its traceback: the next candidate needs their memory.
     Other ranks are asked by ``ballot``, except for eager, which all of them can take. On trial in
     bf16 ``in_fp32`` of the first products were found to have to stay in float32, earlier.
     ``require_working`` refuses an engine that does not work with the installed versions.
@@ -62,7 +73,7 @@ def try_candidate(
     """
     name = contender.candidate.name
     ballot = agreement.NOBODY if contender.backend.may_return_original else ballot
-    started = time.perf_counter()
+    started, handled = time.perf_counter(), sys.exception()
     with taking_notes() as notes:
         if contender.candidate.options:
             note(options=plain(dict(contender.candidate.options)))
@@ -87,7 +98,7 @@ def try_candidate(
             failed = _failed(name, error, notes, time.perf_counter() - started)
             ballot.refuse(failed.sentence())
             _raise_pass_error(error)
-            return failed, None, error
+            return failed, None, without_locals(error, handled)
     accepted = Attempt(
         backend=name,
         status=Status.SUCCEEDED,
@@ -123,10 +134,7 @@ def _acceptable(
     timeout = contender.limits.timeout or math.inf
     while True:
         try:
-            compiled = _narrow_and_build(request, contender, ballot, in_fp32)
-            _decline_low_coverage(notes, contender.min_coverage)
-            _verify(compiled, request, contender, contender.allowed(notes.engine))
-            return compiled
+            return _built_and_verified(request, contender, ballot, notes, in_fp32)
         except Refusal as refusal:
             in_time = time.perf_counter() - began < timeout
             smaller = next(parts, None) if in_time and refusal.reason in _OFF else None
@@ -134,6 +142,19 @@ def _acceptable(
                 raise
             in_fp32 = smaller
             notes.begin_again(told)
+
+
+def _built_and_verified(
+    request: GraphRequest,
+    contender: Contender,
+    ballot: agreement.Ballot,
+    notes: Notes,
+    in_fp32: int,
+) -> Callable[..., Any]:
+    compiled = _narrow_and_build(request, contender, ballot, in_fp32)
+    _decline_low_coverage(notes, contender.min_coverage)
+    _verify(compiled, request, contender, contender.allowed(notes.engine))
+    return compiled
 
 
 def _narrow_and_build(

@@ -29,6 +29,7 @@ at once and are never a reason to fall back. Dynamo wraps what a backend raises 
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -286,9 +287,14 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
         error = getattr(error, "inner_exception", None) or error.__cause__
 
 
-def chained(error: BaseException) -> Iterator[BaseException]:
-    """As :func:`causes`, and what was being handled when each of them was raised."""
-    seen: set[int] = set()
+def chained(error: BaseException, handled: BaseException | None = None) -> Iterator[BaseException]:
+    """As :func:`causes`, and what was being handled when each of them was raised.
+
+    Args:
+        error: Where to begin.
+        handled: Where to stop: this one, and what only it leads to, is left out.
+    """
+    seen: set[int] = {id(handled)}
     waiting: list[BaseException | None] = [error]
     while waiting:
         each = waiting.pop()
@@ -297,3 +303,21 @@ def chained(error: BaseException) -> Iterator[BaseException]:
             yield each
             inner = getattr(each, "inner_exception", None)
             waiting += [each.__context__, each.__cause__, inner]
+
+
+def without_locals(error: BaseException, handled: BaseException | None) -> BaseException:
+    """The error, whose traceback keeps its lines and lets go of the local variables.
+
+    Those may hold gigabytes, for as long as the error is kept.
+
+    Args:
+        error: What was caught, in the function that calls this.
+        handled: What the program was handling before that (``sys.exception()``). Its traceback
+            is the program's own and stays as it is.
+    """
+    for each in chained(error, handled):
+        for inner in each.exceptions if isinstance(each, BaseExceptionGroup) else ():
+            without_locals(inner, handled)
+        traceback.clear_frames(each.__traceback__)
+    own = error.__traceback__  # of the caller, which still runs: its frame cannot be cleared
+    return error.with_traceback(own and own.tb_next)

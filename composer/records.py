@@ -327,8 +327,7 @@ class Outcome:
 
     Attributes:
         attempts: The candidates in the order in which they were tried.
-        errors: The exceptions of the attempts that were not accepted. They live only as long as
-            the compile, since their tracebacks hold the graph and its tensors.
+        errors: The exceptions of the attempts that were not accepted.
         chosen: Who serves the graph, as the chain spelled it; ``eager`` for the floor.
         compiled: What serves it.
         passes: The shared passes that ran within the candidate that serves, or within the floor.

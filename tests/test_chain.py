@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import logging
 import pickle
 import sys
 import threading
 import time
+import traceback
 import warnings
+import weakref
 from typing import Any
 
 import engines
@@ -81,6 +84,73 @@ def test_an_exception_is_kept_whole() -> None:
     assert attempt.message == "no such kernel"
     assert "engines.py" in attempt.traceback
     assert attempt.seconds > 0
+
+
+@pytest.fixture
+def without_collections():
+    """No collection of garbage: what is gone was let go of."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+class Greedy:
+    """An engine that takes memory and is not accepted; ``memory`` tells whether that is held."""
+
+    def __init__(self, way: str) -> None:
+        self.way = way
+        self.memory: weakref.ref[torch.Tensor] | None = None
+
+    def __call__(self, gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        large = torch.zeros(1000)
+        self.memory = weakref.ref(large)
+        if self.way == "runs wrongly":
+            return lambda *args: [each + large[0] + 1 for each in gm.forward(*args)]
+        if self.way == "declines":
+            composer.errors.refuse(Status.DECLINED, Reason.UNSUPPORTED_OP, "no")
+        try:
+            raise KeyError(large.shape)
+        except KeyError as error:
+            raise RuntimeError("no such kernel") from (error if self.way == "chains" else None)
+
+
+@pytest.mark.parametrize("way", ["raises", "chains", "declines", "runs wrongly"])
+def test_memory_of_a_failed_candidate_is_free_when_the_next_one_builds(
+    way: str, without_collections: None
+) -> None:
+    """Its error is kept for the record, and no frame of it."""
+    greedy, held = Greedy(way), []
+
+    def next_one(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        held.append(greedy.memory())
+        return honest(gm, inputs)
+
+    compiled(cosine, greedy, next_one, verify="compile")(torch.ones(2))
+    assert last().chosen == "next_one"
+    assert held == [None]
+
+
+def test_errors_of_an_exhausted_chain_have_their_lines_and_no_memory(
+    without_collections: None,
+) -> None:
+    """What the program itself was handling meanwhile keeps its local variables."""
+    greedy = Greedy("chains")
+
+    def program_fails() -> None:
+        local = 3  # noqa: F841
+        raise LookupError
+
+    try:
+        program_fails()
+    except LookupError as own:
+        with pytest.raises(BackendCompilerFailed) as caught:
+            compiled(cosine, greedy, on_exhausted="raise")(torch.ones(2))
+        frame = own.__traceback__.tb_next.tb_frame
+        assert frame.f_locals == {"local": 3}
+    (error,) = caught.value.inner_exception.exceptions
+    assert traceback.extract_tb(error.__traceback__)[-1].line.startswith("raise RuntimeError")
+    assert isinstance(error.__cause__, KeyError)
+    assert greedy.memory() is None
 
 
 @pytest.mark.parametrize("engine", ["aot_eager", "onnxrt", "composer_openvino", "inductor"])

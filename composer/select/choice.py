@@ -220,7 +220,7 @@ def _raised(each: Tried, error: BaseException) -> Tried:
         error_type=type(error).__name__,
         traceback="".join(traceback.format_exception(error)),
     )
-    return Tried(attempt, None, error.with_traceback(None))  # its frames hold all that took part
+    return Tried(attempt, None, error)
 
 
 def _ranking(result: select.Result, count: int) -> list[int]:

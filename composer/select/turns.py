@@ -34,11 +34,12 @@ import dataclasses
 import functools
 import math
 import random
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 
 from composer import interrupts
-from composer.errors import error_line
+from composer.errors import error_line, without_locals
 from composer.gate import Gate
 from composer.records import GraphRequest
 from composer.select.contest import Budget, Entrant, Result, Timing
@@ -329,6 +330,7 @@ class _Race:
         Raises:
             _Undecided: the floor itself raises.
         """
+        handled = sys.exception()
         try:
             turn = functools.partial(
                 self._track.time, self._entrants[place].run, calls, lead, least
@@ -339,7 +341,7 @@ class _Race:
             if place == len(self._entrants) - 1:
                 what = error_line(error)
                 raise _Undecided(f"eager itself raises {what}") from None
-            self.errors[place] = error
+            self.errors[place] = without_locals(error, handled)
             self._alive.remove(place)
             return math.inf
 
