@@ -390,6 +390,19 @@ def test_backward_lowering_at_once_compiles_the_backward_in_the_backend_call() -
     assert stages == ["compiled", "compiled"]
 
 
+def test_backend_of_cuda_graphs_raises_where_it_can_make_none() -> None:
+    """By itself it runs the graph without one (torch 2.13)."""
+    backend = torch._dynamo.lookup_backend("cudagraphs")
+    assert type(backend).__module__ == _torch.inductor.CUDAGRAPHS
+    with (
+        _torch.inductor.cudagraphs_or_error(),
+        pytest.raises(Exception, match="skipping cudagraphs due to"),
+    ):
+        torch.compile(torch.sin, backend=backend)(torch.ones(2))
+    torch.compiler.reset()
+    assert torch.compile(torch.sin, backend=backend)(torch.ones(2)).isfinite().all()
+
+
 def test_inductor_config_is_what_torch_compile_would_use() -> None:
     """Modes stand for Inductor's own settings."""
     assert _torch.inductor.inductor_config(None, {}) == {}

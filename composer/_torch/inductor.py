@@ -7,7 +7,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.fx
@@ -187,3 +187,16 @@ def _copy_what_is_given_out(gm: torch.fx.GraphModule) -> None:
                 copy = gm.graph.call_function(torch.ops.aten.lift_fresh_copy.default, (node,))
             copy.meta.update(node.meta)
             returned.replace_input_with(node, copy)
+
+
+CUDAGRAPHS = "torch._dynamo.backends.cudagraphs"
+"""Where Dynamo's backend of that name is written."""
+
+
+def cudagraphs_or_error() -> contextlib.AbstractContextManager[None]:
+    """Have it raise where no CUDA graph can be made, instead of running the graph without one."""
+    from torch._inductor import config
+
+    return cast(
+        contextlib.AbstractContextManager[None], config.patch({"triton.cudagraph_or_error": True})
+    )

@@ -14,6 +14,7 @@ import torch.fx
 
 from composer import _torch, interrupts
 from composer.backends.base import Backend
+from composer.backends.foreign import foreign
 from composer.errors import OptionError, Refusal, import_failure, refuse
 from composer.passes import fingerprint
 from composer.records import GraphRequest, Reason, Status
@@ -58,6 +59,8 @@ class CallableBackend(Backend):
         options: Mapping[str, Any],
     ) -> object:
         """Call the function; ``mode`` is not passed on, since only torch's own engines know it."""
+        if known := foreign(self.function):
+            return known.build(self.function, gm, example_inputs, options)
         if options:
             return self.function(gm, example_inputs, options=dict(options))
         return self.function(gm, example_inputs)

@@ -26,12 +26,9 @@ from composer.records import Reason, Status
 def build_with_torch_tensorrt(
     gm: torch.fx.GraphModule, example_inputs: list[Any], options: Mapping[str, Any]
 ) -> object:
-    """Compile with ``torch_tensorrt``, asked to raise rather than hand the graph back."""
+    """Compile with ``torch_tensorrt``; :mod:`composer.backends.foreign` sees that it does."""
     _import_torch_tensorrt()
-    asked = {"pass_through_build_failures": True, **options}
-    compiled = NamedBackend("tensorrt").build(gm, example_inputs, mode=None, options=asked)
-    _require_an_engine(compiled)
-    return compiled
+    return NamedBackend("tensorrt").build(gm, example_inputs, mode=None, options=options)
 
 
 def _import_torch_tensorrt() -> None:
@@ -46,21 +43,3 @@ def _import_torch_tensorrt() -> None:
             f"torch_tensorrt is installed but cannot be imported: {class_and_text(error)}",
         ) from error
     note(torch_tensorrt=getattr(module, "__version__", "unknown"))
-
-
-def _require_an_engine(compiled: object) -> None:
-    """Refuse a graph in which nothing is TensorRT's: below its smallest block it leaves all.
-
-    ``torch_tensorrt`` returns a graph module whose engines are modules of its own package
-    (``PythonTorchTensorRTModule``, ``TorchTensorRTModule``). Of anything else nothing is known.
-    """
-    if not isinstance(compiled, torch.fx.GraphModule):
-        return
-    if not any(_is_foreign(each) for each in compiled.modules()):
-        what = "torch_tensorrt returned a graph with no engine inside"
-        raise Refusal(Status.REJECTED, Reason.RETURNED_ORIGINAL, what)
-
-
-def _is_foreign(module: torch.nn.Module) -> bool:
-    kind = type(module)
-    return kind.__module__.split(".")[0] == FOREIGN or "TensorRT" in kind.__name__
