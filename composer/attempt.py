@@ -39,7 +39,6 @@ from composer.errors import (
     text_of,
     without_locals,
 )
-from composer.floor import make_floor
 from composer.graphs import clones, collectives, writes
 from composer.graphs.comparison import Bounds
 from composer.graphs.modes import leaving_modes
@@ -249,8 +248,7 @@ def _verify(
     if collectives.meets_other_ranks(request.gm):
         note(verified="no: other ranks would have to run the graph's collectives as well")
         return
-    reference, _ = make_floor(request, late.in_force().shared)
-    compared = verify(compiled, request, reference, bounds)
+    compared = verify(compiled, request, late.in_force().shared, bounds)
     if contender.on_trial and not compared:
         refuse(Status.SKIPPED, Reason.POLICY, "in bf16 its numbers could not be compared")
 

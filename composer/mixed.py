@@ -24,8 +24,9 @@ import torch
 import torch.fx
 
 from composer import _torch, interrupts
-from composer.graphs import checkpoints
+from composer.floor import make_floor
 from composer.graphs.comparison import LowPrecisionBounds
+from composer.passes import late
 from composer.precision import Stays, narrow
 from composer.records import GraphRequest
 from composer.verify import Run, run
@@ -131,7 +132,7 @@ class _Errors:
 
     def _run_of_eager(self) -> Run:
         try:
-            eager = self._run(checkpoints.eager_forward(self._request.gm))
+            eager = self._run(_floor(self._request))
         except _NotMeasured:
             raise
         except BaseException as error:
@@ -151,7 +152,7 @@ class _Errors:
     def _measured(self, in_fp32: int, eager: Run) -> float:
         try:
             narrowed = narrow(self._request, on_trial=True, in_fp32=in_fp32)
-            run = narrowed.around(checkpoints.eager_forward(narrowed.request.gm))
+            run = narrowed.around(_floor(narrowed.request))
             got = self._run(run).values
             pairs = ((got[name], value) for name, value in eager.values.items())
             return max((_off(mine, eagers, self._bounds) for mine, eagers in pairs), default=0.0)
@@ -160,6 +161,12 @@ class _Errors:
         except BaseException as error:  # noqa: BLE001  # what cannot be run is no part to try
             interrupts.pass_on(error)
             return math.inf
+
+
+def _floor(request: GraphRequest) -> Callable[..., Any]:
+    """What the candidate at hand is compared with: its passes are part of the program."""
+    floor, _ = make_floor(request, late.in_force().shared)
+    return floor
 
 
 def _off(mine: object, eagers: object, bounds: LowPrecisionBounds) -> float:

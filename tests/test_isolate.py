@@ -311,6 +311,15 @@ def test_shared_passes_within_the_candidate_run_in_the_child_too() -> None:
     assert last().chosen == "multiplies", last().attempts
 
 
+@SLOW
+def test_child_does_not_blame_the_engine_for_what_a_shared_pass_makes_of_made_up_weights() -> None:
+    """The floor raises as well on these weights, since it runs the pass, too."""
+    weight = torch.nn.Parameter(torch.eye(3), requires_grad=False)
+    f = compiled(lambda: weight.relu() + 1, "aot_eager", isolate=True, passes=[rewrites.Factors()])
+    assert torch.equal(f(), torch.eye(3) + 1)
+    assert last().chosen == "aot_eager", last().attempts
+
+
 def test_passes_that_cannot_be_sent_are_named() -> None:
     """A class made within a function has no name to import it by."""
     f = compiled(torch.cos, engines.honest, isolate=True, passes=[rewrites.at("joint")])

@@ -18,6 +18,7 @@ from composer import _torch, agreement, mixed, precision
 from composer.backends.base import covers
 from composer.graphs import low_precision
 from composer.isolate import parcel
+from composer.passes import GraphPass
 from composer.testing import FakeBackend
 
 WHOLE, PART = {torch.bfloat16}, {torch.float32}
@@ -92,6 +93,27 @@ def test_whole_that_holds_is_taken_whole() -> None:
     spy = Builds()
     compiled(layers(), spy, precision="auto")(torch.randn(4, 32))
     assert spy.products == [WHOLE, WHOLE]
+    assert "products_in_fp32" not in last().attempts[0].engine
+
+
+class SmoothSign(GraphPass):
+    """The sine in place of the sign, which no rounding leaves as it is."""
+
+    stage = "post_grad"
+
+    def run(self, gm: torch.fx.GraphModule) -> None:
+        for node in gm.graph.find_nodes(op="call_function", target=torch.ops.aten.sign.default):
+            node.target = torch.ops.aten.sin.default
+
+
+@torch.no_grad()
+def test_part_is_looked_for_in_the_graph_that_later_passes_leave() -> None:
+    """Of the captured graph only the part behind the sign would hold, and be built first."""
+    first, rest = nn.Linear(16, 512), Early().rest
+    rest[0] = nn.Linear(512, 16)
+    f = compiled(lambda x: rest(first(x).sign()), Spy(), precision="auto", passes=[SmoothSign()])
+    f(torch.randn(4, 16))
+    assert told() == [("spy", "bf16", "succeeded", None)]
     assert "products_in_fp32" not in last().attempts[0].engine
 
 

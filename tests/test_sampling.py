@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import compiled, last
+from rewrites import Scale, at
 
 from composer.errors import FallbackWarning, OptionError, Refusal
 from composer.guard.schedule import CallKind, Schedule
@@ -344,14 +345,26 @@ def test_inference_and_dynamic_shapes_are_sampled(mode: Any) -> None:
 
 def test_passes_are_part_of_what_is_sampled() -> None:
     """The floor runs them as well."""
-    from rewrites import Scale, at
-
     for stage in ("torch", "aten", "joint", "post_grad"):
         torch.compiler.reset()
         f = sampled(torch.cos, FakeBackend(), passes=[at(stage, Scale)])
         with expect(verified=3, fallbacks=0, succeeded=1):
             for _ in range(3):
                 f(torch.randn(3))
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("stage", ["joint", "post_grad"])
+def test_what_a_later_pass_changes_hides_no_engine_that_goes_wrong(
+    stage: str, training: bool
+) -> None:
+    """The float64 of a call is of the graph that the passes left, for sizes of its own."""
+    engine = wrong_from(3, lambda gm, *args: [each + 1 for each in gm.forward(*args)])
+    f = sampled(torch.cos, engine, "aot_eager", passes=[at(stage)], dynamic=True)
+    for size in (6, 7, 8):
+        x = torch.linspace(-1, 1, size, requires_grad=training)
+        torch.testing.assert_close(f(x), x.sin())
+    assert [each.reason for each in last().attempts][:1] == ["numeric_mismatch"]
 
 
 def test_comparison_in_training_keeps_nothing() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import compiled, last, thorough
+from rewrites import CosineToSine, Scale, at, cosines
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
@@ -765,14 +766,56 @@ def test_inference_is_verified(mode: Any) -> None:
 
 def test_passes_are_part_of_what_is_compared() -> None:
     """Eager, too, runs the graph that they left."""
-    from rewrites import Scale, at
-
     for stage in ("torch", "aten", "joint", "post_grad"):
         torch.compiler.reset()
         x = torch.randn(3)
         compiled(torch.cos, "aot_eager", verify="compile", passes=[at(stage, Scale)])(x)
         assert last().attempts[0].accepted, (stage, last().attempts[0].message)
         assert "verified" in last().attempts[0].engine
+
+
+def off_by_one(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+    return lambda *args: [each + 1 for each in gm.forward(*args)]
+
+
+class SineOfFloat32(CosineToSine):
+    """Leaves a graph in float64 alone."""
+
+    stage = "post_grad"
+
+    def run(self, gm: torch.fx.GraphModule) -> int:
+        found = [node for node in cosines(gm) if node.meta["val"].dtype is torch.float32]
+        return super().run(gm) if found else 0
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("changes", [at("joint"), at("post_grad"), SineOfFloat32()], ids=str)
+def test_what_a_later_pass_changes_hides_no_wrong_engine(changes: Any, training: bool) -> None:
+    """Float64 is made of the graph that the passes left, as the floor and the engines are."""
+    x = torch.linspace(-1, 1, 6, requires_grad=training)
+    compiled(torch.cos, off_by_one, "aot_eager", verify="compile", passes=[changes])(x)
+    wrong, right = last().attempts
+    assert wrong.reason == "numeric_mismatch"
+    assert right.accepted, right.message
+
+
+def test_low_precision_after_a_later_pass_is_judged_by_float64() -> None:
+    """Eager's sum in bfloat16 is far off; the engine's is not."""
+
+    def wide_sum(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        return lambda x: [x.double().sin().sum().to(x.dtype)]
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        total = torch.zeros((), dtype=x.dtype)
+        for each in x.cos().unbind():
+            total = total + each
+        return total
+
+    x = torch.rand(600).to(torch.bfloat16)
+    compiled(f, wide_sum, verify="compile", passes=[at("post_grad")])(x)
+    (attempt,) = last().attempts
+    assert attempt.accepted, attempt.message
+    assert "float64" in attempt.engine["verified"]["against"]
 
 
 @pytest.mark.slow

@@ -35,6 +35,7 @@ class Sampler:
     Attributes:
         every: One call in so many is compared.
         floor: Runs the graph as eager does.
+        exact: Gives what the floor computes in float64 for a request and the inputs of a call.
         request: Gives the graph's request with the inputs of a call.
         bounds: Gives how far the engine that serves may be off.
         apart: Whether the engine, rather than the floor, runs on copies of the inputs.
@@ -43,6 +44,7 @@ class Sampler:
 
     every: int
     floor: Compiled
+    exact: Callable[[Sequence[Any], GraphRequest], Values]
     request: Callable[[Sequence[Any]], GraphRequest]
     bounds: Callable[[], Bounds]
     apart: bool
@@ -69,11 +71,12 @@ class Sampler:
             return run(*args), None
         if call is None:
             got = verify.run(run, args, request)
-            exact = functools.partial(verify.exact, args, request)
+            exact = functools.partial(self.exact, args, request)
             refusal = self._verdict(lambda: got, eager, exact)
             return (None if refusal else self.floor(*args)), refusal
         outputs = run(*args)
-        refusal = self._verdict(functools.partial(call.seen, outputs), eager, call.exact)
+        exact = functools.partial(call.exact, self.exact)
+        refusal = self._verdict(functools.partial(call.seen, outputs), eager, exact)
         if refusal:
             call.undo()
         return outputs, refusal
@@ -123,14 +126,14 @@ class _Undoable:
         self._buffers.restore()
         self._rewind()
 
-    def exact(self) -> Values:
+    def exact(self, exact: Callable[[Sequence[Any], GraphRequest], Values]) -> Values:
         """The same call in float64; nothing where the engine has moved what it starts from."""
         gm, moved = self._request.gm, writes.written_parameters(self._request)
         if moved or writes.written_attributes(gm):
             return {}
         with torch.random.fork_rng(devices=devices(self._args)):
             self._rewind()
-            return verify.exact(self._copies, self._request)
+            return exact(self._copies, self._request)
 
     def _rewind(self) -> None:
         """Have torch draw the random numbers of this call again."""

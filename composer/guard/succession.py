@@ -17,13 +17,13 @@ from typing import Any
 
 import torch
 
-from composer import _torch, chain, forks, select, session
+from composer import _torch, chain, forks, select, session, verify
 from composer.contenders import Contender, bounds_of
 from composer.errors import FallbackWarning, Refusal, first_line, text_of
 from composer.floor import make_floor
 from composer.graphs import collectives, writes
 from composer.graphs.checkpoints import eager_forward
-from composer.graphs.comparison import Bounds
+from composer.graphs.comparison import Bounds, Values
 from composer.guard import backward, roles
 from composer.guard.sampling import Sampler, cannot_undo
 from composer.passes.resolve import SharedPasses
@@ -143,11 +143,19 @@ class Succession:
         return Sampler(
             every=self._policy.sample_every,
             floor=self.floor,
+            exact=self._exact,
             request=self.request_for,
             bounds=self._bounds,
             apart=self._apart,
             runtime=self.report.runtime,
         )
+
+    def _exact(self, args: Sequence[Any], request: GraphRequest) -> Values:
+        """What the floor computes in float64 for the inputs of a call."""
+        if not self._shared.late:
+            return verify.exact(args, request, self._shared)
+        with _torch.compiles.recaptured(self.request.gm, args):
+            return verify.exact(args, request, self._shared)
 
     def _bounds(self) -> Bounds:
         """The bounds of the engine that serves now; the policy's where that is the floor."""

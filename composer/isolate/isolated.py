@@ -11,8 +11,8 @@ from composer import _torch, interrupts, selftest, verify
 from composer.attempt import try_candidate
 from composer.contenders import contenders_of
 from composer.errors import ComposerError, Refusal, first_line, text_of
+from composer.floor import make_floor
 from composer.graphs import capture
-from composer.graphs.checkpoints import eager_forward
 from composer.isolate import parcel
 from composer.passes import late
 from composer.policy import Candidate, Policy
@@ -56,12 +56,12 @@ def _attempt(payload: bytes, ready: Callable[[], None]) -> Attempt:
 
 
 def _run(compiled: Callable[..., Any], request: GraphRequest, attempt: Attempt) -> Attempt:
-    """Run once, with a backward in training. Weights are made up, so eager may raise as well."""
+    """Run once, with a backward in training. Weights are made up, so the floor may raise, too."""
     try:
         verify.run(compiled, request.example_inputs, request)
     except BaseException as error:  # noqa: BLE001  # becomes a record in the caller
         interrupts.pass_on(error)
-        if _eager_raises(request):
+        if _floor_raises(request):
             return attempt
         what = f"raised when it was run on the first inputs: {first_line(text_of(error))}"
         return dataclasses.replace(
@@ -75,9 +75,11 @@ def _run(compiled: Callable[..., Any], request: GraphRequest, attempt: Attempt) 
     return attempt
 
 
-def _eager_raises(request: GraphRequest) -> bool:
+def _floor_raises(request: GraphRequest) -> bool:
     try:
-        verify.run(eager_forward(request.gm), request.example_inputs, request)
+        with _torch.compiles.as_if_captured(request.example_inputs):
+            floor, _ = make_floor(request, late.in_force().shared)
+        verify.run(floor, request.example_inputs, request)
     except BaseException as error:  # noqa: BLE001  # that it raises is the answer
         interrupts.pass_on(error)
         return True

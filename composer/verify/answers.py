@@ -21,8 +21,8 @@ import torch.fx
 from composer import _torch, interrupts
 from composer.backends.base import note
 from composer.errors import Refusal, error_line, first_line, refuse, text_of
+from composer.floor import make_floor
 from composer.graphs import clones, writes
-from composer.graphs.checkpoints import eager_forward
 from composer.graphs.clones import same_values
 from composer.graphs.comparison import (
     Bounds,
@@ -39,6 +39,7 @@ from composer.graphs.comparison import (
     name_of_gradient,
 )
 from composer.graphs.nodes import value_of
+from composer.passes.resolve import SharedPasses
 from composer.records import GraphRequest, Reason, Status
 from composer.verify.double import in_double
 from composer.verify.prove import outputs_of
@@ -84,17 +85,17 @@ class Run:
 def verify(
     compiled: Callable[..., Any],
     request: GraphRequest,
-    reference: Callable[..., Any],
+    shared: SharedPasses,
     bounds: Bounds,
 ) -> bool:
-    """Run a candidate once, eager once, and eager in float64 where that has to decide.
+    """Run a candidate once, the floor once, and the floor in float64 where that has to decide.
 
     What was found stands in the attempt's ``engine`` under ``verified``.
 
     Args:
         compiled: The candidate.
         request: The graph and the first call's inputs, which are not changed.
-        reference: What eager runs for this graph.
+        shared: The passes of the later stages, which the candidate and the floor have run.
         bounds: How far the candidate may be off.
 
     Returns:
@@ -108,7 +109,8 @@ def verify(
     if any(isinstance(value, _torch.fakes.FakeTensor) for value in inputs):
         note(verified="no: the graph was compiled without real inputs")
         return False
-    eager = _run_of_eager(reference, inputs, request)
+    floor, _ = make_floor(request, shared)
+    eager = _run_of_eager(floor, inputs, request)
     if eager is None:
         return False
     try:
@@ -119,7 +121,7 @@ def verify(
         interrupts.pass_on(error)
         what = f"raised when it was run on the first inputs: {first_line(text_of(error))}"
         raise Refusal(Status.FAILED, Reason.RAISED_AT_RUNTIME, what) from error
-    return judge(got, eager, lambda: exact(inputs, request), bounds)
+    return judge(got, eager, lambda: exact(inputs, request, shared), bounds)
 
 
 def _run_of_eager(
@@ -296,11 +298,11 @@ def generator_state(inputs: Sequence[Any]) -> torch.Tensor:
     return torch.cat([torch.get_rng_state(), *states])
 
 
-def exact(inputs: Sequence[Any], request: GraphRequest) -> Values:
-    """The values of a run in float64; none, and a note, where the graph cannot be run so."""
+def exact(inputs: Sequence[Any], request: GraphRequest, shared: SharedPasses) -> Values:
+    """The values of a run of the floor in float64; none, and a note, where it cannot be run so."""
     try:
-        gm, wide, twin = in_double(request, inputs)
-        return run(eager_forward(gm), wide, twin).values
+        forward, wide, twin = in_double(request, inputs, shared)
+        return run(forward, wide, twin).values
     except BaseException as error:  # noqa: BLE001  # recorded: eager is what there is to compare with
         interrupts.pass_on(error)
         note(in_float64=f"no: {error_line(error)}")

@@ -1,10 +1,10 @@
-"""A graph in float64: what eager would compute without its own rounding."""
+"""A graph in float64: what eager, or the floor, would compute without its own rounding."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,8 +12,12 @@ import torch.fx
 
 from composer import _torch
 from composer.graphs import clones, writes
+from composer.graphs.checkpoints import eager_forward
 from composer.graphs.nodes import attribute_at, value_of
-from composer.records import GraphRequest
+from composer.lowering.each import compile_each
+from composer.passes import late
+from composer.passes.resolve import SharedPasses
+from composer.records import FLOOR, GraphRequest
 
 _NARROW = (torch.float16, torch.bfloat16, torch.float32)
 _METHODS = {"float", "half", "bfloat16"}
@@ -33,29 +37,48 @@ _DRAWS_FROM = {
 
 
 def in_double(
-    request: GraphRequest, inputs: Sequence[Any]
-) -> tuple[torch.fx.GraphModule, list[Any], GraphRequest]:
-    """The graph with every floating dtype in it turned into float64, and inputs to go with it.
+    request: GraphRequest, inputs: Sequence[Any], shared: SharedPasses
+) -> tuple[Callable[..., Any], list[Any], GraphRequest]:
+    """What the floor runs, with every floating dtype turned into float64, and inputs to go with it.
 
     Args:
         request: The graph; neither it nor its tensors are changed.
         inputs: Real inputs of it.
+        shared: The passes of the later stages. They run on the graph as it is, as for everybody
+            else, and what they left is widened: on a wide graph they might do something else.
 
     Returns:
-        The graph, its inputs, and a request that describes them.
+        A callable, its inputs, and a request that describes them.
 
     Raises:
         TypeError: there is none that computes the same.
+        Exception: whatever AOTAutograd raises, where there are passes of the later stages.
     """
     _refuse_shared_writes(request, inputs)
+    gm = _widened(request.gm)
+    wide = [_wide(value) for value in inputs]
+    twin = dataclasses.replace(request, gm=gm, example_inputs=tuple(wide), weights=frozenset())
+    return _forward_after_passes(request, shared) if shared.late else eager_forward(gm), wide, twin
+
+
+def _forward_after_passes(request: GraphRequest, shared: SharedPasses) -> Callable[..., Any]:
+    """AOTAutograd's graphs as the passes leave them, then widened."""
+
+    def widened_forward(functional: torch.fx.GraphModule, _: list[Any]) -> Callable[..., Any]:
+        return _torch.sources.settled_forward(_widened(functional))
+
     gm = clones.clone_graph(request.gm)
-    for each in (each for each in gm.modules() if isinstance(each, torch.fx.GraphModule)):
+    with late.running(late.LatePasses(shared, FLOOR)), _torch.modes.modes_put_back():
+        return compile_each(gm, request.example_inputs, widened_forward)
+
+
+def _widened(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    wide = clones.clone_graph(gm)
+    for each in (each for each in wide.modules() if isinstance(each, torch.fx.GraphModule)):
         for node in list(each.graph.nodes):
             _widen(each, node)
         each.recompile()
-    wide = [_wide(value) for value in inputs]
-    twin = dataclasses.replace(request, gm=gm, example_inputs=tuple(wide), weights=frozenset())
-    return gm, wide, twin
+    return wide
 
 
 def _refuse_shared_writes(request: GraphRequest, inputs: Sequence[Any]) -> None:
