@@ -4,7 +4,8 @@ The steps, in order, and the package that each of them lives in:
 
 1. :mod:`composer.graphs` reads what Dynamo captured into a :class:`~composer.records.GraphRequest`;
 2. :mod:`composer.book` and :mod:`composer.policy` find the policy in force for that graph;
-3. :mod:`composer.passes` rewrites the graph, once for all candidates;
+3. :mod:`composer.passes` rewrites the graph, once for all candidates; :mod:`composer.verify` holds
+   passes to eager's numbers where they declare to keep them, and the policy asks for it;
 4. :mod:`composer.chain` tries the candidates, each in one :mod:`composer.attempt`. Engines are in
    :mod:`composer.backends`; most of them share the ONNX :mod:`composer.lowering`. Where the policy
    asks for it, a candidate is first built in a child process (:mod:`composer.isolate`),
@@ -28,13 +29,12 @@ from typing import Any
 
 import torch.fx
 
-from composer import _torch, book, chain, guard, lock, saved, select, session
-from composer.contenders import Contender, contenders_of
+from composer import _torch, book, chain, guard, lock, saved, select, session, verify
+from composer.contenders import Contender, bounds_of, contenders_of
 from composer.graphs import capture, clones
 from composer.guard import backward, overtaking, roles
 from composer.guard.succession import Succession
 from composer.lowering import once
-from composer.passes import early
 from composer.passes.resolve import SharedPasses, shared_passes
 from composer.policy import Facts, Policy, Rules
 from composer.records import CompileReport, GraphRequest, Outcome, PassRecord
@@ -118,7 +118,8 @@ class _Case:
         rules: The policy that the user's layers add up to.
         policy: The policy to follow: that of ``rules``, narrowed by the lock if there is one.
         contenders: The candidates of the policy's chain, each with its engine.
-        shared: The passes of the policy; those of the later stages are still to run.
+        shared: The passes of the policy; those of the later stages are still to run. A pass that
+            was found not to keep numbers, as it declares, is not among them.
         rewritten: Records of the passes that have run.
     """
 
@@ -143,7 +144,8 @@ def _prepare(request: GraphRequest, options: Mapping[str, Any] | None) -> _Case:
     request = capture.with_key(request, policy.model, f"{mode} {policy.key} {shared.key}")
     policy, contenders = lock.hold(request, policy, contenders, shared)
     with session.current().progress.step(request, "shared passes"):
-        request, rewritten = early.rewrite(request, shared)
+        bounds = bounds_of(policy) if policy.verify != "off" else None
+        request, shared, rewritten = verify.rewrite(request, shared, bounds)
     return _Case(request, rules, policy, contenders, shared, rewritten)
 
 

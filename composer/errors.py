@@ -134,7 +134,8 @@ class PassError(ComposerError):
     Args:
         name: The pass.
         rule: The rule's name: ``raises``, ``inputs``, ``outputs``, ``order``, ``lint``,
-            ``metadata`` or ``stage`` (:mod:`composer.passes.rules` says what each means).
+            ``metadata``, ``numbers`` or ``stage`` (:mod:`composer.passes.rules` says what each
+            means).
         message: What was found, in one sentence.
         node: The node of the graph where it was found; empty where it is none in particular.
         before: Names of the passes that had changed this graph before.

@@ -117,6 +117,8 @@ class GraphRequest:
             whose frame is compiled, and what the program compiled (empty where nobody knows).
         key_among_ranks: ``graph_key`` without what tells one rank of ``torch.distributed`` from
             another; empty in a process that is the only rank.
+        rewritten_by: Names of the passes of the stages ``torch`` and ``aten`` that changed it.
+        compared_passes: Names of the passes whose graph was compared with the one before them.
         alongside: Whether the program runs while this is compiled. The program may then change
             its weights at any time, so nothing may be restored to an earlier value.
     """
@@ -136,6 +138,8 @@ class GraphRequest:
     mode: str | None = None
     names: tuple[str, ...] = ()
     key_among_ranks: str = ""
+    rewritten_by: tuple[str, ...] = ()
+    compared_passes: frozenset[str] = frozenset()
     alongside: bool = False
 
 

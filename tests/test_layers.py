@@ -32,6 +32,7 @@ LAYERS = [
     {"verify.prove"},
     {"verify.double"},
     {"verify.answers"},
+    {"verify.rewrites"},
     {"isolate.parcel", "verify"},
     {"isolate.caller", "guard.sampling", "guard.backward"},
     {"isolate", "guard.roles", "guard.schedule", "mixed"},

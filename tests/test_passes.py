@@ -408,12 +408,14 @@ def test_a_foreign_pass_runs_at_the_stage_that_it_names(stage: str) -> None:
     def function(gm: torch.fx.GraphModule) -> None: ...
 
     OfTorch.stage = function.stage = stage
+    OfTorch.keeps_numbers = True
     shared = resolve.shared_passes([OfTorch(), OfTorch, function])
     assert [(each.stage, each.runs_last) for each in shared.passes] == [
         (stage, True),
         (stage, True),
         (stage, False),
     ]
+    assert [each.keeps_numbers for each in shared.passes] == [True, True, False]
     assert FunctionPass(function, stage="torch").stage == "torch"
 
 

@@ -694,9 +694,9 @@ def test_graph_is_rewritten_once_and_let_go(monkeypatch: pytest.MonkeyPatch) -> 
     rewrites: list[weakref.ref[torch.fx.GraphModule]] = []
     rewrite = precision.early.rewrite
 
-    def counting(request: Any, *how: Any) -> Any:
+    def counting(request: Any, *how: Any, **more: Any) -> Any:
         rewrites.append(weakref.ref(request.gm))
-        return rewrite(request, *how)
+        return rewrite(request, *how, **more)
 
     monkeypatch.setattr(precision.early, "rewrite", counting)
     chain = [Spy("a"), Spy("b"), Spy("c")]

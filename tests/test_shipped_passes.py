@@ -666,6 +666,7 @@ def test_every_pass_keeps_the_contract(name: str) -> None:
     """Documented, frozen, with a stable fingerprint that covers its parameters."""
     cls = PASSES.get(name)
     assert cls.name == name
+    assert cls.keeps_numbers
     assert (cls.__doc__ or "").splitlines()[0].endswith(".")
     with pytest.raises(dataclasses.FrozenInstanceError):
         cls().name = "other"
@@ -681,6 +682,16 @@ def test_every_pass_leaves_what_it_does_not_match(name: str) -> None:
     """Not a node of the graph is touched."""
     assert matches(lambda x: torch.sin(x) + 1, torch.randn(3), name=name) == 0
     assert not last().passes[0].changed
+
+
+@pytest.mark.parametrize("name", PASSES.names())
+def test_every_pass_keeps_its_word_on_numbers(name: str) -> None:
+    """The graph that it leaves is compared with eager where the policy verifies."""
+    make, shape, _ = CASES[name]
+    options = {"passes": [name], "on_pass_error": "raise", "verify": "compile"}
+    compiled(make(), "aot_eager", **options)(torch.randn(shape))
+    assert last().passes[0].changed
+    assert last().attempts[0].engine["verified"]["rewritten_graph"] == "compared with eager"
 
 
 @pytest.mark.parametrize("name", PASSES.names())

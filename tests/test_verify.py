@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 from conftest import compiled, last, thorough
-from rewrites import CosineToSine, Scale, at, cosines
+from rewrites import CosineToSine, Scale, at, aten, cosines
+from torch._dynamo.exc import BackendCompilerFailed
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from composer.errors import FallbackWarning
+from composer.errors import FallbackWarning, PassError
 from composer.graphs.comparison import Bounds, LowPrecisionBounds, Mismatch, errors_of, mismatch_of
 from composer.testing import FakeBackend, expect
 from composer.verify.answers import is_padded
@@ -816,6 +817,92 @@ def test_low_precision_after_a_later_pass_is_judged_by_float64() -> None:
     (attempt,) = last().attempts
     assert attempt.accepted, attempt.message
     assert "float64" in attempt.engine["verified"]["against"]
+
+
+class Unfaithful(Scale):
+    """Declares that it keeps the numbers, and doubles every cosine."""
+
+    keeps_numbers = True
+
+
+class Faithful(CosineToSine):
+    """Writes every cosine as a sine of its complement."""
+
+    keeps_numbers = True
+
+    def run(self, gm: torch.fx.GraphModule) -> None:
+        for node in cosines(gm):
+            with gm.graph.inserting_before(node):
+                shifted = gm.graph.call_function(aten.add.Tensor, (node.args[0], torch.pi / 2))
+            node.target, node.args = aten.sin.default, (shifted,)
+
+
+STAGES = ("torch", "aten", "joint", "post_grad")
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("stage", STAGES)
+def test_pass_that_keeps_numbers_against_its_word_is_rolled_back(
+    stage: str, training: bool
+) -> None:
+    """The engines and the floor run the graph without it."""
+    x = torch.linspace(-1, 1, 6, requires_grad=training)
+    f = compiled(torch.cos, "aot_eager", verify="compile", passes=[at(stage, Unfaithful)])
+    with pytest.warns(FallbackWarning, match="pass 'unfaithful' broke the rule 'numbers'"):
+        torch.testing.assert_close(f(x), x.cos())
+    (record,) = last().passes
+    assert not record.changed
+    assert "broke the rule 'numbers': output 0 is off by 0.98" in record.error
+    assert last().attempts[0].engine["verified"]["against"] == "eager"
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_pass_that_breaks_its_word_raises_where_the_policy_says_so(stage: str) -> None:
+    """As for any other rule of a pass."""
+    options = {"verify": "compile", "on_pass_error": "raise"}
+    with pytest.raises(BackendCompilerFailed) as caught:
+        compiled(torch.cos, "aot_eager", passes=[at(stage, Unfaithful)], **options)(torch.ones(3))
+    assert isinstance(caught.value.inner_exception, PassError)
+    assert caught.value.inner_exception.rule == "numbers"
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("stage", STAGES)
+def test_record_says_what_was_compared_with_what(stage: str, training: bool) -> None:
+    """The engine with the graph that passes left, and that with eager where they declare it."""
+    said = {}
+    for changes in (Faithful, CosineToSine):
+        torch.compiler.reset()
+        x = torch.linspace(-1, 1, 6, requires_grad=training)
+        compiled(torch.cos, "aot_eager", verify="compile", passes=[at(stage, changes)])(x)
+        assert last().passes[0].changed, last().passes[0].error
+        found = last().attempts[0].engine["verified"]
+        said[changes] = found["against"], found["rewritten_graph"]
+    assert said == {
+        Faithful: ("the rewritten graph", "compared with eager"),
+        CosineToSine: (
+            "the rewritten graph",
+            "not compared with eager: cosine_to_sine may change numbers",
+        ),
+    }
+
+
+def test_pass_behind_one_that_may_change_numbers_is_compared_with_what_that_left() -> None:
+    """Neither hides the other."""
+    for kept in (Faithful, Unfaithful):
+        torch.compiler.reset()
+        passes = [at("aten", Scale), at("aten", kept)]
+        compiled(torch.cos, "aot_eager", verify="compile", passes=passes)(torch.ones(3))
+        assert [each.changed for each in last().passes] == [True, kept is Faithful]
+        told = last().attempts[0].engine["verified"]["rewritten_graph"]
+        assert told == "not compared with eager: scale may change numbers"
+
+
+def test_passes_are_not_compared_where_the_policy_compares_nothing() -> None:
+    """It would cost runs of eager that nobody asked for."""
+    x = torch.ones(3)
+    got = compiled(torch.cos, "aot_eager", passes=[at("aten", Unfaithful)])(x)
+    assert torch.equal(got, 2 * x.cos())
 
 
 @pytest.mark.slow

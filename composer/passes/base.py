@@ -70,6 +70,10 @@ class GraphPass(ABC):
     """Whether operations that nobody reads are dropped after a run that changed something. What
     writes to its inputs, draws random numbers or changes torch's state always stays."""
 
+    keeps_numbers: ClassVar[bool] = False
+    """Whether the graph computes the same as before, up to rounding. Under the policy's ``verify``
+    composer compares the two, and takes a pass that breaks its word for one that failed."""
+
     depends_on: ClassVar[tuple[str, ...]] = ()
     """Other modules than its own, by name, whose source decides what the pass does."""
 

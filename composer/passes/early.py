@@ -13,7 +13,7 @@ from composer.graphs import clones
 from composer.passes import metadata
 from composer.passes.base import GraphPass
 from composer.passes.canonical import to_aten
-from composer.passes.pipeline import Pipeline
+from composer.passes.pipeline import Check, Pipeline
 from composer.passes.resolve import SharedPasses
 from composer.records import BEFORE_AUTOGRAD, GraphRequest, PassRecord, Stage
 
@@ -22,6 +22,7 @@ def rewrite(
     request: GraphRequest,
     shared: SharedPasses,
     at_aten: Callable[[GraphRequest], torch.fx.GraphModule] | None = None,
+    check: Check | None = None,
 ) -> tuple[GraphRequest, tuple[PassRecord, ...]]:
     """Run the passes of the stages ``torch`` and ``aten``.
 
@@ -29,6 +30,7 @@ def rewrite(
         request: The graph.
         shared: The passes.
         at_aten: Gives a copy of the graph in canonical ATen, where there may be one already.
+        check: Called after each pass that changed the graph, where numbers are compared.
 
     Returns:
         The request with the graph that they left, which is the captured graph itself where none
@@ -37,7 +39,7 @@ def rewrite(
     Raises:
         PassError: a pass failed, and the policy says ``on_pass_error = "raise"``.
     """
-    pipeline = Pipeline(shared.on_error)
+    pipeline = Pipeline(shared.on_error, check=check)
     for stage in BEFORE_AUTOGRAD:
         copy = at_aten if at_aten and stage == Stage.ATEN else functools.partial(_copy_for, stage)
         request = _run_stage(request, copy, shared.at(stage), pipeline)

@@ -27,6 +27,8 @@ class EliminateCommonSubexpressions(GraphPass):
     Kin: ``fx_graph_cse`` of AOTAutograd's partitioner, on functional graphs.
     """
 
+    keeps_numbers: ClassVar[bool] = True
+
     depends_on: ClassVar[tuple[str, ...]] = (
         "composer.graphs.nodes",
         "composer.graphs.norms",

@@ -38,6 +38,8 @@ class FoldBatchNorm(GraphPass):
     Kin: ``torch.nn.utils.fusion.fuse_conv_bn_weights``, on modules.
     """
 
+    keeps_numbers: ClassVar[bool] = True
+
     depends_on: ClassVar[tuple[str, ...]] = (
         "composer.graphs.norms",
         "composer.passes.aliasing",

@@ -38,6 +38,8 @@ class FoldConstants(GraphPass):
         max_bytes: The largest constant to make, intermediate ones included.
     """
 
+    keeps_numbers: ClassVar[bool] = True
+
     depends_on: ClassVar[tuple[str, ...]] = (
         "composer.graphs.nodes",
         "composer.graphs.norms",

@@ -48,6 +48,8 @@ class FunctionPass(GraphPass):
             callable's attribute ``runs_last`` says, else it does not.
         name: The recorded name; by default the qualified name of the function or its class.
 
+    The callable's attribute ``keeps_numbers`` counts as that of a pass.
+
     Raises:
         OptionError: there is no such stage.
     """
@@ -64,6 +66,7 @@ class FunctionPass(GraphPass):
         name = self.name or qualified_name(own)
         object.__setattr__(self, "name", name)
         object.__setattr__(self, "runs_last", bool(last))
+        object.__setattr__(self, "keeps_numbers", bool(getattr(own, "keeps_numbers", False)))
         stage = _usual_stage(own) if stage is None else as_stage(stage, name)
         object.__setattr__(self, "stage", stage)
 

@@ -75,6 +75,8 @@ class MergeParallelLinears(GraphPass):
         min_products: The fewest products that are worth merging.
     """
 
+    keeps_numbers: ClassVar[bool] = True
+
     depends_on: ClassVar[tuple[str, ...]] = (
         "composer.graphs.nodes",
         "composer.graphs.norms",

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
 import torch.fx
 
 from composer import _torch, interrupts
-from composer.errors import PassError, class_and_text
+from composer.errors import PassError, Refusal, class_and_text, text_of
 from composer.passes.base import GraphPass, PassResult
 from composer.passes.debug import dump
 from composer.passes.purity import eliminate_dead_code
@@ -20,6 +20,10 @@ from composer.records import PassRecord
 
 OnError = Literal["skip", "raise"]
 
+Check = Callable[[GraphPass, Snapshot, torch.fx.GraphModule], None]
+"""Given a pass, the graph before it and the graph that it left; raises ``Refusal`` where the pass
+declares that it keeps numbers and does not."""
+
 
 @dataclass
 class Pipeline:
@@ -28,11 +32,13 @@ class Pipeline:
     Attributes:
         on_error: ``"skip"`` rolls a failing pass back and goes on, ``"raise"`` raises.
         candidate: The candidate of the chain that the graph is made for; empty before all of them.
+        check: Called after each pass that changed the graph, where numbers are compared.
         records: One for each run of a pass, in order.
     """
 
     on_error: OnError = "skip"
     candidate: str = ""
+    check: Check | None = None
     records: list[PassRecord] = field(default_factory=list)
 
     def run(self, gm: torch.fx.GraphModule, passes: Iterable[GraphPass]) -> bool:
@@ -46,7 +52,7 @@ class Pipeline:
         folder = dump.folder()
         for each in passes:
             snapshot = snapshot or Snapshot.of(gm)
-            record, error = _run_one(gm, each, snapshot, changed)
+            record, error = _run_one(gm, each, snapshot, changed, self.check)
             self.records.append(record)
             if error is not None and self.on_error == "raise":
                 raise error
@@ -72,7 +78,11 @@ class Pipeline:
 
 
 def _run_one(
-    gm: torch.fx.GraphModule, each: GraphPass, before: Snapshot, earlier: list[str]
+    gm: torch.fx.GraphModule,
+    each: GraphPass,
+    before: Snapshot,
+    earlier: list[str],
+    check: Check | None,
 ) -> tuple[PassRecord, PassError | None]:
     started = time.perf_counter()
     nodes = len(before.lines)
@@ -80,6 +90,8 @@ def _run_one(
     error: PassError | None = None
     try:
         result = _rewrite(gm, each, before, promised)
+        if result.changed and check is not None:
+            _hold(gm, each, before, check)
     except Broken as broken:
         before.restore(gm)
         error = PassError(each.name, broken.rule, str(broken), broken.node, earlier)
@@ -96,6 +108,13 @@ def _run_one(
         error=str(error or ""),
     )
     return record, error
+
+
+def _hold(gm: torch.fx.GraphModule, each: GraphPass, before: Snapshot, check: Check) -> None:
+    try:
+        check(each, before, gm)
+    except Refusal as wrong:
+        raise Broken("numbers", "", text_of(wrong)) from wrong
 
 
 def _rewrite(

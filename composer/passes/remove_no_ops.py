@@ -44,6 +44,8 @@ class RemoveNoOps(GraphPass):
     Kin: Inductor's ``remove_noop_ops`` on functional graphs, after autograd.
     """
 
+    keeps_numbers: ClassVar[bool] = True
+
     depends_on: ClassVar[tuple[str, ...]] = (
         "composer.graphs.norms",
         "composer.passes.aliasing",

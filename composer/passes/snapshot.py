@@ -61,6 +61,10 @@ class Snapshot:
             setattr(root, name, torch.fx.GraphModule(each.module(), each.copy))
         return root
 
+    def graph_module(self) -> torch.fx.GraphModule:
+        """The graph as it was, to be run."""
+        return torch.fx.GraphModule(self.module(), self.copy)
+
     def restore(self, gm: torch.fx.GraphModule) -> None:
         """Make ``gm`` what it was."""
         for name, graph in self.changed_graphs().items():

@@ -3,8 +3,10 @@
 :mod:`~composer.verify.prove` looks at what a backend returned: is it more than the captured graph?
 And at what that returns when it is called: can the graph's outputs be taken out of it?
 :func:`verify` (:mod:`~composer.verify.answers`) compares the candidate's numbers with eager's, and
-in doubt with the graph in float64 (:mod:`~composer.verify.double`). The other names are the steps
-of that comparison, which :mod:`composer.guard.sampling` and :mod:`composer.select.track` also use.
+in doubt with the graph in float64 (:mod:`~composer.verify.double`). :func:`rewrite`
+(:mod:`~composer.verify.rewrites`) runs the shared passes and holds them to eager's numbers where
+they declare to keep them. The other names are the steps of that comparison, which
+:mod:`composer.guard.sampling` and :mod:`composer.select.track` also use.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from composer.verify.answers import (
     verify,
 )
 from composer.verify.prove import outputs_of
+from composer.verify.rewrites import rewrite
 
 __all__ = [
     "WROTE_TO_WEIGHTS",
@@ -34,6 +37,7 @@ __all__ = [
     "judge",
     "named_outputs",
     "outputs_of",
+    "rewrite",
     "run",
     "strides_of",
     "verify",

@@ -22,7 +22,7 @@ from composer import _torch, interrupts
 from composer.backends.base import note
 from composer.errors import Refusal, error_line, first_line, refuse, text_of
 from composer.floor import make_floor
-from composer.graphs import clones, writes
+from composer.graphs import clones, collectives, writes
 from composer.graphs.clones import same_values
 from composer.graphs.comparison import (
     Bounds,
@@ -109,7 +109,10 @@ def verify(
     if any(isinstance(value, _torch.fakes.FakeTensor) for value in inputs):
         note(verified="no: the graph was compiled without real inputs")
         return False
-    floor, _ = make_floor(request, shared)
+    if collectives.meets_other_ranks(request.gm):
+        note(verified="no: other ranks would have to run the graph's collectives as well")
+        return False
+    floor, later = make_floor(request, shared)
     eager = _run_of_eager(floor, inputs, request)
     if eager is None:
         return False
@@ -121,7 +124,10 @@ def verify(
         interrupts.pass_on(error)
         what = f"raised when it was run on the first inputs: {first_line(text_of(error))}"
         raise Refusal(Status.FAILED, Reason.RAISED_AT_RUNTIME, what) from error
-    return judge(got, eager, lambda: exact(inputs, request, shared), bounds)
+    changed = (*request.rewritten_by, *(each.name for each in later if each.changed))
+    uncompared = tuple(each for each in changed if each not in request.compared_passes)
+    reference = Reference(bool(changed), uncompared)
+    return judge(got, eager, lambda: exact(inputs, request, shared), bounds, reference)
 
 
 def _run_of_eager(
@@ -316,7 +322,36 @@ _FURTHER = 10.0
 """How many times what an engine may be off by eager's own rounding may come to."""
 
 
-def judge(got: Run, eager: Run, exact: Callable[[], Values], bounds: Bounds) -> bool:
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What is said of the graph that a candidate is compared with.
+
+    Attributes:
+        rewritten: Whether shared passes have changed the captured graph.
+        by: Those of them whose graph was not compared with the one before them.
+    """
+
+    rewritten: bool = False
+    by: tuple[str, ...] = ()
+
+    def said(self, *, in_float64: bool) -> dict[str, str]:
+        """What was compared with what, for the record."""
+        if not self.rewritten:
+            return {"against": "float64" if in_float64 else "eager"}
+        how = f"not compared with eager: {', '.join(self.by)} may change numbers"
+        return {
+            "against": f"the rewritten graph{' in float64' if in_float64 else ''}",
+            "rewritten_graph": how if self.by else "compared with eager",
+        }
+
+
+def judge(
+    got: Run,
+    eager: Run,
+    exact: Callable[[], Values],
+    bounds: Bounds,
+    reference: Reference = Reference(),  # it is frozen
+) -> bool:
     """Refuse the candidate, or note how far it is off.
 
     A candidate need not draw the same random numbers as eager. If it leaves torch's generator in
@@ -328,6 +363,7 @@ def judge(got: Run, eager: Run, exact: Callable[[], Values], bounds: Bounds) -> 
         eager: Eager's run.
         exact: Makes the values in float64; called where they have to decide.
         bounds: How far numbers may be off.
+        reference: Which graph eager has run.
 
     Returns:
         Whether all numbers were compared.
@@ -356,7 +392,8 @@ def judge(got: Run, eager: Run, exact: Callable[[], Values], bounds: Bounds) -> 
         if found:
             _refuse(name, *found, kept=kept)
     errors = [errors_of(got.values[name], expected) for name, expected in eager.values.items()]
-    note(verified=_summary(errors, unlike=unlike, in_float64=bool(in_float64)))
+    said = reference.said(in_float64=bool(in_float64))
+    note(verified=_summary(errors, said, unlike=unlike))
     return not unlike
 
 
@@ -438,12 +475,13 @@ def _refuse(name: str, mismatch: Mismatch, what: str, *, kept: bool) -> None:
     refuse(Status.REJECTED, reason, f"{name} {what}")
 
 
-def _summary(errors: Sequence[Errors], *, unlike: bool, in_float64: bool) -> dict[str, Any]:
+def _summary(errors: Sequence[Errors], said: dict[str, str], *, unlike: bool) -> dict[str, Any]:
     """What the attempt's record says of a candidate that computes what eager computes."""
     if unlike:
-        return {"against": "structure only: the graph draws random numbers", "values": len(errors)}
+        drawn = {"against": "structure only: the graph draws random numbers"}
+        return {**said, **drawn, "values": len(errors)}
     return {
-        "against": "float64" if in_float64 else "eager",
+        **said,
         "values": len(errors),
         "max_absolute_error": max((each.absolute for each in errors), default=0.0),
         "max_relative_error": max((each.relative for each in errors), default=0.0),
