@@ -11,6 +11,7 @@ import pytest
 import torch
 from conftest import compiled, last, thorough
 from rewrites import CosineToSine, Scale, at, aten, cosines
+from torch._dynamo import lookup_backend
 from torch._dynamo.exc import BackendCompilerFailed
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -798,6 +799,25 @@ def test_what_a_later_pass_changes_hides_no_wrong_engine(changes: Any, training:
     wrong, right = last().attempts
     assert wrong.reason == "numeric_mismatch"
     assert right.accepted, right.message
+
+
+def test_weights_that_the_graph_holds_are_widened_after_a_later_pass() -> None:
+    """A graph that Dynamo did not capture has them as attributes."""
+
+    class Holds(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.randn(4, 4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.cos(x @ self.weight)
+
+    gm = torch.fx.symbolic_trace(Holds())
+    options = {"chain": [off_by_one], "verify": "compile", "passes": [at("post_grad")]}
+    with torch.no_grad():
+        lookup_backend("composer")(gm, [torch.ones(2, 4)], options=options)
+    (wrong,) = last().attempts
+    assert (wrong.reason, wrong.engine) == ("numeric_mismatch", {})
 
 
 def test_low_precision_after_a_later_pass_is_judged_by_float64() -> None:

@@ -62,10 +62,18 @@ def in_double(
 
 
 def _forward_after_passes(request: GraphRequest, shared: SharedPasses) -> Callable[..., Any]:
-    """AOTAutograd's graphs as the passes leave them, then widened."""
+    """AOTAutograd's graphs as the passes leave them, then widened.
+
+    AOTAutograd passes the tensors that the captured graph holds as they are.
+    """
 
     def widened_forward(functional: torch.fx.GraphModule, _: list[Any]) -> Callable[..., Any]:
-        return _torch.sources.settled_forward(_widened(functional))
+        wide = _widened(functional)
+        for node in wide.graph.find_nodes(op="placeholder"):
+            if _is_narrow(value_of(node)):
+                _widen_after(node)
+        wide.recompile()
+        return _torch.sources.settled_forward(wide)
 
     gm = clones.clone_graph(request.gm)
     with late.running(late.LatePasses(shared, FLOOR)), _torch.modes.modes_put_back():
