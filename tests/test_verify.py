@@ -791,7 +791,11 @@ class SineOfFloat32(CosineToSine):
 
 
 @pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize("changes", [at("joint"), at("post_grad"), SineOfFloat32()], ids=str)
+@pytest.mark.parametrize(
+    "changes",
+    [at("joint"), at("post_grad"), SineOfFloat32()],
+    ids=["joint", "post_grad", "float32"],
+)
 def test_what_a_later_pass_changes_hides_no_wrong_engine(changes: Any, training: bool) -> None:
     """Float64 is made of the graph that the passes left, as the floor and the engines are."""
     x = torch.linspace(-1, 1, 6, requires_grad=training)
