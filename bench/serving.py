@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from composer.graphs.capture import read_request
+from composer.passes.resolve import SharedPasses
 from composer.verify.double import in_double
 
 Inputs = dict[str, Tensor]
@@ -169,7 +170,7 @@ def in_float64(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Calla
     request = read_request(gm, example_inputs, mode=None)
 
     def run(*args: Any) -> Any:
-        wide, inputs, _ = in_double(request, args)
+        wide, inputs, _ = in_double(request, args, SharedPasses())
         return wide(*inputs)
 
     return run

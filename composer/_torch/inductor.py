@@ -91,6 +91,7 @@ def is_compilers(error: BaseException) -> bool:
     "telling what shared passes did to graphs in Inductor's cache, by torch's own folder",
     "torch._inductor.runtime.cache_dir_utils:cache_dir",
     without=lambda: os.environ.get("TORCHINDUCTOR_CACHE_DIR") or tempfile.gettempdir(),
+    lazily=True,
 )
 def inductor_cache_dir() -> str:
     """Where Inductor keeps what it compiled."""

@@ -19,7 +19,6 @@ import torch
 F = TypeVar("F", bound=Callable[..., Any])
 
 ESSENTIAL: Mapping[str, str] = {
-    "torch._dynamo.backends.common:aot_autograd": "the graphs that engines compile",
     "torch._dynamo.convert_frame:compile_lock": "one compile at a time in the process",
     "torch._dynamo.exc:InvalidBackend": "a name in the chain that nobody registered",
     "torch._dynamo.exc:RestartAnalysis": "Dynamo's control flow, which no engine may swallow",
@@ -47,6 +46,7 @@ ESSENTIAL: Mapping[str, str] = {
 """What composer cannot do without, and what for."""
 
 ESSENTIAL_FOR_ONNX: Mapping[str, str] = {
+    "torch._dynamo.backends.common:aot_autograd": "functional graphs, and backwards",
     "torch._decomp:decomposition_table": "what ONNX has no operator for",
     "torch._prims_common:compute_elementwise_output_logical_to_physical_perm": "layouts",
     "torch._prims_common:suggest_memory_format": "layouts",
