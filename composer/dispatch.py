@@ -79,6 +79,7 @@ def compose(
             served = compose(gm, example_inputs, mode=mode, options=options)
         return saved.Saved.of(gm, served, mode, options)
     started = time.perf_counter()
+    _torch.symbols.learn_sizes(gm, example_inputs)
     _torch.modes.compile_anew_in_forward_mode()
     gm, example_inputs, flatten = clones.flat_inputs(gm, example_inputs)
     flatten = flatten or clones.with_captured_dtypes(gm, example_inputs)

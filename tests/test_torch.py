@@ -639,25 +639,6 @@ def test_argument_reads_a_schemas_value() -> None:
     assert _torch.operators.argument(graph.call_function(add, (x, x)), "dropout_p") is None
 
 
-@pytest.mark.slow
-def test_graph_within_another_is_told_while_it_is_traced() -> None:
-    """A call of the graph itself, and one in a branch of ``torch.cond``."""
-    seen = []
-
-    def sine(x: torch.Tensor) -> Any:
-        seen.append(_torch.canonical.traces_nested_graph())
-        return NotImplemented
-
-    def function(x: torch.Tensor) -> torch.Tensor:
-        cond = torch.ops.higher_order.cond
-        return cond(x.sum() > 0, torch.sin, torch.cos, (x,)) + x.sin()
-
-    table = {torch.ops.aten.sin.default: sine}
-    proxy_tensor.make_fx(function, table, tracing_mode="fake")(torch.ones(3))
-    assert seen == [True, False]
-    assert not _torch.canonical.traces_nested_graph()
-
-
 def test_onnx_translator_knows_what_the_exporter_knows() -> None:
     """Registry, decompositions, and the batch norm that torchlib exports wrongly."""
     translator = _torch.exporter.OnnxTranslator()

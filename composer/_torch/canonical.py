@@ -16,7 +16,6 @@ from torch._subclasses.fake_tensor import (
 
 from composer._torch.fakes import forget_met
 from composer._torch.modes import is_functorchs
-from composer._torch.names import optional
 from composer._torch.sources import lazily
 
 
@@ -74,19 +73,3 @@ def capture_aten(run: Callable[..., Any], example_inputs: Sequence[Any]) -> torc
         made = make_fx(run, pre_dispatch=True)(*fakes)
     forget_met(mode)
     return made
-
-
-@optional(
-    "decomposing operators within branches otherwise than around them",
-    "torch.fx.experimental.proxy_tensor:_CURRENT_MAKE_FX_TRACER",
-    without=lambda: True,
-)
-def traces_nested_graph() -> bool:
-    """Whether what is traced now is a graph within another, such as a branch of ``torch.cond``.
-
-    A decomposition is not told where the call stands that it is to replace.
-    """
-    from torch.fx.experimental import proxy_tensor
-
-    tracer = proxy_tensor._CURRENT_MAKE_FX_TRACER
-    return tracer is not None and tracer.is_hop_subgraph_tracer()

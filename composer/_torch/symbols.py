@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.fx
+
+from composer._torch.names import optional
+
+_LARGE_SIZE = 8192
+"""What torch itself takes an unbacked size for, where it has to choose."""
 
 recaptured_numbers: ContextVar[Mapping[Any, Any]] = ContextVar("numbers", default={})  # noqa: B039
 """The values of the symbols in the call for which a graph is compiled again."""
@@ -21,11 +26,51 @@ def hint(size: Any) -> Any:
     """
     if not isinstance(size, torch.SymInt | torch.SymFloat):
         return size
-    expression, numbers = size.node.expr, recaptured_numbers.get()
-    if not numbers or not expression.free_symbols <= numbers.keys():
+    again = recaptured_numbers.get()
+    if again:
+        return _with_numbers(size, again)
+    known = size.node.hint
+    return _with_numbers(size, _unbacked_numbers(size)) if known is None else known
+
+
+def usual(size: Any) -> Any:
+    """As :func:`hint`, to compare strides by: of an unbacked size it is a large number.
+
+    Its value in the first call may be 0 or 1, by which two orders of memory are the same.
+    """
+    if not isinstance(size, torch.SymInt) or size.node.hint is not None:
+        return hint(size)
+    return _with_numbers(size, dict.fromkeys(size.node.shape_env.unbacked_inputs, _LARGE_SIZE))
+
+
+def _with_numbers(size: torch.SymInt | torch.SymFloat, numbers: Mapping[Any, Any]) -> Any:
+    """What a symbolic number is where symbols have these values; the others those they had."""
+    expression, env = size.node.expr, size.node.shape_env
+    if not expression.free_symbols <= {*numbers, *env.backed_var_to_val}:
         return size.node.hint
-    number = expression.subs(numbers)
+    number = expression.subs({**env.backed_var_to_val, **numbers})
     return int(number) if isinstance(size, torch.SymInt) else float(number)
+
+
+def learn_sizes(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> None:
+    """Note the values that unbacked sizes of inputs have in the call that is compiled for.
+
+    Those are the sizes marked by ``mark_unbacked``: torch gives them no value, so that nothing can
+    be guarded on them. :func:`hint` says the value to those who run the graph on these inputs.
+    """
+    for node, value in zip(gm.graph.find_nodes(op="placeholder"), inputs, strict=True):
+        fake = node.meta.get("example_value")
+        if isinstance(fake, torch.Tensor) and isinstance(value, torch.Tensor):
+            sizes: Iterable[tuple[Any, Any]] = zip(fake.shape, value.shape, strict=True)
+            for size, number in sizes:
+                if isinstance(number, int) and is_unbacked(size):
+                    _unbacked_numbers(size)[size.node.expr] = number
+
+
+def _unbacked_numbers(size: torch.SymInt | torch.SymFloat) -> dict[Any, Any]:
+    """The values that :func:`learn_sizes` noted, kept with the compile that has these symbols."""
+    env: Any = size.node.shape_env
+    return cast("dict[Any, Any]", vars(env).setdefault("_composer_numbers", {}))
 
 
 def symbols(size: Any) -> frozenset[str]:
@@ -49,12 +94,11 @@ def symbol_facts(size: torch.SymInt) -> dict[str, tuple[int | None, int | None, 
     The value is ``None`` for a size that only the data tells, a bound where there is none.
     """
     env = size.node.shape_env
-    hints = env.backed_var_to_val if hasattr(env, "backed_var_to_val") else env.var_to_val
     facts: dict[str, tuple[int | None, int | None, int | None]] = {}
     for symbol in size.node.expr.free_symbols:
         known = env.var_to_range.get(symbol)
         low, top = map(_finite, (known.lower, known.upper)) if known else (0, None)
-        value = hints.get(symbol)
+        value = env.backed_var_to_val.get(symbol)
         facts[str(symbol)] = (None if value is None else int(value), low, top)
     return facts
 
@@ -66,11 +110,50 @@ def is_same_size(a: Any, b: Any) -> bool:
     return isinstance(a, int) and isinstance(b, int) and a == b
 
 
-def depends_on_data(size: Any) -> bool:
-    """Whether a size is known only once the graph runs; a question about it cannot be guarded."""
+def is_unbacked(size: Any) -> bool:
+    """Whether torch knows no value of a size, so that no question about it can be guarded.
+
+    That is a size that depends on data, or one of an input that is marked so (``mark_unbacked``).
+    """
     if not isinstance(size, torch.SymInt):
         return False
     return any(value is None for value, _, _ in symbol_facts(size).values())
+
+
+def depends_on_data(size: Any) -> bool:
+    """Whether a size is known only once the graph has run up to it."""
+    if not isinstance(size, torch.SymInt):
+        return False
+    env = size.node.shape_env
+    return not size.node.expr.free_symbols <= {*env.backed_var_to_val, *env.unbacked_inputs}
+
+
+def may_be_empty(value: torch.Tensor) -> bool:
+    """Whether a tensor has no elements, which adds a guard; or may have none, if that is unknown.
+
+    Inputs are taken to have some: calls in which an unbacked size of an input is zero are torch's.
+    """
+    return any(map(_may_be_zero, value.shape))
+
+
+def _may_be_zero(size: Any) -> bool:
+    return _least_is_zero(size) if is_unbacked(size) else bool(size == 0)
+
+
+@optional(
+    "taking operators that need an element, where a size of an input is marked as unbacked",
+    "torch.utils._sympy.numbers:int_oo",
+    *(f"torch.utils._sympy.value_ranges:{each}" for each in ("ValueRanges", "bound_sympy")),
+    without=lambda size: True,
+)
+def _least_is_zero(size: torch.SymInt) -> bool:
+    from torch.utils._sympy.numbers import int_oo
+    from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
+
+    env, inputs = size.node.shape_env, size.node.shape_env.unbacked_inputs
+    ranges = {n: env.bound_sympy(n) for n in size.node.expr.free_symbols}
+    ranges |= {n: ranges[n] & ValueRanges(1, int_oo) for n in ranges.keys() & inputs}
+    return bool(bound_sympy(size.node.expr, ranges).lower < 1)
 
 
 def least(size: Any) -> int | None:

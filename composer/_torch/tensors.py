@@ -154,6 +154,13 @@ def _empty_on_cpu(shape: tuple[int, ...], dtype: torch.dtype) -> Callable[[], to
     return functools.partial(_empty_strided_cpu, shape, strides, dtype)
 
 
+def is_row_major(x: torch.Tensor) -> bool:
+    """Whether a tensor is contiguous, and known to be: of unbacked sizes that cannot be asked."""
+    from torch._prims_common import is_contiguous_or_false
+
+    return is_contiguous_or_false(x)
+
+
 def order_of_memory(x: torch.Tensor) -> list[int]:
     """Dimensions of a new tensor like this one, in the order in which they lie in memory."""
     from torch._prims_common import compute_elementwise_output_logical_to_physical_perm

@@ -36,7 +36,7 @@ _CPU = torch.device("cpu")
 DynamoBackend = TypeVar("DynamoBackend", bound=Callable[..., Callable[..., Any]])
 
 Expected = tuple[tuple[int | None, ...], torch.dtype]
-"""Sizes of an output, ``None`` for those that only the data tell, and its dtype."""
+"""Sizes of an output, ``None`` for those that torch knows no value of, and its dtype."""
 
 
 class GraphKind(StrEnum):
@@ -99,6 +99,7 @@ def as_dynamo_backend(backend: DynamoBackend) -> DynamoBackend:
         **options: Any,
     ) -> Callable[..., Any]:
         del name  # of the region, from torch 2.15 on: these engines label nothing by it
+        _torch.symbols.learn_sizes(gm, example_inputs)
         flat, restore = clones.flat_outputs(gm)
         adapt = clones.with_captured_dtypes(gm, example_inputs)
         compiled = backend(flat, example_inputs, **options)
@@ -156,6 +157,9 @@ def compile_functional(
             if same and not any_fake(everything)
             else None
         )
+        unbacked = _unbacked(fakes)
+        if args is not None and _any_empty(args, unbacked):
+            args = None  # nothing to try an engine on
         expected = _expected(functional)
         written = _torch.aot.copied_back() if same and kind is GraphKind.INFERENCE else {}
         graph = FunctionalGraph(
@@ -169,8 +173,11 @@ def compile_functional(
             device=device,
             written=written,
         )
+        plain = _torch.sources.settled_forward(clones.clone_graph(functional)) if unbacked else None
         with _torch.fakes.unset_fake_temporarily():
             compiled = build(graph)
+        if plain is not None:
+            compiled = _or_of_nothing(compiled, plain, unbacked)
         return _torch.aot.boxed(_with_memory(compiled) if kind is GraphKind.BACKWARD else compiled)
 
     needs_grad = torch.is_grad_enabled() and any(map(requires_grad, everything))
@@ -237,6 +244,49 @@ def _note_numbers(functional: torch.fx.GraphModule, fakes: Sequence[Any]) -> Non
     """Note the inputs that are plain numbers: AOTAutograd (torch 2.13) does so for some only."""
     for node, fake in zip(functional.graph.find_nodes(op="placeholder"), fakes, strict=True):
         node.meta.setdefault("val", fake)
+
+
+def _unbacked(fakes: Sequence[Any]) -> tuple[int, ...]:
+    """Positions of the inputs that have a size, or are a number, that torch knows nothing of."""
+    return tuple(
+        i
+        for i, fake in enumerate(fakes)
+        if any(
+            map(
+                _torch.symbols.is_unbacked,
+                fake.shape if isinstance(fake, torch.Tensor) else (fake,),
+            )
+        )
+    )
+
+
+def _or_of_nothing(
+    engine: Callable[..., Any], plain: Callable[..., Any], unbacked: Sequence[int]
+) -> Callable[..., Any]:
+    """Have torch answer the calls in which one of these inputs has no elements.
+
+    Engines differ in what they make of nothing (OpenVINO 2026.4 ends the process), and there is no
+    time to gain. Where a size is not unbacked, the graph's guards say whether it is zero.
+
+    Args:
+        engine: What was compiled.
+        plain: The graph itself.
+        unbacked: Positions of the inputs with unbacked sizes.
+    """
+
+    def run(*args: Any) -> Any:
+        return (plain if _any_empty(args, unbacked) else engine)(*args)
+
+    return run
+
+
+def _any_empty(args: Sequence[Any], positions: Sequence[int]) -> bool:
+    """Whether a tensor at one of these positions has no elements, or a number there is zero."""
+    for i in positions:
+        value = args[i]
+        if not (value.numel() if isinstance(value, torch.Tensor) else value):
+            return True
+    return False
 
 
 def _with_memory(backward: Callable[..., Any]) -> Callable[..., Any]:
@@ -355,7 +405,13 @@ def _expected(gm: torch.fx.GraphModule) -> tuple[Expected | None, ...]:
         each.meta["val"] if isinstance(each, torch.fx.Node) else each for each in returned.args[0]
     )
     return tuple(
-        (tuple(map(_torch.symbols.hint, value.shape)), value.dtype)
+        (
+            tuple(
+                None if _torch.symbols.is_unbacked(n) else _torch.symbols.hint(n)
+                for n in value.shape
+            ),
+            value.dtype,
+        )
         if isinstance(value, torch.Tensor)
         else None
         for value in values

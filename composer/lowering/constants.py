@@ -118,7 +118,7 @@ def _replace(gm: torch.fx.GraphModule, node: torch.fx.Node, known: dict[Any, Any
         return  # its parts come later
     if value._is_zerotensor():  # a derivative that is nothing has no memory
         value = torch.zeros(value.shape, dtype=value.dtype, device=value.device)
-    if any(map(_torch.symbols.depends_on_data, expected.shape)):
+    if any(map(_torch.symbols.is_unbacked, expected.shape)):
         return  # others of its size have the same symbol
     if (value.shape, value.dtype) != (expected.shape, expected.dtype):
         return

@@ -298,11 +298,13 @@ def _empty_operand(node: torch.fx.Node) -> str | None:
         torch.Tag.pointwise in _tags(node)
         or _torch.operators.operator_name(node.target) in _KEEP_EMPTY
     )
-    gone = node.target is aten.cat.default and any(0 in value.shape for value in tensors_of(node))
+    gone = node.target is aten.cat.default and any(
+        map(_torch.symbols.may_be_empty, tensors_of(node))
+    )
     if (harmless and not gone) or _torch.operators.is_view(node.target):
         return None
-    empty = any(0 in value.shape for value in _operands(node))
-    return "one of its operands has no elements" if empty else None
+    empty = any(map(_torch.symbols.may_be_empty, _operands(node)))
+    return "one of its operands may have no elements" if empty else None
 
 
 def _strides_of_memory(node: torch.fx.Node) -> str | None:

@@ -425,6 +425,6 @@ def _memory(value: Any) -> object:
 
 def _is_large(placeholder: torch.fx.Node) -> bool:
     value = placeholder.meta["val"]
-    if _torch.symbols.depends_on_data(value.numel()):
+    if _torch.symbols.is_unbacked(value.numel()):
         return True
     return int(_torch.symbols.hint(value.numel())) * int(value.itemsize) >= _LARGE

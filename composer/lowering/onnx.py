@@ -323,10 +323,10 @@ def _strides(value: torch.Tensor) -> list[int]:
 
     Torch draws for it in that order.
     """
-    strides = [_torch.symbols.hint(stride) for stride in value.stride()]
+    strides = [_torch.symbols.usual(stride) for stride in value.stride()]
     if 0 not in strides:
         return strides
-    return [_torch.symbols.hint(stride) for stride in torch.empty_like(value).stride()]
+    return [_torch.symbols.usual(stride) for stride in torch.empty_like(value).stride()]
 
 
 def _plan_outputs(gm: torch.fx.GraphModule) -> tuple[Output, ...]:

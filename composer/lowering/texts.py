@@ -14,8 +14,8 @@ import torch.fx
 
 from composer import _torch
 
-_NAMESPACES = ("aten", "prims", "onnx_symbolic")
-"""Operators that torch itself brings, so that their names and torch's version say what they do."""
+_NAMESPACES = ("aten", "prims", "composer")
+"""Operators that torch or composer brings, so that their names and versions say what they do."""
 
 _WORDS = (str, bool, int, float, complex, type(None), type(Ellipsis))
 _NAMES = (torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -91,7 +91,7 @@ def _value(value: Any) -> str:
         return _tensor(value)
     if isinstance(value, torch.SymInt):
         facts = sorted(_torch.symbols.symbol_facts(value).items())
-        return f"{value} {_torch.symbols.hint(value)} {facts}"
+        return f"{value} {_torch.symbols.usual(value)} {facts}"
     if type(value) in _WORDS:
         return repr(value)
     raise Unsayable(f"a value is a {type(value).__qualname__}")

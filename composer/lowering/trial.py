@@ -16,7 +16,7 @@ from composer.memory import lacks_memory
 from composer.records import Reason, Status
 
 _ANY = 2
-"""What a size is taken for that only the data tell."""
+"""What an unbacked size is taken for."""
 
 
 def try_once(
@@ -101,8 +101,8 @@ def _placeholder_value(value: Any) -> Any:
 
 
 def _number(size: Any) -> Any:
-    """That of the first call; with some number for each that only the data tell."""
-    if not _torch.symbols.depends_on_data(size):
+    """That of the first call; with some number for each symbol that torch knows no value of."""
+    if not _torch.symbols.is_unbacked(size):
         return _torch.symbols.hint(size)
     facts = _torch.symbols.symbol_facts(size).items()
     return _torch.symbols.size_with(

@@ -55,7 +55,10 @@ def is_dense(value: torch.Tensor) -> bool:
     """
     if any(map(_torch.symbols.depends_on_data, (*value.shape, *value.stride()))):
         return False
-    sizes, strides = map(_torch.symbols.hint, value.shape), map(_torch.symbols.hint, value.stride())
+    sizes, strides = (
+        map(_torch.symbols.usual, value.shape),
+        map(_torch.symbols.usual, value.stride()),
+    )
     dims = sorted((stride, size) for size, stride in zip(sizes, strides, strict=True) if size != 1)
     if any(size == 0 for _, size in dims):
         return True

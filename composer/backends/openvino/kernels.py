@@ -168,8 +168,8 @@ def _arithmetic_on_sizes(node: torch.fx.Node) -> str | None:
 
 def _nothing(node: torch.fx.Node) -> str | None:
     """An integer division by zero, which ends the process, where a part is taken of nothing."""
-    empty = any(0 in each.shape for each in _results(node))
-    return "OpenVINO divides by the number of elements, which is zero" if empty else None
+    empty = any(map(_torch.symbols.may_be_empty, _results(node)))
+    return "OpenVINO divides by the number of elements, which may be zero" if empty else None
 
 
 def _open_bound(node: torch.fx.Node) -> str | None:

@@ -31,7 +31,7 @@ def ranges_of(
         asked: What the policy says; symbols that it does not name get the usual range.
 
     Raises:
-        Refusal: ``declined`` with ``dynamic_shape``, for a size that only the data tells.
+        Refusal: ``declined`` with ``dynamic_shape``, for an unbacked size.
     """
     usual: Ranges = {}
     for size in (
@@ -39,7 +39,7 @@ def ranges_of(
     ):
         for name, (first, low, top) in _torch.symbols.symbol_facts(size).items():
             if first is None:
-                what = f"the size {name} of an input is known only once it is computed"
+                what = f"nothing is known of the size {name} of an input, so no range around it"
                 refuse(Status.DECLINED, Reason.DYNAMIC_SHAPE, what)
             usual[name] = around(first, low, top)
     if not usual:

@@ -101,7 +101,7 @@ def attention(
         return NotImplemented
     key, value = (_for_heads_of(query, each) for each in (key, value))
     rows, scores, seen = _attend(query, key, value, is_causal, attn_mask, scale)
-    logarithms = torch.logsumexp(scores, -1)
+    logarithms = log_sum_exp(scores)
     if seen is not None:
         logarithms = logarithms * seen.squeeze(-1)
     return laid_out_as(rows, query), logarithms
@@ -139,6 +139,18 @@ def attention_backward(
         _over_sharing(torch.matmul(weights.transpose(-2, -1), grad), values),
     )
     return tuple(map(_heads_inside, grads))
+
+
+def log_sum_exp(scores: torch.Tensor) -> torch.Tensor:
+    """Over the last dimension; written out where torch's own (2.13) would ask for a size.
+
+    It asks whether there are any elements, which nobody knows where a size is unbacked.
+    """
+    if not any(map(_torch.symbols.is_unbacked, scores.shape)):
+        return torch.logsumexp(scores, -1)
+    most = scores.amax(-1, keepdim=True)
+    most = torch.where(most.isinf(), 0.0, most)
+    return (scores - most).exp().sum(-1).log() + most.squeeze(-1)
 
 
 def _for_heads_of(query: torch.Tensor, shared: torch.Tensor) -> torch.Tensor:
@@ -324,7 +336,7 @@ def _attend(
 
 def laid_out_as(rows: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
     """The result of attention in the layout that torch's kernel gives it: that of the query."""
-    inside = _torch.symbols.hint(query.stride(1)) < _torch.symbols.hint(query.stride(2))
+    inside = _torch.symbols.usual(query.stride(1)) < _torch.symbols.usual(query.stride(2))
     return _heads_inside(rows) if inside else rows.contiguous()
 
 

@@ -54,7 +54,7 @@ def convolution_backward(
     dims = x.dim() - 2
     stride, padding, dilation = (of_length(each, dims) for each in (stride, padding, dilation))
     may_vary = all(step == 1 for step in stride) and math.prod(weight.shape[2:]) <= _MOST_TAPS
-    if any(map(_is_nothing, (*x.shape, *grad.shape))) or not (may_vary or _are_known(x, grad)):
+    if any(map(_torch.symbols.may_be_empty, (x, grad))) or not (may_vary or _are_known(x, grad)):
         return NotImplemented
     geometry = Geometry(stride, padding, dilation, groups)
     moves, zero = geometry[:3], [0] * dims
@@ -95,18 +95,13 @@ def far_padded(
     moves = [of_length(each, dims) for each in (stride, padding, dilation, output_padding)]
     far = any(more >= step for step, _, _, more in zip(*moves, strict=True))
     allowed = all(more < max(step, gap) for step, _, gap, more in zip(*moves, strict=True))
-    if not transposed or not far or not allowed or not x.is_contiguous():
+    if not transposed or not far or not allowed or not _torch.tensors.is_row_major(x):
         return NotImplemented
     zero = [0] * dims
     whole = torch.convolution(x, weight, None, stride, zero, dilation, True, zero, groups)
     ends = [(-pad, more - pad) for _, pad, _, more in reversed(list(zip(*moves, strict=True)))]
     found = torch.nn.functional.pad(whole, [*itertools.chain(*ends)])
     return found if bias is None else found + bias.reshape(-1, *[1] * dims)
-
-
-def _is_nothing(size: int | torch.SymInt) -> bool:
-    """Whether a size is zero, or only the data tell."""
-    return size == 0 if isinstance(size, int) else _torch.symbols.depends_on_data(size)
 
 
 def _are_known(x: torch.Tensor, grad: torch.Tensor) -> bool:

@@ -113,15 +113,15 @@ def _permuted_empty(x: torch.Tensor, **given: Any) -> torch.Tensor:
 
 
 def _is_known(x: torch.Tensor) -> bool:
-    """Whether its place in memory does not depend on data; or else it lies in the usual order."""
-    return x.is_contiguous() or not any(
-        map(_torch.symbols.depends_on_data, (*x.shape, *x.stride()))
+    """Whether its place in memory is known; or else it lies in the usual order."""
+    return _torch.tensors.is_row_major(x) or not any(
+        map(_torch.symbols.is_unbacked, (*x.shape, *x.stride()))
     )
 
 
 def _is_drawn_by_rows(x: torch.Tensor) -> bool:
     """Whether a new tensor like ``x`` lies in the usual order; ``x`` may have gaps, or repeat."""
-    if x.is_contiguous():
+    if _torch.tensors.is_row_major(x):
         return True
     pairs = zip(x.shape, x.stride(), strict=True)
     strides = [stride for size, stride in pairs if size != 1 and stride != 0]

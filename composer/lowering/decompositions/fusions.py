@@ -15,7 +15,9 @@ from typing import Any
 
 import torch
 
-from composer.lowering.decompositions.attention import laid_out_as
+from composer import _torch
+from composer.lowering import operators
+from composer.lowering.decompositions.attention import laid_out_as, log_sum_exp
 
 aten = torch.ops.aten
 
@@ -33,9 +35,9 @@ def gelu(x: torch.Tensor, *, approximate: str = "none") -> Any:
 
     The tanh form is left as it is: ONNX Runtime itself makes a ``FastGelu`` of it.
     """
-    if approximate != "none" or not _plain(x) or not x.is_contiguous():
+    if approximate != "none" or not _plain(x) or not _torch.tensors.is_row_major(x):
         return NotImplemented
-    return _microsoft("Gelu", [x], {}, x.shape)
+    return operators.gelu(x)
 
 
 def attention(
@@ -60,16 +62,11 @@ def attention(
     if key.shape[1] != heads or not (isinstance(heads, int) and isinstance(size, int)):
         return NotImplemented
     factor = 1 / math.sqrt(size) if scale is None else scale
-    rows = _microsoft(
-        "MultiHeadAttention",
-        [_heads_joined(each) for each in (query, key, value)],
-        {"num_heads": heads, "scale": factor},
-        (batch, length, heads * value.shape[-1]),
-    )
+    rows = operators.attention(*map(_heads_joined, (query, key, value)), heads, factor)
     result = rows.view(batch, length, heads, value.shape[-1]).transpose(1, 2)
     # Nobody reads the second result in inference: then it leaves no trace in the graph.
     scores = torch.matmul(query * factor, key.transpose(-2, -1))
-    return laid_out_as(result, query), torch.logsumexp(scores, -1)
+    return laid_out_as(result, query), log_sum_exp(scores)
 
 
 def _heads_joined(x: torch.Tensor) -> torch.Tensor:
@@ -78,23 +75,6 @@ def _heads_joined(x: torch.Tensor) -> torch.Tensor:
 
 
 def _plain(x: torch.Tensor) -> bool:
-    """The kernels are for float32, and nothing is known of them for no elements.
-
-    What the node gives is on the CPU for torch, wherever its inputs are (2.13).
-    """
+    """The kernels are for float32, and nothing is known of them for no elements."""
     empty = any(isinstance(n, int) and n == 0 for n in x.shape)
     return x.dtype is torch.float32 and x.device.type == "cpu" and not empty
-
-
-def _microsoft(
-    operator: str, inputs: list[torch.Tensor], attributes: dict[str, Any], shape: Any
-) -> torch.Tensor:
-    """A node that the exporter copies into the ONNX graph as it is."""
-    return torch.onnx.ops.symbolic(
-        f"com.microsoft::{operator}",
-        inputs,
-        attributes,
-        dtype=inputs[0].dtype,
-        shape=shape,
-        version=1,
-    )

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from composer import _torch
 from composer.lowering.decompositions.convolution import of_length
 
 aten = torch.ops.aten
@@ -85,7 +86,7 @@ def adaptive_mean_pool3d(x: torch.Tensor, output_size: Sequence[int]) -> Any:
     sizes = [*x.shape[-3:], *output_size]
     if not all(isinstance(each, int) for each in sizes) or max(output_size) > _MOST_WINDOWS:
         return NotImplemented
-    if 0 in x.shape or x.dtype.itemsize < 4 or not x.is_contiguous():
+    if _torch.symbols.may_be_empty(x) or x.dtype.itemsize < 4 or not _torch.tensors.is_row_major(x):
         return NotImplemented
     for place, count in enumerate(output_size, -3):
         size = x.shape[place]

@@ -385,7 +385,7 @@ def cumprod(x: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) -> A
 
 def logcumsumexp(x: torch.Tensor, dim: int) -> Any:
     """One sum after the other, the first to nothing."""
-    if not x.dtype.is_floating_point or 0 in x.shape:
+    if not x.dtype.is_floating_point or _torch.symbols.may_be_empty(x):
         return NotImplemented
     if not x.dim():
         return x.clone()
@@ -498,7 +498,7 @@ def put(
     x: torch.Tensor, index: torch.Tensor, source: torch.Tensor, accumulate: bool = False
 ) -> Any:
     """``index_put`` into the flat tensor."""
-    if not x.dim() or not x.is_contiguous():
+    if not x.dim() or not _torch.tensors.is_row_major(x):
         return NotImplemented
     flat = aten.index_put.default(
         x.reshape(-1), (index.reshape(-1),), source.reshape(-1), accumulate

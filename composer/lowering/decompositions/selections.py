@@ -140,7 +140,7 @@ def diagonal_scatter(
     x: torch.Tensor, src: torch.Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> Any:
     """By the places of its numbers."""
-    if not x.is_contiguous():
+    if not _torch.tensors.is_row_major(x):
         return NotImplemented
     along = torch.arange(src.shape[-1], device=x.device)
     places = along + max(-offset, 0), along + max(offset, 0)
@@ -157,7 +157,7 @@ def as_strided_scatter(
 ) -> Any:
     """What replaces all of ``x``: the backward of a mean over images that lie channels last."""
     sizes = (*x.shape, *size, *stride, storage_offset or 0)
-    if not all(isinstance(each, int) for each in sizes) or not x.is_contiguous():
+    if not all(isinstance(each, int) for each in sizes) or not _torch.tensors.is_row_major(x):
         return NotImplemented
     whole = math.prod(size) == x.numel() and _is_row_major(size, stride)
     if not whole or x.storage_offset() or storage_offset:
@@ -179,7 +179,10 @@ def repeat(x: torch.Tensor, repeats: Sequence[int]) -> Any:
 def full_like(x: torch.Tensor, value: Any, *, dtype: Any = None, **others: Any) -> Any:
     """A constant that torch makes, where float32 could not hold it."""
     dtype = dtype or x.dtype
-    plain = x.is_contiguous() and others.get("memory_format") in (None, torch.preserve_format)
+    plain = _torch.tensors.is_row_major(x) and others.get("memory_format") in (
+        None,
+        torch.preserve_format,
+    )
     if not plain or dtype is not torch.float64:
         return NotImplemented
     return torch.full(x.shape, value, dtype=dtype, device=others.get("device") or x.device)

@@ -108,7 +108,7 @@ def decompositions(dialect: Table, training: bool) -> dict[Any, Callable[..., An
         aten._efficientzerotensor.default: torch.zeros,
     }
     for operator, function in () if training else dialect.items():
-        table[operator] = _first_of(_not_in_branches(function), table.get(operator))
+        table[operator] = _first_of(function, table.get(operator))
     own = {
         each: function for each, function in table.items() if function is not exporters.get(each)
     }
@@ -130,20 +130,6 @@ def _of_floats(written_out: Callable[..., Any], *args: Any, **kwargs: Any) -> An
     """Torch's own, which rounds otherwise to what is between integers (2.13)."""
     dtype = kwargs.get("dtype") or torch.get_default_dtype()
     return written_out(*args, **kwargs) if dtype.is_floating_point else NotImplemented
-
-
-def _not_in_branches(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Leave the branches of ``torch.cond`` and its kin without an engine's own operators.
-
-    torch runs what is nested in a graph, and torch's kernel of such an operator gives zeros.
-    """
-
-    def decompose(*args: Any, **kwargs: Any) -> Any:
-        return (
-            NotImplemented if _torch.canonical.traces_nested_graph() else function(*args, **kwargs)
-        )
-
-    return decompose
 
 
 def _of_real_numbers(function: Callable[..., Any]) -> Callable[..., Any]:

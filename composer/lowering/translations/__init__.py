@@ -17,6 +17,7 @@ def translator() -> _torch.exporter.OnnxTranslator:
     from composer.lowering.translations import (
         comparisons,
         diagonals,
+        fused,
         pooling,
         rows,
         shapes,
@@ -24,6 +25,6 @@ def translator() -> _torch.exporter.OnnxTranslator:
     )
 
     made = _torch.exporter.OnnxTranslator()
-    for module in (shapes, splits, comparisons, diagonals, pooling, rows):
+    for module in (shapes, splits, comparisons, diagonals, pooling, rows, fused):
         made.register(module.TRANSLATIONS)
     return made

@@ -1,0 +1,53 @@
+"""Translations of composer's own operators: one node each, of ONNX Runtime's domain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from onnx.defs import OpSchema
+from onnxscript.values import Op, Opset
+
+from composer.lowering import operators
+
+if TYPE_CHECKING:  # onnxscript's own, which the exporter reads, are of no use to a type checker
+    TTensor: TypeAlias = Any
+else:
+    from onnxscript.function_libs.torch_lib.tensor_typing import TTensor
+
+
+def _op(name: str, inputs: str, **attributes: OpSchema.AttrType) -> Any:
+    """What emits a node; onnxscript wants a schema, and has none of this domain."""
+    schema = OpSchema(
+        name,
+        "com.microsoft",
+        1,
+        inputs=[OpSchema.FormalParameter(each, "T") for each in inputs],
+        outputs=[OpSchema.FormalParameter("output", "T")],
+        type_constraints=[("T", ["tensor(float)"], "")],
+        attributes=[OpSchema.Attribute(key, kind) for key, kind in attributes.items()],
+    )
+    return Op(Opset("com.microsoft", 1), name, schema)
+
+
+_gelu = _op("Gelu", "X")
+_attention = _op(
+    "MultiHeadAttention", "QKV", num_heads=OpSchema.AttrType.INT, scale=OpSchema.AttrType.FLOAT
+)
+
+
+def gelu(x: TTensor) -> TTensor:
+    """``composer.gelu``."""
+    return _gelu(x)
+
+
+def attention(query: TTensor, key: TTensor, value: TTensor, heads: int, scale: float) -> TTensor:
+    """``composer.attention``."""
+    return _attention(query, key, value, num_heads=heads, scale=scale)
+
+
+TRANSLATIONS: dict[Any, Callable[..., Any]] = {
+    operators.gelu: gelu,
+    operators.attention: attention,
+}
+"""Operator to a function that emits ONNX nodes; see :mod:`composer.lowering.translations`."""
