@@ -110,6 +110,15 @@ def compose(
     )
 
 
+def _note_without_graph(found: _torch.breaks.Uncaptured) -> None:
+    """Remember what was compiled through composer, and for which Dynamo will not call it."""
+    if getattr(found.backend, "func", found.backend) is compose:
+        session.current().note(capture.without_graph(found))
+
+
+_torch.breaks.when_uncaptured(_note_without_graph)
+
+
 @dataclass(frozen=True, slots=True)
 class _Case:
     """One graph, ready for the candidates.
@@ -172,6 +181,7 @@ def _publish(case: _Case, outcome: Outcome, seconds: float) -> CompileReport:
     objection = chain.objection(outcome, strict=policy.strict, on_exhausted=policy.on_exhausted)
     report = _report(case, outcome, "" if objection else outcome.chosen, seconds)
     here.keep(report)
+    here.captured.add(case.request.names[0])
     here.sinks.emit(report)
     notices.warn_of_environment(here.warned)
     if objection:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
-import os
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,11 +17,9 @@ import torch
 from composer import _torch, session
 from composer.dispatch import compose
 from composer.errors import first_line
-from composer.records import Attempt, CompileReport, PassRecord, plain
+from composer.graphs import capture
+from composer.records import Attempt, CompileReport, PassRecord, WithoutGraph, plain
 from composer.telemetry.report import counted, headline, tables_of
-
-_OWN = (Path(inspect.getfile(torch)).parent, Path(__file__).parent)
-_MACHINERY = ("<frozen", *(f"{folder}{os.sep}" for folder in _OWN))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +54,7 @@ class Explanation:
 
     graphs: tuple[CompileReport, ...]
     graph_breaks: tuple[GraphBreak, ...]
+    without_graph: tuple[WithoutGraph, ...] = ()
 
     @property
     def attempts(self) -> tuple[Attempt, ...]:
@@ -75,9 +73,13 @@ class Explanation:
     __repr__ = __str__
 
     def to_dict(self) -> dict[str, Any]:
-        """``{"graphs": [...], "graph_breaks": [...]}``, each graph's record in schema version 1."""
+        """``{"graphs": [...], "graph_breaks": [...], "without_graph": [...]}``.
+
+        Each graph's record is in schema version 1.
+        """
+        breaks, without = plain(self.graph_breaks), plain(self.without_graph)
         graphs = [graph.to_dict() for graph in self.graphs]
-        return {"graphs": graphs, "graph_breaks": plain(self.graph_breaks)}
+        return {"graphs": graphs, "graph_breaks": breaks, "without_graph": without}
 
     def to_json(self, indent: int | None = None) -> str:
         """:meth:`to_dict` as JSON text."""
@@ -91,6 +93,10 @@ class Explanation:
             yield from _left_to_torch(graph)
         for each in self.graph_breaks:
             yield f"\ngraph break  {each}"
+        places = {(each.file, each.line) for each in self.graph_breaks}
+        for found in self.without_graph:
+            if (found.file, found.line) not in places:
+                yield f"\nno graph of {found}"
 
 
 def _left_to_torch(graph: CompileReport) -> Iterator[str]:
@@ -112,12 +118,15 @@ class Collector:
         self._thread = thread
         self._graphs: list[CompileReport] = []
         self._breaks: dict[tuple[str, int, str], GraphBreak] = {}
+        self._noted_before = session.current().noted
 
     @property
     def explanation(self) -> Explanation:
         """What was collected so far; graphs as they stand now."""
-        graphs = session.current().as_they_stand(self._graphs)
-        return Explanation(tuple(graphs), tuple(self._breaks.values()))
+        here = session.current()
+        graphs = here.as_they_stand(self._graphs)
+        without = here.without_graph(self._noted_before)
+        return Explanation(tuple(graphs), tuple(self._breaks.values()), without)
 
     def emit(self, record: dict[str, Any]) -> None:
         """Nothing: the report itself is kept."""
@@ -133,7 +142,7 @@ class Collector:
         """Keep a graph break; of one that is met again, what was said last."""
         if self._thread not in (None, threading.get_ident()):
             return
-        place = _users_frame(stack)
+        place = capture.users_frame(stack)
         line = place.lineno or 0
         self._breaks[place.filename, line, message] = GraphBreak(
             reason=first_line(message),
@@ -143,12 +152,6 @@ class Collector:
             message=message,
             frame_skipped=frame_skipped,
         )
-
-
-def _users_frame(stack: Sequence[traceback.FrameSummary]) -> traceback.FrameSummary:
-    """The innermost frame that is neither torch's nor composer's; of the caller's if none is."""
-    frames = [*reversed(stack), *reversed(traceback.extract_stack())]
-    return next((f for f in frames if not f.filename.startswith(_MACHINERY)), frames[0])
 
 
 @contextmanager
@@ -203,13 +206,9 @@ def compiled_beside(fn: Callable[..., Any], **given: Any) -> Callable[..., Any]:
         fn: A function or a module.
         given: For ``torch.compile``.
     """
-
-    def backend(gm: torch.fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Any:
-        return compose(gm, inputs, **kwargs)
-
     if "isolate_recompiles" in inspect.signature(torch.compile).parameters:
         given["isolate_recompiles"] = True  # else (torch < 2.13) it counts towards fn's limit
-    return torch.compile(fn, backend=backend, **given)
+    return torch.compile(fn, backend=functools.partial(compose), **given)
 
 
 def _as_before(fn: Callable[..., Any]) -> Callable[..., Any]:

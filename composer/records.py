@@ -416,6 +416,27 @@ class CompileReport:
             raise RecordError(f"a record that cannot be read: {'; '.join(faults)}") from None
 
 
+@dataclass(frozen=True, slots=True)
+class WithoutGraph:
+    """What was compiled through composer, and of which Dynamo captured no graph."""
+
+    name: str
+    """The class of the module, or the function, as in :attr:`CompileReport.model`."""
+    reason: str
+    """What Dynamo says, in one line."""
+    file: str
+    """Where it met that, in the user's code."""
+    line: int
+    """From 1."""
+    given_up: bool
+    """All of it runs as plain Python. Otherwise there may be graphs of what comes behind."""
+
+    def __str__(self) -> str:
+        """Name and place, and the reason below."""
+        place = printable(f"{self.name}  ({self.file}:{self.line})")
+        return f"{place}\n  {printable(self.reason)}"
+
+
 @functools.cache
 def _adapter() -> TypeAdapter[CompileReport]:
     """Made once: it takes 35 ms."""

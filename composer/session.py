@@ -12,7 +12,7 @@ from composer import forks
 from composer.book import Source
 from composer.lowering import samples
 from composer.policy import owned
-from composer.records import CompileReport
+from composer.records import CompileReport, WithoutGraph
 from composer.store import disk
 from composer.telemetry.progress import Progress
 from composer.telemetry.report import Report
@@ -31,6 +31,8 @@ class Session:
         sinks: Take every record.
         witness: Under ``composer lock``, what is shown every graph (:mod:`composer.lock.witness`).
         progress: What is being compiled now.
+        captured: Names of the modules and functions that have a graph.
+        noted: How often something was compiled without a graph.
         warned: Pairs of backend and reason that the user was warned of already.
         failures: Keys of the failures that this process has stored on disk.
         verdicts: Keys of the verdicts that this process has stored on disk.
@@ -54,6 +56,9 @@ class Session:
         self.progress = Progress()
         self._lock = forks.lock()
         self._reports: deque[CompileReport] = deque(maxlen=KEPT_REPORTS)
+        self._without_graph: deque[WithoutGraph] = deque(maxlen=KEPT_REPORTS)
+        self.captured: set[str] = set()
+        self.noted = 0
         self._quarantined: dict[tuple[str, str], object] = {}
         self.warned: set[tuple[str, str]] = set()
         self.failures: set[str] = set()
@@ -97,6 +102,23 @@ class Session:
         """Whether this backend raised, or was wrong, at run time for this graph."""
         return (graph_key, backend) in self._quarantined
 
+    def note(self, found: WithoutGraph) -> None:
+        """Remember what was compiled without a graph; beyond 1,000 the oldest goes."""
+        with self._lock:
+            self._without_graph.append(found)
+            self.noted += 1
+
+    def without_graph(self, since: int = 0) -> tuple[WithoutGraph, ...]:
+        """What was compiled and has no graph by now, each once, the oldest first.
+
+        Args:
+            since: Leave out so many, those that were noted by then.
+        """
+        with self._lock:
+            new = max(0, self.noted - since)
+            told = dict.fromkeys([*self._without_graph][-new:] if new else ())
+        return tuple(each for each in told if each.given_up or each.name not in self.captured)
+
     def reports(self) -> tuple[CompileReport, ...]:
         """The reports kept, oldest first."""
         with self._lock:
@@ -128,7 +150,8 @@ def report(last: int | None = None) -> Report:
     if last is not None and last < 0:
         raise ValueError(f"last is a number of graphs, not {last}")
     kept = reports()
-    return Report(kept if last is None else kept[len(kept) - min(last, len(kept)) :])
+    shown = kept if last is None else kept[len(kept) - min(last, len(kept)) :]
+    return Report(shown, _current.without_graph())
 
 
 def reset() -> None:

@@ -15,7 +15,8 @@ from engines import honest
 from rewrites import Scale, at
 
 import composer
-from composer.explanation import Explanation, _users_frame, collecting
+from composer.explanation import Explanation, collecting
+from composer.graphs.capture import users_frame
 from composer.testing import FakeBackend
 
 
@@ -101,9 +102,24 @@ def test_function_that_is_given_up_is_reported() -> None:
     found = explained(breaks_in_a_loop, torch.ones(3))
     (met,) = found.graph_breaks
     assert (found.graphs, met.frame_skipped) == ((), True)
+    assert [(each.file, each.line) for each in found.without_graph] == [(met.file, met.line)]
     assert met.code == "torch._dynamo.graph_break()"
     assert "nothing was compiled; 1 graph break" in str(found)
     assert "the whole function was given up" in str(found)
+
+
+def test_what_has_no_operation_is_explained() -> None:
+    """There is no graph and no break: Dynamo says why it skips it, each time it is asked."""
+
+    def adds(number):
+        return number + 1
+
+    for _ in range(2):
+        found = explained(adds, 1)
+        (without,) = found.without_graph
+        assert (without.name, found.graphs) == (f"{__name__}.{adds.__qualname__}", ())
+        assert f"no graph of {without}" in str(found)
+        assert found.to_dict()["without_graph"][0]["reason"] == without.reason
 
 
 def test_generator_is_given_up() -> None:
@@ -231,7 +247,7 @@ def test_frame_of_a_package_whose_name_begins_with_torch_is_the_users() -> None:
     torchs = Path(torch.__file__).parent
     places = [Path(__file__), torchs.with_name("torchvision") / "ops.py", torchs / "nn.py"]
     stack = [FrameSummary(str(place), 1, "f") for place in places]
-    assert _users_frame(stack).filename == str(places[1])
+    assert users_frame(stack).filename == str(places[1])
 
 
 def test_function_is_called_once_with_its_arguments() -> None:
@@ -266,4 +282,5 @@ def test_other_threads_are_not_in_an_explanation() -> None:
 
 def test_explanation_of_nothing_says_so() -> None:
     """A function without tensors."""
-    assert str(composer.explain(len, [1])) == "composer: nothing was compiled; 0 graph breaks"
+    found = str(composer.explain(len, [1]))
+    assert found.startswith("composer: nothing was compiled; 0 graph breaks\n\nno graph of ")

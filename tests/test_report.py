@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from pathlib import Path
 
 import engines
 import pytest
@@ -142,8 +143,82 @@ def test_records_are_json_by_the_schema() -> None:
     ]
     assert record["attempts"][0]["reason"] == "build_failed"
     assert record["attempts"][1]["reason"] is None
-    assert json.loads(composer.report().to_json()) == {"graphs": [record]}
-    assert composer.report().to_dict() == {"graphs": [last().to_dict()]}
+    assert json.loads(composer.report().to_json()) == {"graphs": [record], "without_graph": []}
+    assert composer.report().to_dict() == {"graphs": [last().to_dict()], "without_graph": []}
+
+
+class Recurrent(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = torch.nn.LSTM(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.lstm(x)[0]  # Dynamo follows no LSTM
+
+
+def breaks_in_a_loop(x: torch.Tensor) -> torch.Tensor:
+    for _ in range(2):
+        x = x.sin()
+        torch._dynamo.graph_break()  # in the loop
+    return x
+
+
+def computes_nothing(number: int) -> int:
+    return number + 1
+
+
+def breaks_first(x: torch.Tensor) -> torch.Tensor:
+    torch._dynamo.graph_break()
+    return x.sin()
+
+
+def line_of(text: str) -> int:
+    """Where this file has a line that ends so for the first time, from 1."""
+    lines = Path(__file__).read_text().splitlines()
+    return next(i for i, line in enumerate(lines, 1) if line.endswith(text))
+
+
+def test_report_says_what_dynamo_captured_no_graph_of() -> None:
+    """A module that is skipped, a function that is given up, one without operations."""
+    for function, given in (
+        (Recurrent(), torch.ones(1, 1, 2)),
+        (breaks_in_a_loop, torch.ones(2)),
+        (computes_nothing, 1),
+        (breaks_first, torch.ones(2)),  # it has a graph behind the break
+    ):
+        compiled(function, honest)(given)
+    assert [each.model for each in composer.reports()] == [f"{__name__}.breaks_first"]
+    recurrent, looped, nothing = composer.report().without_graph
+    assert recurrent.name == f"{__name__}.Recurrent"
+    assert recurrent.line == line_of("# Dynamo follows no LSTM")
+    assert recurrent.reason
+    assert (looped.name, looped.file) == (f"{__name__}.breaks_in_a_loop", __file__)
+    assert looped.line == line_of("# in the loop")
+    assert nothing.name == f"{__name__}.computes_nothing"
+    assert nothing.reason
+    said = f"no graph of {__name__}.Recurrent  ({__file__}:{recurrent.line})\n  {recurrent.reason}"
+    assert said in str(composer.report())
+    assert composer.report().to_dict()["without_graph"][0]["reason"] == recurrent.reason
+
+
+def test_report_says_when_dynamo_stops_to_compile_for_new_inputs() -> None:
+    """Graphs of the first inputs stay; the others run as plain Python."""
+    run = compiled(lambda x, n: x * n, honest, dynamic=False)
+    with torch._dynamo.config.patch(recompile_limit=2, specialize_float=True):
+        for number in (0.5, 1.5, 2.5):
+            run(torch.ones(2), number)
+    assert len(composer.reports()) == 2
+    (limited,) = composer.report().without_graph
+    assert "limit" in limited.reason
+
+
+def test_what_other_backends_have_no_graph_of_is_not_reported() -> None:
+    """Nor what raises: under ``fullgraph`` the program is told."""
+    torch.compile(breaks_in_a_loop, backend="eager")(torch.ones(2))
+    torch.compiler.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        torch.compile(breaks_in_a_loop, backend="composer", fullgraph=True)(torch.ones(2))
+    assert composer.report().without_graph == ()
 
 
 def test_a_record_holds_no_tensor_alive() -> None:

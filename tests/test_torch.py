@@ -1105,6 +1105,38 @@ def test_graph_breaks_are_told_until_the_block_ends() -> None:
     assert "\n\n  Developer debug context" in told[0][0]
 
 
+def test_frames_without_a_graph_are_told_with_their_backend() -> None:
+    """Those that are given up, and the program's own that are skipped or hold nothing."""
+
+    def looped(x):
+        for _ in range(2):
+            x = x.sin() * helper(2)
+            torch._dynamo.graph_break()
+        return x
+
+    def helper(number):
+        return number + 1
+
+    def adds(number):
+        return number + 1
+
+    def disabled_within(x):
+        return unseen(x)
+
+    unseen = torch.compiler.disable(double)
+    told: list[_torch.breaks.Uncaptured] = []
+    _torch.breaks.when_uncaptured(told.append)
+    for function, given in ((looped, torch.ones(2)), (adds, 1), (disabled_within, torch.ones(2))):
+        torch.compile(function, backend=honest)(given)
+    torch.compile(Doubles(), backend=honest)(torch.ones(2))
+    _torch.breaks._when_uncaptured.remove(told.append)
+    assert [each.frame[0].co_name for each in told] == ["looped", "adds", "disabled_within"]
+    assert {each.backend for each in told} == {honest}
+    assert [each.stack[-1].name for each in told] == ["looped", "adds", "disabled_within"]
+    assert [each.given_up for each in told][::2] == [True, False]
+    assert all(each.message for each in told[::2])
+
+
 def test_what_was_given_up_is_tried_again_and_what_was_compiled_stays() -> None:
     """Dynamo leaves code alone, for every backend, once it has given it up."""
 

@@ -6,7 +6,9 @@ import contextlib
 import functools
 import inspect
 import traceback
+import types
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -14,7 +16,7 @@ import torch
 import torch.fx
 from torch._dynamo import OptimizedModule
 
-from composer import forks
+from composer._torch.dynamo import FRAMES, called_frame, captured_graphs, users
 from composer._torch.names import optional
 
 T = TypeVar("T")
@@ -129,16 +131,44 @@ OnBreak = Callable[[str, Sequence[traceback.FrameSummary], bool], None]
 """Called at a graph break with torch's message, the traced frames, the innermost last, and whether
 the whole function was given up. Before that, it may have been called for the same place without."""
 
-_listeners: list[OnBreak] = []
-_listening = forks.lock()
 
-
-@optional(
-    "the list of graph breaks in composer explain",
+_BREAKS = (
     "torch._dynamo.convert_frame:ConvertFrameAssert.__call__",
     "torch._dynamo.exc:Unsupported",
     "torch._dynamo.exc:UserError",
     "torch._dynamo.symbolic_convert:InstructionTranslatorBase.log_graph_break",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Uncaptured:
+    """A frame of which Dynamo captured no graph.
+
+    Attributes:
+        frame: As :func:`traced_frame` gives it.
+        backend: What it was compiled for.
+        message: Why, as torch says it; empty where it says nothing.
+        stack: Where Dynamo met that, the innermost frame last.
+        given_up: Whether all of it runs as plain Python. Otherwise there may be graphs of what
+            comes behind a graph break.
+    """
+
+    frame: tuple[types.CodeType, dict[str, Any], str]
+    backend: Any
+    message: str
+    stack: Sequence[traceback.FrameSummary]
+    given_up: bool
+
+
+_listeners: list[OnBreak] = []
+_when_uncaptured: list[Callable[[Uncaptured], None]] = []
+_last_break: ContextVar[tuple[str, Sequence[traceback.FrameSummary], bool] | None]
+_last_break = ContextVar("last_break", default=None)
+
+
+@optional(
+    "the list of graph breaks in composer explain",
+    *_BREAKS,
     without=lambda listener: contextlib.nullcontext(),
 )
 @contextlib.contextmanager
@@ -149,65 +179,116 @@ def graph_breaks_to(listener: OnBreak) -> Iterator[None]:
     break that no operation precedes, or for a function that Dynamo gives up. It logs the former;
     the latter leave the conversion of the frame as exceptions.
     """
-    with _listening:
-        if not _listeners:
-            _watch()
-        _listeners.append(listener)
+    _follow_breaks()
+    _listeners.append(listener)
     try:
         yield
     finally:
-        with _listening:
-            _listeners.remove(listener)
-            if not _listeners:
-                _watch_no_more()
+        _listeners.remove(listener)
 
 
-def _watch() -> None:
+@optional(
+    "what Dynamo captured no graph of, in the report",
+    *_BREAKS,
+    *FRAMES,
+    "torch._dynamo.convert_frame:CatchErrorsWrapper.__call__",
+    "torch._dynamo.eval_frame:innermost_backend",
+)
+def when_uncaptured(listener: Callable[[Uncaptured], None]) -> None:
+    """Tell ``listener`` of what is compiled from now on, and of which Dynamo captures no graph.
+
+    Those are the functions that Dynamo gives up, and of those that it skips or finds nothing in,
+    the ones that the program compiled itself. No backend is called for them. What raises, under
+    ``fullgraph``, is not told.
+    """
+    _follow_breaks()
+    _follow_conversions()
+    _when_uncaptured.append(listener)
+
+
+@functools.cache
+def _follow_breaks() -> None:
+    """Be told of graph breaks, from now on. Dynamo converts a frame once, not at every call."""
     from torch._dynamo.convert_frame import ConvertFrameAssert
+    from torch._dynamo.exc import Unsupported, UserError
     from torch._dynamo.symbolic_convert import InstructionTranslatorBase
 
-    translator: Any = InstructionTranslatorBase
-    translator.log_graph_break = _telling_log(translator.log_graph_break)
-    convert: Any = ConvertFrameAssert
-    convert.__call__ = _telling_convert(convert.__call__)
+    log, convert = InstructionTranslatorBase.log_graph_break, ConvertFrameAssert.__call__
 
-
-def _watch_no_more() -> None:
-    from torch._dynamo.convert_frame import ConvertFrameAssert
-    from torch._dynamo.symbolic_convert import InstructionTranslatorBase
-
-    translator: Any = InstructionTranslatorBase
-    translator.log_graph_break = translator.log_graph_break.__wrapped__
-    convert: Any = ConvertFrameAssert
-    convert.__call__ = convert.__call__.__wrapped__
-
-
-def _telling_log(log: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(log)
     def log_graph_break(translator: Any, code_options: Any, reason: str, exc: Any) -> None:
         _tell(exc, getattr(exc, "real_stack", ()), frame_skipped=False)
         log(translator, code_options, reason=reason, exc=exc)
 
-    return log_graph_break
-
-
-def _telling_convert(convert: Callable[..., Any]) -> Callable[..., Any]:
-    from torch._dynamo.exc import Unsupported, UserError
-
     @functools.wraps(convert)
-    def __call__(self: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+    def telling(self: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             return convert(self, frame, *args, **kwargs)
         except (Unsupported, UserError) as error:
-            code = frame.f_code
-            whole = traceback.FrameSummary(code.co_filename, code.co_firstlineno, code.co_name)
-            _tell(error, error.real_stack or [whole], frame_skipped=True)
+            _tell(error, error.real_stack or [_whole(frame)], frame_skipped=True)
             raise
 
-    return __call__
+    cast(Any, InstructionTranslatorBase).log_graph_break = log_graph_break
+    cast(Any, ConvertFrameAssert).__call__ = telling
+
+
+@functools.cache
+def _follow_conversions() -> None:
+    """Be told of frames that Dynamo was done with and captured no graph of, from now on."""
+    from torch._dynamo.convert_frame import CatchErrorsWrapper
+
+    convert = CatchErrorsWrapper.__call__
+
+    @functools.wraps(convert)
+    def telling(self: Any, frame: Any, *args: Any) -> Any:
+        before = captured_graphs()
+        _last_break.set(None)
+        made = convert(self, frame, *args)
+        if captured_graphs() == before:
+            _tell_uncaptured(self, frame, str(getattr(made, "skip_reason", None) or ""))
+        return made
+
+    cast(Any, CatchErrorsWrapper).__call__ = telling
+
+
+def _tell_uncaptured(wrapper: Any, frame: Any, skipped: str) -> None:
+    """Tell of a frame without a graph, if it was given up or is what the program compiled.
+
+    Args:
+        wrapper: Dynamo's conversion of frames for one ``torch.compile``.
+        frame: The frame.
+        skipped: Why Dynamo skipped it (torch 2.13); empty where it did not.
+    """
+    from torch._dynamo.eval_frame import innermost_backend
+
+    met = _last_break.get()
+    gives_up = met is not None and met[2]
+    if not (gives_up or _is_called(frame)):
+        return
+    message, stack, given_up = met or (skipped, [_whole(frame)], bool(skipped))
+    backend: Any = innermost_backend(wrapper)
+    backend = getattr(backend, "compiler_fn", backend)
+    found = Uncaptured(users(frame), backend, message, stack, given_up)
+    for listener in _when_uncaptured:
+        listener(found)
+
+
+def _is_called(frame: Any) -> bool:
+    """Whether it is the frame of what the program compiled, and calls now."""
+    from torch._dynamo import external_utils
+
+    called = called_frame()
+    is_torchs = frame.f_code.co_filename == external_utils.__file__
+    return is_torchs or (called is not None and frame.f_code is called[0])
+
+
+def _whole(frame: Any) -> traceback.FrameSummary:
+    code = frame.f_code
+    return traceback.FrameSummary(code.co_filename, code.co_firstlineno, code.co_name)
 
 
 def _tell(error: Any, stack: Sequence[traceback.FrameSummary], *, frame_skipped: bool) -> None:
     message = str(getattr(error, "msg", error))
+    _last_break.set((message, stack, frame_skipped))
     for listener in tuple(_listeners):
         listener(message, stack, frame_skipped)

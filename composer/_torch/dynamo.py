@@ -72,7 +72,7 @@ def captured_graphs() -> int:
 
 
 _TRANSLATOR = "torch._dynamo.symbolic_convert:InstructionTranslator.current_tx"
-_FRAMES = (
+FRAMES = (
     _TRANSLATOR,
     "torch._dynamo.aot_compile:aot_compile_fullgraph.__code__",
     "torch._dynamo.external_utils:__file__",
@@ -80,7 +80,7 @@ _FRAMES = (
 )
 
 
-@optional("the name of the class that is compiled", *_FRAMES)
+@optional("the name of the class that is compiled", *FRAMES)
 def traced_frame() -> tuple[types.CodeType, dict[str, Any], str] | None:
     """The frame that Dynamo is tracing: its original code, its locals, its module's name.
 
@@ -91,8 +91,7 @@ def traced_frame() -> tuple[types.CodeType, dict[str, Any], str] | None:
     that one's name. What ``aot_compile`` was asked for has been traced when a backend is called.
     ``None`` outside of a compile.
     """
-    from torch._dynamo import aot_compile, external_utils
-    from torch._dynamo.resume_execution import ContinueExecutionCache
+    from torch._dynamo import aot_compile
     from torch._dynamo.symbolic_convert import InstructionTranslator
 
     try:
@@ -100,18 +99,26 @@ def traced_frame() -> tuple[types.CodeType, dict[str, Any], str] | None:
     except AttributeError:  # nothing is being traced on this thread
         saving = aot_compile.aot_compile_fullgraph.__code__
         return _frame_to_be(_locals_on_the_stack(saving).get("model"))
-    if root.f_code.co_filename == external_utils.__file__:
-        called: Any = root.f_locals.get("fn")
+    return users(root)
+
+
+def users(frame: Any) -> tuple[types.CodeType, dict[str, Any], str]:
+    """The user's frame that a frame which Dynamo converts stands for."""
+    from torch._dynamo import external_utils
+    from torch._dynamo.resume_execution import ContinueExecutionCache
+
+    if frame.f_code.co_filename == external_utils.__file__:
+        called: Any = frame.f_locals.get("fn")
         wrapped = _frame_to_be(called)
         if wrapped is not None:
             return wrapped
         if hasattr(called, "__name__"):
-            named = root.f_code.replace(co_qualname=called.__name__)
+            named = frame.f_code.replace(co_qualname=called.__name__)
             return named, {}, called.__module__ or "torch"
-    resumed = ContinueExecutionCache.generated_code_metadata.get(root.f_code)
-    code = root.f_code if resumed is None else resumed.code
-    scope = dict(root.f_locals) if resumed is None else _locals_on_the_stack(code)
-    return code, scope, str(root.f_globals.get("__name__", ""))
+    resumed = ContinueExecutionCache.generated_code_metadata.get(frame.f_code)
+    code = frame.f_code if resumed is None else resumed.code
+    scope = dict(frame.f_locals) if resumed is None else _locals_on_the_stack(code)
+    return code, scope, str(frame.f_globals.get("__name__", ""))
 
 
 @optional(
@@ -144,7 +151,16 @@ def _frame_to_be(called: Any) -> tuple[types.CodeType, dict[str, Any], str] | No
     if not isinstance(code, types.CodeType):
         return None
     owner = getattr(method, "__self__", None)
+    if isinstance(owner, torch.nn.Module) and code in _around_forward():
+        return _frame_to_be(owner)
     return code, dict.fromkeys(code.co_varnames[:1], owner), function.__module__
+
+
+@functools.cache
+def _around_forward() -> tuple[types.CodeType, ...]:
+    """The code by which a module calls its ``forward``; Dynamo leaves it alone."""
+    module = torch.nn.Module
+    return module._call_impl.__code__, module._wrapped_call_impl.__code__
 
 
 @functools.cache

@@ -39,7 +39,7 @@ def run(
 ) -> None:
     """Run a script and print composer's report; the exit code is the script's."""
     prepare(script, module, policy, telemetry)
-    _run(script, args or [], module, as_json, lambda: Report(session.current().reports()))
+    _run(script, args or [], module, as_json, session.report)
 
 
 def explain(

@@ -6,18 +6,25 @@ import dataclasses
 import functools
 import hashlib
 import inspect
+import os
 import re
+import traceback
 import types
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.fx
 
 from composer import _torch
+from composer.errors import first_line
 from composer.graphs.nodes import attribute_at, value_of
-from composer.records import GraphInput, GraphRequest
+from composer.records import GraphInput, GraphRequest, WithoutGraph
+
+_OWN = (Path(inspect.getfile(torch)).parent, Path(__file__).parents[1])
+_MACHINERY = ("<frozen", *(f"{folder}{os.sep}" for folder in _OWN))
 
 _NAME = "composer_model"
 """Where a graph says what the model is called; Dynamo's do not."""
@@ -133,6 +140,24 @@ def _name_of_frame(code: types.CodeType, scope: Mapping[str, Any], module: str) 
         return f"{type(owner).__module__}.{type(owner).__qualname__}"
     named = code.co_qualname.removesuffix(".forward").removesuffix(".__call__")
     return f"{module}.{named}".lstrip(".")
+
+
+def without_graph(found: _torch.breaks.Uncaptured) -> WithoutGraph:
+    """The record of what Dynamo captured no graph of."""
+    place = users_frame(found.stack)
+    return WithoutGraph(
+        name=_name_of_frame(*found.frame),
+        reason=first_line(found.message) or "Dynamo captured nothing, and does not say why",
+        file=place.filename,
+        line=place.lineno or 0,
+        given_up=found.given_up,
+    )
+
+
+def users_frame(stack: Sequence[traceback.FrameSummary]) -> traceback.FrameSummary:
+    """The innermost frame that is neither torch's nor composer's; of the caller's if none is."""
+    frames = [*reversed(stack), *reversed(traceback.extract_stack())]
+    return next((f for f in frames if not f.filename.startswith(_MACHINERY)), frames[0])
 
 
 def set_model_name(gm: torch.fx.GraphModule, name: str) -> None:

@@ -15,6 +15,8 @@ from composer.records import (
     CompileReport,
     Counters,
     PassRecord,
+    WithoutGraph,
+    plain,
     printable,
     spelled,
 )
@@ -30,17 +32,26 @@ class Report:
     """Some compile reports, oldest first; ``str()`` is the table."""
 
     graphs: tuple[CompileReport, ...]
+    without_graph: tuple[WithoutGraph, ...] | None = None
+    """What was compiled, and Dynamo captured nothing of; ``None`` where that is not known."""
 
     def __str__(self) -> str:
         """Lines for every graph: what it is, who serves it, then each attempt."""
         tables = (line for graph in self.graphs for line in ("", *tables_of(graph)))
-        return "\n".join((headline(self.graphs), *tables)).rstrip()
+        without = (f"\nno graph of {each}" for each in self.without_graph or ())
+        return "\n".join((headline(self.graphs), *tables, *without)).rstrip()
 
     __repr__ = __str__
 
     def to_dict(self) -> dict[str, Any]:
-        """``{"graphs": [...]}`` with each graph's record in schema version 1."""
-        return {"graphs": [graph.to_dict() for graph in self.graphs]}
+        """``{"graphs": [...], "without_graph": [...]}``, each graph's record in schema version 1.
+
+        The second is left out where it is not known.
+        """
+        graphs = {"graphs": [graph.to_dict() for graph in self.graphs]}
+        if self.without_graph is None:
+            return graphs
+        return graphs | {"without_graph": plain(self.without_graph)}
 
     def to_json(self, indent: int | None = None) -> str:
         """:meth:`to_dict` as JSON text."""
