@@ -39,7 +39,7 @@ from composer.errors import (
     text_of,
     without_locals,
 )
-from composer.graphs import clones, writes
+from composer.graphs import clones, sharing, writes
 from composer.graphs.comparison import Bounds
 from composer.graphs.modes import leaving_modes
 from composer.lowering import keeping
@@ -84,6 +84,8 @@ def try_candidate(
             with _torch.modes.modes_put_back():  # else the next would be built in those of a region
                 contender.skip(request)
                 _decline_forward_mode(contender.backend)
+                if not contender.backend.may_return_original:
+                    sharing.decline_shared(request)
                 contender.backend.probe(request)
                 contender.recall(request)
                 if not contender.limits.isolate:  # else the child process does
@@ -217,6 +219,7 @@ def _build(request: GraphRequest, contender: Contender) -> Callable[..., Any]:
         what = f"{who} wrote to the model's weights or buffers while compiling"
         refuse(Status.REJECTED, Reason.MUTATED_INPUTS, what)
     run = prove.proven(compiled, None if backend.may_return_original else request.gm)
+    run = run if backend.may_return_original else sharing.watched(run, request)
     return run if backend.writes_as_the_graph else leaving_modes(run, request.gm)
 
 

@@ -13,7 +13,8 @@
     │   ├── BisectError                    ``passes.bisect``: there is nothing to compare with
     │   ├── RankingError                   ``composer bench``: calls of a model cannot be compared
     │   ├── Refusal                        an engine says no, with a status and a reason code
-    │   │   └── ChildRefusal               ``isolate``: what a child process came to
+    │   │   ├── ChildRefusal               ``isolate``: what a child process came to
+    │   │   └── SharedInputs               a graph writes to an input that shares memory
     │   ├── CandidateError                 ``strict``: a candidate was not accepted
     │   └── ChainExhausted(ExceptionGroup) ``on_exhausted="raise"``: no candidate was accepted
     └── UserWarning
@@ -96,6 +97,10 @@ class Refusal(ComposerError):
         super().__init__(message)
         self.status = status
         self.reason = reason
+
+
+class SharedInputs(Refusal):
+    """A graph writes to an input that shares memory with another: eager alone is right then."""
 
 
 class ChildRefusal(Refusal):

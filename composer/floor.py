@@ -9,7 +9,7 @@ import torch.fx
 
 from composer import _torch, interrupts
 from composer.errors import PassError
-from composer.graphs import checkpoints, clones
+from composer.graphs import checkpoints, clones, sharing
 from composer.lowering.each import compile_each
 from composer.passes import late
 from composer.passes.resolve import SharedPasses
@@ -33,11 +33,14 @@ def _floor(request: GraphRequest, passes: late.LatePasses) -> Callable[..., Any]
 
     Where AOTAutograd cannot make those, the passes are recorded as not run.
     """
+    eager = checkpoints.eager_forward(request.gm)
     if passes.shared.late:
         gm = clones.clone_graph(request.gm)
         try:
+            sharing.decline_shared(request)
             with _torch.modes.modes_put_back():
-                return compile_each(gm, request.example_inputs, _forward_of)
+                compiled = compile_each(gm, request.example_inputs, _forward_of)
+            return sharing.watched(compiled, request, eager)
         except _torch.dynamo.DYNAMO_CONTROL_FLOW:
             raise
         except PassError:
@@ -45,7 +48,7 @@ def _floor(request: GraphRequest, passes: late.LatePasses) -> Callable[..., Any]
         except BaseException as error:  # noqa: BLE001  # recorded; the floor always answers
             interrupts.pass_on(error)
             passes.fail(error)
-    return checkpoints.eager_forward(request.gm)
+    return eager
 
 
 def _forward_of(functional: torch.fx.GraphModule, _: list[Any]) -> Callable[..., Any]:

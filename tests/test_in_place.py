@@ -9,6 +9,7 @@ import torch
 from conftest import compiled, last, needs_torch
 
 from composer.backends.onnxrt.engine import OnnxRuntimeEngine
+from composer.graphs import sharing
 from composer.lowering import in_place
 
 pytestmark = pytest.mark.slow
@@ -368,10 +369,10 @@ def test_memory_is_shared_where_elements_are() -> None:
     """Parts of one storage may lie side by side."""
     big = torch.zeros(4, 6)
     tensors = [big[0], big[1], big[:, 2], big[2:, 3:], big[3, 5:], torch.zeros(3), big[:0]]
-    assert in_place.overlapping(dict(enumerate(tensors))) == {0, 1, 2, 3, 4}
+    assert sharing.overlapping(dict(enumerate(tensors))) == {0, 1, 2, 3, 4}
     apart = [big[0], big[1], big[2:, :3].t(), torch.zeros(2)]
-    assert in_place.overlapping(dict(enumerate(apart))) == set()
-    assert in_place.overlapping({7: apart[0], 9: apart[0].detach()}) == {7, 9}
+    assert sharing.overlapping(dict(enumerate(apart))) == set()
+    assert sharing.overlapping({7: apart[0], 9: apart[0].detach()}) == {7, 9}
 
 
 @torch.library.custom_op("composer_tests::in_place_picky", mutates_args=())

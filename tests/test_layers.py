@@ -18,7 +18,7 @@ LAYERS = [
     {"registry", "store", "store.disk", "child", "machine", "guard.background", "gate"},
     {"graphs.low_precision", "graphs.nodes", "graphs.norms"},
     {"graphs.collectives", "graphs.comparison", "graphs.modes", "graphs.writes", "store.ledger"},
-    {"graphs.clones"},
+    {"graphs.clones", "graphs.sharing"},
     {"graphs.capture", "graphs.checkpoints"},
     {"graphs"},
     {"passes"},

@@ -90,6 +90,18 @@ def no_idle_workers(inputs: Sequence[Any]) -> Iterator[None]:
             async_compile.maybe_warm_pool = starts
 
 
+@optional(
+    "telling rows or columns of one tensor that alternate from such that overlap",
+    "torch._C._dynamo.guards:compute_overlapping_tensors",
+    without=lambda tensors: set(range(len(tensors))),
+)
+def overlapping(tensors: Sequence[torch.Tensor]) -> set[int]:
+    """The places of those that share an element with another; all are of one storage."""
+    from torch._C._dynamo.guards import compute_overlapping_tensors
+
+    return compute_overlapping_tensors(list(tensors), symbolic=False)
+
+
 def storage_id(tensor: torch.Tensor) -> int:
     """Equal for tensors that share memory; works for fake tensors, which have no address."""
     return int(storage_of(tensor)._cdata)

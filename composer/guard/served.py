@@ -15,6 +15,7 @@ from typing import Any, TypeVar, cast
 import torch
 
 from composer import _torch, forks, interrupts, verify
+from composer.errors import SharedInputs
 from composer.gate import Gate
 from composer.guard.roles import (
     UNSEEN,
@@ -164,6 +165,10 @@ class ServedGraph:
         if rescue is None or run is rescue.floor:
             self._runtime.failed(error)
             return None
+        if isinstance(error, SharedInputs):
+            outputs = rescue.floor(*args)
+            self._runtime.failed(error, answered=True)
+            return outputs
         if why := rescue.once_only or self._written_to(args, before):
             error.add_note(f"composer: {why}, so nobody can answer")
             self._runtime.failed(error)

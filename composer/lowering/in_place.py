@@ -13,9 +13,9 @@ writes to the same places.
 An engine may also do it: one whose operator copies the input first unless it is given the same
 memory for its result, as ONNX Runtime's ``ScatterND``. The graph stays functional then, and is not
 cut. What might raise before the write has to come before it by what it reads. Another input that
-turns out to be the same memory is found at the call (:func:`overlapping`): the result is new then,
-and copied back. That sees the inputs of one region, so where the graph is cut anyway, whoever reads
-an input before the write has to come before it by what it reads, too.
+turns out to be the same memory is found at the call (:mod:`composer.graphs.sharing`): the result is
+new then, and copied back. That sees the inputs of one region, so where the graph is cut anyway,
+whoever reads an input before the write has to come before it by what it reads, too.
 
 Kin: Inductor's reinplacing pass.
 """
@@ -167,26 +167,6 @@ def leave_to_engine(
         if _notices(node, seen, refused):
             noticing.append(node)
     return free
-
-
-def overlapping(tensors: Mapping[int, torch.Tensor]) -> set[int]:
-    """The positions of those that share memory with another, by the addresses of their elements."""
-    spans = sorted((*_span(each), i) for i, each in tensors.items())
-    found, furthest = set[int](), (0, -1)
-    for first, end, i in spans:
-        if first < furthest[0]:
-            found |= {i, furthest[1]}
-        furthest = max(furthest, (end, i))
-    return found
-
-
-def _span(tensor: torch.Tensor) -> tuple[int, int]:
-    first = tensor.data_ptr()
-    if tensor.is_contiguous():
-        return first, first + tensor.nbytes
-    steps = zip(tensor.shape, tensor.stride(), strict=True)
-    count = 1 + sum((size - 1) * stride for size, stride in steps) if tensor.numel() else 0
-    return first, first + count * tensor.itemsize
 
 
 def never(_: torch.fx.Node) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from composer.lowering import in_place
+from composer.graphs import sharing
 from composer.lowering.onnx import OnnxGraph, Output
 from composer.lowering.regions import Region
 
@@ -71,7 +71,7 @@ class Ports:
         An argument that shares its memory with another one is left alone: the other would be read
         after it was written.
         """
-        shared = in_place.overlapping({i: args[i] for i in self.read})
+        shared = sharing.overlapping({i: args[i] for i in self.read})
         return {
             result: args[at]
             for result, at in self.rewritten.items()

@@ -1,0 +1,111 @@
+"""Inputs that a graph writes to, and that share memory with others: the captured graph's alone.
+
+AOTAutograd (torch 2.11 to 2.15) makes one input of those that overlap in the first call. It then
+fails for an output that is a view of one of them, or gives another part of the memory, and by then
+the input is written to (https://github.com/pytorch/pytorch/issues/198095). Where inputs overlap at
+a later call only, no guard sees it, and numbers are wrong
+(https://github.com/pytorch/pytorch/issues/139789). In eager all of it is right.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from composer import _torch
+from composer.errors import SharedInputs
+from composer.graphs import writes
+from composer.records import GraphRequest, Reason, Status
+
+_WHAT = "an input that is written to shares memory with another, which torch does not compile"
+
+
+def decline_shared(request: GraphRequest) -> None:
+    """Refuse a graph that writes to an input which shares memory with another in the first call.
+
+    Raises:
+        SharedInputs: it does.
+    """
+    written, tensors = writes.assigned_inputs(request.gm), _plain_inputs(request)
+    if not written.isdisjoint(tensors) and _are_shared(tensors, written):
+        _raise_shared()
+
+
+def _raise_shared(*_: Any) -> Any:
+    raise SharedInputs(Status.DECLINED, Reason.MUTATED_INPUTS, _WHAT)
+
+
+def watched(
+    run: Callable[..., Any], request: GraphRequest, otherwise: Callable[..., Any] = _raise_shared
+) -> Callable[..., Any]:
+    """What serves a graph, but for calls in which an input that it writes to shares memory.
+
+    Weights are not looked at: their addresses do not change. A graph that writes to none but these
+    is served by ``run`` itself.
+
+    Args:
+        run: The engine's callable.
+        request: The graph.
+        otherwise: Answers these calls; by default ``SharedInputs`` is raised.
+    """
+    positions = _plain_inputs(request).keys() - request.weights
+    written = writes.assigned_inputs(request.gm) & positions
+    if not written or len(positions) < 2:
+        return run
+    run = _torch.breaks.undisabled(run)
+
+    def unless_shared(*args: Any) -> Any:
+        is_shared = _are_shared({i: args[i] for i in positions}, written)
+        return (otherwise if is_shared else run)(*args)
+
+    return unless_shared
+
+
+def _plain_inputs(request: GraphRequest) -> dict[int, torch.Tensor]:
+    values = enumerate(request.example_inputs)
+    plain = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+    dense = {i: each for i, each in values if type(each) in plain}
+    return {i: each for i, each in dense.items() if each.layout is torch.strided}
+
+
+def _are_shared(tensors: Mapping[int, torch.Tensor], written: frozenset[int]) -> bool:
+    """Whether one of those that are written shares an element with another one.
+
+    Most are told apart by their addresses; torch is asked about rows or columns that alternate.
+    """
+    near = overlapping(tensors)
+    if near.isdisjoint(written):
+        return False
+    storages = defaultdict[int, list[int]](list)
+    for i in near:
+        storages[_torch.tensors.storage_id(tensors[i])].append(i)
+    alone = {i for group in storages.values() if len(group) == 1 for i in group}
+    shared = {
+        group[at]
+        for group in storages.values()
+        for at in _torch.tensors.overlapping([tensors[i] for i in group])
+    }
+    return not written.isdisjoint(shared | alone)  # memory of numpy's has a storage for each tensor
+
+
+def overlapping(tensors: Mapping[int, torch.Tensor]) -> set[int]:
+    """The positions of those that share memory with another, by the addresses of their elements."""
+    spans = sorted((*_span(each), i) for i, each in tensors.items())
+    found, furthest = set[int](), (0, -1)
+    for first, end, i in spans:
+        if first < furthest[0]:
+            found |= {i, furthest[1]}
+        furthest = max(furthest, (end, i))
+    return found
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    first = tensor.data_ptr()
+    if tensor.is_contiguous():
+        return first, first + tensor.nbytes
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    count = 1 + sum((size - 1) * stride for size, stride in steps) if tensor.numel() else 0
+    return first, first + count * tensor.itemsize
