@@ -124,12 +124,18 @@ def _try_and_remember(
     return choice.Tried(attempt, compiled, error, passes.records, is_floor)
 
 
-def objection(outcome: Outcome, *, strict: bool, on_exhausted: str) -> Exception | None:
+_FAULTS = (Status.FAILED, Status.REJECTED, Status.TIMED_OUT, Status.CRASHED)
+
+
+def objection(
+    outcome: Outcome, *, strict: bool, on_exhausted: str, shows_faults: bool = False
+) -> Exception | None:
     """The error to raise where the user asked for one rather than for a fallback.
 
     That is a ``CandidateError`` under ``strict`` when a candidate was not accepted, and
     ``ChainExhausted`` under ``on_exhausted="raise"`` when none was. A candidate that was measured
-    to be slower had been accepted before, and one on trial need not be accepted.
+    to be slower had been accepted before, and one on trial need not be accepted. With
+    ``shows_faults`` it is the error itself of the first candidate that failed.
     """
     refused = [
         attempt
@@ -139,6 +145,8 @@ def objection(outcome: Outcome, *, strict: bool, on_exhausted: str) -> Exception
     for attempt, cause in zip(refused, outcome.errors, strict=True):
         if strict and not (attempt.status is Status.SKIPPED or attempt.on_trial):
             return _candidate_error(attempt, cause)
+        if shows_faults and attempt.status in _FAULTS:
+            return _as_exception(attempt, cause)
     if on_exhausted == "raise" and len(refused) == len(outcome.attempts):
         ends = zip(refused, outcome.errors, strict=True)
         return ChainExhausted(outcome.attempts, [_as_exception(*each) for each in ends])

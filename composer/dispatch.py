@@ -29,7 +29,7 @@ from typing import Any
 
 import torch.fx
 
-from composer import _torch, book, chain, guard, lock, saved, select, session, verify
+from composer import _torch, book, chain, guard, lock, repro, saved, select, session, verify
 from composer.contenders import Contender, bounds_of, contenders_of
 from composer.graphs import capture, clones
 from composer.guard import backward, overtaking, roles
@@ -99,7 +99,7 @@ def compose(
         outcome=outcome,
         asked_by_name=case.rules.names_chain,
     )
-    return guard.watch(
+    run = guard.watch(
         roles.Engine(outcome.compiled, backwards),
         report.runtime,
         flatten,
@@ -108,6 +108,7 @@ def compose(
         sampler=successors.sampler(),
         later=postponed.behind(successors) if postponed else None,
     )
+    return _torch.minifier.for_minifier(run, gm)
 
 
 def _note_without_graph(found: _torch.breaks.Uncaptured) -> None:
@@ -117,6 +118,7 @@ def _note_without_graph(found: _torch.breaks.Uncaptured) -> None:
 
 
 _torch.breaks.when_uncaptured(_note_without_graph)
+_torch.minifier.begin_scripts_with(repro.preamble, "composer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +148,7 @@ def _prepare(request: GraphRequest, options: Mapping[str, Any] | None) -> _Case:
     mode = request.mode
     configured = session.current().configured
     rules = book.resolve(Facts.of(request), mode, options, configured)
-    policy = rules.policy
+    policy = repro.loud(rules.policy)
     with book.named_origin(rules.origins.get("chain", ""), configured):
         contenders = contenders_of(policy)
     with book.named_origin(rules.origins.get("passes", ""), configured):
@@ -178,7 +180,12 @@ def _walk(case: _Case, postponed: overtaking.BackgroundContest | None) -> Outcom
 def _publish(case: _Case, outcome: Outcome, seconds: float) -> CompileReport:
     """Keep the record and give it to the sinks; then raise or warn, as the policy has it."""
     policy, here = case.policy, session.current()
-    objection = chain.objection(outcome, strict=policy.strict, on_exhausted=policy.on_exhausted)
+    objection = chain.objection(
+        outcome,
+        strict=policy.strict,
+        on_exhausted=policy.on_exhausted,
+        shows_faults=bool(_torch.minifier.minifier_looks_for()),
+    )
     report = _report(case, outcome, "" if objection else outcome.chosen, seconds)
     here.keep(report)
     here.captured.add(case.request.names[0])

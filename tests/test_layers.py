@@ -50,7 +50,7 @@ LAYERS = [
     {"selftest"},
     {"chain"},
     {"isolate.isolated", "guard.succession", "lock"},
-    {"guard.overtaking", "saved"},
+    {"guard.overtaking", "repro", "saved"},
     {"dispatch"},
     {"models", "models.subject"},
     {"models.workload"},

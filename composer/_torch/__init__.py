@@ -6,6 +6,7 @@ name of what moved. Heavy parts (the ONNX exporter) are imported when they are f
 
 - ``dynamo``: What Dynamo compiles now: its registry, the compile's id, the frame, its inputs.
 - ``breaks``: What the user compiled, and where Dynamo could not follow.
+- ``minifier``: Torch's minifier.
 - ``ranks``: The other ranks of ``torch.distributed``.
 - ``modes``: Modes, and what autograd saves: grad mode, autocast, hooks.
 - ``operators``: Operators and their schemas: names, paths, who writes, who draws.
@@ -39,6 +40,7 @@ from composer._torch import (  # noqa: E402  # what they import is there
     fakes,
     files,
     inductor,
+    minifier,
     modes,
     names,
     operators,
@@ -61,6 +63,7 @@ __all__ = [
     "fakes",
     "files",
     "inductor",
+    "minifier",
     "modes",
     "names",
     "operators",

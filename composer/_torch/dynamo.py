@@ -98,7 +98,7 @@ def traced_frame() -> tuple[types.CodeType, dict[str, Any], str] | None:
         root = InstructionTranslator.current_tx().output.root_tx
     except AttributeError:  # nothing is being traced on this thread
         saving = aot_compile.aot_compile_fullgraph.__code__
-        return _frame_to_be(_locals_on_the_stack(saving).get("model"))
+        return _frame_to_be(locals_on_the_stack(saving).get("model"))
     return users(root)
 
 
@@ -117,7 +117,7 @@ def users(frame: Any) -> tuple[types.CodeType, dict[str, Any], str]:
             return named, {}, called.__module__ or "torch"
     resumed = ContinueExecutionCache.generated_code_metadata.get(frame.f_code)
     code = frame.f_code if resumed is None else resumed.code
-    scope = dict(frame.f_locals) if resumed is None else _locals_on_the_stack(code)
+    scope = dict(frame.f_locals) if resumed is None else locals_on_the_stack(code)
     return code, scope, str(frame.f_globals.get("__name__", ""))
 
 
@@ -133,7 +133,7 @@ def called_frame() -> tuple[types.CodeType, dict[str, Any], str] | None:
     """
     from torch._dynamo import external_utils
 
-    called: Any = _locals_on_the_stack(_call_of_compiled()).get("fn")
+    called: Any = locals_on_the_stack(_call_of_compiled()).get("fn")
     around = getattr(called, "__code__", None)
     if around is not None and around.co_filename == external_utils.__file__:
         called = called.__wrapped__
@@ -173,7 +173,7 @@ def _call_of_compiled() -> types.CodeType:
     return next(each for each in codes if each.co_name == "compile_wrapper")
 
 
-def _locals_on_the_stack(code: types.CodeType) -> dict[str, Any]:
+def locals_on_the_stack(code: types.CodeType) -> dict[str, Any]:
     """Locals of the nearest running frame of ``code``; Dynamo's rewritten copy counts as it."""
     frame: types.FrameType | None = sys._getframe()
     while frame is not None:

@@ -103,6 +103,7 @@ def as_dynamo_backend(backend: DynamoBackend) -> DynamoBackend:
         flat, restore = clones.flat_outputs(gm)
         adapt = clones.with_captured_dtypes(gm, example_inputs)
         compiled = backend(flat, example_inputs, **options)
+        compiled = _torch.minifier.for_minifier(compiled, flat)
         if adapt is restore is None:
             return compiled
 

@@ -1,0 +1,113 @@
+"""Torch's minifier."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.fx
+
+from composer._torch.dynamo import locals_on_the_stack
+from composer._torch.names import optional
+
+_REPRO = "torch._dynamo.repro.after_dynamo:"
+_FEATURE = "torch's minifier"
+
+_MINIFIERS = {
+    "dynamo_minifier_backend": "errors",
+    "backend_fails": "errors",
+    "dynamo_accuracy_minifier_backend": "wrong numbers",
+    "backend_accuracy_fails": "wrong numbers",
+}
+"""Functions of torch's that call a backend to see whether it fails, in the minifier's scripts."""
+
+
+@optional(
+    _FEATURE,
+    *(f"torch._dynamo.config:{each}" for each in ("repro_after", "repro_level")),
+    f"{_REPRO}repro_run.__code__",
+    without=lambda: "",
+)
+def minifier_looks_for() -> str:
+    """``"errors"`` or ``"wrong numbers"`` while torch's minifier is to see them; else empty.
+
+    It is set by ``TORCHDYNAMO_REPRO_AFTER`` and ``TORCHDYNAMO_REPRO_LEVEL``. In the scripts that it
+    writes neither is set, and it is known by the functions that call the backend.
+    """
+    from torch._dynamo.repro import after_dynamo
+
+    config = torch._dynamo.config
+    if config.repro_after is not None:
+        return "wrong numbers" if config.repro_level == _ACCURACY else "errors"
+    frame: types.FrameType | None = sys._getframe()
+    while frame is not None:
+        name = frame.f_code.co_name
+        if name in _MINIFIERS and str(frame.f_globals.get("__name__")).startswith("torch._dynamo."):
+            return _MINIFIERS[name]
+        if frame.f_code is after_dynamo.repro_run.__code__:
+            return "wrong numbers" if frame.f_locals["options"].accuracy else "errors"
+        frame = frame.f_back
+    return ""
+
+
+_ACCURACY = 4
+"""The level on which torch's minifier compares numbers."""
+
+
+def for_minifier(compiled: Callable[..., Any], gm: torch.fx.GraphModule) -> Callable[..., Any]:
+    """A compiled graph as torch's minifier calls it: by separate arguments, and as a module.
+
+    What AOTAutograd gives says that it takes a list, and takes none (torch 2.11 to 2.15).
+    """
+    if not minifier_looks_for():
+        return compiled
+
+    def run(*args: Any) -> Any:
+        return compiled(*args)
+
+    for name in ("zero_grad", "named_parameters", "named_buffers"):
+        setattr(run, name, getattr(gm, name))
+    return run
+
+
+Preamble = Callable[[torch.fx.GraphModule, Sequence[Any], Mapping[str, Any]], str]
+
+
+@optional(
+    _FEATURE,
+    *(f"{_REPRO}{each}" for each in ("generate_dynamo_fx_repro_string", "extra_imports")),
+    f"{_REPRO}WrapBackendDebug.__call__",
+    "torch._dynamo.eval_frame:innermost_backend",
+)
+def begin_scripts_with(preamble: Preamble, compiler_name: str) -> None:
+    """Have the scripts that torch's minifier writes for a backend begin with lines of its own.
+
+    Args:
+        preamble: Makes them, of the graph, its inputs, and what ``torch.compile`` was given for the
+            backend.
+        compiler_name: The backend.
+    """
+    from torch._dynamo.eval_frame import innermost_backend
+    from torch._dynamo.repro import after_dynamo
+
+    module: Any = after_dynamo
+    generate = module.generate_dynamo_fx_repro_string
+
+    def generate_with_preamble(
+        gm: torch.fx.GraphModule, args: Sequence[Any], name: str | None, *rest: Any, **how: Any
+    ) -> Any:
+        before = module.extra_imports
+        if name == compiler_name:
+            asking = locals_on_the_stack(after_dynamo.WrapBackendDebug.__call__.__code__)
+            backend: Any = asking.get("self") and innermost_backend(asking["self"])
+            lines = preamble(gm, args, getattr(backend, "kwargs", {}))
+            module.extra_imports = f"{before}\n{lines}"
+        try:
+            return generate(gm, args, name, *rest, **how)
+        finally:
+            module.extra_imports = before
+
+    module.generate_dynamo_fx_repro_string = generate_with_preamble
