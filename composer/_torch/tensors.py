@@ -166,6 +166,11 @@ def _empty_on_cpu(shape: tuple[int, ...], dtype: torch.dtype) -> Callable[[], to
     return functools.partial(_empty_strided_cpu, shape, strides, dtype)
 
 
+@optional(
+    "sizes marked as unbacked, in operators for which the order of memory matters",
+    "torch._prims_common:is_contiguous_or_false",
+    without=lambda x: x.is_contiguous(),
+)
 def is_row_major(x: torch.Tensor) -> bool:
     """Whether a tensor is contiguous, and known to be: of unbacked sizes that cannot be asked."""
     from torch._prims_common import is_contiguous_or_false
