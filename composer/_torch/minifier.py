@@ -30,6 +30,7 @@ _MINIFIERS = {
     *(f"torch._dynamo.config:{each}" for each in ("repro_after", "repro_level")),
     f"{_REPRO}repro_run.__code__",
     without=lambda: "",
+    lazily=True,
 )
 def minifier_looks_for() -> str:
     """``"errors"`` or ``"wrong numbers"`` while torch's minifier is to see them; else empty.
@@ -81,6 +82,7 @@ Preamble = Callable[[torch.fx.GraphModule, Sequence[Any], Mapping[str, Any]], st
     *(f"{_REPRO}{each}" for each in ("generate_dynamo_fx_repro_string", "extra_imports")),
     f"{_REPRO}WrapBackendDebug.__call__",
     "torch._dynamo.eval_frame:innermost_backend",
+    lazily=True,
 )
 def begin_scripts_with(preamble: Preamble, compiler_name: str) -> None:
     """Have the scripts that torch's minifier writes for a backend begin with lines of its own.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 import torch.fx
 
 from composer import _torch
-from composer.graphs import clones, writes
+from composer.graphs import clones
 from composer.graphs.checkpoints import eager_forward
 from composer.graphs.nodes import attribute_at, value_of
 from composer.lowering.each import compile_each
@@ -54,7 +53,6 @@ def in_double(
         TypeError: there is none that computes the same.
         Exception: whatever AOTAutograd raises, where there are passes of the later stages.
     """
-    _refuse_shared_writes(request, inputs)
     gm = _widened(request.gm)
     wide = [_wide(value) for value in inputs]
     twin = dataclasses.replace(request, gm=gm, example_inputs=tuple(wide), weights=frozenset())
@@ -87,15 +85,6 @@ def _widened(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
             _widen(each, node)
         each.recompile()
     return wide
-
-
-def _refuse_shared_writes(request: GraphRequest, inputs: Sequence[Any]) -> None:
-    """Inputs that are widened one by one no longer share the memory that the graph writes to."""
-    written = {_torch.tensors.storage_id(inputs[i]) for i in writes.assigned_inputs(request.gm)}
-    strided = (v for v in inputs if isinstance(v, torch.Tensor) and v.layout is torch.strided)
-    shares = Counter(map(_torch.tensors.storage_id, strided))
-    if any(shares[each] > 1 for each in written):
-        raise TypeError("the graph writes to memory that several of its inputs share")
 
 
 def _widen(gm: torch.fx.GraphModule, node: torch.fx.Node) -> None:
