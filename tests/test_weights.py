@@ -200,9 +200,11 @@ def test_parameters_that_other_ranks_update_are_seen() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("numpy", [True, False])
 @pytest.mark.parametrize("how", ["dynamo", "direct"])
-def test_statistics_moved_by_an_eager_forward_are_seen(how) -> None:
-    """Train a little in eager, evaluate through the engine."""
+def test_statistics_moved_by_an_eager_forward_are_seen(how, numpy, monkeypatch) -> None:
+    """By their values, or by the witness where those are not read, as on a GPU."""
+    monkeypatch.setattr(samples, "_HAS_NUMPY", numpy)
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4)).eval()
     x = torch.randn(2, 3, 8, 8)
     with torch.no_grad():
@@ -254,6 +256,39 @@ def test_statistics_read_by_a_norm_that_is_written_out_are_seen(
     assert last().chosen == engine
 
 
+class OwnCall(torch.nn.Module):
+    """Calls ``F.batch_norm`` itself, for which the norm counts no batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(4)
+
+    def forward(self, x):
+        norm = self.norm
+        statistics, affine = (norm.running_mean, norm.running_var), (norm.weight, norm.bias)
+        return torch.nn.functional.batch_norm(x, *statistics, *affine, self.training, 0.5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("numpy", [True, False])
+@pytest.mark.parametrize("chain", ["onnxrt", "composer_openvino", "frozen"])
+def test_statistics_that_the_programs_own_call_moves_are_seen(chain, numpy, monkeypatch) -> None:
+    """They are compared by value; where they are not read, as on a GPU, they are inputs."""
+    if chain == "composer_openvino":
+        pytest.importorskip("openvino")
+    monkeypatch.setattr(samples, "_HAS_NUMPY", numpy)
+    engine = "inductor" if chain == "frozen" else chain
+    model, x = OwnCall().eval(), torch.randn(3, 4)
+    f = compiled(model, engine, freeze=True)
+    with torch.no_grad():
+        for scale in range(1, 5):
+            for _ in range(2):
+                torch.testing.assert_close(f(x), model(x))
+            model.train()(torch.randn(8, 4) * 3 * scale + 2)
+            model.eval()
+    assert last().chosen == engine
+
+
 class OwnStatistics(torch.nn.Module):
     """Batch norm over buffers of its own: nothing beside them tells of a change."""
 
@@ -268,8 +303,8 @@ class OwnStatistics(torch.nn.Module):
 
 
 @pytest.mark.slow
-def test_statistics_without_a_witness_stay_inputs() -> None:
-    """They are read anew at every call."""
+def test_statistics_that_no_norm_owns_are_seen() -> None:
+    """They are compared by value at every call."""
     model, x = OwnStatistics().eval(), torch.randn(8, 4)
     f = compiled(model, "onnxrt")
     with torch.no_grad():
@@ -491,7 +526,7 @@ def test_elements_are_compared_for_a_share_of_the_time(monkeypatch) -> None:
     """All samples of the process together."""
     clock = iter([0.0, 1.0, 1.5, 101.4, 101.6, 200.0, 201.0, 1000.9, 1001.1])
     monkeypatch.setattr(samples.time, "perf_counter", lambda: next(clock))
-    found = samples.Samples([torch.ones(3)])
+    found = samples.Samples([torch.nn.Parameter(torch.ones(3))])
     assert found.changed(others=0) == frozenset()  # from 1.0 to 1.5: a hundred seconds to go
     assert (found.is_due(), found.is_due()) == (False, True)
     assert found.changed(others=3) == frozenset()  # a second, and four to share
@@ -505,6 +540,7 @@ def test_elements_are_read_of_any_dense_tensor(dtype, shape) -> None:
     weight = torch.zeros(shape, dtype=dtype)
     if weight.dim() == 4:
         weight = weight.contiguous(memory_format=torch.channels_last)
+    weight = torch.nn.Parameter(weight, requires_grad=False)
     conjugate = torch.zeros(4, dtype=torch.complex64).conj()
     found = samples.Samples([torch.zeros(8, 8)[:, :3], conjugate, weight])
     assert found.changed(others=0) == frozenset()

@@ -19,11 +19,12 @@ from composer import _torch
 from composer.backends.base import note
 from composer.graphs import capture, clones, writes
 from composer.graphs.nodes import attribute_at
+from composer.lowering import samples
 from composer.lowering.aot import own_tensors
 from composer.lowering.bindings import BindingEngine
 from composer.lowering.freeze import freeze
 from composer.lowering.regions import Region
-from composer.lowering.statistics import find_witnesses
+from composer.lowering.statistics import find_witnesses, is_of_norm
 from composer.lowering.weights import picker, watchable
 
 _NO_CACHE = {"fx_graph_cache": False, "fx_graph_remote_cache": False}
@@ -164,11 +165,17 @@ def _to_freeze(
     held = [i for i, each in enumerate(own) if id(each) not in written]  # these Inductor passes on
     wanted = [*held, *(len(own) + i for i in _passed(gm, example_inputs) if passed)]
     weights = watchable({i: everything[i] for i in wanted})
-    buffers = {i: each for i, each in weights.items() if type(each) is not torch.nn.Parameter}
+    buffers = {
+        i: each
+        for i, each in weights.items()
+        if type(each) is not torch.nn.Parameter and not samples.are_compared_whole(each)
+    }
     owned = find_witnesses({i: b for i, b in buffers.items() if b.is_floating_point()})
     witnesses = {i: each for i, each in owned.items() if each is not None}
-    for i in buffers.keys() - witnesses.keys():  # a norm may move it unseen
-        if i in owned or any("norm" in str(node.target) for node in readers[i]):
+    for i in buffers:  # a norm may move it unseen
+        norms = [node for node in readers[i] if "norm" in str(node.target)]
+        unseen = i not in witnesses and (i in owned or norms)
+        if unseen or not all(map(is_of_norm, norms)):
             del weights[i]
     return Region(gm, weights, witnesses, {}) if weights.keys() >= set(held) else None
 

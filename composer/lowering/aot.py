@@ -17,6 +17,7 @@ from composer.errors import refuse
 from composer.graphs import capture, checkpoints, clones
 from composer.graphs.comparison import requires_grad
 from composer.graphs.nodes import value_of
+from composer.lowering import samples
 from composer.lowering.decompositions import Table, decompositions
 from composer.lowering.devices import devices_of
 from composer.lowering.freeze import freeze
@@ -62,7 +63,8 @@ class FunctionalGraph:
         example_args: Real arguments, those of the first call; ``None`` for a backward, and where
             AOTAutograd removed or added some.
         expected: What each output is in the first call; ``None`` for outputs that are not tensors.
-        statistics: Positions of placeholders that are running statistics of a batch norm.
+        statistics: Positions of placeholders that are running statistics of a batch norm, and
+            whether only its own forward reads them.
         device: Where the captured graph's inputs are; the CPU, if it has none.
         written: Positions of outputs that are inputs' new values and are copied to them after the
             call, to the positions of those inputs. Told in inference, where AOTAutograd removed or
@@ -75,7 +77,7 @@ class FunctionalGraph:
     witnesses: dict[int, torch.Tensor]
     example_args: tuple[Any, ...] | None
     expected: tuple[Expected | None, ...]
-    statistics: frozenset[int] = frozenset()
+    statistics: Mapping[int, bool] = field(default_factory=dict)
     device: torch.device = _CPU
     written: Mapping[int, int] = field(default_factory=dict)
 
@@ -362,7 +364,7 @@ def bindable(
     everything: Sequence[Any],
     owners: Mapping[int, object],
     unfit: frozenset[int],
-    statistics: frozenset[int],
+    statistics: Mapping[int, bool],
 ) -> tuple[dict[int, torch.Tensor], dict[int, torch.Tensor]]:
     """Weights that an engine may take in, by position; none where ``freeze`` is false.
 
@@ -370,7 +372,7 @@ def bindable(
         everything: The inputs of a functional graph.
         owners: Positions of the weights among them, and the module that each buffer belongs to.
         unfit: Positions that the graph writes to, and of tensors whose sizes are dynamic.
-        statistics: Positions that a batch norm reads as its running statistics.
+        statistics: As of :class:`FunctionalGraph`.
 
     Returns:
         The weights, and the witnesses of those among them that have one
@@ -378,10 +380,12 @@ def bindable(
     """
     still = sorted(owners.keys() - unfit) if freeze() is not False else []
     weights = watchable({i: everything[i] for i in still})
-    written_out = {i for i, each in weights.items() if is_statistic_of(owners[i], each)}  # by hand
-    read = weights.keys() & (statistics | written_out)
-    orphans = {i: weights[i] for i in weights if owners[i] is None and may_be_statistic(weights[i])}
-    witnesses = {i: witness_of(owners[i]) for i in read} | find_witnesses(orphans)
+    watched = {i: each for i, each in weights.items() if not samples.are_compared_whole(each)}
+    written_out = {i for i, each in watched.items() if is_statistic_of(owners[i], each)}  # by hand
+    read = watched.keys() & (statistics.keys() | written_out)
+    orphans = {i: watched[i] for i in watched if owners[i] is None and may_be_statistic(watched[i])}
+    witnesses = {i: witness_of(owners[i]) if statistics.get(i, True) else None for i in read}
+    witnesses |= find_witnesses(orphans)
     weights = {i: each for i, each in weights.items() if witnesses.get(i, each) is not None}
     return weights, {i: each for i, each in witnesses.items() if each is not None}
 

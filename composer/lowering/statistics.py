@@ -1,8 +1,11 @@
 """Batch norm's running statistics, which torch writes to without raising their version.
 
-An eager forward in training mode (torch 2.13) moves ``running_mean`` and ``running_var`` unseen,
-but raises the version of ``num_batches_tracked`` beside them: the witness that an engine watches.
-Statistics without one stay inputs.
+An eager forward in training mode (torch 2.13) moves ``running_mean`` and ``running_var`` unseen.
+Small buffers in the host's memory, which all such statistics there are, an engine compares by value
+at each call (:mod:`composer.lowering.samples`). For others it watches ``num_batches_tracked``, the
+witness: the forward of the batch norm that owns them raises its version. A program that calls
+``F.batch_norm`` itself raises none, so statistics that are read so stay inputs, as do those without
+a witness.
 """
 
 from __future__ import annotations
@@ -23,16 +26,24 @@ _STATISTICS = {
 """Where the operators take running mean and variance."""
 
 
-def statistics(gm: torch.fx.GraphModule) -> frozenset[int]:
-    """Positions of the placeholders that an operator of the graph reads as running statistics."""
+def statistics(gm: torch.fx.GraphModule) -> dict[int, bool]:
+    """Positions of the placeholders that an operator of the graph reads as running statistics.
+
+    Each with whether only the forward of a batch norm reads it so.
+    """
     position = {node: i for i, node in enumerate(gm.graph.find_nodes(op="placeholder"))}
-    read = (
-        node.args[index]
-        for target, indices in _STATISTICS.items()
-        for node in gm.graph.find_nodes(op="call_function", target=target)
-        for index in indices
-    )
-    return frozenset(position[node] for node in read if node in position)
+    found: dict[int, bool] = {}
+    for target, indices in _STATISTICS.items():
+        for node in gm.graph.find_nodes(op="call_function", target=target):
+            for i in (position[node.args[at]] for at in indices if node.args[at] in position):
+                found[i] = found.get(i, True) and is_of_norm(node)
+    return found
+
+
+def is_of_norm(node: torch.fx.Node) -> bool:
+    """Whether the forward of a batch norm, and not the program itself, made this call."""
+    *_, (_, module) = (node.meta.get("nn_module_stack") or {"": ("", None)}).values()
+    return isinstance(module, type) and issubclass(module, _torch.tensors.BATCH_NORMS)
 
 
 def witness_of(owner: object) -> torch.Tensor | None:

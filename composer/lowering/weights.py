@@ -134,7 +134,8 @@ class BoundWeights:
     raises the version, ``load_state_dict`` too, ``p.data = new`` keeps it and moves the address, a
     replaced parameter is another object and makes another set (:func:`identities`).
     ``p.data.mul_()`` and writes through numpy keep all three: :func:`refresh` is for them, and
-    :mod:`~composer.lowering.samples` finds most after which it was not called.
+    :mod:`~composer.lowering.samples` finds most after which it was not called. Small buffers are
+    compared by value.
 
     Memory that was freed may be given to new values, which then lie at the old address. On the CPU
     it is held until the weights are bound anew, or let go. A GPU's is too scarce for that, where
@@ -193,6 +194,7 @@ class BoundWeights:
             and list(map(torch.Tensor.data_ptr, bound)) == self._addresses
             and (not self._distinct or list(map(_versions, self._distinct)) == self._witnessed)
             and not (self._gone and any(gone() for gone in self._gone.values()))
+            and (self._samples is None or self._samples.are_whole_unchanged())
             and not (self._samples is not None and self._samples.is_due() and self._differ(given))
         )
 
@@ -216,6 +218,9 @@ class BoundWeights:
         seen = zip(self._distinct, self._witnessed, strict=True)
         written = {id(each) for each, version in seen if each._version != version}
         moved |= {i for i, w in self._witnesses.items() if id(w) in written}
+        if self._samples is not None:  # memory that moved is not read: it may be gone
+            still = (n for n, i in enumerate(self._indices) if i not in moved)
+            moved |= {self._indices[n] for n in still if self._samples.is_whole_changed(n)}
         return frozenset(moved | {i for i, gone in self._gone.items() if gone()})
 
 

@@ -57,7 +57,7 @@ class Whole:
         if model is None:
             return None
         keeping.tally().whole = True
-        owners, read = owners_of(self.gm, inputs), frozenset(facts["statistics"])
+        owners, read = owners_of(self.gm, inputs), dict(facts["statistics"])
         weights, witnesses = bindable(inputs, owners, frozenset(), read)
         region = Region(_placeholders(inputs), weights, witnesses, {})
         return Split(None, {WHOLE: region}, facts["taken"], facts["taken"], ()), model
@@ -78,7 +78,7 @@ class Whole:
             "kind": "graph",
             "model": models[0].key,
             "outputs": [_facts_of(each) for each in models[0].outputs],
-            "statistics": sorted(graph.statistics),
+            "statistics": sorted(graph.statistics.items()),
             "taken": parts.taken,
         }
         keeping.put(self.key, facts)
