@@ -9,6 +9,10 @@ from __future__ import annotations
 
 import copy
 import math
+import platform
+import signal
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -677,7 +681,18 @@ STRIDED = {
 }
 """What is read by strides that ONNX knows nothing of; whatever is around it."""
 
+LEAST = {dtype: T([3, torch.iinfo(dtype).min], dtype=dtype) for dtype in (torch.int32, torch.int64)}
+
 DECLINED = {
+    "the least number by minus one": (
+        lambda x: (x // -1, x % -1, torch.fmod(x, -1)),
+        LEAST[torch.int32],
+    ),
+    "the least number of 64 bits by minus one": (
+        lambda x: (torch.div(x, -1, rounding_mode="floor"), torch.remainder(x, -1)),
+        LEAST[torch.int64],
+    ),
+    "the least number by one that wraps": (lambda x: x // (2**63 - 1), LEAST[torch.int32]),
     "elements added at places in two dimensions": (
         lambda x, i, y: x.index_put((i, i), y, accumulate=True),
         *(r(4, 4), T([0, 3, 0]), r(3)),
@@ -836,7 +851,7 @@ def test_not_taken_and_right(case) -> None:
 
 
 RULED = DECLINED | {f"strides over {name}": case for name, case in STRIDED.items()}
-CRASHES = {"embedding bag"}
+CRASHES = {"embedding bag", *(name for name in DECLINED if name.startswith("the least number"))}
 SEEN_BY_RUNNING = {"negative padding"}
 RACES = {"elements added at places in two dimensions"}
 """Wrong now and then only, and of many elements."""
@@ -894,6 +909,25 @@ def test_integer_division_by_zero_does_not_end_the_process() -> None:
     with torch.no_grad(), pytest.raises(RuntimeError, match="ZeroDivision"):
         f(T([1, 2]), T([1, 0]))
     assert last().chosen == "eager"
+
+
+TRAP = """
+import numpy, onnx, onnxruntime
+node = onnx.helper.make_node("Div", ["a", "b"], ["c"])
+values = [onnx.helper.make_tensor_value_info(each, onnx.TensorProto.INT32, [1]) for each in "abc"]
+graph = onnx.helper.make_graph([node], "g", values[:2], values[2:])
+opsets = [onnx.helper.make_opsetid("", 18)]
+model = onnx.helper.make_model(graph, ir_version=9, opset_imports=opsets).SerializeToString()
+session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+feeds = {"a": numpy.int32([-2**31]), "b": numpy.int32([-1])}
+session.run(None, feeds)
+"""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="others divide without a trap")
+def test_onnx_runtime_divides_the_least_number_with_a_trap() -> None:
+    """The quirk behind ``_integer_division`` (1.31.1); when this fails, -1 is a divisor as any."""
+    assert subprocess.run([sys.executable, "-c", TRAP], check=False).returncode == -signal.SIGFPE
 
 
 NUMBERS = {

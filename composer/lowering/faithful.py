@@ -228,14 +228,22 @@ def _reflected_neighbour(node: torch.fx.Node) -> str | None:
 
 
 def _integer_division(node: torch.fx.Node) -> str | None:
-    """ONNX Runtime divides integers by zero with a SIGFPE that ends the process."""
+    """ONNX Runtime divides by the processor's instruction, and a SIGFPE would end the process.
+
+    It traps on a division by zero, and on that of the smallest number by -1. A divisor that the
+    dtype does not hold wraps to one that it does.
+    """
     if _torch.operators.operator_name(node.target) not in _DIVISIONS or not all(
         _is_integral(v) for v in tensors_of(node)
     ):
         return None
     divisor = node.args[1]
-    by_zero = isinstance(divisor, torch.fx.Node) or divisor == 0
-    return "an integer division by zero would end the process" if by_zero else None
+    if isinstance(divisor, torch.fx.Node):
+        return "an integer division by zero would end the process"
+    held = torch.iinfo(next(tensors_of(node)).dtype)
+    wrapped = (int(divisor) - held.min) % 2**held.bits + held.min  # type: ignore[arg-type]
+    traps = wrapped in (0, -1)
+    return "an integer division by this number may end the process" if traps else None
 
 
 def _division_of_sizes(node: torch.fx.Node) -> str | None:
