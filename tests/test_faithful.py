@@ -18,6 +18,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812  # as torch's own users write it
 from conftest import compiled, last, needs_torch
+from torch._subclasses import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
 from composer.lowering import onnx
@@ -91,7 +92,14 @@ TAILS = T([-10.0, -15.0, -16.0, -18.0, -40.0])
 MANY = torch.full((4_000_000,), 0.1)
 TWICE = T([0, 0, 1])
 
+LAST = r(2, 4, 3, 4).to(memory_format=torch.channels_last)
+
 TAKEN = {
+    "scans, channels last": (lambda x: (x.cumprod(0), *x.cummax(0), *x.cummin(1)), LAST),
+    "functions of two that lie otherwise": (
+        lambda x, y: (torch.atan2(x, y), torch.copysign(x, y), x // y, y // x, torch.fmax(y, x)),
+        *(r(4, 6).t(), r(6, 4)),
+    ),
     "a logarithm of softmax in float64": (
         lambda x: (x.log_softmax(-1), x.log_softmax(0), x.t().log_softmax(1).view(-1)),
         T([[1, 2, NAN], [1, INF, 2], [-INF, -INF, -INF], [-1e300, 0, 1.0]], dtype=torch.float64),
@@ -681,9 +689,21 @@ STRIDED = {
 }
 """What is read by strides that ONNX knows nothing of; whatever is around it."""
 
+UNSURE = {
+    "roll": (lambda x: torch.roll(x, 1, 0), LAST),
+    "cumprod": (lambda x: x.cumprod(0), LAST),
+    "cummax": (lambda x: x.cummax(0)[0].exp(), LAST),
+    "channel_shuffle": (lambda x: F.channel_shuffle(x, 2), LAST),
+    "slice_scatter": (lambda x: torch.slice_scatter(x, x[:, :2], 1, 0, 2), LAST),
+    "addr": (lambda x: torch.addr(x, x[:, 0], x[0], beta=0), r(4, 6).t()),
+    "dropout of what has gaps": (lambda x: F.dropout(x, 0.5, False), r(6, 8)[:, ::2]),
+}
+"""Results of which torch's fake tensors do not say surely how they lie in memory."""
+
 LEAST = {dtype: T([3, torch.iinfo(dtype).min], dtype=dtype) for dtype in (torch.int32, torch.int64)}
 
 DECLINED = {
+    "gaps that are written to": (lambda x: torch.empty_strided((4, 8), (16, 1)).copy_(x), r(4, 8)),
     "the least number by minus one": (
         lambda x: (x // -1, x % -1, torch.fmod(x, -1)),
         LEAST[torch.int32],
@@ -880,6 +900,35 @@ def test_memory_read_by_strides_is_right_among_what_is_taken(case, engine: str) 
         assert last().chosen == engine, last().attempts[0].message
         run = compiled(lambda x: function(x).exp(), engine, min_coverage=0.0)
         torch.testing.assert_close(run(x), function(x).exp())
+
+
+@pytest.mark.parametrize("case", UNSURE.values(), ids=UNSURE)
+def test_memory_that_may_lie_otherwise_is_not_read_by_strides(case) -> None:
+    """Not by torch either, behind an engine: the captured graph answers."""
+    function, x = case
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return torch.as_strided(function(x), (3, 4), (3, 1), 2) * 2
+
+    with torch.no_grad():
+        run = compiled(program, "onnxrt", min_coverage=0.0)
+        torch.testing.assert_close(run(x), program(x))
+    assert last().attempts[0].reason == "output_mismatch"
+
+
+def test_memory_of_a_mean_is_read_by_strides() -> None:
+    """Pooling to one place of ``channels_last`` does, and is taken whole."""
+    run = compiled(lambda x: F.adaptive_avg_pool2d(x * 2, 1).flatten(1), "onnxrt", min_coverage=1.0)
+    with torch.no_grad():
+        torch.testing.assert_close(run(LAST), F.adaptive_avg_pool2d(LAST * 2, 1).flatten(1))
+    assert last().chosen == "onnxrt", last().attempts[0].message
+
+
+def test_fake_tensors_lie_otherwise_than_real_ones() -> None:
+    """The quirk behind ``decline_unsure_memory``; when this fails, one reason for it is gone."""
+    with FakeTensorMode() as mode:
+        fake = torch.roll(mode.from_tensor(LAST), 1, 0)
+    assert fake.stride() != torch.roll(LAST, 1, 0).stride()
 
 
 def test_a_write_through_strides_is_right_among_what_is_taken() -> None:

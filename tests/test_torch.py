@@ -639,6 +639,20 @@ def test_argument_reads_a_schemas_value() -> None:
     assert _torch.operators.argument(graph.call_function(add, (x, x)), "dropout_p") is None
 
 
+def test_untraced_calls_are_not_recorded() -> None:
+    """Nor decomposed: a decomposition asks what the operator itself gives."""
+
+    def sine(x: torch.Tensor) -> torch.Tensor:
+        with _torch.canonical.untraced():
+            torch.sin(x)
+        return torch.cos(x)
+
+    table = {torch.ops.aten.sin.default: sine}
+    made = proxy_tensor.make_fx(torch.sin, table, tracing_mode="fake")(torch.ones(3))
+    _, called, _ = made.graph.nodes
+    assert called.target is torch.ops.aten.cos.default
+
+
 def test_onnx_translator_knows_what_the_exporter_knows() -> None:
     """Registry, decompositions, and the batch norm that torchlib exports wrongly."""
     translator = _torch.exporter.OnnxTranslator()

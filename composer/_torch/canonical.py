@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -73,3 +74,10 @@ def capture_aten(run: Callable[..., Any], example_inputs: Sequence[Any]) -> torc
         made = make_fx(run, pre_dispatch=True)(*fakes)
     forget_met(mode)
     return made
+
+
+def untraced() -> contextlib.AbstractContextManager[Any]:
+    """Calls of operators on fake tensors that are not recorded, nor decomposed."""
+    from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
+
+    return disable_proxy_modes_tracing()

@@ -19,7 +19,7 @@ import torch.fx
 from composer import _torch
 from composer.lowering.decompositions.pools import miscounted
 from composer.lowering.regions import tensors_of
-from composer.lowering.views import is_view
+from composer.lowering.views import base_of, is_dense, is_view, reads_memory
 
 aten = torch.ops.aten
 
@@ -47,8 +47,6 @@ _OTHERWISE = {
     "aten::_upsample_bicubic2d_aa": "scales and corners are read otherwise",
     "aten::_embedding_bag": "ONNX Runtime's optimizer crashes on it",
     "aten::_embedding_bag_forward_only": "ONNX Runtime's optimizer crashes on it",
-    "aten::empty_strided": "gaps in memory are left out",
-    "aten::new_empty_strided": "gaps in memory are left out",
     "aten::atan2": "zeros lose their sign",
     "aten::erfc": "it loses its tail",
     "aten::hamming_window": "its coefficients are others",
@@ -61,10 +59,6 @@ _OTHERWISE = {
     "aten::logcumsumexp": "it overflows",
 }
 """Operators whose translation is wrong on ordinary values."""
-
-_READ_MEMORY = {"aten::as_strided", "aten::as_strided_copy", "aten::as_strided_scatter"}
-_READ_MEMORY |= {"prims::as_strided", "prims::as_strided_scatter"}
-"""Operators that go by how their operand lies in memory, of which ONNX knows nothing."""
 
 _LONG = {"aten::max", "aten::min", "aten::amax", "aten::amin", "aten::aminmax", "aten::sign"}
 _LONG |= {"aten::sgn", "aten::prod", "aten::relu6", "aten::cummax"}
@@ -321,11 +315,9 @@ def _strides_of_memory(node: torch.fx.Node) -> str | None:
     Where it was in the first call does not tell where an input is in the others, so positions that
     count from the beginning of an input's memory are torch's.
     """
-    if _torch.operators.operator_name(node.target) not in _READ_MEMORY:
+    if not reads_memory(node):
         return None
-    operand = base = node.all_input_nodes[0]
-    while is_view(base):
-        base = base.all_input_nodes[0]
+    operand = node.all_input_nodes[0]
     value: torch.Tensor = operand.meta["val"]
     offset = _torch.operators.argument(node, "storage_offset")
     memory = value.untyped_storage().nbytes()
@@ -337,7 +329,7 @@ def _strides_of_memory(node: torch.fx.Node) -> str | None:
     if not all(isinstance(each, int) for each in (*sizes, offset or 0, memory)):
         return "it reads memory by strides, and a size is dynamic"
     whole = memory == value.numel() * value.element_size()
-    from_the_beginning = offset is not None and base.op == "placeholder"
+    from_the_beginning = offset is not None and base_of(operand).op == "placeholder"
     if from_the_beginning or not (whole and value.is_contiguous()):
         return "it reads memory by strides that ONNX does not know"
     return None
@@ -349,6 +341,17 @@ def _looked_at_by_strides(node: torch.fx.Node) -> str | None:
         return None
     leads = any(_strides_of_memory(user) or _looked_at_by_strides(user) for user in node.users)
     return "its memory is read by strides" if leads else None
+
+
+def _gaps(node: torch.fx.Node) -> str | None:
+    """What an engine gives lies without gaps; what eager does, goes by memory that was there."""
+    if is_view(node) or all(map(is_dense, tensors_of(node))):
+        return None
+    return "its result has gaps in memory" if _is_returned(node) else None
+
+
+def _is_returned(node: torch.fx.Node) -> bool:
+    return any(u.op == "output" or (is_view(u) and _is_returned(u)) for u in node.users)
 
 
 _RULES: tuple[Callable[[torch.fx.Node], str | None], ...] = (
@@ -375,6 +378,7 @@ _RULES: tuple[Callable[[torch.fx.Node], str | None], ...] = (
     _empty_operand,
     _strides_of_memory,
     _looked_at_by_strides,
+    _gaps,
 )
 
 

@@ -30,7 +30,11 @@ from composer.lowering import in_place
 from composer.lowering.aot import FunctionalGraph, decline_special_tensors
 from composer.lowering.constants import evaluate_constants, lift_scalars
 from composer.lowering.devices import WHY, elsewhere
-from composer.lowering.views import give_returned_views_to_torch, is_view
+from composer.lowering.views import (
+    decline_unsure_memory,
+    give_returned_views_to_torch,
+    is_view,
+)
 from composer.records import Reason, Status
 
 _PREFIX = "region_"
@@ -160,6 +164,7 @@ def split(
     for node in gm.graph.nodes:
         decline_special_tensors(each for each in tensors_of(node) if not each.dtype.is_complex)
         _decline_broken(node)
+    decline_unsure_memory(gm)
     lift_scalars(gm)
     evaluate_constants(gm, lambda node: why_not(node) is not None)
     away = dict.fromkeys(elsewhere(gm, graph.device), WHY)

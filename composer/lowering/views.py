@@ -48,6 +48,57 @@ def is_view(node: torch.fx.Node) -> bool:
     return node.op == "call_function" and _torch.operators.is_view(node.target)
 
 
+_READ_MEMORY = {"aten::as_strided", "aten::as_strided_copy", "aten::as_strided_scatter"}
+_READ_MEMORY |= {"prims::as_strided", "prims::as_strided_scatter"}
+_BY_ROWS = {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"}
+_BY_ROWS |= {"aten::mean", "aten::sum", "aten::amax", "aten::amin"}
+"""Products and reductions, of which results lie row by row whatever the operands do."""
+
+
+def reads_memory(node: torch.fx.Node) -> bool:
+    """Whether the call goes by how its operand lies in memory, of which ONNX knows nothing."""
+    return _torch.operators.operator_name(node.target) in _READ_MEMORY
+
+
+def decline_unsure_memory(gm: torch.fx.GraphModule) -> None:
+    """Refuse a graph that reads memory of which torch does not say surely how it lies.
+
+    Of some operators torch's fake tensors have other strides than the kernels (2.13), such as
+    ``roll`` and ``channel_shuffle`` of what does not lie row by row (pytorch/pytorch#174963). So
+    what memory is read of has to come of operands that do, of products or reductions, which always
+    lie so, or of elementwise operations.
+    """
+    if not any(map(reads_memory, gm.graph.nodes)):
+        return
+    unsure: set[torch.fx.Node] = set()
+    for node in gm.graph.nodes:
+        behind = any(base_of(source) in unsure for source in node.all_input_nodes)
+        if behind and reads_memory(node):
+            what = f"{node.target} reads memory of which torch does not say surely how it lies"
+            refuse(Status.DECLINED, Reason.OUTPUT_MISMATCH, what)
+        sure = is_view(node) or reads_memory(node)  # its result lies as its first operand does
+        sure = sure or _torch.operators.operator_name(node.target) in _BY_ROWS
+        if node.op != "call_function" or sure:
+            continue
+        if behind or not _says_how_it_lies(node):
+            unsure.add(node)
+
+
+def _says_how_it_lies(node: torch.fx.Node) -> bool:
+    values = (source.meta.get("val") for source in node.all_input_nodes)
+    operands = [each for each in values if isinstance(each, torch.Tensor)]
+    pointwise = torch.Tag.pointwise in getattr(node.target, "tags", ())
+    by_rows = not pointwise or node.target is torch.ops.aten.clone.default  # of a decomposition
+    return all(is_dense(each) and not (by_rows and _is_permuted(each)) for each in operands)
+
+
+def _is_permuted(value: torch.Tensor) -> bool:
+    """Whether a dense tensor does not lie row by row."""
+    sizes, strides = map(_torch.symbols.hint, value.shape), map(_torch.symbols.hint, value.stride())
+    steps = [stride for size, stride in zip(sizes, strides, strict=True) if size != 1]
+    return steps != sorted(steps, reverse=True)
+
+
 def is_dense(value: torch.Tensor) -> bool:
     """Whether the elements lie without gaps or repetition, in some order of the dimensions.
 
@@ -96,7 +147,7 @@ def _decline_unless_views(nodes: Iterable[torch.fx.Node], inputs: Set[int]) -> N
     """
     bases: dict[int, torch.fx.Node] = {}
     for node in nodes:
-        base, memory = _base(node), _memory(node)
+        base, memory = base_of(node), _memory(node)
         if base.op == "placeholder":
             continue
         if memory in inputs or bases.setdefault(memory, base) is not base:
@@ -104,7 +155,8 @@ def _decline_unless_views(nodes: Iterable[torch.fx.Node], inputs: Set[int]) -> N
             refuse(Status.DECLINED, Reason.OUTPUT_MISMATCH, what)
 
 
-def _base(node: torch.fx.Node) -> torch.fx.Node:
+def base_of(node: torch.fx.Node) -> torch.fx.Node:
+    """What a chain of views looks at."""
     while is_view(node):
         (node, *_) = node.all_input_nodes
     return node

@@ -20,6 +20,7 @@ from composer.lowering.decompositions.draws import draws
 from composer.lowering.decompositions.dtypes import dtypes
 from composer.lowering.decompositions.elementwise import edges, elementwise
 from composer.lowering.decompositions.gradients import gradients
+from composer.lowering.decompositions.layouts import lying_as_in_eager, lying_as_operands
 from composer.lowering.decompositions.lists import lists
 from composer.lowering.decompositions.pool_gradients import pool_gradients
 from composer.lowering.decompositions.pools import pools
@@ -81,9 +82,10 @@ def decompositions(dialect: Table, training: bool) -> dict[Any, Callable[..., An
     written_out = (*_TRAINING_NORMS, *_AS_TORCH_DOES)
     table |= {operator: _torch.operators.decomposition_of(operator) for operator in written_out}
     table |= {each: functools.partial(_of_floats, table[each]) for each in _BETWEEN_TENSORS}
-    table |= elementwise() | reductions() | attentions(training) | lists()
-    parts = (edges(), selections(), pools(), pool_gradients(), gradients(), dtypes(), draws())
-    for part in (*parts, spreads()):
+    table |= lying_as_operands(elementwise()) | lying_as_in_eager(reductions())
+    table |= attentions(training) | lists()
+    parts = (selections(), pools(), pool_gradients(), gradients(), dtypes(), draws())
+    for part in (lying_as_operands(edges()), *parts, spreads()):
         for operator, function in part.items():
             table[operator] = _first_of(function, table.get(operator))
     table |= {
