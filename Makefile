@@ -24,7 +24,8 @@ test: $(STAMP)
 #   make test-oldest: every lower bound of pyproject.toml (pip has no such mode, uv has)
 #   make smoke: the engines' main tests with the newest of everything but torch
 OTHER_TESTS = bin/python -m pytest -q -n auto --dist worksteal -m "not bench and not thorough"
-SMOKE = $(addprefix tests/test_,onnxrt.py onnxrt_memory.py openvino.py inductor.py selftest.py doctor.py)
+SMOKE = $(addprefix tests/,backends/onnxrt/test_onnxrt.py backends/onnxrt/test_onnxrt_memory.py \
+	backends/openvino/test_openvino.py backends/test_inductor.py test_selftest.py cli/test_doctor.py)
 
 test-torch: OTHER = .venv-torch-$(TORCH)
 test-torch:

@@ -18,7 +18,7 @@ from typing import Any
 import engines
 import pytest
 import torch
-from conftest import compiled, last
+from common import compiled, last
 from engines import honest
 from torch._dynamo.exc import BackendCompilerFailed, SkipFrame, TensorifyScalarRestartAnalysis
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts

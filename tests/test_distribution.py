@@ -8,14 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import compiled
+from common import ROOT, compiled
 from typer.testing import CliRunner
 
 from composer import distribution
 from composer.cli import app
 from composer.errors import FallbackWarning
-
-ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from traceback import FrameSummary
 import engines
 import pytest
 import torch
-from conftest import compiled, needs_torch
+from common import compiled, needs_torch
 from engines import honest
 from rewrites import Scale, at
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from conftest import in_child
+from common import in_child
 
 from composer import forks
 

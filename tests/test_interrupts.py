@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import compiled, last
+from common import compiled, last
 from torch._dynamo.exc import BackendCompilerFailed
 
 import composer

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import compiled, last
-from test_precision import Spy, cancels, error, layers, told
-from test_verdicts import short_nap
+from common import compiled, last
+from naps import short_nap
+from spies import Spy, cancels, error, layers, told
 from torch import Tensor, nn
 
 from composer import _torch, agreement, mixed, precision

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import compiled, last
+from common import compiled, last
 from engines import honest
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import BackendCompilerFailed

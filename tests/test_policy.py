@@ -7,7 +7,7 @@ from inspect import signature
 import pytest
 import torch
 import torch._inductor
-from conftest import compiled, last
+from common import compiled, last
 from torch._dynamo.exc import BackendCompilerFailed
 
 import composer

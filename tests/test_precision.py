@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import compiled, last
+from common import compiled, last
+from spies import Spy, cancels, error, layers, told
 from torch import Tensor, nn
 from torch.nn.functional import dropout, linear, scaled_dot_product_attention
 
@@ -22,53 +23,12 @@ from composer.isolate import parcel
 from composer.testing import FakeBackend, expect
 
 aten = torch.ops.aten
-PRODUCTS = ("linear", "matmul", "conv2d", "scaled_dot_product_attention")
-
-
-class Spy:
-    """An honest engine that remembers what it was given.
-
-    ``products`` are the dtypes of the operands of each product, ``given`` those of the inputs.
-    """
-
-    def __init__(self, name: str = "spy") -> None:
-        self.__name__ = name
-        self.products: list[set[torch.dtype]] = []
-        self.given: list[torch.dtype] = []
-        self.gm: torch.fx.GraphModule | None = None
-
-    def __call__(self, gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
-        self.gm = gm
-        self.given = [each.dtype for each in example_inputs if isinstance(each, Tensor)]
-        self.products = [
-            {each.meta["val"].dtype for each in node.all_input_nodes}
-            for node in gm.graph.nodes
-            if any(
-                f"aten::{name}" == _torch.operators.operator_name(node.target) for name in PRODUCTS
-            )
-        ]
-        return _torch.dynamo.lookup_backend("aot_eager")(gm, example_inputs)
 
 
 @pytest.fixture(autouse=True)
 def _processor(monkeypatch: pytest.MonkeyPatch) -> None:
     """One with bf16 arithmetic, whatever the tests run on."""
     monkeypatch.setattr(_torch.processor, "multiplies_bf16", lambda: True)
-
-
-def layers(width: int = 32) -> nn.Module:
-    return nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, 8)).eval()
-
-
-def error(got: Tensor, expected: Tensor) -> float:
-    return float((got - expected).abs().max() / expected.abs().max())
-
-
-def told() -> list[Any]:
-    return [
-        (a.backend, a.engine.get("precision"), a.status, a.reason and str(a.reason))
-        for a in last().attempts
-    ]
 
 
 def check(module: Callable[..., Any], *inputs: Any, chain: Any = None, **options: Any) -> Spy:
@@ -345,12 +305,6 @@ def test_a_product_added_to_dynamic_sizes_is_lowered() -> None:
 
     check(scores, torch.ones(2, 1, 5), torch.rand(2, 3, 6), torch.rand(2, 6, 5), dynamic=True)
     assert told() == [("spy", "bf16", "succeeded", None)]
-
-
-def cancels(x: Tensor) -> Tensor:
-    """All that is left of large numbers is what bfloat16 rounds off."""
-    ones = torch.ones(x.shape[-1], 4)
-    return (x + 1000) @ ones - 1000 * x.shape[-1]
 
 
 def test_auto_takes_bf16_where_it_holds() -> None:

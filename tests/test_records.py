@@ -11,7 +11,7 @@ import engines
 import jsonschema
 import pytest
 import torch
-from conftest import compiled, last
+from common import compiled, last
 from engines import honest
 from rewrites import Raises, Scale, at
 

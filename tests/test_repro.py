@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import compiled, last
+from common import compiled, last
+from pages import FENCE, sections
 from rewrites import Scale
-from test_docs import FENCE, sections
 
 import composer
 from composer import _torch, repro

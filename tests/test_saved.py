@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import last, needs_torch, thorough
+from common import last, needs_torch, thorough
 from torch import Tensor, nn
 
 import composer

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from conftest import compiled, last
+from common import compiled, last
 
 from composer import selftest, session
 from composer.backends import onnxrt

@@ -1,8 +1,8 @@
 """The only package that names torch's private modules and functions, one module a subject.
 
 ``names`` says what composer uses each private name for, and what is off where torch lacks it.
-``tests/test_torch.py`` has a test for each, so that after a torch upgrade a test fails with the
-name of what moved. Heavy parts (the ONNX exporter) are imported when they are first used.
+``tests/_torch/test_torch.py`` has a test for each, so that after a torch upgrade a test fails with
+the name of what moved. Heavy parts (the ONNX exporter) are imported when they are first used.
 
 - ``dynamo``: What Dynamo compiles now: its registry, the compile's id, the frame, its inputs.
 - ``breaks``: What the user compiled, and where Dynamo could not follow.

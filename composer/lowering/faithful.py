@@ -2,7 +2,7 @@
 
 Found by running torch's own operator samples (``op_db``) through ONNX Runtime and comparing with
 eager (torch 2.13, onnxscript 0.7, onnxruntime 1.31). Each rule is one reason; when upstream mends
-it, ``tests/test_faithful.py`` says so and the rule can go.
+it, ``tests/lowering/test_faithful.py`` says so and the rule can go.
 """
 
 from __future__ import annotations

@@ -307,8 +307,8 @@ def count_steps() -> None:
 
     Two kinds of torch's do not (2.13): the fused kernels (``AdamW(..., fused=True)`` and kin), and
     the collectives by which ``ZeroRedundancyOptimizer`` gets the parameters that other ranks
-    updated; the day they do, ``tests/test_weights.py`` says so. Kernels of other packages write to
-    addresses that they are given (DeepSpeed's, apex's).
+    updated; the day they do, ``tests/lowering/test_weights.py`` says so. Kernels of other packages
+    write to addresses that they are given (DeepSpeed's, apex's).
     """
     register_optimizer_step_post_hook(_count_step)
 

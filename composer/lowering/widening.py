@@ -25,7 +25,7 @@ _ROUND_NUMBERS = frozenset(
 )
 """What takes a number of Python's in the dtype of the tensor; all else uses it unrounded (2.13).
 
-``tests/test_halves.py`` asks eager for each.
+``tests/lowering/test_halves.py`` asks eager for each.
 """
 
 

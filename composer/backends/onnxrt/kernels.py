@@ -2,7 +2,7 @@
 
 What it has no other kernel for it says itself (:mod:`composer.backends.onnxrt.cut`). These are
 dtypes of which whole models are made, and what only shows when it runs (onnxruntime 1.31);
-``tests/test_onnxrt_memory.py`` says when a kernel appears.
+``tests/backends/onnxrt/test_onnxrt_memory.py`` says when a kernel appears.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@
   which no pool may have, or where ``ceil_mode`` counts otherwise. ``MatMulScaleFusion`` moves
   ``x * a * b`` into a product and takes ``x * a`` away, though another product reads it.
 
-``tests/test_onnxrt_optimizers.py`` and ``tests/test_onnxrt_norms.py`` say when they can be asked.
+``test_onnxrt_optimizers.py`` and ``test_onnxrt_norms.py`` say when they can be asked.
 """
 
 from __future__ import annotations

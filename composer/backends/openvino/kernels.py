@@ -2,7 +2,7 @@
 
 Its plugin for the CPU (2026.4) computes int64 in 32 bits, most of int32 and all of float64 in
 single precision, whatever the model says, and lets small integers stop at the largest one where
-torch's go round. No property tells of it; ``tests/test_openvino.py`` says when that changes.
+torch's go round. No property tells of it; ``test_openvino.py`` says when that changes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Edits of OpenVINO's models for what it would compute wrongly; results stay what they are.
 
 Each module knows one fault of OpenVINO's (2026.4): a kernel, or a pattern that it takes for another
-one. A test of each (``tests/test_openvino*.py``) says when it is gone, and the edit may go.
+one. A test of each (``tests/backends/openvino``) says when it is gone, and the edit may go.
 """
 
 from __future__ import annotations

@@ -1,0 +1,203 @@
+"""The benches and the example run as a user runs them, on the smallest inputs they have."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from common import ROOT
+
+pytestmark = pytest.mark.slow
+bench = pytest.mark.bench
+
+
+def run(*command: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *command], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_example_embeds_measures_and_reports() -> None:
+    """Sentences find the one most like them; both chains run on the engine asked for."""
+    output = run("examples/embeddings.py", "--rounds", "1")
+    assert "Someone performs music" in output
+    assert "served by: inductor 1, onnxrt 1" in output
+    assert "tensorrt   unavailable   no_device" in output
+
+
+@bench
+def test_the_model_bench_writes_what_it_measured(tmp_path: Path) -> None:
+    """Variants of a model, what composer chose, and how that compares."""
+    variants = "eager;inductor;onnxruntime;openvino;composer[openvino];composer, fastest"
+    figures = tmp_path / "models.json"
+    run(
+        *("bench/models.py", "--models", "vit", "--tiny", "--rounds", "2", "--warmup", "0"),
+        *("--no-first", "--variants", variants, "--json", str(figures)),
+    )
+    record = json.loads(figures.read_text())
+    assert record["machine"]["packages"]["torch"]
+    assert record["products"]["vit"]["fp32"]["torch"] > 0
+    rows = {row["variant"]: row for row in record["results"]}
+    assert list(rows) == record["settings"]["variants"] == variants.split(";")
+    for row in rows.values():
+        assert row["time"]["rounds"] == 2
+        assert row["max_relative_error"] < 1e-4
+        assert row["share_of_best_product"] > 0
+    assert rows["composer[openvino]"]["composer"][0]["attempts"][0]["coverage"] == 1.0
+    assert [name for name, row in rows.items() if row["time_over_itself"]] == ["composer[openvino]"]
+    chosen = rows["composer, fastest"]["composer"][0]
+    assert chosen["chosen"] in {"onnxrt", "inductor", "composer_openvino", "eager"}
+    assert record["comparisons"]["vit"]["fp32"]["regret"]["best"] in rows
+    assert record["summaries"][0]["over_fastest"]["inductor"]["models"] == 1
+
+
+@bench
+def test_the_scaling_bench_writes_what_it_measured(tmp_path: Path) -> None:
+    """Compiles, calls and memory for each size, with composer and without."""
+    figures = tmp_path / "scaling.json"
+    run("bench/scaling.py", "--quick", "--sweeps", "nodes", "--json", str(figures))
+    (sizes,) = json.loads(figures.read_text())["sweeps"].values()
+    assert list(sizes) == ["10", "40"]
+    for row in sizes.values():
+        assert row["memory"]["composer"]["kept_kib"] > row["memory"]["plain"]["kept_kib"]
+        assert row["compile"]["plain"]["rounds"] == 2
+
+
+@bench
+def test_the_overhead_bench_writes_what_it_measured(tmp_path: Path) -> None:
+    """A row an engine, and one for each kind of candidate that does not serve."""
+    figures = tmp_path / "overhead.json"
+    run("bench/overhead.py", "--rounds", "1", "--calls", "10", "--json", str(figures))
+    record = json.loads(figures.read_text())
+    assert set(record["calls"]) == {"eager", "aot_eager", "inductor", "onnxrt"}
+    assert record["compiles"]["unavailable"]["status"] == "unavailable"
+    assert record["compiles"]["failing"]["status"] == "failed"
+
+
+@bench
+def test_the_plan_bench_writes_what_it_measured(tmp_path: Path) -> None:
+    """The whole graph of a model in one region, and a plan for a GPU that is not here."""
+    pytest.importorskip("tensorrt_rtx", reason="its parser and builder run on a CPU")
+    figures = tmp_path / "tensorrt.json"
+    run("bench/tensorrt_plans.py", "vit", "--tiny", "--json", str(figures))
+    row = json.loads(figures.read_text())["models"]["vit"]
+    assert (row["coverage"], row["regions"], row["left"]) == (1.0, 1, [])
+    assert row["plan_mib"] > 0
+
+
+@bench
+def test_the_telemetry_bench_writes_what_it_measured(tmp_path: Path) -> None:
+    """The sink's share of a short compile; the long ones take too long here."""
+    figures = tmp_path / "telemetry.json"
+    run("bench/telemetry.py", "--rounds", "3", "--cold-rounds", "0", "--json", str(figures))
+    record = json.loads(figures.read_text())
+    assert len(record["compiles"]) == 1
+    for row in record["compiles"].values():
+        assert 0 < row["sink_ms"] < row["plain"]["median_ms"]
+        assert row["share"]["median"] < 0.5
+
+
+@bench
+def test_the_engine_bench_writes_what_it_measured(tmp_path: Path) -> None:
+    """Calls, and the growth of a fresh process by as much as its weights, not twice as much."""
+    figures = tmp_path / "onnxrt.json"
+    run(
+        *("bench/onnxrt.py", "--parts", "calls,memory", "--rounds", "1", "--calls", "10"),
+        *("--megabytes", "200", "--json", str(figures)),
+    )
+    record = json.loads(figures.read_text())
+    assert "1 in, 1 out, 200 weights" in record["calls"]
+    (row,) = record["memory"].values()
+    assert row["relative_error"] < 1e-4
+    assert row["grown_over_weights"] < 1.3
+
+
+@bench
+def test_the_operator_bench_finds_what_is_right(tmp_path: Path) -> None:
+    """Forward and backward of an operator that is taken, and one that is not."""
+    figures = tmp_path / "ops.json"
+    run("bench/ops.py", "--ops", "sin,special.bessel_j0", "--samples", "2", "--json", str(figures))
+    verdicts = {
+        (each["op"], each["direction"]): each["verdict"]
+        for each in json.loads(figures.read_text())["results"]
+    }
+    assert verdicts["sin", "forward"] == verdicts["sin", "backward"] == "taken"
+    assert verdicts["special.bessel_j0", "forward"] == "declined"
+
+
+@bench
+def test_the_bench_of_edges_tells_apart_what_is_documented(tmp_path: Path) -> None:
+    """NaN gets lost in OpenVINO's ``exp``; others are right, and a probability is left alone."""
+    figures = tmp_path / "edges.json"
+    command = ("bench/edges.py", "--engines", "composer_openvino", "--dtypes", "float32")
+    run(*command, "--ops", "exp,round,bernoulli", "--json", str(figures))
+    (sweep,) = json.loads(figures.read_text())["sweeps"]
+    assert (sweep["counts"]["taken"], sweep["counts"]["wrong"]) == (1, 1)
+    assert (sweep["known"], sweep["otherwise"]) == (["exp"], {})
+
+
+@bench
+def test_the_pass_bench_writes_what_it_measured(tmp_path: Path) -> None:
+    """A row for each pass with its matches, and one for all that match together."""
+    figures = tmp_path / "passes.json"
+    run(
+        *("bench/passes.py", "--models", "resnet", "--engines", "onnxrt", "--tiny"),
+        *("--passes", "fold_batch_norm,remove_no_ops", "--rounds", "1", "--json", str(figures)),
+    )
+    rows = {each["passes"]: each for each in json.loads(figures.read_text())["results"]}
+    assert rows["fold_batch_norm"]["matches"] == 15
+    assert rows["fold_batch_norm"]["speedup"]["median"] > 0
+    assert (rows["remove_no_ops"]["matches"], rows["remove_no_ops"]["speedup"]) == (0, None)
+
+
+@bench
+def test_the_faults_bench_says_what_became_of_every_call(tmp_path: Path) -> None:
+    """A wrong value gets past try and except, and not past a chain that verifies."""
+    figures = tmp_path / "faults.json"
+    asked = ("--faults", "wrong_value", "--ways", "try/except", "composer, verified")
+    run("bench/faults.py", *asked, "--json", str(figures))
+    cells = json.loads(figures.read_text())["cells"]
+    became = {(c["fault"], c["strikes"], c["training"], c["way"]): c["calls"] for c in cells}
+    assert became["wrong_value", "calls", True, "try/except"] == {"wrong output": 6}
+    assert became["wrong_value", "calls", True, "composer, verified"] == {"right": 6}
+    assert became["wrong_value", "later", True, "composer, verified"] != {"right": 6}
+
+
+@bench
+def test_the_guards_bench_compares_each_filter_with_the_engine(tmp_path: Path) -> None:
+    """A ratio for each, and none for the engine by itself."""
+    figures = tmp_path / "guards.json"
+    few = ("--tiny", "--models", "t5", "--rounds", "2", "--calls", "1")
+    run("bench/guards.py", *few, "--json", str(figures))
+    (found,) = json.loads(figures.read_text())["models"].values()
+    filters = ["all guards", "without modules'", "only tensors'", "none"]
+    assert list(found["ratios"]) == [*filters, "without Dynamo"]
+    assert list(found["milliseconds"]) == ["onnxruntime", *found["ratios"]]
+
+
+@bench
+def test_the_bench_of_generation_measures_each_engine(tmp_path: Path) -> None:
+    """Over eager and over Inductor, by cache."""
+    figures = tmp_path / "generation.json"
+    few = ("--tiny", "--places", "256", "--rounds", "2")
+    run("bench/generation.py", *few, "--json", str(figures))
+    for found in json.loads(figures.read_text())["results"]:
+        engines = ["inductor", "onnxrt", "openvino"]
+        assert list(found["milliseconds"]) == ["eager", *engines]
+        assert [list(found["ratios"][each]) for each in engines[1:]] == [["eager", "inductor"]] * 2
+
+
+@bench
+def test_the_overhead_bench_measures_the_guard_alone(tmp_path: Path) -> None:
+    """A row for each number of inputs."""
+    figures = tmp_path / "guard.json"
+    run("bench/overhead.py", "--guard", "--guard-rounds", "2", "--json", str(figures))
+    rows = json.loads(figures.read_text())["guard"]
+    assert list(rows)[:3] == ["1", "4", "16"]
+    assert len(rows) == 6
+    assert rows["1"]["added_ms"]["rounds"] == 2

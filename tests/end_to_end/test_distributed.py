@@ -1,0 +1,402 @@
+"""Two processes under ``torch.distributed``: the same engine for the same graph on both."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from common import compiled, last
+from ranks import Pair, pair
+from torch import distributed
+from torch.distributed import _functional_collectives as collective
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+from torch.nn.parallel import DistributedDataParallel
+
+import composer
+from composer.testing import FakeBackend
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    """Both ranks."""
+    with pair(tmp_path_factory.mktemp("ranks")) as ranks:
+        yield ranks
+
+
+class Block(torch.nn.Module):
+    def __init__(self, wide: int, narrow: int) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(wide, narrow)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x).tanh()
+
+
+class Net(torch.nn.Module):
+    """Equal on all ranks; 2 MB of weights, so that DDP makes buckets of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        sizes = [256, 512, 256, 512, 256]
+        pairs = itertools.pairwise(sizes)
+        self.blocks = torch.nn.ModuleList(Block(*pair) for pair in pairs)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def seen() -> list[tuple[str, list[tuple[str, str, Any]]]]:
+    """Who serves each graph, and what became of each candidate."""
+    return [
+        (r.chosen, [(a.backend, str(a.status), a.reason and str(a.reason)) for a in r.attempts])
+        for r in composer.reports()
+    ]
+
+
+def agreed() -> list[Any]:
+    """What the attempt that serves each graph says of the ranks."""
+    return [report.attempts[-1].engine.get("agreed") for report in composer.reports()]
+
+
+def train(model: Any, module: torch.nn.Module, rank: int, steps: int = 2) -> list[Any]:
+    """Losses, and the gradients of the last step, whole."""
+    generator = torch.Generator().manual_seed(rank)
+    losses: list[Any] = []
+    for _ in range(steps):
+        module.zero_grad()
+        loss = model(torch.randn(4, 256, generator=generator)).square().mean()
+        loss.backward()
+        losses.append(loss.detach())
+    gradients = [each.grad for each in module.parameters()]
+    return losses + [g.full_tensor() if hasattr(g, "full_tensor") else g for g in gradients]
+
+
+def chain_with(fault: str | None, at: int | None, *, faulty: bool) -> list[Any]:
+    first = FakeBackend(fault if faulty else None, at, name="first")
+    return [first, FakeBackend(name="second")]
+
+
+def ddp(rank: int, fault: str | None, at: int | None) -> Any:
+    return ddp_through(rank, chain_with(fault, at, faulty=rank == 1))
+
+
+def ddp_through(rank: int, chain: list[Any]) -> Any:
+    plain = DistributedDataParallel(Net(), bucket_cap_mb=1)
+    wanted = train(plain, plain, rank)
+    model = DistributedDataParallel(Net(), bucket_cap_mb=1)
+    run = compiled(model, *chain)
+    got = train(run, model, rank)
+    for mine, theirs in zip(got, wanted, strict=True):
+        torch.testing.assert_close(mine, theirs)
+    return seen(), agreed(), [r.runtime.fallbacks for r in composer.reports()]
+
+
+def test_ddp_takes_the_same_engine_on_both_ranks(both: Pair) -> None:
+    """DDP cuts the model into a graph a bucket; rank 1's first engine fails for each of them."""
+    (zero, facts, _), (one, _, _) = both.run(ddp, "raises", None)
+    assert len(zero) == len(one) > 1
+    assert {chosen for chosen, _ in zero + one} == {"second"}
+    assert {reason for _, attempts in one for _, _, reason in attempts} == {"build_failed", None}
+    assert {reason for _, attempts in zero for _, _, reason in attempts} == {"policy", None}
+    assert all(each["ranks"] == each["of"] == 2 for each in facts)
+
+
+def test_ddp_trains_on_onnxrt(both: Pair) -> None:
+    """The inputs of each bucket's graph are torch's own fakes, not tensors that stay fake."""
+    (zero, _, _), (one, _, _) = both.run(ddp_through, ["onnxrt"])
+    assert len(zero) == len(one) > 1
+    assert {chosen for chosen, _ in zero + one} == {"onnxrt"}
+
+
+def test_ddp_goes_on_when_an_engine_fails_at_run_time_on_one_rank(both: Pair) -> None:
+    """DDP reduces gradients outside of the graphs: no rank waits, and the numbers stay eager's."""
+    (zero, _, fell), (one, _, fell_back) = both.run(ddp, "raises", 2)
+    assert {chosen for chosen, _ in zero} == {"first"}
+    assert {attempts[0] for _, attempts in one} == {("first", "failed", "raised_at_runtime")}
+    assert (sum(fell), sum(fell_back)) == (0, len(one))
+
+
+def sharded(module: Net) -> torch.nn.Module:
+    """Dynamo breaks the graph at FSDP2's hooks, and compiles each block's ``forward``."""
+    for block in module.blocks:
+        fully_shard(block)
+    return fully_shard(module)
+
+
+def fsdp(rank: int, fault: str | None, at: int | None, verify: str) -> Any:
+    plain, model = sharded(Net()), sharded(Net())
+    wanted = train(plain, plain, rank)
+    run = compiled(model, *chain_with(fault, at, faulty=rank == 1), verify=verify)
+    got = train(run, model, rank)
+    for mine, theirs in zip(got, wanted, strict=True):
+        torch.testing.assert_close(mine, theirs)
+    return seen(), agreed(), [r.runtime.fallbacks for r in composer.reports()]
+
+
+@pytest.mark.parametrize("fault", ["raises", "wrong_value"])
+def test_fsdp_takes_the_same_engine_on_both_ranks(both: Pair, fault: str) -> None:
+    """FSDP2 gathers weights outside of the graphs. An engine may fail to build, or be wrong."""
+    (zero, facts, _), (one, _, _) = both.run(fsdp, fault, None, "compile")
+    assert len(zero) == len(one) > 1
+    assert [chosen for chosen, _ in zero] == [chosen for chosen, _ in one]
+    assert {chosen for chosen, _ in zero + one} == {"second"}
+    assert all(each["ranks"] == each["of"] == 2 for each in facts)
+
+
+def test_fsdp_goes_on_when_an_engine_fails_at_run_time_on_one_rank(both: Pair) -> None:
+    """The captured graph answers; numbers stay eager's."""
+    (zero, _, _), (one, _, fell_back) = both.run(fsdp, "raises", 2, "off")
+    assert {chosen for chosen, _ in zero} == {"first"}
+    assert sum(fell_back) >= 1
+    assert {attempts[0] for _, attempts in one} == {("first", "failed", "raised_at_runtime")}
+
+
+def alone(rank: int, within: float) -> Any:
+    if rank == 1:
+        distributed.barrier()
+        run = compiled(torch.sin, FakeBackend(name="first"), FakeBackend(name="second"))
+        started = time.monotonic()
+        run(torch.ones(3))
+        return time.monotonic() - started, seen(), agreed()
+    chain = FakeBackend("raises", name="first"), FakeBackend(name="second")
+    run = compiled(torch.sin, *chain, agree_within=within)
+    started = time.monotonic()
+    run(torch.ones(3))
+    distributed.barrier()
+    return time.monotonic() - started, seen(), agreed()
+
+
+def test_rank_that_compiles_alone_waits_no_longer_than_the_limit(both: Pair) -> None:
+    """It says who was missing; the other, which comes later, takes the same engine at once."""
+    zero, one = both.run(alone, 0.5)
+    assert 0.5 <= zero[0] < 20
+    assert [chosen for chosen, _ in zero[1] + one[1]] == ["second", "second"]
+    (facts,) = zero[2]
+    assert facts["without"] == [1]
+    assert facts["because"] == "rank 1 did not come within 0.5 s"
+    assert one[2][0]["without"] == [1]
+
+
+def uneven(rank: int) -> Any:
+    model = DistributedDataParallel(Net(), bucket_cap_mb=1)
+    run = compiled(model, FakeBackend(name="first"))
+    started = time.monotonic()
+    for rows in (4, 4, 4 - rank, 4):
+        run(torch.ones(rows, 256)).square().mean().backward()
+    return time.monotonic() - started, agreed()
+
+
+def test_rank_with_a_smaller_last_batch_does_not_wait_for_the_others(both: Pair) -> None:
+    """They are not compiling: they wait for its gradients."""
+    zero, one = both.run(uneven)
+    assert zero[0] < 45
+    assert len(one[1]) > len(zero[1])
+    assert one[1][-1]["because"] == "rank 0 goes on with what was compiled before"
+
+
+def differing(rank: int) -> Any:
+    run = compiled(torch.sin, FakeBackend(name="first"), dynamic=False)
+    started = time.monotonic()
+    for size in range(3):
+        run(torch.ones(2 + rank + 2 * size))
+    return time.monotonic() - started, agreed()
+
+
+def test_ranks_with_other_sizes_do_not_wait_for_each_other(both: Pair) -> None:
+    """Each sees that the other is busy with a graph of its own."""
+    for rank, (seconds, facts) in enumerate(both.run(differing)):
+        assert seconds < 30
+        assert facts[0]["because"] == f"rank {1 - rank} compiles another graph"
+
+
+def reduced(x: torch.Tensor) -> torch.Tensor:
+    return collective.all_reduce(x.sin(), "sum", distributed.group.WORLD) + 1
+
+
+def with_collective(rank: int, fault: str | None, at: int | None, verify: str) -> Any:
+    chain = chain_with(fault, at, faulty=rank == 1)
+    run = compiled(reduced, *chain, verify=verify)
+    x = torch.full((3,), float(rank))
+    wanted = torch.full((3,), 1.0).sin() + 1
+    for _ in range(3):
+        torch.testing.assert_close(run(x), wanted)
+    return seen(), [a.engine.get("verified") for a in last().attempts]
+
+
+@pytest.mark.parametrize("verify", ["off", "compile", "sample"])
+def test_graph_that_waits_for_other_ranks_runs_on_the_same_engine(both: Pair, verify: str) -> None:
+    """It is not run by itself to be compared: the other rank would not take part."""
+    (zero, checked), (one, _) = both.run(with_collective, "raises", None, verify)
+    assert [chosen for chosen, _ in zero + one] == ["second", "second"]
+    assert verify == "off" or checked[-1].startswith("no: other ranks")
+
+
+def summed(x: torch.Tensor) -> torch.Tensor:
+    return collective.all_reduce(x.sin().sum(0), "sum", distributed.group.WORLD) + 1
+
+
+def smaller_batch_on_one_rank(rank: int, engine: str) -> Any:
+    run = compiled(summed, engine, dynamic=False, min_coverage=0.0, agree_within=0.0)
+    with torch.no_grad():
+        answers = [run(torch.full((4, 3), 1.0 + rank))]
+        answers.append(run(torch.full((4 if rank == 0 else 2, 3), 1.0 + rank)))
+        answers.append(run(torch.full((4, 3), 3.0 + rank)))
+    one, two, three, four = torch.arange(1.0, 5.0).sin()
+    wanted = (4 * (one + two) + 1, 4 * one + 2 * two + 1, 4 * (three + four) + 1)
+    for answer, each in zip(answers, wanted, strict=True):
+        torch.testing.assert_close(answer, each.expand(3))
+    return [chosen for chosen, _ in seen()]
+
+
+@pytest.mark.parametrize("engine", ["onnxrt", "composer_openvino"])
+def test_engine_is_not_tried_on_what_other_ranks_wait_for(both: Pair, engine: str) -> None:
+    """The trial of a rank that compiles alone would meet the other's next call."""
+    assert both.run(smaller_batch_on_one_rank, engine) == [[engine], [engine, engine]]
+
+
+def two_sums(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    world = distributed.group.WORLD
+    return collective.all_reduce(x, "sum", world) + 1, collective.all_reduce(y, "sum", world) * 2
+
+
+def in_one_collective(rank: int) -> Any:
+    def bucketing(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        if rank == 1:
+            raise RuntimeError("no such kernel")
+
+        def run(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+            both = torch.cat([x, y])
+            distributed.all_reduce(both)
+            return [both[:3] + 1, both[3:] * 2]
+
+        return run
+
+    run = compiled(two_sums, bucketing, "aot_eager")
+    ones = torch.ones(3)
+    for answer, wanted in zip(run(ones, ones * rank), (3.0, 2.0), strict=True):
+        torch.testing.assert_close(answer, torch.full((3,), wanted))
+    return seen()
+
+
+def test_engine_with_other_collectives_runs_on_no_rank_where_one_cannot_take_it(
+    both: Pair,
+) -> None:
+    """It makes one of two: the rank without it would wait for the second for ever."""
+    zero, one = both.run(in_one_collective)
+    assert [chosen for chosen, _ in zero + one] == ["aot_eager", "aot_eager"]
+
+
+def broken_collective(rank: int) -> Any:
+    run = compiled(reduced, *chain_with("raises", 2, faulty=rank == 1))
+    x = torch.full((3,), float(rank))
+    run(x)
+    if rank == 0:
+        return ""
+    try:
+        run(x)
+    except RuntimeError as error:
+        return "".join(error.__notes__)
+    return "no error"
+
+
+def test_failure_within_a_collective_is_not_answered_for(both: Pair) -> None:
+    """The engine may have begun it: a second one would meet the others' next."""
+    assert "may have begun what other ranks wait for" in both.run(broken_collective)[1]
+
+
+def in_own_group(rank: int) -> Any:
+    groups = [distributed.new_group([0]), distributed.new_group([1])]
+    keys: list[str] = []
+
+    def spy(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        from composer.graphs.capture import read_request, with_key
+
+        keys.append(with_key(read_request(gm, inputs), None, "").key_among_ranks)
+        return gm.forward
+
+    for group in (groups[rank], distributed.group.WORLD):
+        torch.compiler.reset()
+        torch.compile(lambda x, g=group: collective.all_reduce(x, "sum", g), backend=spy)(
+            torch.ones(2)
+        )
+    return keys
+
+
+def test_group_of_a_rank_is_no_part_of_what_ranks_know_a_graph_by(both: Pair) -> None:
+    """Groups of tensor parallelism do the same work under other names."""
+    zero, one = both.run(in_own_group)
+    assert zero[0] == one[0]
+
+
+def tensor_parallel(rank: int) -> Any:
+    mesh = init_device_mesh("cpu", (2,))
+    plain = Net()
+    plan = {
+        f"blocks.{i}.linear": ColwiseParallel() if i % 2 == 0 else RowwiseParallel()
+        for i in range(4)
+    }
+    model = parallelize_module(Net(), mesh, plan)
+    run = compiled(model, *chain_with("raises", None, faulty=rank == 1), verify="compile")
+    wanted, got = train(plain, plain, 0), train(run, model, 0)
+    for mine, theirs in zip(got, wanted, strict=True):
+        torch.testing.assert_close(mine, theirs)
+    return seen(), [r.attempts[-1].engine.get("verified") for r in composer.reports()]
+
+
+def test_tensor_parallel_ranks_run_on_the_same_engine(both: Pair) -> None:
+    """Collectives appear behind Dynamo, where operations on a ``DTensor`` are taken apart."""
+    (zero, checked), (one, _) = both.run(tensor_parallel)
+    assert [chosen for chosen, _ in zero + one] == ["second"] * (len(zero) + len(one))
+    assert len(zero) == len(one) >= 1
+    assert all(each.startswith("no: other ranks") for each in checked)
+
+
+def isolated(rank: int) -> Any:
+    run = compiled(reduced, FakeBackend(name="first"), isolate=True)
+    run(torch.ones(3))
+    return seen()
+
+
+def test_graph_that_waits_for_other_ranks_is_not_built_in_a_child(both: Pair) -> None:
+    """A child process is no rank. The rank that is told so first tells the other."""
+    zero, one = both.run(isolated)
+    assert [chosen for chosen, _ in zero + one] == ["eager", "eager"]
+    assert ("first", "declined", "not_isolatable") in zero[0][1] + one[0][1]
+
+
+def choosing(rank: int, function: Any, agree_within: float) -> Any:
+    options = {"select": "fastest", "agree_within": agree_within}
+    run = compiled(function, *chain_with(None, None, faulty=False), **options)
+    run(torch.full((3,), float(rank)))
+    return [(a.backend, a.engine.get("timing")) for a in last().attempts]
+
+
+def test_ranks_that_are_to_agree_do_not_measure(both: Pair) -> None:
+    """Each would find another engine the fastest: the first serves, and the record says why."""
+    for found in both.run(choosing, torch.sin, 60.0):
+        ((name, timing),) = found
+        assert name == "first"
+        assert timing.startswith("no: all ranks are to take the same engine")
+
+
+def test_rank_that_asks_nobody_measures_for_itself(both: Pair) -> None:
+    """With ``agree_within = 0``; but no graph in which the other rank would have to take part."""
+    for found in both.run(choosing, torch.sin, 0.0):
+        assert len(found) == 2
+        assert all("ms" in timing for _, timing in found)
+    for found in both.run(choosing, reduced, 0.0):
+        ((name, timing),) = found
+        assert (name, timing[:20]) == ("first", "no: other ranks woul")

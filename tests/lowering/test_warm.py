@@ -1,0 +1,412 @@
+"""Warm start: what one process lowered, the next one finds, and computes the same with it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from common import compiled, last
+from torch import Tensor, nn
+from typer.testing import CliRunner
+
+import composer
+from composer import _torch, session
+from composer.cli import app
+from composer.lowering import keeping, onnx, whole
+from composer.lowering.texts import Unsayable, graph_text
+from composer.lowering.vocabulary import vocabulary
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def _vocabulary() -> Iterator[None]:
+    vocabulary.cache_clear()
+    yield
+    vocabulary.cache_clear()
+
+
+def mlp() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).eval()
+
+
+def artefacts() -> str:
+    """What the last attempt says of what it kept."""
+    (attempt,) = last().attempts
+    assert attempt.status == "succeeded", attempt.message
+    return str(attempt.engine["artefacts"])
+
+
+def warm(function: Any, **how: Any) -> Any:
+    """The function compiled as another process would: nothing of this one is remembered."""
+    torch.compiler.reset()
+    composer.reset()
+    vocabulary.cache_clear()
+    return compiled(function, "onnxrt", **how)
+
+
+def no_translation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exporter cannot be asked, neither for its words nor for a model."""
+
+    def refuse() -> None:
+        raise AssertionError("the exporter was asked")
+
+    for module in ("onnx", "vocabulary"):
+        monkeypatch.setattr(f"composer.lowering.{module}.translator", refuse)
+
+
+def no_autograd(monkeypatch: pytest.MonkeyPatch) -> None:
+    """AOTAutograd cannot be asked."""
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise AssertionError("AOTAutograd was asked")
+
+    monkeypatch.setattr(_torch.aot, "aot_compile", refuse)
+
+
+@torch.no_grad()
+def test_second_compile_of_a_graph_asks_neither_autograd_nor_the_exporter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its record says the same of coverage, providers and nodes, and that the graph was reused."""
+    model, x = mlp(), torch.randn(3, 8)
+    compiled(model, "onnxrt", verify="compile")(x)
+    first = last().attempts[0]
+    assert artefacts() == "kept"
+    no_autograd(monkeypatch)
+    no_translation(monkeypatch)
+    f = warm(model, verify="compile")
+    torch.testing.assert_close(f(x), model(x))
+    again = last().attempts[0]
+    assert again.coverage == first.coverage == 1.0
+    assert again.engine == first.engine | {"artefacts": "graph reused"}
+
+
+@torch.no_grad()
+def test_another_process_imports_nothing_but_the_engine(fresh_python: Callable[..., Any]) -> None:
+    """No exporter, no other engine; and other weights give other numbers."""
+    code = """
+import json, sys, torch, composer
+model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4)).eval()
+x = torch.randn(3, 8)
+with torch.no_grad():
+    found = torch.compile(model, backend="composer", options={"chain": ["onnxrt"]})(x)
+    torch.testing.assert_close(found, model(x))
+attempt = composer.reports()[-1].attempts[0]
+heavy = ("onnxscript", "onnx_ir", "torch.onnx._internal.exporter._core", "openvino",
+         "torch._inductor.compile_fx", "tensorrt", "torch_tensorrt")
+print(json.dumps([attempt.engine["artefacts"], [each for each in heavy if each in sys.modules]]))
+"""
+    session.current().self_tests.clear()  # so that the engine proves itself for both processes
+    compiled(mlp(), "onnxrt")(torch.randn(3, 8))
+    assert artefacts() == "kept"
+    done = fresh_python(code)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == ["graph reused", []]
+
+
+def doubled(x: Tensor) -> Tensor:
+    return torch.relu(x) * 2.0
+
+
+def tripled(x: Tensor) -> Tensor:
+    return torch.relu(x) * 3.0
+
+
+def negative_zero(x: Tensor) -> Tensor:
+    return torch.relu(x) * -0.0
+
+
+def zero(x: Tensor) -> Tensor:
+    return torch.relu(x) * 0.0
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("first", "second", "x"),
+    [
+        (doubled, tripled, torch.ones(3)),
+        (zero, negative_zero, torch.ones(3)),
+        (doubled, doubled, torch.ones(4)),
+        (doubled, doubled, torch.ones(3, dtype=torch.float64)),
+    ],
+    ids=["another number", "another zero", "another shape", "another dtype"],
+)
+def test_another_graph_is_not_taken_for_it(
+    first: Callable[..., Tensor], second: Callable[..., Tensor], x: Tensor
+) -> None:
+    """A number, a size or a type within the graph makes another model."""
+    compiled(first, "onnxrt")(torch.ones(3))
+    result = warm(second)(x)
+    assert torch.equal(result, second(x))
+    assert torch.equal(result.signbit(), second(x).signbit())
+    assert artefacts() == "kept"
+
+
+@torch.no_grad()
+def test_weights_are_those_of_the_process_that_runs() -> None:
+    """Other values, and values that change under the engine."""
+    model, x = mlp(), torch.randn(3, 8)
+    compiled(model, "onnxrt")(x)
+    other = mlp()
+    f = warm(other)
+    torch.testing.assert_close(f(x), other(x))
+    assert artefacts() == "graph reused"
+    other[0].weight.mul_(2)
+    torch.testing.assert_close(f(x), other(x))
+
+
+@torch.no_grad()
+def test_running_statistics_are_watched_after_a_warm_start() -> None:
+    """An eager call in training mode moves them without a sign on them."""
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).eval(), torch.randn(5, 4)
+    compiled(model, "onnxrt")(x)
+    f = warm(model)
+    f(x)
+    assert artefacts() == "graph reused"
+    model.train()
+    model(x + 3)
+    model.eval()
+    torch.testing.assert_close(f(x), model(x))
+
+
+@torch.no_grad()
+def test_what_other_sources_made_is_not_reused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another composer, torch or exporter begins anew."""
+    x = torch.ones(3)
+    compiled(doubled, "onnxrt")(x)
+    monkeypatch.setattr(keeping, "environment", lambda: "another release")
+    assert torch.equal(warm(doubled)(x), doubled(x))
+    assert artefacts() == "kept"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("damage", [b"", b"\0" * 64, None], ids=["truncated", "garbled", "gone"])
+def test_damaged_entries_are_made_anew(damage: bytes | None) -> None:
+    """The numbers are right, and the next process finds whole files again."""
+    x = torch.ones(3)
+    compiled(doubled, "onnxrt")(x)
+    for file in keeping.shelf().path.glob("*.bin"):
+        file.unlink() if damage is None else file.write_bytes(damage)
+    assert torch.equal(warm(doubled)(x), doubled(x))
+    assert artefacts() == "kept"
+    warm(doubled)(x)
+    assert artefacts() == "graph reused"
+
+
+@torch.no_grad()
+def test_dynamic_shapes_come_from_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model is not translated again, and takes sizes that the first process never saw."""
+    model = mlp()
+    compiled(model, "onnxrt", dynamic=True)(torch.randn(3, 8))
+    assert artefacts() == "kept"
+    no_translation(monkeypatch)
+    f = warm(model, dynamic=True)
+    for size in (3, 7, 2):
+        x = torch.randn(size, 8)
+        torch.testing.assert_close(f(x), model(x))
+    assert artefacts() == "model reused"
+
+
+@torch.no_grad()
+def test_a_size_that_the_translation_asks_for_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it found out guards the graph, and a process that finds the model would not ask."""
+    translate = onnx._translate
+
+    def asking(gm: torch.fx.GraphModule, outputs: Any) -> Any:
+        for node in gm.graph.find_nodes(op="placeholder"):
+            if isinstance(node.meta["val"], Tensor):
+                assert node.meta["val"].shape[0] < 100
+        return translate(gm, outputs)
+
+    monkeypatch.setattr(onnx, "_translate", asking)
+    for _ in range(2):
+        x = torch.randn(3, 8)
+        torch.testing.assert_close(warm(doubled, dynamic=True)(x), doubled(x))
+        assert artefacts() == "not kept: the translation asked how large a size is"
+
+
+def test_training_comes_from_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward and backward, with the gradients of eager."""
+    model, x = mlp().train(), torch.randn(3, 8)
+    compiled(model, "onnxrt")(x).sum().backward()
+    assert artefacts() == "kept"
+    no_translation(monkeypatch)
+    model.zero_grad()
+    warm(model)(x).sum().backward()
+    assert artefacts() == "2 of 2 models reused"
+    found = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    model.zero_grad()
+    model(x).sum().backward()
+    for got, p in zip(found, model.parameters(), strict=True):
+        torch.testing.assert_close(got, p.grad)
+
+
+@torch.no_grad()
+def test_graph_taken_in_part_says_the_same_from_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Coverage, and what is left to torch; only its model is found, not the whole graph."""
+
+    def half(x: Tensor) -> Tensor:
+        return torch.special.bessel_j0(x) + 1
+
+    x = torch.randn(3)
+    compiled(half, "onnxrt")(x)
+    first = last().attempts[0]
+    no_translation(monkeypatch)
+    torch.testing.assert_close(warm(half)(x), half(x))
+    again = last().attempts[0]
+    assert again.coverage == first.coverage == 0.5
+    assert again.engine == first.engine | {"artefacts": "model reused"}
+
+
+class Counts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x * self.calls
+
+
+def aliased(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = torch.relu(x)
+    return y, y.view(-1)
+
+
+def given_back(x: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.relu(x), x.view(-1)
+
+
+@torch.no_grad()
+def test_inputs_that_are_written_to_are_written_to_after_a_warm_start() -> None:
+    """Such a graph always goes through AOTAutograd, which knows how."""
+    x = torch.ones(3)
+    compiled(Counts(), "onnxrt")(x)
+    model = Counts()
+    f = warm(model)
+    assert [f(x)[0].item() for _ in range(3)] == [1.0, 2.0, 3.0]
+    assert model.calls.item() == 3
+    assert artefacts() == "model reused"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("function", [aliased, given_back])
+def test_outputs_share_memory_after_a_warm_start(
+    function: Callable[..., tuple[Tensor, Tensor]],
+) -> None:
+    """As eager's do, with each other or with an input."""
+    x = torch.ones(2, 3)
+    compiled(function, "onnxrt")(x)
+    a, b = warm(function)(x)
+    source = x if function is given_back else a
+    assert b.data_ptr() == source.data_ptr()
+    assert torch.equal(a, torch.relu(x))
+    assert artefacts() == "model reused"
+
+
+@torch.no_grad()
+def test_with_keep_artefacts_0_nothing_is_kept_or_looked_for() -> None:
+    """Nothing on disk, nothing in the record; what others kept is not read."""
+    x = torch.ones(3)
+    compiled(doubled, "onnxrt", keep_artefacts=0)(x)
+    assert not keeping.shelf().path.exists()
+    assert "artefacts" not in last().attempts[0].engine
+    warm(doubled)(x)
+    assert artefacts() == "kept"
+    warm(doubled, keep_artefacts=0)(x)
+    assert "artefacts" not in last().attempts[0].engine
+
+
+def test_torchs_switch_for_all_caches_holds() -> None:
+    """``TORCHINDUCTOR_FORCE_DISABLE_CACHES``; asked of composer alone, since torch warns of it."""
+    assert keeping.keeps()
+    with torch.compiler.config.patch(force_disable_caches=True):
+        assert not keeping.keeps()
+    assert keeping.keeps()
+
+
+@torch.no_grad()
+def test_disk_that_cannot_be_written_costs_nothing_but_the_warm_start(tmp_path: Path) -> None:
+    """The record says why nothing is kept."""
+    (tmp_path / "composer-cache").write_text("in the way")
+    x = torch.ones(3)
+    assert torch.equal(compiled(doubled, "onnxrt")(x), doubled(x))
+    assert artefacts().startswith("not kept: the cache")
+
+
+@torch.no_grad()
+def test_cache_list_and_clear_show_what_is_kept() -> None:
+    """A model, the graph that becomes it, the exporter's words."""
+    compiled(doubled, "onnxrt")(torch.ones(3))
+    runner = CliRunner()
+    entries = json.loads(runner.invoke(app, ["cache", "list", "--json"]).output)["entries"]
+    assert {each["kind"] for each in entries} == {"onnx"}
+    assert {each["facts"]["kind"] for each in entries} == {"model", "graph", "vocabulary"}
+    assert "ONNX model of a graph, 3 nodes" in {each["what"] for each in entries}
+    assert "3 entries removed" in runner.invoke(app, ["cache", "clear", "onnx"]).output
+
+
+@torch.no_grad()
+def test_global_settings_are_part_of_what_a_graph_is_known_by() -> None:
+    """AOTAutograd may make another graph under another setting."""
+    gm = torch.fx.symbolic_trace(doubled)
+    keys = []
+    for precision in ("highest", "medium"):
+        torch.set_float32_matmul_precision(precision)
+        found = whole.whole_of(gm, [torch.ones(3)], "engine")
+        assert found is not None
+        keys.append(found.key)
+    assert keys[0] != keys[1]
+    other = whole.whole_of(gm, [torch.ones(3)], "another engine")
+    assert other is not None
+    assert other.key not in keys
+
+
+@torch.no_grad()
+def test_graphs_that_no_text_describes_are_not_known_as_a_whole() -> None:
+    """A mode that watches every call, a tensor without data, a graph under grad mode."""
+    gm, x = torch.fx.symbolic_trace(doubled), torch.ones(3)
+    with torch.device("cpu"):
+        assert whole.whole_of(gm, [x], "") is None
+    with torch._subclasses.FakeTensorMode() as mode:
+        assert whole.whole_of(gm, [mode.from_tensor(x)], "") is None
+    with torch.enable_grad():
+        assert whole.whole_of(gm, [x], "") is None
+
+
+def test_sources_changed_under_the_process_are_nobodys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is in memory is not what stands in the files then."""
+    assert keeping._sources() == keeping._sources()
+    monkeypatch.setattr(keeping, "_IMPORTED", 0.0)
+    assert keeping._sources() != keeping._sources()
+
+
+def of_the_user(x: Tensor) -> Tensor:
+    return x + 1
+
+
+def test_text_refuses_what_it_cannot_say() -> None:
+    """A function of the user's, one put in the place of torch's, a tensor within the graph."""
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    graph.output((graph.call_function(of_the_user, (x,)),))
+    with pytest.raises(Unsayable, match="of_the_user"):
+        graph_text(torch.fx.GraphModule(nn.Module(), graph), [torch.ones(3)])
+
+    holder = nn.Module()
+    holder.register_buffer("table", torch.ones(3))
+    graph = torch.fx.Graph()
+    graph.output((graph.call_function(torch.relu, (graph.get_attr("table"),)),))
+    with pytest.raises(Unsayable, match="'table'"):
+        graph_text(torch.fx.GraphModule(holder, graph), [])
+
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    graph.output((graph.call_function(torch.add, (x, {1})),))
+    with pytest.raises(Unsayable, match="an argument is a set"):
+        graph_text(torch.fx.GraphModule(nn.Module(), graph), [torch.ones(3)])
