@@ -1,5 +1,6 @@
 # make demo: the main job on a real model.  make test: the tests.  make test-thorough: the same in
-# all crosses of their cases.  make test-bench: those that run the benches.  make check: the quick gate.
+# all crosses of their cases, and what watches libraries, benches and the browser.  make test-docs:
+# what the documentation shows.  make check: the quick gate.
 # Both make their environment (.venv) first; nothing needs to be installed by hand.
 PYTHON ?= python3
 BIN := .venv/bin
@@ -10,20 +11,20 @@ export HF_HUB_OFFLINE := 1
 unexport PYTHONDONTWRITEBYTECODE
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: demo test test-torch test-newest test-oldest smoke test-thorough test-bench check check-style bench clean
+.PHONY: demo test test-torch test-newest test-oldest smoke test-thorough test-docs check check-style bench clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/embeddings.py
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -q -n auto --dist worksteal -m "not bench and not thorough"
+	$(BIN)/python -m pytest -q -n auto --dist worksteal -m "not docs and not thorough"
 
 # The same tests with other versions, each in an environment of its own. Torch takes some 5 GB there.
 #   make test-torch TORCH=2.11.0: another torch, the rest as in constraints.txt
 #   make test-newest: the newest release of everything
 #   make test-oldest: every lower bound of pyproject.toml (pip has no such mode, uv has)
 #   make smoke: the engines' main tests with the newest of everything but torch
-OTHER_TESTS = bin/python -m pytest -q -n auto --dist worksteal -m "not bench and not thorough"
+OTHER_TESTS = bin/python -m pytest -q -n auto --dist worksteal -m "not docs and not thorough"
 SMOKE = $(addprefix tests/,backends/onnxrt/test_onnxrt.py backends/onnxrt/test_onnxrt_memory.py \
 	backends/openvino/test_openvino.py backends/test_inductor.py test_selftest.py cli/test_doctor.py)
 
@@ -56,10 +57,10 @@ smoke:
 	.venv-smoke/$(OTHER_TESTS) $(SMOKE)
 
 test-thorough: $(STAMP)
-	$(BIN)/python -m pytest -q -n auto --dist worksteal -m "thorough and not bench"
+	$(BIN)/python -m pytest -q -n auto --dist worksteal -m thorough
 
-test-bench: $(STAMP)
-	$(BIN)/python -m pytest -q -n auto --dist worksteal -m bench
+test-docs: $(STAMP)
+	$(BIN)/python -m pytest -q -n auto --dist worksteal -m docs
 
 check-style: $(STAMP)
 	$(BIN)/ruff check .
@@ -67,7 +68,7 @@ check-style: $(STAMP)
 	$(BIN)/mypy
 
 check: check-style
-	$(BIN)/python -m pytest -q -n auto --dist worksteal -m "not slow and not thorough"
+	$(BIN)/python -m pytest -q -n auto --dist worksteal -m "not slow and not docs and not thorough"
 
 bench: $(STAMP)
 	$(BIN)/python bench/overhead.py --json bench/results/overhead.json

@@ -143,7 +143,7 @@ def test_what_aotautograd_gives_says_that_it_takes_a_list() -> None:
     torch.compile(double, backend=backend)(torch.ones(2))
 
 
-@pytest.mark.slow
+@pytest.mark.docs
 def test_example_of_the_docs_ends_with_the_operator_that_fails(tmp_path: Path) -> None:
     """The program, torch's launcher and the graph it ends with, each in a process of its own."""
     blocks = [block[2] for block in FENCE.finditer(sections("failures.md")["torch's minifier"])]

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from common import fault_of, needs_torch, thorough
+from common import fault_of, needs_torch, thorough, upstream
 from engines import honest
 from torch._dynamo import convert_frame
 from torch._functorch import compile_utils
@@ -177,6 +177,7 @@ def test_is_static_input_marks_parameters_and_buffers_only() -> None:
     assert sorted(seen[0]) == [False, True, True, True, True]
 
 
+@upstream
 def test_dynamo_still_keeps_sources_outside_of_meta() -> None:
     """The attributes that ``carry_source_metadata`` re-attaches; gone, the function can go."""
 

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from common import ROOT
 
+pytestmark = pytest.mark.thorough
+
 RATIO = {"median": 2.0, "p25": 1.9, "p75": 2.2}
 MACHINE = {
     "date": "2026-11-21T12:00:00+00:00",

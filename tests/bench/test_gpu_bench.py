@@ -12,6 +12,8 @@ import pytest
 import torch
 from common import ROOT
 
+pytestmark = pytest.mark.thorough
+
 BENCH = ROOT / "bench"
 
 

@@ -9,7 +9,7 @@ from common import compiled, thorough
 
 import composer
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.thorough
 
 QUICK = ("bert", "llama", "resnet")
 OTHERS = [name for name in zoo.MODELS if name not in QUICK]

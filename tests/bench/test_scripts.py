@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from common import ROOT
 
-pytestmark = pytest.mark.slow
-bench = pytest.mark.bench
+pytestmark = pytest.mark.thorough
 
 
 def run(*command: str) -> str:
@@ -22,6 +21,7 @@ def run(*command: str) -> str:
     return done.stdout
 
 
+@pytest.mark.docs
 def test_the_example_embeds_measures_and_reports() -> None:
     """Sentences find the one most like them; both chains run on the engine asked for."""
     output = run("examples/embeddings.py", "--rounds", "1")
@@ -30,7 +30,6 @@ def test_the_example_embeds_measures_and_reports() -> None:
     assert "tensorrt   unavailable   no_device" in output
 
 
-@bench
 def test_the_model_bench_writes_what_it_measured(tmp_path: Path) -> None:
     """Variants of a model, what composer chose, and how that compares."""
     variants = "eager;inductor;onnxruntime;openvino;composer[openvino];composer, fastest"
@@ -56,7 +55,6 @@ def test_the_model_bench_writes_what_it_measured(tmp_path: Path) -> None:
     assert record["summaries"][0]["over_fastest"]["inductor"]["models"] == 1
 
 
-@bench
 def test_the_scaling_bench_writes_what_it_measured(tmp_path: Path) -> None:
     """Compiles, calls and memory for each size, with composer and without."""
     figures = tmp_path / "scaling.json"
@@ -68,7 +66,6 @@ def test_the_scaling_bench_writes_what_it_measured(tmp_path: Path) -> None:
         assert row["compile"]["plain"]["rounds"] == 2
 
 
-@bench
 def test_the_overhead_bench_writes_what_it_measured(tmp_path: Path) -> None:
     """A row an engine, and one for each kind of candidate that does not serve."""
     figures = tmp_path / "overhead.json"
@@ -79,7 +76,6 @@ def test_the_overhead_bench_writes_what_it_measured(tmp_path: Path) -> None:
     assert record["compiles"]["failing"]["status"] == "failed"
 
 
-@bench
 def test_the_plan_bench_writes_what_it_measured(tmp_path: Path) -> None:
     """The whole graph of a model in one region, and a plan for a GPU that is not here."""
     pytest.importorskip("tensorrt_rtx", reason="its parser and builder run on a CPU")
@@ -90,7 +86,6 @@ def test_the_plan_bench_writes_what_it_measured(tmp_path: Path) -> None:
     assert row["plan_mib"] > 0
 
 
-@bench
 def test_the_telemetry_bench_writes_what_it_measured(tmp_path: Path) -> None:
     """The sink's share of a short compile; the long ones take too long here."""
     figures = tmp_path / "telemetry.json"
@@ -102,7 +97,6 @@ def test_the_telemetry_bench_writes_what_it_measured(tmp_path: Path) -> None:
         assert row["share"]["median"] < 0.5
 
 
-@bench
 def test_the_engine_bench_writes_what_it_measured(tmp_path: Path) -> None:
     """Calls, and the growth of a fresh process by as much as its weights, not twice as much."""
     figures = tmp_path / "onnxrt.json"
@@ -117,7 +111,6 @@ def test_the_engine_bench_writes_what_it_measured(tmp_path: Path) -> None:
     assert row["grown_over_weights"] < 1.3
 
 
-@bench
 def test_the_operator_bench_finds_what_is_right(tmp_path: Path) -> None:
     """Forward and backward of an operator that is taken, and one that is not."""
     figures = tmp_path / "ops.json"
@@ -130,7 +123,6 @@ def test_the_operator_bench_finds_what_is_right(tmp_path: Path) -> None:
     assert verdicts["special.bessel_j0", "forward"] == "declined"
 
 
-@bench
 def test_the_bench_of_edges_tells_apart_what_is_documented(tmp_path: Path) -> None:
     """NaN gets lost in OpenVINO's ``exp``; others are right, and a probability is left alone."""
     figures = tmp_path / "edges.json"
@@ -141,7 +133,6 @@ def test_the_bench_of_edges_tells_apart_what_is_documented(tmp_path: Path) -> No
     assert (sweep["known"], sweep["otherwise"]) == (["exp"], {})
 
 
-@bench
 def test_the_pass_bench_writes_what_it_measured(tmp_path: Path) -> None:
     """A row for each pass with its matches, and one for all that match together."""
     figures = tmp_path / "passes.json"
@@ -155,7 +146,6 @@ def test_the_pass_bench_writes_what_it_measured(tmp_path: Path) -> None:
     assert (rows["remove_no_ops"]["matches"], rows["remove_no_ops"]["speedup"]) == (0, None)
 
 
-@bench
 def test_the_faults_bench_says_what_became_of_every_call(tmp_path: Path) -> None:
     """A wrong value gets past try and except, and not past a chain that verifies."""
     figures = tmp_path / "faults.json"
@@ -168,7 +158,6 @@ def test_the_faults_bench_says_what_became_of_every_call(tmp_path: Path) -> None
     assert became["wrong_value", "later", True, "composer, verified"] != {"right": 6}
 
 
-@bench
 def test_the_guards_bench_compares_each_filter_with_the_engine(tmp_path: Path) -> None:
     """A ratio for each, and none for the engine by itself."""
     figures = tmp_path / "guards.json"
@@ -180,7 +169,6 @@ def test_the_guards_bench_compares_each_filter_with_the_engine(tmp_path: Path) -
     assert list(found["milliseconds"]) == ["onnxruntime", *found["ratios"]]
 
 
-@bench
 def test_the_bench_of_generation_measures_each_engine(tmp_path: Path) -> None:
     """Over eager and over Inductor, by cache."""
     figures = tmp_path / "generation.json"
@@ -192,7 +180,6 @@ def test_the_bench_of_generation_measures_each_engine(tmp_path: Path) -> None:
         assert [list(found["ratios"][each]) for each in engines[1:]] == [["eager", "inductor"]] * 2
 
 
-@bench
 def test_the_overhead_bench_measures_the_guard_alone(tmp_path: Path) -> None:
     """A row for each number of inputs."""
     figures = tmp_path / "guard.json"

@@ -26,6 +26,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="children are fo
 
 @pytest.fixture(autouse=True)
 def _a_server_of_its_own() -> Iterator[None]:
+    forkserver._servers.end_all()  # one that other tests have left may be about to end
     yield
     forkserver._servers.end_all()
 

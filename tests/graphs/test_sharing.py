@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from common import compiled, last
+from common import compiled, last, upstream
 from rewrites import Scale, at
 
 pytestmark = pytest.mark.filterwarnings("ignore::composer.errors.FallbackWarning")
@@ -79,6 +79,7 @@ def test_shared_memory_is_eagers_under_late_passes_too() -> None:
     assert torch.equal(mine, eagers)
 
 
+@upstream
 def test_torch_serves_inputs_that_share_memory_wrongly() -> None:
     """When it does not any more, ``composer.graphs.sharing`` can go (torch 2.11 to 2.15)."""
     run = torch.compile(doubles_and_adds, backend="aot_eager")

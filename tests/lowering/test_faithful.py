@@ -17,7 +17,7 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812  # as torch's own users write it
-from common import compiled, last, needs_torch
+from common import compiled, last, needs_torch, upstream
 from torch._subclasses import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
@@ -878,6 +878,7 @@ RACES = {"elements added at places in two dimensions"}
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast:RuntimeWarning")
+@upstream
 @pytest.mark.parametrize("name", sorted(RULED.keys() - CRASHES - SEEN_BY_RUNNING - RACES))
 def test_rules_are_still_needed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without its rule the case gives other results, or is not taken either."""
@@ -924,6 +925,7 @@ def test_memory_of_a_mean_is_read_by_strides() -> None:
     assert last().chosen == "onnxrt", last().attempts[0].message
 
 
+@upstream
 def test_fake_tensors_lie_otherwise_than_real_ones() -> None:
     """The quirk behind ``decline_unsure_memory``; when this fails, one reason for it is gone."""
     with FakeTensorMode() as mode:
@@ -973,6 +975,7 @@ session.run(None, feeds)
 """
 
 
+@upstream
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="others divide without a trap")
 def test_onnx_runtime_divides_the_least_number_with_a_trap() -> None:
     """The quirk behind ``_integer_division`` (1.31.1); when this fails, -1 is a divisor as any."""
@@ -1102,6 +1105,7 @@ def test_what_only_shows_at_run_time_shows_while_compiling(monkeypatch) -> None:
     assert attempt.error_type == "ZeroDivisionError"
 
 
+@upstream
 def test_onnx_runtime_still_forgets_a_transposition() -> None:
     """Before a vector; ``matrix_vector`` can go when it does not."""
     onnx, onnxruntime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")

@@ -9,7 +9,7 @@ import itertools
 
 import pytest
 import torch
-from common import compiled, last
+from common import compiled, last, upstream
 from torch._inductor import config as inductor_config
 from weight_changes import CHANGES, assign_data, load_state_dict, update_in_place
 
@@ -310,6 +310,7 @@ def test_an_output_of_weights_alone_belongs_to_the_caller(engine: str, training:
             each.zero_()
 
 
+@upstream
 def test_what_inductor_folds_it_gives_out(monkeypatch) -> None:
     """The quirk behind ``constants_kept_apart``; when this fails, it can go."""
     monkeypatch.setattr(_torch.inductor, "constants_kept_apart", contextlib.nullcontext)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from common import compiled, last, needs_torch
+from common import compiled, last, needs_torch, upstream
 from torch._dynamo.decorators import mark_unbacked
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.nn import functional
@@ -197,6 +197,7 @@ def test_composers_own_operators_give_torchs_numbers() -> None:
     assert operators.attention(*(each.to("meta") for each in (q, k, v)), 3, 0.3).shape == (2, 3, 12)
 
 
+@upstream
 def test_torch_asks_logsumexp_for_a_size() -> None:
     """When it does not, ``log_sum_exp`` in ``decompositions/attention.py`` can go (torch 2.13)."""
 

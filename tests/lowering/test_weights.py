@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from common import compiled, last
+from common import compiled, last, upstream
 from torch import distributed
 from torch._dynamo.utils import counters
 from torch.utils import swap_tensors
@@ -23,6 +23,7 @@ from composer.lowering.statistics import find_witnesses
 from composer.testing import FakeBackend, settle
 
 
+@upstream
 def test_torch_fused_steps_do_not_raise_versions() -> None:
     """The quirk behind ``count_steps``; when this fails, the hook can go."""
     parameter = torch.nn.Parameter(torch.ones(4))
@@ -36,6 +37,7 @@ def test_torch_fused_steps_do_not_raise_versions() -> None:
     assert not torch.equal(parameter, torch.ones(4))
 
 
+@upstream
 def test_torch_batch_norm_does_not_raise_versions_of_its_statistics() -> None:
     """But does that of the witness; when this fails, the witness can go."""
     norm = torch.nn.BatchNorm1d(4).train()
@@ -45,6 +47,7 @@ def test_torch_batch_norm_does_not_raise_versions_of_its_statistics() -> None:
     assert norm.num_batches_tracked._version > tracked
 
 
+@upstream
 def test_torch_refuses_to_swap_what_has_weak_references() -> None:
     """The quirk behind ``forget_swapped``; when this fails, it can go."""
     weight, other = torch.nn.Parameter(torch.ones(4)), torch.nn.Parameter(torch.zeros(4))
@@ -176,6 +179,7 @@ def _alone(tmp_path):
     distributed.destroy_process_group()
 
 
+@upstream
 @pytest.mark.usefixtures("_alone")
 def test_torch_collectives_do_not_raise_versions() -> None:
     """The quirk behind ``receives_parameters``; when this fails, it can go."""

@@ -21,6 +21,8 @@ from composer import Attempt, Candidate, CompileReport, Policy, Reason
 from composer.cli import COMMANDS, app, command
 from composer.records import Counters, GraphInput, PassRecord
 
+pytestmark = pytest.mark.docs
+
 PAGES = sorted(page for page in (*ROOT.glob("docs/*.md"), ROOT / "README.md") if page.is_file())
 RECORDS = (CompileReport, Attempt, PassRecord, GraphInput, Counters)
 NOT_GIVEN = "No part of this release gives this reason yet."

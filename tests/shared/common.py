@@ -21,6 +21,10 @@ ROOT = Path(__file__).parents[2]
 """The project's folder."""
 
 
+upstream = pytest.mark.thorough
+"""Marks a test of what is wrong in a library. It fails when a workaround may go."""
+
+
 def thorough(*cases: Any) -> list[Any]:
     """Cases of a list that the others nearly stand for, and that take long; see ``pyproject.toml``.
 

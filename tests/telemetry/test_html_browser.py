@@ -16,6 +16,8 @@ from recordings import FAILED, UNAVAILABLE, graph, many, recording, served
 from composer.telemetry.html import render
 from composer.telemetry.recording import Recording
 
+pytestmark = pytest.mark.thorough
+
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
 HOSTILE = "</script><script>document.title='taken'</script><img src=x onerror='document.title=1'>"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from common import compiled, last, thorough
+from common import compiled, last, thorough, upstream
 from rewrites import CosineToSine, Scale, at, aten, cosines
 from torch._dynamo import lookup_backend
 from torch._dynamo.exc import BackendCompilerFailed
@@ -973,6 +973,7 @@ def test_gradients_of_which_only_rounding_is_left_are_compared_by_the_size_of_th
         assert attempt.accepted, (seed, attempt.message)
 
 
+@upstream
 @pytest.mark.parametrize(("batch", "right"), [(1, False), (2, True)])
 def test_eager_is_wrong_about_a_batch_norm_of_one_image(batch: int, right: bool) -> None:
     """The day it is not, a paragraph of docs/verify.md may go (torch 2.12 and 2.13)."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import onnxruntime
 import pytest
 import torch
-from common import compiled, last
+from common import compiled, last, upstream
 from torch._dynamo.exc import BackendCompilerFailed
 from torch.utils._python_dispatch import TorchDispatchMode
 from weight_changes import CHANGES
@@ -247,6 +247,7 @@ class Fixed(torch.nn.Module):
         return x @ self.weight.T
 
 
+@upstream
 def test_weights_are_still_transposed_when_a_session_is_made(monkeypatch, optimized) -> None:
     """By ONNX Runtime itself: ``products.py`` can go once this fails."""
     found = []

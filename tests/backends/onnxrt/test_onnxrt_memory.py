@@ -8,7 +8,7 @@ from operator import attrgetter
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812  # as torch's own users write it
-from common import compiled, fault_of, last
+from common import compiled, fault_of, last, upstream
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import composer
@@ -71,6 +71,7 @@ def test_what_has_no_kernel_stays_torchs(case) -> None:
     assert "ONNX Runtime has no kernel for" in last().attempts[0].message
 
 
+@upstream
 @pytest.mark.parametrize("case", LACKING)
 def test_kernels_are_still_missing(case, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the rule ONNX Runtime refuses the model, or computes something else."""

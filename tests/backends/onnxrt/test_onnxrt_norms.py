@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from common import compiled, fault_of, last
+from common import compiled, fault_of, last, upstream
 from torch import Tensor
 
 from composer.backends.onnxrt import session
@@ -192,6 +192,7 @@ def test_a_norm_keeps_the_digits_of_float64(norm) -> None:
     assert last().chosen == "onnxrt"
 
 
+@upstream
 @pytest.mark.parametrize("name", ["of fourth powers", "mean minus x", "mean not kept", "epsilons"])
 def test_onnxruntime_still_takes_for_norms_what_is_none(name: str, monkeypatch) -> None:
     """``FUSIONS``, and with it ``fuse_norms``, can go once this fails for all."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812  # as torch's own users write it
-from common import compiled, fault_of, last
+from common import compiled, fault_of, last, upstream
 
 from composer.backends.onnxrt import session
 from composer.errors import FallbackWarning
@@ -52,6 +52,7 @@ def test_what_an_optimizer_breaks_is_taken_without_it(function, dtype, dynamic) 
     assert (last().chosen, last().attempts[0].coverage) == ("onnxrt", 1.0)
 
 
+@upstream
 @pytest.mark.parametrize("name", REFUSED)
 def test_onnx_runtime_breaks_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rule may go when no supported release does so any more."""
@@ -74,6 +75,7 @@ def test_a_scaled_product_keeps_the_digits_of_float64() -> None:
     assert last().chosen == "onnxrt"
 
 
+@upstream
 def test_onnxruntime_still_rounds_the_factors_of_products(monkeypatch) -> None:
     """The rule can go once this fails."""
     monkeypatch.setattr(session, "left_out", lambda model: ())

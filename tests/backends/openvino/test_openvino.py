@@ -11,7 +11,7 @@ import onnx
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812  # as torch's own users write it
-from common import ROOT, compiled, last, thorough
+from common import ROOT, compiled, last, thorough, upstream
 
 import composer
 from composer import _torch
@@ -602,6 +602,7 @@ def test_an_embedding_by_other_positions_stays_torchs(positions, x) -> None:
     assert any("aten.embedding" in line for line in left)
 
 
+@upstream
 def test_openvino_does_not_complain_of_a_position_that_is_not_there(monkeypatch) -> None:
     """Which is why they are looked at; the day it does, that can go."""
     monkeypatch.setattr(engine, "require_within", lambda positions, size: None)
@@ -965,6 +966,7 @@ def test_what_a_convolution_reads_of_an_input_is_not_rounded() -> None:
     torch.testing.assert_close(found, model(x), rtol=0.02, atol=0.02)
 
 
+@upstream
 def test_openvino_loses_what_is_added_to_large_numbers(monkeypatch) -> None:
     """Unless it is told; ``in_float32`` may go when it does not any more (2026.4 does)."""
     if not _torch.processor.multiplies_bf16():
@@ -1053,6 +1055,7 @@ def test_infinite_masks_stay_infinite_in_bfloat16() -> None:
     assert found[0, :, 4:].all()
 
 
+@upstream
 def test_openvino_rounds_the_least_number_to_an_infinity(monkeypatch) -> None:
     """The bounds may go when it does not any more (2026.4 does)."""
     if not _torch.processor.multiplies_bf16():

@@ -7,7 +7,7 @@ import platform
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812  # as torch's own users write it
-from common import compiled, last
+from common import compiled, last, upstream
 
 from composer import _torch
 from composer.backends.openvino import corrections, engine
@@ -104,6 +104,7 @@ def test_queries_as_many_as_heads_are_not_written_over(function, dynamic, precis
     assert last().chosen == NAME
 
 
+@upstream
 @WIDE
 @pytest.mark.parametrize(("function", "precision"), [(attention, "fp32"), (merged, "bf16")])
 def test_openvino_writes_over_them(function, precision, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,6 +145,7 @@ def test_attention_combined_and_normalized_compiles(run_python, attend: str, beh
     assert done.returncode == 0, done.stderr
 
 
+@upstream
 @WIDE
 def test_openvino_crashes_on_normalized_attention(run_python) -> None:
     """The rule may go if not."""
@@ -228,6 +230,7 @@ with torch.no_grad():
 """
 
 
+@upstream
 @WIDE
 def test_openvino_reads_past_a_single_factor(run_python) -> None:
     """It takes what it finds there for factors (2026.4); widening may go when it does not."""
@@ -275,6 +278,7 @@ def test_a_rotary_embedding_stays_one(dynamic: bool, monkeypatch: pytest.MonkeyP
     check(heads, torch.randn(2, 6, 32), dynamic=dynamic)
 
 
+@upstream
 @pytest.mark.parametrize("name", ["a part that is no half", "halves as they are"])
 def test_openvino_takes_it_for_a_rotation(name, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rule may go when it does not any more (2026.4 does)."""
@@ -312,6 +316,7 @@ def test_slopes_lie_along_the_last_dimension(leaky, slope, channels) -> None:
     check(Slopes(leaky, slope).eval(), torch.randn(2, channels, 6, 8))
 
 
+@upstream
 def test_openvino_takes_slopes_along_the_channels(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rule may go when it does not any more (2026.4 does)."""
     monkeypatch.setattr(corrections, "ALWAYS", ())
@@ -396,6 +401,7 @@ def test_one_output_for_all_channels_is_left_alone() -> None:
     check(One().eval(), torch.randn(2, 5, 7, 6), z)
 
 
+@upstream
 @pytest.mark.parametrize(
     ("behind", "dynamic"), [("slopes", False), ("rectified", False), ("sum", True), ("norm", True)]
 )
@@ -424,6 +430,7 @@ def test_what_is_almost_gelu_is_not_taken_for_it(function) -> None:
     check(function, -torch.rand(2, 4, 6, 8) * 2)
 
 
+@upstream
 @pytest.mark.parametrize("function", ALMOST_GELU.values(), ids=ALMOST_GELU)
 def test_openvino_takes_it_for_gelu(function, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rule may go when it does not any more (2026.4 does)."""
@@ -454,6 +461,7 @@ def test_means_without_their_dimension_lie_along_the_last(function, dynamic) -> 
     check(function, torch.randn(8, 8), dynamic=dynamic)
 
 
+@upstream
 @pytest.mark.parametrize("norm", ["layer norm", "of squares"])
 def test_openvino_takes_them_for_those_that_keep_it(norm, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rule may go when it does not any more (2026.4 does)."""
@@ -479,6 +487,7 @@ def test_reduced_dimensions_are_counted_with_those_that_were_added(function, dyn
     check(function, torch.randn(4, 6, 6), dynamic=dynamic)
 
 
+@upstream
 @pytest.mark.parametrize("name", ["behind the last", "a mean"])
 def test_openvino_counts_without_them(name, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rule may go when it does not any more (2026.4 does)."""
@@ -502,6 +511,7 @@ def test_reductions_behind_a_turn_drop_their_own_dimension(function, dynamic) ->
     check(function, torch.randn(1, 3, 8), torch.randn(8, 8), dynamic=dynamic)
 
 
+@upstream
 @pytest.mark.parametrize("name", ["a sum", "of images"])
 def test_openvino_drops_another(name, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rule may go when it does not any more (2026.4 does)."""
@@ -529,6 +539,7 @@ def test_factors_of_one_element_have_dimensions(function) -> None:
     check(function, torch.randn(4, 6), torch.ones(1))
 
 
+@upstream
 @pytest.mark.parametrize("function", MORE_DIMENSIONS.values(), ids=MORE_DIMENSIONS)
 def test_openvino_takes_them_for_numbers(function, monkeypatch: pytest.MonkeyPatch) -> None:
     """It refuses the model then (2026.4); the rules may go when it does not."""
@@ -553,6 +564,7 @@ def test_vectors_keep_their_signs(function, dynamic) -> None:
     check(lambda x: function(torch.cat([x - 1, x + 1])), torch.randn(8), dynamic=dynamic)
 
 
+@upstream
 @pytest.mark.parametrize("function", SIGNED.values(), ids=SIGNED)
 def test_openvino_takes_magnitudes_of_the_parts(function, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rule may go when it does not any more (2026.4 does)."""
@@ -579,6 +591,7 @@ def test_a_window_stays_with_the_places(dynamic: bool) -> None:
     check(Windowed(), torch.randn(2, 3, 4), dynamic=dynamic)
 
 
+@upstream
 def test_openvino_moves_windows_into_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rule may go when it does not any more (2026.4 does)."""
     monkeypatch.setattr(corrections, "ALWAYS", ())
