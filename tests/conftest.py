@@ -158,3 +158,33 @@ def optimized(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], A
 
     monkeypatch.setattr(session, "session_options", saving)
     return lambda: onnx.load(str(path)).graph
+
+
+class _SimulatedTime:
+    """A clock that goes on by what anybody sleeps, and a little at each look."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        self.now += 20e-6
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def real_time() -> None:
+    """For a test of a file of simulated time that itself is about the machine's."""
+
+
+@pytest.fixture
+def simulated_time(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is the fastest does not depend on the load, and nobody waits."""
+    if "real_time" in request.fixturenames:
+        return
+    clock = _SimulatedTime()
+    monkeypatch.setattr("time.perf_counter", clock.perf_counter)
+    monkeypatch.setattr("time.sleep", clock.sleep)
+    monkeypatch.setattr("composer.machine.seconds_without_a_core", lambda: 0.0)

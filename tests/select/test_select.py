@@ -30,7 +30,10 @@ from composer.select.rules import least_memory, lost_a_tie
 from composer.select.track import Track
 from composer.testing import FakeBackend, expect
 
-pytestmark = pytest.mark.filterwarnings("ignore::composer.errors.FallbackWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::composer.errors.FallbackWarning"),
+    pytest.mark.usefixtures("simulated_time"),
+]
 
 NAP = 0.02
 ENDLESS = select.Budget(60.0)
@@ -110,7 +113,6 @@ def test_slower_engines_are_no_news() -> None:
 
 def test_record_has_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of everyone that was measured, the floor's with each; the report shows them."""
-    monkeypatch.setattr(machine, "seconds_without_a_core", lambda: 0.0)
     fastest(double, Engine("slow", NAP / 4), Engine("quick"))(torch.ones(2))
     slow, quick = (attempt.engine["timing"] for attempt in last().attempts)
     assert quick["ratio"] == 1.0
@@ -790,6 +792,7 @@ def test_under_a_load_short_turns_decide_where_there_is_no_time_for_long_ones(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
+@pytest.mark.usefixtures("real_time")
 def test_waiting_for_a_core_is_counted() -> None:
     """Two processes that share one core each wait for half of the time, of which a tenth counts."""
     track = Track(read_request(torch.fx.symbolic_trace(lambda x: x.sin()), [torch.ones(2)]))

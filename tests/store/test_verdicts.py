@@ -37,7 +37,10 @@ from composer.store import disk, shared_store, verdicts
 from composer.store.ledger import Ledger
 from composer.testing import FakeBackend
 
-pytestmark = pytest.mark.filterwarnings("ignore::composer.errors.FallbackWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::composer.errors.FallbackWarning"),
+    pytest.mark.usefixtures("simulated_time"),
+]
 
 
 def double(x: torch.Tensor) -> torch.Tensor:
@@ -597,6 +600,7 @@ class Troubled(MemoryFileSystem):
         raise PermissionError("no credentials")
 
 
+@pytest.mark.usefixtures("real_time")
 @pytest.mark.parametrize("hangs", [False, True])
 def test_store_in_trouble_is_left_alone(
     chain: Chain, monkeypatch: pytest.MonkeyPatch, hangs: bool
