@@ -47,7 +47,9 @@ from composer.lowering.each import compile_each
 from composer.lowering.freeze import freezing
 from composer.memory import lacks_memory
 from composer.passes import late
+from composer.precision import Narrow
 from composer.records import Attempt, GraphRequest, Reason, Status, plain
+from composer.select.choice import Tried
 from composer.verify import prove, verify
 
 
@@ -59,7 +61,7 @@ def try_candidate(
     *,
     require_working: Callable[[Contender, GraphRequest], None] = lambda contender, request: None,
     at_run_time: bool = False,
-) -> tuple[Attempt, Callable[..., Any] | None, BaseException | None]:
+) -> Tried:
     """One attempt: its record, and either the compiled callable or the error that ended it.
 
     The error keeps no local variables of its traceback: the next candidate needs their memory.
@@ -71,7 +73,8 @@ def try_candidate(
     ``Exception`` or not.
     """
     name = contender.candidate.name
-    ballot = agreement.NOBODY if contender.backend.may_return_original else ballot
+    is_floor = contender.backend.may_return_original
+    ballot = agreement.NOBODY if is_floor else ballot
     started, handled = time.perf_counter(), sys.exception()
     with taking_notes() as notes:
         if contender.candidate.options:
@@ -90,7 +93,7 @@ def try_candidate(
                 contender.recall(request)
                 if not contender.limits.isolate:  # else the child process does
                     require_working(contender, request)
-                compiled = _acceptable(request, contender, ballot, notes, in_fp32)
+                compiled, bounds = _acceptable(request, contender, ballot, notes, in_fp32)
             ballot.accept()
         except BaseException as error:
             interrupts.pass_on(error)
@@ -99,7 +102,7 @@ def try_candidate(
             failed = _failed(name, error, notes, time.perf_counter() - started)
             ballot.refuse(failed.sentence())
             _raise_pass_error(error)
-            return failed, None, without_locals(error, handled)
+            return Tried(failed, None, without_locals(error, handled), is_floor=is_floor)
     accepted = Attempt(
         backend=name,
         status=Status.SUCCEEDED,
@@ -109,7 +112,7 @@ def try_candidate(
         coverage=notes.coverage,
         engine=notes.engine,
     )
-    return accepted, compiled, None
+    return Tried(accepted, compiled, is_floor=is_floor, bounds=bounds)
 
 
 _OFF = (Reason.NUMERIC_MISMATCH, Reason.NON_FINITE)
@@ -122,8 +125,10 @@ def _acceptable(
     ballot: agreement.Ballot,
     notes: Notes,
     in_fp32: int,
-) -> Callable[..., Any]:
+) -> tuple[Callable[..., Any], Bounds | None]:
     """What the candidate compiled: on trial in bf16 the largest part whose numbers hold is in it.
+
+    With how far its numbers may be off.
 
     Ranks that are to take the same engine may not find the same part: there it is all or nothing.
     """
@@ -151,19 +156,23 @@ def _built_and_verified(
     ballot: agreement.Ballot,
     notes: Notes,
     in_fp32: int,
-) -> Callable[..., Any]:
-    compiled = _narrow_and_build(request, contender, ballot, in_fp32)
-    _decline_low_coverage(notes, contender.min_coverage)
-    _verify(compiled, request, contender, contender.allowed(notes.engine))
-    return compiled
+) -> tuple[Callable[..., Any], Bounds | None]:
+    """Build in the candidate's precision, but for so many of the first products, and compare.
 
-
-def _narrow_and_build(
-    request: GraphRequest, contender: Contender, ballot: agreement.Ballot, in_fp32: int
-) -> Callable[..., Any]:
-    """Build for the graph in the candidate's precision, but for so many of the first products."""
+    An engine that computes in bf16 by an option of its own is held to what fp32 is.
+    """
     found = contender.narrowed(request, in_fp32)
+    bounds = contender.bounds if found is None else contender.bounds_in_bf16
     ballot.open()
+    compiled = _build_in_precision(request, contender, found)
+    _decline_low_coverage(notes, contender.min_coverage)
+    _verify(compiled, request, contender, bounds)
+    return compiled, bounds
+
+
+def _build_in_precision(
+    request: GraphRequest, contender: Contender, found: Narrow | None
+) -> Callable[..., Any]:
     if found is None:
         return _build_within_limits(request, contender)
     with computing_in("bf16" if contender.backend.chooses_precision else "fp32"):

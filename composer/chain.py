@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -13,7 +14,7 @@ from composer.errors import CandidateError, ChainExhausted
 from composer.floor import make_floor
 from composer.passes import late
 from composer.passes.resolve import SharedPasses
-from composer.records import Attempt, GraphRequest, Outcome, Reason, Status
+from composer.records import Attempt, GraphRequest, Outcome, Status
 from composer.select import choice, remembered
 from composer.store import verdicts
 
@@ -108,10 +109,10 @@ def _try_and_remember(
     at_run_time: bool,
 ) -> choice.Tried:
     """One attempt with the shared passes within it; a failure that was expensive is remembered."""
-    name, is_floor = contender.candidate.name, contender.backend.may_return_original
+    name = contender.candidate.name
     step = session.current().progress.step(request, name)
     with step, late.running(late.LatePasses(shared, name)) as passes:
-        attempt, compiled, error = try_candidate(
+        tried = try_candidate(
             request,
             contender,
             ballot,
@@ -119,9 +120,9 @@ def _try_and_remember(
             require_working=selftest.require,
             at_run_time=at_run_time,
         )
-    if error is not None:
-        contender.remember(request, attempt, error)
-    return choice.Tried(attempt, compiled, error, passes.records, is_floor)
+    if tried.error is not None:
+        contender.remember(request, tried.attempt, tried.error)
+    return dataclasses.replace(tried, passes=passes.records)
 
 
 _FAULTS = (Status.FAILED, Status.REJECTED, Status.TIMED_OUT, Status.CRASHED)
@@ -137,19 +138,15 @@ def objection(
     to be slower had been accepted before, and one on trial need not be accepted. With
     ``shows_faults`` it is the error itself of the first candidate that failed.
     """
-    refused = [
-        attempt
-        for attempt in outcome.attempts
-        if not attempt.accepted and attempt.reason is not Reason.SLOWER
-    ]
-    for attempt, cause in zip(refused, outcome.errors, strict=True):
+    ends = zip(outcome.attempts, outcome.errors, strict=True)
+    refused = [(attempt, cause) for attempt, cause in ends if cause is not None]
+    for attempt, cause in refused:
         if strict and not (attempt.status is Status.SKIPPED or attempt.on_trial):
             return _candidate_error(attempt, cause)
         if shows_faults and attempt.status in _FAULTS:
             return _as_exception(attempt, cause)
     if on_exhausted == "raise" and len(refused) == len(outcome.attempts):
-        ends = zip(refused, outcome.errors, strict=True)
-        return ChainExhausted(outcome.attempts, [_as_exception(*each) for each in ends])
+        return ChainExhausted(outcome.attempts, [_as_exception(*each) for each in refused])
     return None
 
 

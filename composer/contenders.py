@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 from composer import child, session
 from composer.backends import find_backend
@@ -97,14 +96,6 @@ class Contender:
     def _failure_key(self, request: GraphRequest) -> str | None:
         facts = self.candidate, self.backend, self.limits, self.precision
         return failures.key_of(request, *facts)
-
-    def allowed(self, engine: Mapping[str, Any]) -> Bounds | None:
-        """How far its numbers may be off, by what the record says of the engine.
-
-        An engine that computes in bf16 by an option of its own is held to what fp32 is.
-        """
-        rewritten = self.precision == "bf16" and engine.get("precision") == "bf16"
-        return self.bounds_in_bf16 if rewritten else self.bounds
 
     def narrowed(self, request: GraphRequest, in_fp32: int = 0) -> Narrow | None:
         """The graph rewritten to bfloat16, if that is the candidate's precision.

@@ -331,19 +331,22 @@ class Outcome:
 
     Attributes:
         attempts: The candidates in the order in which they were tried.
-        errors: The exceptions of the attempts that were not accepted.
+        errors: What ended each of the attempts; ``None`` where it was accepted, or was slower.
         chosen: Who serves the graph, as the chain spelled it; ``eager`` for the floor.
         compiled: What serves it.
         passes: The shared passes that ran within the candidate that serves, or within the floor.
+        bounds: How far what serves may be off eager's numbers (``graphs.comparison.Bounds``);
+            ``None`` where the policy does not compare, and for the floor.
         ranking: Where candidates were measured, the places in the chain of those that may serve,
             best first; ``None`` where nothing was measured.
     """
 
     attempts: tuple[Attempt, ...]
-    errors: tuple[BaseException, ...]
+    errors: tuple[BaseException | None, ...]
     chosen: str
     compiled: Callable[..., Any]
     passes: tuple[PassRecord, ...] = ()
+    bounds: Any = None
     ranking: tuple[int, ...] | None = None
 
 

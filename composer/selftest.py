@@ -184,8 +184,7 @@ def _try(candidate: Candidate, case: _Case, device: torch.device) -> Attempt:
         for node, fake in zip(gm.graph.find_nodes(op="placeholder"), fakes, strict=True):
             node.meta["example_value"] = fake
         with _torch.compiles.captured_with(fakes, inputs):
-            attempt, _, _ = try_candidate(capture.read_request(gm, inputs), contender)
-    return attempt
+            return try_candidate(capture.read_request(gm, inputs), contender).attempt
 
 
 def _key(backend: Backend, device: str) -> str | None:

@@ -668,3 +668,22 @@ def test_graph_is_rewritten_once_and_let_go(monkeypatch: pytest.MonkeyPatch) -> 
     for _ in range(2):  # with Python 3.12 what Dynamo let go of is garbage at the second look only
         gc.collect()
     assert all(each() is None for each in asked)
+
+
+@pytest.mark.filterwarnings("ignore::composer.errors.FallbackWarning")
+@pytest.mark.parametrize("verify", ["compile", "sample"])
+def test_what_an_engine_says_of_its_precision_loosens_no_bounds(verify: str) -> None:
+    """The graph has no product, so it is not rewritten, and is held to float32's numbers."""
+    off = 0.0 if verify == "sample" else 0.005
+
+    def low(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+        base.note(precision="bf16", products_in_bf16=1)
+        return lambda x: (x.sin() * (1 + off),)
+
+    x = torch.rand(4, 4)
+    f = compiled(torch.sin, low, precision="bf16", verify=verify, sample_every=2)
+    f(x)
+    off = 0.005
+    for _ in range(2):
+        f(x)
+    assert told()[-1] == ("low", "bf16", "rejected", "numeric_mismatch")

@@ -273,7 +273,9 @@ class _Task:
         (attempt,) = outcome.attempts
         is_floor = contender.backend.may_return_original
         if attempt.accepted:
-            return choice.Tried(attempt, outcome.compiled, None, outcome.passes, is_floor)
+            return choice.Tried(
+                attempt, outcome.compiled, None, outcome.passes, is_floor, outcome.bounds
+            )
         if attempt.status is Status.REJECTED and self._states() != before:
             self.undecided.append(attempt.who)
             what = f"the program wrote to weights while it was compared: {attempt.message}"

@@ -100,12 +100,14 @@ class Succession:
         self._publishing = forks.lock()
         self._answering: Callable[..., Any] | None = None
         self._reverting: Attempt | None = None
+        self._bounds_by_key: dict[str, Bounds | None] = {}
         self.floor = self._floor_of(outcome)
         attempts = outcome.attempts
         if outcome.ranking is not None:
             self.contenders = [contenders[place] for place in outcome.ranking]
             attempts = tuple(attempts[place] for place in outcome.ranking)
         self._arrive(0, attempts)
+        self._bound(outcome)
 
     def _floor_of(self, outcome: Outcome) -> Callable[..., Any]:
         """What serves already, if that is the floor; else it is made now, or when it is needed."""
@@ -159,10 +161,9 @@ class Succession:
 
     def _bounds(self) -> Bounds:
         """The bounds of the engine that serves now; the policy's where that is the floor."""
-        accepted = [each for each in self.report.attempts if each.accepted]  # the last one serves
-        if self._serving == len(self.contenders) or not accepted:
+        if self._serving == len(self.contenders):
             return bounds_of(self._policy)
-        own = self.contenders[self._serving].allowed(accepted[-1].engine)
+        own = self._bounds_by_key.get(self.contenders[self._serving].key)
         return own or bounds_of(self._policy)
 
     def _answer(self, *args: Any) -> Any:
@@ -204,6 +205,7 @@ class Succession:
         first = self._serving + 1
         outcome, engine = self.walk(args, self.contenders[first:])
         self._arrive(first, outcome.attempts)
+        self._bound(outcome)
         self._record((*self.report.attempts, *outcome.attempts), outcome.chosen, outcome)
         return roles.Engine(self.floor) if outcome.chosen == FLOOR else engine
 
@@ -226,6 +228,7 @@ class Succession:
             attempts = (*self.report.attempts, *outcome.attempts)
             if outcome.attempts[0].accepted:
                 self._serving = place
+                self._bound(outcome)
                 self._record(attempts, outcome.chosen, outcome)
                 return engine
             self._wait(place, calls - 1)  # this one is made by another
@@ -256,6 +259,8 @@ class Succession:
         waiting = ((new, self._quarantined.get(old)) for new, old in enumerate(ahead))
         self._quarantined = {new: each for new, each in waiting if each is not None}
         self._arrive(0, [outcome.attempts[place] for place in ahead])
+        if not stays:
+            self._bound(outcome)
         attempts = (*outcome.attempts, *since)
         self._record(attempts, outcome.chosen, None if stays else outcome, alongside=True)
         return None if stays else roles.Engine(outcome.compiled), may_return
@@ -315,6 +320,11 @@ class Succession:
         for place, attempt in enumerate(attempts, first):
             if attempt.reason is Reason.QUARANTINED and place not in self._quarantined:
                 self._wait(place, self.report.runtime.calls)
+
+    def _bound(self, outcome: Outcome) -> None:
+        """Note how far the engine may be off that serves from now on."""
+        if self._serving < len(self.contenders):
+            self._bounds_by_key[self.contenders[self._serving].key] = outcome.bounds
 
     def _preferred(self) -> dict[int, _Quarantine]:
         """The engines in quarantine that the chain has before the one that serves, in order."""

@@ -49,10 +49,10 @@ def _attempt(payload: bytes, ready: Callable[[], None]) -> Attempt:
         inputs = parcel.opened(sent)
         request = capture.read_request(gm, inputs, mode=around["mode"])
         with _torch.compiles.as_if_captured(inputs):
-            attempt, compiled, _ = try_candidate(
-                request, contender, require_working=selftest.require
-            )
-        return attempt if compiled is None else _run(compiled, request, attempt)
+            tried = try_candidate(request, contender, require_working=selftest.require)
+        if tried.compiled is None:
+            return tried.attempt
+        return _run(tried.compiled, request, tried.attempt)
 
 
 def _run(compiled: Callable[..., Any], request: GraphRequest, attempt: Attempt) -> Attempt:

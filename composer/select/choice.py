@@ -14,7 +14,7 @@ from typing import Any
 
 from composer import select, session
 from composer.errors import Refusal, first_line, text_of
-from composer.graphs.comparison import devices
+from composer.graphs.comparison import Bounds, devices
 from composer.records import (
     FLOOR,
     Attempt,
@@ -47,6 +47,7 @@ class Tried:
         error: What ended the attempt; ``None`` where it was accepted.
         passes: The shared passes that ran within it.
         is_floor: Whether it runs the captured graph as it is (``eager``).
+        bounds: How far its numbers may be off eager's; ``None`` where they are not compared.
         grown: By how many bytes the process grew when it was built; 0 where nobody looked.
     """
 
@@ -55,6 +56,7 @@ class Tried:
     error: BaseException | None = None
     passes: tuple[PassRecord, ...] = ()
     is_floor: bool = False
+    bounds: Bounds | None = None
     grown: int = 0
 
 
@@ -72,8 +74,8 @@ def first(tries: Iterable[Tried], floor: Callable[[], Made], why: str = "") -> O
     for each in tries:
         made.append(_with_timing(each, f"no: {why}") if why else each)
         if each.compiled is not None:
-            return _outcome(made, each.attempt.backend, (each.compiled, each.passes))
-    return _outcome(made, FLOOR, floor())
+            return outcome_of(made, each)
+    return outcome_of(made, floor_of(floor()))
 
 
 def fastest(
@@ -96,10 +98,10 @@ def fastest(
     made = list(tries if gauge is None else _weighed(tries, gauge))
     racing = [place for place, each in enumerate(made) if each.compiled is not None]
     if not racing:
-        return _outcome(made, FLOOR, floor())
+        return outcome_of(made, floor_of(floor()))
     field = [made[place] for place in racing]
     if not field[-1].is_floor:
-        field.append(_floor(floor()))
+        field.append(floor_of(floor()))
     budget = contest.budget(sum(each.attempt.seconds for each in made))
     with session.current().progress.step(request, "measuring"):
         entrants = [_entrant(each, contest) for each in field]
@@ -109,10 +111,7 @@ def fastest(
         made[place] = each
     ahead = [racing[at] for at in _ranking(result, len(field)) if at < len(racing)]
     quarantined = [at for at, e in enumerate(made) if e.attempt.reason is Reason.QUARANTINED]
-    serves = field[winner]
-    assert serves.compiled is not None
-    outcome = _outcome(made, serves.attempt.backend, (serves.compiled, serves.passes))
-    return dataclasses.replace(outcome, ranking=(*ahead, *quarantined))
+    return outcome_of(made, field[winner], ranking=(*ahead, *quarantined))
 
 
 def _weighed(tries: Iterable[Tried], gauge: Gauge) -> Iterator[Tried]:
@@ -124,12 +123,24 @@ def _weighed(tries: Iterable[Tried], gauge: Gauge) -> Iterator[Tried]:
         before = held
 
 
-def _outcome(made: Sequence[Tried], chosen: str, serves: Made) -> Outcome:
-    errors = tuple(each.error for each in made if each.error is not None)
-    return Outcome(tuple(each.attempt for each in made), errors, chosen, *serves)
+def outcome_of(
+    made: Sequence[Tried], serves: Tried, ranking: tuple[int, ...] | None = None
+) -> Outcome:
+    """The outcome of a walk in which these were tried, and one of them, or the floor, serves."""
+    assert serves.compiled is not None
+    return Outcome(
+        attempts=tuple(each.attempt for each in made),
+        errors=tuple(each.error for each in made),
+        chosen=serves.attempt.backend,
+        compiled=serves.compiled,
+        passes=serves.passes,
+        bounds=serves.bounds,
+        ranking=ranking,
+    )
 
 
-def _floor(made: Made) -> Tried:
+def floor_of(made: Made) -> Tried:
+    """The floor as one that was tried and accepted."""
     compiled, passes = made
     attempt = Attempt(FLOOR, Status.SUCCEEDED, None, "", 0.0)
     return Tried(attempt, compiled, None, passes, is_floor=True)

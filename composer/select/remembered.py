@@ -48,10 +48,10 @@ def fastest(
     if cache and recalled:
         winner = recalled.verdict.winner
         if winner is None:
-            return _outcome(recalled, None, floor())
+            return _outcome(recalled, choice.floor_of(floor()))
         tried = trial(winner, recalled.verdict.candidates[winner].products_in_fp32)
         if tried.compiled is not None:
-            return _outcome(recalled, tried.attempt, (tried.compiled, tried.passes))
+            return _outcome(recalled, tried)
         cache.forget()
         done[winner] = tried
     outcome = choice.fastest(tries(done), floor, request, contest)
@@ -61,21 +61,21 @@ def fastest(
     return outcome
 
 
-def _outcome(recalled: Recalled, served: Attempt | None, serves: Made) -> Outcome:
-    """The outcome of the remembered contest, with ``served`` in the place of the winner."""
-    verdict, attempts, errors = recalled.verdict, [], []
+def _outcome(recalled: Recalled, serves: Tried) -> Outcome:
+    """The outcome of the remembered contest, with what was tried now in the place of the winner."""
+    verdict, made = recalled.verdict, list[Tried]()
     for place, each in enumerate(verdict.candidates):
-        if served is not None and place == verdict.winner:
-            engine = served.engine | {"timing": _timing(each, recalled)}
-            attempts.append(dataclasses.replace(served, engine=engine))
+        if place == verdict.winner:
+            engine = serves.attempt.engine | {"timing": _timing(each, recalled)}
+            made.append(Tried(dataclasses.replace(serves.attempt, engine=engine), None))
         elif each.timing:
-            attempts.append(_skipped(each, Reason.SLOWER, _beaten(each, recalled), recalled))
+            slower = _skipped(each, Reason.SLOWER, _beaten(each, recalled), recalled)
+            made.append(Tried(slower, None))
         else:
             what = _refused(each, recalled)
             refusal = Refusal(Status.SKIPPED, each.reason or Reason.POLICY, what)
-            attempts.append(_skipped(each, refusal.reason, what, recalled))
-            errors.append(refusal)
-    return Outcome(tuple(attempts), tuple(errors), verdict.chosen, *serves, ranking=verdict.ranking)
+            made.append(Tried(_skipped(each, refusal.reason, what, recalled), None, refusal))
+    return choice.outcome_of(made, serves, ranking=verdict.ranking)
 
 
 def _skipped(each: CandidateRecord, reason: Reason, message: str, recalled: Recalled) -> Attempt:
