@@ -74,10 +74,23 @@ def compose(
     """
     if name is not None:
         options = {"model": name, **(options or {})}
-    if _torch.files.will_be_saved():
-        with _torch.files.not_saving():
-            served = compose(gm, example_inputs, mode=mode, options=options)
-        return saved.Saved.of(gm, served, mode, options)
+    if not _torch.files.will_be_saved():
+        return _served(gm, example_inputs, mode, options)
+    with _torch.files.not_saving():
+        served = _served(gm, example_inputs, mode, options)
+    return saved.Saved.of(gm, served, mode, options)
+
+
+def _served(
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    mode: str | None,
+    options: Mapping[str, Any] | None,
+) -> Callable[..., Any]:
+    """The whole way of a graph: policy, passes, candidates, record, and what stands around calls.
+
+    For a file that torch writes, :func:`compose` wraps what comes of it.
+    """
     started = time.perf_counter()
     _torch.symbols.learn_sizes(gm, example_inputs)
     _torch.modes.compile_anew_in_forward_mode()
