@@ -34,9 +34,9 @@ from timing import machine, measure, write_json
 
 from composer import select
 from composer.attempt import try_candidate
+from composer.build import during
 from composer.contenders import contenders_of
 from composer.graphs import capture
-from composer.lowering import once
 from composer.policy import Policy
 from composer.records import GraphRequest
 
@@ -94,7 +94,7 @@ def built(model: torch.nn.Module, x: torch.Tensor) -> tuple[GraphRequest, dict[s
     def backend(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
         request = capture.with_key(capture.read_request(gm, inputs), None, "")
         candidates = contenders_of(Policy(chain=ENGINES, remember_failures=0))
-        with once.sharing():
+        with during(made={}):
             tried = [try_candidate(request, each) for each in candidates]
         runs = {a.backend: run for a, run, _ in tried if run is not None} | {"eager": gm.forward}
         found.append((request, runs, sum(attempt.seconds for attempt, _, _ in tried)))

@@ -22,12 +22,10 @@ import torch.fx
 from composer import _torch, agreement, interrupts, isolate, mixed
 from composer.backends.base import (
     Backend,
-    Notes,
-    computing_in,
     note,
-    taking_notes,
     within,
 )
+from composer.build import Notes, during
 from composer.contenders import Contender
 from composer.errors import (
     ChildRefusal,
@@ -42,9 +40,7 @@ from composer.errors import (
 from composer.graphs import clones, sharing, writes
 from composer.graphs.comparison import Bounds
 from composer.graphs.modes import leaving_modes
-from composer.lowering import keeping
 from composer.lowering.each import compile_each
-from composer.lowering.freeze import freezing
 from composer.memory import lacks_memory
 from composer.passes import late
 from composer.precision import Narrow
@@ -76,7 +72,8 @@ def try_candidate(
     is_floor = contender.backend.may_return_original
     ballot = agreement.NOBODY if is_floor else ballot
     started, handled = time.perf_counter(), sys.exception()
-    with taking_notes() as notes:
+    notes = Notes()
+    with during(notes=notes):
         if contender.candidate.options:
             note(options=plain(dict(contender.candidate.options)))
         if contender.on_trial:
@@ -175,7 +172,7 @@ def _build_in_precision(
 ) -> Callable[..., Any]:
     if found is None:
         return _build_within_limits(request, contender)
-    with computing_in("bf16" if contender.backend.chooses_precision else "fp32"):
+    with during(precision="bf16" if contender.backend.chooses_precision else "fp32"):
         return found.around(_build_within_limits(found.request, contender))
 
 
@@ -195,7 +192,7 @@ def _build_within_limits(request: GraphRequest, contender: Contender) -> Callabl
         isolate.rehearse(
             request, contender.candidate, limits, contender.min_coverage, contender.freeze
         )
-    with within(limits), keeping.keeping(contender.keep_gib), freezing(contender.freeze):
+    with within(limits), during(keep_gib=contender.keep_gib, freeze=contender.freeze):
         return _build(request, contender)
 
 

@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from composer import _torch, agreement, select, selftest, session
 from composer.attempt import try_candidate
+from composer.build import during
 from composer.contenders import Contender
 from composer.errors import CandidateError, ChainExhausted
 from composer.floor import make_floor
@@ -111,7 +112,8 @@ def _try_and_remember(
     """One attempt with the shared passes within it; a failure that was expensive is remembered."""
     name = contender.candidate.name
     step = session.current().progress.step(request, name)
-    with step, late.running(late.LatePasses(shared, name)) as passes:
+    passes = late.LatePasses(shared, name)
+    with step, during(late=passes):
         tried = try_candidate(
             request,
             contender,

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 from composer import child, session
 from composer.backends import find_backend
-from composer.backends.base import Backend, Precision, note
+from composer.backends.base import Backend, note
+from composer.build import Freeze, Precision
 from composer.errors import OptionError, UnknownNameError, refuse
 from composer.graphs.comparison import Bounds, LowPrecisionBounds
-from composer.lowering.freeze import Freeze
 from composer.policy import Candidate, Facts, Policy
 from composer.precision import Narrow, Stays, narrow
 from composer.records import Attempt, GraphRequest, Reason, Status

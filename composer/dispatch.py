@@ -30,11 +30,11 @@ from typing import Any
 import torch.fx
 
 from composer import _torch, book, chain, guard, lock, repro, saved, select, session, verify
+from composer.build import during
 from composer.contenders import Contender, bounds_of, contenders_of
 from composer.graphs import capture, clones
 from composer.guard import backward, overtaking, roles
 from composer.guard.succession import Succession
-from composer.lowering import once
 from composer.passes.resolve import SharedPasses, shared_passes
 from composer.policy import Facts, Policy, Rules
 from composer.records import CompileReport, GraphRequest, Outcome, PassRecord
@@ -99,7 +99,7 @@ def _served(
     gm, restore = clones.flat_outputs(gm)
     case = _prepare(capture.read_request(gm, example_inputs, mode=mode), options)
     postponed = overtaking.BackgroundContest.of(case.policy, case.request, case.contenders)
-    with once.sharing(), backward.watched() as backwards:
+    with during(made={}), backward.watched() as backwards:
         outcome = _walk(case, postponed)
     report = _publish(case, outcome, time.perf_counter() - started)
     successors = Succession(

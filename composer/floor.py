@@ -8,6 +8,7 @@ from typing import Any
 import torch.fx
 
 from composer import _torch, interrupts
+from composer.build import during
 from composer.errors import PassError
 from composer.graphs import checkpoints, clones, sharing
 from composer.lowering.each import compile_each
@@ -24,7 +25,8 @@ def make_floor(
     Raises:
         PassError: a pass failed, and the policy says ``on_pass_error = "raise"``.
     """
-    with late.running(late.LatePasses(shared, FLOOR)) as passes:
+    passes = late.LatePasses(shared, FLOOR)
+    with during(late=passes):
         return _floor(request, passes), passes.records
 
 

@@ -22,8 +22,8 @@ from pydantic import (
 )
 
 from composer import _torch
+from composer.build import Freeze
 from composer.errors import OptionError
-from composer.lowering.freeze import Freeze
 from composer.records import FLOOR, GraphRequest
 from composer.registry import did_you_mean
 

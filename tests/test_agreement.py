@@ -14,7 +14,7 @@ import pytest
 from torch.distributed import FileStore, HashStore, TCPStore
 
 from composer import _torch, agreement
-from composer.backends.base import taking_notes
+from composer.build import Notes, during
 from composer.errors import Refusal
 
 LONG = 20.0
@@ -42,7 +42,8 @@ class Rank:
         started = time.monotonic()
         with agreement.between(self.member, graph, within, again=again) as ballots:
             for place, able in enumerate(can):
-                with taking_notes() as notes:
+                notes = Notes()
+                with during(notes=notes):
                     try:
                         ballots(place).open()
                         time.sleep(build)
@@ -214,7 +215,8 @@ def test_patience_that_is_at_its_end_is_no_error() -> None:
     zero, _ = ranks(2)
     for number in range(600):
         zero.walk([True], graph=f"own{number}", within=0.0001)
-    with agreement.between(zero.member, "last", 60.0) as ballots, taking_notes() as notes:
+    notes = Notes()
+    with agreement.between(zero.member, "last", 60.0) as ballots, during(notes=notes):
         ballots(0).accept()
     assert notes.engine["agreed"]["ranks"] == 1
 

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import torch.fx
 
-from composer.child import NONE, Limits
+from composer.build import Clock, Precision, current_build, during
+from composer.child import Limits
 from composer.distribution import version_of
 from composer.errors import OptionError, refuse
 from composer.graphs.comparison import requires_grad
@@ -123,43 +122,6 @@ class Backend(ABC):
         """
 
 
-@dataclass
-class Notes:
-    """What an engine says of itself while it builds.
-
-    Attributes:
-        coverage: Share of the graph's compute nodes that it takes; ``None`` if it did not say.
-        taken: How many nodes that is, added up over its graphs (a forward and a backward, say).
-        total: Compute nodes of those graphs.
-        left: A line for each operator that it leaves to torch.
-        engine: Facts for the attempt's ``engine`` record.
-    """
-
-    coverage: float | None = None
-    taken: int = 0
-    total: int = 0
-    left: list[str] = field(default_factory=list)
-    engine: dict[str, Any] = field(default_factory=dict)
-
-    def begin_again(self, engine: Mapping[str, Any]) -> None:
-        """Forget all but these facts: the attempt's next build is to tell its own."""
-        vars(self).update(vars(Notes(engine=dict(engine))))
-
-
-_notes: ContextVar[Notes | None] = ContextVar("composer_notes", default=None)
-
-
-@contextmanager
-def taking_notes() -> Iterator[Notes]:
-    """Collect what the engine tells by :func:`note` and :func:`covers` during one attempt."""
-    notes = Notes()
-    token = _notes.set(notes)
-    try:
-        yield notes
-    finally:
-        _notes.reset(token)
-
-
 def note(coverage: float | None = None, **engine: Any) -> None:
     """Tell the attempt under way, if there is one, what the engine did.
 
@@ -173,7 +135,7 @@ def note(coverage: float | None = None, **engine: Any) -> None:
     """
     if coverage is not None and not 0 <= coverage <= 1:
         raise ValueError(f"coverage is a share, 0.0 to 1.0, not {coverage!r}")
-    notes = _notes.get()
+    notes = current_build().notes
     if notes is None:
         return
     notes.engine.update(engine)
@@ -189,7 +151,7 @@ def covers(taken: int, total: int, left: Sequence[str] = ()) -> None:
         total: Compute nodes of the graph.
         left: A line for each operator that it leaves to torch, with the reason.
     """
-    notes = _notes.get()
+    notes = current_build().notes
     if notes is None:
         return
     notes.taken, notes.total = notes.taken + taken, notes.total + total
@@ -199,70 +161,32 @@ def covers(taken: int, total: int, left: Sequence[str] = ()) -> None:
         notes.engine["left_to_torch"] = notes.left
 
 
-@dataclass(slots=True)
-class _Build:
-    """The limits of a build, when it began, and the seconds that do not count against them."""
-
-    limits: Limits
-    began: float
-    excused: float = 0.0
-
-    @property
-    def seconds(self) -> float:
-        """How long it has taken by now."""
-        return time.perf_counter() - self.began - self.excused
-
-
-_build: ContextVar[_Build | None] = ContextVar("composer_build", default=None)
-
-
 @contextmanager
 def within(limits: Limits) -> Iterator[None]:
     """Build within these limits; a build that ends later than ``timeout`` is refused as well."""
-    token = _build.set(_Build(limits, time.perf_counter()))
-    try:
+    with during(limits=limits, clock=Clock()):
         yield
         _refuse_late("finished", hint=_NOT_INTERRUPTED)
-    finally:
-        _build.reset(token)
-
-
-Precision = Literal["fp32", "bf16"]
-"""What an engine may compute single precision in; inputs and outputs keep their dtypes."""
-
-_precision: ContextVar[Precision] = ContextVar("composer_precision", default="fp32")
-
-
-@contextmanager
-def computing_in(precision: Precision) -> Iterator[None]:
-    """Let builds compute in this precision."""
-    token = _precision.set(precision)
-    try:
-        yield
-    finally:
-        _precision.reset(token)
 
 
 def precision() -> Precision:
     """What the build under way may compute in; for engines that choose it themselves."""
-    return _precision.get()
+    return current_build().precision
 
 
 def limits_left() -> Limits:
     """What is left of the limits, for engines that do a part of the build in a child process."""
-    build = _build.get()
-    if build is None:
-        return NONE
-    timeout = build.limits.timeout
-    left = None if timeout is None else max(timeout - build.seconds, 1e-3)
-    return replace(build.limits, timeout=left)
+    limits, clock = current_build().limits, current_build().clock
+    if clock is None or limits.timeout is None:
+        return limits
+    return replace(limits, timeout=max(limits.timeout - clock.seconds, 1e-3))
 
 
 def excuse(seconds: float) -> None:
     """Do not count so many seconds as compile time: a child process took them to start."""
-    build = _build.get()
-    if build is not None:
-        build.excused += seconds
+    clock = current_build().clock
+    if clock is not None:
+        clock.excused += seconds
 
 
 def check_time() -> None:
@@ -287,12 +211,11 @@ def _refuse_late(ended: str, hint: str = "") -> None:
         ended: What became of it: ``"finished"``, ``"was stopped"``.
         hint: What would end such a build in time, where no child process does.
     """
-    build = _build.get()
-    limit = None if build is None else build.limits.timeout
-    if build is None or limit is None or build.seconds <= limit:
+    limits, clock = current_build().limits, current_build().clock
+    if clock is None or limits.timeout is None or clock.seconds <= limits.timeout:
         return
-    what = f"{ended} after {build.seconds:.3g} s, and timeout is {limit:g} s"
-    told = what if build.limits.isolate or not hint else f"{what}; {hint}"
+    what = f"{ended} after {clock.seconds:.3g} s, and timeout is {limits.timeout:g} s"
+    told = what if limits.isolate or not hint else f"{what}; {hint}"
     refuse(Status.TIMED_OUT, Reason.TIMEOUT, told)
 
 

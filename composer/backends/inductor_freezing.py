@@ -17,12 +17,12 @@ import torch.fx
 
 from composer import _torch
 from composer.backends.base import note
+from composer.build import current_build
 from composer.graphs import capture, clones, writes
 from composer.graphs.nodes import attribute_at
 from composer.lowering import samples
 from composer.lowering.aot import own_tensors
 from composer.lowering.bindings import BindingEngine
-from composer.lowering.freeze import freeze
 from composer.lowering.regions import Region
 from composer.lowering.statistics import find_witnesses, is_of_norm
 from composer.lowering.weights import picker, watchable
@@ -50,7 +50,7 @@ def compiled(
     """
     if torch.is_grad_enabled():
         return _compile(gm, example_inputs, config)
-    wish = freeze()
+    wish = current_build().freeze
     asked = config.get("freezing", None if wish == "auto" else wish)
     config = config if asked is None else {**config, "freezing": asked}
     if not _torch.inductor.inductor_setting("freezing", config):

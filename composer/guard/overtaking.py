@@ -30,12 +30,12 @@ from typing import Any
 import torch
 
 from composer import _torch, chain, interrupts, select, session
+from composer.build import during
 from composer.contenders import Contender
 from composer.errors import error_line
 from composer.graphs import clones, writes
 from composer.guard import background, roles
 from composer.guard.succession import Succession
-from composer.lowering import once
 from composer.memory import free_memory
 from composer.policy import Policy
 from composer.records import (
@@ -199,7 +199,7 @@ class _Task:
             self._check()
             request = successors.request_for(self.inputs)
             cache = chain.verdict_cache(request, successors.contenders, contest)
-            with once.sharing():
+            with during(made={}):
                 outcome = self._race(request)
             self._check()
             self.seat.take_over(functools.partial(self._chosen, outcome))

@@ -11,10 +11,10 @@ from typing import Any
 
 from composer import child
 from composer.backends.base import note, precision
+from composer.build import Freeze
 from composer.errors import ChildRefusal, refuse
 from composer.graphs import collectives
 from composer.isolate import parcel
-from composer.lowering.freeze import Freeze
 from composer.passes import late
 from composer.passes.resolve import SharedPasses
 from composer.policy import Candidate

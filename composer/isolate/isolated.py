@@ -9,6 +9,7 @@ from typing import Any
 
 from composer import _torch, interrupts, selftest, verify
 from composer.attempt import try_candidate
+from composer.build import during
 from composer.contenders import contenders_of
 from composer.errors import ComposerError, Refusal, first_line, text_of
 from composer.floor import make_floor
@@ -45,7 +46,7 @@ def _attempt(payload: bytes, ready: Callable[[], None]) -> Attempt:
     except ComposerError as error:
         what = f"in a child process: {error}"
         return Attempt("", Status.DECLINED, Reason.NOT_ISOLATABLE, what, 0.0)
-    with parcel.within(around["torch"]), late.running(late.LatePasses(shared, "")):
+    with parcel.within(around["torch"]), during(late=late.LatePasses(shared, "")):
         inputs = parcel.opened(sent)
         request = capture.read_request(gm, inputs, mode=around["mode"])
         with _torch.compiles.as_if_captured(inputs):

@@ -13,6 +13,7 @@ import torch
 import torch.fx
 
 from composer import _torch
+from composer.build import current_build
 from composer.errors import refuse
 from composer.graphs import capture, checkpoints, clones
 from composer.graphs.comparison import requires_grad
@@ -20,7 +21,6 @@ from composer.graphs.nodes import value_of
 from composer.lowering import samples
 from composer.lowering.decompositions import Table, decompositions
 from composer.lowering.devices import devices_of
-from composer.lowering.freeze import freeze
 from composer.lowering.statistics import (
     find_witnesses,
     is_statistic_of,
@@ -378,7 +378,7 @@ def bindable(
         The weights, and the witnesses of those among them that have one
         (:class:`FunctionalGraph`).
     """
-    still = sorted(owners.keys() - unfit) if freeze() is not False else []
+    still = sorted(owners.keys() - unfit) if current_build().freeze is not False else []
     weights = watchable({i: everything[i] for i in still})
     watched = {i: each for i, each in weights.items() if not samples.are_compared_whole(each)}
     written_out = {i for i, each in watched.items() if is_statistic_of(owners[i], each)}  # by hand

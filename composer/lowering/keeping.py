@@ -14,21 +14,16 @@ import hashlib
 import platform
 import time
 import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from composer import _torch
+from composer.build import DEFAULT_GIB, Artefacts, current_build
 from composer.distribution import version_of
 from composer.store.disk import Entry, Shelf
-
-DEFAULT_GIB = 2.0
-"""How much is kept where no policy says otherwise."""
 
 _PACKAGES = ("onnx", "onnx-ir", "onnxscript", "torchvision")
 """What the exporter consists of; where torchvision is installed it translates more operators."""
@@ -36,77 +31,19 @@ _PACKAGES = ("onnx", "onnx-ir", "onnxscript", "torchvision")
 _IMPORTED = time.time()
 
 
-@dataclass
-class Tally:
-    """What became of the models of one attempt.
-
-    Attributes:
-        reused: How many were found on disk.
-        kept: How many were made, and stored on disk.
-        lost: Why each of the others could not be stored.
-        whole: Whether the captured graph's model was found, so that AOTAutograd was skipped.
-    """
-
-    reused: int = 0
-    kept: int = 0
-    lost: list[str] = field(default_factory=list)
-    whole: bool = False
-
-    def __str__(self) -> str:
-        """``"graph reused"``, ``"model reused"``, ``"1 of 3 models reused"``, ``"kept"``, ...
-
-        Empty where no model was asked for: another engine of the chain had it made.
-        """
-        total = self.reused + self.kept + len(self.lost)
-        if self.whole:
-            return "graph reused"
-        if self.reused == total == 1:
-            return "model reused"
-        if self.reused:
-            return f"{self.reused} of {total} models reused"
-        if self.lost:
-            return f"not kept: {'; '.join(dict.fromkeys(self.lost))}"
-        return "kept" if self.kept else ""
-
-
-_gib: ContextVar[float] = ContextVar("composer_keep_artefacts", default=DEFAULT_GIB)
-_tally: ContextVar[Tally | None] = ContextVar("composer_artefacts", default=None)
-
-
-@contextmanager
-def keeping(gib: float) -> Iterator[None]:
-    """Let builds keep this many GiB on disk; with 0 they keep nothing and look for nothing."""
-    token = _gib.set(gib)
-    try:
-        yield
-    finally:
-        _gib.reset(token)
-
-
-@contextmanager
-def counting() -> Iterator[Tally]:
-    """Count what becomes of the models of one build."""
-    tally = Tally()
-    token = _tally.set(tally)
-    try:
-        yield tally
-    finally:
-        _tally.reset(token)
-
-
-def tally() -> Tally:
+def tally() -> Artefacts:
     """The count of the build under way."""
-    return _tally.get() or Tally()
+    return current_build().artefacts or Artefacts()
 
 
 def keeps() -> bool:
     """Whether anything is kept and looked for: by policy, and by torch's switch for all caches."""
-    return _gib.get() > 0 and not torch.compiler.config.force_disable_caches
+    return current_build().keep_gib > 0 and not torch.compiler.config.force_disable_caches
 
 
 def shelf() -> Shelf:
     """Where it is kept."""
-    return Shelf("onnx", limit=int((_gib.get() or DEFAULT_GIB) * (1 << 30)))
+    return Shelf("onnx", limit=int((current_build().keep_gib or DEFAULT_GIB) * (1 << 30)))
 
 
 def find(key: str | None) -> Entry | None:

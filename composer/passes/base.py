@@ -7,12 +7,12 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 import torch.fx
 
+from composer.build import current_build, during
 from composer.errors import OptionError
 from composer.passes.fingerprint import (
     Unstable,
@@ -127,7 +127,7 @@ class GraphPass(ABC):
         changed the numbers, not only the pass.
         """
         for place in places:
-            limit = _limit.get()
+            limit = current_build().match_limit
             if limit is not None and not limit.take(self.name):
                 return
             yield place
@@ -157,18 +157,13 @@ class MatchLimit:
 _ALL = 2**62
 """More matches than any pass has."""
 
-_limit: ContextVar[MatchLimit | None] = ContextVar("composer_match_limit", default=None)
-
 
 @contextmanager
 def limited(name: str, matches: int = _ALL) -> Iterator[MatchLimit]:
     """Let the pass of this name rewrite no more than so many places: by default all, counted."""
     limit = MatchLimit(name, matches)
-    token = _limit.set(limit)
-    try:
+    with during(match_limit=limit):
         yield limit
-    finally:
-        _limit.reset(token)
 
 
 def snake_case(name: str) -> str:

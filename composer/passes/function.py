@@ -4,30 +4,17 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch.fx
 
 from composer import _torch
+from composer.build import current_build
 from composer.passes.base import GraphPass, PassResult, as_stage
 from composer.passes.fingerprint import Unstable, digest
 from composer.records import Stage
-
-_inference: ContextVar[bool] = ContextVar("composer_is_inference", default=True)
-
-
-@contextmanager
-def over_graph(*, inference: bool) -> Iterator[None]:
-    """Tell the passes that ask (``post_grad``) whether the graph at hand has no backward."""
-    token = _inference.set(inference)
-    try:
-        yield
-    finally:
-        _inference.reset(token)
 
 
 @dataclass(frozen=True)
@@ -82,7 +69,7 @@ class FunctionPass(GraphPass):
             return int(self.function.apply(gm))  # type: ignore[attr-defined]  # Inductor's class
         argument = gm.graph if _takes_graph(self.function) else gm
         if isinstance(self.function, _torch.inductor.CustomInferenceAwareGraphPass):
-            returned: Any = self.function(gm.graph, _inference.get())
+            returned: Any = self.function(gm.graph, current_build().inference)
         else:
             returned = self.function(argument)
         made = getattr(returned, "graph_module", returned)  # of torch's own PassResult

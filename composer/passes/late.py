@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch.fx
 
 from composer import _torch, interrupts
+from composer.build import current_build, during
 from composer.errors import PassError, class_and_text
-from composer.passes.function import over_graph, qualified_name
+from composer.passes.function import qualified_name
 from composer.passes.pipeline import Pipeline
 from composer.passes.resolve import SharedPasses
 from composer.passes.snapshot import Snapshot
@@ -60,7 +59,7 @@ class LatePasses:
             return
         pipeline = Pipeline(self.shared.on_error, self.candidate)
         try:
-            with over_graph(inference=inference), _torch.fakes.unset_fake_temporarily():
+            with during(inference=inference), _torch.fakes.unset_fake_temporarily():
                 pipeline.run(gm, passes)
         finally:
             self._keep(stage, pipeline.records, last=last)
@@ -146,19 +145,6 @@ def _added(first: PassRecord, second: PassRecord) -> PassRecord:
     )
 
 
-_in_force: ContextVar[LatePasses | None] = ContextVar("composer_late_passes", default=None)
-
-
-@contextmanager
-def running(late: LatePasses) -> Iterator[LatePasses]:
-    """Have the engine that is built now run these passes in its own AOT step."""
-    token = _in_force.set(late)
-    try:
-        yield late
-    finally:
-        _in_force.reset(token)
-
-
 def in_force() -> LatePasses:
     """The passes that the engine being built has to run; none outside of composer's walk."""
-    return _in_force.get() or LatePasses(SharedPasses())
+    return current_build().late or LatePasses(SharedPasses())

@@ -10,6 +10,7 @@ import torch
 import torch.fx
 
 from composer import _torch
+from composer.build import during
 from composer.graphs import clones
 from composer.graphs.checkpoints import eager_forward
 from composer.graphs.nodes import attribute_at, value_of
@@ -74,7 +75,7 @@ def _forward_after_passes(request: GraphRequest, shared: SharedPasses) -> Callab
         return _torch.sources.settled_forward(wide)
 
     gm = clones.clone_graph(request.gm)
-    with late.running(late.LatePasses(shared, FLOOR)), _torch.modes.modes_put_back():
+    with during(late=late.LatePasses(shared, FLOOR)), _torch.modes.modes_put_back():
         return compile_each(gm, request.example_inputs, widened_forward)
 
 

@@ -16,7 +16,7 @@ LAYERS = [
     {"interrupts", "memory", "records"},
     {"_torch"},
     {"registry", "store", "store.disk", "child", "machine", "guard.background", "gate"},
-    {"graphs.low_precision", "graphs.nodes", "graphs.norms"},
+    {"build", "graphs.low_precision", "graphs.nodes", "graphs.norms"},
     {"graphs.collectives", "graphs.comparison", "graphs.modes", "graphs.writes", "store.ledger"},
     {"graphs.clones", "graphs.sharing"},
     {"graphs.capture", "graphs.checkpoints"},
@@ -168,3 +168,20 @@ def test_every_file_has_its_place_in_the_order() -> None:
     listed = {name.split(".")[0] for name in ORDER if "." in name}
     inner = [each for each in modules if each.count(".") > 1 and each.split(".")[1] in listed]
     assert [each for each in inner if "." not in place(each)] == []
+
+
+CONTEXT_VARIABLES = {
+    "composer.build": "Dynamo's signature stands between composer and an engine",
+    "composer.book": "composer.using",
+    "composer._torch.symbols": "torch asks for sizes in its own code",
+    "composer._torch.backwards": "torch makes the backward in its own code",
+    "composer._torch.breaks": "torch tells of a graph break in its own code",
+    "composer.passes.walk": "operators are called as functions in a pass that walks the graph",
+}
+"""What is carried without an argument, and why. Nothing is to be added here."""
+
+
+def test_ambient_state_is_what_is_listed() -> None:
+    """All else is handed over by arguments."""
+    found = [module_of(path) for path in FILES if "ContextVar(" in path.read_text()]
+    assert sorted(found) == sorted(CONTEXT_VARIABLES)

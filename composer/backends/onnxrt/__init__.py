@@ -32,9 +32,9 @@ from composer.backends.onnxrt.kernels import widens_bfloat16
 from composer.backends.onnxrt.library import is_for_cpu_alone, onnxruntime
 from composer.backends.onnxrt.native import why_not_native
 from composer.backends.onnxrt.settings import read_settings
+from composer.build import Artefacts, during
 from composer.distribution import install
 from composer.errors import refuse
-from composer.lowering import keeping
 from composer.lowering.aot import (
     FunctionalGraph,
     GraphKind,
@@ -134,7 +134,8 @@ def onnxrt(
             whole.keep(graph, parts, [engine.graph for engine in engines.values()])
         return compiled
 
-    with keeping.counting() as artefacts:
+    artefacts = Artefacts()
+    with during(artefacts=artefacts):
         kept = whole.find(example_inputs) if whole else None
         if kept is None:
             compiled = compile_functional(gm, example_inputs, build, fusions())

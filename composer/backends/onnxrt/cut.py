@@ -14,9 +14,10 @@ from composer.backends.base import check_time
 from composer.backends.onnxrt.engine import OnnxRuntimeEngine, make_engine
 from composer.backends.onnxrt.kernels import dtypes_of, lacking, narrow_here, why_not_here
 from composer.backends.onnxrt.settings import Settings
+from composer.build import during
 from composer.errors import Refusal
 from composer.graphs.capture import graph_key
-from composer.lowering import cuts, keeping
+from composer.lowering import cuts
 from composer.lowering.aot import FunctionalGraph
 from composer.lowering.onnx import to_onnx
 from composer.lowering.regions import Region, alone
@@ -49,7 +50,7 @@ def cut(graph: FunctionalGraph, settings: Settings, device: torch.device) -> Cut
         key = graph_key(region.gm)
         if key not in asked:
             try:
-                with keeping.keeping(0):
+                with during(keep_gib=0):
                     load(region)
                 asked[key] = None
             except Refusal as why:

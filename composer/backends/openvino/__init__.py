@@ -26,10 +26,10 @@ from composer.backends.openvino.cut import cut
 from composer.backends.openvino.dialect import dialect
 from composer.backends.openvino.engine import OpenVinoEngine
 from composer.backends.openvino.settings import read_settings
+from composer.build import Artefacts, during
 from composer.distribution import install
 from composer.errors import refuse
 from composer.graphs import low_precision
-from composer.lowering import keeping
 from composer.lowering.aot import (
     FunctionalGraph,
     GraphKind,
@@ -124,7 +124,8 @@ def composer_openvino(
         return compiled
 
     note(openvino=library.version(), device=settings.device)
-    with keeping.counting() as artefacts:
+    artefacts = Artefacts()
+    with during(artefacts=artefacts):
         compiled = compile_functional(gm, example_inputs, build, dialect())
     if told := str(artefacts):
         note(artefacts=told)

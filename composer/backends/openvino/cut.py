@@ -9,8 +9,9 @@ import torch.fx
 from composer.backends.base import check_time
 from composer.backends.openvino.kernels import why_not_here
 from composer.backends.openvino.model import Model, read_model, unread_nodes
+from composer.build import during
 from composer.errors import Refusal
-from composer.lowering import cuts, keeping
+from composer.lowering import cuts
 from composer.lowering.aot import FunctionalGraph
 from composer.lowering.onnx import to_onnx
 from composer.lowering.plain import to_plain
@@ -39,7 +40,7 @@ def cut(graph: FunctionalGraph) -> Cut:
 def _why_alone(node: torch.fx.Node) -> str | None:
     """Why a call cannot be translated or read by itself; ``None`` if it can."""
     try:
-        with keeping.keeping(0):
+        with during(keep_gib=0):
             _, refused = _read(alone(node))
     except Refusal as why:
         if why.reason is not Reason.EXPORT_FAILED:

@@ -16,9 +16,9 @@ from common import ROOT, compiled, last, thorough, upstream
 import composer
 from composer import _torch
 from composer.backends import openvino as backend
-from composer.backends.base import computing_in
 from composer.backends.openvino import corrections, engine, kernels, library, memory, wide
 from composer.backends.openvino.model import Model, read_model, unread_nodes, with_weights
+from composer.build import during
 from composer.lowering.onnx import OnnxGraph
 
 openvino = pytest.importorskip("openvino", reason="the engine itself")
@@ -871,7 +871,7 @@ def test_precision_is_that_of_the_build_or_of_the_option(monkeypatch) -> None:
         torch.compiler.reset()
         compiled(mlp(), {"backend": NAME, "options": options})(x)
     torch.compiler.reset()
-    with computing_in("bf16"):
+    with during(precision="bf16"):
         torch.compile(mlp(), backend=backend.composer_openvino)(x)
     assert asked == ["f32", "bf16", None, "bf16"]
 

@@ -27,6 +27,7 @@ from composer.backends.tensorrt.log import Lines
 from composer.backends.tensorrt.plan import Recipe, Target, build_plan
 from composer.backends.tensorrt.profiles import around, holds, profile_of, ranges_of, wider
 from composer.backends.tensorrt.settings import Settings, read_settings
+from composer.build import Notes, during
 from composer.child import Limits
 from composer.errors import OptionError, Refusal
 from composer.lowering.aot import FunctionalGraph, compile_functional
@@ -255,7 +256,8 @@ def test_a_plan_is_built_in_a_child_process(trt) -> None:
     made = recipe(
         pieces(trt, lambda x: torch.relu(x @ weights[0] + weights[1]), torch.randn(6, 64))
     )
-    with base.taking_notes() as notes, base.within(Limits(isolate=True, timeout=120)):
+    notes = Notes()
+    with during(notes=notes), base.within(Limits(isolate=True, timeout=120)):
         apart_plan = apart.build(trt, made, isolate=True)
     assert len(apart_plan) == pytest.approx(len(build_plan(trt, made)), rel=0.05)
     assert notes.engine["isolated"]["seconds"] > 0
