@@ -226,7 +226,9 @@ def test_agreement_of_all_restores_patience() -> None:
     zero, one = ranks(2)
     for number in range(3):
         zero.walk([True], graph=f"own{number}", within=0.1)
-    assert together(lambda: zero.walk([True]), lambda: one.walk([True])) == [0, 0]
+    longer = LONG * agreement._IMPATIENCE**3  # which comes to LONG, after three waits in vain
+    meets = [lambda rank=rank: rank.walk([True], within=longer) for rank in (zero, one)]
+    assert together(*meets) == [0, 0]
     zero.walk([True], graph="another", within=0.3)
     assert zero.waited >= 0.3
 
