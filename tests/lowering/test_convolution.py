@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
 
-from composer.lowering.decompositions import convolution
+from composer.lowering.decompositions import convolution, pool_gradients, pools
 from composer.lowering.decompositions.convolution import Geometry, convolution_backward
 
 pytestmark = pytest.mark.slow
@@ -98,3 +99,12 @@ def test_the_way_suits_the_shapes(monkeypatch: pytest.MonkeyPatch, case: str) ->
     expected = torch.ops.aten.convolution_backward(*args)
     torch.testing.assert_close(convolution_backward(*args), expected)
     assert taken == [way]
+
+
+def test_pools_of_unknown_sizes_are_not_written_out() -> None:
+    """Nor is the gradient of none; how many windows a symbol has nobody says."""
+    empty = torch.empty(1, 1, 0, 0)
+    asked = [2, 2], [2, 2], [0, 0], False, True, None
+    assert pool_gradients.avg_pool_backward(2, empty, empty, *asked) is NotImplemented
+    unknown: Any = object()
+    assert pools.miscounted((unknown, 4), (2, 2), (2, 2)) is False

@@ -250,6 +250,20 @@ def test_rows_are_put_along_any_dimension(dim, places) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+def test_short_rows_are_put_at_their_places(engine) -> None:
+    """Too short to be written one by one: the cache is what it is in eager all the same."""
+
+    def step(cache, at, new):
+        cache[at] = new.sin()
+        return cache.relu()
+
+    at, new, cache = torch.tensor([5, 0]), torch.randn(2, 8), torch.randn(512, 8)
+    mine = cache.clone()
+    found = compiled(step, engine, min_coverage=0.0)(mine, at, new)
+    torch.testing.assert_close((found, mine), (step(cache, at, new), cache))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
 def test_a_place_that_is_not_there_is_eagers_error(engine) -> None:
     """And nothing is written, to no cache behind it either."""
 

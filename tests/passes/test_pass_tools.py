@@ -326,6 +326,14 @@ def test_check_reports_matches_and_advice() -> None:
         assert advice in str(seen)
 
 
+def test_check_has_advice_for_a_pass_that_was_typed() -> None:
+    """Its uuid is made of bytecode."""
+    scope = {"GraphPass": GraphPass}
+    exec("class Typed(GraphPass):\n    def run(self, gm): return 0", scope)
+    seen = check(scope["Typed"](), torch.cos, (torch.randn(3),))
+    assert "its source is not found" in str(seen)
+
+
 def test_check_has_no_advice_for_a_pass_without_fault() -> None:
     """Its own programs are enough for it."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -383,6 +385,20 @@ def test_the_uuid_covers_functions_that_have_no_source() -> None:
         return scope["Typed"]().uuid()
 
     assert typed("x + 1") == typed("x + 1") != typed("x + 2")
+
+
+def test_the_uuid_covers_what_functions_without_a_source_name() -> None:
+    """A module, a class that was typed as well, Python's own, and functions within."""
+
+    def typed(half: int) -> str | None:
+        scope = {"PatternPass": PatternPass, "math": math}
+        exec(f"class Half:\n    by = {half}", scope)
+        inner = "lambda x: (lambda y: y * math.pi / Half.by + int(Half.by))(x)"
+        methods = f"pattern = staticmethod({inner}); replacement = pattern"
+        exec(f"class Typed(PatternPass): {methods}", scope)
+        return scope["Typed"]().uuid()
+
+    assert typed(2) == typed(2) != typed(3)
 
 
 @pytest.mark.parametrize(

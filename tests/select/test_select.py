@@ -550,6 +550,14 @@ def test_all_that_go_on_may_raise(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen.why == "all that were left raised"
 
 
+def test_round_that_takes_longer_than_expected_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next turn is not begun once the time is over; what was known before decides."""
+    calls = {"one": [0.1, 0.1, 0.5], "two": [0.12, 0.12, 0.5], "floor": [0.16, 0.16, 0.5]}
+    seen = race_by_the_clock(calls, select.Budget(1.0, 5.0), monkeypatch)
+    assert (seen.winner, set(seen.rounds.values())) == ("one", {0})
+    assert sum(seen.calls.values()) == 7
+
+
 @dataclass
 class Seen:
     """A contest's result, by the names of the entrants."""
