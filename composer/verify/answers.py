@@ -11,6 +11,7 @@ eager's rounding.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -71,6 +72,7 @@ class Run:
         rounded_to: The coarsest dtype that numbers were rounded to on the way; ``None`` for none
             below float32.
         wrote_to_weights: Whether somebody wrote to a parameter that the graph leaves alone.
+        joined: Pairs of outputs that are one tensor: what is done to one is done to the other.
     """
 
     values: Values
@@ -80,6 +82,7 @@ class Run:
     random: bool
     rounded_to: torch.dtype | None = None
     wrote_to_weights: bool = False
+    joined: frozenset[tuple[str, str]] = frozenset()
 
 
 def verify(
@@ -190,7 +193,14 @@ def run(
         random=not torch.equal(before, generator),
         rounded_to=_rounded_to(request),
         wrote_to_weights=left_alone.written(),
+        joined=_joined(outputs),
     )
+
+
+def _joined(outputs: Values) -> frozenset[tuple[str, str]]:
+    tensors = [(name, each) for name, each in outputs.items() if isinstance(each, torch.Tensor)]
+    pairs = itertools.combinations(tensors, 2)
+    return frozenset((mine, other) for (mine, a), (other, b) in pairs if a is b)
 
 
 def _rounded_to(request: GraphRequest) -> torch.dtype | None:
@@ -375,6 +385,9 @@ def judge(
         refuse(Status.REJECTED, Reason.MUTATED_INPUTS, WROTE_TO_WEIGHTS)
     if list(got.values) != list(eager.values):
         what = f"gives {len(got.values)} values where eager gives {len(eager.values)}"
+        refuse(Status.REJECTED, Reason.OUTPUT_MISMATCH, what)
+    if joined := sorted(got.joined - eager.joined):
+        what = f"{' and '.join(joined[0])} are one tensor, and two in eager"
         refuse(Status.REJECTED, Reason.OUTPUT_MISMATCH, what)
     moved = not torch.equal(got.generator, eager.generator)
     free = eager.random and (moved or _on_gpu(eager.values))
