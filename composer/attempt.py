@@ -163,7 +163,7 @@ def _built_and_verified(
     ballot.open()
     compiled = _build_in_precision(request, contender, found)
     _decline_low_coverage(notes, contender.min_coverage)
-    _verify(compiled, request, contender, bounds)
+    _verify(compiled, request, contender, bounds, keeps_nan=notes.keeps_nan)
     return compiled, bounds
 
 
@@ -250,11 +250,13 @@ def _verify(
     request: GraphRequest,
     contender: Contender,
     bounds: Bounds | None,
+    *,
+    keeps_nan: bool,
 ) -> None:
     """Compare with what the floor computes, where the policy asks for it."""
     if bounds is None or contender.backend.may_return_original:
         return
-    compared = verify(compiled, request, late.in_force().shared, bounds)
+    compared = verify(compiled, request, late.in_force().shared, bounds, keeps_nan=keeps_nan)
     if contender.on_trial and not compared:
         refuse(Status.SKIPPED, Reason.POLICY, "in bf16 its numbers could not be compared")
 

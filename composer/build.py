@@ -42,6 +42,7 @@ class Notes:
         taken: How many nodes that is, added up over its graphs (a forward and a backward, say).
         total: Compute nodes of those graphs.
         left: A line for each operator that it leaves to torch.
+        keeps_nan: Whether it claims to give NaN wherever eager does; then it is held to that.
         engine: Facts for the attempt's ``engine`` record.
     """
 
@@ -49,6 +50,7 @@ class Notes:
     taken: int = 0
     total: int = 0
     left: list[str] = field(default_factory=list)
+    keeps_nan: bool = False
     engine: dict[str, Any] = field(default_factory=dict)
 
     def begin_again(self, engine: Mapping[str, Any]) -> None:

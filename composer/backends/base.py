@@ -122,12 +122,14 @@ class Backend(ABC):
         """
 
 
-def note(coverage: float | None = None, **engine: Any) -> None:
+def note(coverage: float | None = None, *, keeps_nan: bool | None = None, **engine: Any) -> None:
     """Tell the attempt under way, if there is one, what the engine did.
 
     Args:
         coverage: Share of the graph's compute nodes that the engine took, 0.0 to 1.0; where it is
             less than the policy's ``min_coverage``, the chain declines what was built.
+        keeps_nan: Whether the engine gives NaN wherever eager does. Under ``verify`` one that
+            claims it is compared a second time, on inputs with a NaN.
         engine: Facts for the attempt's ``engine`` record.
 
     Raises:
@@ -139,6 +141,8 @@ def note(coverage: float | None = None, **engine: Any) -> None:
     if notes is None:
         return
     notes.engine.update(engine)
+    if keeps_nan is not None:
+        notes.keeps_nan = notes.engine["keeps_nan"] = keeps_nan
     if coverage is not None:
         notes.coverage = coverage
 

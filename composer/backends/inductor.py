@@ -63,7 +63,8 @@ class InductorBackend(Backend):
         compiled = inductor_freezing.compiled(gm, example_inputs, config)
         if passes.shared.late:
             _complete(passes, key)
-        note(coverage=1.0, torch=torch.__version__, **({"mode": mode} if mode else {}))
+        chosen: dict[str, Any] = {"mode": mode} if mode else {}
+        note(coverage=1.0, torch=torch.__version__, **chosen)
         return compiled
 
 

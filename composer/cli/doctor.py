@@ -59,6 +59,7 @@ class _Row:
         in_chain: Whether the chain in force tries it.
         version: Of the package that it is made of.
         devices: The kinds of device on which it works.
+        keeps_nan: Whether it claims to give NaN wherever eager does; ``None`` if it does not say.
         reason: The code of the reason why it does not work.
         message: The same in words.
         install: The command that brings what it lacks.
@@ -70,6 +71,7 @@ class _Row:
     in_chain: bool
     version: str
     devices: tuple[str, ...]
+    keeps_nan: bool | None
     reason: str
     message: str
     install: str
@@ -146,6 +148,7 @@ def _row(name: str, requests: Sequence[GraphRequest], *, in_chain: bool) -> _Row
         in_chain=in_chain,
         version=_version(name),
         devices=tuple(works),
+        keeps_nan=first.get("engine", {}).get("keeps_nan"),
         reason=reason,
         message=message,
         install=_install(name, reason, message),
@@ -196,5 +199,9 @@ def _print(rows: Sequence[_Row], chain: Sequence[str], notes: Sequence[str]) -> 
     console = Console()
     console.print(table)
     console.print(f"The chain in force: {', '.join(chain)}.", markup=False, soft_wrap=True)
+    for row in rows:
+        if row.works and row.keeps_nan is False:
+            hides = f"Note: {row.engine} hides NaN: its option keeps_nan = true keeps it."
+            console.print(hides, markup=False, soft_wrap=True)
     for note in notes:
         console.print(f"Note: {note}.", markup=False, soft_wrap=True)

@@ -12,6 +12,7 @@ eager's rounding.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -90,6 +91,8 @@ def verify(
     request: GraphRequest,
     shared: SharedPasses,
     bounds: Bounds,
+    *,
+    keeps_nan: bool = False,
 ) -> bool:
     """Run a candidate once, the floor once, and the floor in float64 where that has to decide.
 
@@ -100,6 +103,8 @@ def verify(
         request: The graph and the first call's inputs, which are not changed.
         shared: The passes of the later stages, which the candidate and the floor have run.
         bounds: How far the candidate may be off.
+        keeps_nan: Whether the candidate claims to give NaN wherever eager does. It is then run a
+            second time, on inputs with a NaN.
 
     Returns:
         Whether all its numbers were compared.
@@ -130,7 +135,45 @@ def verify(
     changed = (*request.rewritten_by, *(each.name for each in later if each.changed))
     uncompared = tuple(each for each in changed if each not in request.compared_passes)
     reference = Reference(bool(changed), uncompared)
-    return judge(got, eager, lambda: exact(inputs, request, shared), bounds, reference)
+    all_compared = judge(got, eager, lambda: exact(inputs, request, shared), bounds, reference)
+    if keeps_nan and not eager.random:
+        _compare_nans(compiled, floor, inputs, request)
+    return all_compared
+
+
+def _compare_nans(
+    compiled: Callable[..., Any],
+    floor: Callable[..., Any],
+    inputs: Sequence[Any],
+    request: GraphRequest,
+) -> None:
+    """Refuse a candidate whose outputs hide NaN that an input has: a fault would look healthy.
+
+    One element of each input that is no weight is NaN. Nothing is compared where eager raises.
+    """
+    wrong = [each if i in request.weights else _with_nan(each) for i, each in enumerate(inputs)]
+    try:
+        expected = run(floor, wrong, request).values
+    except BaseException as error:  # noqa: BLE001  # eager does not take such inputs
+        interrupts.pass_on(error)
+        return
+    found = run(compiled, wrong, request).values
+    for name, theirs in expected.items():
+        mine = found.get(name)
+        if not isinstance(mine, torch.Tensor) or not mine.is_floating_point():
+            continue
+        hidden = int((theirs.isnan() & ~mine.isnan()).sum())
+        if name.startswith("output") and hidden:
+            what = f"{name} has numbers for {hidden} elements that are NaN where an input is NaN"
+            refuse(Status.REJECTED, Reason.NON_FINITE, what)
+
+
+def _with_nan(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point() or not value.numel():
+        return value
+    copy = value.detach().clone()
+    copy[(0,) * copy.dim()] = math.nan
+    return copy.requires_grad_(value.requires_grad)
 
 
 def _run_of_eager(

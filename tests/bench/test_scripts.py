@@ -55,6 +55,15 @@ def test_the_model_bench_writes_what_it_measured(tmp_path: Path) -> None:
     assert record["summaries"][0]["over_fastest"]["inductor"]["models"] == 1
 
 
+def test_the_bench_of_nan_writes_what_it_measured(tmp_path: Path) -> None:
+    """One ratio a model."""
+    figures = tmp_path / "nans.json"
+    asked = ("--models", "resnet", "--tiny", "--rounds", "2", "--json", str(figures))
+    run("bench/nans.py", *asked)
+    (ratio,) = json.loads(figures.read_text())["keeps over loses"].values()
+    assert ratio["p25"] <= ratio["median"] <= ratio["p75"]
+
+
 def test_the_scaling_bench_writes_what_it_measured(tmp_path: Path) -> None:
     """Compiles, calls and memory for each size, with composer and without."""
     figures = tmp_path / "scaling.json"

@@ -16,6 +16,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from composer.backends.base import note
 from composer.errors import FallbackWarning, PassError
 from composer.graphs.comparison import Bounds, LowPrecisionBounds, Mismatch, errors_of, mismatch_of
 from composer.testing import FakeBackend, expect
@@ -1038,3 +1039,19 @@ def test_errors_are_absolute_relative_and_an_angle() -> None:
     assert errors.absolute == pytest.approx(0.5)
     assert errors.relative == pytest.approx(0.5 / (12.5**0.5))
     assert 0.99 < errors.cosine < 1
+
+
+@pytest.mark.parametrize("claims", [False, True])
+def test_engine_that_claims_to_keep_nan_is_held_to_it(claims: bool) -> None:
+    """On inputs with a NaN; one that claims nothing is not asked."""
+
+    def hides(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        note(keeps_nan=claims)
+        return lambda x: [each.nan_to_num(0.0) for each in gm.forward(x)]
+
+    x = torch.randn(3, 4)
+    f = compiled(torch.relu, hides, verify="compile")
+    assert torch.equal(f(x), x.relu())
+    (attempt,) = last().attempts
+    assert attempt.reason == ("non_finite" if claims else None)
+    assert "NaN" in attempt.message or not claims

@@ -106,7 +106,7 @@ def onnxrt(
     settings = read_settings(options or {})
     device = _require(*map(str, devices_of(example_inputs)))
     version = onnxruntime().__version__
-    note(onnxruntime=version, threads=settings.threads, calls=_how_called(device))
+    note(onnxruntime=version, threads=settings.threads, calls=_how_called(device), keeps_nan=True)
     whole = whole_of(gm, example_inputs, f"onnxrt {version} {device} {settings!r} {precision()}")
     nodes: Counter[str] = Counter()
 

@@ -123,7 +123,7 @@ def composer_openvino(
         try_once(compiled, graph, parts.written)
         return compiled
 
-    note(openvino=library.version(), device=settings.device)
+    note(openvino=library.version(), device=settings.device, keeps_nan=settings.keeps_nan)
     artefacts = Artefacts()
     with during(artefacts=artefacts):
         compiled = compile_functional(gm, example_inputs, build, dialect())

@@ -75,6 +75,7 @@ class OpenVinoEngine(BindingEngine[Bound]):
         self._dtypes = region.input_dtypes
         self._table_sizes = table_sizes(region.gm)
         self._device = settings.device
+        self._keeps_nan = settings.keeps_nan
         self._config = _config(settings, precision)
         first = self.bind_first(region)
         self.facts = _facts(first.compiled)
@@ -133,7 +134,8 @@ class OpenVinoEngine(BindingEngine[Bound]):
         separate = config_for(self._model.read) if self._device == "CPU" else {}
         config = {**separate, **self._config, **_by_one_thread(self._model.read, self._config)}
         made = with_weights(self._model, held)
-        correct(made, in_bfloat16=config.get("INFERENCE_PRECISION_HINT") != "f32")
+        in_bfloat16 = config.get("INFERENCE_PRECISION_HINT") != "f32"
+        correct(made, in_bfloat16=in_bfloat16, keeps_nan=self._keeps_nan)
         compiled = never_freed_in_forks(self._compile(made, config))
         _require_precision(compiled, self._config)
         position = {name: i for i, name in enumerate(names)}

@@ -29,6 +29,7 @@ class Settings(BaseModel):
         threads: Threads of the CPU.
         precision: What float32 is computed in; ``"default"`` leaves it to OpenVINO, and without a
             value it is what the policy allows.
+        keeps_nan: Whether ``relu``, ``exp``, ``softmax`` and their kin give NaN for NaN.
         config: Further properties of OpenVINO's, as text.
     """
 
@@ -37,6 +38,7 @@ class Settings(BaseModel):
     device: str = "CPU"
     threads: Annotated[int, Strict(), Field(gt=0)] = Field(default_factory=torch.get_num_threads)
     precision: Precision | None = None
+    keeps_nan: Annotated[bool, Strict()] = False
     config: dict[str, str] = Field(default_factory=dict)
 
     @field_validator("device")

@@ -76,6 +76,7 @@ def test_the_record_says_what_ran() -> None:
         "nodes": {"CPUExecutionProvider": 3},
         "threads": 1,
         "calls": "native",
+        "keeps_nan": True,
         "artefacts": "kept",
     }
 

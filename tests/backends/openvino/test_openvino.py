@@ -77,6 +77,7 @@ def test_the_record_says_what_ran() -> None:
         "precision": "f32",
         "threads": 1,
         "streams": 1,
+        "keeps_nan": False,
         "artefacts": "kept",
     }
     assert openvino.__version__.startswith(library.version())
@@ -1154,3 +1155,44 @@ def test_a_tensor_that_is_negated_lazily_is_negated() -> None:
     """Its memory has the other sign."""
     feed = memory.feed_for(torch.float32)
     assert feed(torch._neg_view(torch.ones(2))).data.tolist() == [-1, -1]
+
+
+LOSES_NAN = {
+    "relu": F.relu,
+    "relu6": F.relu6,
+    "sigmoid": torch.sigmoid,
+    "hardsigmoid": F.hardsigmoid,
+    "softmax": lambda x: F.softmax(x, -1),
+    "log_softmax": lambda x: F.log_softmax(x, -1),
+    "clamp": lambda x: x.clamp(-1, 1),
+    "hardtanh": F.hardtanh,
+    "celu": F.celu,
+    "exp": torch.exp,
+    "several": lambda x: F.softmax(F.relu(x * 2).clamp(max=3) + 1, 0).sum(-1),
+    "behind a layer": torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()).eval(),
+}
+
+
+@pytest.mark.parametrize("function", LOSES_NAN.values(), ids=LOSES_NAN)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_nan_is_kept_where_that_is_asked_for(function, dynamic: bool) -> None:
+    """With eager's numbers elsewhere; by default the record says that it is not."""
+    x = torch.randn(4, 8)
+    with torch.no_grad():
+        one = {"backend": NAME, "options": {"keeps_nan": True}}
+        run = compiled(function, one, dynamic=dynamic, verify="compile")
+        torch.testing.assert_close(run(x), function(x))
+        assert last().attempts[0].engine["keeps_nan"] is True
+        x[1, 2] = torch.nan
+        torch.testing.assert_close(run(x), function(x), equal_nan=True)
+
+
+@upstream
+@pytest.mark.parametrize("name", sorted(LOSES_NAN.keys() - {"several"}))
+def test_openvino_loses_nan(name: str) -> None:
+    """The option may go when it does not any more (2026.4 does)."""
+    x, function = torch.randn(4, 8), LOSES_NAN[name]
+    x[1, 2] = torch.nan
+    with torch.no_grad():
+        assert not torch.equal(compiled(function, NAME)(x).isnan(), function(x).isnan())
+    assert last().attempts[0].engine["keeps_nan"] is False

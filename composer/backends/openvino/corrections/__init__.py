@@ -14,6 +14,7 @@ from composer.backends.openvino.corrections.comparisons import turn_comparisons
 from composer.backends.openvino.corrections.gelus import tell_from_gelu
 from composer.backends.openvino.corrections.magnitudes import compute_magnitudes, keep_signs
 from composer.backends.openvino.corrections.masks import bound_masks
+from composer.backends.openvino.corrections.nans import keep_nans
 from composer.backends.openvino.corrections.ranks import spell_out_ranks
 from composer.backends.openvino.corrections.reductions import spell_out_reductions
 from composer.backends.openvino.corrections.rotations import line_up_rotations
@@ -42,7 +43,9 @@ IN_BFLOAT16: tuple[Edit, ...] = (bound_masks,)
 """For what is wrong where float32 may be computed in bfloat16."""
 
 
-def correct(model: Any, *, in_bfloat16: bool) -> None:
+def correct(model: Any, *, in_bfloat16: bool, keeps_nan: bool) -> None:
     """Edit a model, with its weights in it, in place."""
     for edit in (*ALWAYS, *(IN_BFLOAT16 if in_bfloat16 else ())):
         edit(model)
+    if keeps_nan:  # behind the others, which know operations by what reads them
+        keep_nans(model)
