@@ -625,3 +625,11 @@ def test_parts_of_a_frozen_vector_are_inputs() -> None:
             torch.testing.assert_close(f(x), model(x))
     finally:
         gc.unfreeze()
+
+
+def test_tensors_without_a_version_are_not_watched() -> None:
+    """Inference tensors have none, so that a write to one would go unseen."""
+    with torch.inference_mode():
+        unseen = torch.ones(3)
+    seen = torch.ones(3)
+    assert weights.watchable({0: unseen, 1: seen}) == {1: seen}

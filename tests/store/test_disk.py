@@ -373,3 +373,11 @@ def test_record_is_json_that_a_person_can_read(shelf: Shelf) -> None:
     text = json.loads((shelf.path / f"{KEY}.json").read_text())
     assert text["entry"]["facts"] == {"backend": "tensorrt"}
     assert text["entry"]["blob_sha256"] == hashlib.sha256(b"plan").hexdigest()
+
+
+def test_a_digest_is_the_same_in_whatever_order_facts_are_given() -> None:
+    """Else another process would not find what one has kept."""
+    assert disk.digest_of({"a": 1, "b": {"c": 2, "d": 3}}) == disk.digest_of(
+        {"b": {"d": 3, "c": 2}, "a": 1}
+    )
+    assert disk.digest_of({"a": 1}) != disk.digest_of({"a": 2})

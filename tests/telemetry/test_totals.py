@@ -91,3 +91,10 @@ def test_totals_know_nothing_of_a_graph_that_was_never_followed() -> None:
     kept = Totals()
     assert kept.take(last().to_dict()) == News(first=True)
     assert kept.read() == {}
+
+
+def test_totals_are_added_and_taken_from_each_other() -> None:
+    """Calls, fallbacks and time alike: no graph's count goes down when another is let go."""
+    one, two = Total(5, 3, 70), Total(2, 1, 30)
+    assert one + two == Total(7, 4, 100)
+    assert one - two == Total(3, 2, 40)
