@@ -13,7 +13,7 @@ NAME = "torch-compile-composer"
 VERIFIED = {
     "python": ("3.11", "3.13"),
     "torch": ("2.11", "2.15"),
-    "onnx": ("1.18", "1.23"),
+    "onnx": ("1.20", "1.23"),
     "onnxscript": ("0.7", "0.7"),
     "onnxruntime": ("1.31", "1.32"),
     "openvino": ("2026.4", "2026.4"),
