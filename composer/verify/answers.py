@@ -149,9 +149,12 @@ def _compare_nans(
 ) -> None:
     """Refuse a candidate whose outputs hide NaN that an input has: a fault would look healthy.
 
-    One element of each input that is no weight is NaN. Nothing is compared where eager raises.
+    One element of each floating input that is no weight is NaN. Nothing is compared where eager
+    raises.
     """
     wrong = [each if i in request.weights else _with_nan(each) for i, each in enumerate(inputs)]
+    if all(mine is given for mine, given in zip(wrong, inputs, strict=True)):
+        return  # token ids, say
     try:
         expected = run(floor, wrong, request).values
     except BaseException as error:  # noqa: BLE001  # eager does not take such inputs
