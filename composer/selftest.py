@@ -28,7 +28,7 @@ from composer.errors import first_line, refuse
 from composer.graphs import capture
 from composer.policy import Candidate, Policy
 from composer.records import Attempt, GraphRequest, Reason, Status, plain
-from composer.store.disk import Shelf, digest_of
+from composer.system.disk import Shelf, digest_of
 
 _LIMIT = 1 << 20
 _INCOMPATIBLE = (Status.FAILED, Status.REJECTED, Status.UNAVAILABLE)

@@ -13,7 +13,7 @@ from composer.book import Source
 from composer.lowering import samples
 from composer.policy import owned
 from composer.records import CompileReport, WithoutGraph
-from composer.store import disk
+from composer.system import disk
 from composer.telemetry.progress import Progress
 from composer.telemetry.report import Report
 from composer.telemetry.sinks import Sinks

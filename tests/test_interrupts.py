@@ -18,9 +18,10 @@ from torch._dynamo.exc import BackendCompilerFailed
 import composer
 from composer.gate import Gate
 from composer.passes import FunctionPass
-from composer.store import disk, failures, ledger
-from composer.store.disk import Shelf
+from composer.store import failures, ledger
 from composer.store.ledger import Ledger
+from composer.system import disk
+from composer.system.disk import Shelf
 from composer.testing import FakeBackend
 
 pytestmark = pytest.mark.filterwarnings("ignore::composer.errors.FallbackWarning")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from composer import _torch
 from composer.records import PassRecord
-from composer.store.disk import Shelf
+from composer.system.disk import Shelf
 
 _LIMIT = 64 << 20
 

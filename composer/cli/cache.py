@@ -21,8 +21,8 @@ from composer.errors import CacheWarning, first_line
 from composer.lowering import keeping
 from composer.registry import did_you_mean
 from composer.store import failures, verdicts
-from composer.store.disk import Entry, Shelf, cache_dir
 from composer.store.ledger import Ledger
+from composer.system.disk import Entry, Shelf, cache_dir
 
 app = typer.Typer(help="What is kept on disk between processes.", no_args_is_help=True)
 

@@ -23,7 +23,7 @@ import torch
 from composer import _torch
 from composer.build import DEFAULT_GIB, Artefacts, current_build
 from composer.distribution import version_of
-from composer.store.disk import Entry, Shelf
+from composer.system.disk import Entry, Shelf
 
 _PACKAGES = ("onnx", "onnx-ir", "onnxscript", "torchvision")
 """What the exporter consists of; where torchvision is installed it translates more operators."""

@@ -24,7 +24,7 @@ from composer.distribution import version_of
 from composer.errors import ChildRefusal, causes, chained, first_line, refuse
 from composer.policy import Candidate
 from composer.records import Attempt, GraphRequest, Reason, Status
-from composer.store.disk import Shelf, digest_of, this_process
+from composer.system.disk import Shelf, digest_of, this_process
 
 WORTH_SECONDS = 1.0
 """A failed build is remembered if it took so long."""

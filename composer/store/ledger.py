@@ -1,6 +1,6 @@
 """What composer keeps on disk as rows of one SQLite file: small texts, each with a key.
 
-The manners are those of :mod:`composer.store.disk`: any number of processes may read and write, any
+The manners are as in :mod:`composer.system.disk`: any number of processes may use it, any
 of them may be killed, the disk may be full, read-only or hold what something else wrote, and none
 of that is an error of the user's. SQLite, which Python brings, sees to the first two by its
 write-ahead log; on a file system that has no room for one it falls back to its rollback journal.
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from composer import interrupts
-from composer.store.disk import ELSEWHERE, Entry, cache_dir, check_owner, report
+from composer.system.disk import ELSEWHERE, Entry, cache_dir, check_owner, report
 
 if TYPE_CHECKING:
     import sqlite3
@@ -43,7 +43,7 @@ class Ledger:
     Args:
         name: The folder's name.
         limit: How many rows there may be; the oldest go first.
-        root: Where the folder is; by default :func:`composer.store.disk.cache_dir`.
+        root: Where the folder is; by default :func:`composer.system.disk.cache_dir`.
 
     ``trouble`` is what went wrong last, for the record of whoever asked; empty while all is well.
     """

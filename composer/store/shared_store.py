@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from composer import interrupts, session
 from composer.errors import OptionError, error_line, text_of
-from composer.store.disk import warn_of
+from composer.system.disk import warn_of
 
 PATIENCE = 5.0
 """Seconds that an access may take, the import of the file system's package included."""

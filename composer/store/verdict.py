@@ -87,7 +87,7 @@ class Verdict(BaseModel):
         machine: The processor or GPU (:func:`composer.machine.describe`).
         threads: torch's number of threads.
         versions: Of torch, Python and the engines' packages.
-        process: The one that held the contest (:func:`composer.store.disk.this_process`).
+        process: The one that held the contest (:func:`composer.system.disk.this_process`).
         select_seconds: What the policy allowed for the contest at least.
     """
 

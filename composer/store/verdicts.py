@@ -35,10 +35,10 @@ from composer.distribution import version_of
 from composer.errors import ChildRefusal, Refusal, causes, error_line
 from composer.policy import Policy
 from composer.records import FLOOR, GraphRequest, Outcome, Reason
-from composer.store.disk import digest_of, this_process, warn_of
 from composer.store.ledger import Ledger
 from composer.store.shared_store import SharedStore
 from composer.store.verdict import Verdict, clipped, figures_of, record_of
+from composer.system.disk import digest_of, this_process, warn_of
 
 _LIMIT = 10_000
 _DAY = 86_400.0

@@ -27,8 +27,9 @@ from composer.backends.dynamo import CallableBackend
 from composer.backends.tensorrt.cache import plans
 from composer.cli import app
 from composer.errors import FallbackWarning
-from composer.store import disk, failures
+from composer.store import failures
 from composer.store.verdicts import ledger
+from composer.system import disk
 from composer.telemetry import notices
 from composer.testing import FakeBackend
 

@@ -33,8 +33,9 @@ from composer.passes import fingerprint
 from composer.policy import Facts
 from composer.records import Reason, Status
 from composer.select import remembered, turns
-from composer.store import disk, shared_store, verdicts
+from composer.store import shared_store, verdicts
 from composer.store.ledger import Ledger
+from composer.system import disk
 from composer.testing import FakeBackend
 
 pytestmark = [

@@ -22,8 +22,8 @@ from composer.cli import app, tune
 from composer.errors import OptionError
 from composer.models.workload import Workload
 from composer.records import Attempt, CompileReport, Reason, Status
-from composer.store import disk
 from composer.store.shared_store import SharedStore
+from composer.system import disk
 from composer.tuning import Job, read_jobs, work
 from composer.tuning.cluster import on_ray
 

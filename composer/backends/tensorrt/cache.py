@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from composer.store.disk import Shelf
+from composer.system.disk import Shelf
 
 _PLANS = 8 << 30
 _TIMINGS = 256 << 20

@@ -24,7 +24,7 @@ from composer.errors import Refusal
 from composer.lowering.bindings import BindingEngine
 from composer.lowering.plain import PlainOnnx, shapes_with_symbols
 from composer.lowering.regions import Region
-from composer.store.disk import digest_of
+from composer.system.disk import digest_of
 
 
 class TensorRTEngine(BindingEngine[LoadedPlan]):

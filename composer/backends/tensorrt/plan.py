@@ -24,7 +24,7 @@ from composer.backends.tensorrt.settings import Settings
 from composer.errors import Refusal
 from composer.lowering.onnx import OnnxGraph
 from composer.records import Reason, Status
-from composer.store.disk import digest_of
+from composer.system.disk import digest_of
 
 _SCHEMA = 1
 """Part of every key: to be raised when the same inputs make another plan."""

@@ -32,7 +32,7 @@ from composer.child import Limits
 from composer.errors import OptionError, Refusal
 from composer.lowering.aot import FunctionalGraph, compile_functional
 from composer.lowering.plain import shapes_with_symbols
-from composer.store.disk import digest_of
+from composer.system.disk import digest_of
 
 rtx = pytest.importorskip("tensorrt_rtx", reason="its parser and builder run on a CPU")
 

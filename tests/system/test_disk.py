@@ -18,8 +18,8 @@ import pytest
 
 import composer
 from composer.errors import CacheWarning
-from composer.store import disk
-from composer.store.disk import Shelf
+from composer.system import disk
+from composer.system.disk import Shelf
 
 MIB = 1 << 20
 
@@ -239,7 +239,7 @@ def test_trouble_is_no_error_where_warnings_are(tmp_path: Path) -> None:
 FILL = """
 import resource, signal, sys, warnings
 from pathlib import Path
-from composer.store.disk import Shelf
+from composer.system.disk import Shelf
 warnings.simplefilter("ignore")
 shelf = Shelf("things", limit=1 << 30, root=Path(sys.argv[1]))
 assert shelf.put("a" * 64, {"n": 1}, b"old")
@@ -276,7 +276,7 @@ def test_what_the_user_keeps_in_such_a_folder_stays(shelf: Shelf) -> None:
 KILL = """
 import os, signal, sys, time
 from pathlib import Path
-from composer.store.disk import Shelf
+from composer.system.disk import Shelf
 
 def write():
     shelf = Shelf("things", limit=1 << 20, root=Path(sys.argv[1]))

@@ -1,0 +1,1 @@
+"""What composer asks of the operating system: so far, the disk cache."""
