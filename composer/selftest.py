@@ -28,16 +28,16 @@ from composer.errors import first_line, refuse
 from composer.graphs import capture
 from composer.policy import Candidate, Policy
 from composer.records import Attempt, GraphRequest, Reason, Status, plain
-from composer.system.disk import Shelf, digest_of
+from composer.system.disk import DiskCache, digest_of
 
 _LIMIT = 1 << 20
 _INCOMPATIBLE = (Status.FAILED, Status.REJECTED, Status.UNAVAILABLE)
 """What becomes of an engine that does not work; one that declines a graph says why by itself."""
 
 
-def shelf() -> Shelf:
-    """Where outcomes are kept."""
-    return Shelf("selftests", limit=_LIMIT)
+def cache() -> DiskCache:
+    """The disk cache that outcomes are kept in."""
+    return DiskCache("selftests", limit=_LIMIT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ def require(contender: Contender, request: GraphRequest) -> None:
 def _outcome(contender: Contender, device: str) -> str:
     """Why the engine does not work; empty where it does. Kept from an earlier process, or new."""
     key = _key(contender.backend, device)
-    entry = shelf().get(key) if key else None
+    entry = cache().get(key) if key else None
     if entry is not None:
         return str(entry.facts["why"])
     attempts = run_all(contender.candidate, device)
@@ -129,7 +129,7 @@ def _keep(contender: Contender, key: str | None, attempts: Mapping[str, Attempt]
     name = contender.candidate.name
     why = _told(name, contender.backend, first_line(failed[0].message)) if failed else ""
     if key:
-        shelf().put(key, {"backend": name, "why": why})
+        cache().put(key, {"backend": name, "why": why})
     return why
 
 

@@ -18,10 +18,9 @@ from torch._dynamo.exc import BackendCompilerFailed
 import composer
 from composer.gate import Gate
 from composer.passes import FunctionPass
-from composer.store import failures, ledger
-from composer.store.ledger import Ledger
+from composer.store import failures
 from composer.system import disk
-from composer.system.disk import Shelf
+from composer.system.disk import DiskCache
 from composer.testing import FakeBackend
 
 pytestmark = pytest.mark.filterwarnings("ignore::composer.errors.FallbackWarning")
@@ -207,22 +206,19 @@ def out_of_time(*_: Any) -> None:
 @pytest.mark.parametrize(
     "use",
     [
-        lambda path: Shelf("things", limit=1000, root=path).get("a" * 64),
-        lambda path: Shelf("things", limit=1000, root=path).put("a" * 64, {}),
-        lambda path: Shelf("things", limit=1000, root=path).remove("a" * 64),
-        lambda path: Shelf("things", limit=1000, root=path).entries(),
-        lambda path: Ledger("things", limit=10, root=path).put("a" * 64, "{}"),
-        lambda path: Ledger("things", limit=10, root=path).get("a" * 64),
+        lambda path: DiskCache("things", limit=1000, root=path).get("a" * 64),
+        lambda path: DiskCache("things", limit=1000, root=path).put("a" * 64, {}),
+        lambda path: DiskCache("things", limit=1000, root=path).remove("a" * 64),
+        lambda path: DiskCache("things", limit=1000, root=path).entries(),
+        lambda path: DiskCache("things", limit=1000, root=path).clear(),
     ],
-    ids=["get", "put", "remove", "entries", "row is put", "row is read"],
+    ids=["get", "put", "remove", "entries", "clear"],
 )
 def test_interruption_of_a_cache_is_not_taken_for_trouble_with_it(
     use: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor lost in a warning."""
-    Ledger("things", limit=10, root=tmp_path).put("a" * 64, "{}")
-    for module in (disk, ledger):
-        monkeypatch.setattr(module, "check_owner", lambda _: end_the_job())
+    monkeypatch.setattr(disk, "check_owner", lambda _: end_the_job())
     with pytest.raises(OutOfTimeError):
         use(tmp_path)
 

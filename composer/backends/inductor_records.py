@@ -8,7 +8,7 @@ from pathlib import Path
 
 from composer import _torch
 from composer.records import PassRecord
-from composer.system.disk import Shelf
+from composer.system.disk import DiskCache
 
 _LIMIT = 64 << 20
 
@@ -24,16 +24,17 @@ def remember(key: str, records: Iterable[PassRecord]) -> None:
         key: A SHA-256 over the graph, the settings and the passes.
         records: What the passes did.
     """
-    _shelf().put(key, {"passes": [dataclasses.asdict(each) for each in records]})
+    _cache().put(key, {"passes": [dataclasses.asdict(each) for each in records]})
 
 
 def recall(key: str) -> tuple[PassRecord, ...]:
     """The records kept for this key, with no time spent; none where none are kept."""
-    entry = _shelf().get(key)
+    entry = _cache().get(key)
     kept = entry.facts["passes"] if entry else ()
     return tuple(dataclasses.replace(PassRecord(**each), seconds=0.0) for each in kept)
 
 
-def _shelf() -> Shelf:
+def _cache() -> DiskCache:
     """Beside Inductor's cache, so that the records live as long as what they tell of."""
-    return Shelf("composer_passes", limit=_LIMIT, root=Path(_torch.inductor.inductor_cache_dir()))
+    root = Path(_torch.inductor.inductor_cache_dir())
+    return DiskCache("composer_passes", limit=_LIMIT, root=root)

@@ -21,18 +21,15 @@ from composer.errors import CacheWarning, first_line
 from composer.lowering import keeping
 from composer.registry import did_you_mean
 from composer.store import failures, verdicts
-from composer.store.ledger import Ledger
-from composer.system.disk import Entry, Shelf, cache_dir
+from composer.system.disk import DiskCache, Entry, cache_dir
 
 app = typer.Typer(help="What is kept on disk between processes.", no_args_is_help=True)
 
 
-def _shelves_of(kind: str) -> dict[str, Shelf | Ledger]:
+def _caches_of(kind: str) -> dict[str, DiskCache]:
     """What is kept of a kind, or of every kind where that is empty, by its name."""
-    shelves = failures, selftest, keeping
-    plans = tensorrt.plans(), tensorrt.timings()
-    kept = (*(each.shelf() for each in shelves), *plans, verdicts.ledger())
-    known = {each.name: each for each in kept}
+    ours = [each.cache() for each in (failures, selftest, keeping, verdicts)]
+    known = {each.name: each for each in (*ours, tensorrt.plans(), tensorrt.timings())}
     if kind and kind not in known:
         fail(f"nothing kept is called {kind!r}{did_you_mean(kind, known)}")
     return {kind: known[kind]} if kind else known
@@ -47,10 +44,10 @@ _SHOWN = 10
 @app.command("list")
 def list_entries(kind: Kind = "", as_json: Json = False) -> None:
     """Say what is kept, where, since when, and how large it is: all of a kind, or the newest."""
-    shelves = _shelves_of(kind)
+    caches = _caches_of(kind)
     with warnings.catch_warnings(action="ignore", category=CacheWarning):  # said below, once
-        kept = {name: [_row(name, each) for each in shelves[name].entries()] for name in shelves}
-    if trouble := next((shelf.trouble for shelf in shelves.values() if shelf.trouble), ""):
+        kept = {name: [_row(name, each) for each in caches[name].entries()] for name in caches}
+    if trouble := next((cache.trouble for cache in caches.values() if cache.trouble), ""):
         typer.echo(f"composer: {trouble}", err=True)
     rows = [row for each in kept.values() for row in each]
     if as_json:
@@ -86,14 +83,14 @@ Kinds = Annotated[
 @app.command()
 def clear(kinds: Kinds = None) -> None:
     """Keep nothing of it any longer."""
-    shelves: dict[str, Shelf | Ledger] = {}
+    caches: dict[str, DiskCache] = {}
     for kind in kinds or [""]:
-        shelves |= _shelves_of(kind)
+        caches |= _caches_of(kind)
     gone = 0
-    for shelf in shelves.values():
-        gone += shelf.clear()
-        if shelf.trouble:
-            fail(shelf.trouble)
+    for cache in caches.values():
+        gone += cache.clear()
+        if cache.trouble:
+            fail(cache.trouble)
     typer.echo(f"{_number(gone)} removed from {cache_dir()}")
 
 

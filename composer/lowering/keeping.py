@@ -23,7 +23,7 @@ import torch
 from composer import _torch
 from composer.build import DEFAULT_GIB, Artefacts, current_build
 from composer.distribution import version_of
-from composer.system.disk import Entry, Shelf
+from composer.system.disk import DiskCache, Entry
 
 _PACKAGES = ("onnx", "onnx-ir", "onnxscript", "torchvision")
 """What the exporter consists of; where torchvision is installed it translates more operators."""
@@ -41,19 +41,19 @@ def keeps() -> bool:
     return current_build().keep_gib > 0 and not torch.compiler.config.force_disable_caches
 
 
-def shelf() -> Shelf:
-    """Where it is kept."""
-    return Shelf("onnx", limit=int((current_build().keep_gib or DEFAULT_GIB) * (1 << 30)))
+def cache() -> DiskCache:
+    """The disk cache that they are kept in."""
+    return DiskCache("onnx", limit=int((current_build().keep_gib or DEFAULT_GIB) * (1 << 30)))
 
 
 def find(key: str | None) -> Entry | None:
     """What was kept under this key; ``None`` where nothing is, or nothing is to be looked for."""
-    return shelf().get(key) if key and keeps() else None
+    return cache().get(key) if key and keeps() else None
 
 
 def put(key: str, facts: Mapping[str, Any], blob: bytes | None = None) -> str:
     """Keep an entry. Returns why it cannot be kept; empty if it is."""
-    kept = shelf()
+    kept = cache()
     return "" if kept.put(key, facts, blob) else kept.trouble
 
 

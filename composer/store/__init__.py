@@ -1,7 +1,6 @@
-"""What composer keeps on disk from one process to the next.
+"""What composer remembers of graphs from one process to the next.
 
-Two forms: :mod:`~composer.system.disk`, shelves of records with blobs, and
-:mod:`~composer.store.ledger`, rows of one SQLite file. :mod:`~composer.store.shared_store` is a
-folder that several machines share. In them are kept what failed (:mod:`~composer.store.failures`)
-and which engine was fastest (:mod:`~composer.store.verdicts`).
+What failed (:mod:`~composer.store.failures`) and which engine was fastest
+(:mod:`~composer.store.verdicts`) is kept in the disk cache (:mod:`composer.system.disk`); verdicts
+also in :mod:`~composer.store.shared_store`, a folder that several machines share.
 """

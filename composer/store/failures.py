@@ -24,7 +24,7 @@ from composer.distribution import version_of
 from composer.errors import ChildRefusal, causes, chained, first_line, refuse
 from composer.policy import Candidate
 from composer.records import Attempt, GraphRequest, Reason, Status
-from composer.system.disk import Shelf, digest_of, this_process
+from composer.system.disk import DiskCache, digest_of, this_process
 
 WORTH_SECONDS = 1.0
 """A failed build is remembered if it took so long."""
@@ -34,9 +34,9 @@ _LIMIT = 16 << 20
 _BUILDS = (Reason.BUILD_FAILED, Reason.EXPORT_FAILED)
 
 
-def shelf() -> Shelf:
-    """Where failures are kept."""
-    return Shelf("failures", limit=_LIMIT)
+def cache() -> DiskCache:
+    """The disk cache that failures are kept in."""
+    return DiskCache("failures", limit=_LIMIT)
 
 
 def key_of(
@@ -85,7 +85,7 @@ def refuse_known(key: str | None, days: float) -> None:
     """
     if key is None:
         return
-    kept = shelf()
+    kept = cache()
     entry = kept.get(key)
     if kept.trouble:
         note(failures=kept.trouble)
@@ -151,7 +151,7 @@ def remember(key: str | None, request: GraphRequest, attempt: Attempt) -> None:
         "seconds": attempt.seconds,
         "torch": torch.__version__,
     }
-    kept = shelf()
+    kept = cache()
     if kept.put(key, facts):
         session.current().failures.add(key)
     else:

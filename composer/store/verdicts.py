@@ -1,10 +1,10 @@
 """What ``select = "fastest"`` found, kept so that the next process goes straight to the winner.
 
 A verdict (:mod:`composer.store.verdict`) is a JSON object that a person can read: who won,
-everyone's times, when, and on what machine. It is kept in a :class:`~composer.store.ledger.Ledger`
-and, where the policy names one, in a :class:`~composer.store.shared_store.SharedStore`, which
-others can write to. So nothing in it is trusted: it is checked when it is read, it can only choose
-among the candidates of the chain, and the one it chooses is proven and verified like any other.
+everyone's times, when, and on what machine. It is kept in the disk cache and, where the policy
+names one, in a :class:`~composer.store.shared_store.SharedStore`, which others can write to. So
+nothing in it is trusted: it is checked when it is read, it can only choose among the candidates of
+the chain, and the one it chooses is proven and verified like any other.
 
 How long verdicts are kept:
 
@@ -20,6 +20,7 @@ How long verdicts are kept:
 
 from __future__ import annotations
 
+import json
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -35,12 +36,11 @@ from composer.distribution import version_of
 from composer.errors import ChildRefusal, Refusal, causes, error_line
 from composer.policy import Policy
 from composer.records import FLOOR, GraphRequest, Outcome, Reason
-from composer.store.ledger import Ledger
 from composer.store.shared_store import SharedStore
 from composer.store.verdict import Verdict, clipped, figures_of, record_of
-from composer.system.disk import digest_of, this_process, warn_of
+from composer.system.disk import DiskCache, digest_of, this_process, warn_of
 
-_LIMIT = 10_000
+_LIMIT = 32 << 20
 _DAY = 86_400.0
 _PASSING = (Reason.QUARANTINED, Reason.OUT_OF_MEMORY)
 _DAYS_IF_UNSURE = 1.0
@@ -51,9 +51,9 @@ _SKEW = 1.0
 """By how many days another machine's clock may be ahead."""
 
 
-def ledger() -> Ledger:
-    """Where verdicts are kept."""
-    return Ledger("verdicts", limit=_LIMIT)
+def cache() -> DiskCache:
+    """The disk cache that verdicts are kept in."""
+    return DiskCache("verdicts", limit=_LIMIT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,13 +134,14 @@ class VerdictCache:
         """The verdict, if there is one that still holds: the user's own, else the shared one."""
         if self.key is None:
             return None
-        own = ledger()
-        recalled = self._from(str(own.path), own.get(self.key))
+        own = cache()
+        entry = own.get(self.key)
+        recalled = self._from(str(own.path), json.dumps(entry.facts) if entry else None)
         if self._store is None or (recalled and not self._session.fills_store):
             return self._noted(recalled)
         shared = self._from(self._store.name, self._store.get(self.key))
         if shared and not recalled:
-            own.put(self.key, shared.verdict.model_dump_json(indent=1))
+            own.put(self.key, shared.verdict.model_dump(mode="json"))
         if recalled and not shared:
             return self._noted(recalled, self._share(recalled.verdict, self._store))
         return self._noted(recalled or shared)
@@ -157,8 +158,8 @@ class VerdictCache:
         else:
             verdict = self._verdict(self.key, outcome)
             self._session.verdicts.add(self.key)
-            own = ledger()
-            kept = own.put(self.key, verdict.model_dump_json(indent=1))
+            own = cache()
+            kept = own.put(self.key, verdict.model_dump(mode="json"))
             if self._store is not None:
                 self._note(self._share(verdict, self._store))
             else:
@@ -179,7 +180,7 @@ class VerdictCache:
     def forget(self) -> None:
         """Remove a verdict whose winner was not accepted; a shared one is left to be replaced."""
         if self.key is not None:
-            ledger().remove(self.key)
+            cache().remove(self.key)
             self._session.verdicts.discard(self.key)
 
     def _from(self, source: str, text: str | None) -> Recalled | None:

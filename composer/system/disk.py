@@ -1,13 +1,13 @@
-"""What composer keeps on disk between processes: small records, each with a blob if it has one.
+"""The disk cache: what composer keeps on disk between processes.
 
 Any number of processes may read and write; any of them may be killed at any moment; the disk may be
 full, read-only or hold what something else wrote. None of that is an error of the user's: what
 cannot be read is not there, what cannot be written is not kept, and a warning says so once.
 
-An entry is ``<key>.json`` and, beside it, ``<key>.bin``. Both are written under another name first,
-and renamed when both are whole; the record holds the digest of the blob and its own. Nothing is
-ever unpickled. The user's folder is found by ``platformdirs``, which knows each system's place for
-caches, and the lock is ``filelock``'s, which the kernel lets go of when its holder dies.
+An entry is one file, ``<key>.entry``: a line of JSON, its record, and behind it the bytes of its
+blob, if it has one. A writer gives the file its name when it is whole, so neither readers nor
+writers need a lock. The record holds its own digest and the blob's. Nothing is ever unpickled. The
+user's folder is found by ``platformdirs``, which knows each system's place for caches.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from __future__ import annotations
 import atexit
 import functools
 import hashlib
-import io
 import json
 import logging
 import os
@@ -37,12 +36,13 @@ from composer.errors import CacheWarning
 
 CACHE_DIR = "COMPOSER_CACHE_DIR"
 ELSEWHERE = f"{CACHE_DIR} names another folder"
-PATIENCE = 10.0
-"""Seconds to wait for another process that writes; a write that waits longer is left out."""
 _SCHEMA = 1
 _PROCESS = uuid.uuid4().hex
 _KEY = re.compile("[0-9a-f]{64}")
-_LEFTOVER = re.compile(r"[0-9a-f]{64}\.(bin|bin\.tmp|json\.tmp)")
+_SUFFIX = ".entry"
+_OURS = re.compile(r"[0-9a-f]{64}(\.entry|\.\w+\.tmp)")
+_HOUR = 3600.0
+"""Seconds after which a file that a writer has not finished is taken for abandoned."""
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 log = logging.getLogger("composer")
@@ -111,7 +111,7 @@ class _Broken(Exception):
     """A file is there and is not what was written."""
 
 
-class Shelf:
+class DiskCache:
     """One kind of thing that is kept, in a folder of its own that only its user can enter.
 
     Args:
@@ -130,19 +130,15 @@ class Shelf:
 
     def get(self, key: str) -> Entry | None:
         """The entry of this key; ``None`` if there is none, or none that can be trusted."""
-        try:
+        path, entry = self._file(key), None
+        with self._reporting("cannot be read"):
             check_owner(self.path)
-            entry = self._read_settled(_checked(key))
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            self._report("cannot be read", error)
-            return None
-        if entry is not None:
             try:
-                os.utime(self._record(key))
-            except OSError as error:  # of a folder that can only be read
-                interrupts.pass_on(error)
+                entry = _read(path)
+                _mark_as_used(path)
+            except _Broken as broken:
+                path.unlink(missing_ok=True)
+                self._report("held an entry that is not what was written", str(broken), "removed")
         return entry
 
     def put(self, key: str, facts: Mapping[str, Any], blob: bytes | None = None) -> bool:
@@ -156,16 +152,15 @@ class Shelf:
         Returns:
             Whether it is kept: it may be too large, or the disk full, read-only, somebody else's.
         """
-        record = _sealed(facts, blob)
+        path, record = self._file(key), _sealed(facts, blob)
         size = len(record) + len(blob or b"")
         if size > self.limit:
             self._report("takes no entry beyond its limit", f"{size} bytes of {self.limit}")
             return False
         try:
-            with self._locked():
-                self._remove_leftovers()
-                self._make_room(size, _checked(key))
-                self._replace(key, record, blob)
+            self._make_folder()
+            _write(path, record, blob or b"")
+            self._remove_oldest(but=path)
         except OSError as error:
             self._report("cannot be written", error, ELSEWHERE)
             return False
@@ -173,162 +168,97 @@ class Shelf:
 
     def remove(self, key: str) -> None:
         """Keep this entry no longer."""
-        with suppress(FileNotFoundError):
-            try:
-                check_owner(self.path)
-                self._remove(_checked(key))
-            except FileNotFoundError:
-                raise
-            except OSError as error:
-                self._report("cannot be written", error)
+        path = self._file(key)
+        with self._reporting("cannot be written"):
+            check_owner(self.path)
+            path.unlink()
 
     def entries(self) -> list[Entry]:
         """All entries that can be trusted, the newest first, without their blobs."""
-        try:
-            check_owner(self.path)
-            keys = [each.stem for each in self.path.glob("*.json") if _KEY.fullmatch(each.stem)]
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            self._report("cannot be read", error)
-            return []
         found = []
-        for key in keys:
-            try:
-                found.append(self._read(key, with_blob=False))
-            except (OSError, _Broken) as error:
-                interrupts.pass_on(error)
+        with self._reporting("cannot be read"):
+            check_owner(self.path)
+            for path in self._files():
+                try:
+                    found.append(_read(path, with_blob=False))
+                except (OSError, _Broken) as error:
+                    interrupts.pass_on(error)
         return sorted(found, key=lambda entry: entry.written, reverse=True)
 
     def clear(self) -> int:
         """Keep nothing; how many entries that were, the broken ones included."""
-        try:
-            if not self.path.is_dir():
-                return 0
-            with self._locked():
-                self._remove_leftovers()
-                keys = {each.stem for each in self._files()}
-                for key in keys:
-                    self._remove(key)
-        except OSError as error:
-            self._report("cannot be cleared", error)
-            return 0
-        return len(keys)
+        number = 0
+        with self._reporting("cannot be cleared"):
+            check_owner(self.path)
+            for path in self._files():
+                path.unlink(missing_ok=True)
+                number += path.suffix == _SUFFIX
+        return number
 
-    def _record(self, key: str) -> Path:
-        return self.path / f"{key}.json"
+    def _file(self, key: str) -> Path:
+        if not _KEY.fullmatch(key):
+            raise ValueError(f"a key is 64 hexadecimal digits, not {key!r}")
+        return self.path / f"{key}{_SUFFIX}"
 
-    def _blob(self, key: str) -> Path:
-        return self.path / f"{key}.bin"
+    def _files(self) -> list[Path]:
+        """Entries and unfinished files; a folder of that name may hold files of the user's."""
+        return [each for each in self.path.iterdir() if _OURS.fullmatch(each.name)]
 
-    def _files(self) -> Iterator[Path]:
-        return (each for each in self.path.iterdir() if _KEY.fullmatch(each.stem))
-
-    def _read_settled(self, key: str) -> Entry | None:
-        """Read without the lock, and once more with it if a writer may have been in between."""
-        with suppress(_Broken, FileNotFoundError):
-            return self._read(key)
-        if not self._record(key).exists():
-            return None
-        with self._locked():
-            try:
-                return self._read(key)
-            except _Broken as broken:
-                self._remove(key)
-                trouble = str(broken)
-        self._report("held an entry that is not what was written", trouble, "removed")
-        return None
-
-    def _read(self, key: str, *, with_blob: bool = True) -> Entry:
-        text = self._record(key).read_bytes()
-        sealed = _opened(text)
-        blob, size = None, sealed["blob_size"] or 0
-        if with_blob and sealed["blob_sha256"] is not None:
-            try:
-                blob = self._blob(key).read_bytes()
-            except FileNotFoundError as error:
-                raise _Broken("its blob is gone") from error
-            if hashlib.sha256(blob).hexdigest() != sealed["blob_sha256"]:
-                raise _Broken("its blob has another digest")
-        return Entry(key, sealed["facts"], blob, sealed["written"], len(text) + size)
-
-    def _replace(self, key: str, record: bytes, blob: bytes | None) -> None:
-        """Whole or not there: no old record may ever stand beside a new blob."""
-        try:
-            unfinished = _written(self._record(key), record)
-            unfinished_blob = None if blob is None else _written(self._blob(key), blob)
-        except OSError:
-            self._remove_leftovers()  # half a file on a disk that is full
-            raise
-        self._remove(key)
-        if unfinished_blob is not None:
-            unfinished_blob.replace(self._blob(key))
-        unfinished.replace(self._record(key))
-
-    def _remove(self, key: str) -> None:
-        self._record(key).unlink(missing_ok=True)  # first: a blob alone is not an entry
-        self._blob(key).unlink(missing_ok=True)
-
-    def _remove_leftovers(self) -> None:
-        """What killed writers left: writers hold the lock, so none of it is in use."""
-        for each in self.path.iterdir():  # a folder of that name may hold files of the user's
-            if _LEFTOVER.fullmatch(each.name) and not each.with_suffix(".json").exists():
-                each.unlink(missing_ok=True)
-
-    def _make_room(self, size: int, key: str) -> None:
-        """Remove what was not used for longest, until ``size`` bytes more fit under the limit."""
-        sizes: dict[str, int] = {}
-        used: dict[str, float] = {}
-        for each in self._files():
-            facts = each.stat()
-            sizes[each.stem] = sizes.get(each.stem, 0) + facts.st_size
-            used[each.stem] = max(used.get(each.stem, 0.0), facts.st_mtime)
-        taken = sum(sizes.values()) - sizes.pop(key, 0)
-        for oldest in sorted(sizes, key=used.__getitem__):
-            if taken + size <= self.limit:
-                return
-            self._remove(oldest)
-            taken -= sizes[oldest]
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        from filelock import FileLock, Timeout  # not before it is needed: 10 ms
-
+    def _make_folder(self) -> None:
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.path.mkdir(mode=0o700, exist_ok=True)
         check_owner(self.path)
-        lock = FileLock(self.path / ".lock", mode=0o600)
+
+    def _remove_oldest(self, but: Path) -> None:
+        """Remove what was not used for longest, until the rest fits; and files that are abandoned.
+
+        Several writers may do so at once: they see the same files, and remove the same ones.
+        """
+        found = []
+        for path in self._files():
+            with suppress(FileNotFoundError):  # another process was faster
+                facts = path.stat()
+                if path.suffix == _SUFFIX:
+                    found.append((facts.st_mtime, facts.st_size, path))
+                elif facts.st_mtime < time.time() - _HOUR:
+                    path.unlink()
+        taken = sum(size for _, size, _ in found)
+        for _, size, path in sorted(found):
+            if taken <= self.limit:
+                return
+            if path != but:
+                path.unlink(missing_ok=True)
+                taken -= size
+
+    @contextmanager
+    def _reporting(self, kind: str) -> Iterator[None]:
+        """Report trouble with the disk instead of raising it. A file that is not there is none."""
         try:
-            with lock.acquire(timeout=PATIENCE, poll_interval=0.01):
-                yield
-        except Timeout:
-            raise TimeoutError(f"another process holds its lock after {PATIENCE:g} s") from None
-        except NotImplementedError as error:  # what filelock makes of a system without locks
-            raise OSError(str(error)) from error
+            yield
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            self._report(kind, error)
 
     def _report(self, kind: str, detail: OSError | str, remedy: str = "") -> None:
-        self.trouble = report(self.path, kind, detail, remedy)
+        """Warn, once for each kind of trouble.
 
+        Args:
+            kind: What the cache cannot do.
+            detail: Why; that may name a file or a size, and be another each time.
+            remedy: What helps.
 
-def report(path: Path, kind: str, detail: Exception | str, remedy: str = "") -> str:
-    """Warn of a cache, once for each kind of trouble with it; the whole of what was said.
-
-    Args:
-        path: The cache's folder.
-        kind: What it cannot do.
-        detail: Why; that may name a file or a size, and be another each time.
-        remedy: What helps.
-
-    Raises:
-        BaseException: what a signal's handler raised, if that is what ``detail`` came of; it may be
-            an ``OSError``, such as ``TimeoutError``.
-    """
-    if isinstance(detail, Exception):
-        interrupts.pass_on(detail)
-    trouble = f"the cache {str(path)!r} {kind}: {detail}{'; ' if remedy else ''}{remedy}"
-    code = getattr(detail, "errno", None) or getattr(detail, "sqlite_errorname", None)
-    warn_of(trouble, once_for=f"{path} {kind} {type(detail).__name__} {code}")
-    return trouble
+        Raises:
+            BaseException: what a signal's handler raised, if that is what ``detail`` came of; it
+                may be an ``OSError``, such as ``TimeoutError``.
+        """
+        if isinstance(detail, OSError):
+            interrupts.pass_on(detail)
+        self.trouble = f"the cache {str(self.path)!r} {kind}: {detail}"
+        if remedy:
+            self.trouble += f"; {remedy}"
+        code = getattr(detail, "errno", None)
+        warn_of(self.trouble, once_for=f"{self.path} {kind} {type(detail).__name__} {code}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,14 +291,8 @@ def warn_again() -> None:
     _say.cache_clear()
 
 
-def _checked(key: str) -> str:
-    if not _KEY.fullmatch(key):
-        raise ValueError(f"a key is 64 hexadecimal digits, not {key!r}")
-    return key
-
-
 def check_owner(path: Path) -> None:
-    """What others may have written is not read: an entry can hold what an engine executes.
+    """Refuse a folder that others may have written to: an engine may execute what an entry holds.
 
     Raises:
         FileNotFoundError: there is no such folder.
@@ -386,15 +310,14 @@ def check_owner(path: Path) -> None:
 
 
 def _sealed(facts: Mapping[str, Any], blob: bytes | None) -> bytes:
-    """The bytes of a record: the entry, and the digest of its text."""
+    """The line of a record: the entry, and the digest of its text."""
     entry = {
         "schema": _SCHEMA,
         "written": time.time(),
         "facts": dict(facts),
-        "blob_size": None if blob is None else len(blob),
         "blob_sha256": None if blob is None else hashlib.sha256(blob).hexdigest(),
     }
-    return json.dumps({"sha256": digest_of(entry), "entry": entry}, indent=1).encode()
+    return json.dumps({"sha256": digest_of(entry), "entry": entry}).encode() + b"\n"
 
 
 def _opened(record: bytes) -> dict[str, Any]:
@@ -410,12 +333,31 @@ def _opened(record: bytes) -> dict[str, Any]:
     return entry
 
 
-def _written(path: Path, content: bytes) -> Path:
-    """A file beside ``path`` with this content, to be renamed; the next writer removes a rest."""
-    unfinished = path.with_name(f"{path.name}.tmp")
-    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with io.FileIO(descriptor, "wb") as file:
-        rest = memoryview(content)
-        while rest:  # a write may be short
-            rest = rest[file.write(rest) :]
-    return unfinished
+def _read(path: Path, *, with_blob: bool = True) -> Entry:
+    with path.open("rb") as file:
+        entry, blob = _opened(file.readline()), None
+        size = os.fstat(file.fileno()).st_size
+        if with_blob and entry["blob_sha256"] is not None:
+            blob = file.read()
+    if blob is not None and hashlib.sha256(blob).hexdigest() != entry["blob_sha256"]:
+        raise _Broken("its blob has another digest")
+    return Entry(path.stem, entry["facts"], blob, entry["written"], size)
+
+
+def _mark_as_used(path: Path) -> None:
+    try:
+        os.utime(path)
+    except OSError as error:  # of a folder that can only be read
+        interrupts.pass_on(error)
+
+
+def _write(path: Path, record: bytes, blob: bytes) -> None:
+    """Make the file, whole or not at all."""
+    descriptor, unfinished = tempfile.mkstemp(".tmp", f"{path.stem}.", path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(record)
+            file.write(blob)
+        Path(unfinished).replace(path)
+    finally:
+        Path(unfinished).unlink(missing_ok=True)

@@ -190,7 +190,7 @@ def test_damaged_entries_are_made_anew(damage: bytes | None) -> None:
     """The numbers are right, and the next process finds whole files again."""
     x = torch.ones(3)
     compiled(doubled, "onnxrt")(x)
-    for file in keeping.shelf().path.glob("*.bin"):
+    for file in keeping.cache().path.glob("*.entry"):
         file.unlink() if damage is None else file.write_bytes(damage)
     assert torch.equal(warm(doubled)(x), doubled(x))
     assert artefacts() == "kept"
@@ -314,7 +314,7 @@ def test_with_keep_artefacts_0_nothing_is_kept_or_looked_for() -> None:
     """Nothing on disk, nothing in the record; what others kept is not read."""
     x = torch.ones(3)
     compiled(doubled, "onnxrt", keep_artefacts=0)(x)
-    assert not keeping.shelf().path.exists()
+    assert not keeping.cache().path.exists()
     assert "artefacts" not in last().attempts[0].engine
     warm(doubled)(x)
     assert artefacts() == "kept"

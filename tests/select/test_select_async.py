@@ -102,7 +102,7 @@ def reasons() -> list[Any]:
 
 
 def kept() -> list[Any]:
-    return verdicts.ledger().entries()
+    return verdicts.cache().entries()
 
 
 def set_precision() -> None:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from composer.system.disk import Shelf
+from composer.system.disk import DiskCache
 
 _PLANS = 8 << 30
 _TIMINGS = 256 << 20
 """Bytes that all plans, and all timing caches, may take on disk."""
 
 
-def plans() -> Shelf:
+def plans() -> DiskCache:
     """Plans, by the key of all that they were made of."""
-    return Shelf("plans", limit=_PLANS)
+    return DiskCache("plans", limit=_PLANS)
 
 
-def timings() -> Shelf:
+def timings() -> DiskCache:
     """What builds measured, by library and device."""
-    return Shelf("timings", limit=_TIMINGS)
+    return DiskCache("timings", limit=_TIMINGS)

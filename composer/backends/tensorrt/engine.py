@@ -93,25 +93,25 @@ class TensorRTEngine(BindingEngine[LoadedPlan]):
     def _found_or_built(self, values: Mapping[int, torch.Tensor]) -> LoadedPlan:
         recipe = self._recipe(values)
         signature = self._signature(recipe)
-        shelf = cache.plans() if self._settings.plan_cache else None
-        if shelf is None:
+        plans = cache.plans() if self._settings.plan_cache else None
+        if plans is None:
             return self._loaded(
                 apart.build(self._library, recipe, isolate=self._isolate), signature
             )
         facts = recipe.facts(self._library)
         key = digest_of(facts)
-        entry = shelf.get(key)
+        entry = plans.get(key)
         if entry is not None and entry.blob:
             try:
                 plan = self._loaded(entry.blob, signature, self._filler(recipe))
             except Refusal:  # of another release after all, or damaged: as if it were not there
-                shelf.remove(key)
+                plans.remove(key)
             else:
                 self.found_on_disk += 1
                 return plan
         built = apart.build(self._library, recipe, isolate=self._isolate)
         plan = self._loaded(built, signature)
-        shelf.put(key, facts, plan.without_weights() if self._settings.refittable else built)
+        plans.put(key, facts, plan.without_weights() if self._settings.refittable else built)
         return plan
 
     def _filler(self, recipe: Recipe) -> Callable[[Any, Lines], None] | None:

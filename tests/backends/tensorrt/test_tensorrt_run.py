@@ -7,7 +7,6 @@ GPU would run.
 from __future__ import annotations
 
 import dataclasses
-import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -21,6 +20,7 @@ from torch._dynamo.backends import registry
 import composer
 from composer.backends import tensorrt
 from composer.backends.tensorrt import apart, library, probe
+from composer.backends.tensorrt.cache import plans
 
 pytest.importorskip("tensorrt_rtx", reason="its parser and builder run on a CPU")
 
@@ -253,7 +253,7 @@ def test_changed_weights_are_seen(fake: Fake) -> None:
     assert fake.built == 3
 
 
-def test_a_refittable_plan_takes_new_weights_without_a_build(fake: Fake, tmp_path) -> None:
+def test_a_refittable_plan_takes_new_weights_without_a_build(fake: Fake) -> None:
     """However often they change; another module of its kind finds it on disk."""
     chain = {"backend": "tensorrt", "options": {"refittable": True}}
     x = torch.randn(2, 4)
@@ -265,7 +265,7 @@ def test_a_refittable_plan_takes_new_weights_without_a_build(fake: Fake, tmp_pat
             torch.testing.assert_close(run(x), model(x))
             model.first.weight.mul_(1.5)
     assert (fake.built, fake.refitted) == (1, 7)
-    assert len([*(tmp_path / "cache" / "plans").glob("*.bin")]) == 1
+    assert len(plans().entries()) == 1
 
 
 @pytest.mark.parametrize("fault", [None, "budget"])
@@ -342,7 +342,7 @@ def test_a_call_that_fails_later_is_answered_by_eager(fake: Fake) -> None:
     assert ERROR in attempt.message
 
 
-def test_a_plan_is_built_once_for_all_processes(fake: Fake, tmp_path) -> None:
+def test_a_plan_is_built_once_for_all_processes(fake: Fake) -> None:
     """Found on disk the next time, under a key that does not depend on the plan."""
     model, x = Net(), torch.randn(2, 4)
     same(model, x)
@@ -350,23 +350,20 @@ def test_a_plan_is_built_once_for_all_processes(fake: Fake, tmp_path) -> None:
     same(model, x)
     assert (fake.built, fake.loaded) == (1, 2)
     assert last().attempts[0].engine["found_on_disk"] == 1
-    (record,) = (tmp_path / "cache" / "plans").glob("*.json")
-    facts = json.loads(record.read_text())["entry"]["facts"]
-    assert facts["target"] == {"gpu": "pretended", "capability": [8, 9], "driver": "0"}
+    (entry,) = plans().entries()
+    assert entry.facts["target"] == {"gpu": "pretended", "capability": [8, 9], "driver": "0"}
 
 
 @pytest.mark.parametrize("how", ["garbage", "truncated", "foreign"])
-def test_a_plan_that_cannot_be_used_is_built_anew(fake: Fake, tmp_path, how) -> None:
+def test_a_plan_that_cannot_be_used_is_built_anew(fake: Fake, how) -> None:
     """Damaged on disk, or whole and not the model's."""
-    from composer.backends.tensorrt import cache
-
     model, x = Net(), torch.randn(2, 4)
     same(model, x)
-    (blob,) = (tmp_path / "cache" / "plans").glob("*.bin")
+    (file,) = plans().path.glob("*.entry")
     if how == "foreign":
-        cache.plans().put(blob.stem, {}, b"whole, and no plan")
+        plans().put(file.stem, {}, b"whole, and no plan")
     else:
-        blob.write_bytes(blob.read_bytes()[:100] if how == "truncated" else b"garbage" * 99)
+        file.write_bytes(file.read_bytes()[:-1] if how == "truncated" else b"garbage" * 99)
     torch.compiler.reset()
     told = pytest.warns(CacheWarning, match="not what was written")
     with nullcontext() if how == "foreign" else told:
@@ -377,8 +374,8 @@ def test_a_plan_that_cannot_be_used_is_built_anew(fake: Fake, tmp_path, how) -> 
     assert (fake.built, fake.loaded) == (2, 3)
 
 
-def test_other_weights_are_another_plan(fake: Fake, tmp_path) -> None:
-    """Their values are part of the key; the option switches the shelf off."""
+def test_other_weights_are_another_plan(fake: Fake) -> None:
+    """Their values are part of the key; an option switches the cache off."""
     same(Net(), torch.randn(2, 4))
     torch.compiler.reset()
     same(Net(), torch.randn(2, 4))
@@ -386,16 +383,16 @@ def test_other_weights_are_another_plan(fake: Fake, tmp_path) -> None:
     off = {"backend": "tensorrt", "options": {"plan_cache": False}}
     torch.compiler.reset()
     compiled(Net(), off)(torch.randn(2, 4))
-    assert len([*(tmp_path / "cache" / "plans").glob("*.bin")]) == 2
+    assert len(plans().entries()) == 2
 
 
 @pytest.mark.parametrize(("said", "tf32"), [("highest", False), ("high", True)])
-def test_tf32_is_as_torch_says(fake: Fake, tmp_path, said, tf32) -> None:
+def test_tf32_is_as_torch_says(fake: Fake, said, tf32) -> None:
     """By either of torch's ways to say it; it is part of the plan's key."""
     torch.set_float32_matmul_precision(said)
     same(Net(), torch.randn(2, 4))
-    (record,) = (tmp_path / "cache" / "plans").glob("*.json")
-    assert json.loads(record.read_text())["entry"]["facts"]["tf32"] is tf32
+    (entry,) = plans().entries()
+    assert entry.facts["tf32"] is tf32
 
 
 HOPPER = (9, 0)
