@@ -18,7 +18,7 @@ from composer.backends.tensorrt import cache as tensorrt
 from composer.cli.fail import fail
 from composer.cli.options import Json
 from composer.errors import CacheWarning, first_line
-from composer.lowering import keeping
+from composer.lowering import artefacts
 from composer.registry import did_you_mean
 from composer.store import failures, verdicts
 from composer.system.disk import DiskCache, Entry, cache_dir
@@ -28,7 +28,7 @@ app = typer.Typer(help="What is kept on disk between processes.", no_args_is_hel
 
 def _caches_of(kind: str) -> dict[str, DiskCache]:
     """What is kept of a kind, or of every kind where that is empty, by its name."""
-    ours = [each.cache() for each in (failures, selftest, keeping, verdicts)]
+    ours = [each.cache() for each in (failures, selftest, artefacts, verdicts)]
     known = {each.name: each for each in (*ours, tensorrt.plans(), tensorrt.timings())}
     if kind and kind not in known:
         fail(f"nothing kept is called {kind!r}{did_you_mean(kind, known)}")

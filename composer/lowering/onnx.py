@@ -15,7 +15,7 @@ from composer import _torch
 from composer.errors import Refusal, class_and_text
 from composer.graphs.capture import graph_key
 from composer.graphs.nodes import attribute_at
-from composer.lowering import keeping
+from composer.lowering import artefacts
 from composer.lowering.faithful import unfaithful
 from composer.lowering.linears import keep_dimensions
 from composer.lowering.once import once
@@ -185,7 +185,7 @@ def to_onnx(region: Region) -> OnnxGraph:
     """Translate a region, which is changed on the way.
 
     The model is made once for each captured graph, whatever engines ask for it, and not at all if
-    an earlier process kept it (:mod:`composer.lowering.keeping`).
+    an earlier process kept it (:mod:`composer.lowering.artefacts`).
 
     Raises:
         Refusal: ``failed`` with ``export_failed`` where the exporter breaks.
@@ -207,16 +207,16 @@ def _find_or_translate(gm: torch.fx.GraphModule, outputs: tuple[Output, ...]) ->
     share_heads(gm)
     join_views(gm)
     keep_tails(gm)
-    if not keeping.keeps():
+    if not artefacts.is_enabled():
         return _translate(gm, outputs)
     try:
-        key = keeping.key_of("model", f"{torch.get_default_dtype()}\n{graph_text(gm)}")
+        key = artefacts.key_of("model", f"{torch.get_default_dtype()}\n{graph_text(gm)}")
     except Unsayable as why:
-        keeping.tally().lost.append(str(why))
+        artefacts.tally().lost.append(str(why))
         return _translate(gm, outputs)
     found = read_model(key, outputs)
     if found is not None:
-        keeping.tally().reused += 1
+        artefacts.tally().reused += 1
         return found
     values = [node.meta["val"] for node in gm.graph.find_nodes(op="placeholder")]
     guards = _torch.symbols.guards_on(values)
@@ -224,14 +224,14 @@ def _find_or_translate(gm: torch.fx.GraphModule, outputs: tuple[Output, ...]) ->
     if (
         _torch.symbols.guards_on(values) != guards
     ):  # which a process that finds the model would not set
-        keeping.tally().lost.append("the translation asked how large a size is")
+        artefacts.tally().lost.append("the translation asked how large a size is")
         return made
     return _kept(made, key)
 
 
 def read_model(key: str, outputs: tuple[Output, ...]) -> OnnxGraph | None:
     """The model that is kept under this key, if there is one."""
-    entry = keeping.find(key)
+    entry = artefacts.find(key)
     if entry is None or entry.blob is None:
         return None
     import onnx
@@ -242,11 +242,11 @@ def read_model(key: str, outputs: tuple[Output, ...]) -> OnnxGraph | None:
 
 def _kept(made: OnnxGraph, key: str) -> OnnxGraph:
     facts = {"kind": "model", "nodes": len(made.model.graph.node), "inputs": made.inputs}
-    trouble = keeping.put(key, facts, made.model.SerializeToString())
+    trouble = artefacts.put(key, facts, made.model.SerializeToString())
     if trouble:
-        keeping.tally().lost.append(trouble)
+        artefacts.tally().lost.append(trouble)
         return made
-    keeping.tally().kept += 1
+    artefacts.tally().kept += 1
     return dataclasses.replace(made, key=key)
 
 

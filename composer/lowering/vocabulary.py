@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from composer import _torch, forks
-from composer.lowering import keeping
+from composer.lowering import artefacts
 from composer.lowering.translations import translator
 
 
@@ -45,12 +45,12 @@ class Vocabulary:
 @functools.cache
 def vocabulary() -> Vocabulary:
     """The vocabulary of this process: from disk if it is kept there, else from the exporter."""
-    key = keeping.key_of("vocabulary", "")
-    entry = keeping.find(key)
+    key = artefacts.key_of("vocabulary", "")
+    entry = artefacts.find(key)
     if entry is not None:
         return Vocabulary(frozenset(entry.facts["known"]), frozenset(entry.facts["translated"]))
     known, translated = translator().known, translator().translated
-    if keeping.keeps():
+    if artefacts.is_enabled():
         facts = {"kind": "vocabulary", "known": sorted(known), "translated": sorted(translated)}
-        keeping.put(key, facts)
+        artefacts.put(key, facts)
     return Vocabulary(known, translated)

@@ -18,7 +18,7 @@ import torch.fx
 
 from composer import _torch
 from composer.graphs.nodes import value_of
-from composer.lowering import keeping
+from composer.lowering import artefacts
 from composer.lowering.aot import (
     FunctionalGraph,
     GraphKind,
@@ -49,14 +49,14 @@ class Whole:
         Returns:
             The graph as one region, and its model; ``None`` where nothing is kept.
         """
-        entry = keeping.find(self.key)
+        entry = artefacts.find(self.key)
         if entry is None:
             return None
         facts = entry.facts
         model = read_model(facts["model"], tuple(map(_output_of, facts["outputs"])))
         if model is None:
             return None
-        keeping.tally().whole = True
+        artefacts.tally().whole = True
         owners, read = owners_of(self.gm, inputs), dict(facts["statistics"])
         weights, witnesses = bindable(inputs, owners, frozenset(), read)
         region = Region(_placeholders(inputs), weights, witnesses, {})
@@ -81,7 +81,7 @@ class Whole:
             "statistics": sorted(graph.statistics.items()),
             "taken": parts.taken,
         }
-        keeping.put(self.key, facts)
+        artefacts.put(self.key, facts)
 
     def _is_all(self, graph: FunctionalGraph, parts: Split, model: OnnxGraph) -> bool:
         """Whether calling the one engine is all that there is to do at a call of the graph."""
@@ -108,7 +108,9 @@ def whole_of(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], engine: st
         engine: Text of all that decides which operators the engine takes, and in what form.
     """
     passes = late.in_force().shared
-    if not keeping.keeps() or torch.is_grad_enabled() or passes.late or _torch.modes.is_watched():
+    if not artefacts.is_enabled() or torch.is_grad_enabled():
+        return None
+    if passes.late or _torch.modes.is_watched():
         return None
     if any_fake(example_inputs) or own_tensors(gm) or not _is_static(gm, example_inputs):
         return None
@@ -116,7 +118,7 @@ def whole_of(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], engine: st
         text = f"{engine}\n{_torch.aot.tracing_state()}\n{graph_text(gm, example_inputs)}"
     except Unsayable:
         return None
-    return Whole(gm, keeping.key_of("graph", text))
+    return Whole(gm, artefacts.key_of("graph", text))
 
 
 def _is_static(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> bool:

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import composer
 from composer import _torch, session
 from composer.cli import app
-from composer.lowering import keeping, onnx, whole
+from composer.lowering import artefacts, onnx, whole
 from composer.lowering.texts import Unsayable, graph_text
 from composer.lowering.vocabulary import vocabulary
 
@@ -34,7 +34,7 @@ def mlp() -> nn.Sequential:
     return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).eval()
 
 
-def artefacts() -> str:
+def recorded() -> str:
     """What the last attempt says of what it kept."""
     (attempt,) = last().attempts
     assert attempt.status == "succeeded", attempt.message
@@ -76,7 +76,7 @@ def test_second_compile_of_a_graph_asks_neither_autograd_nor_the_exporter(
     model, x = mlp(), torch.randn(3, 8)
     compiled(model, "onnxrt", verify="compile")(x)
     first = last().attempts[0]
-    assert artefacts() == "kept"
+    assert recorded() == "kept"
     no_autograd(monkeypatch)
     no_translation(monkeypatch)
     f = warm(model, verify="compile")
@@ -103,7 +103,7 @@ print(json.dumps([attempt.engine["artefacts"], [each for each in heavy if each i
 """
     session.current().self_tests.clear()  # so that the engine proves itself for both processes
     compiled(mlp(), "onnxrt")(torch.randn(3, 8))
-    assert artefacts() == "kept"
+    assert recorded() == "kept"
     done = fresh_python(code)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == ["graph reused", []]
@@ -144,7 +144,7 @@ def test_another_graph_is_not_taken_for_it(
     result = warm(second)(x)
     assert torch.equal(result, second(x))
     assert torch.equal(result.signbit(), second(x).signbit())
-    assert artefacts() == "kept"
+    assert recorded() == "kept"
 
 
 @torch.no_grad()
@@ -155,7 +155,7 @@ def test_weights_are_those_of_the_process_that_runs() -> None:
     other = mlp()
     f = warm(other)
     torch.testing.assert_close(f(x), other(x))
-    assert artefacts() == "graph reused"
+    assert recorded() == "graph reused"
     other[0].weight.mul_(2)
     torch.testing.assert_close(f(x), other(x))
 
@@ -167,7 +167,7 @@ def test_running_statistics_are_watched_after_a_warm_start() -> None:
     compiled(model, "onnxrt")(x)
     f = warm(model)
     f(x)
-    assert artefacts() == "graph reused"
+    assert recorded() == "graph reused"
     model.train()
     model(x + 3)
     model.eval()
@@ -179,9 +179,9 @@ def test_what_other_sources_made_is_not_reused(monkeypatch: pytest.MonkeyPatch) 
     """Another composer, torch or exporter begins anew."""
     x = torch.ones(3)
     compiled(doubled, "onnxrt")(x)
-    monkeypatch.setattr(keeping, "environment", lambda: "another release")
+    monkeypatch.setattr(artefacts, "environment", lambda: "another release")
     assert torch.equal(warm(doubled)(x), doubled(x))
-    assert artefacts() == "kept"
+    assert recorded() == "kept"
 
 
 @torch.no_grad()
@@ -190,12 +190,12 @@ def test_damaged_entries_are_made_anew(damage: bytes | None) -> None:
     """The numbers are right, and the next process finds whole files again."""
     x = torch.ones(3)
     compiled(doubled, "onnxrt")(x)
-    for file in keeping.cache().path.glob("*.entry"):
+    for file in artefacts.cache().path.glob("*.entry"):
         file.unlink() if damage is None else file.write_bytes(damage)
     assert torch.equal(warm(doubled)(x), doubled(x))
-    assert artefacts() == "kept"
+    assert recorded() == "kept"
     warm(doubled)(x)
-    assert artefacts() == "graph reused"
+    assert recorded() == "graph reused"
 
 
 @torch.no_grad()
@@ -203,13 +203,13 @@ def test_dynamic_shapes_come_from_the_cache(monkeypatch: pytest.MonkeyPatch) -> 
     """The model is not translated again, and takes sizes that the first process never saw."""
     model = mlp()
     compiled(model, "onnxrt", dynamic=True)(torch.randn(3, 8))
-    assert artefacts() == "kept"
+    assert recorded() == "kept"
     no_translation(monkeypatch)
     f = warm(model, dynamic=True)
     for size in (3, 7, 2):
         x = torch.randn(size, 8)
         torch.testing.assert_close(f(x), model(x))
-    assert artefacts() == "model reused"
+    assert recorded() == "model reused"
 
 
 @torch.no_grad()
@@ -227,18 +227,18 @@ def test_a_size_that_the_translation_asks_for_is_not_kept(monkeypatch: pytest.Mo
     for _ in range(2):
         x = torch.randn(3, 8)
         torch.testing.assert_close(warm(doubled, dynamic=True)(x), doubled(x))
-        assert artefacts() == "not kept: the translation asked how large a size is"
+        assert recorded() == "not kept: the translation asked how large a size is"
 
 
 def test_training_comes_from_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forward and backward, with the gradients of eager."""
     model, x = mlp().train(), torch.randn(3, 8)
     compiled(model, "onnxrt")(x).sum().backward()
-    assert artefacts() == "kept"
+    assert recorded() == "kept"
     no_translation(monkeypatch)
     model.zero_grad()
     warm(model)(x).sum().backward()
-    assert artefacts() == "2 of 2 models reused"
+    assert recorded() == "2 of 2 models reused"
     found = [p.grad.clone() for p in model.parameters() if p.grad is not None]
     model.zero_grad()
     model(x).sum().backward()
@@ -291,7 +291,7 @@ def test_inputs_that_are_written_to_are_written_to_after_a_warm_start() -> None:
     f = warm(model)
     assert [f(x)[0].item() for _ in range(3)] == [1.0, 2.0, 3.0]
     assert model.calls.item() == 3
-    assert artefacts() == "model reused"
+    assert recorded() == "model reused"
 
 
 @torch.no_grad()
@@ -306,7 +306,7 @@ def test_outputs_share_memory_after_a_warm_start(
     source = x if function is given_back else a
     assert b.data_ptr() == source.data_ptr()
     assert torch.equal(a, torch.relu(x))
-    assert artefacts() == "model reused"
+    assert recorded() == "model reused"
 
 
 @torch.no_grad()
@@ -314,20 +314,20 @@ def test_with_keep_artefacts_0_nothing_is_kept_or_looked_for() -> None:
     """Nothing on disk, nothing in the record; what others kept is not read."""
     x = torch.ones(3)
     compiled(doubled, "onnxrt", keep_artefacts=0)(x)
-    assert not keeping.cache().path.exists()
+    assert not artefacts.cache().path.exists()
     assert "artefacts" not in last().attempts[0].engine
     warm(doubled)(x)
-    assert artefacts() == "kept"
+    assert recorded() == "kept"
     warm(doubled, keep_artefacts=0)(x)
     assert "artefacts" not in last().attempts[0].engine
 
 
 def test_torchs_switch_for_all_caches_holds() -> None:
     """``TORCHINDUCTOR_FORCE_DISABLE_CACHES``; asked of composer alone, since torch warns of it."""
-    assert keeping.keeps()
+    assert artefacts.is_enabled()
     with torch.compiler.config.patch(force_disable_caches=True):
-        assert not keeping.keeps()
-    assert keeping.keeps()
+        assert not artefacts.is_enabled()
+    assert artefacts.is_enabled()
 
 
 @torch.no_grad()
@@ -336,7 +336,7 @@ def test_disk_that_cannot_be_written_costs_nothing_but_the_warm_start(tmp_path: 
     (tmp_path / "composer-cache").write_text("in the way")
     x = torch.ones(3)
     assert torch.equal(compiled(doubled, "onnxrt")(x), doubled(x))
-    assert artefacts().startswith("not kept: the cache")
+    assert recorded().startswith("not kept: the cache")
 
 
 @torch.no_grad()
@@ -381,9 +381,9 @@ def test_graphs_that_no_text_describes_are_not_known_as_a_whole() -> None:
 
 def test_sources_changed_under_the_process_are_nobodys(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is in memory is not what stands in the files then."""
-    assert keeping._sources() == keeping._sources()
-    monkeypatch.setattr(keeping, "_IMPORTED", 0.0)
-    assert keeping._sources() != keeping._sources()
+    assert artefacts._sources() == artefacts._sources()
+    monkeypatch.setattr(artefacts, "_IMPORTED", 0.0)
+    assert artefacts._sources() != artefacts._sources()
 
 
 def of_the_user(x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The artefacts that the lowering keeps on disk, so that another process need not make them again.
+"""The artefact cache: what the lowering keeps on disk, so that another process need not make it.
 
 There are three kinds: what the exporter can translate (:mod:`composer.lowering.vocabulary`), the
 ONNX models of regions (:mod:`composer.lowering.onnx`), and which model a whole captured graph
@@ -36,19 +36,19 @@ def tally() -> Artefacts:
     return current_build().artefacts or Artefacts()
 
 
-def keeps() -> bool:
-    """Whether anything is kept and looked for: by policy, and by torch's switch for all caches."""
+def is_enabled() -> bool:
+    """Whether artefacts are kept and looked for, by the policy and torch's switch for caches."""
     return current_build().keep_gib > 0 and not torch.compiler.config.force_disable_caches
 
 
 def cache() -> DiskCache:
-    """The disk cache that they are kept in."""
+    """The disk cache that artefacts are kept in."""
     return DiskCache("onnx", limit=int((current_build().keep_gib or DEFAULT_GIB) * (1 << 30)))
 
 
 def find(key: str | None) -> Entry | None:
-    """What was kept under this key; ``None`` where nothing is, or nothing is to be looked for."""
-    return cache().get(key) if key and keeps() else None
+    """The entry of this key; ``None`` where there is none, or the cache is off."""
+    return cache().get(key) if key and is_enabled() else None
 
 
 def put(key: str, facts: Mapping[str, Any], blob: bytes | None = None) -> str:
