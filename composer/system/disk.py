@@ -1,8 +1,9 @@
 """The disk cache: what composer keeps on disk between processes.
 
-Any number of processes may read and write; any of them may be killed at any moment; the disk may be
-full, read-only or hold what something else wrote. None of that is an error of the user's: what
-cannot be read is not there, what cannot be written is not kept, and a warning says so once.
+Any number of processes may read and write. Any of them may be killed at any moment. The disk may be
+full or read-only, and may hold files that another program wrote. None of this is the user's error:
+an entry that cannot be read counts as absent, one that cannot be written is not kept, and one
+warning for each kind of trouble says so.
 
 An entry is one file, ``<key>.entry``: a line of JSON, its record, and behind it the bytes of its
 blob, if it has one. A writer gives the file its name when it is whole, so neither readers nor
@@ -49,7 +50,7 @@ log = logging.getLogger("composer")
 
 
 def cache_dir() -> Path:
-    """Where everything is: ``COMPOSER_CACHE_DIR``, else the user's folder for caches."""
+    """The folder of all caches: ``COMPOSER_CACHE_DIR``, else the user's folder for caches."""
     asked = os.environ.get(CACHE_DIR)
     if asked:
         folder = os.path.expanduser(asked)  # noqa: PTH111  # Path's raises where nobody is at home
@@ -65,7 +66,7 @@ def cache_dir() -> Path:
 
 @functools.cache
 def _without_home() -> Path:
-    """Of this process alone: a user id without a name, as containers have, has no home either."""
+    """A folder for this process alone. In a container a user may have neither name nor home."""
     warn_of(f"this user has no home directory, so nothing is kept on disk; {CACHE_DIR} says where")
     folder = tempfile.mkdtemp(prefix="composer-")
     atexit.register(_remove, folder, this_process())
@@ -73,13 +74,13 @@ def _without_home() -> Path:
 
 
 def _remove(folder: str, made_by: str) -> None:
-    """At the end of the process that made it; a forked child has inherited the task."""
+    """Remove the folder at the end of the process that made it, and not at a forked child's end."""
     if this_process() == made_by:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def this_process() -> str:
-    """What tells this process from all others, the one that it was forked from among them."""
+    """A name that no other process has, not even the one that this one was forked from."""
     return f"{_PROCESS}-{os.getpid()}"
 
 
@@ -90,14 +91,14 @@ def digest_of(facts: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One thing that was kept.
+    """One entry of a disk cache.
 
     Attributes:
-        key: Its name, a SHA-256 in hexadecimal digits.
-        facts: What it is: a JSON object.
-        blob: Its bytes; ``None`` where it has none, or where they were not asked for.
-        written: When it was written, in seconds since 1970.
-        size: Bytes that it takes on disk.
+        key: A SHA-256 in hexadecimal digits.
+        facts: The record: a JSON object.
+        blob: The bytes of the blob; ``None`` if there is none, or if it was not asked for.
+        written: When the entry was written, in seconds since 1970.
+        size: Bytes that the entry takes on disk.
     """
 
     key: str
@@ -108,18 +109,19 @@ class Entry:
 
 
 class _Broken(Exception):
-    """A file is there and is not what was written."""
+    """A file does not hold what was written to it."""
 
 
 class DiskCache:
-    """One kind of thing that is kept, in a folder of its own that only its user can enter.
+    """The entries of one kind, in a folder of their own that only the user can enter.
 
     Args:
         name: The folder's name.
-        limit: Bytes that all entries may take; those not used for longest go first.
+        limit: Bytes that all entries together may take. The least recently used are removed first.
         root: Where the folder is; by default :func:`cache_dir`.
 
-    ``trouble`` is what went wrong last, for the record of whoever asked; empty while all is well.
+    Attributes:
+        trouble: The text of the last warning, for the caller's record; empty if there was none.
     """
 
     def __init__(self, name: str, *, limit: int, root: Path | None = None) -> None:
@@ -146,11 +148,11 @@ class DiskCache:
 
         Args:
             key: SHA-256 of all that the entry depends on, in hexadecimal digits.
-            facts: What JSON can hold.
-            blob: Its bytes, if there are any.
+            facts: The record, of values that JSON can hold.
+            blob: The bytes of the blob, if the entry has one.
 
         Returns:
-            Whether it is kept: it may be too large, or the disk full, read-only, somebody else's.
+            True if the entry is kept; false if it is too large, or the folder cannot be written.
         """
         path, record = self._file(key), _sealed(facts, blob)
         size = len(record) + len(blob or b"")
@@ -167,7 +169,7 @@ class DiskCache:
         return True
 
     def remove(self, key: str) -> None:
-        """Keep this entry no longer."""
+        """Remove the entry of this key, if there is one."""
         path = self._file(key)
         with self._reporting("cannot be written"):
             check_owner(self.path)
@@ -186,7 +188,7 @@ class DiskCache:
         return sorted(found, key=lambda entry: entry.written, reverse=True)
 
     def clear(self) -> int:
-        """Keep nothing; how many entries that were, the broken ones included."""
+        """Remove all entries; their number, with the damaged ones."""
         number = 0
         with self._reporting("cannot be cleared"):
             check_owner(self.path)
@@ -210,9 +212,9 @@ class DiskCache:
         check_owner(self.path)
 
     def _remove_oldest(self, but: Path) -> None:
-        """Remove what was not used for longest, until the rest fits; and files that are abandoned.
+        """Remove the least recently used entries until the rest fits, and abandoned files.
 
-        Several writers may do so at once: they see the same files, and remove the same ones.
+        Several writers may do this at once: they see the same files, and remove the same ones.
         """
         found = []
         for path in self._files():
@@ -232,7 +234,7 @@ class DiskCache:
 
     @contextmanager
     def _reporting(self, kind: str) -> Iterator[None]:
-        """Report trouble with the disk instead of raising it. A file that is not there is none."""
+        """Report trouble with the disk instead of raising it. A missing file is no trouble."""
         try:
             yield
         except FileNotFoundError:
@@ -245,12 +247,12 @@ class DiskCache:
 
         Args:
             kind: What the cache cannot do.
-            detail: Why; that may name a file or a size, and be another each time.
-            remedy: What helps.
+            detail: The cause. It may name a file or a size, and so differ each time.
+            remedy: What the user can do about it.
 
         Raises:
-            BaseException: what a signal's handler raised, if that is what ``detail`` came of; it
-                may be an ``OSError``, such as ``TimeoutError``.
+            BaseException: ``detail`` was raised by a signal handler. Such an error may be an
+                ``OSError``, as ``TimeoutError`` is.
         """
         if isinstance(detail, OSError):
             interrupts.pass_on(detail)
@@ -263,18 +265,18 @@ class DiskCache:
 
 @dataclass(frozen=True, slots=True)
 class _Trouble:
-    """What a warning is about, by which it is told from others, and what it says."""
+    """A warning: its subject, by which warnings are compared, and its text."""
 
     about: str
     text: str = field(compare=False)
 
 
 def warn_of(trouble: str, once_for: str = "") -> None:
-    """Say it once in this process; it is no error, even where warnings are.
+    """Warn once in this process. The warning is never raised, even where warnings are errors.
 
     Args:
-        trouble: What to say.
-        once_for: What it is about, where the text may be another each time.
+        trouble: The text.
+        once_for: The subject, where the text may differ each time.
     """
     _say(_Trouble(once_for or trouble, trouble))
 
@@ -287,7 +289,7 @@ def _say(trouble: _Trouble) -> None:
 
 
 def warn_again() -> None:
-    """Forget what was warned of."""
+    """Forget which warnings were given, so that they are given again."""
     _say.cache_clear()
 
 
@@ -296,7 +298,8 @@ def check_owner(path: Path) -> None:
 
     Raises:
         FileNotFoundError: there is no such folder.
-        PermissionError: it is another user's, or open to the writes of others.
+        NotADirectoryError: it is a file.
+        PermissionError: it belongs to another user, or others may write to it.
     """
     found = path.stat()
     if not stat.S_ISDIR(found.st_mode):
@@ -310,7 +313,7 @@ def check_owner(path: Path) -> None:
 
 
 def _sealed(facts: Mapping[str, Any], blob: bytes | None) -> bytes:
-    """The line of a record: the entry, and the digest of its text."""
+    """The line of a record: the entry, and the entry's digest."""
     entry = {
         "schema": _SCHEMA,
         "written": time.time(),
@@ -347,12 +350,12 @@ def _read(path: Path, *, with_blob: bool = True) -> Entry:
 def _mark_as_used(path: Path) -> None:
     try:
         os.utime(path)
-    except OSError as error:  # of a folder that can only be read
+    except OSError as error:  # the folder is read-only
         interrupts.pass_on(error)
 
 
 def _write(path: Path, record: bytes, blob: bytes) -> None:
-    """Make the file, whole or not at all."""
+    """Write the whole file, or leave what was there."""
     descriptor, unfinished = tempfile.mkstemp(".tmp", f"{path.stem}.", path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
