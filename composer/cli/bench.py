@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -95,7 +96,7 @@ def bench(
     if as_json:
         typer.echo(json.dumps(ranking.to_dict() | {"policy": policy}, indent=2))
     else:
-        Console().print(_table(ranking))
+        _print(ranking)
         if policy is not None:
             done = write is not None and not trouble
             typer.echo(f"\nwritten to {write}" if done else f"\n{policy}", nl=done)
@@ -195,16 +196,26 @@ def _measured() -> str:
     return f"{now}, torch {torch.__version__}, {kind}, {threads}"
 
 
+def _print(ranking: Ranking) -> None:
+    """The table of times, and below it what a cell would be too narrow for."""
+    console = Console(highlight=False)
+    console.print(_table(ranking))
+    refusals = [f"{each.label}: {why}" for each in ranking.standings for why in each.refusals]
+    for line in filter(None, (ranking.doubt, *refusals)):
+        console.print(escape(printable(line)))
+
+
 def _table(ranking: Ranking) -> Table:
     kind = "forward and backward" if ranking.training else "a call"
-    caption = advice.UNDER_LOAD if ranking.under_load else None
-    table = Table(title=f"{ranking.model} on {ranking.device}, ms of {kind}", caption=caption)
+    title = f"{ranking.model} on {ranking.device}, ms of {kind}"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("", overflow="fold")
     table.add_column("ms", justify="right", no_wrap=True)
-    table.add_column("eager / this (quartiles)", justify="right", width=17)
+    table.add_column("rounds", justify="right", no_wrap=True)
+    table.add_column("eager / this (quartiles)", justify="right", width=16)
     for heading in ("largest error", "first call, s"):
         table.add_column(heading, justify="right", width=7)
-    table.add_column("graphs served, and why not all", overflow="fold")
+    table.add_column("graphs served", overflow="fold", min_width=6)
     for each in ranking.standings:
         table.add_row(*(escape(cell) for cell in _cells(each, ranking.eager)))
     return table
@@ -212,12 +223,20 @@ def _table(ranking: Ranking) -> Table:
 
 def _cells(each: Standing, eager: Standing) -> tuple[str, ...]:
     ratio = each.over(eager)
-    served = [f"{name} {n} of {each.graphs}" for name, n in each.served.items()]
+    served = [_served(each, name, number) for name, number in each.served.items()]
     return (
         each.label,
         "" if each.latency is None else f"{each.latency * 1e3:.3g}",
+        str(len(each.turns)) if each.turns else "",
         "" if ratio is None else str(ratio),
         "" if each.error is None else f"{each.error:.0e}",
         "" if each.seconds is None else f"{each.seconds:.1f}",
-        printable("; ".join((*served, *each.refusals))),
+        printable(", ".join(served)),
     )
+
+
+def _served(each: Standing, name: str, number: int) -> str:
+    """``"1 of 2"`` graphs for the candidate itself; ``"onnxrt 1 of 2"`` for another name."""
+    share = f"{number} of {each.graphs}"
+    is_itself = each.candidate is not None and each.candidate.name == name
+    return share if is_itself else f"{name} {share}"

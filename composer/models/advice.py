@@ -22,7 +22,7 @@ def obstacle(ranking: Ranking) -> str:
         return ""
     if not any(each.graphs or each.refusals for each in ranking.standings):
         return f"torch.compile captured no graph of {ranking.model} that an engine could run"
-    refused = [_refused(each, ranking.eager) for each in ranking.candidates]
+    refused = [_refused(each, ranking) for each in ranking.candidates]
     return f"no engine could be measured: {'; '.join(refused) or 'none is here'}"
 
 
@@ -30,15 +30,15 @@ def policy_of(ranking: Ranking, matches: Sequence[str] = ()) -> dict[str, Any]:
     """A book with a rule for each name that the model's graphs have, in the shape of the TOML.
 
     The chain has the candidates that were right and not surely slower than eager, the quickest
-    first. ``select`` is ``"first"`` where that one was surely ahead on the whole model, and
-    ``"fastest"`` where two, or one and eager, were too close to tell, or graphs of the model want
-    different engines.
+    first. ``select`` is ``"first"`` where that one was surely ahead on the whole model. It is
+    ``"fastest"`` where two, or one and eager, were too close to tell, where graphs of the model
+    want different engines, and where the figures leave a :attr:`~Ranking.doubt`.
 
     Args:
         ranking: What was measured.
         matches: Globs for these names; by default the names themselves.
     """
-    good = sorted(_good(ranking), key=lambda each: each.latency or 0.0)
+    good = sorted(_good(ranking), key=_latency)
     graphs = {"device": ranking.device.partition(":")[0], "training": ranking.training}
     rule = {
         "chain": [_spelled(each) for each in good] or [EAGER],
@@ -72,29 +72,35 @@ def _found_only(asked: str) -> str:
     return f"COMPOSER_CONFIG or composer.configure has to name this file: it would {asked}."
 
 
+def _latency(each: Standing) -> float:
+    """Seconds of a call of one that was measured."""
+    assert each.latency is not None
+    return each.latency
+
+
 def _good(ranking: Ranking) -> Iterator[Standing]:
     for each in ranking.candidates:
-        if not _objection(each, ranking.eager):
+        if not _objection(each, ranking):
             yield each
 
 
-def _objection(each: Standing, eager: Standing) -> str:
-    """Why a candidate is left out; empty where it is not."""
+def _objection(each: Standing, ranking: Ranking) -> str:
+    """Why a candidate is left out; empty where it is not. Doubtful figures leave none out."""
     if each.wrong or each.latency is None:
         why = " | ".join(first_line(refusal) for refusal in each.refusals)
         return why or "took no graph"
-    if eager.is_surely_ahead_of(each, select.TIE):
+    if not ranking.doubt and ranking.eager.is_surely_ahead_of(each, select.TIE):
         return f"slower than eager: {_ms(each)} a call"
     return ""
 
 
-def _refused(each: Standing, eager: Standing) -> str:
-    why = _objection(each, eager)
+def _refused(each: Standing, ranking: Ranking) -> str:
+    why = _objection(each, ranking)
     return why if why.startswith(each.label) else f"{each.label}: {why}"
 
 
 def _is_clear(good: list[Standing], ranking: Ranking) -> bool:
-    if len(ranking.composer.engines) > 1:
+    if ranking.doubt or len(ranking.composer.engines) > 1:
         return False
     if not good:
         return True
@@ -121,10 +127,10 @@ def _said(ranking: Ranking) -> Iterator[str]:
         yield "No engine is faster than eager here: leave torch.compile out."
     elif not any(_is_sure(each, ranking.eager) for each in good):
         yield "Undecided whether an engine is faster than eager: each process measures for itself."
-    if ranking.under_load:
-        yield f"M{UNDER_LOAD[1:]}."
+    if ranking.doubt:
+        yield ranking.doubt
     for each in ranking.standings:
-        objection = _objection(each, ranking.eager) if each.candidate else ""
+        objection = _objection(each, ranking) if each.candidate else ""
         if objection:
             yield f"left out: {each.label}: {objection}"
         elif each.latency is not None:
@@ -137,15 +143,8 @@ def _speed(each: Standing, eager: Standing) -> str:
     found = each.over(eager) if each.label != EAGER else None
     if found is None:
         return ""
-    spread = f"({found.p25:.2f}-{found.p75:.2f})"
-    then = f"{found.seconds * 1e3:.3g} ms"
-    took = f", which took {then} in the same rounds" if then != _ms(eager) else ""
-    return f", {found.mean:.2f} times as fast as eager {spread}{took}"
+    return f", {found} times as fast as eager"
 
 
 def _ms(each: Standing) -> str:
-    return f"{(each.latency or 0.0) * 1e3:.3g} ms"
-
-
-UNDER_LOAD = "measured under a load: measure again"
-"""What is said of figures while which other programs kept taking the cores."""
+    return f"{_latency(each) * 1e3:.3g} ms"

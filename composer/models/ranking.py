@@ -41,6 +41,16 @@ from composer.records import CompileReport, GraphRequest, Reason, spelled
 EAGER = "eager"
 COMPOSER = "composer, fastest"
 
+ENOUGH_ROUNDS = 7
+"""With fewer rounds no spread is given, and no engine is chosen for good."""
+
+UNDER_LOAD = "Other programs were using the cores: measure again when the machine is idle."
+
+TOO_FEW_ROUNDS = (
+    f"There was no time for {ENOUGH_ROUNDS} rounds of each, so it is not clear which is the "
+    "fastest. Give more --seconds."
+)
+
 ModelCall = Callable[..., tuple[Any, ...]]
 
 _WRONG = {
@@ -52,25 +62,25 @@ _WRONG = {
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """How many times as fast one is as another, in the rounds that both were in.
+    """How many times as fast one is as another, over the rounds that both took part in.
 
     Attributes:
-        mean: Of the seconds of a call, which are means.
-        median: Of what the rounds say one by one.
+        median: The median of the ratios of the single rounds.
         p25: Their lower quartile.
         p75: Their upper quartile.
-        seconds: What a call of the other took in these rounds.
+        rounds: How many rounds there were.
     """
 
-    mean: float
     median: float
     p25: float
     p75: float
-    seconds: float
+    rounds: int
 
     def __str__(self) -> str:
-        """``"1.14 (0.72-1.20)"``."""
-        return f"{self.mean:.2f} ({self.p25:.2f}-{self.p75:.2f})"
+        """``"1.14 (0.92-1.20)"``; ``"about 1.1"`` where there were too few rounds for a spread."""
+        if self.rounds < ENOUGH_ROUNDS:
+            return f"about {self.median:.2g}"
+        return f"{self.median:.2f} ({self.p25:.2f}-{self.p75:.2f})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,19 +118,19 @@ class Standing:
 
     @property
     def latency(self) -> float | None:
-        """Seconds a call, the mean of its turns; ``None`` where it was not measured."""
-        return select.Timing(self.turns, len(self.turns)).seconds if self.turns else None
+        """Seconds of a call, the median of its rounds; ``None`` where it was not measured."""
+        return statistics.median(self.turns) if self.turns else None
 
     def over(self, other: Standing) -> Ratio | None:
         """How many times as fast as another; ``None`` where either was not measured."""
         mine, theirs = self._beside(other)
-        if mine.latency is None or theirs.latency is None:
+        if not mine.turns:
             return None
         ratios = [b / a for a, b in zip(mine.turns, theirs.turns, strict=True)]
-        low, median, high = (
-            statistics.quantiles(ratios, n=4, method="inclusive") if ratios[1:] else ratios * 3
-        )
-        return Ratio(theirs.latency / mine.latency, median, low, high, theirs.latency)
+        if len(ratios) == 1:
+            return Ratio(ratios[0], ratios[0], ratios[0], rounds=1)
+        low, median, high = statistics.quantiles(ratios, n=4, method="inclusive")
+        return Ratio(median, low, high, len(ratios))
 
     def is_surely_ahead_of(self, other: Standing, margin: float) -> bool:
         """Whether it is faster by more than ``margin``, and chance can be ruled out."""
@@ -167,6 +177,14 @@ class Ranking:
         return self.standings[0]
 
     @property
+    def doubt(self) -> str:
+        """Why these figures decide nothing: a sentence, empty where they can be relied on."""
+        if self.under_load:
+            return UNDER_LOAD
+        rounds = min((len(each.turns) for each in self.standings if each.turns), default=0)
+        return "" if rounds >= ENOUGH_ROUNDS else TOO_FEW_ROUNDS
+
+    @property
     def composer(self) -> Standing:
         """The whole chain, with ``select = "fastest"``."""
         return self.standings[-1]
@@ -188,7 +206,7 @@ class Ranking:
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON, with each one's ratio to eager."""
-        names = ("mean", "median", "p25", "p75")
+        names = ("median", "p25", "p75", "rounds")
         rows = []
         for each in self.standings:
             found = each.over(self.eager)
@@ -343,7 +361,7 @@ def _timed(
     places = [i for i, (_, run) in enumerate(found) if run is not None]
     order = sorted(places, reverse=True)  # eager, the first, is the floor: it stands last
     entrants = [select.Entrant(found[i][0].label, run) for i in order if (run := found[i][1])]
-    result = select.race(entrants, request, select.Budget(seconds))
+    result = select.race(entrants, request, select.Budget(seconds, least_rounds=ENOUGH_ROUNDS))
     if result.winner is None:
         raise RankingError(f"nothing could be timed: {result.why}")
     standings = [standing for standing, _ in found]

@@ -73,10 +73,7 @@ class Workload:
         if not place or not name:
             what = "is not of the form MODULE:FACTORY, such as models:make"
             raise OptionError(f"{self.target!r} {what}")
-        try:
-            module = _script(Path(place)) if self.is_script else _module(place)
-        except (FileNotFoundError, ModuleNotFoundError) as error:
-            raise OptionError(f"{place!r} cannot be imported: {error}") from error
+        module = _script(Path(place)) if self.is_script else _module(place)
         factory = getattr(module, name, None)
         if isinstance(factory, torch.nn.Module):
             what = "is a model; name a function that returns (module, inputs)"
@@ -93,7 +90,12 @@ def _module(name: str) -> ModuleType:
     if name.startswith(".") or "/" in name:
         raise OptionError(f"{name!r} is no module's name; the path of a script ends in .py")
     working_directory_first()
-    return importlib.import_module(name)
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # the module is there; what it imports is not
+        raise OptionError(f"{name!r} cannot be imported: {error}") from error
 
 
 def working_directory_first() -> None:
@@ -104,6 +106,8 @@ def working_directory_first() -> None:
 
 def _script(path: Path) -> ModuleType:
     """As a module of its name, with its folder first, as ``python script.py`` has it."""
+    if not path.exists():
+        raise OptionError(f"there is no script {str(path)!r}")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None

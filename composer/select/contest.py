@@ -27,10 +27,13 @@ class Budget:
         turns: Seconds for all but the first call of each entrant. In that an engine may compile,
             allocate and tune, so it belongs to the build.
         first: Seconds for those first calls; what they take beyond that is taken from ``turns``.
+        least_rounds: Rounds that every entrant takes part in, however far behind it is, if the time
+            allows. A choice needs none; a table that compares all entrants does.
     """
 
     turns: float
     first: float = 0.0
+    least_rounds: int = 0
 
 
 @dataclass(frozen=True, slots=True)

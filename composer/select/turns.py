@@ -160,6 +160,7 @@ class _Race:
         self._track = track
         self._deadline = time.perf_counter() + budget.turns
         self._spare = budget.first
+        self._least_rounds = budget.least_rounds
         self._warm: dict[int, float] = {}
         self._waiting: list[int] = []
         self._turns: dict[int, list[float]] = {}
@@ -250,7 +251,7 @@ class _Race:
         for number in range(_MOST_ROUNDS):
             if self._is_settled():
                 return True
-            share = self._share()
+            share = self._share(self._least_rounds - number)
             if share < max(_LEAST_SHARE, *(2 * self._usual(place) for place in self._alive)):
                 return number > 0
             some = order.sample(self._alive, len(self._alive))
@@ -278,10 +279,13 @@ class _Race:
         limit = max(_FAR, margin_of(self._within)) * min(max(each) for each in costs.values())
         self._alive = [place for place, each in costs.items() if min(each) <= limit]
 
-    def _share(self) -> float:
-        """Seconds of a lead and a long turn, for all rounds that there is still time for."""
+    def _share(self, least_rounds: int) -> float:
+        """Seconds of a lead and a long turn, for all rounds that there is still time for.
+
+        Turns are shorter where otherwise there would be fewer than ``least_rounds``.
+        """
         left = (self._deadline - time.perf_counter()) / len(self._alive)
-        return left / max(1, int(left / (_LOADED_LEAD + _LOADED_TURN)))
+        return left / max(1, least_rounds, int(left / (_LOADED_LEAD + _LOADED_TURN)))
 
     def _fits(self, length: float) -> bool:
         """Whether there is time for a round of turns of that length."""
@@ -366,6 +370,8 @@ class _Race:
             return
         front = min(self._alive, key=lambda place: mean(self._costs(place)))
         best, margin = self._costs(front), margin_of(self._within)
+        if len(best) < self._least_rounds:
+            return
         self._alive = [
             place
             for place in self._alive
@@ -380,6 +386,8 @@ class _Race:
         if self._within is not None:
             return False  # memory decides among all that are left
         mine = self._costs(first)
+        if len(mine) < self._least_rounds:
+            return False
         return all(surely_ahead(mine, self._costs(each), 1 / TIE) for each in others)
 
     def result(self) -> Result:

@@ -185,7 +185,7 @@ def test_factory_gives_a_model_and_its_inputs(made: Any, monkeypatch: pytest.Mon
     [
         ("torch", "MODULE:FACTORY"),
         ("no_such_module:make", "cannot be imported"),
-        ("nowhere.py:make", "cannot be imported"),
+        ("nowhere.py:make", "there is no script"),
         ("../models:make", "the path of a script ends in .py"),
         ("torch:nothing", "has no function"),
         ("torch:__version__", "has no function"),
