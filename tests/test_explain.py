@@ -262,7 +262,7 @@ def test_function_is_called_once_with_its_arguments() -> None:
 
 
 def test_other_threads_are_not_in_an_explanation() -> None:
-    """They are in what is collected of the whole process, as ``composer explain`` does."""
+    """They are in what is collected of the whole process, as ``composer run --breaks`` does."""
 
     @torch.compiler.disable
     def compile_elsewhere():

@@ -68,7 +68,7 @@ class Compiled:
 
 
 @optional(
-    "composer explain of a function that was compiled before",
+    "composer.explain of a function that was compiled before",
     "torch._dynamo.eval_frame:innermost_backend",
 )
 def compiled_as(function: Callable[..., Any]) -> Compiled | None:
@@ -105,7 +105,7 @@ def compiled_as(function: Callable[..., Any]) -> Compiled | None:
 
 
 @optional(
-    "composer explain of functions that Dynamo gave up before",
+    "composer.explain of functions that Dynamo gave up before",
     "torch._C._dynamo.eval_frame:reset_code",
     "torch._dynamo.convert_frame:input_codes.seen",
     "torch._dynamo.eval_frame:_debug_get_cache_entry_list",
@@ -167,7 +167,7 @@ _last_break = ContextVar("last_break", default=None)
 
 
 @optional(
-    "the list of graph breaks in composer explain",
+    "the list of graph breaks",
     *_BREAKS,
     without=lambda listener: contextlib.nullcontext(),
 )

@@ -28,6 +28,25 @@ def list_backends() -> list[str]:
 
 
 @optional(
+    "composer run --override",
+    "torch._dynamo.config:debug_backend_override",
+    without=lambda rule: False,
+)
+def override_backend(rule: str) -> bool:
+    """Set which backend compiles which graph, whatever backend the program names.
+
+    Args:
+        rule: As the environment variable ``TORCH_COMPILE_OVERRIDE_BACKENDS`` has it, which is read
+            only when torch is imported.
+
+    Returns:
+        Whether this torch has such a setting.
+    """
+    torch._dynamo.config.debug_backend_override = rule
+    return True
+
+
+@optional(
     "a backend that the program registered by a name of composer's",
     "torch._dynamo.backends.registry:_COMPILER_FNS",
 )

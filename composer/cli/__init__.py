@@ -17,14 +17,9 @@ from composer import distribution
 
 COMMANDS = {
     "run": ("run:run", "Run a script and print composer's report; the exit code is the script's."),
-    "explain": (
-        "run:explain",
-        "Run a script and print its graphs, graph breaks, and what was left to torch.",
-    ),
-    "lock": ("lock:lock", "Run a script and write down which engine serves each of its graphs."),
-    "assert": (
-        "lock:compare",
-        "Run a script and say what is not as the lock has it; the exit code is then 1.",
+    "lock": (
+        "lock:lock",
+        "Run a script and write down which engine serves each graph; --check compares with that.",
     ),
     "report": (
         "report:report",
@@ -52,7 +47,7 @@ COMMANDS = {
 }
 """Where each command is, and the line that stands for it in the list."""
 
-_RUN_SCRIPTS = ("run", "explain", "lock", "assert")
+_RUN_SCRIPTS = ("run", "lock")
 
 
 class _OnDemand(TyperCommand):
@@ -92,7 +87,6 @@ app = typer.Typer(
     cls=_Commands,
     help="One torch.compile backend over several engines.",
     no_args_is_help=True,
-    add_completion=False,
 )
 
 

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from composer import selftest
 from composer.backends.tensorrt import cache as tensorrt
-from composer.cli.fail import fail
+from composer.cli.fail import USAGE, fail
 from composer.cli.options import Json
 from composer.errors import CacheWarning, first_line
 from composer.lowering import artefacts
@@ -31,7 +31,7 @@ def _caches_of(kind: str) -> dict[str, DiskCache]:
     ours = [each.cache() for each in (failures, selftest, artefacts, verdicts)]
     known = {each.name: each for each in (*ours, tensorrt.plans(), tensorrt.timings())}
     if kind and kind not in known:
-        fail(f"nothing kept is called {kind!r}{did_you_mean(kind, known)}")
+        fail(f"nothing kept is called {kind!r}{did_you_mean(kind, known)}", USAGE)
     return {kind: known[kind]} if kind else known
 
 

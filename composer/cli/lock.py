@@ -1,13 +1,13 @@
-"""``composer lock`` and ``composer assert``: which engine serves which graph, kept in a file."""
+"""``composer lock``: which engine serves which graph, kept in a file and compared with it."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 
@@ -25,6 +25,9 @@ from composer.telemetry.recording import Process
 from composer.telemetry.report import counted
 
 LockFile = Annotated[Path, typer.Option("--lock", help="The file.")]
+Check = Annotated[
+    bool, typer.Option("--check", help="Say what is not as the file has it; exit with 1 then.")
+]
 
 
 def lock(
@@ -33,18 +36,46 @@ def lock(
     module: run.AsModule = False,
     policy: PolicyFile = None,
     path: LockFile = Path(LOCK_FILE),
+    check: Check = False,
     as_json: run.Json = False,
 ) -> None:
-    """Run a script and write down which engine serves each of its graphs."""
+    """Run a script and write down which engine serves each graph; --check compares with that."""
+    program = Program(script, args or [], module)
+    if check:
+        run.prepare(script, module, policy, None)
+        _compare(program, path.absolute(), as_json)
+        return
     refuse_switches("would stand in the lock in place of the policy")
     run.prepare(script, module, policy, None)
-    path = path.absolute()
+    _write(program, path.absolute(), as_json)
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """The user's script, or with ``module`` the module, and its arguments."""
+
+    script: str
+    args: list[str]
+    module: bool
+
+    def run(self) -> tuple[int, TextIO]:
+        """Run it to its end; its exit code, and where stdout led before."""
+        return run.finish(self.script, self.args, self.module)
+
+    @property
+    def command(self) -> list[str]:
+        """The words behind ``python``."""
+        return [*(["-m"] if self.module else []), self.script, *self.args]
+
+
+def _write(program: Program, path: Path, as_json: bool) -> None:
+    """Run the program and write the lock."""
     _check_place(path.resolve())
     asked_for = lock_path()
     with watching() as witness:
-        code, stdout = run.finish(script, args or [], module)
+        code, stdout = program.run()
     if code:
-        fail(f"the script ended with exit code {code}; {path.name} is as it was", code)
+        fail(f"the script ended with exit code {code}; {path.name} is as it was")
     if Process.here().rank:  # of several that run the same script the first writes
         return
     found = witness.locks()
@@ -53,9 +84,8 @@ def lock(
             locked = difference.called(each.graph)
             typer.echo(f"composer: {each.graph.title}: {told}; {path.name} says {locked}", err=True)
     _check_content(found)
-    command = [*(["-m"] if module else []), script, *(args or [])]
     try:
-        file.write(path, found, command)
+        file.write(path, found, program.command)
     except OSError as error:
         fail(f"{str(path)!r} cannot be written: {error.strerror}")
     if as_json:
@@ -66,30 +96,23 @@ def lock(
         print(f"(a policy with locked = true would look for {asked_for})", file=stdout)
 
 
-def compare(
-    script: run.Script,
-    args: run.Arguments = None,
-    module: run.AsModule = False,
-    policy: PolicyFile = None,
-    path: LockFile = Path(LOCK_FILE),
-    as_json: run.Json = False,
-) -> None:
-    """Run a script and say what is not as the lock has it; the exit code is then 1."""
-    run.prepare(script, module, policy, None)
-    path = path.absolute()
+def _compare(program: Program, path: Path, as_json: bool) -> None:
+    """Run the program and say what is not as the lock has it; the exit code is then 1."""
     try:
         held = file.read(path)
     except LockError as error:
         fail(str(error), USAGE)
     with watching(held) as witness:
-        code, stdout = run.finish(script, args or [], module)
+        code, stdout = program.run()
     found = difference.compare(held, witness.served())
     if as_json:
         said = {"file": str(path), "same": not found, "differences": list(map(asdict, found))}
         print(json.dumps(said), file=stdout)
     else:
         print(*_lines(path, held, found), sep="\n", file=stdout)
-    raise typer.Exit(code or int(bool(found)))
+    if code:
+        fail(f"the script ended with exit code {code}")
+    raise typer.Exit(int(bool(found)))
 
 
 def _check_place(path: Path) -> None:

@@ -12,7 +12,7 @@ from rich.markdown import Markdown
 from rich.markup import escape
 from rich.table import Table
 
-from composer.cli.fail import fail
+from composer.cli.fail import USAGE, fail
 from composer.cli.options import Json
 from composer.records import Reason
 from composer.registry import did_you_mean
@@ -26,7 +26,7 @@ def reasons(
     """Say what the reason codes of attempts mean, how to see more, and what to do."""
     if code and code not in list(Reason):
         close = did_you_mean(code, map(str, Reason))
-        fail(f"unknown reason {code!r}{close}")
+        fail(f"unknown reason {code!r}{close}", USAGE)
     found = {reason: explained(reason) for reason in ([Reason(code)] if code else Reason)}
     if as_json:
         rows = [{"code": reason.value, **asdict(each)} for reason, each in found.items()]

@@ -76,7 +76,7 @@ def _read(files: list[Path]) -> Readout:
     try:
         found = reader.read(files)
     except OSError as error:
-        fail(f"{str(error.filename)!r} cannot be read: {error.strerror}")
+        fail(f"{str(error.filename)!r} cannot be read: {error.strerror}", USAGE)
     if not found.recordings:
         fail(f"no record in {', '.join(map(str, files))}; {_left_out(found)}")
     return found

@@ -1,4 +1,4 @@
-"""``composer run`` and ``composer explain``: a user's script, then what composer did for it."""
+"""``composer run``: a user's script, then what composer did for it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import contextlib
 import io
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, TextIO
 
 import typer
 
 from composer import _torch, book, session
+from composer.cli import override as overriding
 from composer.cli.fail import USAGE, fail
 from composer.cli.options import PolicyFile
 from composer.cli.progress import shown
@@ -26,6 +27,12 @@ Script = Annotated[str, typer.Argument(help="A script's path; with -m a module's
 Arguments = Annotated[list[str] | None, typer.Argument(help="For the script.")]
 AsModule = Annotated[bool, typer.Option("-m", help="Run a module, as python -m does.")]
 RecordFile = Annotated[Path | None, typer.Option("--telemetry", help="Sets COMPOSER_TELEMETRY.")]
+Breaks = Annotated[
+    bool, typer.Option("--breaks", help="Print graph breaks and what was left to torch as well.")
+]
+Override = Annotated[
+    bool, typer.Option("--override", help="Compile with composer, whatever backend it names.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON at the end.")]
 
 
@@ -35,25 +42,22 @@ def run(
     module: AsModule = False,
     policy: PolicyFile = None,
     telemetry: RecordFile = None,
+    breaks: Breaks = False,
+    override: Override = False,
     as_json: Json = False,
 ) -> None:
     """Run a script and print composer's report; the exit code is the script's."""
     prepare(script, module, policy, telemetry)
-    _run(script, args or [], module, as_json, session.report)
-
-
-def explain(
-    script: Script,
-    args: Arguments = None,
-    module: AsModule = False,
-    policy: PolicyFile = None,
-    telemetry: RecordFile = None,
-    as_json: Json = False,
-) -> None:
-    """Run a script and print its graphs, graph breaks, and what was left to torch."""
-    prepare(script, module, policy, telemetry)
-    with collecting() as found:
-        _run(script, args or [], module, as_json, lambda: found.explanation)
+    asked = overriding.override() if override else None
+    with collecting() if breaks else contextlib.nullcontext() as collected:
+        code, stdout = finish(script, args or [], module)
+        found = collected.explanation if collected else session.report()
+    print(found.to_json() if as_json else found, file=stdout)
+    if not as_json:
+        print(*_hints(found, script), sep="\n", end="", file=stdout)
+    if asked is not None and not as_json:
+        print(overriding.told(asked), end="", file=stdout)
+    raise typer.Exit(code)
 
 
 def prepare(script: str, module: bool, policy: Path | None, telemetry: Path | None) -> None:
@@ -68,22 +72,6 @@ def prepare(script: str, module: bool, policy: Path | None, telemetry: Path | No
         os.environ["COMPOSER_CONFIG"] = str(policy.absolute())
     if telemetry is not None:
         os.environ["COMPOSER_TELEMETRY"] = str(telemetry.absolute())
-
-
-def _run(
-    script: str,
-    args: list[str],
-    module: bool,
-    as_json: bool,
-    result: Callable[[], Report | Explanation],
-) -> None:
-    """Run the script, print what came of it where stdout led before, and exit as it did."""
-    code, stdout = finish(script, args, module)
-    found = result()
-    print(found.to_json() if as_json else found, file=stdout)
-    if not as_json:
-        print(*_hints(found, script), sep="\n", end="", file=stdout)
-    raise typer.Exit(code)
 
 
 def finish(script: str, args: list[str], module: bool) -> tuple[int, TextIO]:
@@ -128,5 +116,5 @@ def _hints(found: Report | Explanation, script: str) -> Iterator[str]:
     tried = {attempt.backend for graph in found.graphs for attempt in graph.attempts}
     behind = [name for name in DEFAULT_CHAIN if name not in tried]
     if behind and any(not graph.policy for graph in found.graphs):
-        ask = f"COMPOSER_CHAIN={behind[0]} composer explain {script}"
+        ask = f"COMPOSER_CHAIN={behind[0]} composer run --breaks {script}"
         yield f"not tried, as another was accepted before: {', '.join(behind)} (try: {ask})\n"

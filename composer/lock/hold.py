@@ -26,8 +26,8 @@ def hold(
 ) -> tuple[Policy, tuple[Contender, ...]]:
     """The policy and the chain; where the policy is ``locked``, narrowed to what the lock says.
 
-    The lock chooses among the candidates of the chain; it names no code. Under ``composer lock`` it
-    is not read; under ``composer assert`` a graph that is not in it is compiled as if unlocked.
+    The lock chooses among the candidates of the chain; it names no code. ``composer lock`` does not
+    read it. Under ``composer lock --check`` a graph that is not in it is compiled as if unlocked.
 
     Raises:
         LockError: the lock is missing or malformed, or the graph is not as it says.

@@ -1,4 +1,4 @@
-"""What ``composer lock`` and ``composer assert`` see of the program that they run."""
+"""What ``composer lock`` and ``composer lock --check`` see of the program that they run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``composer run`` and ``composer explain``: a script runs as Python runs it, then the report."""
+"""``composer run``: a script runs as Python runs it, then the report."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ def test_mistakes_are_found_before_the_script_runs(
     assert said in done.stderr
 
 
-@pytest.mark.parametrize("command", ["run", "explain", "lock"])
+@pytest.mark.parametrize("command", ["run", "lock"])
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
@@ -263,12 +263,12 @@ def test_explain_shows_graphs_and_breaks_of_a_script(script: Any, composer: Any)
     """With file, line and source; as JSON, too."""
     code = COMPILES.replace("    return torch.sin(x)", "    print('hi')\n    return torch.sin(x)")
     file = script(code)
-    done = composer("explain", file)
+    done = composer("run", "--breaks", file)
     assert done.returncode == 0, done.stderr
     assert "served by: honest 1; 1 graph break" in done.stdout
     line = code.splitlines().index("    print('hi')") + 1
     assert f"graph break  {file}:{line}\n  print('hi')\n" in done.stdout
-    read = json.loads(composer("explain", "--json", file).stdout.splitlines()[-1])
+    read = json.loads(composer("run", "--breaks", "--json", file).stdout.splitlines()[-1])
     assert (len(read["graphs"]), read["graph_breaks"][0]["line"]) == (1, line)
 
 
@@ -338,8 +338,51 @@ def test_run_says_which_engines_the_default_chain_did_not_come_to(
     """And the command that tries one of them alone; not where the user wrote the chain."""
     file = script('import torch\ntorch.compile(torch.sin, backend="composer")(torch.ones(3))\n')
     done = composer("run", file)
-    asked = f"COMPOSER_CHAIN=onnxrt composer explain {file}"
+    asked = f"COMPOSER_CHAIN=onnxrt composer run --breaks {file}"
     assert f"not tried, as another was accepted before: onnxrt (try: {asked})" in done.stdout
-    done = composer("explain", file, env={**os.environ, "COMPOSER_CHAIN": "onnxrt"})
+    done = composer("run", "--breaks", file, env={**os.environ, "COMPOSER_CHAIN": "onnxrt"})
     assert "served by: onnxrt 1" in done.stdout
     assert "not tried" not in done.stdout
+
+
+OTHERS = """
+import torch
+
+@torch.compile
+def f(x):
+    return torch.sin(x) + 1
+
+torch.compile(torch.cos, backend="aot_eager")(f(torch.ones(3)))
+"""
+
+
+@pytest.mark.slow
+def test_override_gives_composer_what_another_backend_was_asked_for(
+    script: Any, composer: Any
+) -> None:
+    """The report says which backends those were."""
+    done = composer(
+        "run", "--override", script(OTHERS), env={**os.environ, "COMPOSER_CHAIN": "eager"}
+    )
+    assert done.stdout.startswith("composer: 2 graphs"), done.stderr
+    assert done.stdout.endswith(
+        "the program asked for inductor, aot_eager; --override gave its graphs to composer\n"
+    )
+
+
+@pytest.mark.slow
+def test_override_reaches_child_processes(script: Any, composer: Any, tmp_path: Path) -> None:
+    """They inherit torch's own variable."""
+    script(OTHERS, "other.py")
+    parent = script(
+        "import subprocess, sys\nsubprocess.run([sys.executable, 'other.py'], check=True)\n"
+    )
+    records = tmp_path / "records.jsonl"
+    done = composer(
+        *("run", "--override", "--telemetry", records, parent),
+        cwd=parent.parent,
+        env={**os.environ, "COMPOSER_CHAIN": "eager"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "the program itself asked for no other backend" in done.stdout
+    assert '"torch.cos"' in "".join(file.read_text() for file in tmp_path.glob("records*"))

@@ -1,4 +1,4 @@
-"""``composer lock``, ``composer assert`` and ``locked``: the same engine for the same graph."""
+"""``composer lock``, its ``--check``, and ``locked``: the same engine for the same graph."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ def lock(*args: Any) -> dict[str, Any]:
 
 
 def differences(*args: Any) -> list[str]:
-    """What ``composer assert`` says, and that its exit code goes with it."""
-    done = run("assert", *args, "script.py")
+    """What ``composer lock --check`` says, and that its exit code goes with it."""
+    done = run("lock", "--check", *args, "script.py")
     first, *told = done.stdout.splitlines()
     assert done.exit_code == (1 if told else 0), done.output
     assert first.startswith(str(LOCK.absolute()))
@@ -247,7 +247,7 @@ def test_assert_speaks_json() -> None:
     program(chain=["aot_eager"])
     lock()
     program(chain=["eager"])
-    done = run("assert", "--json", "script.py")
+    done = run("lock", "--check", "--json", "script.py")
     assert done.exit_code == 1
     found = json.loads(done.stdout.splitlines()[-1])
     assert (found["file"], found["same"]) == (str(LOCK.absolute()), False)
@@ -265,20 +265,21 @@ def test_assert_speaks_json() -> None:
     assert written["graphs"][0]["engine"] == "eager"
 
 
-def test_assert_ends_as_the_script_does() -> None:
-    """With its exit code; the list comes, too."""
+def test_check_fails_where_the_script_does() -> None:
+    """The list of differences comes all the same."""
     program(chain=["eager"])
     lock()
     program("import sys", "sys.exit(3)")
-    done = run("assert", "script.py")
-    assert done.exit_code == 3
+    done = run("lock", "--check", "script.py")
+    assert done.exit_code == 1
+    assert "the script ended with exit code 3" in done.stderr
     assert "gone; the lock holds it" in done.stdout
 
 
 @pytest.mark.parametrize(
     ("line", "code", "said"),
     [
-        ("import sys; sys.exit(4)", 4, "the script ended with exit code 4; composer.lock is as"),
+        ("import sys; sys.exit(4)", 1, "the script ended with exit code 4; composer.lock is as"),
         ("pass", 1, "nothing was compiled through composer"),
         (
             "torch._dynamo.config.suppress_errors = True\ntry: compiled(torch.ones(4))\n"
@@ -317,7 +318,7 @@ def test_lock_holds_nothing_that_is_of_the_night(
     assert (done.exit_code, LOCK.exists()) == (2, False)
     assert f"COMPOSER_{switch} is set" in done.stderr
     monkeypatch.setenv(f"COMPOSER_{switch}", "")
-    assert run("lock", "script.py").exit_code == 9
+    assert "the script ended with exit code 9" in run("lock", "script.py").stderr
 
 
 @pytest.mark.parametrize("is_there", [True, False])
@@ -356,7 +357,7 @@ def test_one_of_several_ranks_writes(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_assert_without_a_lock_runs_nothing() -> None:
     """Exit code 2, and the file's name."""
     program("raise SystemExit(9)")
-    done = run("assert", "script.py")
+    done = run("lock", "--check", "script.py")
     assert done.exit_code == 2
     assert f"lock file '{LOCK.absolute()}' cannot be read: No such file" in done.stderr
 

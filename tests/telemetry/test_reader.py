@@ -233,7 +233,7 @@ def test_report_without_a_record_says_why_in_one_line(
 def test_report_of_a_folder_says_so(tmp_path: Path, name: str | None) -> None:
     """Not by a traceback; no name is the working directory's (``report "$UNSET"``)."""
     result = runner.invoke(app, ["report", str(tmp_path) if name is None else name])
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "cannot be read: Is a directory" in result.stderr
 
 

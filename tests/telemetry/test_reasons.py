@@ -65,5 +65,5 @@ def test_command_explains_one_code() -> None:
 def test_command_names_the_nearest_code() -> None:
     """A slip is an error, and the exit code says so."""
     result = runner.invoke(app, ["reasons", "low_coverag"])
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "unknown reason 'low_coverag'; did you mean 'low_coverage'?" in result.output
