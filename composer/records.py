@@ -38,6 +38,7 @@ class Status(StrEnum):
     """What became of one candidate for one graph."""
 
     SUCCEEDED = "succeeded"
+    NOT_CHOSEN = "not_chosen"
     DECLINED = "declined"
     UNAVAILABLE = "unavailable"
     FAILED = "failed"

@@ -36,7 +36,7 @@ from composer.graphs.comparison import devices
 from composer.memory import free_memory
 from composer.models.subject import Subject
 from composer.policy import Candidate, read_policy
-from composer.records import CompileReport, GraphRequest, Reason, spelled
+from composer.records import CompileReport, GraphRequest, Reason, Status, spelled
 
 EAGER = "eager"
 COMPOSER = "composer, fastest"
@@ -336,7 +336,9 @@ def _compiled(
 
 def _standing(label: str, candidate: Candidate | None, graphs: Sequence[CompileReport]) -> Standing:
     attempts = [attempt for graph in graphs for attempt in graph.attempts]
-    refused = [a for a in attempts if not (a.accepted or a.on_trial or a.reason is Reason.SLOWER)]
+    refused = [
+        a for a in attempts if not (a.accepted or a.on_trial or a.status is Status.NOT_CHOSEN)
+    ]
     checks = [a.engine["verified"] for a in attempts if a.accepted and "verified" in a.engine]
     errors = [check["max_relative_error"] for check in checks if "max_relative_error" in check]
     return Standing(

@@ -188,7 +188,7 @@ def _beaten(each: Tried, at: int, winner: str, result: select.Result, floor: int
     loaded = UNDER_LOAD if result.under_load else ""
     attempt = dataclasses.replace(
         _with_timing(each, _figures(result, at, floor)).attempt,
-        status=Status.REJECTED,
+        status=Status.NOT_CHOSEN,
         reason=Reason.SLOWER,
         message=f"{own}; {winner} takes {_ms(best.cost):.3g} ms{_and_memory(best)}{tie}{loaded}",
     )

@@ -69,19 +69,24 @@ def _outcome(recalled: Recalled, serves: Tried) -> Outcome:
             engine = serves.attempt.engine | {"timing": _timing(each, recalled)}
             made.append(Tried(dataclasses.replace(serves.attempt, engine=engine), None))
         elif each.timing:
-            slower = _skipped(each, Reason.SLOWER, _beaten(each, recalled), recalled)
+            said = _beaten(each, recalled)
+            slower = _of_then(each, Status.NOT_CHOSEN, Reason.SLOWER, said, recalled)
             made.append(Tried(slower, None))
         else:
             what = _refused(each, recalled)
             refusal = Refusal(Status.SKIPPED, each.reason or Reason.POLICY, what)
-            made.append(Tried(_skipped(each, refusal.reason, what, recalled), None, refusal))
+            skipped = _of_then(each, refusal.status, refusal.reason, what, recalled)
+            made.append(Tried(skipped, None, refusal))
     return choice.outcome_of(made, serves, ranking=verdict.ranking)
 
 
-def _skipped(each: CandidateRecord, reason: Reason, message: str, recalled: Recalled) -> Attempt:
+def _of_then(
+    each: CandidateRecord, status: Status, reason: Reason, message: str, recalled: Recalled
+) -> Attempt:
+    """The attempt of a candidate that is not built now, since a verdict of then is remembered."""
     engine: dict[str, Any] = {"precision": each.precision} if each.precision else {}
     engine |= {"timing": _timing(each, recalled)} if each.timing else {}
-    return Attempt(each.backend, Status.SKIPPED, reason, message, 0.0, engine=engine)
+    return Attempt(each.backend, status, reason, message, 0.0, engine=engine)
 
 
 def _timing(each: CandidateRecord, recalled: Recalled) -> dict[str, Any]:

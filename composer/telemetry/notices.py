@@ -56,7 +56,7 @@ def warn_of_fallbacks(
         absent = attempt.status is Status.UNAVAILABLE and not missed
         skipped = attempt.status is Status.SKIPPED
         known = attempt.reason is Reason.KNOWN_FAILURE and missed
-        unwanted = (skipped and not known) or attempt.reason is Reason.SLOWER
+        unwanted = (skipped and not known) or attempt.status is Status.NOT_CHOSEN
         unwanted |= attempt.on_trial and attempt.reason is not Reason.RAISED_AT_RUNTIME
         if attempt.accepted or absent or unwanted or what in warned:
             continue

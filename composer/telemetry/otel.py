@@ -172,8 +172,7 @@ def _observe(meter: Meter, read: Callable[[], Mapping[str, Total]]) -> None:
 
 
 def _is_error(attempt: Mapping[str, Any]) -> bool:
-    """One that was measured to be slower had been accepted before."""
-    return attempt["status"] in _ERRORS and attempt["reason"] != Reason.SLOWER
+    return attempt["status"] in _ERRORS
 
 
 def _of_attempt(attempt: Mapping[str, Any]) -> dict[str, Any]:

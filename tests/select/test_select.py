@@ -93,14 +93,14 @@ def test_fastest_of_the_chain_serves() -> None:
     """Not the first; the others are ``slower``, and nobody is warned of that."""
     chain = [Engine("slow", NAP / 2), Engine("quick"), Engine("slower", NAP * 0.8)]
     x = torch.randn(3)
-    with expect(graphs=1, served_by="quick", rejected=2, reasons={"slower": 2}, calls=3):
+    with expect(graphs=1, served_by="quick", not_chosen=2, reasons={"slower": 2}, calls=3):
         f = fastest(double, *chain)
         for _ in range(3):
             assert torch.equal(f(x), x * 2)
     assert reasons() == [
-        ("slow", "rejected", "slower"),
+        ("slow", "not_chosen", "slower"),
         ("quick", "succeeded", None),
-        ("slower", "rejected", "slower"),
+        ("slower", "not_chosen", "slower"),
     ]
 
 
@@ -151,7 +151,7 @@ def test_floor_serves_where_all_are_slower() -> None:
     chain = [Engine("slow", NAP * 2), Engine("slower", NAP * 3)]
     f = fastest(double, *chain)
     x = torch.randn(3)
-    with expect(served_by="eager", rejected=2, reasons={"slower": 2}, fallbacks=0):
+    with expect(served_by="eager", not_chosen=2, reasons={"slower": 2}, fallbacks=0):
         for _ in range(3):
             assert torch.equal(f(x), x * 2)
     calls = chain[0].calls
@@ -178,7 +178,7 @@ def test_eager_in_the_chain_is_the_floor() -> None:
     """It is measured once, and ends the chain, as it does without measuring."""
     behind = Engine("behind")
     fastest(double, Engine("slow", NAP * 2), "eager", behind)(torch.ones(2))
-    assert reasons() == [("slow", "rejected", "slower"), ("eager", "succeeded", None)]
+    assert reasons() == [("slow", "not_chosen", "slower"), ("eager", "succeeded", None)]
     assert last().chosen == "eager"
     assert behind.made == []
 

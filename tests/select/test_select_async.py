@@ -135,9 +135,9 @@ def test_first_accepted_serves_at_once_and_the_fastest_in_the_end() -> None:
     assert (slow.served, quick.served, slower.served) == (3, 2, 0)
     assert reasons() == [
         ("fake_raises", "failed", "build_failed"),
-        ("slow", "rejected", "slower"),
+        ("slow", "not_chosen", "slower"),
         ("quick", "succeeded", None),
-        ("slower", "rejected", "slower"),
+        ("slower", "not_chosen", "slower"),
     ]
     assert last().chosen == "quick"
     assert timing(1)["ms"] > timing(2)["ms"]
@@ -196,7 +196,7 @@ def test_first_stays_where_it_is_the_fastest() -> None:
     settle()
     f(torch.ones(2))
     assert (len(quick.built_in), quick.served, slow.served) == (1, 3, 0)
-    assert reasons() == [("quick", "succeeded", None), ("slow", "rejected", "slower")]
+    assert reasons() == [("quick", "succeeded", None), ("slow", "not_chosen", "slower")]
     assert [made() for made in slow.made] == [None]
 
 
@@ -209,7 +209,7 @@ def test_floor_takes_over_where_all_are_slower() -> None:
     settle()
     assert torch.equal(f(torch.ones(2)), torch.full((2,), 2.0))
     assert (last().chosen, engine.served) == ("eager", 2)
-    assert reasons() == [("engine", "rejected", "slower")]
+    assert reasons() == [("engine", "not_chosen", "slower")]
 
 
 def test_one_that_took_over_and_fails_gives_way_to_the_one_before() -> None:
@@ -226,7 +226,7 @@ def test_one_that_took_over_and_fails_gives_way_to_the_one_before() -> None:
         assert torch.equal(f(x), x * 2)
     assert (last().chosen, last().runtime.fallbacks) == ("middling", 1)
     assert reasons() == [
-        ("middling", "rejected", "slower"),
+        ("middling", "not_chosen", "slower"),
         ("quick", "failed", "raised_at_runtime"),
         ("middling", "succeeded", None),
     ]

@@ -128,9 +128,9 @@ def test_winner_is_remembered(chain: Chain) -> None:
     assert chain.builds == [1, 2, 1]
     slow, quick, _ = second.attempts
     assert [(a.status, a.reason) for a in second.attempts] == [
-        ("skipped", "slower"),
+        ("not_chosen", "slower"),
         ("succeeded", None),
-        ("skipped", "slower"),
+        ("not_chosen", "slower"),
     ]
     ms = first.attempts[0].engine["timing"]["ms"]
     today = f"{datetime.now(UTC):%Y-%m-%d}"
@@ -162,7 +162,7 @@ def test_eager_that_won_is_remembered(chain: Chain) -> None:
     chain.compile()
     again = chain.compile()
     assert (again.chosen, chain.builds) == ("eager", [1])
-    assert (again.attempts[0].status, again.attempts[0].reason) == ("skipped", "slower")
+    assert (again.attempts[0].status, again.attempts[0].reason) == ("not_chosen", "slower")
     assert "eager takes" in again.attempts[0].message
 
 
@@ -210,7 +210,7 @@ def test_winner_that_is_refused_is_forgotten(chain: Chain) -> None:
     assert report.chosen == "second"
     assert chain.builds == [2, 2, 2]
     assert [a.reason for a in report.attempts] == ["slower", "numeric_mismatch", None]
-    assert report.attempts[0].status == "rejected"
+    assert report.attempts[0].status == "not_chosen"
     again = chain.compile(verify="compile")
     assert (again.chosen, chain.builds) == ("second", [2, 2, 3])
     refused = again.attempts[1]
@@ -523,7 +523,7 @@ def lose_times(facts: dict[str, Any]) -> str:
 
 
 def be_slower_unmeasured(facts: dict[str, Any]) -> str:
-    facts["candidates"][0] |= {"status": "rejected", "reason": "slower", "timing": None}
+    facts["candidates"][0] |= {"status": "not_chosen", "reason": "slower", "timing": None}
     return json.dumps(facts | {"ranking": [1]})
 
 
