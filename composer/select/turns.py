@@ -247,7 +247,8 @@ class _Race:
         """
         if self._gate is not None or not self._is_under_load():
             return False
-        self._send_off_far()
+        if not self._least_rounds:
+            self._send_off_far()
         for number in range(_MOST_ROUNDS):
             if self._is_settled():
                 return True

@@ -599,6 +599,17 @@ def race_by_the_clock(
     return Seen(winner, rounds, {names[at] for at in result.errors}, calls, result.why)
 
 
+@pytest.mark.parametrize(("least", "found"), [(0, 2), (7, 7)])
+def test_least_rounds_keep_in_who_is_far_behind(
+    least: int, found: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A table of all engines needs them; a choice does not."""
+    times = {"quick": [0.01], "slow": [0.5], "floor": [0.02]}
+    budget = select.Budget(60.0, least_rounds=least)
+    seen = race_by_the_clock(times, budget, monkeypatch)
+    assert (seen.winner, seen.rounds["slow"]) == ("quick", found)
+
+
 def test_amortised_counts_the_build() -> None:
     """Few calls are expected: what takes long to build is not worth it."""
 
