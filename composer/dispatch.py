@@ -75,21 +75,30 @@ def compose(
     if name is not None:
         options = {"model": name, **(options or {})}
     if not _torch.files.will_be_saved():
-        return _served(gm, example_inputs, mode, options)
+        return serve(gm, example_inputs, mode, options)
     with _torch.files.not_saving():
-        served = _served(gm, example_inputs, mode, options)
-    return saved.Saved.of(gm, served, mode, options)
+        served = serve(gm, example_inputs, mode, options)
+    return saved.Saved.of(gm, served, serve, mode, options)
 
 
-def _served(
+def serve(
     gm: torch.fx.GraphModule,
     example_inputs: Sequence[Any],
     mode: str | None,
     options: Mapping[str, Any] | None,
 ) -> Callable[..., Any]:
-    """The whole way of a graph: policy, passes, candidates, record, and what stands around calls.
+    """Compile one graph: policy, passes, candidates, record, and the checks around each call.
 
-    For a file that torch writes, :func:`compose` wraps what comes of it.
+    :func:`compose` calls it, and a function that was loaded from a file does so at its first call.
+
+    Args:
+        gm: As for :func:`compose`.
+        example_inputs: As for :func:`compose`.
+        mode: As for :func:`compose`.
+        options: As for :func:`compose`, with the model's name among them.
+
+    Returns:
+        A callable that takes the graph's inputs and returns its outputs.
     """
     started = time.perf_counter()
     _torch.symbols.learn_sizes(gm, example_inputs)

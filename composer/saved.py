@@ -25,12 +25,15 @@ from composer.errors import OptionError
 from composer.graphs import capture
 from composer.policy import fields_of
 
+Serve = Callable[..., Callable[..., Any]]
+
 
 @dataclass(frozen=True, slots=True)
 class _Recipe:
     """What it takes to compile a graph again.
 
     Attributes:
+        serve: Compiles a graph, given its inputs, mode and options. It is pickled by its name.
         graph: The graph as it was captured, with its symbols.
         model: The name of the model in reports.
         mode: ``torch.compile``'s mode.
@@ -39,6 +42,7 @@ class _Recipe:
         autocast: The devices for which autocast was on, with its dtype.
     """
 
+    serve: Serve
     graph: bytes
     model: str
     mode: str | None
@@ -64,6 +68,7 @@ class Saved(_torch.files.SerializableCallable):  # type: ignore[misc]  # a class
         cls,
         gm: torch.fx.GraphModule,
         served: Callable[..., Any],
+        serve: Serve,
         mode: str | None,
         options: Mapping[str, Any] | None,
     ) -> Saved:
@@ -71,7 +76,8 @@ class Saved(_torch.files.SerializableCallable):  # type: ignore[misc]  # a class
 
         Args:
             gm: The graph as Dynamo captured it.
-            served: What composer made of it.
+            served: The compiled graph.
+            serve: The module's function that compiled it, and compiles it again after loading.
             mode: ``torch.compile``'s mode.
             options: ``torch.compile``'s options.
 
@@ -80,6 +86,7 @@ class Saved(_torch.files.SerializableCallable):  # type: ignore[misc]  # a class
             ValueError: inputs are views of one memory, which cannot be written.
         """
         recipe = _Recipe(
+            serve=serve,
             graph=_torch.files.graph_as_bytes(_bare(gm)),
             model=capture.model_name(gm),
             mode=mode,
@@ -114,10 +121,9 @@ class Saved(_torch.files.SerializableCallable):  # type: ignore[misc]  # a class
                 gm = _torch.files.graph_of_bytes(recipe.graph)
                 capture.set_model_name(gm, recipe.model)
                 options = {name: pickle.loads(value) for name, value in recipe.options.items()}
-                compose: Callable[..., Any] = _torch.dynamo.lookup_backend("composer")
                 with _as_captured(recipe), _torch.compiles.recaptured(gm, args):
                     inputs = _torch.symbols.with_symbols(gm, args)
-                    self._served = compose(gm, inputs, mode=recipe.mode, options=options)
+                    self._served = recipe.serve(gm, inputs, recipe.mode, options)
             return self._served
 
 

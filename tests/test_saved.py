@@ -108,6 +108,14 @@ def test_a_loaded_function_computes_the_same(engine: str) -> None:
 
 
 @torch.no_grad()
+def test_a_loaded_function_needs_no_backend_of_dynamos(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The saved function names the function that compiles it again."""
+    data = written(saved(torch.sin, torch.ones(3), chain=["eager"]))
+    monkeypatch.setattr(_torch.dynamo, "lookup_backend", {}.__getitem__)
+    torch.testing.assert_close(loaded(data)(torch.ones(3)), torch.ones(3).sin())
+
+
+@torch.no_grad()
 def test_a_loaded_graph_has_the_key_and_finds_what_was_kept() -> None:
     """The model's name as well, which policies match; the exporter is not asked again."""
     model, x = Normed().eval(), torch.randn(4, 8)
