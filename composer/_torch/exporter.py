@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import types
 from collections.abc import Callable, Iterator, Mapping
@@ -37,6 +36,7 @@ class OnnxTranslator:
         from torch.onnx._internal.fx.passes import type_promotion
 
         self._lock = forks.lock()
+        self._signatures: dict[tuple[str, str, int], Any] = {}
         self._core, self._passes = _core, _fx_passes
         self._promotions = type_promotion.TypePromotionTable()
         self._interpreter = type_promotion._TypePromotionInterpreter
@@ -107,13 +107,30 @@ class OnnxTranslator:
         # onnx_ir warns of the empty list that stands for the shape of a number, the exporter of an
         # operator with several results for which it makes one.
         ir, exporter = logging.getLogger("onnx_ir._convenience"), self._core.logger
-        with self._lock, _signatures_read_once(), _quiet(ir), _quiet(exporter):
+        with self._lock, self._signatures_read_once(), _quiet(ir), _quiet(exporter):
             translated = self._core._exported_program_to_onnx_program(
                 cast(Any, program), registry=self._registry
             )
         # A model without any node has no opset, which ONNX Runtime (1.31) refuses.
         translated.model.opset_imports.setdefault("", self._registry.opset_version)
         return translated.model
+
+    def _signatures_read_once(self) -> contextlib.AbstractContextManager[None]:
+        """Keep what the exporter reads from the schema of each ONNX operator.
+
+        It would read it anew for every node it makes, a third of all its time (torch 2.13).
+        """
+        from onnx_ir import schemas
+
+        read = schemas.OpSignature.from_op_schema
+
+        def read_once(schema: Any) -> Any:
+            key = schema.domain, schema.name, schema.since_version
+            if key not in self._signatures:
+                self._signatures[key] = read(schema)
+            return self._signatures[key]
+
+        return patched(schemas.OpSignature, "from_op_schema", staticmethod(read_once))
 
 
 def onnx_decompositions(known: frozenset[str]) -> dict[Any, Callable[..., Any]]:
@@ -131,29 +148,6 @@ def onnx_decompositions(known: frozenset[str]) -> dict[Any, Callable[..., Any]]:
         if isinstance(each, OpOverload) and registry_name(each) not in known:
             table.setdefault(each, function)
     return table
-
-
-@contextlib.contextmanager
-def _signatures_read_once() -> Iterator[None]:
-    """Keep what the exporter reads from the schema of each ONNX operator.
-
-    It would read it anew for every node it makes, a third of all its time (torch 2.13).
-    """
-    from onnx_ir import schemas
-
-    read = staticmethod(functools.partial(_signature_of, schemas.OpSignature.from_op_schema))
-    with patched(schemas.OpSignature, "from_op_schema", read):
-        yield
-
-
-_signatures: dict[tuple[str, str, int], Any] = {}
-
-
-def _signature_of(read: Callable[[Any], Any], schema: Any) -> Any:
-    key = schema.domain, schema.name, schema.since_version
-    if key not in _signatures:
-        _signatures[key] = read(schema)
-    return _signatures[key]
 
 
 def _signature(gm: torch.fx.GraphModule) -> Any:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import torch
@@ -67,39 +67,35 @@ OF_OLDER_RELEASES: Mapping[str, str] = {
 }
 """Names that are read where they are there, with the releases that need them."""
 
-hidden: set[str] = set()
-"""Names that are taken for missing: for the tests, which have no torch without them."""
 
-
-@dataclass(eq=False, slots=True)
+@dataclass(frozen=True)
 class Feature:
     """What needs private names of torch that may be missing.
 
     Attributes:
         what: The feature, in words that stand before "is off".
         names: The names, as ``"module:attribute"``.
-        missing: Those that are missing; ``None`` as long as nobody has looked.
     """
 
     what: str
     names: tuple[str, ...]
-    missing: tuple[str, ...] | None = field(default=None)
 
-    def is_there(self) -> bool:
-        """Whether torch has all the names. They are looked up once."""
-        if self.missing is None:
-            self.missing = tuple(name for name in self.names if not _has(name))
-        return not self.missing
+    @functools.cached_property
+    def missing(self) -> tuple[str, ...]:
+        """The names that torch lacks. They are looked up once."""
+        return tuple(name for name in self.names if not has(name))
+
+    def was_looked_up(self) -> bool:
+        """Whether :attr:`missing` is known."""
+        return "missing" in vars(self)
 
     def __str__(self) -> str:
         """Which feature is off, and why."""
-        return (
-            f"{self.what} is off: torch {torch.__version__} has no {', '.join(self.missing or ())}"
-        )
+        return f"{self.what} is off: torch {torch.__version__} has no {', '.join(self.missing)}"
 
 
 FEATURES: list[Feature] = []
-"""All that :func:`optional` was told of."""
+"""All that :func:`optional` was told of while the modules of this package were imported."""
 
 
 def optional(
@@ -122,11 +118,11 @@ def optional(
 
     def mark(function: F) -> F:
         if not lazily:
-            return function if feature.is_there() else cast(F, without)
+            return cast(F, without) if feature.missing else function
 
         @functools.wraps(function)
         def chosen(*args: Any, **kwargs: Any) -> Any:
-            return (function if feature.is_there() else without)(*args, **kwargs)
+            return (without if feature.missing else function)(*args, **kwargs)
 
         return cast(F, chosen)
 
@@ -139,8 +135,8 @@ def off(*, look: bool) -> list[str]:
     Args:
         look: Whether to look names up that nobody has asked for yet, which may take seconds.
     """
-    known = (each for each in FEATURES if look or each.missing is not None)
-    return sorted({str(each) for each in known if not each.is_there()})
+    known = (each for each in FEATURES if look or each.was_looked_up())
+    return sorted({str(each) for each in known if each.missing})
 
 
 def require_essential() -> None:
@@ -149,17 +145,15 @@ def require_essential() -> None:
     Raises:
         ImportError: with the names, and what they are for.
     """
-    missing = [f"{name} ({what})" for name, what in ESSENTIAL.items() if not _has(name)]
+    missing = [f"{name} ({what})" for name, what in ESSENTIAL.items() if not has(name)]
     if missing:
         raise ImportError(
             f"composer cannot work with torch {torch.__version__}, which lacks {', '.join(missing)}"
         )
 
 
-def _has(name: str) -> bool:
-    """Whether torch has a name."""
-    if name in hidden:
-        return False
+def has(name: str) -> bool:
+    """Whether torch has a name, given as ``"module:attribute"``."""
     module, _, path = name.partition(":")
     try:
         found: Any = importlib.import_module(module)

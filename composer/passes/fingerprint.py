@@ -16,7 +16,7 @@ import inspect
 import sys
 import types
 from collections.abc import Mapping
-from dataclasses import is_dataclass
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -91,15 +91,27 @@ def _file_of_module(module: types.ModuleType | None) -> str:
     return _hash_as_loaded(path, getattr(module, "__spec__", None))
 
 
-_HASHES: dict[str, tuple[object, str]] = {}
-"""By path, for which loading of its module it was read (a reload makes a new spec), and what."""
+@dataclass(frozen=True, eq=False, slots=True)
+class _Loading:
+    """One loading of a module. A reload makes a new spec, which may compare equal to the old."""
+
+    spec: object
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Loading) and self.spec is other.spec
+
+    def __hash__(self) -> int:
+        return id(self.spec)
 
 
 def _hash_as_loaded(path: str, spec: object) -> str:
-    known = _HASHES.get(path)
-    if known is None or known[0] is not spec:
-        known = _HASHES[path] = spec, hashlib.sha256(Path(path).read_bytes()).hexdigest()
-    return known[1]
+    """SHA-256 of a file, as it was when it was first read after this loading of its module."""
+    return _hash_of_file(path, _Loading(spec))
+
+
+@functools.lru_cache(maxsize=1024)
+def _hash_of_file(path: str, _: _Loading) -> str:
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
 def source_of_module(name: str) -> str:

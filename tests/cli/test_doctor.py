@@ -132,6 +132,6 @@ def test_doctor_names_what_is_off_without_a_private_name_of_torch(monkeypatch) -
     """Torch may drop one in any release."""
     counters = "torch._dynamo.utils:counters"
     feature = next(each for each in names.FEATURES if counters in each.names)
-    monkeypatch.setattr(feature, "missing", (counters,))
+    monkeypatch.setitem(vars(feature), "missing", (counters,))
     said = " ".join(doctor("eager").output.split())
     assert f"{feature.what} is off: torch {torch.__version__} has no {counters}" in said

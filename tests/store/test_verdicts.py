@@ -772,7 +772,7 @@ def test_engine_of_another_package_is_identified_without_its_import(
     for version, source in (("1", "a = 1"), ("2", "a = 1"), ("2", "a = 23")):
         (about / "METADATA").write_text(f"Name: engine-of-a-test\nVersion: {version}\n")
         (inside / "one.py").write_text(source)
-        fingerprint._HASHES.clear()
+        fingerprint._hash_of_file.cache_clear()
         dynamo._entry_points.cache_clear()
         identities += [NamedBackend("of_a_test").identity() for _ in range(2)]
     dynamo._entry_points.cache_clear()
