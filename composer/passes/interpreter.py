@@ -13,7 +13,7 @@ from composer.passes.walk import Value as Value
 from composer.passes.walk import Walk, emit
 
 Meta = dict[str, Any]
-"""What new nodes say of where they come from: the user's line, the module, the direction."""
+"""Where new nodes come from: the user's line, the module, the direction, and the walk under way."""
 
 
 class InterpreterPass(GraphPass):
@@ -21,8 +21,8 @@ class InterpreterPass(GraphPass):
 
     Every method emits the operation that it is asked for, and returns its :class:`Value`. An
     override may look at its arguments' values, emit other operations by calling these methods
-    (``super()``'s or its own), return a value that it was given, or a tuple of them. ``meta`` is
-    handed on, so that new nodes say where they come from.
+    (``super()``'s or its own), return a value that it was given, or a tuple of them. An override
+    hands ``meta`` on, so that new nodes get into the graph and say where they come from.
 
     Arguments are values, literals, and lists, tuples, dicts and slices of them. A size that is a
     symbol is emitted (``aten.sym_size.int``), not read off a value.

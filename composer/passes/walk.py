@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -27,9 +26,21 @@ class Value:
     value: Any
 
 
+_WALK = "composer_walk"
+"""The key of the walk under way in the ``meta`` that methods hand on."""
+
+
 def emit(op: str, target: Any, args: Any, kwargs: dict[str, Any], meta: dict[str, Any]) -> Value:
-    """Emit an operation into the graph that is being walked through on this thread."""
-    return _current.get().emit(op, target, args, kwargs, meta)
+    """Emit an operation into the graph that ``meta`` comes from.
+
+    Raises:
+        TypeError: ``meta`` is not what the method was given.
+    """
+    if _WALK not in meta:
+        raise TypeError(f"{target} is emitted without the meta that the method was given")
+    walk: Walk = meta[_WALK]
+    origin = {key: value for key, value in meta.items() if key != _WALK}
+    return walk.emit(op, target, args, kwargs, origin)
 
 
 class Walk:
@@ -62,12 +73,8 @@ class Walk:
             How many were not emitted as they were.
         """
         originals = list(self._gm.graph.nodes)
-        token = _current.set(self)
-        try:
-            with metadata.autocast_regions() as regions:
-                matches = sum(self._step(node, regions) for node in originals)
-        finally:
-            _current.reset(token)
+        with metadata.autocast_regions() as regions:
+            matches = sum(self._step(node, regions) for node in originals)
         for node in reversed(originals):
             if node not in self._kept:
                 self._gm.graph.erase_node(node)
@@ -98,7 +105,8 @@ class Walk:
         self._cursor = self._inputs_end if node.op == "placeholder" else node.prev
         args, kwargs = map_arg((node.args, node.kwargs), self._results.__getitem__)
         plain = _to_nodes(args), _to_nodes(kwargs)
-        result = self._call(methods, node, args, kwargs, metadata.provenance(node))
+        meta = {**metadata.provenance(node), _WALK: self}
+        result = self._call(methods, node, args, kwargs, meta)
         stands = node.op == "output" or (isinstance(result, Value) and result.node is node)
         same = stands and not self._new and frozen((node.args, node.kwargs)) == frozen(plain)
         return result, not same
@@ -177,9 +185,6 @@ class Walk:
             self._gm.graph.erase_node(new)
         self._kept.discard(node)
         self._moved.difference_update({node, *self._new})
-
-
-_current: ContextVar[Walk] = ContextVar("composer_walk")
 
 
 def _last_input(graph: torch.fx.Graph) -> torch.fx.Node:
