@@ -15,7 +15,6 @@ from typing import Any, TypeVar, cast
 import torch
 import torch.fx
 
-from composer import forks
 from composer._torch.aot import boxed
 from composer._torch.names import optional
 
@@ -40,8 +39,6 @@ class BuiltBackward:
 
 GuardBackward = Callable[[BuiltBackward], Callable[[list[Any]], Any]]
 _guard_backward: ContextVar[GuardBackward | None] = ContextVar("composer_backward", default=None)
-_guarding = forks.lock()
-_guards: list[GuardBackward] = []
 
 
 @optional(
@@ -60,27 +57,19 @@ def backwards_by(guard: GuardBackward) -> Iterator[None]:
     """
     from torch._functorch._aot_autograd.runtime_wrappers import AOTDispatchAutograd
 
-    with _guarding:
-        if not _guards:
-            original = AOTDispatchAutograd.post_compile
-            AOTDispatchAutograd.post_compile = staticmethod(  # type: ignore[method-assign]
-                functools.wraps(original)(functools.partial(_with_guard, original))
-            )
-        _guards.append(guard)
+    original = AOTDispatchAutograd.post_compile
+    if not isinstance(original, functools.partial):  # replaced once, for good
+        ours = functools.partial(_with_guard, original)
+        AOTDispatchAutograd.post_compile = staticmethod(ours)  # type: ignore[method-assign]
     token = _guard_backward.set(guard)
     try:
         yield
     finally:
         _guard_backward.reset(token)
-        with _guarding:
-            _guards.remove(guard)
-            if not _guards:
-                ours = AOTDispatchAutograd.post_compile
-                AOTDispatchAutograd.post_compile = staticmethod(ours.__wrapped__)  # type: ignore[method-assign,attr-defined]
 
 
 def _with_guard(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """``post_compile`` with the backward replaced.
+    """``post_compile`` with the backward replaced; as it is where no guard is in force.
 
     AOTAutograd refuses ``retain_graph=True`` where memory is donated. It is told that none is: the
     guard sees to it. Its cache keeps the metadata themselves, so they are left as they are.

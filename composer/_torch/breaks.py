@@ -127,6 +127,8 @@ def forget_given_up() -> None:
                 reset_code(code)
 
 
+_Break = tuple[str, Sequence[traceback.FrameSummary], bool]
+
 OnBreak = Callable[[str, Sequence[traceback.FrameSummary], bool], None]
 """Called at a graph break with torch's message, the traced frames, the innermost last, and whether
 the whole function was given up. Before that, it may have been called for the same place without."""
@@ -160,10 +162,7 @@ class Uncaptured:
     given_up: bool
 
 
-_listeners: list[OnBreak] = []
-_when_uncaptured: list[Callable[[Uncaptured], None]] = []
-_last_break: ContextVar[tuple[str, Sequence[traceback.FrameSummary], bool] | None]
-_last_break = ContextVar("last_break", default=None)
+_listeners: ContextVar[tuple[OnBreak, ...]] = ContextVar("composer_breaks", default=())
 
 
 @optional(
@@ -173,18 +172,18 @@ _last_break = ContextVar("last_break", default=None)
 )
 @contextlib.contextmanager
 def graph_breaks_to(listener: OnBreak) -> Iterator[None]:
-    """Tell ``listener`` of every graph break, in the thread that compiles.
+    """Tell ``listener`` of every graph break that this thread meets within.
 
     A graph carries the reason for its end (``compile_subgraph_reason``), but no graph does for a
     break that no operation precedes, or for a function that Dynamo gives up. It logs the former;
     the latter leave the conversion of the frame as exceptions.
     """
     _follow_breaks()
-    _listeners.append(listener)
+    token = _listeners.set((*_listeners.get(), listener))
     try:
         yield
     finally:
-        _listeners.remove(listener)
+        _listeners.reset(token)
 
 
 @optional(
@@ -195,15 +194,31 @@ def graph_breaks_to(listener: OnBreak) -> Iterator[None]:
     "torch._dynamo.eval_frame:innermost_backend",
 )
 def when_uncaptured(listener: Callable[[Uncaptured], None]) -> None:
-    """Tell ``listener`` of what is compiled from now on, and of which Dynamo captures no graph.
+    """From now on, tell ``listener`` of each frame that is compiled and has no graph.
 
     Those are the functions that Dynamo gives up, and of those that it skips or finds nothing in,
     the ones that the program compiled itself. No backend is called for them. What raises, under
     ``fullgraph``, is not told.
     """
+    from torch._dynamo.convert_frame import CatchErrorsWrapper
+
     _follow_breaks()
-    _follow_conversions()
-    _when_uncaptured.append(listener)
+    convert = CatchErrorsWrapper.__call__
+
+    @functools.wraps(convert)
+    def telling(self: Any, frame: Any, *args: Any) -> Any:
+        before, breaks = captured_graphs(), list[_Break]()
+        with graph_breaks_to(lambda *found: breaks.append(found)):
+            made = convert(self, frame, *args)
+        if captured_graphs() == before:
+            skipped = str(getattr(made, "skip_reason", None) or "")
+            last = breaks[-1] if breaks else None
+            found = _uncaptured(self, frame, last, skipped)
+            if found is not None:
+                listener(found)
+        return made
+
+    cast(Any, CatchErrorsWrapper).__call__ = telling
 
 
 @functools.cache
@@ -232,45 +247,24 @@ def _follow_breaks() -> None:
     cast(Any, ConvertFrameAssert).__call__ = telling
 
 
-@functools.cache
-def _follow_conversions() -> None:
-    """Be told of frames that Dynamo was done with and captured no graph of, from now on."""
-    from torch._dynamo.convert_frame import CatchErrorsWrapper
-
-    convert = CatchErrorsWrapper.__call__
-
-    @functools.wraps(convert)
-    def telling(self: Any, frame: Any, *args: Any) -> Any:
-        before = captured_graphs()
-        _last_break.set(None)
-        made = convert(self, frame, *args)
-        if captured_graphs() == before:
-            _tell_uncaptured(self, frame, str(getattr(made, "skip_reason", None) or ""))
-        return made
-
-    cast(Any, CatchErrorsWrapper).__call__ = telling
-
-
-def _tell_uncaptured(wrapper: Any, frame: Any, skipped: str) -> None:
-    """Tell of a frame without a graph, if it was given up or is what the program compiled.
+def _uncaptured(wrapper: Any, frame: Any, met: _Break | None, skipped: str) -> Uncaptured | None:
+    """A frame without a graph, if it was given up or is what the program compiled.
 
     Args:
         wrapper: Dynamo's conversion of frames for one ``torch.compile``.
         frame: The frame.
+        met: The last graph break within it; ``None`` where there was none.
         skipped: Why Dynamo skipped it (torch 2.13); empty where it did not.
     """
     from torch._dynamo.eval_frame import innermost_backend
 
-    met = _last_break.get()
     gives_up = met is not None and met[2]
     if not (gives_up or _is_called(frame)):
-        return
+        return None
     message, stack, given_up = met or (skipped, [_whole(frame)], bool(skipped))
     backend: Any = innermost_backend(wrapper)
     backend = getattr(backend, "compiler_fn", backend)
-    found = Uncaptured(users(frame), backend, message, stack, given_up)
-    for listener in _when_uncaptured:
-        listener(found)
+    return Uncaptured(users(frame), backend, message, stack, given_up)
 
 
 def _is_called(frame: Any) -> bool:
@@ -289,6 +283,5 @@ def _whole(frame: Any) -> traceback.FrameSummary:
 
 def _tell(error: Any, stack: Sequence[traceback.FrameSummary], *, frame_skipped: bool) -> None:
     message = str(getattr(error, "msg", error))
-    _last_break.set((message, stack, frame_skipped))
-    for listener in tuple(_listeners):
+    for listener in _listeners.get():
         listener(message, stack, frame_skipped)

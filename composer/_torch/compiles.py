@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import (
 from composer import forks
 from composer._torch.fakes import as_fake, fake_mode_of, forget_met
 from composer._torch.names import optional
-from composer._torch.symbols import recaptured_numbers
+from composer._torch.symbols import with_values
 
 
 @contextlib.contextmanager
@@ -104,15 +104,13 @@ def recaptured(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Iterator[None
     """Compile a captured graph again, after Dynamo's compile is over, with its own symbols."""
     fakes = [node.meta.get("example_value") for node in gm.graph.find_nodes(op="placeholder")]
     captured = any(isinstance(fake, FakeTensor) for fake in fakes)
-    pairs = zip(fakes, inputs, strict=True)
-    numbers = {f.node.expr: value for f, value in pairs if isinstance(f, torch.SymInt)}
-    with compiling():  # until the end: another thread may capture the same graph again
-        known = recaptured_numbers.set(numbers)
+    places = [i for i, fake in enumerate(fakes) if isinstance(fake, torch.SymInt)]
+    sizes, values = [fakes[i] for i in places], [inputs[i] for i in places]
+    with compiling(), with_values(sizes, values):  # another thread may capture it again, too
         try:
             with captured_with(fakes, inputs) if captured else contextlib.nullcontext():
                 yield
         finally:
-            recaptured_numbers.reset(known)
             if captured:
                 forget_met(fake_mode_of(fakes))
 

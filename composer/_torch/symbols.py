@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from contextvars import ContextVar
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -14,9 +14,6 @@ from composer._torch.names import optional
 _LARGE_SIZE = 8192
 """What torch itself takes an unbacked size for, where it has to choose."""
 
-recaptured_numbers: ContextVar[Mapping[Any, Any]] = ContextVar("numbers", default={})  # noqa: B039
-"""The values of the symbols in the call for which a graph is compiled again."""
-
 
 def hint(size: Any) -> Any:
     """The value a symbolic number has in the call that is compiled for; adds no guard.
@@ -26,11 +23,8 @@ def hint(size: Any) -> Any:
     """
     if not isinstance(size, torch.SymInt | torch.SymFloat):
         return size
-    again = recaptured_numbers.get()
-    if again:
-        return _with_numbers(size, again)
-    known = size.node.hint
-    return _with_numbers(size, _unbacked_numbers(size)) if known is None else known
+    numbers, known = _noted_numbers(size), size.node.hint
+    return _with_numbers(size, numbers) if numbers or known is None else known
 
 
 def usual(size: Any) -> Any:
@@ -52,6 +46,28 @@ def _with_numbers(size: torch.SymInt | torch.SymFloat, numbers: Mapping[Any, Any
     return int(number) if isinstance(size, torch.SymInt) else float(number)
 
 
+@contextlib.contextmanager
+def with_values(sizes: Iterable[torch.SymInt], values: Iterable[int]) -> Iterator[None]:
+    """Have :func:`hint` say these values while a graph is compiled again for another call.
+
+    The caller holds the compile lock: the values are noted for all threads.
+
+    Args:
+        sizes: Symbols of one graph.
+        values: Their values in that call.
+    """
+    pairs = list(zip(sizes, values, strict=True))
+    noted = _noted_numbers(pairs[0][0]) if pairs else {}
+    before = dict(noted)
+    noted.update((size.node.expr, value) for size, value in pairs)
+    try:
+        yield
+    finally:
+        for size, _ in pairs:
+            noted.pop(size.node.expr, None)
+        noted.update(before)
+
+
 def learn_sizes(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> None:
     """Note the values that unbacked sizes of inputs have in the call that is compiled for.
 
@@ -64,11 +80,11 @@ def learn_sizes(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> None:
             sizes: Iterable[tuple[Any, Any]] = zip(fake.shape, value.shape, strict=True)
             for size, number in sizes:
                 if isinstance(number, int) and is_unbacked(size):
-                    _unbacked_numbers(size)[size.node.expr] = number
+                    _noted_numbers(size)[size.node.expr] = number
 
 
-def _unbacked_numbers(size: torch.SymInt | torch.SymFloat) -> dict[Any, Any]:
-    """The values that :func:`learn_sizes` noted, kept with the compile that has these symbols."""
+def _noted_numbers(size: torch.SymInt | torch.SymFloat) -> dict[Any, Any]:
+    """The values that were noted here, kept with the compile that has these symbols."""
     env: Any = size.node.shape_env
     return cast("dict[Any, Any]", vars(env).setdefault("_composer_numbers", {}))
 

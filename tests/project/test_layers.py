@@ -173,10 +173,8 @@ def test_every_file_has_its_place_in_the_order() -> None:
 CONTEXT_VARIABLES = {
     "composer.build": "Dynamo's signature stands between composer and an engine",
     "composer.book": "composer.using",
-    "composer._torch.symbols": "torch asks for sizes in its own code",
     "composer._torch.backwards": "torch makes the backward in its own code",
     "composer._torch.breaks": "torch tells of a graph break in its own code",
-    "composer.passes.walk": "operators are called as functions in a pass that walks the graph",
 }
 """What is carried without an argument, and why. Nothing is to be added here."""
 
