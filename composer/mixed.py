@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -76,12 +75,6 @@ class _NotMeasured(Exception):
     """The graph cannot be run to compare its numbers, or that would take too long."""
 
 
-_known: weakref.WeakKeyDictionary[torch.fx.GraphModule, dict[tuple[float, int], float]] = (
-    weakref.WeakKeyDictionary()
-)
-"""Graph to the errors that were measured: all candidates have the same."""
-
-
 class _Errors:
     """How far a graph is off with its products in bfloat16 but for some of the first.
 
@@ -92,7 +85,9 @@ class _Errors:
     def __init__(self, request: GraphRequest, bounds: LowPrecisionBounds) -> None:
         self._request, self._bounds = request, bounds
         self._products = narrow(request, on_trial=True, marks=True).products
-        self._errors = _known.setdefault(request.gm, {})
+        self._errors: dict[tuple[float, int], float] = request.made_of_graph().setdefault(
+            "errors", {}
+        )
         self._inputs = [_torch.symbols.hint(value) for value in request.example_inputs]
         self._eager: Run | None = None
 

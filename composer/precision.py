@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -101,21 +100,14 @@ def _why_not_tried(request: GraphRequest) -> str:
 Rewritten = tuple[torch.fx.GraphModule, int]
 """A graph, and how many of its products take bfloat16."""
 
-_rewrites: weakref.WeakKeyDictionary[torch.fx.GraphModule, dict[int, Rewritten | str]] = (
-    weakref.WeakKeyDictionary()
-)
-"""Graph to its rewritten forms, by how many products stay, or to why there is none. Kept for the
-next candidate."""
-
-_at_aten: weakref.WeakKeyDictionary[torch.fx.GraphModule, torch.fx.GraphModule] = (
-    weakref.WeakKeyDictionary()
-)
-"""Graph to its form in ATen, of which the others are made. The next candidate may come at run time,
-when a graph cannot be captured with its symbols any more."""
-
 
 def _rewritten(request: GraphRequest, in_fp32: int) -> Rewritten:
-    known = _rewrites.setdefault(request.gm, {})
+    """The graph with all products but the first ``in_fp32`` in bfloat16.
+
+    Raises:
+        Stays: it cannot be rewritten.
+    """
+    known: dict[int, Rewritten | str] = request.made_of_graph().setdefault("rewritten", {})
     if in_fp32 not in known:
         for part in known.keys() - {0}:  # one after the other is looked at, and mostly not used
             del known[part]
@@ -137,10 +129,12 @@ def _marked(request: GraphRequest, in_fp32: int) -> GraphRequest:
 
 
 def _copy_at_aten(request: GraphRequest) -> torch.fx.GraphModule:
-    if request.gm not in _at_aten:
+    """The graph in ATen. It is kept: a candidate at run time cannot capture its symbols again."""
+    made = request.made_of_graph()
+    if "aten" not in made:
         with _torch.modes.modes_put_back():
-            _at_aten[request.gm] = to_aten(request.gm, request.example_inputs)
-    return clones.clone_graph(_at_aten[request.gm], _torch.sources.lazy_graph_module)
+            made["aten"] = to_aten(request.gm, request.example_inputs)
+    return clones.clone_graph(made["aten"], _torch.sources.lazy_graph_module)
 
 
 def _rewrite(request: GraphRequest, in_fp32: int) -> Rewritten | str:

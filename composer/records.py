@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, cast
+from weakref import WeakKeyDictionary
 
 from pydantic import ConfigDict, GetCoreSchemaHandler, TypeAdapter, ValidationError
 from pydantic_core import CoreSchema
@@ -142,6 +143,16 @@ class GraphRequest:
     rewritten_by: tuple[str, ...] = ()
     compared_passes: frozenset[str] = frozenset()
     alongside: bool = False
+    _made: WeakKeyDictionary[torch.fx.GraphModule, dict[str, Any]] = field(
+        default_factory=WeakKeyDictionary, repr=False, compare=False
+    )
+
+    def made_of_graph(self) -> dict[str, Any]:
+        """What was made of ``gm``, by a name, and is kept for the next candidate.
+
+        Requests that are made of this one share it, whichever graph they have.
+        """
+        return self._made.setdefault(self.gm, {})
 
 
 class Stage(StrEnum):
