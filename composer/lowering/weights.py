@@ -18,7 +18,7 @@ import torch
 from torch.autograd.graph import increment_version
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from composer import _torch, forks
+from composer import _torch
 from composer.lowering import samples
 
 _versions = operator.attrgetter("_version")
@@ -174,8 +174,7 @@ class BoundWeights:
         """Weights of which elements changed, until it is known whether a version told."""
         if tensors:
             count_steps()
-            with _binding:
-                _bound.add(self)
+            _bound[id(self)] = self
 
     @property
     def expired(self) -> bool:
@@ -224,10 +223,11 @@ class BoundWeights:
         return frozenset(moved | {i for i, gone in self._gone.items() if gone()})
 
 
-_bound: weakref.WeakSet[BoundWeights] = weakref.WeakSet()
-"""All that is bound in this process, for as long as its engines live."""
+_bound: weakref.WeakValueDictionary[int, BoundWeights] = weakref.WeakValueDictionary()
+"""All that is bound in this process, by identity, for as long as its engines live.
 
-_binding = forks.lock()
+Other threads may add to it at any time: ``valuerefs`` copies it in one step.
+"""
 
 
 def refresh() -> None:
@@ -238,10 +238,10 @@ def refresh() -> None:
     the storage (``p.untyped_storage().copy_()``); docs/engines.md lists what is seen. That goes for
     what Inductor has frozen, too.
     """
-    with _binding:
-        bound = tuple(_bound)
-    for each in bound:
-        each.expire()
+    for reference in _bound.valuerefs():
+        bound = reference()
+        if bound is not None:
+            bound.expire()
 
 
 def picker(positions: tuple[int, ...]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:

@@ -428,7 +428,7 @@ def test_a_write_that_no_version_tells_of_is_seen_after_refresh(how) -> None:
             composer.refresh()
             torch.testing.assert_close(f(x), model(x))
     assert last().chosen == "onnxrt"
-    (alive,) = (each for each in weights._bound if not each.expired)
+    (alive,) = (each for each in weights._bound.values() if not each.expired)
     assert alive.unchanged((model.weight, model.bias))
 
 
