@@ -14,9 +14,25 @@ import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+T = TypeVar("T")
 Step = TypeVar("Step", bound=Callable[[], object])
 
-_locks: weakref.WeakSet[Any] = weakref.WeakSet()
+_steps: weakref.WeakKeyDictionary[Any, Callable[[Any], object]] = weakref.WeakKeyDictionary()
+"""The step that a forked child takes with each of these objects."""
+
+
+def with_each_child(made: T, step: Callable[[T], object]) -> T:
+    """Have each forked child take a step with an object that lives then.
+
+    Args:
+        made: The object, which is compared by identity.
+        step: Called with the object.
+
+    Returns:
+        The object.
+    """
+    _steps[made] = step
+    return made
 
 
 def lock() -> threading.RLock:
@@ -24,13 +40,11 @@ def lock() -> threading.RLock:
 
     It may be taken again by its holder: only a lock of that kind knows who holds it.
     """
-    made = threading.RLock()
-    _locks.add(made)
-    return made
+    return with_each_child(threading.RLock(), freed)
 
 
 def in_child(step: Step) -> Step:
-    """Have each forked child take this step at once; for functions of modules, which stay."""
+    """Have each forked child take this step at once; for functions of modules."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=step)
     return step
@@ -46,6 +60,6 @@ def freed(held: Any) -> bool:
 
 
 @in_child
-def _free_all() -> None:
-    for each in list(_locks):
-        freed(each)
+def _take_steps() -> None:
+    for made, step in list(_steps.items()):
+        step(made)

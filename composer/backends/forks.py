@@ -11,24 +11,18 @@ A test of each library frees one in a forked child. When it no longer hangs, thi
 from __future__ import annotations
 
 import ctypes
-import weakref
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from composer.forks import in_child
+from composer.forks import with_each_child
 
 T = TypeVar("T")
-
-_living: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def never_freed_in_forks(made: T) -> T:
     """Have children that are forked while ``made`` lives keep it until they end; returns it."""
-    _living.add(made)
-    return made
+    return with_each_child(made, _keep)
 
 
-@in_child
-def _keep() -> None:
+def _keep(made: object) -> None:
     """A reference that nobody owns outlives the end of the interpreter, too."""
-    for made in list(_living):
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(made))
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(made))

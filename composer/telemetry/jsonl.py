@@ -6,7 +6,6 @@ import dataclasses
 import json
 import os
 import re
-import weakref
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -74,10 +73,15 @@ class JsonLinesSink(Sink):
         self._limit = DEFAULT_LIMIT
         self._patience = PATIENCE
         self._start(Path(self._asked).resolve())
-        _sinks.add(self)
+        forks.with_each_child(self, JsonLinesSink._restart)
+
+    def _restart(self) -> None:
+        """In a forked child: its parent's graphs are its parent's to write."""
+        path = self._file.path
+        _serials.pop(path, None)
+        self._start(path)
 
     def _start(self, path: Path) -> None:
-        """A forked child does this anew: its parent's graphs are its parent's to write."""
         self._file = LineFile(path)  # filelock refuses a lock that was made before a fork
         self._process = dataclasses.asdict(Process.here())
         self._lock = forks.lock()
@@ -164,17 +168,6 @@ class JsonLinesSink(Sink):
             raise
         self._patience = PATIENCE
         graph.written = record["runtime"]
-
-
-_sinks: weakref.WeakSet[JsonLinesSink] = weakref.WeakSet()
-
-
-@forks.in_child
-def _restart() -> None:
-    for sink in list(_sinks):
-        path = sink._file.path
-        _serials.pop(path, None)
-        sink._start(path)
 
 
 def _limit(text: str) -> int:
