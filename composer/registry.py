@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import logging
 import pkgutil
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from typing import Generic, TypeVar, cast
 
-from composer import forks
 from composer.errors import ComposerError, UnknownNameError
 
 T = TypeVar("T")
@@ -17,49 +18,26 @@ T = TypeVar("T")
 log = logging.getLogger("composer")
 
 
+@dataclass(frozen=True)
 class Registry(Generic[T]):
-    """A table from names to values that are imported when first asked for.
+    """A table from names to values that are imported when they are asked for.
 
-    Args:
+    Attributes:
         kind: What the names name, for messages ("backend").
-        table: Name to ``"module:attribute"``.
+        own: Name to ``"module:attribute"``.
         group: The entry-point group by which other packages add names.
     """
 
-    def __init__(self, kind: str, table: Mapping[str, str], group: str | None = None) -> None:
-        self.kind = kind
-        self._group = group
-        self._table = dict(table)
-        self._loaded: dict[str, T] = {}
-        self._refused: dict[str, str] = {}
-        self._lock = forks.lock()
-        self._discovered = False
+    kind: str
+    own: Mapping[str, str]
+    group: str | None = None
 
     def names(self) -> tuple[str, ...]:
         """Every name, those of other packages included, sorted."""
-        self._discover()
         return tuple(sorted(self._table))
 
     def __contains__(self, name: str) -> bool:
-        self._discover()
         return name in self._table
-
-    def add(self, name: str, value: T) -> None:
-        """Register a value of this process.
-
-        Raises:
-            ComposerError: the name stands for something else already.
-        """
-        self._discover()
-        with self._lock:
-            path = f"{getattr(value, '__module__', '')}:{getattr(value, '__qualname__', '')}"
-            if self._table.get(name, path) != path:
-                raise ComposerError(
-                    f"the {self.kind} {name!r} cannot be {path!r}; it stands for "
-                    f"{self._table[name]!r} already"
-                )
-            self._table[name] = path
-            self._loaded[name] = value
 
     def get(self, name: str) -> T:
         """Import and return what ``name`` stands for.
@@ -68,36 +46,82 @@ class Registry(Generic[T]):
             UnknownNameError: nobody registered the name.
             ComposerError: two other packages did; neither is more right than the other.
         """
-        self._discover()
         if name in self._refused:
             raise ComposerError(self._refused[name])
         if name not in self._table:
             raise UnknownNameError(
                 f"unknown {self.kind} {name!r}{did_you_mean(name, self.names())}"
             )
-        if name not in self._loaded:
-            self._loaded[name] = cast(T, pkgutil.resolve_name(self._table[name]))
-        return self._loaded[name]
+        return cast(T, pkgutil.resolve_name(self._table[name]))
 
-    def _discover(self) -> None:
-        """Add the entry points; a name of our own table stays what it is."""
-        with self._lock:
-            if self._group is None or self._discovered:
-                return
-            found: dict[str, str] = {}
-            for entry in entry_points(group=self._group):
-                first = self._table.get(entry.name) or found.setdefault(entry.name, entry.value)
-                if first != entry.value:
-                    clash = f"entry point {entry.value!r} registers the {self.kind} {entry.name!r}"
-                    self._clash(entry.name, f"{clash}, which stands for {first!r} already")
-            self._table |= found
-            self._discovered = True
+    @property
+    def _table(self) -> dict[str, str]:
+        return self._discovered[0]
 
-    def _clash(self, name: str, message: str) -> None:
-        if name in self._table:
-            log.warning("%s; it is not used", message)
-        else:
-            self._refused[name] = message
+    @property
+    def _refused(self) -> dict[str, str]:
+        return self._discovered[1]
+
+    @functools.cached_property
+    def _discovered(self) -> tuple[dict[str, str], dict[str, str]]:
+        """The table with the entry points, and why the names are refused that two packages claim.
+
+        A name of our own table stays what it is.
+        """
+        found: dict[str, str] = {}
+        refused: dict[str, str] = {}
+        for entry in entry_points(group=self.group) if self.group else ():
+            first = self.own.get(entry.name) or found.setdefault(entry.name, entry.value)
+            if first == entry.value:
+                continue
+            clash = f"entry point {entry.value!r} registers the {self.kind} {entry.name!r}"
+            clash = f"{clash}, which stands for {first!r} already"
+            if entry.name in self.own:
+                log.warning("%s; it is not used", clash)
+            else:
+                refused[entry.name] = clash
+        return {**self.own, **found}, refused
+
+
+@dataclass(frozen=True)
+class OpenRegistry(Registry[T]):
+    """A registry to which the program adds values of its own.
+
+    Attributes:
+        added: Name to value.
+    """
+
+    added: dict[str, T] = field(default_factory=dict)
+
+    def add(self, name: str, value: T) -> None:
+        """Register a value of this process.
+
+        Raises:
+            ComposerError: the name stands for something else already.
+        """
+        path, known = _path_of(value), self._table.get(name)
+        if known not in (path, None):
+            raise ComposerError(
+                f"the {self.kind} {name!r} cannot be {path!r}; it stands for {known!r} already"
+            )
+        self.added[name] = value
+
+    def get(self, name: str) -> T:
+        """Return what was added under ``name``, or import what it stands for.
+
+        Raises:
+            UnknownNameError: nobody registered the name.
+            ComposerError: two other packages did; neither is more right than the other.
+        """
+        return self.added[name] if name in self.added else super().get(name)
+
+    @property
+    def _table(self) -> dict[str, str]:
+        return super()._table | {name: _path_of(value) for name, value in self.added.items()}
+
+
+def _path_of(value: object) -> str:
+    return f"{getattr(value, '__module__', '')}:{getattr(value, '__qualname__', '')}"
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:

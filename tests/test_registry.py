@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 from importlib.metadata import EntryPoint
+from typing import Any
 
 import pytest
 
 from composer import registry
 from composer.errors import ComposerError, UnknownNameError
-from composer.registry import Registry, nearest, one_slip_apart
+from composer.registry import OpenRegistry, Registry, nearest, one_slip_apart
 
 
 def test_get_imports_on_demand() -> None:
     """A value is imported when it is first asked for."""
-    assert Registry("thing", {"dumps": "json:dumps"}).get("dumps")({}) == "{}"
+    assert Registry[Any]("thing", {"dumps": "json:dumps"}).get("dumps")({}) == "{}"
 
 
 def test_unknown_name_is_guessed() -> None:
@@ -27,7 +28,7 @@ def test_entry_points_add_names(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another package's entry point is a name like our own."""
     found = [EntryPoint("loads", "json:loads", "g")]
     monkeypatch.setattr(registry, "entry_points", lambda group: found)
-    things = Registry("thing", {"dumps": "json:dumps"}, group="g")
+    things = Registry[Any]("thing", {"dumps": "json:dumps"}, group="g")
     assert things.names() == ("dumps", "loads")
     assert things.get("loads")("1") == 1
 
@@ -36,7 +37,7 @@ def test_an_entry_point_does_not_take_over_a_name_of_our_own(monkeypatch, caplog
     """It is refused and logged, and nobody's compile is the worse for it."""
     found = [EntryPoint("dumps", "json:loads", "g"), EntryPoint("load", "json:load", "g")]
     monkeypatch.setattr(registry, "entry_points", lambda group: found)
-    things = Registry("thing", {"dumps": "json:dumps"}, group="g")
+    things = Registry[Any]("thing", {"dumps": "json:dumps"}, group="g")
     assert things.get("dumps")({}) == "{}"
     assert things.names() == ("dumps", "load")
     assert "stands for 'json:dumps' already; it is not used" in caplog.text
@@ -46,7 +47,7 @@ def test_a_name_that_two_packages_claim_is_refused(monkeypatch: pytest.MonkeyPat
     """Nobody takes a name over in silence, and the other names are none the worse."""
     found = [EntryPoint("a", "json:loads", "g"), EntryPoint("a", "json:load", "g")]
     monkeypatch.setattr(registry, "entry_points", lambda group: found)
-    things = Registry("thing", {"dumps": "json:dumps"}, group="g")
+    things = Registry[Any]("thing", {"dumps": "json:dumps"}, group="g")
     for _ in range(2):
         with pytest.raises(ComposerError, match="stands for 'json:loads' already"):
             things.get("a")
@@ -68,7 +69,7 @@ def test_nearest_looks_past_capitals() -> None:
 
 def test_a_value_of_this_process_takes_no_name_over() -> None:
     """A second one under the same name is refused; the same one may come again."""
-    things = Registry("thing", {"dumps": "json:dumps"})
+    things = OpenRegistry[Any]("thing", {"dumps": "json:dumps"})
     things.add("loads", json.loads)
     things.add("loads", json.loads)
     assert things.get("loads") is json.loads

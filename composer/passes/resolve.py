@@ -26,11 +26,11 @@ from composer.passes.fingerprint import Unstable, digest, file_of
 from composer.passes.function import FunctionPass, qualified_name
 from composer.passes.pipeline import OnError
 from composer.records import BEFORE_AUTOGRAD, Stage
-from composer.registry import Registry, did_you_mean
+from composer.registry import OpenRegistry, did_you_mean
 
 PassClass = TypeVar("PassClass", bound=type[GraphPass])
 
-PASSES: Registry[Any] = Registry(
+PASSES: OpenRegistry[Any] = OpenRegistry(
     "pass",
     {
         "eliminate_common_subexpressions": "composer.passes.eliminate_common_subexpressions:"

@@ -103,7 +103,7 @@ def test_passes_list_shows_brackets_as_they_are(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.usefixtures("passes")
 def test_passes_list_shows_what_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another package's broken module has a row that says so."""
-    monkeypatch.setitem(PASSES._table, "broken", "nowhere_at_all:Fuse")
+    monkeypatch.setitem(PASSES._discovered[0], "broken", "nowhere_at_all:Fuse")
     rows = json.loads(runner.invoke(app, ["passes", "list", "--json"]).output)
     (row,) = (each for each in rows if each["name"] == "broken")
     assert row["doc"].startswith("cannot be imported: ModuleNotFoundError")

@@ -107,7 +107,7 @@ def test_doctor_says_what_is_wrong_with_engines_of_other_packages(monkeypatch) -
     monkeypatch.setitem(BACKENDS._table, "clashing", "a:b")
     monkeypatch.setitem(BACKENDS._refused, "clashing", clash)
     monkeypatch.setitem(BACKENDS._table, "breaking", f"{__name__}:Breaking")
-    monkeypatch.setattr(BACKENDS, "names", lambda: ("clashing", "breaking", "eager"))
+    monkeypatch.setattr(type(BACKENDS), "names", lambda _: ("clashing", "breaking", "eager"))
     said = rows(COMPOSER_CHAIN="eager")
     assert (said["clashing"]["works"], said["clashing"]["message"]) == (False, clash)
     assert (said["breaking"]["works"], said["breaking"]["message"]) == (False, "no such card")

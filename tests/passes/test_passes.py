@@ -43,7 +43,7 @@ from composer.passes import (
     Stage,
     resolve,
 )
-from composer.registry import Registry
+from composer.registry import OpenRegistry
 
 ENGINES = ("inductor", "onnxrt", "aot_eager", "eager")
 STAGES = ("torch", "aten", "joint", "post_grad")
@@ -933,7 +933,7 @@ def test_a_pass_of_another_package_is_found_by_its_entry_point(monkeypatch) -> N
         EntryPoint("broken", "no_such_module:Pass", "composer.passes"),
     ]
     monkeypatch.setattr(registry, "entry_points", lambda group: found)
-    monkeypatch.setattr(resolve, "PASSES", Registry("pass", {}, group="composer.passes"))
+    monkeypatch.setattr(resolve, "PASSES", OpenRegistry("pass", {}, group="composer.passes"))
     args = inputs()
     result = compiled(program, "aot_eager", passes=["theirs"])(*args)
     torch.testing.assert_close(result, rewritten(*args))
