@@ -7,7 +7,7 @@ Read in this order:
 - :mod:`~composer.guard.roles`: the records that those two work with;
 - :mod:`~composer.guard.succession`: the rest of the chain, for when an engine fails;
 - :mod:`~composer.guard.overtaking`: ``select_async``, which measures the other candidates in the
-  thread of :mod:`~composer.guard.background`, between two calls (:mod:`~composer.gate`).
+  thread of :mod:`composer.system.background`, between two calls (:mod:`~composer.gate`).
 
 Smaller subjects: :mod:`~composer.guard.versions` tells whether an engine wrote to its inputs,
 :mod:`~composer.guard.schedule` which calls are special, :mod:`~composer.guard.sampling` compares

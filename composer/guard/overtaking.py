@@ -34,7 +34,7 @@ from composer.build import during
 from composer.contenders import Contender
 from composer.errors import error_line
 from composer.graphs import clones, writes
-from composer.guard import background, roles
+from composer.guard import roles
 from composer.guard.succession import Succession
 from composer.memory import free_memory
 from composer.policy import Policy
@@ -47,6 +47,7 @@ from composer.records import (
     Status,
 )
 from composer.select import choice
+from composer.system import background
 
 _PENDING = "in the background, from the second call on"
 

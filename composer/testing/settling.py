@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from composer.guard import background
+from composer.system import background
 
 
 def settle(timeout: float = 60.0) -> None:

@@ -15,7 +15,7 @@ LAYERS = [
     {"distribution", "errors", "forks"},
     {"interrupts", "memory", "records"},
     {"_torch"},
-    {"registry", "system", "child", "machine", "guard.background", "gate"},
+    {"registry", "system", "child", "machine", "gate"},
     {"build", "graphs.low_precision", "graphs.nodes", "graphs.norms"},
     {"graphs.collectives", "graphs.comparison", "graphs.modes", "graphs.writes"},
     {"graphs.clones", "graphs.sharing"},

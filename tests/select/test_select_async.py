@@ -19,8 +19,8 @@ from common import compiled, in_child, last
 
 import composer
 from composer import session
-from composer.guard import background
 from composer.store import verdicts
+from composer.system import background
 from composer.testing import FakeBackend, expect, settle
 
 pytestmark = pytest.mark.filterwarnings("ignore::composer.errors.FallbackWarning")
