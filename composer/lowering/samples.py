@@ -12,12 +12,8 @@ moves without raising their version. The 108 of a ResNet-50 take 11 us.
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import importlib.util
-import logging
 import time
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,8 +21,7 @@ import torch
 
 from composer.errors import WeightsWarning
 from composer.lowering.statistics import may_be_statistic
-
-log = logging.getLogger("composer")
+from composer.system.warned import warn_once
 
 _ELEMENTS = 8
 """Of each weight at least, evenly spread."""
@@ -99,17 +94,9 @@ class Samples:
         return [each.tobytes() for each in self._views]
 
 
-@functools.cache  # Python forgets what it warned of whenever torch sets a filter
 def warn() -> None:
     """Say, once, that weights were written to and no version told."""
-    log.warning("%s", _FOUND)
-    with contextlib.suppress(WeightsWarning):  # the call that found it is to be answered
-        warnings.warn(_FOUND, WeightsWarning, stacklevel=2)
-
-
-def warn_again() -> None:
-    """Forget that it was said."""
-    warn.cache_clear()
+    warn_once(WeightsWarning(_FOUND))
 
 
 _HAS_NUMPY = importlib.util.find_spec("numpy") is not None

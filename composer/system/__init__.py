@@ -1,1 +1,1 @@
-"""What composer asks of the operating system: so far, the disk cache."""
+"""The disk cache, the background thread, and warnings that are given once."""

@@ -17,7 +17,6 @@ import atexit
 import functools
 import hashlib
 import json
-import logging
 import os
 import re
 import shutil
@@ -25,15 +24,15 @@ import stat
 import tempfile
 import time
 import uuid
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from composer import interrupts
 from composer.errors import CacheWarning
+from composer.system.warned import warn_once
 
 CACHE_DIR = "COMPOSER_CACHE_DIR"
 ELSEWHERE = f"{CACHE_DIR} names another folder"
@@ -45,8 +44,6 @@ _OURS = re.compile(r"[0-9a-f]{64}(\.entry|\.\w+\.tmp)")
 _HOUR = 3600.0
 """Seconds after which a file that a writer has not finished is taken for abandoned."""
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
-
-log = logging.getLogger("composer")
 
 
 def cache_dir() -> Path:
@@ -263,14 +260,6 @@ class DiskCache:
         warn_of(self.trouble, once_for=f"{self.path} {kind} {type(detail).__name__} {code}")
 
 
-@dataclass(frozen=True, slots=True)
-class _Trouble:
-    """A warning: its subject, by which warnings are compared, and its text."""
-
-    about: str
-    text: str = field(compare=False)
-
-
 def warn_of(trouble: str, once_for: str = "") -> None:
     """Warn once in this process. The warning is never raised, even where warnings are errors.
 
@@ -278,19 +267,7 @@ def warn_of(trouble: str, once_for: str = "") -> None:
         trouble: The text.
         once_for: The subject, where the text may differ each time.
     """
-    _say(_Trouble(once_for or trouble, trouble))
-
-
-@functools.lru_cache(maxsize=100)  # Python forgets what it warned of whenever torch sets a filter
-def _say(trouble: _Trouble) -> None:
-    log.warning("%s", trouble.text)
-    with suppress(CacheWarning):
-        warnings.warn(trouble.text, CacheWarning, stacklevel=3)
-
-
-def warn_again() -> None:
-    """Forget which warnings were given, so that they are given again."""
-    _say.cache_clear()
+    warn_once(CacheWarning(trouble), about=once_for)
 
 
 def check_owner(path: Path) -> None:

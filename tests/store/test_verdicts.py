@@ -33,7 +33,7 @@ from composer.policy import Facts
 from composer.records import Reason, Status
 from composer.select import remembered, turns
 from composer.store import shared_store, verdicts
-from composer.system import disk
+from composer.system import disk, warned
 from composer.testing import FakeBackend
 
 pytestmark = [
@@ -564,7 +564,7 @@ def test_what_is_no_verdict_is_not_used(chain: Chain) -> None:
         text = damage(json.loads(json.dumps(facts)))
         fsspec.filesystem("memory").pipe_file(f"/damaged/{facts['key']}.json", text.encode())
         verdicts.cache().clear()
-        disk.warn_again()
+        warned.forget_warnings()
         with pytest.warns(CacheWarning, match="'memory://damaged' holds .* it is not used"):
             report = chain.compile(verdict_store=url)
         assert report.chosen == "quick"
