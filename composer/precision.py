@@ -16,9 +16,9 @@ from typing import Any
 import torch
 import torch.fx
 
-from composer import _torch
+from composer import _torch, session
 from composer.graphs import clones, collectives, low_precision, writes
-from composer.lowering.narrow_weights import Copy, NarrowWeights, copy_of
+from composer.lowering.narrow_weights import Copy, NarrowWeights
 from composer.lowering.regions import Region
 from composer.lowering.weights import watchable
 from composer.passes import early
@@ -161,7 +161,8 @@ def _with_copies(request: GraphRequest, gm: torch.fx.GraphModule, products: int)
     rounded = sorted(watchable(fixed))
     if request.training or not rounded:
         return Narrow(dataclasses.replace(request, gm=gm), products, lambda compiled: compiled)
-    copies = {i: copy_of(request.example_inputs[i]) for i in rounded}
+    shared = session.current().copies
+    copies = {i: shared.of(request.example_inputs[i]) for i in rounded}
     inputs = list(request.example_inputs)
     places: list[int] = []
     more: list[int] = []
@@ -181,7 +182,9 @@ def _with_copies(request: GraphRequest, gm: torch.fx.GraphModule, products: int)
     )
     values = {i: request.example_inputs[i] for i in rounded}
     region = Region(gm, values, {}, {})
-    around = functools.partial(NarrowWeights, region=region, places=places, more=more)
+    around = functools.partial(
+        NarrowWeights, region=region, places=places, more=more, copies=shared
+    )
     return Narrow(twin, products, around, tuple(copies.values()))
 
 

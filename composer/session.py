@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import copy
 from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,10 +11,11 @@ from typing import Any
 
 from composer import forks
 from composer.book import Source
-from composer.lowering import samples
+from composer.lowering.narrow_weights import Copies
 from composer.policy import owned
 from composer.records import CompileReport, WithoutGraph
-from composer.system import disk
+from composer.system import warned
+from composer.system.background import Worker
 from composer.telemetry.progress import Progress
 from composer.telemetry.report import Report
 from composer.telemetry.sinks import Sinks
@@ -40,19 +42,22 @@ class Session:
         fills_store: Under ``composer tune``, whether a shared store gets what was remembered, too.
         self_tests: For each engine, by the kind of device, why it does not work with the
             installed versions; empty where it does.
+        background: The thread that builds and measures engines beside the program.
+        copies: The weights that engines read in bfloat16.
         left_alone: Shared stores that are not asked again: their URLs, and what the trouble was.
     """
 
-    def __init__(
-        self,
-        configured: Source = None,
-        sinks: Sinks | None = None,
-        witness: Any = None,
-        self_tests: dict[tuple[type, str], str] | None = None,
-    ) -> None:
-        self.configured = configured
-        self.sinks = sinks or Sinks()
-        self.witness = witness
+    def __init__(self) -> None:
+        self.configured: Source = None
+        self.sinks = Sinks()
+        self.witness: Any = None
+        self.self_tests: dict[tuple[type, str], str] = {}
+        self.background = Worker()
+        self.copies = Copies()
+        self._begin()
+
+    def _begin(self) -> None:
+        """Remember nothing of any compile."""
         self.progress = Progress()
         self._lock = forks.lock()
         self._reports: deque[CompileReport] = deque(maxlen=KEPT_REPORTS)
@@ -65,8 +70,13 @@ class Session:
         self.verdicts: set[str] = set()
         self.unkept: dict[str, str] = {}
         self.fills_store = False
-        self.self_tests = {} if self_tests is None else self_tests
         self.left_alone: dict[str, str] = {}
+
+    def successor(self) -> Session:
+        """A session without this one's compiles. The policy and all that runs stay the same."""
+        following = copy.copy(self)
+        following._begin()
+        return following
 
     def keep(self, report: CompileReport) -> None:
         """Remember a report; beyond 1,000 the oldest goes."""
@@ -160,9 +170,8 @@ def reset() -> None:
     Engines that have proved themselves need not do so again: no version has changed.
     """
     global _current
-    disk.warn_again()
-    samples.warn_again()
-    _current = Session(_current.configured, _current.sinks, _current.witness, _current.self_tests)
+    warned.forget_warnings()
+    _current = _current.successor()
 
 
 def configure(source: Source) -> None:

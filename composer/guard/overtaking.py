@@ -47,7 +47,7 @@ from composer.records import (
     Status,
 )
 from composer.select import choice
-from composer.system import background
+from composer.system.background import in_this_context
 
 _PENDING = "in the background, from the second call on"
 
@@ -157,8 +157,9 @@ class Overtaking:
         request = self.successors.request
         try:
             copies = clones.copy_inputs(args, keep=request.weights)
-            task = _Task(self, run, seat, session.current(), copies, _settings())
-            background.submit(background.in_this_context(task, request.device))
+            home = session.current()
+            task = _Task(self, run, seat, home, copies, _settings())
+            home.background.submit(in_this_context(task, request.device))
         except BaseException as error:  # noqa: BLE001  # recorded: the call is to be made all the same
             self.tell(seat, error_line(error))
             interrupts.pass_on(error)

@@ -57,17 +57,21 @@ def _layout(weight: torch.Tensor) -> tuple[torch.Size, tuple[int, ...]]:
     return weight.shape, weight.stride()
 
 
-_copies: weakref.WeakValueDictionary[int, Copy] = weakref.WeakValueDictionary()
-"""By identity of the weight, for as long as an engine holds them: graphs that share a weight, and
-the candidates for one graph, share its copy."""
+class Copies:
+    """The weights that engines read in bfloat16, each as long as an engine holds it.
 
+    Graphs that share a weight, and the candidates for one graph, share its copy.
+    """
 
-def copy_of(weight: torch.Tensor) -> Copy:
-    """The weight in bfloat16, as it is now."""
-    known = _copies.get(id(weight))
-    if known is None or not known.follow(weight):
-        known = _copies[id(weight)] = Copy(weight)
-    return known
+    def __init__(self) -> None:
+        self._of: weakref.WeakValueDictionary[int, Copy] = weakref.WeakValueDictionary()
+
+    def of(self, weight: torch.Tensor) -> Copy:
+        """The weight in bfloat16, as it is now."""
+        known = self._of.get(id(weight))
+        if known is None or not known.follow(weight):
+            known = self._of[id(weight)] = Copy(weight)
+        return known
 
 
 def narrowed(weight: torch.Tensor) -> torch.Tensor:
@@ -90,6 +94,7 @@ class NarrowWeights(BindingEngine[dict[int, Copy]]):
         region: The graph as it was, and the weights at all these positions.
         places: Of weights that are read in bfloat16 only.
         more: Of weights that are read as they are as well; rounded, they follow the arguments.
+        copies: Where other graphs find the rounded weights.
     """
 
     def __init__(
@@ -98,16 +103,18 @@ class NarrowWeights(BindingEngine[dict[int, Copy]]):
         region: Region,
         places: Sequence[int],
         more: Sequence[int],
+        copies: Copies,
     ) -> None:
         super().__init__(region)
         self._changes_allowed = math.inf  # to round one anew costs no more than at each call
         self._run = _torch.breaks.undisabled(compiled)
         self._places = tuple(places)
         self._more = tuple(more)
+        self._copies = copies
         self.bind_first(region)
 
     def _make(self, values: Mapping[int, torch.Tensor]) -> dict[int, Copy]:
-        return {i: copy_of(each) for i, each in values.items()}
+        return {i: self._copies.of(each) for i, each in values.items()}
 
     def __call__(self, *args: Any) -> Any:
         """Run with the weights as they are now."""

@@ -34,6 +34,12 @@ class Worker:
     """The thread, while there is something to do, and what it has to do yet."""
 
     def __init__(self) -> None:
+        self._begin()
+        forks.with_each_child(self, Worker._begin)  # a forked child has no such thread
+        # ``atexit`` comes after this, when pools take no more work. No public way is earlier.
+        threading._register_atexit(self.end)  # type: ignore[attr-defined]
+
+    def _begin(self) -> None:
         self._changed = threading.Condition(forks.lock())
         self._tasks: deque[Task] = deque()
         self._thread: threading.Thread | None = None
@@ -93,34 +99,6 @@ class Worker:
         if self._thread is threading.current_thread():  # another may have followed
             self._thread = None
             self._changed.notify_all()
-
-
-_worker = Worker()
-
-
-def submit(task: Task) -> None:
-    """Have a task done in the background, as :meth:`Worker.submit`."""
-    _worker.submit(task)
-
-
-def settled(timeout: float | None = None) -> bool:
-    """Wait for all tasks, as :meth:`Worker.settled`."""
-    return _worker.settled(timeout)
-
-
-def _end() -> None:
-    _worker.end()
-
-
-# ``atexit`` comes after this, when pools take no more work; there is no public way to be earlier.
-threading._register_atexit(_end)  # type: ignore[attr-defined]
-
-
-@forks.in_child
-def _begin_anew() -> None:
-    """A forked child has no such thread."""
-    global _worker
-    _worker = Worker()
 
 
 def in_this_context(task: Task, device: str) -> Task:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from composer.system import background
+from composer import session
 
 
 def settle(timeout: float = 60.0) -> None:
@@ -14,5 +14,5 @@ def settle(timeout: float = 60.0) -> None:
     Raises:
         TimeoutError: something still is, then.
     """
-    if not background.settled(timeout):
+    if not session.current().background.settled(timeout):
         raise TimeoutError(f"something was still built or measured after {timeout:g} s")

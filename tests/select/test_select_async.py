@@ -20,7 +20,6 @@ from common import compiled, in_child, last
 import composer
 from composer import session
 from composer.store import verdicts
-from composer.system import background
 from composer.testing import FakeBackend, expect, settle
 
 pytestmark = pytest.mark.filterwarnings("ignore::composer.errors.FallbackWarning")
@@ -171,7 +170,7 @@ def test_turns_are_taken_between_the_calls_of_a_program_that_calls() -> None:
     f = beside(lambda x: double(x, size=8), slow, slower)  # eager is quick on any machine
     f(x)
     f(x)
-    while not background.settled(0.0):
+    while not session.current().background.settled(0.0):
         assert torch.equal(f(x), x * 2)
     assert last().chosen == "eager"
     assert slower.served >= 3
@@ -645,7 +644,7 @@ def test_graph_that_is_gone_is_not_built() -> None:
     other, hold = Engine("other"), threading.Event()
     f = beside(double, Engine("first"), other)
     f(torch.ones(2))
-    background.submit(lambda: assert_waited(hold))
+    session.current().background.submit(lambda: assert_waited(hold))
     f(torch.ones(2))
     torch.compiler.reset()
     hold.set()
@@ -682,7 +681,7 @@ def test_strict_builds_all_before_it_serves() -> None:
 def test_settle_says_that_there_is_more() -> None:
     """After the time that it was given."""
     hold = threading.Event()
-    background.submit(lambda: assert_waited(hold))
+    session.current().background.submit(lambda: assert_waited(hold))
     with pytest.raises(TimeoutError, match=r"after 0\.01 s"):
         settle(0.01)
     hold.set()
@@ -701,7 +700,7 @@ def test_forked_child_waits_for_nobody() -> None:
     child = os.fork()
     if not child:
         signal.alarm(60)
-        settled = background.settled(0.0) and not torch.compiler.is_compiling()
+        settled = session.current().background.settled(0.0) and not torch.compiler.is_compiling()
         torch.compile(torch.sin, backend="eager")(torch.ones(2))
         os._exit(0 if settled else 3)
     second.may_build.set()
@@ -821,7 +820,7 @@ def test_real_engines_are_built_while_the_program_calls() -> None:
         f(x)
         f(x)
         assert torch.equal(torch.compile(torch.relu, backend="aot_eager")(x), x.relu())
-        while not background.settled(0.0):
+        while not session.current().background.settled(0.0):
             torch.testing.assert_close(f(x), expected)
         report = next(
             each for each in composer.reports() if each.attempts[0].backend == "aot_eager"

@@ -26,7 +26,6 @@ from composer.errors import OptionError, TelemetryWarning
 from composer.telemetry import jsonl, linefile, schema
 from composer.telemetry.linefile import LineFile
 from composer.telemetry.reader import read
-from composer.telemetry.sinks import Sinks
 from composer.testing import FakeBackend
 
 RunPython = Callable[..., subprocess.CompletedProcess[str]]
@@ -37,7 +36,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The file that the environment names; the session's sinks are its own."""
     file = tmp_path / "logs" / "run.jsonl"
     monkeypatch.setenv("COMPOSER_TELEMETRY", str(file))
-    monkeypatch.setattr(session, "_current", session.Session(sinks=Sinks()))
+    monkeypatch.setattr(session, "_current", session.Session())
     yield file
     session.current().sinks.close()
 
