@@ -17,39 +17,48 @@ aten = torch.ops.aten
 def pool_gradients() -> dict[Any, Callable[..., Any]]:
     """The table of this module's decompositions."""
     return {
-        aten.avg_pool2d_backward.default: functools.partial(avg_pool_backward, 2),
-        aten.avg_pool3d_backward.default: functools.partial(avg_pool_backward, 3),
+        aten.avg_pool2d_backward.default: avg_pool_backward(2),
+        aten.avg_pool3d_backward.default: avg_pool_backward(3),
         aten._adaptive_avg_pool2d_backward.default: adaptive_avg_pool_backward,
     }
 
 
-def avg_pool_backward(
-    dims: int,
-    grad: torch.Tensor,
-    x: torch.Tensor,
-    kernel_size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    ceil_mode: bool,
-    count_include_pad: bool,
-    divisor_override: int | None,
-) -> Any:
-    """Each gradient spread over its window: a transposed convolution with ones."""
-    if not _are_known(grad, x):
-        return NotImplemented
-    sizes, counts = x.shape[-dims:], grad.shape[-dims:]
-    windows = [of_length(each, dims) for each in (kernel_size, stride or kernel_size, padding)]
-    along = [_Along(*each) for each in zip(sizes, counts, *windows, strict=True)]
-    if divisor_override is not None:
-        grad = grad / divisor_override
-    elif not ceil_mode and (count_include_pad or not any(padding)):
-        grad = grad / math.prod(each.kernel for each in along)
-    else:
-        for dim, each in enumerate(along, -dims):
-            lengths = each.lengths(counted=count_include_pad).to(grad)
-            grad = grad / lengths.reshape(-1, *[1] * (-1 - dim))
-    spread = _spread(grad.reshape(-1, 1, *counts), along)
-    return _laid_out_as(spread.reshape(x.shape), x)
+def avg_pool_backward(dims: int) -> Callable[..., Any]:
+    """The decomposition that spreads each gradient over its window, of so many dimensions."""
+
+    def spread_over_windows(
+        grad: torch.Tensor,
+        x: torch.Tensor,
+        kernel_size: Sequence[int],
+        stride: Sequence[int],
+        padding: Sequence[int],
+        ceil_mode: bool,
+        count_include_pad: bool,
+        divisor_override: int | None,
+    ) -> Any:
+        if not _are_known(grad, x):
+            return NotImplemented
+        sizes, counts = x.shape[-dims:], grad.shape[-dims:]
+        windows = [of_length(each, dims) for each in (kernel_size, stride or kernel_size, padding)]
+        along = [_Along(*each) for each in zip(sizes, counts, *windows, strict=True)]
+        if divisor_override is not None:
+            grad = grad / divisor_override
+        elif not ceil_mode and (count_include_pad or not any(padding)):
+            grad = grad / math.prod(each.kernel for each in along)
+        else:
+            grad = _over_lengths(grad, along, counted=count_include_pad)
+        spread = _spread(grad.reshape(-1, 1, *counts), along)
+        return _laid_out_as(spread.reshape(x.shape), x)
+
+    return spread_over_windows
+
+
+def _over_lengths(grad: torch.Tensor, along: Sequence[_Along], *, counted: bool) -> torch.Tensor:
+    """Each gradient by the size of its window, which is smaller at the borders."""
+    for dim, each in enumerate(along, -len(along)):
+        lengths = each.lengths(counted=counted).to(grad)
+        grad = grad / lengths.reshape(-1, *[1] * (-1 - dim))
+    return grad
 
 
 class _Along(NamedTuple):

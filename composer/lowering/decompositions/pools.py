@@ -25,8 +25,8 @@ _MOST_WINDOWS = 32
 def pools() -> dict[Any, Callable[..., Any]]:
     """The table of this module's decompositions."""
     return {
-        aten.avg_pool2d.default: functools.partial(mean_pool, aten.avg_pool2d.default, 2),
-        aten.avg_pool3d.default: functools.partial(mean_pool, aten.avg_pool3d.default, 3),
+        aten.avg_pool2d.default: functools.partial(mean_pool, aten.avg_pool2d.default),
+        aten.avg_pool3d.default: functools.partial(mean_pool, aten.avg_pool3d.default),
         aten._adaptive_avg_pool3d.default: adaptive_mean_pool3d,
         aten.max_pool2d_with_indices.default: functools.partial(
             max_pool, aten.max_pool2d_with_indices.default, 2
@@ -39,7 +39,6 @@ def pools() -> dict[Any, Callable[..., Any]]:
 
 def mean_pool(
     operator: Any,
-    dims: int,
     x: torch.Tensor,
     kernel_size: Sequence[int],
     stride: Sequence[int] = (),
@@ -49,6 +48,7 @@ def mean_pool(
     divisor_override: int | None = None,
 ) -> Any:
     """A sum over ``divisor_override``, from the mean over the whole of each window."""
+    dims = 2 if operator is aten.avg_pool2d.default else 3
     if ceil_mode and not reaches_further(x.shape[-dims:], kernel_size, stride, padding):
         how = (count_include_pad, divisor_override)
         return operator(x, kernel_size, stride, padding, False, *how)
