@@ -1,4 +1,4 @@
-"""The name that composer is installed by, and other packages that take its folder."""
+"""The distribution that composer is installed by, and others that write to the same folder."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 from importlib.metadata import PackageNotFoundError, version
 
 NAME = "torch-compile-composer"
-"""The distribution. ``torch-composer`` on the package index is a stranger's."""
+"""The distribution's name. ``torch-composer`` on the package index is another project."""
 
 VERIFIED = {
     "python": ("3.11", "3.13"),
@@ -25,7 +25,11 @@ _SAME_FOLDER = ("composer", "mosaicml")
 
 
 def install(extra: str) -> str:
-    """The command that installs composer together with what an extra names."""
+    """The command that installs composer with an extra.
+
+    Args:
+        extra: The extra's name in ``pyproject.toml``.
+    """
     return f"pip install '{NAME}[{extra}]'"
 
 
@@ -46,7 +50,7 @@ def _release(said: str) -> tuple[int, ...]:
 
 @functools.cache
 def conflict() -> str:
-    """What is wrong where another package has put its files among composer's; else empty."""
+    """A sentence with the remedy, where another package writes to composer's folder; else empty."""
     there = [name for name in _SAME_FOLDER if version_of(name)]
     if not there:
         return ""
@@ -60,7 +64,11 @@ def conflict() -> str:
 
 @functools.cache
 def version_of(name: str) -> str:
-    """The version of an installed distribution; empty where it is not installed."""
+    """The version of an installed distribution; empty where it is not installed.
+
+    Args:
+        name: The distribution's name.
+    """
     try:
         return version(name)
     except PackageNotFoundError:

@@ -1,9 +1,9 @@
-"""What a forked child does first. Of its parent's threads only the one that forked is there.
+"""Fork safety: the steps that a forked child takes first.
 
-A lock that another one held would be held for ever, so all locks of this package are made here, and
-a child frees them. It finds what they guard as that thread left it. So a change is made in a
-few lines, with nothing between them that takes its time: what is compiled, written to disk or told
-to sinks comes before or after it.
+A child has only the thread that forked. A lock that another thread of the parent held would never
+be released, so all locks of this package are made here, and a child frees them. The child finds
+the guarded data as that other thread left them. So code under a lock is a few quick lines:
+compiling, writing to disk and calling sinks stand before or after it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,14 @@ def in_child(step: Step) -> Step:
 
 
 def freed(held: Any) -> bool:
-    """In a forked child: free a lock that another thread of the parent's held; whether one did."""
+    """In a forked child, free a lock that another thread of the parent held.
+
+    Args:
+        held: The lock.
+
+    Returns:
+        Whether another thread held it.
+    """
     if held.acquire(blocking=False):  # nobody did, or the thread that forked
         held.release()
         return False

@@ -1,10 +1,10 @@
-"""Exceptions that are no failure of what they came through: the program's own interruptions.
+"""Exceptions that interrupt the program, and are not failures of the code that they pass through.
 
-That is what ends a program, a thread or a generator, and what the handler of a signal raises. Job
-queues end a task so when its time is up: Celery raises ``SoftTimeLimitExceeded``, an ``Exception``
-like any other. It may come at any line, one of an engine's as well.
+Some end a program, a thread or a generator. Others are raised by a signal handler: job queues end a
+task in this way when its time is up. Celery raises ``SoftTimeLimitExceeded``, an ordinary
+``Exception``. Such an exception may be raised at any line, also within an engine.
 
-All else is a failure, an ``Exception`` or not: engines written in Rust raise
+Every other exception is a failure, even if it is no ``Exception``: engines written in Rust raise
 ``pyo3_runtime.PanicException``, a ``BaseException``.
 """
 
@@ -30,7 +30,15 @@ _EXITS = (KeyboardInterrupt, SystemExit, GeneratorExit, CancelledError, ProcessE
 
 
 def pass_on(error: BaseException) -> None:
-    """Raise what is no failure: an exit, or what a signal's handler raised and it came of."""
+    """Re-raise an exception that is not a failure; return if it is one.
+
+    Args:
+        error: The exception that was caught.
+
+    Raises:
+        BaseException: ``error`` ends the program, a thread or a task, or was caused by an exception
+            that a signal handler raised. In the second case that exception is raised.
+    """
     found = error if _is_exit(error) else interruption(error)
     if found is None:
         return
@@ -41,17 +49,21 @@ def pass_on(error: BaseException) -> None:
 
 
 def _is_exit(error: BaseException) -> bool:
-    """Whether it ends a program, a thread or a task, by itself or among a group's."""
+    """Whether an exception, or one of a group, ends a program, a thread or a task."""
     if isinstance(error, BaseExceptionGroup):
         return error.subgroup(_EXITS) is not None
     return isinstance(error, _EXITS)
 
 
 def interruption(error: BaseException) -> BaseException | None:
-    """What a signal's handler raised and ``error`` came of; ``None`` where it came of no such.
+    """The exception of a signal handler that caused ``error``; ``None`` where there is none.
 
-    It has a handler that is registered now in its traceback. Python also chains an error to what
-    the program, further out, was handling when it was raised; that has led to nothing.
+    Such an exception has a registered handler in its traceback. Python also chains an error to the
+    exception that a caller was handling at that time. That one did not cause the error, and is
+    left out.
+
+    Args:
+        error: The exception that was caught.
     """
     handlers = set(_handlers())
     if not handlers:
@@ -66,7 +78,7 @@ def interruption(error: BaseException) -> BaseException | None:
 
 
 def _handlers() -> Iterator[CodeType]:
-    """What runs when a signal comes, where that is written in Python."""
+    """The code of all signal handlers that are written in Python."""
     for number in signal.valid_signals():
         handler: Any = signal.getsignal(number)
         while isinstance(handler, functools.partial):

@@ -1,4 +1,4 @@
-"""Which machine this is and what is installed on it, as far as what is compiled depends on it."""
+"""The facts about this machine that a compiled graph depends on."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _DRIVER = Path("/sys/module/nvidia/version")
 
 
 def describe(device: str) -> tuple[str, ...]:
-    """The processor, what else torch finds here and, for a graph on a GPU, that GPU and its driver.
+    """The processor, the kind of accelerator and, for a graph on a GPU, that GPU and its driver.
 
     Args:
-        device: Where the graph is: ``"cpu"``, ``"cuda:0"``.
+        device: The graph's device: ``"cpu"``, ``"cuda:0"``.
     """
     kind = torch.accelerator.current_accelerator(check_available=True)
     others = (f"{torch.accelerator.device_count()} {kind.type}",) if kind else ()
@@ -37,7 +37,7 @@ def _gpu(device: str) -> tuple[str, ...]:
 
 
 def nvidia_driver() -> str:
-    """The version of NVIDIA's driver; empty where Linux does not say it."""
+    """The version of NVIDIA's driver; empty where the system does not say it."""
     return _DRIVER.read_text().strip() if _DRIVER.exists() else ""
 
 
@@ -48,30 +48,31 @@ def _processor() -> tuple[str, ...]:
 
 
 def _model() -> str:
-    """Linux says it in a file, for Arm by numbers; elsewhere Python knows, more or less."""
+    """The processor's model, from Linux (for Arm as numbers), or else from Python."""
     try:
         lines = _CPUS.read_text(errors="replace").splitlines()
     except OSError:
         return platform.processor()
-    facts = [(name.strip(), text.strip()) for name, _, text in (x.partition(":") for x in lines)]
+    pairs = [line.partition(":") for line in lines]
+    facts = [(name.strip(), text.strip()) for name, _, text in pairs]
     named = next((text for name, text in facts if name == "model name"), "")
     arm = dict.fromkeys(f"{name[4:]} {text}" for name, text in facts if name in _OF_ARM)
     return named or ", ".join(arm) or platform.processor()
 
 
 def cores() -> int:
-    """How many of the processors this process may run on."""
+    """The number of processors that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def seconds_without_a_core() -> float:
-    """For how long the threads of this process could have run, and something else had the cores.
+    """The seconds for which threads of this process were ready to run and had to wait for a core.
 
-    Of the threads that live now, since each began, all together: Linux counts it in
-    ``/proc/self/task/*/schedstat`` (documented as "time spent waiting on a runqueue"). Where the
-    system does not say, 0.
+    It is the sum over the threads that live now, each since its start. Linux counts it in
+    ``/proc/self/task/*/schedstat`` (documented as "time spent waiting on a runqueue"). The result
+    is 0 where the system does not say it.
     """
     nanoseconds = 0
     for each in _THREADS.glob("*/schedstat"):

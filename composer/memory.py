@@ -1,4 +1,4 @@
-"""Memory: how much is left, what an error says of it, and making room."""
+"""Memory: how much is available, whether an error means that it ran out, and how to free some."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ _FILES = {
     "": ("memory.max", "memory.current", "inactive_file"),
     "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 }
-"""Limit, use, and what of it is cached of files: version 2 of control groups, and version 1."""
+"""The files with a group's limit and use, and the name of its file cache's size in ``memory.stat``:
+by the controller, in version 2 (``""``) and version 1 of control groups."""
 
 _SAID = (
     "DefaultCPUAllocator: can't allocate memory",
@@ -24,11 +25,15 @@ _SAID = (
     "Failed to allocate memory for requested buffer",
     "std::bad_alloc",
 )
-"""How torch's allocator of the CPU and ONNX Runtime say it, in errors of no class of their own."""
+"""Texts by which torch's CPU allocator and ONNX Runtime report it, in errors of a general class."""
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Whether this is a lack of memory, which may be over at the next call."""
+    """Whether an error means that memory ran out. The next call may succeed.
+
+    Args:
+        error: What an engine raised.
+    """
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     text = text_of(error)
@@ -36,17 +41,17 @@ def lacks_memory(error: BaseException) -> bool:
 
 
 def free_memory() -> None:
-    """Collect garbage, and give back what torch's allocator keeps for later."""
+    """Collect garbage, and return the unused memory that torch's allocator holds."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
 def available_memory() -> int | None:
-    """How many bytes this process may still take; ``None`` where the system does not say.
+    """The bytes that this process may still take; ``None`` where the system does not say.
 
-    Of the machine, or of a control group that it is in, if that has less: what is cached of files
-    counts as free. psutil, the usual source, does not know of groups.
+    The number is that of the machine, or of a control group of the process that has less. Cached
+    files count as free. psutil, the usual source, does not know control groups.
     """
     try:
         machine = _numbers(Path("/proc/meminfo"))["MemAvailable"] * 1024
@@ -56,9 +61,9 @@ def available_memory() -> int | None:
 
 
 def _left_in_groups() -> Iterator[int]:
-    """What is left in each control group with a limit, from the process's own to the root.
+    """The bytes left in each control group with a limit, from the process's own group to the root.
 
-    Within a container the path may be the host's, and the root the container's own group.
+    In a container the path may be the host's, while the root is the container's own group.
     """
     try:
         lines = _OWN_GROUPS.read_text().splitlines()
@@ -79,7 +84,7 @@ def _left_in_groups() -> Iterator[int]:
 
 
 def _left_in(group: Path, limit: str, used: str, cached: str) -> int | None:
-    """``None`` for a group that is not there, or has no limit (``max``)."""
+    """The bytes left in a group; ``None`` where it does not exist or has no limit (``max``)."""
     try:
         most, taken = (int((group / each).read_text()) for each in (limit, used))
         return most - taken + _numbers(group / "memory.stat")[cached]
@@ -88,6 +93,6 @@ def _left_in(group: Path, limit: str, used: str, cached: str) -> int | None:
 
 
 def _numbers(path: Path) -> dict[str, int]:
-    """A file of the kernel's with a name and a number a line."""
+    """A file of the kernel that has a name and a number on each line."""
     lines = (line.replace(":", " ").split() for line in path.read_text().splitlines())
     return {name: int(number) for name, number, *_ in lines}

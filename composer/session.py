@@ -1,4 +1,7 @@
-"""What this process remembers of its compiles: one object, replaced whole by ``reset``."""
+"""The session: the one object that holds what this process remembers of its compiles.
+
+:func:`reset` replaces it as a whole.
+"""
 
 from __future__ import annotations
 
@@ -24,27 +27,28 @@ KEPT_REPORTS = 1000
 
 
 class Session:
-    """The last 1,000 reports, the engines in quarantine, and what else a process has to remember.
+    """The last 1,000 reports, the engines in quarantine, and the other memory of a process.
 
-    An engine is in quarantine for one graph, for which it failed at run time.
+    An engine that failed for a graph at run time is in quarantine for that graph.
 
     Attributes:
-        configured: What ``composer.configure`` was given.
-        sinks: Take every record.
-        witness: Under ``composer lock``, what is shown every graph (:mod:`composer.lock.witness`).
-        progress: What is being compiled now.
+        configured: The argument of ``composer.configure``.
+        sinks: The sinks, which are given every record.
+        witness: Under ``composer lock``, the object that is shown every graph
+            (:mod:`composer.lock.witness`).
+        progress: The compile under way.
         captured: Names of the modules and functions that have a graph.
-        noted: How often something was compiled without a graph.
-        warned: Pairs of backend and reason that the user was warned of already.
+        noted: The number of compiles that gave no graph.
+        warned: The pairs of backend and reason that the user was already warned of.
         failures: Keys of the failures that this process has stored on disk.
         verdicts: Keys of the verdicts that this process has stored on disk.
-        unkept: By a graph's key, why the verdict on it is not on disk; empty where it is.
-        fills_store: Under ``composer tune``, whether a shared store gets what was remembered, too.
-        self_tests: For each engine, by the kind of device, why it does not work with the
-            installed versions; empty where it does.
+        unkept: For each graph's key, the reason why its verdict is not on disk; empty where it is.
+        fills_store: Whether remembered verdicts also go to a shared store (``composer tune``).
+        self_tests: For each engine and kind of device, the reason why it does not work with the
+            installed versions; empty where it works.
         background: The thread that builds and measures engines beside the program.
         copies: The weights that engines read in bfloat16.
-        left_alone: Shared stores that are not asked again: their URLs, and what the trouble was.
+        left_alone: The URLs of the shared stores that are not asked again, and the error of each.
     """
 
     def __init__(self) -> None:
@@ -73,24 +77,35 @@ class Session:
         self.left_alone: dict[str, str] = {}
 
     def successor(self) -> Session:
-        """A session without this one's compiles. The policy and all that runs stay the same."""
+        """A session with the same policy, sinks and background thread, and without any compile."""
         following = copy.copy(self)
         following._begin()
         return following
 
     def keep(self, report: CompileReport) -> None:
-        """Remember a report; beyond 1,000 the oldest goes."""
+        """Remember a report. Beyond 1,000 the oldest is dropped."""
         with self._lock:
             self._reports.append(report)
 
     def replace(self, old: CompileReport, new: CompileReport) -> None:
-        """Put a graph's changed report in the place of its old one, if that is still kept."""
+        """Replace a report, if it is still kept.
+
+        Args:
+            old: The graph's report so far.
+            new: Its changed report.
+        """
         with self._lock:
             kept = [new if each is old else each for each in self._reports]
             self._reports = deque(kept, maxlen=KEPT_REPORTS)
 
     def as_they_stand(self, reports: Iterable[CompileReport]) -> list[CompileReport]:
-        """The same graphs' reports now: one changes when another engine takes its graph over."""
+        """The present reports of some graphs.
+
+        A report is replaced when another engine takes over its graph.
+
+        Args:
+            reports: Earlier reports of the graphs.
+        """
         now = {id(report.runtime): report for report in self.reports()}
         return [now.get(id(report.runtime), report) for report in reports]
 
@@ -98,9 +113,10 @@ class Session:
         """Do not try this backend on this graph again, until it is released.
 
         Args:
-            graph_key: Of the graph.
-            backend: The contender's key.
-            keep: What must not be freed meanwhile: another one would get its identity.
+            graph_key: The graph's key.
+            backend: The candidate's key.
+            keep: An object whose identity is part of the key. It is kept alive, so that no other
+                object gets the same identity.
         """
         self._quarantined[graph_key, backend] = keep
 
@@ -109,25 +125,30 @@ class Session:
         self._quarantined.pop((graph_key, backend), None)
 
     def is_quarantined(self, graph_key: str, backend: str) -> bool:
-        """Whether this backend raised, or was wrong, at run time for this graph."""
+        """Whether this backend failed, or gave a wrong result, for this graph at run time."""
         return (graph_key, backend) in self._quarantined
 
     def note(self, found: WithoutGraph) -> None:
-        """Remember what was compiled without a graph; beyond 1,000 the oldest goes."""
+        """Remember a compile that gave no graph. Beyond 1,000 the oldest is dropped."""
         with self._lock:
             self._without_graph.append(found)
             self.noted += 1
 
     def without_graph(self, since: int = 0) -> tuple[WithoutGraph, ...]:
-        """What was compiled and has no graph by now, each once, the oldest first.
+        """The functions that were compiled and have no graph yet, each once, the oldest first.
 
         Args:
-            since: Leave out so many, those that were noted by then.
+            since: The value of ``noted`` from which on compiles count.
         """
         with self._lock:
             new = max(0, self.noted - since)
-            told = dict.fromkeys([*self._without_graph][-new:] if new else ())
-        return tuple(each for each in told if each.given_up or each.name not in self.captured)
+            kept = list(self._without_graph)
+        newest = kept[max(0, len(kept) - new) :]
+        return tuple(
+            each
+            for each in dict.fromkeys(newest)
+            if each.given_up or each.name not in self.captured
+        )
 
     def reports(self) -> tuple[CompileReport, ...]:
         """The reports kept, oldest first."""
@@ -159,8 +180,9 @@ def report(last: int | None = None) -> Report:
     """
     if last is not None and last < 0:
         raise ValueError(f"last is a number of graphs, not {last}")
-    kept = reports()
-    shown = kept if last is None else kept[len(kept) - min(last, len(kept)) :]
+    shown = reports()
+    if last is not None:
+        shown = shown[max(0, len(shown) - last) :]
     return Report(shown, _current.without_graph())
 
 
@@ -177,7 +199,7 @@ def reset() -> None:
 def configure(source: Source) -> None:
     """Set the policy of this process, in place of any set before.
 
-    What is wrong with the source is an error at the first compile. ``COMPOSER_CONFIG`` goes before.
+    A mistake in the source is an error at the first compile. ``COMPOSER_CONFIG`` takes precedence.
     Later changes to the object that was given do not change the policy.
 
     Args:
@@ -210,5 +232,5 @@ def remove_sink(sink: Any) -> None:
 
 @atexit.register
 def _close_sinks() -> None:
-    """Let sinks write the counters as they stand when the process ends."""
+    """At the end of the process, let the sinks write the final counters."""
     _current.sinks.close()
