@@ -1,20 +1,22 @@
-"""All ranks of ``torch.distributed`` take the same candidate for the same graph.
+"""The vote by which all ranks of ``torch.distributed`` take the same candidate for a graph.
 
-They agree through the key-value store of the default group, never by a collective: a rank may
+The ranks vote through the key-value store of the default group. They use no collective: a rank may
 compile a graph alone, or in another order than the others, and a collective would wait for them.
 
-A candidate's fate is one key of the store, written once (``compare_set``) and binding for all:
+The decision on a candidate is one key of the store. It is written once (``compare_set``), and
+holds for all ranks:
 
-- the first rank that cannot take the candidate writes that it is passed over;
-- a rank that can says so, and waits until all others have; then it writes that it is taken;
-- it also writes that after the time limit, or when the others are busy with graphs that it has
-  not met, and would wait for it there as it waits for them here, or when they do not begin to
-  compile again what it compiles again: their batches are as before, and a collective of theirs may
-  be waiting for this rank.
+- The first rank that cannot take the candidate writes that the candidate is passed over.
+- A rank that can take the candidate says so, and waits until all other ranks have said so. Then it
+  writes that the candidate is taken.
+- A rank also writes that the candidate is taken if it need not or cannot wait any longer: at the
+  time limit; where the others compile graphs that this rank has not met, since they wait for it
+  there; and where this rank compiles a function again and the others do not, since a collective of
+  theirs may be waiting for this rank.
 
-So all ranks walk the chain to the same candidate, also one that comes late: it finds what was
-decided. The floor needs no vote. Only a rank that cannot take what the others took without it goes
-on alone.
+So all ranks come to the same candidate. A rank that comes late finds the decision. The eager
+fallback needs no vote. A rank goes on alone only if it cannot take the candidate that the others
+took without it.
 """
 
 from __future__ import annotations
@@ -33,53 +35,57 @@ from composer.errors import Refusal, error_line, refuse
 from composer.records import Reason, Status
 
 _IMPATIENCE = 4
-"""By how much less each wait may take after one that was in vain, on whatever rank."""
+"""The divisor of the time limit after each wait that was in vain, on any rank."""
 
 _COMPANY = 5.0
-"""Seconds within which a rank has to begin to compile a function again once another one did."""
+"""Seconds within which a rank must begin to compile a function again after another one did."""
 
 _SHORTEST, _LONGEST = 0.005, 1.0
-"""Seconds between two looks at the store; they grow with the wait and with the ranks awaited."""
+"""Bounds of the seconds between two reads of the store. They grow with the wait and the ranks."""
 
 log = logging.getLogger("composer")
 
 
 class Ballot:
-    """The vote of the ranks on one candidate. This one is for a process that asks nobody."""
+    """The vote of the ranks on one candidate. The base class is for a process without others."""
 
     def open(self) -> None:
-        """Look, before anything is built, whether the candidate is passed over already.
+        """Check, before anything is built, that the candidate is not passed over already.
 
         Raises:
             Refusal: ``skipped``, ``policy``: another rank could not take the candidate.
         """
 
     def accept(self) -> None:
-        """This rank can take the candidate: wait for the others.
+        """Say that this rank can take the candidate, and wait for the others.
 
         Raises:
-            Refusal: as above.
+            Refusal: ``skipped``, ``policy``: another rank could not take the candidate.
         """
 
     def refuse(self, why: str) -> None:
-        """This rank cannot take it."""
+        """Say that this rank cannot take the candidate.
+
+        Args:
+            why: The reason, for the records of the others.
+        """
 
 
 NOBODY = Ballot()
-"""The ballot where there is only one rank, or the policy asks no others."""
+"""The vote of the only rank, and of a policy that asks no other ranks."""
 
 
 Ballots = Callable[[int], Ballot]
-"""Gives the ballot of the candidate at a place of the chain, the first being 0."""
+"""Gives the vote on the candidate at a place of the chain. The first place is 0."""
 
 
 @contextlib.contextmanager
 def among_ranks(graph: str, within: float, *, again: bool = False) -> Iterator[Ballots]:
-    """Let the ranks of the default group agree on one graph, if there are any others.
+    """Let the ranks of the default group vote on one graph, if there are other ranks.
 
     Args:
-        graph: What the graph is known by on all ranks.
-        within: Seconds to wait for others, for all of the chain; 0 does not ask them.
+        graph: The graph's key, which is the same on all ranks.
+        within: Seconds to wait for others, for the whole chain. With 0 they are not asked.
         again: Whether the function was compiled before, for other inputs.
     """
     member = _torch.ranks.group_member() if within else None
@@ -94,7 +100,14 @@ def among_ranks(graph: str, within: float, *, again: bool = False) -> Iterator[B
 def between(
     member: _torch.ranks.GroupMember, graph: str, within: float, *, again: bool = False
 ) -> Iterator[Ballots]:
-    """Let this rank and the others agree on one graph."""
+    """Let this rank and the others vote on one graph.
+
+    Args:
+        member: This rank, as a member of the group.
+        graph: The graph's key, which is the same on all ranks.
+        within: Seconds to wait for others, for the whole chain.
+        again: Whether the function was compiled before, for other inputs.
+    """
     talk = _Agreement(member, graph, within, again=again)
     with talk.unless_it_fails():
         talk.begin()
@@ -107,13 +120,13 @@ def between(
 
 @dataclass(frozen=True, slots=True)
 class _Fate:
-    """What was decided about a candidate.
+    """The decision on a candidate.
 
     Attributes:
-        taken: Whether all take it, rather than pass it over.
+        taken: Whether all ranks take the candidate. Otherwise they pass it over.
         by: The rank that decided.
-        why: The reason, where it is passed over or not all ranks take part.
-        without: Ranks that take no part.
+        why: The reason, where the candidate is passed over or not all ranks take part.
+        without: The ranks that take no part.
     """
 
     taken: bool
@@ -122,26 +135,26 @@ class _Fate:
     without: tuple[int, ...] = ()
 
     def text(self) -> str:
-        """As the store keeps it."""
+        """The text that the store keeps."""
         return json.dumps([self.taken, self.by, self.why, self.without])
 
     @staticmethod
     def of(text: bytes) -> _Fate:
-        """What :meth:`text` made."""
+        """The decision that :meth:`text` wrote."""
         taken, by, why, without = json.loads(text)
         return _Fate(taken, by, why, tuple(without))
 
 
 class _Agreement:
-    """One rank's side of the agreement on one graph, by the keys of the store.
+    """One rank's side of the vote on one graph.
 
-    All keys are below a prefix with the number of ranks:
+    The keys of the store are below a prefix that has the number of ranks:
 
-    - ``at/RANK``: which graph a rank is busy with, or was last;
-    - ``GRAPH/here/RANK``: that the rank has met the graph;
-    - ``GRAPH/PLACE``: the fate of the candidate at a place of the chain;
-    - ``GRAPH/PLACE/RANK``: that the rank can take it;
-    - ``missed``: how many waits were in vain; ``met``: that count when all ranks last agreed.
+    - ``at/RANK`` is the graph that a rank compiles, or the last one that it compiled.
+    - ``GRAPH/here/RANK`` is there if the rank has met the graph.
+    - ``GRAPH/PLACE`` is the decision on the candidate at a place of the chain.
+    - ``GRAPH/PLACE/RANK`` is there if the rank can take that candidate.
+    - ``missed`` counts the waits that were in vain; ``met`` is that count when all last agreed.
     """
 
     def __init__(
@@ -158,7 +171,7 @@ class _Agreement:
         self._began = time.monotonic()
 
     def begin(self) -> None:
-        """Announce this rank, and read where the others are and how long to wait for them."""
+        """Announce this rank, and read which graphs the others compile and how long to wait."""
         self._store = self._member.store_below(f"composer/{self._world}")
         self._store.set(f"{self._graph}/here/{self._rank}", "-")
         if not self._has(f"{self._graph}/here/{self._rank}"):
@@ -177,21 +190,21 @@ class _Agreement:
             self._move("out")
 
     def fate(self, place: int) -> _Fate | None:
-        """What was decided about a candidate, if anything was."""
+        """The decision on a candidate; ``None`` if there is none yet."""
         text = self._read(f"{self._graph}/{place}")
         return _Fate.of(text) if text else None
 
     def decide(self, place: int, fate: _Fate) -> _Fate:
-        """Write a candidate's fate; what another rank wrote before holds."""
+        """Write the decision on a candidate; returns the earlier one if another rank wrote it."""
         written = self._store.compare_set(f"{self._graph}/{place}", "", fate.text())
         return _Fate.of(written)
 
     def passed_over(self, place: int, why: str) -> _Fate:
-        """This rank cannot take the candidate."""
+        """Write that the candidate is passed over, since this rank cannot take it."""
         return self.decide(place, _Fate(taken=False, by=self._rank, why=why))
 
     def taken(self, place: int) -> _Fate:
-        """This rank can take the candidate: wait until its fate is decided, or decide it."""
+        """Say that this rank can take the candidate, and wait for the decision, or decide."""
         self._store.set(f"{self._graph}/{place}/{self._rank}", "-")
         started = time.monotonic()
         missing = list(self._others)
@@ -208,14 +221,15 @@ class _Agreement:
         return fate
 
     def agreed(self, fate: _Fate, seconds: float) -> dict[str, Any]:
-        """What the attempt's record says."""
-        facts = {"ranks": self._world - len(fate.without), "of": self._world}
-        apart = {"without": list(fate.without), "because": fate.why} if fate.without else {}
-        return {**facts, **apart, "seconds": round(seconds, 3)}
+        """The facts for the attempt's record."""
+        facts: dict[str, Any] = {"ranks": self._world - len(fate.without), "of": self._world}
+        if fate.without:
+            facts |= {"without": list(fate.without), "because": fate.why}
+        return {**facts, "seconds": round(seconds, 3)}
 
     @contextlib.contextmanager
     def unless_it_fails(self) -> Iterator[None]:
-        """Let a failure of the store end the agreement; this rank then decides alone."""
+        """Let a failure of the store end the vote. This rank then decides alone."""
         try:
             yield
         except Refusal:
@@ -249,11 +263,11 @@ class _Agreement:
         return fate
 
     def _is_elsewhere(self, rank: int) -> bool:
-        """Whether a rank waits, or since this rank began has waited, where this one has not been.
+        """Whether a rank compiles, or has compiled since this one began, a graph unknown here.
 
-        There it waits for this rank, so this rank is not to wait for it here. Nor is it if the
-        other has come through as many graphs as this one already, and the last of them is one that
-        this rank has not met: it is ahead, with other graphs.
+        If it waits there, it waits for this rank, so this rank must not wait for it. Nor does this
+        rank wait if the other has compiled as many graphs as this one, and the last of them is
+        unknown here: the other is ahead, with other graphs.
         """
         at = self._read(f"at/{rank}")
         if not at:
@@ -263,7 +277,7 @@ class _Agreement:
         return gone and not self._has(f"{graph}/here/{self._rank}")
 
     def _stays(self, rank: int) -> bool:
-        """Whether a rank goes on with what it compiled before, where this one compiles again."""
+        """Whether a rank keeps what it compiled before, while this rank compiles again."""
         waited = time.monotonic() - self._began
         return (
             self._again and waited >= self._company and not self._has(f"{self._graph}/here/{rank}")
@@ -273,20 +287,20 @@ class _Agreement:
         """Write that this rank enters (``in``) or leaves (``out``) the graph.
 
         Returns:
-            How many times it has entered or left a graph by now.
+            The number of times that it has entered or left a graph.
         """
         number = int((self._read(f"at/{self._rank}") or b"0").split()[0]) + 1
         self._store.set(f"at/{self._rank}", f"{number} {state} {self._graph}")
         return number
 
     def _without(self, keys: Sequence[tuple[int, str]]) -> list[int]:
-        """The ranks whose keys are not there; asked of all at once first, as mostly all are."""
+        """The ranks whose keys are not there. One request asks for all: mostly all are there."""
         if self._store.check([key for _, key in keys]):
             return []
         return [rank for rank, key in keys if not self._has(key)]
 
     def _read_all(self, keys: Sequence[str]) -> list[bytes]:
-        """The values of several keys; by two requests where the store can, and all are there."""
+        """The values of several keys, by two requests where the store is able to and has all."""
         if self._store.has_extended_api() and self._store.check(list(keys)):
             return [bytes(each) for each in self._store.multi_get(list(keys))]
         return [self._read(key) for key in keys]
@@ -295,12 +309,12 @@ class _Agreement:
         return bool(self._store.check([key]))
 
     def _read(self, key: str) -> bytes:
-        """A key's value; empty without one: ``get`` alone would wait for it."""
+        """A key's value; empty where there is none. ``get`` by itself would wait for one."""
         return bytes(self._store.get(key)) if self._has(key) else b""
 
 
 class _Asked(Ballot):
-    """A candidate's ballot among several ranks."""
+    """The vote on one candidate among several ranks."""
 
     def __init__(self, talk: _Agreement, place: int) -> None:
         self._talk = talk
