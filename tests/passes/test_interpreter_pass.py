@@ -294,9 +294,15 @@ class CannotRun(InterpreterPass):
         return super().call_operator(aten.conv2d.default, args[:1] * 2, {}, meta)
 
 
+class DropsTheMeta(InterpreterPass):
+    def call_operator(self, op, args, kwargs, meta):
+        return super().call_operator(op, args, kwargs, {})
+
+
 @pytest.mark.parametrize(
     ("mistake", "said"),
     [
+        (DropsTheMeta, "is emitted without the meta that the method was given"),
         (ReturnsNothing, "nothing was returned for cos, which cos_1 reads"),
         (UsesASymbol, "emit aten.sym_size.int"),
         (UsesAFake, "give the Value"),
