@@ -105,6 +105,6 @@ def test_pools_of_unknown_sizes_are_not_written_out() -> None:
     """Nor is the gradient of none; how many windows a symbol has nobody says."""
     empty = torch.empty(1, 1, 0, 0)
     asked = [2, 2], [2, 2], [0, 0], False, True, None
-    assert pool_gradients.avg_pool_backward(2, empty, empty, *asked) is NotImplemented
+    assert pool_gradients.avg_pool_backward(2)(empty, empty, *asked) is NotImplemented
     unknown: Any = object()
     assert pools.miscounted((unknown, 4), (2, 2), (2, 2)) is False

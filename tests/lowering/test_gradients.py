@@ -295,7 +295,7 @@ def test_training_an_lstm_that_dynamo_may_trace_is_left_to_eager() -> None:
 def test_mean_pooling_by_a_huge_kernel_is_as_large_as_its_input() -> None:
     """EfficientNet pools maps of seven rows by a kernel of 1,280, all of which took gigabytes."""
     arguments = ([1280] * 2, [1280] * 2, [0] * 2, True, True, None)
-    backward = lambda grad, x: avg_pool_backward(2, grad, x, *arguments)  # noqa: E731
+    backward = lambda grad, x: avg_pool_backward(2)(grad, x, *arguments)  # noqa: E731
     traced = make_fx(backward)(r(1, 8, 1, 1), r(1, 8, 7, 7))
     largest = max(
         value_of(node).numel() for node in traced.graph.nodes if value_of(node) is not None
