@@ -424,7 +424,7 @@ def test_cache_list_shows_plans() -> None:
 def test_cache_clear_names_a_slip() -> None:
     """An unknown kind is an error with the nearest spelling."""
     done = CliRunner().invoke(app, ["cache", "clear", "failure"])
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert "nothing kept is called 'failure'; did you mean 'failures'?" in done.output
 
 
