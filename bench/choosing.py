@@ -36,7 +36,7 @@ from composer import select
 from composer.attempt import try_candidate
 from composer.build import during
 from composer.contenders import contenders_of
-from composer.graphs import capture
+from composer.graphs import capture, keys
 from composer.policy import Policy
 from composer.records import GraphRequest
 
@@ -92,7 +92,7 @@ def built(model: torch.nn.Module, x: torch.Tensor) -> tuple[GraphRequest, dict[s
     found: list[tuple[GraphRequest, dict[str, Any], float]] = []
 
     def backend(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        request = capture.with_key(capture.read_request(gm, inputs), None, "")
+        request = keys.with_key(capture.read_request(gm, inputs), None, "")
         candidates = contenders_of(Policy(chain=ENGINES, remember_failures=0))
         with during(made={}):
             tried = [try_candidate(request, each) for each in candidates]

@@ -32,7 +32,7 @@ import torch.fx
 from composer import _torch, book, chain, guard, lock, repro, saved, select, session, verify
 from composer.build import during
 from composer.contenders import Contender, bounds_of, contenders_of
-from composer.graphs import capture, clones
+from composer.graphs import capture, clones, keys
 from composer.guard import backward, overtaking, roles
 from composer.guard.succession import Succession
 from composer.passes.resolve import SharedPasses, shared_passes
@@ -175,7 +175,7 @@ def _prepare(request: GraphRequest, options: Mapping[str, Any] | None) -> _Case:
         contenders = contenders_of(policy)
     with book.named_origin(rules.origins.get("passes", ""), configured):
         shared = shared_passes(policy.passes, policy.on_pass_error)
-    request = capture.with_key(request, policy.model, f"{mode} {policy.key} {shared.key}")
+    request = keys.with_key(request, policy.model, f"{mode} {policy.key} {shared.key}")
     policy, contenders = lock.hold(request, policy, contenders, shared)
     with session.current().progress.step(request, "shared passes"):
         bounds = bounds_of(policy) if policy.verify != "off" else None

@@ -13,7 +13,7 @@ from composer.backends import inductor_freezing, inductor_records
 from composer.backends.base import Backend, note
 from composer.backends.inductor_hooks import hooks
 from composer.errors import OptionError
-from composer.graphs.capture import graph_key
+from composer.graphs.keys import graph_key
 from composer.passes import late
 from composer.records import Stage
 from composer.registry import did_you_mean

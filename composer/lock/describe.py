@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from composer import distribution
 from composer.backends.base import Backend
 from composer.distribution import version_of
-from composer.graphs import capture
+from composer.graphs import keys
 from composer.lock.file import LockedGraph, LockedPass
 from composer.passes.base import GraphPass
 from composer.passes.fingerprint import fields_of
@@ -44,8 +44,8 @@ def describe(
     answers = ("strict", "on_exhausted", "on_pass_error", "on_runtime_error", "sample_every")
     policy = policy.model_copy(update={name: getattr(usual, name) for name in answers})
     settings = {"mode": str(request.mode), "policy": policy.key, "passes": shared.key}
-    parts = capture.parts_of(request, settings)
-    inputs = capture.normalized("\n".join(map(_input, request.inputs)))
+    parts = keys.parts_of(request, settings)
+    inputs = keys.normalized("\n".join(map(_input, request.inputs)))
     return LockedGraph(
         model=request.model,
         position=position,

@@ -13,7 +13,7 @@ import torch.fx
 
 from composer import _torch
 from composer.errors import Refusal, class_and_text
-from composer.graphs.capture import graph_key
+from composer.graphs.keys import graph_key
 from composer.graphs.nodes import attribute_at
 from composer.lowering import artefacts
 from composer.lowering.faithful import unfaithful

@@ -1,6 +1,6 @@
 """A graph as text, so complete that two graphs with the same text become the same ONNX model.
 
-Unlike :func:`composer.graphs.capture.graph_key`, which may leave things out, this refuses whatever
+Unlike :func:`composer.graphs.keys.graph_key`, which may leave things out, this refuses whatever
 it cannot express completely.
 """
 

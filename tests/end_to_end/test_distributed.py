@@ -322,7 +322,8 @@ def in_own_group(rank: int) -> Any:
     keys: list[str] = []
 
     def spy(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
-        from composer.graphs.capture import read_request, with_key
+        from composer.graphs.capture import read_request
+        from composer.graphs.keys import with_key
 
         keys.append(with_key(read_request(gm, inputs), None, "").key_among_ranks)
         return gm.forward

@@ -17,6 +17,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 import composer
 from composer import _torch
 from composer.graphs import capture, clones
+from composer.graphs.keys import graph_key, with_key
 
 
 class Child(torch.nn.Module):
@@ -316,7 +317,7 @@ def test_words_of_the_settings_are_not_taken_for_symbols() -> None:
     """Such as those of a quantized dtype."""
     gm = torch.fx.symbolic_trace(lambda x: x.sin())
     settings = [f"dtype={each}" for each in ("u8", "u4", "s1")]
-    assert len({capture.graph_key(gm, each, [torch.ones(2)]) for each in settings}) == 3
+    assert len({graph_key(gm, each, [torch.ones(2)]) for each in settings}) == 3
 
 
 def key(function, *args, **options) -> str:
@@ -414,7 +415,7 @@ def test_ranks_know_a_graph_by_a_key_without_the_numbers_of_their_devices(
 
     def keys(*devices: Any) -> Any:
         gm = torch.fx.symbolic_trace(lambda x: tuple(x.to(each) for each in devices))
-        request = capture.with_key(capture.read_request(gm, [torch.ones(2)]), None, "")
+        request = with_key(capture.read_request(gm, [torch.ones(2)]), None, "")
         return request.graph_key, request.key_among_ranks
 
     assert keys("cuda:1")[1] == ""

@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 import composer
 from composer.cli import app
 from composer.errors import LockError
-from composer.graphs import capture
+from composer.graphs import capture, keys
 from composer.lock import file
 from composer.lock.describe import readable
 from composer.lock.witness import watching
@@ -683,7 +683,7 @@ def test_parts_are_the_same_on_every_rank() -> None:
         graph.output((made,))
         gm = torch.fx.GraphModule(torch.nn.Module(), graph)
         request = capture.read_request(gm, [])
-        parts.append((capture.graph_key(gm), capture.parts_of(request, {"mode": "None"})))
+        parts.append((keys.graph_key(gm), keys.parts_of(request, {"mode": "None"})))
     (key, mine), (other, theirs) = parts
     assert key != other
     assert mine == theirs

@@ -19,7 +19,7 @@ LAYERS = [
     {"build", "graphs.low_precision", "graphs.nodes", "graphs.norms"},
     {"graphs.collectives", "graphs.comparison", "graphs.modes", "graphs.writes"},
     {"graphs.clones", "graphs.sharing"},
-    {"graphs.capture", "graphs.checkpoints"},
+    {"graphs.capture", "graphs.checkpoints", "graphs.keys"},
     {"graphs"},
     {"passes"},
     {"lowering", "telemetry"},

@@ -16,7 +16,7 @@ from composer.backends.onnxrt.kernels import dtypes_of, lacking, narrow_here, wh
 from composer.backends.onnxrt.settings import Settings
 from composer.build import during
 from composer.errors import Refusal
-from composer.graphs.capture import graph_key
+from composer.graphs.keys import graph_key
 from composer.lowering import cuts
 from composer.lowering.aot import FunctionalGraph
 from composer.lowering.onnx import to_onnx
