@@ -12,7 +12,7 @@ from composer.system.disk import DiskCache
 
 _LIMIT = 64 << 20
 
-FORMAT = 2
+FORMAT = 3
 """Of the keys that records are kept under. It is part of Inductor's key, so that no graph is served
 whose records nobody finds: counted up whenever ``graph_key`` says a graph otherwise."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.fx
 
 from composer import _torch
@@ -19,6 +20,20 @@ def value_of(node: torch.fx.Node, otherwise: Any = None) -> Any:
         otherwise: What is given back for a node of which the graph does not know it.
     """
     return node.meta.get("example_value", node.meta.get("val", otherwise))
+
+
+def described(value: Any, *, strides: bool = True) -> str:
+    """What must agree for two fake values to be the same to whoever reads them; adds no guard."""
+    if isinstance(value, torch.Tensor):
+        kind = f"{value.dtype} {list(value.shape)} on {value.device}"
+        if not strides:
+            return kind
+        if value.layout is not torch.strided:
+            return f"{kind}, {value.layout}"
+        return f"{kind}, strides {tuple(value.stride())}"
+    if isinstance(value, list | tuple):
+        return str([described(each, strides=strides) for each in value])
+    return str(value)
 
 
 def attribute_at(gm: torch.nn.Module | None, path: str) -> object:

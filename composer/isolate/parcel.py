@@ -1,13 +1,8 @@
 """A graph, its inputs and a candidate as bytes, for a child process of this one.
 
 Python's pickle, by ``torch.save``: it goes through a pipe to a child that this process started,
-and never through a file. Graphs are taken apart into nodes, since a ``GraphModule`` pickled by
-torch is traced again. What would make a parcel heavy or differs in another process stays here:
-
-- Floating-point parameters are made up by the receiver; everything else keeps its values.
-- Symbols, and numbers made of them, are sent as what they were in the first call.
-- Of the nodes' metadata only the source line, Dynamo's mark of weights and composer's own of what
-  may be in low precision are kept.
+and never through a file. Graphs are taken apart into nodes (:func:`composer.graphs.written.apart`).
+Floating-point parameters are made up by the receiver; everything else keeps its values.
 """
 
 from __future__ import annotations
@@ -23,23 +18,14 @@ from typing import Any, cast
 
 import torch
 import torch.fx
-from torch.fx.node import map_aggregate
 
 from composer import _torch
 from composer.errors import Refusal, refuse, text_of
-from composer.graphs import clones, low_precision
-from composer.graphs.nodes import attribute_at, value_of
+from composer.graphs import clones, written
 from composer.records import Reason, Status
 
 _FILLING = 0.01
 """The value of a made-up weight: small, positive (a variance, say), and no special case."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Ref:
-    """A node, by its position in the graph."""
-
-    position: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +134,7 @@ class _Pickler(pickle.Pickler):
         pools of maxima are made within a function; their modules have them under their plain names.
         """
         if isinstance(value, torch.fx.GraphModule):
-            return _graph, (*_parts(value),)
+            return written.together, (*written.apart(value),)
         if isinstance(value, torch.Tensor):
             return _weight(value)
         if isinstance(value, torch.memory_format):
@@ -171,7 +157,7 @@ def _is_found_by_name(function: types.FunctionType) -> bool:
 def _input(value: Any) -> Any:
     if type(value) is torch.Tensor:
         return _Sent(value.detach(), value.requires_grad)
-    return _first(value)
+    return written.number_of(value)
 
 
 def _weight(value: torch.Tensor) -> Any:
@@ -202,68 +188,3 @@ def _made_up(
 
 def _memory_format(name: str) -> torch.memory_format:
     return cast(torch.memory_format, getattr(torch, name))
-
-
-def _parts(gm: torch.fx.GraphModule) -> tuple[list[tuple[Any, ...]], dict[str, Any], str, bool]:
-    """The nodes and, by their paths, the tensors and modules that they name."""
-    numbers = {node: _number(node) for node in gm.graph.nodes}
-    kept = [node for node in gm.graph.nodes if numbers[node] is None]
-    position = {node: i for i, node in enumerate(kept)}
-
-    def sent(value: Any) -> Any:
-        if not isinstance(value, torch.fx.Node):
-            return _torch.symbols.hint(value)
-        return _Ref(position[value]) if value in position else numbers[value]
-
-    nodes = [
-        (
-            node.op,
-            node.name,
-            node.target,
-            map_aggregate(node.args, sent),
-            map_aggregate(node.kwargs, sent),
-            _torch.sources.lasting_metadata(node) | low_precision.mark_of(node),
-        )
-        for node in kept
-    ]
-    paths = {str(n.target) for n in gm.graph.nodes if n.op in ("get_attr", "call_module")}
-    held = {path: attribute_at(gm, path) for path in sorted(paths)}
-    return nodes, held, gm.__class__.__name__, gm.training
-
-
-def _number(node: torch.fx.Node) -> int | float | None:
-    """What a size, or a number made of sizes, was in the first call; ``None`` for what is none."""
-    value = value_of(node)
-    if node.op == "placeholder" or not isinstance(value, torch.SymInt | torch.SymFloat):
-        return None
-    number: int | float = _first(value)
-    return number
-
-
-def _first(value: Any) -> Any:
-    """A symbol's number in the first call, which not all have; anything else as it is."""
-    number = _torch.symbols.hint(value)
-    if isinstance(value, torch.SymInt | torch.SymFloat) and not isinstance(number, int | float):
-        what = f"the graph cannot be sent to another process: only data decide its size {value}"
-        refuse(Status.DECLINED, Reason.NOT_ISOLATABLE, what)
-    return number
-
-
-def _graph(
-    nodes: Sequence[tuple[Any, ...]], held: dict[str, Any], name: str, training: bool
-) -> torch.fx.GraphModule:
-    graph = torch.fx.Graph()
-    made: list[torch.fx.Node] = []
-
-    def received(value: Any) -> Any:
-        return made[value.position] if isinstance(value, _Ref) else value
-
-    for op, node_name, target, args, kwargs, metadata in nodes:
-        given: Any = map_aggregate(args, received)
-        named: Any = map_aggregate(kwargs, received)
-        node = graph.create_node(op, target, given, named, node_name)
-        node.meta.update(metadata)
-        made.append(node)
-    gm = torch.fx.GraphModule(held, graph, name)
-    gm.train(training)
-    return gm

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import enum
 import hashlib
-import re
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
@@ -121,7 +120,7 @@ def readable(value: Any) -> Any:
     if isinstance(value, bool | int | float) and not isinstance(value, enum.Enum):
         return value
     named = callable(value) and not isinstance(value, str)
-    return re.sub(r" at 0x[0-9a-f]+", "", qualified_name(value) if named else str(value))
+    return keys.without_address(qualified_name(value) if named else str(value))
 
 
 def _by_name(item: tuple[Any, Any]) -> str:

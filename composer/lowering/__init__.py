@@ -16,6 +16,6 @@ In the order in which a graph goes through them:
 - :mod:`~composer.lowering.trial` runs once what was built.
 
 A model is made once a graph (:mod:`~composer.lowering.once`) and kept for other processes
-(:mod:`~composer.lowering.artefacts`, ``texts``), which :mod:`~composer.lowering.whole` may spare
-AOTAutograd as well. :mod:`~composer.lowering.each` is for backends that know nothing of all this.
+(:mod:`~composer.lowering.artefacts`), which :mod:`~composer.lowering.whole` may spare AOTAutograd
+as well. :mod:`~composer.lowering.each` is for backends that know nothing of all this.
 """

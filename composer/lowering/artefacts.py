@@ -3,7 +3,7 @@
 There are three kinds: what the exporter can translate (:mod:`composer.lowering.vocabulary`), the
 ONNX models of regions (:mod:`composer.lowering.onnx`), and which model a whole captured graph
 becomes (:mod:`composer.lowering.whole`). The key of each is a digest of the text of all that it was
-made from; what has no such text (:class:`composer.lowering.texts.Unsayable`) is made anew every
+made from; what has no such text (:class:`composer.graphs.written.Unsayable`) is made anew every
 time. No artefact holds the value of a weight or code, and nothing is ever unpickled.
 """
 

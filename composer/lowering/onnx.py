@@ -15,6 +15,7 @@ from composer import _torch
 from composer.errors import Refusal, class_and_text
 from composer.graphs.keys import graph_key
 from composer.graphs.nodes import attribute_at
+from composer.graphs.written import Unsayable, exact_text
 from composer.lowering import artefacts
 from composer.lowering.faithful import unfaithful
 from composer.lowering.linears import keep_dimensions
@@ -23,7 +24,6 @@ from composer.lowering.regions import Region, draws, is_complex, seen_by
 from composer.lowering.repeats import share_heads
 from composer.lowering.reshapes import join_views
 from composer.lowering.tails import keep_tails
-from composer.lowering.texts import Unsayable, graph_text
 from composer.lowering.translations import translator
 from composer.lowering.vocabulary import vocabulary
 from composer.records import Reason, Status
@@ -210,7 +210,7 @@ def _find_or_translate(gm: torch.fx.GraphModule, outputs: tuple[Output, ...]) ->
     if not artefacts.is_enabled():
         return _translate(gm, outputs)
     try:
-        key = artefacts.key_of("model", f"{torch.get_default_dtype()}\n{graph_text(gm)}")
+        key = artefacts.key_of("model", f"{torch.get_default_dtype()}\n{exact_text(gm)}")
     except Unsayable as why:
         artefacts.tally().lost.append(str(why))
         return _translate(gm, outputs)

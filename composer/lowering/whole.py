@@ -18,6 +18,7 @@ import torch.fx
 
 from composer import _torch
 from composer.graphs.nodes import value_of
+from composer.graphs.written import Unsayable, exact_text
 from composer.lowering import artefacts
 from composer.lowering.aot import (
     FunctionalGraph,
@@ -29,7 +30,6 @@ from composer.lowering.aot import (
 )
 from composer.lowering.onnx import OnnxGraph, Output, read_model
 from composer.lowering.regions import WHOLE, Region, Split
-from composer.lowering.texts import Unsayable, graph_text
 from composer.passes import late
 
 
@@ -115,7 +115,7 @@ def whole_of(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], engine: st
     if any_fake(example_inputs) or own_tensors(gm) or not _is_static(gm, example_inputs):
         return None
     try:
-        text = f"{engine}\n{_torch.aot.tracing_state()}\n{graph_text(gm, example_inputs)}"
+        text = f"{engine}\n{_torch.aot.tracing_state()}\n{exact_text(gm, example_inputs)}"
     except Unsayable:
         return None
     return Whole(gm, artefacts.key_of("graph", text))

@@ -11,10 +11,10 @@ import torch
 import torch.fx
 
 from composer import _torch
+from composer.graphs.nodes import described
 from composer.graphs.writes import is_torchs
 from composer.passes.aliasing import Aliasing
 from composer.passes.base import GraphPass
-from composer.passes.metadata import description
 from composer.passes.purity import is_function
 
 _READS_ONLY_KIND = frozenset({"aten::new_ones", "aten::new_zeros", "aten::new_full"})
@@ -45,7 +45,6 @@ class FoldConstants(GraphPass):
         "composer.graphs.norms",
         "composer.graphs.writes",
         "composer.passes.aliasing",
-        "composer.passes.metadata",
         "composer.passes.purity",
     )
 
@@ -97,7 +96,7 @@ def _evaluate(node: torch.fx.Node, values: Constants) -> None:
         args = (_stand_in(args[0], of_its_sizes=name not in _READS_ONLY_KIND), *args[1:])
     args, kwargs = torch.fx.map_arg((args, node.kwargs), values.__getitem__)
     value = node.target(*args, **kwargs)  # type: ignore[operator]  # a call_function's target
-    if description(value) == description(node.meta["val"]):
+    if described(value) == described(node.meta["val"]):
         values[node] = value
 
 

@@ -11,7 +11,7 @@ import torch.fx
 
 from composer import _torch
 from composer.errors import text_of
-from composer.graphs.nodes import attribute_at
+from composer.graphs.nodes import attribute_at, described
 from composer.passes.aliasing import tensors
 from composer.records import Stage
 
@@ -219,17 +219,6 @@ def follow(node: torch.fx.Node, regions: AutocastRegions) -> None:
         regions.pop(node.args[0]).__exit__(None, None, None)  # type: ignore[arg-type]
 
 
-def description(value: Any, *, strides: bool = True) -> str:
-    """What must agree for two fake values to be the same to whoever reads them; adds no guard."""
-    if isinstance(value, torch.Tensor):
-        kind = f"{value.dtype} {list(value.shape)} on {value.device}"
-        shows_strides = strides and value.layout is torch.strided
-        return f"{kind}, strides {tuple(value.stride())}" if shows_strides else kind
-    if isinstance(value, list | tuple):
-        return str([description(each, strides=strides) for each in value])
-    return str(value)
-
-
 def layout(value: Any) -> str:
-    """:func:`description`, and where in its memory a tensor begins, which views of it depend on."""
-    return f"{description(value)} {[str(each.storage_offset()) for each in tensors(value)]}"
+    """A value described, and where in its memory a tensor begins, which views of it depend on."""
+    return f"{described(value)} {[str(each.storage_offset()) for each in tensors(value)]}"

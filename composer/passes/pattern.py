@@ -11,6 +11,7 @@ import torch.fx
 
 from composer import _torch
 from composer.errors import OptionError, text_of
+from composer.graphs.nodes import described
 from composer.passes import matching, metadata, order
 from composer.passes.base import GraphPass, as_stage
 from composer.passes.function import qualified_name
@@ -135,7 +136,7 @@ class PatternPass(GraphPass):
         return graph
 
     def _parameters(self) -> dict[str, Any]:
-        examples = [metadata.description(value) for value in self.example_inputs]
+        examples = [described(value) for value in self.example_inputs]
         return {**super()._parameters(), "example_inputs": examples}
 
 

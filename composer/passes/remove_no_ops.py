@@ -9,9 +9,9 @@ import torch
 import torch.fx
 
 from composer import _torch
+from composer.graphs.nodes import described
 from composer.passes.aliasing import Aliasing
 from composer.passes.base import GraphPass
-from composer.passes.metadata import description
 from composer.passes.modes import NodeModes
 
 _DROPOUTS = frozenset(
@@ -47,9 +47,9 @@ class RemoveNoOps(GraphPass):
     keeps_numbers: ClassVar[bool] = True
 
     depends_on: ClassVar[tuple[str, ...]] = (
+        "composer.graphs.nodes",
         "composer.graphs.norms",
         "composer.passes.aliasing",
-        "composer.passes.metadata",
         "composer.passes.modes",
     )
 
@@ -92,7 +92,7 @@ def _source(node: torch.fx.Node) -> Any:
 def _look_the_same(node: torch.fx.Node, source: torch.fx.Node) -> bool:
     values = node.meta.get("val"), source.meta.get("val")
     tensors = all(isinstance(value, torch.Tensor) for value in values)
-    return tensors and description(values[0]) == description(values[1])
+    return tensors and described(values[0]) == described(values[1])
 
 
 def _returns_its_input(node: torch.fx.Node) -> bool:

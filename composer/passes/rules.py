@@ -22,6 +22,7 @@ from typing import Any
 import torch.fx
 
 from composer import _torch
+from composer.graphs.nodes import described
 from composer.passes import metadata, order
 from composer.passes.purity import is_pure, keeps_to_itself
 from composer.passes.snapshot import Snapshot, lines_of
@@ -56,8 +57,8 @@ class Interface:
         values = (v.meta.get(key) if isinstance(v, torch.fx.Node) else v for v in _returned(gm))
         strides = stage in BEFORE_AUTOGRAD
         return Interface(
-            {name: metadata.description(value) for name, value in inputs.items()},
-            tuple(metadata.description(value, strides=strides) for value in values),
+            {name: described(value) for name, value in inputs.items()},
+            tuple(described(value, strides=strides) for value in values),
         )
 
 

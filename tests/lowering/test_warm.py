@@ -17,7 +17,6 @@ import composer
 from composer import _torch, session
 from composer.cli import app
 from composer.lowering import artefacts, onnx, whole
-from composer.lowering.texts import Unsayable, graph_text
 from composer.lowering.vocabulary import vocabulary
 
 pytestmark = pytest.mark.slow
@@ -384,29 +383,3 @@ def test_sources_changed_under_the_process_are_nobodys(monkeypatch: pytest.Monke
     assert artefacts._sources() == artefacts._sources()
     monkeypatch.setattr(artefacts, "_IMPORTED", 0.0)
     assert artefacts._sources() != artefacts._sources()
-
-
-def of_the_user(x: Tensor) -> Tensor:
-    return x + 1
-
-
-def test_text_refuses_what_it_cannot_say() -> None:
-    """A function of the user's, one put in the place of torch's, a tensor within the graph."""
-    graph = torch.fx.Graph()
-    x = graph.placeholder("x")
-    graph.output((graph.call_function(of_the_user, (x,)),))
-    with pytest.raises(Unsayable, match="of_the_user"):
-        graph_text(torch.fx.GraphModule(nn.Module(), graph), [torch.ones(3)])
-
-    holder = nn.Module()
-    holder.register_buffer("table", torch.ones(3))
-    graph = torch.fx.Graph()
-    graph.output((graph.call_function(torch.relu, (graph.get_attr("table"),)),))
-    with pytest.raises(Unsayable, match="'table'"):
-        graph_text(torch.fx.GraphModule(holder, graph), [])
-
-    graph = torch.fx.Graph()
-    x = graph.placeholder("x")
-    graph.output((graph.call_function(torch.add, (x, {1})),))
-    with pytest.raises(Unsayable, match="an argument is a set"):
-        graph_text(torch.fx.GraphModule(nn.Module(), graph), [torch.ones(3)])

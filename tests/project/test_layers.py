@@ -18,7 +18,7 @@ LAYERS = [
     {"registry", "system", "child", "machine", "gate"},
     {"build", "graphs.low_precision", "graphs.nodes", "graphs.norms"},
     {"graphs.collectives", "graphs.comparison", "graphs.modes", "graphs.writes"},
-    {"graphs.clones", "graphs.sharing"},
+    {"graphs.clones", "graphs.sharing", "graphs.written"},
     {"graphs.capture", "graphs.checkpoints", "graphs.keys"},
     {"graphs"},
     {"passes"},

@@ -13,8 +13,9 @@ import torch
 import torch.fx
 
 from composer import _torch
-from composer.graphs.nodes import attribute_at
-from composer.passes.metadata import description, key_at
+from composer.graphs.nodes import attribute_at, described
+from composer.graphs.written import Word, rows
+from composer.passes.metadata import key_at
 from composer.passes.snapshot import Snapshot
 from composer.records import Stage
 
@@ -148,21 +149,13 @@ def _leads_to(path: str, value: Any) -> bool:
         return False
 
 
-def _target(target: Any) -> str:
-    is_plain = isinstance(target, str | _torch.operators.OpOverload) or not hasattr(
-        target, "__qualname__"
-    )
-    return str(target) if is_plain else f"{target.__module__}.{target.__qualname__}"
-
-
 def as_table(snapshot: Snapshot, stage: Stage | str, title: str) -> str:
-    """A row for each node: operation, name, target, arguments, and what its fake value is."""
-    rows = [["op", "name", "target", "args", "kwargs", "value"]]
-    for node in snapshot.copy.nodes:
-        value = node.meta.get(key_at(stage))
-        shown = "" if value is None else description(value)
-        cells = (node.op, node.name, _target(node.target), node.args, node.kwargs)
-        rows.append([*map(str, cells), shown])
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = ("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in rows)
+    """A row for each node: name, operation, target, arguments, and what its fake value is."""
+    gm, key = snapshot.graph_module(), key_at(stage)
+    names = {node: Word(node.name) for node in gm.graph.nodes}
+    values = (described(node.meta[key]) if key in node.meta else "" for node in gm.graph.nodes)
+    texts = zip(rows(gm, names), values, strict=True)
+    table = [("name", "op", "target", "args", "kwargs", "value"), *((*r, v) for r, v in texts)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = ("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in table)
     return "\n".join((title, "", *(line.rstrip() for line in lines), ""))
