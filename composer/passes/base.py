@@ -36,6 +36,20 @@ class PassResult:
     matches: int | None = None
 
 
+SHARED_MODULES = (
+    "composer.graphs.nodes",
+    "composer.graphs.norms",
+    "composer.graphs.writes",
+    "composer.passes.aliasing",
+    "composer.passes.gradients",
+    "composer.passes.metadata",
+    "composer.passes.modes",
+    "composer.passes.purity",
+    "composer.passes.snapshot",
+)
+"""The modules that composer's own rewrites are made of, beside the file of each."""
+
+
 class GraphPass(ABC):
     """One rewrite: one class, one file, one name. Its options are its fields.
 

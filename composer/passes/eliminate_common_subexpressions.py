@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch.fx
 
 from composer.passes.aliasing import Aliasing
-from composer.passes.base import GraphPass
+from composer.passes.base import SHARED_MODULES, GraphPass
 from composer.passes.modes import Modes, NodeModes
 from composer.passes.purity import is_function
 from composer.passes.snapshot import frozen
@@ -29,15 +29,7 @@ class EliminateCommonSubexpressions(GraphPass):
 
     keeps_numbers: ClassVar[bool] = True
 
-    depends_on: ClassVar[tuple[str, ...]] = (
-        "composer.graphs.nodes",
-        "composer.graphs.norms",
-        "composer.graphs.writes",
-        "composer.passes.aliasing",
-        "composer.passes.modes",
-        "composer.passes.purity",
-        "composer.passes.snapshot",
-    )
+    depends_on: ClassVar[tuple[str, ...]] = SHARED_MODULES
 
     def run(self, gm: torch.fx.GraphModule) -> int:
         """Rewire the readers of each repetition to the first."""

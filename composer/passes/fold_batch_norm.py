@@ -11,7 +11,7 @@ import torch.fx
 
 from composer import _torch
 from composer.passes.aliasing import Aliasing
-from composer.passes.base import GraphPass
+from composer.passes.base import SHARED_MODULES, GraphPass
 from composer.passes.modes import NodeModes
 
 aten = torch.ops.aten
@@ -40,11 +40,7 @@ class FoldBatchNorm(GraphPass):
 
     keeps_numbers: ClassVar[bool] = True
 
-    depends_on: ClassVar[tuple[str, ...]] = (
-        "composer.graphs.norms",
-        "composer.passes.aliasing",
-        "composer.passes.modes",
-    )
+    depends_on: ClassVar[tuple[str, ...]] = SHARED_MODULES
 
     def run(self, gm: torch.fx.GraphModule) -> int:
         """Replace each pair by one convolution with computed weights."""

@@ -14,7 +14,7 @@ from composer import _torch
 from composer.graphs.nodes import described
 from composer.graphs.writes import is_torchs
 from composer.passes.aliasing import Aliasing
-from composer.passes.base import GraphPass
+from composer.passes.base import SHARED_MODULES, GraphPass
 from composer.passes.purity import is_function
 
 _READS_ONLY_KIND = frozenset({"aten::new_ones", "aten::new_zeros", "aten::new_full"})
@@ -40,13 +40,7 @@ class FoldConstants(GraphPass):
 
     keeps_numbers: ClassVar[bool] = True
 
-    depends_on: ClassVar[tuple[str, ...]] = (
-        "composer.graphs.nodes",
-        "composer.graphs.norms",
-        "composer.graphs.writes",
-        "composer.passes.aliasing",
-        "composer.passes.purity",
-    )
+    depends_on: ClassVar[tuple[str, ...]] = SHARED_MODULES
 
     max_bytes: int = 1 << 20
 

@@ -14,7 +14,7 @@ import torch.fx
 from composer import _torch
 from composer.passes import metadata
 from composer.passes.aliasing import Aliasing
-from composer.passes.base import GraphPass
+from composer.passes.base import SHARED_MODULES, GraphPass
 from composer.passes.modes import Modes, NodeModes
 
 aten = torch.ops.aten
@@ -55,11 +55,7 @@ class LowerPrecision(GraphPass):
 
     first: int = 0
 
-    depends_on: ClassVar[tuple[str, ...]] = (
-        "composer.graphs.norms",
-        "composer.passes.aliasing",
-        "composer.passes.modes",
-    )
+    depends_on: ClassVar[tuple[str, ...]] = SHARED_MODULES
 
     def run(self, gm: torch.fx.GraphModule) -> int:
         """Put casts around each product."""

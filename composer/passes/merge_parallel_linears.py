@@ -13,7 +13,7 @@ import torch.fx
 from composer import _torch
 from composer.graphs.writes import is_torchs
 from composer.passes.aliasing import Aliasing
-from composer.passes.base import GraphPass
+from composer.passes.base import SHARED_MODULES, GraphPass
 from composer.passes.gradients import Gradients
 from composer.passes.modes import NodeModes
 
@@ -77,14 +77,7 @@ class MergeParallelLinears(GraphPass):
 
     keeps_numbers: ClassVar[bool] = True
 
-    depends_on: ClassVar[tuple[str, ...]] = (
-        "composer.graphs.nodes",
-        "composer.graphs.norms",
-        "composer.graphs.writes",
-        "composer.passes.aliasing",
-        "composer.passes.gradients",
-        "composer.passes.modes",
-    )
+    depends_on: ClassVar[tuple[str, ...]] = SHARED_MODULES
 
     min_products: int = 2
 

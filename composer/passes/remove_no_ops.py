@@ -11,7 +11,7 @@ import torch.fx
 from composer import _torch
 from composer.graphs.nodes import described
 from composer.passes.aliasing import Aliasing
-from composer.passes.base import GraphPass
+from composer.passes.base import SHARED_MODULES, GraphPass
 from composer.passes.modes import NodeModes
 
 _DROPOUTS = frozenset(
@@ -46,12 +46,7 @@ class RemoveNoOps(GraphPass):
 
     keeps_numbers: ClassVar[bool] = True
 
-    depends_on: ClassVar[tuple[str, ...]] = (
-        "composer.graphs.nodes",
-        "composer.graphs.norms",
-        "composer.passes.aliasing",
-        "composer.passes.modes",
-    )
+    depends_on: ClassVar[tuple[str, ...]] = SHARED_MODULES
 
     def run(self, gm: torch.fx.GraphModule) -> int:
         """Rewire all that reads a no-op to what it reads."""

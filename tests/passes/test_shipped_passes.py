@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import dataclasses
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +17,7 @@ from torch.nn import functional
 import composer
 from composer.errors import OptionError
 from composer.passes import GraphPass
+from composer.passes.lower_precision import LowerPrecision
 from composer.passes.resolve import PASSES
 
 aten = torch.ops.aten
@@ -719,3 +723,22 @@ def test_products_are_merged_within_a_region_of_autocast(engine: str) -> None:
     error = (grads[0] - grads[1]).abs().max() / grads[1].abs().max()
     assert error < 0.03
     assert {each.name: each.matches for each in last().passes}["merge_parallel_linears"] == 1
+
+
+def of_passes(module: str) -> set[str]:
+    """The modules of graphs and passes that one imports; none for the base of all passes."""
+    tree = ast.parse(Path(sys.modules[module].__file__).read_text())
+    froms = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
+    names = {name for f in froms for name in (f.module, *(f"{f.module}.{a.name}" for a in f.names))}
+    rooms = ("composer.graphs.", "composer.passes.")
+    return {n for n in names if n in sys.modules and n.startswith(rooms)} - {GraphPass.__module__}
+
+
+@pytest.mark.parametrize("cls", [*map(PASSES.get, NAMES), LowerPrecision])
+def test_fingerprint_covers_the_modules_that_a_pass_is_made_of(cls: type[GraphPass]) -> None:
+    """A change of any of them gives the pass another key."""
+    found, left = set(), {cls.__module__}
+    while left:
+        left = set().union(*map(of_passes, left)) - found
+        found |= left
+    assert found <= set(cls.depends_on)
