@@ -132,8 +132,8 @@ def may_write_by_schema(node: torch.fx.Node) -> bool:
     return any(a.name in node.kwargs or not a.is_out for a in writes)
 
 
-def operator_path(target: object) -> tuple[str, ...] | None:
-    """Where under ``torch.ops`` an operator is found; ``None`` for what is none.
+def operator_path(target: object) -> str | None:
+    """``"torch.ops.aten.add.Tensor"``, where an operator is found; ``None`` for what is none.
 
     Operators cannot be pickled, and torch's own way around it (``torch.fx._graph_pickler``) sends
     their graphs' metadata along, which cannot always be sent. A Triton kernel of the user's is
@@ -146,13 +146,13 @@ def operator_path(target: object) -> tuple[str, ...] | None:
     if _is_compiled_autograds(target):
         raise TypeError(f"compiled autograd made {target} in this process")
     if isinstance(target, OpOverload):
-        return (*target._schema.name.split("::"), target._overloadname)
+        return f"torch.ops.{target._schema.name.replace('::', '.')}.{target._overloadname}"
     if isinstance(target, OpOverloadPacket):
-        return tuple(target._qualified_op_name.split("::"))
+        return f"torch.ops.{target._qualified_op_name.replace('::', '.')}"
     if isinstance(target, HigherOrderOperator):
         if "triton_kernel" in target.__name__:
             raise TypeError("it runs a Triton kernel that only this process knows")
-        return ("higher_order", target.__name__)
+        return f"torch.ops.higher_order.{target.__name__}"
     return None
 
 
@@ -165,15 +165,6 @@ def _is_compiled_autograds(target: object) -> bool:
     from torch._dynamo.compiled_autograd import Op
 
     return isinstance(target, Op)
-
-
-def operator_at(*path: str) -> object:
-    """The operator that :func:`operator_path` names.
-
-    Raises:
-        AttributeError: no module that was imported here registers it.
-    """
-    return functools.reduce(getattr, path, cast(object, torch.ops))
 
 
 def decomposition_of(operator: OpOverload) -> Callable[..., Any]:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import io
 import pickle
+import pkgutil
 import sys
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.fx
@@ -137,12 +138,11 @@ class _Pickler(pickle.Pickler):
             return written.together, (*written.apart(value),)
         if isinstance(value, torch.Tensor):
             return _weight(value)
-        if isinstance(value, torch.memory_format):
-            return _memory_format, (str(value).removeprefix("torch."),)
         if isinstance(value, types.FunctionType) and _is_found_by_name(value):
             return value.__name__
-        path = _torch.operators.operator_path(value)
-        return NotImplemented if path is None else (_torch.operators.operator_at, path)
+        is_format = isinstance(value, torch.memory_format)
+        path = str(value) if is_format else _torch.operators.operator_path(value)
+        return NotImplemented if path is None else (pkgutil.resolve_name, (path,))
 
 
 _PICKLE: Any = types.SimpleNamespace(Pickler=_Pickler, __name__="composer.isolate.parcel")
@@ -184,7 +184,3 @@ def _made_up(
     if is_parameter:
         return torch.nn.Parameter(made, requires_grad)
     return made.requires_grad_(requires_grad)
-
-
-def _memory_format(name: str) -> torch.memory_format:
-    return cast(torch.memory_format, getattr(torch, name))
