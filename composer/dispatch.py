@@ -12,8 +12,8 @@ The steps, in order, and the package that each of them lives in:
    compared with eager (:mod:`composer.verify`), and measured against the others
    (:mod:`composer.select`). The :mod:`composer.floor` serves where none is accepted;
 5. the record is kept, sent to the sinks and, if needed, warned of (:mod:`composer.telemetry`);
-6. :mod:`composer.guard` stands around every call of the compiled graph, and answers when its engine
-   fails at run time.
+6. :mod:`composer.runtime` stands around every call of the compiled graph, and answers when its
+   engine fails at run time.
 
 :mod:`composer.store` keeps on disk what the next process can use, and :mod:`composer.saved` is what
 torch writes to a file when it saves a compiled function.
@@ -29,15 +29,15 @@ from typing import Any
 
 import torch.fx
 
-from composer import _torch, book, chain, guard, lock, repro, saved, select, session, verify
+from composer import _torch, book, chain, lock, repro, runtime, saved, select, session, verify
 from composer.build import during
 from composer.contenders import Contender, bounds_of, contenders_of
 from composer.graphs import capture, clones, keys
-from composer.guard import backward, overtaking, roles
-from composer.guard.succession import Succession
 from composer.passes.resolve import SharedPasses, shared_passes
 from composer.policy import Facts, Policy, Rules
 from composer.records import CompileReport, GraphRequest, Outcome, PassRecord
+from composer.runtime import background, backward, roles
+from composer.runtime.succession import Succession
 from composer.telemetry import notices
 
 
@@ -107,7 +107,7 @@ def serve(
     flatten = flatten or clones.with_captured_dtypes(gm, example_inputs)
     gm, restore = clones.flat_outputs(gm)
     case = _prepare(capture.read_request(gm, example_inputs, mode=mode), options)
-    postponed = overtaking.BackgroundContest.of(case.policy, case.request, case.contenders)
+    postponed = background.BackgroundSelection.of(case.policy, case.request, case.contenders)
     with during(made={}), backward.watched() as backwards:
         outcome = _walk(case, postponed)
     report = _publish(case, outcome, time.perf_counter() - started)
@@ -121,7 +121,7 @@ def serve(
         outcome=outcome,
         asked_by_name=case.rules.names_chain,
     )
-    run = guard.watch(
+    run = runtime.watch(
         roles.Engine(outcome.compiled, backwards),
         report.runtime,
         flatten,
@@ -183,7 +183,7 @@ def _prepare(request: GraphRequest, options: Mapping[str, Any] | None) -> _Case:
     return _Case(request, rules, policy, contenders, shared, rewritten)
 
 
-def _walk(case: _Case, postponed: overtaking.BackgroundContest | None) -> Outcome:
+def _walk(case: _Case, postponed: background.BackgroundSelection | None) -> Outcome:
     """Try the candidates; with a contest ``postponed``, only until the first is accepted.
 
     The others are then built and measured in the background (``select_async``).

@@ -16,8 +16,8 @@ from common import compiled, last
 from torch._dynamo.exc import BackendCompilerFailed
 
 import composer
-from composer.gate import Gate
 from composer.passes import FunctionPass
+from composer.runtime.barrier import Barrier
 from composer.store import failures
 from composer.system import disk
 from composer.system.disk import DiskCache
@@ -191,7 +191,7 @@ def test_work_at_the_gate_that_is_interrupted_interrupts_the_program() -> None:
         return 0.0
 
     with pytest.raises(TimeIsUpError):
-        Gate().perform(work)
+        Barrier().perform(work)
 
 
 class OutOfTimeError(TimeoutError):

@@ -105,7 +105,7 @@ def fastest(
     budget = contest.budget(sum(each.attempt.seconds for each in made))
     with session.current().progress.step(request, "measuring"):
         entrants = [_entrant(each, contest) for each in field]
-        result = select.race(entrants, request, budget, contest.within, gauge, contest.gate)
+        result = select.race(entrants, request, budget, contest.within, gauge, contest.barrier)
     winner, judged = _judged(field, result)
     for place, each in zip(racing, judged, strict=False):  # the floor may stand behind the chain
         made[place] = each

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from composer import _torch
-from composer.gate import Gate
 from composer.graphs import collectives
 from composer.policy import Policy
 from composer.records import GraphRequest
+from composer.runtime.barrier import Barrier
 from composer.select.rules import mean
 from composer.store import verdicts
 
@@ -21,7 +21,7 @@ calls may take the share as well, or the most if that is longer."""
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How long a contest may take; readings of memory and waits at the gate come on top.
+    """How long a contest may take; readings of memory and waits at the barrier come on top.
 
     Attributes:
         turns: Seconds for all but the first call of each entrant. In that an engine may compile,
@@ -46,15 +46,15 @@ class Contest:
         within: By which share an engine that takes less memory may be slower than the fastest and
             still win; ``None`` does not look at memory.
         terms: How long its verdict is remembered; ``None`` for not at all.
-        gate: Lets turns be taken between the calls of a running program; ``None`` where the program
-            waits for the contest.
+        barrier: Lets turns be taken between the calls of a running program; ``None`` where the
+            program waits for the contest.
     """
 
     seconds: float | None = None
     calls: int | None = None
     within: float | None = None
     terms: verdicts.Terms | None = None
-    gate: Gate | None = None
+    barrier: Barrier | None = None
 
     @staticmethod
     def of(policy: Policy) -> Contest | None:

@@ -40,8 +40,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from composer import interrupts
 from composer.errors import error_line, without_locals
-from composer.gate import Gate
 from composer.records import GraphRequest
+from composer.runtime.barrier import Barrier
 from composer.select.contest import Budget, Entrant, Result, Timing
 from composer.select.footprint import Gauge
 from composer.select.rules import (
@@ -86,7 +86,7 @@ def race(
     budget: Budget,
     within: float | None = None,
     gauge: Gauge | None = None,
-    gate: Gate | None = None,
+    barrier: Barrier | None = None,
 ) -> Result:
     """Let the entrants take turns until one is surely ahead, or the time is over.
 
@@ -96,7 +96,7 @@ def race(
         budget: How long this may take.
         within: As in :class:`Contest`.
         gauge: Measures memory; ``None`` where that is not the objective.
-        gate: As in :class:`Contest`; waiting at the gate does not count as time of the contest.
+        barrier: As in :class:`Contest`; waiting at it does not count as time of the contest.
 
     Returns:
         The result, without a winner where the floor itself raises for these inputs, inputs cannot
@@ -113,7 +113,7 @@ def race(
                 budget=budget,
                 within=within,
                 gauge=gauge,
-                gate=gate,
+                barrier=barrier,
                 errors=errors,
             )
             turns.warm_up()
@@ -151,10 +151,10 @@ class _Race:
         budget: Budget,
         within: float | None,
         gauge: Gauge | None,
-        gate: Gate | None,
+        barrier: Barrier | None,
         errors: dict[int, BaseException],
     ) -> None:
-        self._within, self._gauge, self._gate = within, gauge, gate
+        self._within, self._gauge, self._barrier = within, gauge, barrier
         self._grown: dict[int, int] = {}
         self._entrants = entrants
         self._track = track
@@ -181,13 +181,13 @@ class _Race:
                 started = time.perf_counter()
                 self._warm_up(place)
                 self._extend(time.perf_counter() - started)
-                self._warm_up(place, self._gate)
+                self._warm_up(place, self._barrier)
 
-    def _warm_up(self, place: int, gate: Gate | None = None) -> None:
+    def _warm_up(self, place: int, barrier: Barrier | None = None) -> None:
         if self._is_over():
             raise _Undecided("the time for it was too short for two calls of each engine")
         if place in self._alive:
-            self._warm[place] = self._turn(place, 1, gate=gate)
+            self._warm[place] = self._turn(place, 1, barrier=barrier)
 
     def _extend(self, taken: float) -> None:
         """Do not count a first call, as far as the budget allows."""
@@ -235,7 +235,7 @@ class _Race:
                 if self._is_over(after=self._expected(place, length=length)):
                     return
                 calls, lead = self._plan(place, length)
-                times[place] = self._turn(place, calls, lead, gate=self._gate)
+                times[place] = self._turn(place, calls, lead, barrier=self._barrier)
             for place in self._alive:
                 self._turns[place].append(times[place])
             self._send_off()
@@ -245,7 +245,7 @@ class _Race:
 
         The time that is left is shared out evenly, so that the last turn ends with it.
         """
-        if self._gate is not None or not self._is_under_load():
+        if self._barrier is not None or not self._is_under_load():
             return False
         if not self._least_rounds:
             self._send_off_far()
@@ -318,7 +318,7 @@ class _Race:
 
     def _length(self, number: int) -> float:
         """Seconds of a turn in this round."""
-        if self._gate is not None:
+        if self._barrier is not None:
             return _TURN
         return min(math.ldexp(_TURN, number // _LONGER), _LONGEST_TURN)
 
@@ -328,7 +328,7 @@ class _Race:
         calls: int,
         lead: float = 0.0,
         least: float = 0.0,
-        gate: Gate | None = None,
+        barrier: Barrier | None = None,
     ) -> float:
         """Seconds of a call; an entrant that raises is out, and takes infinitely long.
 
@@ -340,7 +340,7 @@ class _Race:
             turn = functools.partial(
                 self._track.time, self._entrants[place].run, calls, lead, least
             )
-            return turn() if gate is None else self._between_calls(turn, gate)
+            return turn() if barrier is None else self._between_calls(turn, barrier)
         except BaseException as error:  # noqa: BLE001  # recorded: its attempt has failed
             interrupts.pass_on(error)
             if place == len(self._entrants) - 1:
@@ -350,13 +350,13 @@ class _Race:
             self._alive.remove(place)
             return math.inf
 
-    def _between_calls(self, turn: Callable[[], float], gate: Gate) -> float:
-        """Take a turn at the gate; waiting there does not count as time of the contest."""
-        waited = gate.waited
+    def _between_calls(self, turn: Callable[[], float], barrier: Barrier) -> float:
+        """Take a turn at the barrier; waiting there does not count as time of the contest."""
+        waited = barrier.waited
         try:
-            return gate.perform(turn)
+            return barrier.perform(turn)
         finally:
-            self._deadline += gate.waited - waited
+            self._deadline += barrier.waited - waited
 
     def _is_over(self, after: float = 0.0) -> bool:
         """Whether the time of the contest is over, or will be ``after`` so many seconds."""

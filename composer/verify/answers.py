@@ -1,6 +1,6 @@
 """Does a candidate compute what eager computes? Asked on the first real inputs, before it serves.
 
-:mod:`composer.guard.sampling` asks the same of later calls.
+:mod:`composer.runtime.sampling` asks the same of later calls.
 
 The candidate and eager run on copies of the inputs, from the same random state. What is compared
 are the outputs, the inputs and buffers as they are afterwards and, in training, the gradients:

@@ -13,12 +13,12 @@ import torch
 from common import compiled, last, needs_torch
 from torch.nn import functional
 
-from composer import guard
+from composer import runtime
 from composer.backends.base import Backend
 from composer.backends.inductor import InductorBackend
 from composer.graphs import writes
 from composer.graphs.capture import read_request
-from composer.guard import roles
+from composer.runtime import roles
 from composer.testing import FakeBackend
 
 pytestmark = [
@@ -338,13 +338,13 @@ def test_inputs_are_looked_at_where_anything_may_write(
 ) -> None:
     """Not those of a graph that writes to nothing and whose engines do not, either."""
     seen: list[roles.Rescue | None] = []
-    watch = guard.watch
+    watch = runtime.watch
 
     def see(*args: Any, rescue: roles.Rescue | None, **more: Any) -> Any:
         seen.append(rescue)
         return watch(*args, rescue=rescue, **more)
 
-    monkeypatch.setattr(guard, "watch", see)
+    monkeypatch.setattr(runtime, "watch", see)
     monkeypatch.setattr(InductorBackend, "build", lambda self, gm, *a, **k: engines.honest(gm, *a))
     monkeypatch.setattr(Careful, "build", lambda self, gm, *a, **k: engines.honest(gm, *a))
     with torch.no_grad():

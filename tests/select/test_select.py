@@ -23,9 +23,9 @@ from common import compiled, last
 import composer
 from composer import _torch, machine, select
 from composer.errors import CandidateError, OptionError
-from composer.gate import Gate
 from composer.graphs.capture import read_request
 from composer.policy import read_policy
+from composer.runtime.barrier import Barrier
 from composer.select.rules import least_memory, lost_a_tie
 from composer.select.track import Track
 from composer.testing import FakeBackend, expect
@@ -683,9 +683,9 @@ def test_who_is_surely_no_slower() -> None:
     assert not select.surely_ahead([], [], select.TIE)
 
 
-@pytest.mark.parametrize(("gate", "longest"), [(None, 0.160), (Gate(), 0.010)])
+@pytest.mark.parametrize(("barrier", "longest"), [(None, 0.160), (Barrier(), 0.010)])
 def test_turns_grow_while_nothing_is_decided_unless_calls_wait_for_them(
-    gate: Gate | None, longest: float, monkeypatch: pytest.MonkeyPatch
+    barrier: Barrier | None, longest: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A load shows in long turns only; a program whose calls wait does not get any."""
     lengths, noise = [], random.Random(0)
@@ -695,16 +695,16 @@ def test_turns_grow_while_nothing_is_decided_unless_calls_wait_for_them(
         return noise.choice((0.0005, 0.0015))
 
     monkeypatch.setattr(Track, "time", time_taken)
-    monkeypatch.setattr(Gate, "perform", lambda gate, turn: turn())
-    assert race_of_two(gate) == 40
+    monkeypatch.setattr(Barrier, "perform", lambda barrier, turn: turn())
+    assert race_of_two(barrier) == 40
     assert max(lengths) == pytest.approx(longest, rel=0.5)
 
 
-def race_of_two(gate: Gate | None = None) -> int:
+def race_of_two(barrier: Barrier | None = None) -> int:
     """Hold a contest between equals; in how many rounds they took part."""
     gm = torch.fx.symbolic_trace(lambda x: x.sin())
     entrants = [select.Entrant(name, gm.forward) for name in ("one", "floor")]
-    result = select.race(entrants, read_request(gm, [torch.ones(2)]), ENDLESS, gate=gate)
+    result = select.race(entrants, read_request(gm, [torch.ones(2)]), ENDLESS, barrier=barrier)
     (rounds,) = {each.rounds for each in result.timings.values()}
     return rounds
 
@@ -742,7 +742,7 @@ class Clock:
 
         monkeypatch.setattr(Track, "time", timed)
         monkeypatch.setattr(Track, "_call", called)
-        monkeypatch.setattr(Gate, "perform", lambda gate, turn: turn())
+        monkeypatch.setattr(Barrier, "perform", lambda barrier, turn: turn())
         monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
         monkeypatch.setattr("time.perf_counter", lambda: self.now)
         waits = "composer.machine.seconds_without_a_core"
@@ -750,15 +750,15 @@ class Clock:
 
 
 @pytest.mark.parametrize(
-    ("waiting", "gate", "lengths"),
+    ("waiting", "barrier", "lengths"),
     [
         (LOADED, None, [0.020, 0.020, 0.500, 0.500]),
         (QUIET, None, [0.020, 0.020, 0.020, 0.030]),
-        (LOADED, Gate(), [0.020, 0.020, 0.020, 0.020]),
+        (LOADED, Barrier(), [0.020, 0.020, 0.020, 0.020]),
     ],
 )
 def test_turns_are_long_at_once_where_others_take_the_cores(
-    waiting: float, gate: Gate | None, lengths: list[float], monkeypatch: pytest.MonkeyPatch
+    waiting: float, barrier: Barrier | None, lengths: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """But for two rounds that send off whoever is far behind.
 
@@ -766,7 +766,7 @@ def test_turns_are_long_at_once_where_others_take_the_cores(
     """
     noise, clock = random.Random(0), Clock(waiting)
     clock.take(monkeypatch, lambda run: noise.choice((0.0009, 0.0011)))
-    race_of_two(gate)
+    race_of_two(barrier)
     turns = clock.turns[4:12:2]  # after two calls of each, those of one of the two
     assert [length for length, _ in turns] == pytest.approx(lengths, rel=0.3)
 

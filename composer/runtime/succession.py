@@ -24,8 +24,6 @@ from composer.floor import make_floor
 from composer.graphs import collectives, writes
 from composer.graphs.checkpoints import eager_forward
 from composer.graphs.comparison import Bounds, Values
-from composer.guard import backward, roles
-from composer.guard.sampling import Sampler, cannot_undo
 from composer.passes.resolve import SharedPasses
 from composer.policy import Policy
 from composer.records import (
@@ -38,6 +36,8 @@ from composer.records import (
     Reason,
     Status,
 )
+from composer.runtime import backward, roles
+from composer.runtime.sampling import Sampler, cannot_undo
 from composer.select import choice
 from composer.telemetry import notices
 

@@ -9,9 +9,9 @@ from typing import Any, Protocol
 
 import torch
 
-from composer.gate import Gate
-from composer.guard.backward import Backwards
 from composer.records import Reason
+from composer.runtime.backward import Backwards
+from composer.runtime.barrier import Barrier
 
 Compiled = Callable[..., Any]
 
@@ -89,12 +89,12 @@ class Seat:
         is_wanted: Whether the graph can still be called, and its engine is the same as before.
         take_over: Asks its argument for an engine, which serves from the next call on. No other
             change of engines happens meanwhile.
-        gated: Puts a gate before the calls, for as long as the context lasts.
+        barred: Puts a barrier before the calls, for as long as the context lasts.
     """
 
     is_wanted: Callable[[], bool]
     take_over: Callable[[TakeOver], None]
-    gated: Callable[[], AbstractContextManager[Gate]]
+    barred: Callable[[], AbstractContextManager[Barrier]]
 
 
 class Later(Protocol):

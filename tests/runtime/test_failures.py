@@ -18,12 +18,12 @@ from torch.nn import functional
 from torch.utils.checkpoint import CheckpointError, checkpoint
 
 import composer
-from composer import _torch, guard, session
+from composer import _torch, runtime, session
 from composer.errors import FallbackWarning, OptionError, Refusal
 from composer.graphs import writes
 from composer.graphs.capture import read_request
-from composer.guard import roles
 from composer.policy import read_policy
+from composer.runtime import roles
 from composer.telemetry.prometheus import PrometheusSink
 from composer.testing import FakeBackend, expect
 
@@ -525,7 +525,7 @@ def test_compiled_model_can_be_copied_and_pickling_says_no() -> None:
     torch.testing.assert_close(sent(x), net(x))
     refusals = AttributeError, pickle.PicklingError  # by the version of Python, as the words are
     with pytest.raises(refusals, match=r"[Cc]an't (pickle|get) .*watch"):
-        pickle.dumps(guard.watch(roles.Engine(torch.sin), last().runtime))
+        pickle.dumps(runtime.watch(roles.Engine(torch.sin), last().runtime))
 
 
 def test_report_can_be_copied_and_pickled() -> None:

@@ -14,7 +14,7 @@ of it except the cores, the memory and the interpreter time that it takes:
 - Meanwhile the program may draw random numbers, write to weights and compile. So nothing is
   restored to an earlier state, as is done where the program waits for the contest.
 - The engines and the floor take turns as in any contest, each turn between two calls of the graph.
-  A call may have to wait for one turn (:mod:`composer.gate`).
+  A call may have to wait for one turn (:mod:`composer.runtime.barrier`).
 """
 
 from __future__ import annotations
@@ -34,8 +34,6 @@ from composer.build import during
 from composer.contenders import Contender
 from composer.errors import error_line
 from composer.graphs import clones, writes
-from composer.guard import roles
-from composer.guard.succession import Succession
 from composer.memory import free_memory
 from composer.policy import Policy
 from composer.records import (
@@ -46,6 +44,8 @@ from composer.records import (
     Reason,
     Status,
 )
+from composer.runtime import roles
+from composer.runtime.succession import Succession
 from composer.select import choice
 from composer.system.background import in_this_context
 
@@ -61,7 +61,7 @@ _OWN_GRAPHS = ("reduce-overhead", "max-autotune")
 
 
 @dataclass(frozen=True, slots=True)
-class BackgroundContest:
+class BackgroundSelection:
     """The contest that a policy asks for in the background, and why it cannot be held, if so."""
 
     contest: select.Contest
@@ -70,7 +70,7 @@ class BackgroundContest:
     @staticmethod
     def of(
         policy: Policy, request: GraphRequest, contenders: Sequence[Contender]
-    ) -> BackgroundContest | None:
+    ) -> BackgroundSelection | None:
         """That of a graph; ``None`` where everything is built before the first call.
 
         That is also so where memory is the objective, since the memory of an engine cannot be told
@@ -85,7 +85,7 @@ class BackgroundContest:
             return None
         among_ranks = policy.agree_within > 0
         obstacle = select.obstacle(request, among_ranks=among_ranks) or _obstacle(request)
-        return BackgroundContest(contest, obstacle)
+        return BackgroundSelection(contest, obstacle)
 
     def announced(self, outcome: Outcome) -> Outcome:
         """The outcome of the compile, with a note in its attempt of what is still to come."""
@@ -109,7 +109,7 @@ class BackgroundContest:
         *refused, serving = successors.report.attempts
         engine = {key: value for key, value in serving.engine.items() if key != "timing"}
         serving = dataclasses.replace(serving, engine=engine)
-        return Overtaking(successors, self.contest, len(refused), (*refused, serving))
+        return Selection(successors, self.contest, len(refused), (*refused, serving))
 
 
 def _obstacle(request: GraphRequest) -> str:
@@ -131,7 +131,7 @@ class _Dropped(Exception):
 
 
 @dataclass(frozen=True)
-class Overtaking:
+class Selection:
     """The rest of a chain, to be built and measured beside the calls of one graph.
 
     Attributes:
@@ -183,7 +183,7 @@ class _Task:
     that may be told, so no verdict without them is kept.
     """
 
-    overtaking: Overtaking
+    selection: Selection
     run: roles.Compiled
     seat: roles.Seat
     home: session.Session
@@ -196,7 +196,7 @@ class _Task:
         free_memory()
 
     def _measure(self) -> None:
-        successors, contest = self.overtaking.successors, self.overtaking.contest
+        successors, contest = self.selection.successors, self.selection.contest
         try:
             self._check()
             request = successors.request_for(self.inputs)
@@ -218,7 +218,7 @@ class _Task:
 
     def _tell(self, why: str) -> None:
         if session.current() is self.home:
-            self.overtaking.tell(self.seat, why)
+            self.selection.tell(self.seat, why)
 
     def _check(self) -> None:
         """See whether the result can still be used.
@@ -236,27 +236,27 @@ class _Task:
     def _chosen(self, outcome: Outcome, served: bool) -> tuple[roles.Engine | None, bool]:
         if not served:
             raise _Dropped(_UNWANTED)
-        return self.overtaking.successors.overtaken(outcome, self.overtaking.first)
+        return self.selection.successors.overtaken(outcome, self.selection.first)
 
     def _race(self, request: GraphRequest) -> Outcome:
         inputs = self.inputs
         with _torch.compiles.recaptured(request.gm, inputs):
             if _torch.randomness.draws_random_numbers(request.gm.forward, inputs):
                 raise _Dropped("the graph draws random numbers, which the program would miss")
-        attempts = self.overtaking.attempts
+        attempts = self.selection.attempts
         refused = [choice.Tried(each, None) for each in attempts[:-1]]
         serving = choice.Tried(attempts[-1], self.run)
-        with self.seat.gated() as gate:
+        with self.seat.barred() as barrier:
             return choice.fastest(
                 itertools.chain(refused, (serving,), self._others()),
                 self._floor,
                 dataclasses.replace(request, example_inputs=tuple(inputs), alongside=True),
-                dataclasses.replace(self.overtaking.contest, gate=gate),
+                dataclasses.replace(self.selection.contest, barrier=barrier),
             )
 
     def _others(self) -> Iterator[choice.Tried]:
         """The rest of the chain, as :mod:`composer.chain` tries it."""
-        for contender in self.overtaking.successors.contenders[self.overtaking.first + 1 :]:
+        for contender in self.selection.successors.contenders[self.selection.first + 1 :]:
             time.sleep(_PAUSE)
             self._check()
             tried = self._try(contender)
@@ -266,12 +266,12 @@ class _Task:
 
     def _floor(self) -> choice.Made:
         with _torch.compiles.compiling(), _torch.randomness.generators_as_they_are():
-            return self.overtaking.successors.floor_in_time(self.inputs)
+            return self.selection.successors.floor_in_time(self.inputs)
 
     def _try(self, contender: Contender) -> choice.Tried:
         before = self._states()
         with _torch.compiles.compiling(), _torch.randomness.generators_as_they_are():
-            outcome, _ = self.overtaking.successors.walk(self.inputs, (contender,), alongside=True)
+            outcome, _ = self.selection.successors.walk(self.inputs, (contender,), alongside=True)
         (attempt,) = outcome.attempts
         is_floor = contender.backend.may_return_original
         if attempt.accepted:
@@ -288,7 +288,7 @@ class _Task:
 
     def _states(self) -> list[tuple[object, ...]]:
         """What tells whether the program has changed a weight, of each."""
-        request = self.overtaking.successors.request
+        request = self.selection.successors.request
         passed = (self.inputs[place] for place in sorted(request.weights))
         weights = (*passed, *request.gm.parameters(), *request.gm.buffers())
         return [clones.state_of(each) for each in weights]

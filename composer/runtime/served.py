@@ -16,8 +16,10 @@ import torch
 
 from composer import _torch, forks, interrupts, verify
 from composer.errors import SharedInputs
-from composer.gate import Gate
-from composer.guard.roles import (
+from composer.memory import free_memory, lacks_memory
+from composer.records import Runtime
+from composer.runtime.barrier import Barrier
+from composer.runtime.roles import (
     UNSEEN,
     WRITTEN,
     Compiled,
@@ -27,11 +29,9 @@ from composer.guard.roles import (
     Seat,
     TakeOver,
 )
-from composer.guard.sampling import Sampler
-from composer.guard.schedule import CallKind, Schedule
-from composer.guard.versions import Versions
-from composer.memory import free_memory, lacks_memory
-from composer.records import Runtime
+from composer.runtime.sampling import Sampler
+from composer.runtime.schedule import CallKind, Schedule
+from composer.runtime.versions import Versions
 
 _PROBATION = 32
 """Calls that an engine which took over has to serve before the one it replaced is released."""
@@ -59,13 +59,13 @@ class ServedGraph:
         run: What serves the graph now. It is replaced whole, between calls; calls under way end
             with the one that they began with.
         due: The tick (:attr:`Runtime.tick`) from which on a call may be special, by the schedule or
-            because there is a gate that every call has to pass.
+            because there is a barrier that every call has to pass.
         called_by: A weak reference to the callable that the program holds.
         aside: Seconds that calls spent so far on anything but their answer.
     """
 
     __slots__ = (
-        "_gate",
+        "_barrier",
         "_incumbent",
         "_later",
         "_lock",
@@ -97,7 +97,7 @@ class ServedGraph:
         self.aside = 0.0
         self._later = later
         self._previous: Engine | None = None
-        self._gate: Gate | None = None
+        self._barrier: Barrier | None = None
         self._sampler = sampler
         self._schedule = Schedule(sampler.every if sampler else None, begins=later is not None)
         self._versions = versions
@@ -134,7 +134,7 @@ class ServedGraph:
 
     def _update_due(self) -> None:
         """Note the tick of the next special call; with the lock held."""
-        self.due = 0 if self._gate else self._schedule.next + self._runtime.reads
+        self.due = 0 if self._barrier else self._schedule.next + self._runtime.reads
 
     def answer(
         self, error: BaseException, run: Compiled, args: tuple[Any, ...], before: object
@@ -204,12 +204,12 @@ class ServedGraph:
         """
         if _is_recording():
             return run, run  # nothing may wait for the card meanwhile: what is due is done later
-        gate = self._gate
+        barrier = self._barrier
         run, serve = self._plan_call(number, run)
-        return run, serve if gate is None else functools.partial(self._admit, gate, serve)
+        return run, serve if barrier is None else functools.partial(self._admit, barrier, serve)
 
     def _plan_call(self, number: int, run: Compiled) -> tuple[Compiled, Compiled]:
-        """As :meth:`special`, without the gate.
+        """As :meth:`special`, without the barrier.
 
         If several threads call at once, the first of them makes the comparison, or the compile.
         """
@@ -249,9 +249,9 @@ class ServedGraph:
         finally:
             self.aside += time.perf_counter() - started - answering
 
-    def _admit(self, gate: Gate, serve: Compiled, *args: Any) -> Any:
+    def _admit(self, barrier: Barrier, serve: Compiled, *args: Any) -> Any:
         with self._beside(serve) as timed:
-            return gate.admit(timed, *args)
+            return barrier.admit(timed, *args)
 
     def _begin(self, run: Compiled, *args: Any) -> Any:
         """Begin the background work, and answer the call by ``run``.
@@ -262,7 +262,7 @@ class ServedGraph:
         seat = Seat(
             lambda: self.called_by() is not None and self.run is first,
             functools.partial(self._take_over, first),
-            self._gated,
+            self._barred,
         )
         with self._beside():
             cast(Later, self._later).begin(args, first, seat)
@@ -270,18 +270,18 @@ class ServedGraph:
         return self._looked_at(run)(*args)
 
     @contextlib.contextmanager
-    def _gated(self) -> Iterator[Gate]:
-        """Have every call pass a gate, for as long as the context lasts."""
-        gate = Gate()
+    def _barred(self) -> Iterator[Barrier]:
+        """Have every call pass a barrier, for as long as the context lasts."""
+        barrier = Barrier()
         try:
-            self._set_gate(gate)
-            yield gate
+            self._set_barrier(barrier)
+            yield barrier
         finally:
-            self._set_gate(None)
+            self._set_barrier(None)
 
-    def _set_gate(self, gate: Gate | None) -> None:
+    def _set_barrier(self, barrier: Barrier | None) -> None:
         with self._lock:
-            self._gate = gate
+            self._barrier = barrier
             self._update_due()
 
     def _take_over(self, run: Compiled, chosen: TakeOver) -> None:

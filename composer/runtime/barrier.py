@@ -1,13 +1,13 @@
-"""A gate that lets background work be timed between two calls of a graph, never during one.
+"""A barrier that lets background work be timed between two calls of a graph, never during one.
 
 Timing an engine while a call of the program runs measures nothing: both want the same cores, the
 threads of one spin while the other computes, and the pool of a second calling thread is not that of
 the program. On two cores this was seen to reverse the order of two engines.
 
-So the background thread offers its work at the gate. The next call of the graph does the work in
+So the background thread offers its work at the barrier. The next call of the graph does the work in
 the program's own thread, and is answered after that. If no call comes within a moment, the
-background thread does the work itself, and a call that comes meanwhile waits. Then the gate stays
-open for as long as it was closed, so the program keeps at least half of the time.
+background thread does the work itself, and a call that comes meanwhile waits. Then the barrier
+stays open for as long as it was closed, so the program keeps at least half of the time.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _Offer:
         self.result: Future[float] = Future()
 
 
-class Gate:
+class Barrier:
     """Keeps the calls of a graph and the work of one background thread apart.
 
     Attributes:
@@ -85,7 +85,7 @@ class Gate:
     def admit(self, serve: Callable[..., T], *args: Any) -> T:
         """Make a call, once the work that is offered or under way is done.
 
-        In a forked child the gate is open: the threads that could close it do not exist there.
+        In a forked child the barrier is open: the threads that could close it do not exist there.
 
         Args:
             serve: What answers the call.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-from composer.guard.roles import Rescue
+from composer.runtime.roles import Rescue
 
 Reader = Callable[[Sequence[Any]], object]
 

@@ -14,8 +14,8 @@ from common import compiled, last
 from rewrites import Scale, at
 
 from composer.errors import FallbackWarning, OptionError, Refusal
-from composer.guard.schedule import CallKind, Schedule
 from composer.policy import read_policy
+from composer.runtime.schedule import CallKind, Schedule
 from composer.testing import FakeBackend, expect, settle
 
 pytestmark = [

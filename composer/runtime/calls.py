@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from composer import _torch, interrupts, verify
-from composer.guard.roles import Compiled, Engine, Later, Rescue
-from composer.guard.sampling import Sampler
-from composer.guard.served import ServedGraph
-from composer.guard.versions import UNREADABLE, Versions
 from composer.records import Runtime
+from composer.runtime.roles import Compiled, Engine, Later, Rescue
+from composer.runtime.sampling import Sampler
+from composer.runtime.served import ServedGraph
+from composer.runtime.versions import UNREADABLE, Versions
 
 _TIMED = 16
 """The first 16 calls are timed, then one in 16, whose time counts for all 16 of them."""
