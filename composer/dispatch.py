@@ -29,14 +29,15 @@ from typing import Any
 
 import torch.fx
 
-from composer import _torch, book, chain, lock, repro, runtime, saved, select, session, verify
+from composer import _torch, book, chain, lock, repro, saved, select, session, verify
 from composer.build import during
 from composer.contenders import Contender, bounds_of, contenders_of
 from composer.graphs import capture, clones, keys
 from composer.passes.resolve import SharedPasses, shared_passes
 from composer.policy import Facts, Policy, Rules
 from composer.records import CompileReport, GraphRequest, Outcome, PassRecord
-from composer.runtime import background, backward, roles
+from composer.runtime import background, backward, calls
+from composer.runtime.answers import Answers
 from composer.runtime.succession import Succession
 from composer.telemetry import notices
 
@@ -121,15 +122,16 @@ def serve(
         outcome=outcome,
         asked_by_name=case.rules.names_chain,
     )
-    run = runtime.watch(
-        roles.Engine(outcome.compiled, backwards),
+    built = successors.first(outcome, backwards)
+    answers = Answers(
+        built,
+        successors,
         report.runtime,
-        flatten,
-        restore,
-        rescue=successors.rescue(),
-        sampler=successors.sampler(),
+        successors.versions(built),
+        sampler=successors.sampler(built),
         later=postponed.behind(successors) if postponed else None,
     )
+    run = calls.watch(answers, report.runtime, flatten, restore)
     return _torch.minifier.for_minifier(run, gm)
 
 

@@ -2,10 +2,11 @@
 
 Read in this order:
 
-- :mod:`~composer.runtime.calls`: :func:`watch`, the code around every call;
-- :mod:`~composer.runtime.served`: which engine serves the graph now, and the change to another;
-- :mod:`~composer.runtime.roles`: the records that those two work with;
-- :mod:`~composer.runtime.succession`: the rest of the chain, for when an engine fails;
+- :mod:`~composer.runtime.calls`: :func:`~composer.runtime.calls.watch`, the code around every call;
+- :mod:`~composer.runtime.slot`: which engine serves the graph now: the states, and the table of
+  what follows from each event;
+- :mod:`~composer.runtime.answers`: the calls that are not ordinary, or at which the engine fails;
+- :mod:`~composer.runtime.succession`: the candidates of the graph, built for the slot and recorded;
 - :mod:`~composer.runtime.background`: ``select_async``, which measures the other candidates in the
   thread of :mod:`composer.system.background`, between two calls (:mod:`~composer.runtime.barrier`).
 
@@ -14,9 +15,3 @@ Smaller subjects: :mod:`~composer.runtime.versions` tells whether an engine wrot
 compares every N-th call with eager, and :mod:`~composer.runtime.backward` guards compiled
 backwards.
 """
-
-from __future__ import annotations
-
-from composer.runtime.calls import watch
-
-__all__ = ["watch"]

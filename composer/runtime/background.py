@@ -20,7 +20,6 @@ of it except the cores, the memory and the interpreter time that it takes:
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import time
 from collections.abc import Iterator, Sequence
@@ -44,7 +43,8 @@ from composer.records import (
     Reason,
     Status,
 )
-from composer.runtime import roles
+from composer.runtime.answers import Later
+from composer.runtime.slot import Compiled, Slot
 from composer.runtime.succession import Succession
 from composer.select import choice
 from composer.system.background import in_this_context
@@ -98,7 +98,7 @@ class BackgroundSelection:
         )
         return dataclasses.replace(outcome, attempts=attempts)
 
-    def behind(self, successors: Succession) -> roles.Later | None:
+    def behind(self, successors: Succession) -> Later | None:
         """The work that begins with the graph's second call; ``None`` where there is none.
 
         Args:
@@ -146,32 +146,28 @@ class Selection:
     first: int
     attempts: tuple[Attempt, ...]
 
-    def begin(self, args: Sequence[Any], run: roles.Compiled, seat: roles.Seat) -> None:
+    def begin(self, args: Sequence[Any], run: Compiled, slot: Slot) -> None:
         """Copy the inputs of the call that is about to be made, and leave the rest to the thread.
 
         Args:
             args: The inputs.
             run: What serves the graph.
-            seat: The graph's place.
+            slot: The graph's engine slot.
         """
         request = self.successors.request
         try:
             copies = clones.copy_inputs(args, keep=request.weights)
             home = session.current()
-            task = _Task(self, run, seat, home, copies, _settings())
+            task = _Task(self, run, slot, home, copies, _settings())
             home.background.submit(in_this_context(task, request.device))
         except BaseException as error:  # noqa: BLE001  # recorded: the call is to be made all the same
-            self.tell(seat, error_line(error))
+            self.tell(slot, error_line(error))
             interrupts.pass_on(error)
 
-    def tell(self, seat: roles.Seat, why: str) -> None:
+    def tell(self, slot: Slot, why: str) -> None:
         """Record why the contest came to nothing."""
-
-        def told(_: bool) -> tuple[None, bool]:
+        with slot.lock:
             self.successors.tell(f"no: {why}")
-            return None, False
-
-        seat.take_over(told)
         self.successors.publish()
 
 
@@ -184,8 +180,8 @@ class _Task:
     """
 
     selection: Selection
-    run: roles.Compiled
-    seat: roles.Seat
+    run: Compiled
+    slot: Slot
     home: session.Session
     inputs: list[Any]
     settings: tuple[Any, ...]
@@ -204,7 +200,7 @@ class _Task:
             with during(made={}):
                 outcome = self._race(request)
             self._check()
-            self.seat.take_over(functools.partial(self._chosen, outcome))
+            self._choose(outcome)
             successors.publish()
             if cache is not None and not self.undecided:
                 cache.keep(outcome)
@@ -218,7 +214,7 @@ class _Task:
 
     def _tell(self, why: str) -> None:
         if session.current() is self.home:
-            self.selection.tell(self.seat, why)
+            self.selection.tell(self.slot, why)
 
     def _check(self) -> None:
         """See whether the result can still be used.
@@ -228,15 +224,21 @@ class _Task:
         """
         if session.current() is not self.home:
             raise _Dropped("composer.reset() was called")
-        if not self.seat.is_wanted():
+        if not self.slot.is_wanted(self.run):
             raise _Dropped(_UNWANTED)
         if _settings() != self.settings:
             raise _Dropped("torch's default dtype, or another setting of its, was changed")
 
-    def _chosen(self, outcome: Outcome, served: bool) -> tuple[roles.Engine | None, bool]:
-        if not served:
-            raise _Dropped(_UNWANTED)
-        return self.selection.successors.overtaken(outcome, self.selection.first)
+    def _choose(self, outcome: Outcome) -> None:
+        first = self.selection.first
+        with self.slot.lock:
+            if not self.slot.is_wanted(self.run):
+                raise _Dropped(_UNWANTED)
+            built, may_return = self.selection.successors.selected(outcome, first)
+            if built.engine is not None and built.engine.place == first:
+                self.slot.reorder(built)
+            else:
+                self.slot.take_over(built, keeps=may_return)
 
     def _race(self, request: GraphRequest) -> Outcome:
         inputs = self.inputs
@@ -246,7 +248,7 @@ class _Task:
         attempts = self.selection.attempts
         refused = [choice.Tried(each, None) for each in attempts[:-1]]
         serving = choice.Tried(attempts[-1], self.run)
-        with self.seat.barred() as barrier:
+        with self.slot.barred() as barrier:
             return choice.fastest(
                 itertools.chain(refused, (serving,), self._others()),
                 self._floor,

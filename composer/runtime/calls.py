@@ -9,23 +9,19 @@ from typing import Any
 
 from composer import _torch, interrupts, verify
 from composer.records import Runtime
-from composer.runtime.roles import Compiled, Engine, Later, Rescue
-from composer.runtime.sampling import Sampler
-from composer.runtime.served import ServedGraph
-from composer.runtime.versions import UNREADABLE, Versions
+from composer.runtime.answers import Answers
+from composer.runtime.slot import Compiled
+from composer.runtime.versions import UNREADABLE
 
 _TIMED = 16
 """The first 16 calls are timed, then one in 16, whose time counts for all 16 of them."""
 
 
 def watch(
-    engine: Engine,
+    answers: Answers,
     runtime: Runtime,
     flatten: Callable[[Sequence[Any]], list[Any]] | None = None,
     restore: Callable[[Sequence[Any]], Any] | None = None,
-    rescue: Rescue | None = None,
-    sampler: Sampler | None = None,
-    later: Later | None = None,
 ) -> Compiled:
     """The callable that the user's program calls: counts and times calls, and survives failures.
 
@@ -34,22 +30,18 @@ def watch(
     bench/overhead.py measures what all of this costs.
 
     Args:
-        engine: What serves the graph.
+        answers: Answers the calls that are not ordinary, and holds the graph's engine slot.
         runtime: Where calls are counted.
         flatten: Makes the graph's inputs of the caller's, where those hold lists or other dtypes.
         restore: Puts the flat outputs back into the caller's structure; for graphs that are called
             directly, without Dynamo.
-        rescue: What to do when the engine raises, or is wrong; ``None`` lets the error through.
-        sampler: Compares every N-th call with eager; ``None`` where the policy does not ask for it.
-        later: Background work that begins with the second call (``select_async``).
     """
-    versions = Versions(rescue)
+    slot, versions = answers.slot, answers.versions
     tick, read, unread = runtime.tick, versions.read, versions.unread
-    served = ServedGraph(engine, runtime, rescue, sampler, later, versions)
 
     def call(*args: Any) -> Any:
         number = tick()
-        run = serve = served.run
+        run = serve = slot.run
         before: object = unread
         try:
             if read is not None:
@@ -57,24 +49,24 @@ def watch(
                     before = read(args)
                 except UNREADABLE:  # nobody can tell then what was written
                     before = None
-            if number >= served.due:
-                run, serve = served.special(number, run)
+            if number >= slot.due:
+                run, serve = answers.special(number, run)
             if number >= _TIMED and number % _TIMED:
                 outputs = serve(*args)
             else:
-                started, aside = time.perf_counter(), served.aside
+                started, aside = time.perf_counter(), answers.aside
                 outputs = verify.outputs_of(serve(*args))
-                taken = time.perf_counter() - started - (served.aside - aside)
+                taken = time.perf_counter() - started - (answers.aside - aside)
                 runtime.spent(max(taken, 0.0) * (1 if number < _TIMED else _TIMED))
             return verify.outputs_of(outputs) if outputs is None else outputs
         except BaseException as error:
             interrupts.pass_on(error)
-            outputs = served.answer(error, run, args, before)
+            outputs = answers.answer(error, run, args, before)
             if outputs is None:
                 raise
             return outputs
 
-    served.called_by = weakref.ref(call)
+    slot.called_by = weakref.ref(call)
 
     def call_within(*args: Any) -> Any:
         outputs = call(*(args if flatten is None else flatten(args)))

@@ -37,7 +37,7 @@ class Sampler:
         floor: Runs the graph as eager does.
         exact: Gives what the floor computes in float64 for a request and the inputs of a call.
         request: Gives the graph's request with the inputs of a call.
-        bounds: Gives how far the engine that serves may be off.
+        bounds: How far an engine may be off that has no bounds of its own.
         apart: Whether the engine, rather than the floor, runs on copies of the inputs.
         runtime: Where comparisons are counted.
     """
@@ -46,14 +46,21 @@ class Sampler:
     floor: Compiled
     exact: Callable[[Sequence[Any], GraphRequest], Values]
     request: Callable[[Sequence[Any]], GraphRequest]
-    bounds: Callable[[], Bounds]
+    bounds: Bounds
     apart: bool
     runtime: Runtime
 
-    def compare(self, run: Compiled, args: tuple[Any, ...]) -> tuple[Any, Refusal | None]:
+    def compare(
+        self, run: Compiled, args: tuple[Any, ...], bounds: Bounds
+    ) -> tuple[Any, Refusal | None]:
         """Call the engine ``run`` and compare its answer with the floor's.
 
         Where the floor itself raises, or there is no memory for it, nothing is compared.
+
+        Args:
+            run: The engine's callable.
+            args: The inputs of the call.
+            bounds: How far the engine may be off.
 
         Returns:
             The answer and ``None``; or, where the engine's is wrong, why, after inputs, buffers and
@@ -72,20 +79,24 @@ class Sampler:
         if call is None:
             got = verify.run(run, args, request)
             exact = functools.partial(self.exact, args, request)
-            refusal = self._verdict(lambda: got, eager, exact)
+            refusal = self._verdict(lambda: got, eager, exact, bounds)
             return (None if refusal else self.floor(*args)), refusal
         outputs = run(*args)
         exact = functools.partial(call.exact, self.exact)
-        refusal = self._verdict(functools.partial(call.seen, outputs), eager, exact)
+        refusal = self._verdict(functools.partial(call.seen, outputs), eager, exact, bounds)
         if refusal:
             call.undo()
         return outputs, refusal
 
     def _verdict(
-        self, got: Callable[[], verify.Run], eager: verify.Run, exact: Callable[[], Values]
+        self,
+        got: Callable[[], verify.Run],
+        eager: verify.Run,
+        exact: Callable[[], Values],
+        bounds: Bounds,
     ) -> Refusal | None:
         try:
-            verify.judge(got(), eager, exact, self.bounds())
+            verify.judge(got(), eager, exact, bounds)
         except Refusal as refusal:
             self.runtime.compared()
             return refusal.with_traceback(None)  # which holds the frame that is given it

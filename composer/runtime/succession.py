@@ -1,7 +1,7 @@
-"""What follows when the engine that serves a graph fails at run time.
+"""The candidates of a graph after its compile, for its engine slot: built here, and recorded.
 
-The failure is recorded, the engine goes into quarantine, and the next candidate of the chain is
-compiled. The graph, its policy and its chain are kept for that; the first call's inputs are not.
+The graph, its policy and its chain are kept for that; the first call's inputs are not. Which of the
+candidates serves, and which are in quarantine, is known to :mod:`composer.runtime.slot` only.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from composer.errors import FallbackWarning, Refusal, first_line, text_of
 from composer.floor import make_floor
 from composer.graphs import collectives, writes
 from composer.graphs.checkpoints import eager_forward
-from composer.graphs.comparison import Bounds, Values
+from composer.graphs.comparison import Values
 from composer.passes.resolve import SharedPasses
 from composer.policy import Policy
 from composer.records import (
@@ -36,22 +36,17 @@ from composer.records import (
     Reason,
     Status,
 )
-from composer.runtime import backward, roles
+from composer.runtime import backward
+from composer.runtime.backward import Backwards
 from composer.runtime.sampling import Sampler, cannot_undo
+from composer.runtime.slot import Built, Engine
+from composer.runtime.versions import Versions
 from composer.select import choice
 from composer.telemetry import notices
 
 
-@dataclass(frozen=True, slots=True)
-class _Quarantine:
-    """For how many calls an engine is left out, and the call before which it is tried again."""
-
-    calls: int
-    until: int
-
-
 class Succession:
-    """One graph's chain after the compile: who serves, who is in quarantine, and who comes next.
+    """One graph's chain after the compile, and its record (:class:`composer.runtime.slot.Chain`).
 
     Args:
         request: The graph, as the passes of the stages ``torch`` and ``aten`` left it; of the
@@ -66,9 +61,12 @@ class Succession:
 
     Attributes:
         request: As above.
-        contenders: The chain; where candidates were measured, those that may serve, best first.
+        contenders: The chain.
         report: The current record of the graph.
         floor: The callable that answers where no engine does.
+        recovers: Whether an engine that fails is followed; else its errors reach the caller.
+        retry_after: Calls that an engine in quarantine waits at first; ``None`` for ever.
+        collective: Whether the graph waits for other ranks.
     """
 
     def __init__(
@@ -92,22 +90,43 @@ class Succession:
         self._asked_by_name = asked_by_name
         self._tracked = _open_to_writes(request, contenders)
         self._apart = cannot_undo(request)
-        self._collective = collectives.meets_other_ranks(request.gm)
+        self.recovers = not (policy.on_runtime_error == "raise" or policy.strict)
+        self.retry_after = policy.retry_after
+        self.collective = collectives.meets_other_ranks(request.gm)
         self._contest = select.Contest.of(policy)
-        self._quarantined: dict[int, _Quarantine] = {}
         self._unpublished: deque[CompileReport] = deque()
         self._unheard: list[tuple[int, CompileReport, bool]] = []
         self._publishing = forks.lock()
         self._answering: Callable[..., Any] | None = None
         self._reverting: Attempt | None = None
-        self._bounds_by_key: dict[str, Bounds | None] = {}
         self.floor = self._floor_of(outcome)
-        attempts = outcome.attempts
-        if outcome.ranking is not None:
-            self.contenders = [contenders[place] for place in outcome.ranking]
-            attempts = tuple(attempts[place] for place in outcome.ranking)
-        self._arrive(0, attempts)
-        self._bound(outcome)
+
+    def first(self, outcome: Outcome, backwards: Backwards) -> Built:
+        """What the compile came to.
+
+        Args:
+            outcome: Where the walk along the chain ended.
+            backwards: Those that were compiled with the engine.
+        """
+        everyone = tuple(range(len(self.contenders)))
+        order = everyone if outcome.ranking is None else outcome.ranking
+        return self._built(everyone, outcome, backwards, order)
+
+    def _built(
+        self,
+        places: Sequence[int],
+        outcome: Outcome,
+        backwards: Backwards | None,
+        order: tuple[int, ...] = (),
+    ) -> Built:
+        """What came of trying the candidates at these places, or the first of them."""
+        tried = list(zip(places, outcome.attempts, strict=False))
+        skipped = tuple(at for at, each in tried if each.reason is Reason.QUARANTINED)
+        if outcome.chosen == FLOOR:
+            return Built(None, order, skipped)
+        place = next(at for at, each in tried if each.accepted)
+        bounds = outcome.bounds or bounds_of(self._policy)
+        return Built(Engine(outcome.compiled, place, bounds, backwards), order, skipped)
 
     def _floor_of(self, outcome: Outcome) -> Callable[..., Any]:
         """What serves already, if that is the floor; else it is made now, or when it is needed."""
@@ -115,42 +134,39 @@ class Succession:
             return _torch.breaks.undisabled(outcome.compiled)
         return self._answer if self._shared.late else eager_forward(self.request.gm)
 
-    def rescue(self) -> roles.Rescue | None:
-        """What the guard does when the engine raises; ``None`` where it lets the error through."""
-        raises = self._policy.on_runtime_error == "raise" or self._policy.strict
-        serves = self.report.chosen != FLOOR or self._quarantined
-        if raises or not serves:
-            return None
+    def versions(self, built: Built) -> Versions:
+        """Tells whether an engine wrote to its inputs, where that decides who answers.
+
+        Args:
+            built: What the compile came to.
+        """
         tracked, blind = self._tracked
         held = tuple(writes.written_attributes(self.request.gm))
-        return roles.Rescue(
-            floor=self.floor,
-            blame=self.blame,
-            successor=self.successor,
-            retry_at=self.retry_at,
-            retry=self.retry,
-            tracked=tracked,
-            held=held,
-            blind=blind,
-            collective=self._collective,
-            reverted=self.reverted,
-            publish=self.publish,
-        )
+        unasked = not (self.recovers and self._may_have_engine(built))
+        return Versions(tracked, held, blind=blind or unasked)
 
-    def sampler(self) -> Sampler | None:
-        """What compares every N-th call, where the policy asks for that."""
-        serves = self.report.chosen != FLOOR or self._quarantined
-        if self._policy.verify != "sample" or not serves or self._collective:
+    def sampler(self, built: Built) -> Sampler | None:
+        """What compares every N-th call, where the policy asks for that.
+
+        Args:
+            built: What the compile came to.
+        """
+        asked = self._policy.verify == "sample" and not self.collective
+        if not asked or not self._may_have_engine(built):
             return None
         return Sampler(
             every=self._policy.sample_every,
             floor=self.floor,
             exact=self._exact,
             request=self.request_for,
-            bounds=self._bounds,
+            bounds=bounds_of(self._policy),
             apart=self._apart,
             runtime=self.report.runtime,
         )
+
+    def _may_have_engine(self, built: Built) -> bool:
+        """Whether an engine serves, or may after its quarantine."""
+        return built.engine is not None or (self.retry_after is not None and bool(built.skipped))
 
     def _exact(self, args: Sequence[Any], request: GraphRequest) -> Values:
         """What the floor computes in float64 for the inputs of a call."""
@@ -159,13 +175,6 @@ class Succession:
         with _torch.compiles.recaptured(self.request.gm, args):
             return verify.exact(args, request, self._shared)
 
-    def _bounds(self) -> Bounds:
-        """The bounds of the engine that serves now; the policy's where that is the floor."""
-        if self._serving == len(self.contenders):
-            return bounds_of(self._policy)
-        own = self._bounds_by_key.get(self.contenders[self._serving].key)
-        return own or bounds_of(self._policy)
-
     def _answer(self, *args: Any) -> Any:
         """The floor where passes run on AOTAutograd's graphs: compiled when it is first needed."""
         if self._answering is None:
@@ -173,8 +182,17 @@ class Succession:
                 self._answering, _ = make_floor(self.request_for(args), self._shared)
         return self._answering(*args)
 
-    def blame(self, error: BaseException, what: str) -> None:
-        """Record that the engine failed, and put it into quarantine for this graph.
+    def compiling(self) -> AbstractContextManager[object]:
+        """Hold torch's lock of compiles."""
+        return _torch.compiles.compiling()
+
+    def quarantine(self, place: int) -> None:
+        """Have the whole process leave a candidate out for this graph."""
+        engine = self.contenders[place]
+        session.current().quarantine(self.request.graph_key, engine.key, engine.candidate.backend)
+
+    def failed(self, error: BaseException, what: str) -> None:
+        """Record that the engine failed.
 
         Args:
             error: What it raised, or the refusal of a comparison that found it wrong.
@@ -197,54 +215,39 @@ class Succession:
                 error_type=type(error).__name__,
                 traceback="".join(traceback.format_exception(error)),
             )
-        self._wait(self._serving, self.report.runtime.calls)
         self._record(tuple(attempts), FLOOR)
 
-    def successor(self, args: Sequence[Any]) -> roles.Engine:
-        """The next candidate that is accepted, or the floor, compiled for these inputs."""
-        first = self._serving + 1
-        outcome, engine = self.walk(args, self.contenders[first:])
-        self._arrive(first, outcome.attempts)
-        self._bound(outcome)
+    def build(self, places: Sequence[int], args: Sequence[Any]) -> Built:
+        """The first of these candidates that is accepted for these inputs."""
+        outcome, backwards = self.walk(args, [self.contenders[place] for place in places])
         self._record((*self.report.attempts, *outcome.attempts), outcome.chosen, outcome)
-        return roles.Engine(self.floor) if outcome.chosen == FLOOR else engine
+        return self._built(places, outcome, backwards)
 
-    def retry_at(self) -> int | None:
-        """The next call before which an engine that the chain prefers is tried again."""
-        return min((each.until for each in self._preferred().values()), default=None)
+    def rebuild(self, place: int, args: Sequence[Any]) -> Engine | None:
+        """A candidate from quarantine, built once more; ``None`` where it is not accepted.
 
-    def retry(self, args: Sequence[Any]) -> roles.Engine | None:
-        """The first engine in quarantine whose time has come and that is accepted.
-
-        The wait of those that are not accepted doubles. Where the policy wants the fastest, the
-        engine is measured against the floor.
+        Where the policy wants the fastest, the engine is measured against the floor.
         """
-        calls = self.report.runtime.calls
-        due = [place for place, each in self._preferred().items() if each.until < calls]
-        for place in due:
-            contender = self.contenders[place]
-            session.current().release(self.request.graph_key, contender.key)
-            outcome, engine = self.walk(args, (contender,), self._contest)
-            attempts = (*self.report.attempts, *outcome.attempts)
-            if outcome.attempts[0].accepted:
-                self._serving = place
-                self._bound(outcome)
-                self._record(attempts, outcome.chosen, outcome)
-                return engine
-            self._wait(place, calls - 1)  # this one is made by another
+        contender = self.contenders[place]
+        session.current().release(self.request.graph_key, contender.key)
+        outcome, backwards = self.walk(args, (contender,), self._contest)
+        attempts = (*self.report.attempts, *outcome.attempts)
+        if not outcome.attempts[0].accepted:
             self._record(attempts, self.report.chosen)
-        return None
+            return None
+        self._record(attempts, outcome.chosen, outcome)
+        return self._built((place,), outcome, backwards).engine
 
-    def overtaken(self, outcome: Outcome, first: int) -> tuple[roles.Engine | None, bool]:
-        """Record the result of the background contest, and reduce the chain to who may serve.
+    def selected(self, outcome: Outcome, first: int) -> tuple[Built, bool]:
+        """Record the result of background selection.
 
         Args:
             outcome: Of the contest; its attempts and its ranking are by place in the chain.
             first: The place of the engine that has served so far.
 
         Returns:
-            The engine that takes over, ``None`` where the same one stays; and whether the one that
-            is replaced may serve again if the new one fails.
+            What serves from now on, and whether the engine that has served so far may serve again
+            if the new one fails.
         """
         ahead = list(outcome.ranking or ())
         stays, may_return = outcome.attempts[first].accepted, first in ahead
@@ -255,19 +258,12 @@ class Succession:
         self._reverting = dataclasses.replace(
             outcome.attempts[first], status=Status.SUCCEEDED, reason=None, message=""
         )
-        self.contenders = [self.contenders[place] for place in ahead]
-        waiting = ((new, self._quarantined.get(old)) for new, old in enumerate(ahead))
-        self._quarantined = {new: each for new, each in waiting if each is not None}
-        self._arrive(0, [outcome.attempts[place] for place in ahead])
-        if not stays:
-            self._bound(outcome)
         attempts = (*outcome.attempts, *since)
         self._record(attempts, outcome.chosen, None if stays else outcome, alongside=True)
-        return None if stays else roles.Engine(outcome.compiled), may_return
+        return self._built(range(len(self.contenders)), outcome, None, tuple(ahead)), may_return
 
     def reverted(self) -> None:
         """Record that the engine which had been replaced serves again."""
-        self._serving += 1
         attempt = self._reverting
         assert attempt is not None
         self._record((*self.report.attempts, attempt), attempt.backend)
@@ -297,8 +293,8 @@ class Succession:
         contest: select.Contest | None = None,
         *,
         alongside: bool = False,
-    ) -> tuple[Outcome, roles.Engine]:
-        """Try candidates after Dynamo's compile is over.
+    ) -> tuple[Outcome, Backwards]:
+        """Try candidates after Dynamo's compile is over; also gives their backwards.
 
         Args:
             args: The inputs to build for.
@@ -311,34 +307,7 @@ class Succession:
             outcome = chain.walk(
                 request, contenders, self._shared, contest, strict=False, at_run_time=True
             )
-        return outcome, roles.Engine(outcome.compiled, backwards)
-
-    def _arrive(self, first: int, attempts: Sequence[Attempt]) -> None:
-        """Note the place in the chain of the engine that serves; the floor's is behind its end."""
-        accepted = (place for place, each in enumerate(attempts, first) if each.accepted)
-        self._serving = next(accepted, len(self.contenders))
-        for place, attempt in enumerate(attempts, first):
-            if attempt.reason is Reason.QUARANTINED and place not in self._quarantined:
-                self._wait(place, self.report.runtime.calls)
-
-    def _bound(self, outcome: Outcome) -> None:
-        """Note how far the engine may be off that serves from now on."""
-        if self._serving < len(self.contenders):
-            self._bounds_by_key[self.contenders[self._serving].key] = outcome.bounds
-
-    def _preferred(self) -> dict[int, _Quarantine]:
-        """The engines in quarantine that the chain has before the one that serves, in order."""
-        return {p: each for p, each in sorted(self._quarantined.items()) if p < self._serving}
-
-    def _wait(self, place: int, since: int) -> None:
-        """Put an engine into quarantine from this call on, for twice as long as the last time."""
-        engine = self.contenders[place]
-        session.current().quarantine(self.request.graph_key, engine.key, engine.candidate.backend)
-        if self._policy.retry_after is None:
-            return
-        before = self._quarantined.get(place)
-        calls = 2 * before.calls if before else self._policy.retry_after
-        self._quarantined[place] = _Quarantine(calls, since + calls)
+        return outcome, backwards
 
     def request_for(self, args: Sequence[Any]) -> GraphRequest:
         """The graph, with the inputs of a call."""

@@ -5,29 +5,47 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-from composer.runtime.roles import Rescue
+import torch
+
+from composer.records import Reason
 
 Reader = Callable[[Sequence[Any]], object]
 
 UNREADABLE = (RuntimeError, AttributeError)
 """What reading the version of an inference tensor raises."""
 
+WRITTEN = (
+    f"the engine had written to its inputs ({Reason.MUTATED_INPUTS}), "
+    "or another thread of the program had"
+)
+UNSEEN = (
+    f"the engine may have written to its inputs ({Reason.MUTATED_INPUTS}): "
+    "one is an inference tensor, without a version"
+)
+
 
 class Versions:
     """Reads the versions of the tensors that a graph may write to.
+
+    Args:
+        tracked: Positions of the inputs whose versions tell whether the engine wrote to them.
+        held: Tensors that the graph itself holds and writes to.
+        blind: Whether nothing is to be read: the graph may write to a tensor that has no version,
+            or nobody answers for the engine.
 
     Attributes:
         read: Gives the versions of a call's tracked arguments, and of what the graph holds;
             ``None`` where there is nothing to read.
         unread: What stands in place of versions then: ``()`` where the graph writes to nothing,
-            ``None`` where it may write to a tensor that has no version.
+            ``None`` where it cannot be known.
     """
 
     __slots__ = ("read", "unread")
 
-    def __init__(self, rescue: Rescue | None) -> None:
-        blind = rescue is None or rescue.blind
-        self.read = None if blind else _reader(cast(Rescue, rescue))
+    def __init__(
+        self, tracked: tuple[int, ...], held: tuple[torch.Tensor, ...], *, blind: bool
+    ) -> None:
+        self.read = None if blind else _reader(tracked, held)
         self.unread: tuple[()] | None = None if blind else ()
 
     def of(self, args: Sequence[Any]) -> object:
@@ -38,12 +56,12 @@ class Versions:
             return None
 
 
-def _reader(rescue: Rescue) -> Reader | None:
+def _reader(tracked: tuple[int, ...], held: tuple[torch.Tensor, ...]) -> Reader | None:
     """A generated function that reads each version by its own expression.
 
     A loop takes two to four times as long, and this runs at every call.
     """
-    reads = [f"args[{i}]._version" for i in rescue.tracked]
-    reads += [f"held[{i}]._version" for i in range(len(rescue.held))]
+    reads = [f"args[{i}]._version" for i in tracked]
+    reads += [f"held[{i}]._version" for i in range(len(held))]
     source = f"lambda args: ({''.join(f'{each}, ' for each in reads)})"
-    return cast(Reader, eval(source, {"held": rescue.held})) if reads else None
+    return cast(Reader, eval(source, {"held": held})) if reads else None

@@ -13,12 +13,12 @@ import torch
 from common import compiled, last, needs_torch
 from torch.nn import functional
 
-from composer import runtime
 from composer.backends.base import Backend
 from composer.backends.inductor import InductorBackend
 from composer.graphs import writes
 from composer.graphs.capture import read_request
-from composer.runtime import roles
+from composer.runtime import calls
+from composer.runtime.answers import Answers
 from composer.testing import FakeBackend
 
 pytestmark = [
@@ -337,21 +337,21 @@ def test_inputs_are_looked_at_where_anything_may_write(
     function: Any, chain: list[Any], looks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not those of a graph that writes to nothing and whose engines do not, either."""
-    seen: list[roles.Rescue | None] = []
-    watch = runtime.watch
+    seen: list[Answers] = []
+    watch = calls.watch
 
-    def see(*args: Any, rescue: roles.Rescue | None, **more: Any) -> Any:
-        seen.append(rescue)
-        return watch(*args, rescue=rescue, **more)
+    def see(answers: Answers, *args: Any) -> Any:
+        seen.append(answers)
+        return watch(answers, *args)
 
-    monkeypatch.setattr(runtime, "watch", see)
+    monkeypatch.setattr(calls, "watch", see)
     monkeypatch.setattr(InductorBackend, "build", lambda self, gm, *a, **k: engines.honest(gm, *a))
     monkeypatch.setattr(Careful, "build", lambda self, gm, *a, **k: engines.honest(gm, *a))
     with torch.no_grad():
         compiled(function, *chain)(torch.ones(3, 3), torch.ones(3, 3))
-    (rescue,) = seen
-    assert rescue is not None
-    assert bool(rescue.tracked) is looks
+    (answers,) = seen
+    assert (answers.versions.read is not None) is looks
+    assert answers.versions.unread == ()
 
 
 def test_engine_that_raises_is_answered_for_where_nothing_was_looked_at(

@@ -18,12 +18,11 @@ from torch.nn import functional
 from torch.utils.checkpoint import CheckpointError, checkpoint
 
 import composer
-from composer import _torch, runtime, session
+from composer import _torch, session
 from composer.errors import FallbackWarning, OptionError, Refusal
 from composer.graphs import writes
 from composer.graphs.capture import read_request
 from composer.policy import read_policy
-from composer.runtime import roles
 from composer.telemetry.prometheus import PrometheusSink
 from composer.testing import FakeBackend, expect
 
@@ -525,7 +524,7 @@ def test_compiled_model_can_be_copied_and_pickling_says_no() -> None:
     torch.testing.assert_close(sent(x), net(x))
     refusals = AttributeError, pickle.PicklingError  # by the version of Python, as the words are
     with pytest.raises(refusals, match=r"[Cc]an't (pickle|get) .*watch"):
-        pickle.dumps(runtime.watch(roles.Engine(torch.sin), last().runtime))
+        pickle.dumps(torch._dynamo.lookup_backend("composer")(torch.fx.symbolic_trace(net), [x]))
 
 
 def test_report_can_be_copied_and_pickled() -> None:
