@@ -37,7 +37,6 @@ from composer.passes.resolve import SharedPasses, shared_passes
 from composer.policy import Facts, Policy, Rules
 from composer.records import CompileReport, GraphRequest, Outcome, PassRecord
 from composer.runtime import background, backward, calls
-from composer.runtime.answers import Answers
 from composer.runtime.succession import Succession
 from composer.telemetry import notices
 
@@ -119,18 +118,10 @@ def serve(
         policy=case.policy,
         early=case.rewritten,
         report=report,
-        outcome=outcome,
         asked_by_name=case.rules.names_chain,
     )
-    built = successors.first(outcome, backwards)
-    answers = Answers(
-        built,
-        successors,
-        report.runtime,
-        successors.versions(built),
-        sampler=successors.sampler(built),
-        later=postponed.behind(successors) if postponed else None,
-    )
+    later = postponed.behind(successors) if postponed else None
+    answers = successors.answers(outcome, backwards, later)
     run = calls.watch(answers, report.runtime, flatten, restore)
     return _torch.minifier.for_minifier(run, gm)
 

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 
@@ -21,21 +21,14 @@ from composer.records import Runtime
 from composer.runtime.barrier import Barrier
 from composer.runtime.sampling import Sampler
 from composer.runtime.schedule import CallKind, Schedule
-from composer.runtime.slot import Answer, Built, Chain, Compiled, Engine, Event, Slot, answer_to
+from composer.runtime.slot import TABLE, Answer, Built, Chain, Compiled, Engine, Event, Slot
 from composer.runtime.versions import UNSEEN, WRITTEN, Versions
 
+Later = Callable[[Sequence[Any], Compiled, Slot], None]
+"""Begins background work, given the inputs of the second call of a graph, and what serves it.
 
-class Later(Protocol):
-    """Background work that begins with the second call of a graph."""
-
-    def begin(self, args: Sequence[Any], run: Compiled, slot: Slot) -> None:
-        """Begin the work; the call is made when this returns.
-
-        Args:
-            args: The inputs of the call.
-            run: What serves the graph.
-            slot: The graph's engine slot.
-        """
+The call is made when this returns.
+"""
 
 
 def _is_recording() -> bool:
@@ -60,18 +53,6 @@ class Answers:
         versions: As given.
         aside: Seconds that calls spent so far on anything but their answer.
     """
-
-    __slots__ = (
-        "_chain",
-        "_first",
-        "_later",
-        "_retrying",
-        "_runtime",
-        "_sampler",
-        "aside",
-        "slot",
-        "versions",
-    )
 
     def __init__(
         self,
@@ -102,11 +83,11 @@ class Answers:
 
     def resume(self, *args: Any) -> Any:
         """The first call after a failure: have the next candidate compiled, and call it."""
-        return self._answer_by(self._changed(self.slot.advance, args), args)
+        return self._answer_by(self.slot.advance, args)
 
     def _retry(self, *args: Any) -> Any:
         """A call before which an engine in quarantine is compiled again."""
-        return self._answer_by(self._changed(self.slot.retry, args), args)
+        return self._answer_by(self.slot.retry, args)
 
     def answer(
         self, error: BaseException, run: Compiled, args: tuple[Any, ...], before: object
@@ -143,11 +124,12 @@ class Answers:
             return outputs
         why = self._once_only(args, before)
         event = Event.WROTE if why else Event.LACKED if lacks_memory(error) else Event.RAISED
-        if answer_to(event) is Answer.NOBODY:
+        answer = TABLE[event].answer
+        if answer is Answer.NOBODY:
             error.add_note(f"composer: {why}, so nobody can answer")
             self._failed(event, error, run, answered=False)
             return None
-        if answer_to(event) is Answer.AGAIN:
+        if answer is Answer.AGAIN:
             return self._again(error, run, args)
         try:
             outputs = floor(*args)
@@ -175,14 +157,12 @@ class Answers:
 
         If several threads call at once, the first of them makes the comparison, or the compile.
         """
-        kind, sampler = self.slot.kind_of(number, run), self._sampler
+        kind = self.slot.kind_of(number, run)
         if kind is CallKind.BEGIN:
             return run, functools.partial(self._begin, run)
         if kind is CallKind.RETRY:
             return self._retrying, self._retrying
-        if kind is CallKind.PLAIN or sampler is None or run is sampler.floor:
-            return run, run
-        return run, functools.partial(self._compare, sampler, run)
+        return run, run if kind is CallKind.PLAIN else self._compared(run)
 
     @contextlib.contextmanager
     def _beside(self, answer: Compiled | None = None) -> Iterator[Compiled]:
@@ -216,14 +196,18 @@ class Answers:
         The first engine may have failed at the first call; the work finds that out.
         """
         with self._beside():
-            cast(Later, self._later).begin(args, cast(Compiled, self._first), self.slot)
+            cast(Later, self._later)(args, cast(Compiled, self._first), self.slot)
         self._later = self._first = None
         return self._looked_at(run)(*args)
 
     def _looked_at(self, run: Compiled) -> Compiled:
         """The callable of an engine at a call that is special already; compared if each call is."""
         sampler = self._sampler
-        if sampler is None or sampler.every > 1 or run is sampler.floor:
+        return self._compared(run) if sampler and sampler.every == 1 else run
+
+    def _compared(self, run: Compiled) -> Compiled:
+        sampler = self._sampler
+        if sampler is None or run is sampler.floor:
             return run
         return functools.partial(self._compare, sampler, run)
 
@@ -257,11 +241,17 @@ class Answers:
         return "" if self.versions.of(args) == before else WRITTEN
 
     def _failed(
-        self, event: Event, error: BaseException, run: Compiled, *, answered: bool = True
+        self,
+        event: Event,
+        error: BaseException,
+        run: Compiled,
+        what: str = "raised",
+        *,
+        answered: bool = True,
     ) -> None:
         """Count an error of ``run``, and have the slot follow; then tell sinks."""
         self._runtime.failed(error, answered=answered)
-        self.slot.fail(event, run, error)
+        self.slot.fail(event, run, error, what)
         self._chain.publish()
 
     def _again(self, error: BaseException, run: Compiled, args: tuple[Any, ...]) -> Any:
@@ -283,24 +273,15 @@ class Answers:
         return outputs
 
     def _backward_failed(self, run: Compiled, error: BaseException, answered: bool) -> None:
-        """Record an error in a backward of ``run``, and have the slot follow.
-
-        Args:
-            run: The engine's callable.
-            error: What its backward raised.
-            answered: Whether torch has computed the gradients instead.
-        """
-        self._runtime.failed(error, answered=answered)
-        if not self.slot.follows(run):
-            return
+        """Follow an error in a backward of ``run``, whether torch has ``answered`` it or not."""
         event = Event.LACKED if answered and lacks_memory(error) else Event.BACKWARD
-        self.slot.fail(event, run, error, "its backward raised")
-        self._chain.publish()
+        self._failed(event, error, run, "its backward raised", answered=answered)
 
-    def _changed(
-        self, change: Callable[[Sequence[Any]], Compiled], args: tuple[Any, ...]
-    ) -> Compiled:
-        """The engine that is compiled for these inputs; an error is recorded on the way out."""
+    def _answer_by(self, change: Callable[[Sequence[Any]], Compiled], args: tuple[Any, ...]) -> Any:
+        """Answer a call by the engine that ``change`` compiles for it.
+
+        An error of the compile is recorded on the way out.
+        """
         try:
             with self._beside():
                 run = change(args)
@@ -309,10 +290,6 @@ class Answers:
             self._runtime.failed(error)
             raise
         self._chain.publish()
-        return run
-
-    def _answer_by(self, run: Compiled, args: tuple[Any, ...]) -> Any:
-        """Answer a call by an engine that has just come."""
         before = self.versions.of(args)
         try:
             return verify.outputs_of(self._looked_at(run)(*args))

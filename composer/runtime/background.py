@@ -108,8 +108,22 @@ class BackgroundSelection:
             return None
         *refused, serving = successors.report.attempts
         engine = {key: value for key, value in serving.engine.items() if key != "timing"}
-        serving = dataclasses.replace(serving, engine=engine)
-        return Selection(successors, self.contest, len(refused), (*refused, serving))
+        attempts = (*refused, dataclasses.replace(serving, engine=engine))
+
+        def begin(args: Sequence[Any], run: Compiled, slot: Slot) -> None:
+            """Copy the inputs of the call that is about to be made; the thread does the rest."""
+            request, home = successors.request, session.current()
+            try:
+                copies = clones.copy_inputs(args, keep=request.weights)
+                task = _Task(
+                    successors, self.contest, attempts, slot, run, home, copies, _settings()
+                )
+                home.background.submit(in_this_context(task, request.device))
+            except BaseException as error:  # noqa: BLE001  # recorded: the call is made all the same
+                _tell(successors, slot, error_line(error))
+                interrupts.pass_on(error)
+
+        return begin
 
 
 def _obstacle(request: GraphRequest) -> str:
@@ -126,62 +140,39 @@ def _obstacle(request: GraphRequest) -> str:
     return ""
 
 
+def _tell(successors: Succession, slot: Slot, why: str) -> None:
+    """Record why the contest came to nothing."""
+    with slot.lock:
+        successors.tell(f"no: {why}")
+    successors.publish()
+
+
 class _Dropped(Exception):
     """The contest is abandoned, and why."""
-
-
-@dataclass(frozen=True)
-class Selection:
-    """The rest of a chain, to be built and measured beside the calls of one graph.
-
-    Attributes:
-        successors: The graph, its chain and its record.
-        contest: How the fastest is found.
-        first: The place in the chain of the engine that serves.
-        attempts: Those up to that one.
-    """
-
-    successors: Succession
-    contest: select.Contest
-    first: int
-    attempts: tuple[Attempt, ...]
-
-    def begin(self, args: Sequence[Any], run: Compiled, slot: Slot) -> None:
-        """Copy the inputs of the call that is about to be made, and leave the rest to the thread.
-
-        Args:
-            args: The inputs.
-            run: What serves the graph.
-            slot: The graph's engine slot.
-        """
-        request = self.successors.request
-        try:
-            copies = clones.copy_inputs(args, keep=request.weights)
-            home = session.current()
-            task = _Task(self, run, slot, home, copies, _settings())
-            home.background.submit(in_this_context(task, request.device))
-        except BaseException as error:  # noqa: BLE001  # recorded: the call is to be made all the same
-            self.tell(slot, error_line(error))
-            interrupts.pass_on(error)
-
-    def tell(self, slot: Slot, why: str) -> None:
-        """Record why the contest came to nothing."""
-        with slot.lock:
-            self.successors.tell(f"no: {why}")
-        self.successors.publish()
 
 
 @dataclass
 class _Task:
     """The work of the background thread for one graph.
 
-    ``undecided`` are candidates of which it could not be told whether they are right; the next time
-    that may be told, so no verdict without them is kept.
+    Attributes:
+        successors: The graph, its chain and its record.
+        contest: How the fastest is found.
+        attempts: Those up to the engine that serves, which is the last.
+        slot: The graph's engine slot.
+        run: What serves the graph.
+        home: The session that this belongs to.
+        inputs: Copies of a call's inputs.
+        settings: Those of torch at that call.
+        undecided: Candidates of which it could not be told whether they are right; the next time
+            that may be told, so no verdict without them is kept.
     """
 
-    selection: Selection
-    run: Compiled
+    successors: Succession
+    contest: select.Contest
+    attempts: tuple[Attempt, ...]
     slot: Slot
+    run: Compiled
     home: session.Session
     inputs: list[Any]
     settings: tuple[Any, ...]
@@ -192,11 +183,11 @@ class _Task:
         free_memory()
 
     def _measure(self) -> None:
-        successors, contest = self.selection.successors, self.selection.contest
+        successors = self.successors
         try:
             self._check()
             request = successors.request_for(self.inputs)
-            cache = chain.verdict_cache(request, successors.contenders, contest)
+            cache = chain.verdict_cache(request, successors.contenders, self.contest)
             with during(made={}):
                 outcome = self._race(request)
             self._check()
@@ -214,7 +205,7 @@ class _Task:
 
     def _tell(self, why: str) -> None:
         if session.current() is self.home:
-            self.selection.tell(self.slot, why)
+            _tell(self.successors, self.slot, why)
 
     def _check(self) -> None:
         """See whether the result can still be used.
@@ -230,35 +221,30 @@ class _Task:
             raise _Dropped("torch's default dtype, or another setting of its, was changed")
 
     def _choose(self, outcome: Outcome) -> None:
-        first = self.selection.first
         with self.slot.lock:
             if not self.slot.is_wanted(self.run):
                 raise _Dropped(_UNWANTED)
-            built, may_return = self.selection.successors.selected(outcome, first)
-            if built.engine is not None and built.engine.place == first:
-                self.slot.reorder(built)
-            else:
-                self.slot.take_over(built, keeps=may_return)
+            built, may_return = self.successors.selected(outcome, len(self.attempts) - 1)
+            self.slot.take_over(built, keeps=may_return)
 
     def _race(self, request: GraphRequest) -> Outcome:
         inputs = self.inputs
         with _torch.compiles.recaptured(request.gm, inputs):
             if _torch.randomness.draws_random_numbers(request.gm.forward, inputs):
                 raise _Dropped("the graph draws random numbers, which the program would miss")
-        attempts = self.selection.attempts
-        refused = [choice.Tried(each, None) for each in attempts[:-1]]
-        serving = choice.Tried(attempts[-1], self.run)
+        refused = [choice.Tried(each, None) for each in self.attempts[:-1]]
+        serving = choice.Tried(self.attempts[-1], self.run)
         with self.slot.barred() as barrier:
             return choice.fastest(
                 itertools.chain(refused, (serving,), self._others()),
                 self._floor,
                 dataclasses.replace(request, example_inputs=tuple(inputs), alongside=True),
-                dataclasses.replace(self.selection.contest, barrier=barrier),
+                dataclasses.replace(self.contest, barrier=barrier),
             )
 
     def _others(self) -> Iterator[choice.Tried]:
         """The rest of the chain, as :mod:`composer.chain` tries it."""
-        for contender in self.selection.successors.contenders[self.selection.first + 1 :]:
+        for contender in self.successors.contenders[len(self.attempts) :]:
             time.sleep(_PAUSE)
             self._check()
             tried = self._try(contender)
@@ -268,12 +254,12 @@ class _Task:
 
     def _floor(self) -> choice.Made:
         with _torch.compiles.compiling(), _torch.randomness.generators_as_they_are():
-            return self.selection.successors.floor_in_time(self.inputs)
+            return self.successors.floor_in_time(self.inputs)
 
     def _try(self, contender: Contender) -> choice.Tried:
         before = self._states()
         with _torch.compiles.compiling(), _torch.randomness.generators_as_they_are():
-            outcome, _ = self.selection.successors.walk(self.inputs, (contender,), alongside=True)
+            outcome, _ = self.successors.walk(self.inputs, (contender,), alongside=True)
         (attempt,) = outcome.attempts
         is_floor = contender.backend.may_return_original
         if attempt.accepted:
@@ -290,7 +276,7 @@ class _Task:
 
     def _states(self) -> list[tuple[object, ...]]:
         """What tells whether the program has changed a weight, of each."""
-        request = self.selection.successors.request
+        request = self.successors.request
         passed = (self.inputs[place] for place in sorted(request.weights))
         weights = (*passed, *request.gm.parameters(), *request.gm.buffers())
         return [clones.state_of(each) for each in weights]

@@ -57,11 +57,6 @@ class Sampler:
 
         Where the floor itself raises, or there is no memory for it, nothing is compared.
 
-        Args:
-            run: The engine's callable.
-            args: The inputs of the call.
-            bounds: How far the engine may be off.
-
         Returns:
             The answer and ``None``; or, where the engine's is wrong, why, after inputs, buffers and
             the random state were put back to what they were before the call.

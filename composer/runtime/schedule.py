@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from enum import Enum, auto
 
-_NEVER = sys.maxsize
+NEVER = sys.maxsize
 
 
 class CallKind(Enum):
@@ -24,41 +24,31 @@ class CallKind(Enum):
 class Schedule:
     """The number of the next call of each kind, the first call being 0.
 
-    From ``_let_go_at`` on, the engine that was replaced is not kept any longer.
+    Attributes:
+        retry_at: The next try of an engine in quarantine.
+        let_go_at: The call from which on the engine that was replaced is kept no longer.
     """
 
-    __slots__ = ("_begin_at", "_compare_at", "_every", "_let_go_at", "_retry_at")
+    __slots__ = ("_begin_at", "_compare_at", "_every", "let_go_at", "retry_at")
 
     def __init__(self, every: int | None, *, begins: bool) -> None:
-        self._every = every or _NEVER
+        self._every = every or NEVER
         self._compare_at = self._every - 1
-        self._begin_at = 1 if begins else _NEVER
-        self._retry_at = self._let_go_at = _NEVER
+        self._begin_at = 1 if begins else NEVER
+        self.retry_at = self.let_go_at = NEVER
 
     @property
     def next(self) -> int:
         """The next call that may be special."""
-        return min(self._compare_at, self._retry_at, self._begin_at, self._let_go_at)
-
-    def retry(self, call: int | None) -> None:
-        """Schedule the next try of an engine in quarantine; ``None`` for none."""
-        self._retry_at = _NEVER if call is None else call
-
-    def let_go(self, call: int | None) -> None:
-        """Schedule the release of the engine that was replaced; ``None`` for none."""
-        self._let_go_at = _NEVER if call is None else call
-
-    def lets_go(self, call: int) -> bool:
-        """Whether the engine that was replaced has been kept long enough."""
-        return call >= self._let_go_at
+        return min(self._compare_at, self.retry_at, self._begin_at, self.let_go_at)
 
     def kind_of(self, call: int) -> CallKind:
         """The kind of this call; asked once for each, since what is due is then done."""
         if call >= self._begin_at:
-            self._begin_at = _NEVER
+            self._begin_at = NEVER
             return CallKind.BEGIN
-        if call >= self._retry_at:
-            self._retry_at = _NEVER
+        if call >= self.retry_at:
+            self.retry_at = NEVER
             return CallKind.RETRY
         if self._every == 1:  # in whatever order threads come here
             return CallKind.COMPARE

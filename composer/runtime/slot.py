@@ -15,12 +15,12 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum, StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from composer import forks
 from composer.runtime.barrier import Barrier
-from composer.runtime.schedule import CallKind, Schedule
+from composer.runtime.schedule import NEVER, CallKind, Schedule
 
 if TYPE_CHECKING:
     from composer.graphs.comparison import Bounds
@@ -74,67 +74,49 @@ class Answer(StrEnum):
     SAME = "whoever has begun it"
 
 
-class Serves(StrEnum):
-    """Who serves the next call."""
+class Then(Enum):
+    """The state that follows, and who serves the next call."""
 
-    NEXT = "the next candidate, compiled then"
-    PREVIOUS = "the engine it replaced"
-    NEW = "the new engine"
-    SAME = "the same"
-    EAGER = "eager"
-    NOBODY = "nobody"
+    SAME = State.SERVING, "the same engine"
+    NEW = State.SERVING, "the new engine"
+    PREVIOUS = State.SERVING, "the engine that it had replaced"
+    TRIAL = State.PROBATION, "the new engine"
+    TRIED = State.PROBATION, "the same engine"
+    NEXT = State.QUARANTINED, "the next candidate, compiled at that call"
+    EAGER = State.EAGER, "eager"
+    NOBODY = State.FREED, "nobody"
+    NEVER = None, "cannot happen"
 
 
 class Row(NamedTuple):
-    """What follows from an event in a state."""
+    """What an event leads to: who answers the call at hand, and what follows in each state."""
 
-    state: State
     answer: Answer
-    serves: Serves
+    serving: Then
+    probation: Then
+    quarantined: Then
+    eager: Then
+    freed: Then
 
 
-_FAILURE = (
-    (State.QUARANTINED, Serves.NEXT),
-    (State.SERVING, Serves.PREVIOUS),
-    None,
-    None,
-    (State.FREED, Serves.NOBODY),
-)
-_STAYS = (
-    (State.SERVING, Serves.SAME),
-    (State.PROBATION, Serves.SAME),
-    (State.QUARANTINED, Serves.NEXT),
-    (State.EAGER, Serves.EAGER),
-    (State.FREED, Serves.NOBODY),
-)
-_NEW, _EAGER = (State.SERVING, Serves.NEW), (State.EAGER, Serves.EAGER)
-_GRID: Mapping[Event, tuple[Answer, Sequence[tuple[State, Serves] | None]]] = {
-    Event.RAISED: (Answer.EAGER, _FAILURE),
-    Event.WROTE: (Answer.NOBODY, _FAILURE),
-    Event.WRONG: (Answer.EAGER, _FAILURE),
-    Event.BACKWARD: (Answer.TORCH, _FAILURE),
-    Event.LACKED: (Answer.AGAIN, (*_STAYS[:2], None, None, _STAYS[4])),
-    Event.STARVED: (Answer.AGAIN, _FAILURE),
-    Event.ACCEPTED: (Answer.SERVING, (_NEW, _NEW, _NEW, _NEW, None)),
-    Event.EXHAUSTED: (Answer.SERVING, (_EAGER, _EAGER, _EAGER, _EAGER, None)),
-    Event.FASTER: (Answer.SAME, ((State.PROBATION, Serves.NEW), None, None, None, None)),
-    Event.SETTLED: (Answer.SAME, (None, _STAYS[0], None, None, None)),
-    Event.FORKED: (Answer.SAME, _STAYS),
-    Event.FREED: (Answer.SAME, (_STAYS[4],) * 5),
+_FAILURE = (Then.NEXT, Then.PREVIOUS, Then.NEVER, Then.NEVER, Then.NOBODY)
+_NEVER = (Then.NEVER,) * 5
+_STAYS = (Then.SAME, Then.TRIED, Then.NEXT, Then.EAGER, Then.NOBODY)
+TABLE: Mapping[Event, Row] = {
+    Event.RAISED: Row(Answer.EAGER, *_FAILURE),
+    Event.WROTE: Row(Answer.NOBODY, *_FAILURE),
+    Event.WRONG: Row(Answer.EAGER, *_FAILURE),
+    Event.BACKWARD: Row(Answer.TORCH, *_FAILURE),
+    Event.LACKED: Row(Answer.AGAIN, *_STAYS[:2], *_NEVER[:2], Then.NOBODY),
+    Event.STARVED: Row(Answer.AGAIN, *_FAILURE),
+    Event.ACCEPTED: Row(Answer.SERVING, *(Then.NEW,) * 4, Then.NEVER),
+    Event.EXHAUSTED: Row(Answer.SERVING, *(Then.EAGER,) * 4, Then.NEVER),
+    Event.FASTER: Row(Answer.SAME, Then.TRIAL, *_NEVER[:4]),
+    Event.SETTLED: Row(Answer.SAME, Then.NEVER, Then.SAME, *_NEVER[:3]),
+    Event.FORKED: Row(Answer.SAME, *_STAYS),
+    Event.FREED: Row(Answer.SAME, *(Then.NOBODY,) * 5),
 }
-"""For each event who answers, and what follows in each state, in the order of :class:`State`."""
-
-TABLE: Mapping[tuple[State, Event], Row | None] = {
-    (state, event): Row(cell[0], answer, cell[1]) if cell else None
-    for event, (answer, cells) in _GRID.items()
-    for state, cell in zip(State, cells, strict=True)
-}
-"""What follows from each event in each state; ``None`` where it cannot happen."""
-
-
-def answer_to(event: Event) -> Answer:
-    """Who answers a call at which this happens; that is the same in all states."""
-    return _GRID[event][0]
+"""The transitions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +217,7 @@ class Slot:
             the one that they began with.
         due: The tick (:attr:`Runtime.tick`) from which on a call may be special, by the schedule or
             because there is a barrier that every call has to pass.
-        engine: The engine that serves, or served last; ``None`` for eager.
+        engine: The engine that serves; ``None`` for eager, or where it has failed.
         resuming: What ``run`` is after a failure, until there is another engine.
         state: The state.
         lock: While it is held, no other thread changes the slot.
@@ -243,29 +225,12 @@ class Slot:
         called_by: A weak reference to the callable that the program holds.
     """
 
-    __slots__ = (
-        "_calls",
-        "_chain",
-        "_order",
-        "_previous",
-        "_runtime",
-        "_schedule",
-        "_starved",
-        "_waits",
-        "barrier",
-        "called_by",
-        "due",
-        "engine",
-        "lock",
-        "resuming",
-        "run",
-        "state",
-    )
-
     def __init__(
         self, built: Built, calls: Calls, chain: Chain, runtime: Runtime, schedule: Schedule
     ) -> None:
         self.run: Compiled
+        self.engine: Engine | None
+        self._place: int | None
         self.lock = forks.lock()
         self.barrier: Barrier | None = None
         self.called_by: Callable[[], object] = lambda: None
@@ -293,18 +258,17 @@ class Slot:
             what: Who raised it, for the record.
         """
         with self.lock:
-            if self.run is not run or self.engine is None:
+            if not self.follows(run) or self.run is not run or self._place is None:
                 return
             self._starved += event is Event.LACKED
-            if event is Event.LACKED and self._starved >= _STARVED:
-                event = Event.STARVED
-            if event is Event.LACKED:
+            if event is Event.LACKED and self._starved < _STARVED:
                 self._happen(event)
                 return
-            self.run = self.resuming  # can answer, whatever becomes of the rest
-            self._wait(self.engine.place, self._runtime.calls)
+            event = Event.STARVED if event is Event.LACKED else event
+            self.run, self.engine = self.resuming, None  # its memory is free for the next
+            self._wait(self._place, self._runtime.calls)
             self._chain.failed(error, what)
-            if self._happen(event).serves is Serves.PREVIOUS:
+            if self._happen(event) is Then.PREVIOUS:
                 self._chain.reverted()
                 self._reschedule()
 
@@ -340,18 +304,16 @@ class Slot:
         """Have what background selection chose serve from the next call on; with the lock held.
 
         Args:
-            built: The engine, or eager.
+            built: The engine, which may be the same as before, or eager.
             keeps: Whether the engine that is replaced is to be kept for the first calls.
         """
-        self.reorder(built)
+        self._order = built.order
+        self._leave_out(built.skipped)
+        if built.engine and built.engine.place == self._place:
+            return
         faster = Event.FASTER if keeps and self._chain.recovers else Event.ACCEPTED
         self._happen(faster if built.engine else Event.EXHAUSTED, built.engine)
         self._reschedule()
-
-    def reorder(self, built: Built) -> None:
-        """Have candidates follow in another order from now on; with the lock held."""
-        self._order = built.order
-        self._leave_out(built.skipped)
 
     def is_wanted(self, run: Compiled) -> bool:
         """Whether the graph can still be called, and ``run`` serves it."""
@@ -369,7 +331,7 @@ class Slot:
         """
         with self.lock:
             call = number - self._runtime.reads
-            if self._schedule.lets_go(call):
+            if call >= self._schedule.let_go_at:
                 self._happen(Event.SETTLED)
             kind = CallKind.PLAIN if run is self.resuming else self._schedule.kind_of(call)
             self._update_due()
@@ -385,7 +347,7 @@ class Slot:
         finally:
             self._set_barrier(None)
 
-    def _happen(self, event: Event, engine: Engine | None = None) -> Row:
+    def _happen(self, event: Event, engine: Engine | None = None) -> Then:
         """Make the transition of the table; with the lock held.
 
         Args:
@@ -395,34 +357,35 @@ class Slot:
         Raises:
             RuntimeError: the event cannot happen in this state.
         """
-        row = TABLE[self.state, event]
-        if row is None:
-            raise RuntimeError(f"the engine slot is {self.state}, where it cannot be that {event}")
-        previous = self._previous
-        if event is Event.FASTER:
+        then: Then = getattr(TABLE[event], self.state)
+        state, previous = then.value[0], self._previous
+        if state is None:
+            raise RuntimeError(f"an engine slot that is {self.state} cannot meet this: {event}")
+        if then is Then.TRIAL:
             self._previous = self.engine
-            self._schedule.let_go(self._runtime.calls + _PROBATION)
-        self.state = row.state
-        if row.serves is Serves.NEW:
+            self._schedule.let_go_at = self._runtime.calls + _PROBATION
+        elif state is not State.PROBATION:
+            self._previous = None
+            self._schedule.let_go_at = NEVER
+        self.state = state
+        if then in (Then.NEW, Then.TRIAL):
             self._install(engine)
-        elif row.serves is Serves.PREVIOUS:
+        elif then is Then.PREVIOUS:
             self._install(previous)
         elif event is Event.EXHAUSTED:
             self._install(None)
-        if row.state is not State.PROBATION:
-            self._previous = None
-            self._schedule.let_go(None)
-        return row
+        return then
 
     def _install(self, engine: Engine | None) -> None:
         self._starved = 0
         self.engine = engine
+        self._place = engine.place if engine else None
         self.run = self._chain.floor if engine is None else self._calls.install(engine)
 
     def _position(self) -> int:
-        """Where the engine stands in the order; behind its end for eager."""
-        place = self.engine.place if self.engine else None
-        return self._order.index(place) if place in self._order else len(self._order)
+        """Where the last engine stands in the order; behind its end for eager."""
+        place, order = self._place, self._order
+        return order.index(place) if place in order else len(order)
 
     def _preferred(self) -> list[int]:
         """The places of engines in quarantine that are before the one that serves, in order."""
@@ -445,7 +408,7 @@ class Slot:
     def _reschedule(self) -> None:
         """Put the next retry into the schedule; with the lock held."""
         waits = [self._waits[place].until for place in self._preferred()]
-        self._schedule.retry(min(waits, default=None) if self._chain.recovers else None)
+        self._schedule.retry_at = min(waits, default=NEVER) if self._chain.recovers else NEVER
         self._update_due()
 
     def _set_barrier(self, barrier: Barrier | None) -> None:

@@ -37,6 +37,7 @@ from composer.records import (
     Status,
 )
 from composer.runtime import backward
+from composer.runtime.answers import Answers, Later
 from composer.runtime.backward import Backwards
 from composer.runtime.sampling import Sampler, cannot_undo
 from composer.runtime.slot import Built, Engine
@@ -56,17 +57,12 @@ class Succession:
         policy: The policy in force for the graph.
         early: Records of the passes that ran before every candidate.
         report: The record of the graph.
-        outcome: Where the walk along the chain ended.
         asked_by_name: Whether the user wrote the chain.
 
     Attributes:
         request: As above.
         contenders: The chain.
         report: The current record of the graph.
-        floor: The callable that answers where no engine does.
-        recovers: Whether an engine that fails is followed; else its errors reach the caller.
-        retry_after: Calls that an engine in quarantine waits at first; ``None`` for ever.
-        collective: Whether the graph waits for other ranks.
     """
 
     def __init__(
@@ -78,7 +74,6 @@ class Succession:
         policy: Policy,
         early: tuple[PassRecord, ...],
         report: CompileReport,
-        outcome: Outcome,
         asked_by_name: bool,
     ) -> None:
         self.request = _without_tensors(request)
@@ -99,18 +94,38 @@ class Succession:
         self._publishing = forks.lock()
         self._answering: Callable[..., Any] | None = None
         self._reverting: Attempt | None = None
-        self.floor = self._floor_of(outcome)
+        self.floor: Callable[..., Any]
 
-    def first(self, outcome: Outcome, backwards: Backwards) -> Built:
-        """What the compile came to.
+    def answers(self, outcome: Outcome, backwards: Backwards, later: Later | None) -> Answers:
+        """What answers the calls of the graph.
 
         Args:
             outcome: Where the walk along the chain ended.
             backwards: Those that were compiled with the engine.
+            later: Background work that begins with the second call.
         """
+        self.floor = self._floor_of(outcome)
         everyone = tuple(range(len(self.contenders)))
         order = everyone if outcome.ranking is None else outcome.ranking
-        return self._built(everyone, outcome, backwards, order)
+        built = self._built(everyone, outcome, backwards, order)
+        serves = built.engine is not None or (built.skipped and self.retry_after is not None)
+        compares = serves and self._policy.verify == "sample" and not self.collective
+        tracked, blind = self._tracked
+        held = tuple(writes.written_attributes(self.request.gm))
+        versions = Versions(tracked, held, blind=blind or not (serves and self.recovers))
+        sampler = self._sampler() if compares else None
+        return Answers(built, self, self.report.runtime, versions, sampler, later)
+
+    def _sampler(self) -> Sampler:
+        return Sampler(
+            every=self._policy.sample_every,
+            floor=self.floor,
+            exact=self._exact,
+            request=self.request_for,
+            bounds=bounds_of(self._policy),
+            apart=self._apart,
+            runtime=self.report.runtime,
+        )
 
     def _built(
         self,
@@ -134,45 +149,10 @@ class Succession:
             return _torch.breaks.undisabled(outcome.compiled)
         return self._answer if self._shared.late else eager_forward(self.request.gm)
 
-    def versions(self, built: Built) -> Versions:
-        """Tells whether an engine wrote to its inputs, where that decides who answers.
-
-        Args:
-            built: What the compile came to.
-        """
-        tracked, blind = self._tracked
-        held = tuple(writes.written_attributes(self.request.gm))
-        unasked = not (self.recovers and self._may_have_engine(built))
-        return Versions(tracked, held, blind=blind or unasked)
-
-    def sampler(self, built: Built) -> Sampler | None:
-        """What compares every N-th call, where the policy asks for that.
-
-        Args:
-            built: What the compile came to.
-        """
-        asked = self._policy.verify == "sample" and not self.collective
-        if not asked or not self._may_have_engine(built):
-            return None
-        return Sampler(
-            every=self._policy.sample_every,
-            floor=self.floor,
-            exact=self._exact,
-            request=self.request_for,
-            bounds=bounds_of(self._policy),
-            apart=self._apart,
-            runtime=self.report.runtime,
-        )
-
-    def _may_have_engine(self, built: Built) -> bool:
-        """Whether an engine serves, or may after its quarantine."""
-        return built.engine is not None or (self.retry_after is not None and bool(built.skipped))
-
     def _exact(self, args: Sequence[Any], request: GraphRequest) -> Values:
         """What the floor computes in float64 for the inputs of a call."""
-        if not self._shared.late:
-            return verify.exact(args, request, self._shared)
-        with _torch.compiles.recaptured(self.request.gm, args):
+        late, gm = self._shared.late, self.request.gm
+        with _torch.compiles.recaptured(gm, args) if late else contextlib.nullcontext():
             return verify.exact(args, request, self._shared)
 
     def _answer(self, *args: Any) -> Any:
