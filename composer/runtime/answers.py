@@ -49,8 +49,7 @@ class Answers:
         later: Background work that begins with the second call (``select_async``).
 
     Attributes:
-        slot: Who serves the graph.
-        versions: As given.
+        slot: The graph's engine slot.
         aside: Seconds that calls spent so far on anything but their answer.
     """
 
@@ -94,11 +93,7 @@ class Answers:
     ) -> Any:
         """Answer a call at which the engine ``run`` raised ``error``, as the slot's table says.
 
-        Args:
-            error: What it raised.
-            run: The engine's callable.
-            args: Of the call.
-            before: Versions of the tracked tensors before it; ``None`` where they are not known.
+        Before the call, tensors had the versions ``before``; ``None`` where they are not known.
 
         Returns:
             The outputs; ``None`` where ``error`` is to go to the caller: the engine had written to
@@ -140,12 +135,7 @@ class Answers:
         return outputs
 
     def special(self, number: int, run: Compiled) -> tuple[Compiled, Compiled]:
-        """Who is to blame if this call raises, and the callable that makes it.
-
-        Args:
-            number: The tick of the call.
-            run: What serves the graph.
-        """
+        """Who is to blame if the call with this tick raises, and the callable that makes it."""
         if _is_recording():
             return run, run  # nothing may wait for the card meanwhile: what is due is done later
         barrier = self.slot.barrier

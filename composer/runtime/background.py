@@ -153,19 +153,10 @@ class _Dropped(Exception):
 
 @dataclass
 class _Task:
-    """The work of the background thread for one graph.
+    """The work of the background thread for one graph, whose engine ``run`` is the last attempt's.
 
-    Attributes:
-        successors: The graph, its chain and its record.
-        contest: How the fastest is found.
-        attempts: Those up to the engine that serves, which is the last.
-        slot: The graph's engine slot.
-        run: What serves the graph.
-        home: The session that this belongs to.
-        inputs: Copies of a call's inputs.
-        settings: Those of torch at that call.
-        undecided: Candidates of which it could not be told whether they are right; the next time
-            that may be told, so no verdict without them is kept.
+    ``undecided`` are candidates of which it could not be told whether they are right; the next time
+    that may be told, so no verdict without them is kept.
     """
 
     successors: Succession

@@ -89,7 +89,7 @@ class Then(Enum):
 
 
 class Row(NamedTuple):
-    """What an event leads to: who answers the call at hand, and what follows in each state."""
+    """Who answers the call at which an event happens, and what follows in each state."""
 
     answer: Answer
     serving: Then
@@ -116,7 +116,7 @@ TABLE: Mapping[Event, Row] = {
     Event.FORKED: Row(Answer.SAME, *_STAYS),
     Event.FREED: Row(Answer.SAME, *(Then.NOBODY,) * 5),
 }
-"""The transitions."""
+"""What follows from each event in each state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,16 +249,10 @@ class Slot:
         return self._chain.recovers and run is not self._chain.floor
 
     def fail(self, event: Event, run: Compiled, error: BaseException, what: str = "raised") -> None:
-        """Note a failure of the engine ``run``, unless it serves no more.
-
-        Args:
-            event: The failure.
-            run: The engine's callable.
-            error: What it raised, or the refusal of a comparison that found it wrong.
-            what: Who raised it, for the record.
-        """
+        """Note a failure of the engine ``run``, unless it serves no more; ``what`` did it."""
         with self.lock:
-            if not self.follows(run) or self.run is not run or self._place is None:
+            engine = self.engine
+            if self.run is not run or engine is None or not self._chain.recovers:
                 return
             self._starved += event is Event.LACKED
             if event is Event.LACKED and self._starved < _STARVED:
@@ -266,7 +260,7 @@ class Slot:
                 return
             event = Event.STARVED if event is Event.LACKED else event
             self.run, self.engine = self.resuming, None  # its memory is free for the next
-            self._wait(self._place, self._runtime.calls)
+            self._wait(engine.place, self._runtime.calls)
             self._chain.failed(error, what)
             if self._happen(event) is Then.PREVIOUS:
                 self._chain.reverted()
@@ -303,9 +297,7 @@ class Slot:
     def take_over(self, built: Built, *, keeps: bool) -> None:
         """Have what background selection chose serve from the next call on; with the lock held.
 
-        Args:
-            built: The engine, which may be the same as before, or eager.
-            keeps: Whether the engine that is replaced is to be kept for the first calls.
+        It may be the same engine as before. The one that is replaced is kept, if ``keeps``.
         """
         self._order = built.order
         self._leave_out(built.skipped)
@@ -323,12 +315,7 @@ class Slot:
         return self.state is not State.FREED and self.run is run
 
     def kind_of(self, number: int, run: Compiled) -> CallKind:
-        """The kind of a call that may be special; what is due with it is done by one thread.
-
-        Args:
-            number: The tick of the call.
-            run: What serves it.
-        """
+        """The kind of the call with the tick ``number``, by ``run``; asked once for each call."""
         with self.lock:
             call = number - self._runtime.reads
             if call >= self._schedule.let_go_at:
@@ -348,11 +335,7 @@ class Slot:
             self._set_barrier(None)
 
     def _happen(self, event: Event, engine: Engine | None = None) -> Then:
-        """Make the transition of the table; with the lock held.
-
-        Args:
-            event: What happened.
-            engine: The new engine, if there is one.
+        """Make the transition of the table, with the lock held; ``engine`` is the new one.
 
         Raises:
             RuntimeError: the event cannot happen in this state.
@@ -377,10 +360,9 @@ class Slot:
         return then
 
     def _install(self, engine: Engine | None) -> None:
-        self._starved = 0
-        self.engine = engine
-        self._place = engine.place if engine else None
-        self.run = self._chain.floor if engine is None else self._calls.install(engine)
+        run = self._chain.floor if engine is None else self._calls.install(engine)
+        place = None if engine is None else engine.place
+        self._starved, self.engine, self._place, self.run = 0, engine, place, run
 
     def _position(self) -> int:
         """Where the last engine stands in the order; behind its end for eager."""

@@ -97,13 +97,7 @@ class Succession:
         self.floor: Callable[..., Any]
 
     def answers(self, outcome: Outcome, backwards: Backwards, later: Later | None) -> Answers:
-        """What answers the calls of the graph.
-
-        Args:
-            outcome: Where the walk along the chain ended.
-            backwards: Those that were compiled with the engine.
-            later: Background work that begins with the second call.
-        """
+        """What answers the calls of the graph; its walk along the chain ended with ``outcome``."""
         self.floor = self._floor_of(outcome)
         everyone = tuple(range(len(self.contenders)))
         order = everyone if outcome.ranking is None else outcome.ranking
@@ -172,12 +166,7 @@ class Succession:
         session.current().quarantine(self.request.graph_key, engine.key, engine.candidate.backend)
 
     def failed(self, error: BaseException, what: str) -> None:
-        """Record that the engine failed.
-
-        Args:
-            error: What it raised, or the refusal of a comparison that found it wrong.
-            what: Who raised it, for the message: ``"raised"``, ``"its backward raised"``.
-        """
+        """Record that the engine failed by this error, or by a comparison that found it wrong."""
         attempts = list(self.report.attempts)
         place = max(i for i, attempt in enumerate(attempts) if attempt.accepted)
         engine = attempts[place]
@@ -221,13 +210,9 @@ class Succession:
     def selected(self, outcome: Outcome, first: int) -> tuple[Built, bool]:
         """Record the result of background selection.
 
-        Args:
-            outcome: Of the contest; its attempts and its ranking are by place in the chain.
-            first: The place of the engine that has served so far.
-
         Returns:
-            What serves from now on, and whether the engine that has served so far may serve again
-            if the new one fails.
+            What serves from now on, and whether the engine at the place ``first``, which has served
+            so far, may serve again if the new one fails.
         """
         ahead = list(outcome.ranking or ())
         stays, may_return = outcome.attempts[first].accepted, first in ahead

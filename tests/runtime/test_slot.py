@@ -66,7 +66,8 @@ class Program:
         if fault is None or not slot.follows(run):
             return [run()]
         answers = self.answered(fault, run)
-        slot.fail(fault, run, RuntimeError(fault))
+        time.sleep(0)  # another thread may give the engine up meanwhile
+        slot.fail(fault, run, RuntimeError(run()))
         self.chain.publish()
         return answers
 
@@ -164,6 +165,8 @@ def test_graph_that_was_dropped_is_not_wanted() -> None:
     assert slot.state is State.FREED
     gc.collect()
     assert [made() is None for made in program.chain.made] == [True, False]
+    slot.fail(Event.BACKWARD, slot.run, RuntimeError(2), "its backward raised")
+    assert (slot.state, program.chain.chosen) == (State.FREED, EAGER)
 
 
 def walk(program: Program, seed: int, steps: int) -> None:
@@ -176,6 +179,10 @@ def walk(program: Program, seed: int, steps: int) -> None:
         answers = program.call(fault)
         if len(answers) != 1:
             chain.faults.append(f"{fault}: answered by {answers}")
+        with program.slot.lock:
+            engine = program.slot.engine
+            if chain.chosen != (engine.place if engine else EAGER):
+                chain.faults.append(f"{engine} serves, and the record says {chain.chosen}")
 
 
 def assert_whole(program: Program) -> None:

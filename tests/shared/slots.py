@@ -77,6 +77,8 @@ class FakeChain:
 
     def build(self, places: Sequence[int], args: Sequence[Any]) -> Built:
         with self.alone():
+            if self.chosen != EAGER:
+                self.faults.append(f"another engine is built although {self.chosen} serves")
             place = next((p for p in places if self._random.random() >= self._refuses), None)
             self.record.append(EAGER if place is None else place)
             return Built(None if place is None else self.engine(place))
@@ -93,6 +95,8 @@ class FakeChain:
 
     def failed(self, error: BaseException, what: str) -> None:
         with self.alone():
+            if error.args != (self.chosen,):
+                self.faults.append(f"{error} is given up although {self.chosen} serves")
             self.record += [f"{what} {error}", EAGER]
 
     def reverted(self) -> None:
