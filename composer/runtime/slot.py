@@ -219,7 +219,6 @@ class Slot:
             because there is a barrier that every call has to pass.
         engine: The engine that serves; ``None`` for eager, or where it has failed.
         resuming: What ``run`` is after a failure, until there is another engine.
-        state: The state.
         lock: While it is held, no other thread changes the slot.
         barrier: Every call has to pass it, where there is one.
         called_by: A weak reference to the callable that the program holds.

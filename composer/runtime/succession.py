@@ -36,9 +36,8 @@ from composer.records import (
     Reason,
     Status,
 )
-from composer.runtime import backward
 from composer.runtime.answers import Answers, Later
-from composer.runtime.backward import Backwards
+from composer.runtime.backward import Backwards, watched
 from composer.runtime.sampling import Sampler, cannot_undo
 from composer.runtime.slot import Built, Engine
 from composer.runtime.versions import Versions
@@ -56,13 +55,8 @@ class Succession:
         shared: The passes of the later stages.
         policy: The policy in force for the graph.
         early: Records of the passes that ran before every candidate.
-        report: The record of the graph.
+        report: The record of the graph; the attribute is the current one.
         asked_by_name: Whether the user wrote the chain.
-
-    Attributes:
-        request: As above.
-        contenders: The chain.
-        report: The current record of the graph.
     """
 
     def __init__(
@@ -268,7 +262,7 @@ class Succession:
             alongside: Whether the program runs meanwhile.
         """
         request = dataclasses.replace(self.request_for(args), alongside=alongside)
-        with _torch.compiles.recaptured(request.gm, args), backward.watched() as backwards:
+        with _torch.compiles.recaptured(request.gm, args), watched() as backwards:
             outcome = chain.walk(
                 request, contenders, self._shared, contest, strict=False, at_run_time=True
             )
