@@ -34,9 +34,9 @@ from timing import machine, measure, write_json
 
 from composer import select
 from composer.attempt import try_candidate
-from composer.build import during
 from composer.contenders import contenders_of
 from composer.graphs import capture, keys
+from composer.passes.late import LatePasses
 from composer.policy import Policy
 from composer.records import GraphRequest
 
@@ -94,10 +94,11 @@ def built(model: torch.nn.Module, x: torch.Tensor) -> tuple[GraphRequest, dict[s
     def backend(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
         request = keys.with_key(capture.read_request(gm, inputs), None, "")
         candidates = contenders_of(Policy(chain=ENGINES, remember_failures=0))
-        with during(made={}):
-            tried = [try_candidate(request, each) for each in candidates]
-        runs = {a.backend: run for a, run, _ in tried if run is not None} | {"eager": gm.forward}
-        found.append((request, runs, sum(attempt.seconds for attempt, _, _ in tried)))
+        made: dict[str, object] = {}
+        tried = [try_candidate(request, each, LatePasses(), made=made) for each in candidates]
+        runs = {each.attempt.backend: each.compiled for each in tried if each.compiled is not None}
+        runs["eager"] = gm.forward
+        found.append((request, runs, sum(each.attempt.seconds for each in tried)))
         return gm.forward
 
     torch.compiler.reset()

@@ -40,7 +40,7 @@ from torch.utils._pytree import tree_leaves
 import composer
 from composer import _torch
 from composer.backends import onnxrt
-from composer.build import during
+from composer.build import Artefacts, BuildTerms, building
 from composer.lowering import onnx as lowering
 
 SHAPES = {"1 in, 1 out": (1, 1, 0), "8 in, 1 out": (8, 1, 0), "1 in, 8 out": (1, 8, 0)}
@@ -444,7 +444,7 @@ def main() -> int:
         return 0
     record: dict[str, Any] = {"machine": machine()}
     chosen = asked.parts.split(",")
-    with torch.no_grad(), during(keep_gib=0):
+    with torch.no_grad(), building(BuildTerms(artefacts=Artefacts(keep_gib=0))):
         if "calls" in chosen:
             record["calls"] = call_costs(asked.rounds, asked.calls)
         if "spinning" in chosen:

@@ -30,7 +30,7 @@ from rich.table import Table
 from timing import Ratio, Series, machine, measure, paired_ratio, write_json
 
 import composer
-from composer.backends.base import Backend
+from composer.backends.base import Backend, Build, BuildRequest
 
 INPUTS = (1, 4, 16)
 ENGINES = ("eager", "aot_eager", "inductor", "onnxrt")
@@ -85,16 +85,9 @@ class GivesItsFirstInput(Backend):
 
     writes_as_the_graph = True
 
-    def build(
-        self,
-        gm: torch.fx.GraphModule,
-        example_inputs: list[Any],
-        *,
-        mode: str | None,
-        options: Mapping[str, Any],
-    ) -> object:
+    def build(self, request: BuildRequest) -> Build:
         """See :func:`gives_its_first_input`."""
-        return gives_its_first_input(gm, example_inputs)
+        return Build(gives_its_first_input(request.gm, request.example_inputs))
 
 
 def guard_cost(rounds: int, calls: int) -> dict[str, dict[str, Any]]:

@@ -28,6 +28,7 @@ from composer.backends.tensorrt.network import parse
 from composer.backends.tensorrt.plan import Recipe, Target, build_plan
 from composer.backends.tensorrt.profiles import profile_of, ranges_of
 from composer.backends.tensorrt.settings import Settings
+from composer.build import BuildTerms
 from composer.lowering.aot import FunctionalGraph, compile_functional
 from composer.lowering.plain import shapes_with_symbols
 
@@ -43,7 +44,7 @@ def measured(
 
     def build(graph: FunctionalGraph) -> Any:
         began = time.perf_counter()
-        pieces = cut(graph, library, settings)
+        pieces = cut(graph, library, settings, BuildTerms())
         row["translate_s"] = time.perf_counter() - began
         row["coverage"] = pieces.parts.taken / pieces.parts.total
         row["regions"] = len(pieces.parts.regions)

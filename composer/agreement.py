@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from composer import _torch, interrupts
-from composer.backends.base import note
+from composer.build import BuildFacts
 from composer.errors import Refusal, error_line, refuse
 from composer.records import Reason, Status
 
@@ -56,8 +56,11 @@ class Ballot:
             Refusal: ``skipped``, ``policy``: another rank could not take the candidate.
         """
 
-    def accept(self) -> None:
+    def accept(self, facts: BuildFacts) -> None:
         """Say that this rank can take the candidate, and wait for the others.
+
+        Args:
+            facts: Of the attempt, where it is said how the ranks agreed.
 
         Raises:
             Refusal: ``skipped``, ``policy``: another rank could not take the candidate.
@@ -328,16 +331,16 @@ class _Asked(Ballot):
             if fate and not fate.taken:
                 _refuse_with(fate)
 
-    def accept(self) -> None:
+    def accept(self, facts: BuildFacts) -> None:
         started = time.monotonic()
         if not self._talk.alone:
             with self._talk.unless_it_fails():
                 fate = self._talk.taken(self._place)
                 if not fate.taken:
                     _refuse_with(fate)
-                note(agreed=self._talk.agreed(fate, time.monotonic() - started))
+                facts.extra["agreed"] = self._talk.agreed(fate, time.monotonic() - started)
                 return
-        note(agreed=f"no: {self._talk.alone}")
+        facts.extra["agreed"] = f"no: {self._talk.alone}"
 
     def refuse(self, why: str) -> None:
         if self._talk.alone:

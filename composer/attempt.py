@@ -7,7 +7,7 @@ serves, is :mod:`composer.chain`'s to decide.
 from __future__ import annotations
 
 import contextlib
-import functools
+import dataclasses
 import itertools
 import math
 import re
@@ -15,17 +15,23 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch.fx
 
 from composer import _torch, agreement, interrupts, isolate, mixed
-from composer.backends.base import (
-    Backend,
-    note,
-    within,
+from composer.backends.base import Backend
+from composer.build import (
+    Artefacts,
+    Build,
+    BuildFacts,
+    BuildRequest,
+    BuildTerms,
+    Clock,
+    Precision,
+    building,
 )
-from composer.build import Notes, during
 from composer.contenders import Contender
 from composer.errors import (
     ChildRefusal,
@@ -35,7 +41,7 @@ from composer.errors import (
     first_line,
     refuse,
     text_of,
-    without_locals,
+    without_frames,
 )
 from composer.graphs import clones, sharing, writes
 from composer.graphs.comparison import Bounds
@@ -43,72 +49,96 @@ from composer.graphs.modes import leaving_modes
 from composer.lowering.each import compile_each
 from composer.memory import lacks_memory
 from composer.passes import late
-from composer.precision import Narrow
+from composer.precision import Narrow, Stays, narrow
 from composer.records import Attempt, GraphRequest, Reason, Status, plain
 from composer.select.choice import Tried
 from composer.verify import prove, verify
 
 
+@dataclass
+class _Trial:
+    """One attempt under way.
+
+    Attributes:
+        request: The graph.
+        contender: The candidate.
+        passes: The shared passes, as they run within it.
+        ballot: The vote of the other ranks.
+        made: What the engines tried before have made of the graph.
+        facts: What is said of the build at hand.
+        precision: What the policy has the graph computed in; ``None`` where it does not say, or as
+            long as that is not known.
+        in_fp32: In bf16, how many of the first products stay in float32.
+    """
+
+    request: GraphRequest
+    contender: Contender
+    passes: late.LatePasses
+    ballot: agreement.Ballot
+    made: dict[str, object] | None
+    facts: BuildFacts
+    precision: Precision | None = None
+    in_fp32: int = 0
+
+
 def try_candidate(
     request: GraphRequest,
     contender: Contender,
+    passes: late.LatePasses,
     ballot: agreement.Ballot = agreement.NOBODY,
     in_fp32: int = 0,
     *,
+    made: dict[str, object] | None = None,
     require_working: Callable[[Contender, GraphRequest], None] = lambda contender, request: None,
     at_run_time: bool = False,
 ) -> Tried:
     """One attempt: its record, and either the compiled callable or the error that ended it.
 
-    The error keeps no local variables of its traceback: the next candidate needs their memory.
-    Other ranks are asked by ``ballot``, except for eager, which all of them can take. On trial in
-    bf16 ``in_fp32`` of the first products were found to have to stay in float32, earlier.
-    ``require_working`` refuses an engine that does not work with the installed versions.
-    ``KeyboardInterrupt`` and ``SystemExit`` pass through, so does what the handler of a signal
-    raises, and Dynamo's control flow while Dynamo's compile is under way; all else is a failure, an
-    ``Exception`` or not.
+    What the engine had said by then is in the record of an attempt that failed, too. The error
+    has no traceback, which is in the record: the next candidate needs the memory of its frames.
+
+    Args:
+        request: The graph.
+        contender: The candidate.
+        passes: The shared passes of the later stages, which run within it.
+        ballot: The vote of the other ranks; none is asked about eager, which all of them can take.
+        in_fp32: How many of the first products were found to have to stay in float32, earlier.
+        made: What other engines have made of the graph; ``None`` where nothing is shared.
+        require_working: Refuses an engine that does not work with the installed versions.
+        at_run_time: Whether Dynamo's compile is over, whose control flow is passed on before that.
+
+    Raises:
+        KeyboardInterrupt, SystemExit: and what the handler of a signal raises. All else is a
+            failure, an ``Exception`` or not.
+        PassError: a pass failed, and the policy says ``on_pass_error = "raise"``.
     """
-    name = contender.candidate.name
     is_floor = contender.backend.may_return_original
     ballot = agreement.NOBODY if is_floor else ballot
     started, handled = time.perf_counter(), sys.exception()
-    notes = Notes()
-    with during(notes=notes):
-        if contender.candidate.options:
-            note(options=plain(dict(contender.candidate.options)))
-        if contender.on_trial:
-            note(on_trial=True)
-        if lacks := _torch.names.off(look=False):
-            note(torch_lacks=lacks)
-        try:
-            with _torch.modes.modes_put_back():  # else the next would be built in those of a region
-                contender.skip(request)
-                _decline_forward_mode(contender.backend)
-                if not contender.backend.may_return_original:
-                    sharing.decline_shared(request)
-                contender.backend.probe(request)
-                contender.recall(request)
-                if not contender.limits.isolate:  # else the child process does
-                    require_working(contender, request)
-                compiled, bounds = _acceptable(request, contender, ballot, notes, in_fp32)
-            ballot.accept()
-        except BaseException as error:
-            interrupts.pass_on(error)
-            if isinstance(error, _torch.dynamo.DYNAMO_CONTROL_FLOW) and not at_run_time:
-                raise
-            failed = _failed(name, error, notes, time.perf_counter() - started)
-            ballot.refuse(failed.sentence())
-            _raise_pass_error(error)
-            return Tried(failed, None, without_locals(error, handled), is_floor=is_floor)
-    accepted = Attempt(
-        backend=name,
-        status=Status.SUCCEEDED,
-        reason=None,
-        message="",
-        seconds=time.perf_counter() - started,
-        coverage=notes.coverage,
-        engine=notes.engine,
-    )
+    trial = _Trial(request, contender, passes, ballot, made, BuildFacts())
+    if lacks := _torch.names.off(look=False):
+        trial.facts.extra["torch_lacks"] = lacks
+    try:
+        with _torch.modes.modes_put_back():  # else the next would be built in those of a region
+            contender.skip(request)
+            _decline_forward_mode(contender.backend)
+            if not is_floor:
+                sharing.decline_shared(request)
+            contender.backend.probe(request)
+            contender.recall(request, trial.facts)
+            if not contender.limits.isolate:  # else the child process does
+                require_working(contender, request)
+            compiled, bounds = _acceptable(trial, in_fp32)
+        ballot.accept(trial.facts)
+        accepted = _record(trial, started)
+    except BaseException as error:
+        interrupts.pass_on(error)
+        if isinstance(error, _torch.dynamo.DYNAMO_CONTROL_FLOW) and not at_run_time:
+            raise
+        failed = _failed(trial, error, started)
+        ballot.refuse(failed.sentence())
+        _raise_pass_error(error)
+        return Tried(failed, None, without_frames(error, handled), is_floor=is_floor)
     return Tried(accepted, compiled, is_floor=is_floor, bounds=bounds)
 
 
@@ -116,64 +146,74 @@ _OFF = (Reason.NUMERIC_MISMATCH, Reason.NON_FINITE)
 """What a smaller part in bf16 may make good."""
 
 
-def _acceptable(
-    request: GraphRequest,
-    contender: Contender,
-    ballot: agreement.Ballot,
-    notes: Notes,
-    in_fp32: int,
-) -> tuple[Callable[..., Any], Bounds | None]:
+def _acceptable(trial: _Trial, in_fp32: int) -> tuple[Callable[..., Any], Bounds | None]:
     """What the candidate compiled: on trial in bf16 the largest part whose numbers hold is in it.
 
     With how far its numbers may be off.
 
     Ranks that are to take the same engine may not find the same part: there it is all or nothing.
     """
-    parts: Iterator[int] = iter((0,))
-    if contender.on_trial and ballot is agreement.NOBODY and contender.bounds_in_bf16:
-        parts = mixed.parts(request, contender.bounds_in_bf16)
+    contender, parts = trial.contender, iter((0,))
+    if contender.on_trial and trial.ballot is agreement.NOBODY and contender.bounds_in_bf16:
+        parts = mixed.parts(trial.request, contender.bounds_in_bf16, trial.passes.shared)
         parts = itertools.chain((in_fp32,), parts) if in_fp32 else parts
-    in_fp32, told, began = next(parts), dict(notes.engine), time.perf_counter()
+    part, told, began = next(parts), dict(trial.facts.extra), time.perf_counter()
     timeout = contender.limits.timeout or math.inf
     while True:
         try:
-            return _built_and_verified(request, contender, ballot, notes, in_fp32)
+            return _built_and_verified(trial, part)
         except Refusal as refusal:
             in_time = time.perf_counter() - began < timeout
             smaller = next(parts, None) if in_time and refusal.reason in _OFF else None
             if smaller is None:
                 raise
-            in_fp32 = smaller
-            notes.begin_again(told)
+            part, trial.facts = smaller, BuildFacts(extra=dict(told))
 
 
-def _built_and_verified(
-    request: GraphRequest,
-    contender: Contender,
-    ballot: agreement.Ballot,
-    notes: Notes,
-    in_fp32: int,
-) -> tuple[Callable[..., Any], Bounds | None]:
+def _built_and_verified(trial: _Trial, in_fp32: int) -> tuple[Callable[..., Any], Bounds | None]:
     """Build in the candidate's precision, but for so many of the first products, and compare.
 
     An engine that computes in bf16 by an option of its own is held to what fp32 is.
     """
-    found = contender.narrowed(request, in_fp32)
+    contender = trial.contender
+    found = _narrowed(trial, in_fp32)
     bounds = contender.bounds if found is None else contender.bounds_in_bf16
-    ballot.open()
-    compiled = _build_in_precision(request, contender, found)
-    _decline_low_coverage(notes, contender.min_coverage)
-    _verify(compiled, request, contender, bounds, keeps_nan=notes.keeps_nan)
+    trial.ballot.open()
+    if found is None:
+        compiled = _build_within_limits(trial, trial.request, "fp32")
+    else:
+        own: Precision = "bf16" if contender.backend.chooses_precision else "fp32"
+        compiled = found.around(_build_within_limits(trial, found.request, own))
+    _decline_low_coverage(trial.facts, contender.min_coverage)
+    _verify(compiled, trial, bounds)
     return compiled, bounds
 
 
-def _build_in_precision(
-    request: GraphRequest, contender: Contender, found: Narrow | None
-) -> Callable[..., Any]:
-    if found is None:
-        return _build_within_limits(request, contender)
-    with during(precision="bf16" if contender.backend.chooses_precision else "fp32"):
-        return found.around(_build_within_limits(found.request, contender))
+def _narrowed(trial: _Trial, in_fp32: int) -> Narrow | None:
+    """The graph rewritten to bfloat16, if that is the candidate's precision.
+
+    Args:
+        trial: The attempt.
+        in_fp32: How many products, from the first on, stay in float32.
+
+    Raises:
+        Refusal: ``skipped``, for a trial in bf16 where the graph gains nothing from it.
+    """
+    contender = trial.contender
+    if contender.precision != "bf16":
+        trial.precision = contender.precision
+        return None
+    try:
+        marks, on_trial = contender.backend.chooses_precision, contender.on_trial
+        found = narrow(trial.request, on_trial=on_trial, marks=marks, in_fp32=in_fp32)
+    except Stays as stays:
+        if contender.on_trial:
+            refuse(Status.SKIPPED, Reason.POLICY, f"not tried in bf16: {stays}")
+        trial.precision, trial.facts.extra["not_in_bf16"] = "fp32", str(stays)
+        return None
+    trial.precision, trial.in_fp32 = "bf16", in_fp32
+    trial.facts.extra["products_in_bf16"] = found.products
+    return found
 
 
 def _decline_forward_mode(backend: Backend) -> None:
@@ -186,38 +226,47 @@ def _decline_forward_mode(backend: Backend) -> None:
         refuse(Status.DECLINED, Reason.TRAINING_GRAPH, what)
 
 
-def _build_within_limits(request: GraphRequest, contender: Contender) -> Callable[..., Any]:
-    limits, backend = contender.limits, contender.backend
-    if limits.isolate and not (backend.may_return_original or backend.isolates_itself):
-        isolate.rehearse(
-            request, contender.candidate, limits, contender.min_coverage, contender.freeze
-        )
-    with within(limits), during(keep_gib=contender.keep_gib, freeze=contender.freeze):
-        return _build(request, contender)
+def _build_within_limits(
+    trial: _Trial, request: GraphRequest, precision: Precision
+) -> Callable[..., Any]:
+    contender, backend = trial.contender, trial.contender.backend
+    terms = BuildTerms(
+        limits=contender.limits,
+        precision=precision,
+        freeze=contender.freeze,
+        late=trial.passes,
+        artefacts=Artefacts(contender.keep_gib, trial.made),
+        facts=trial.facts,
+    )
+    if terms.limits.isolate and not (backend.may_return_original or backend.isolates_itself):
+        isolate.rehearse(request, contender.candidate, contender.min_coverage, terms)
+        terms = dataclasses.replace(terms, clock=Clock())
+    try:
+        run = _build(request, contender, terms)
+    finally:
+        terms.artefacts.made = None  # an engine may keep the terms for later calls
+        terms.facts.check()
+    terms.check_end()
+    return run
 
 
-def _build(request: GraphRequest, contender: Contender) -> Callable[..., Any]:
+def _build(request: GraphRequest, contender: Contender, terms: BuildTerms) -> Callable[..., Any]:
     """Build on copies, and find out what the build wrote to all the same; buffers are put back.
 
     Raises:
         Refusal: ``rejected``, where it wrote to the model, or did nothing; or the engine's own.
     """
-    backend, options = contender.backend, contender.candidate.options
-    gm = clones.clone_graph(request.gm)
+    backend = contender.backend
     inputs = list(request.example_inputs)
     if backend.reads_example_inputs:
         inputs = clones.copy_inputs(inputs, keep=request.weights)
+    gm, options = clones.clone_graph(request.gm), contender.candidate.options
+    asked = BuildRequest(gm, inputs, request.mode, options, terms)
     left_alone = clones.LeftAlone(request)
     buffers = clones.Buffers(request) if backend.reads_example_inputs else None
-    build = functools.partial(backend.build, mode=request.mode, options=options)
     try:
-        with _aot_settings(request, backend):
-            if late.in_force().shared.late and not backend.runs_shared_passes:
-                compiled: object = compile_each(
-                    gm, inputs, functools.partial(_build_part, build, backend)
-                )
-            else:
-                compiled = build(gm, inputs)
+        with _aot_settings(request, backend), building(terms):
+            compiled = _compiled(backend, asked)
     finally:
         moved = buffers is not None and buffers.restore()
     if moved or left_alone.written():
@@ -227,6 +276,31 @@ def _build(request: GraphRequest, contender: Contender) -> Callable[..., Any]:
     run = prove.proven(compiled, None if backend.may_return_original else request.gm)
     run = run if backend.may_return_original else sharing.watched(run, request)
     return run if backend.writes_as_the_graph else leaving_modes(run, request.gm)
+
+
+def _compiled(backend: Backend, request: BuildRequest) -> object:
+    """What the backend compiled; with later passes that it does not run itself, part by part."""
+    passes = request.terms.late
+    if passes is None or not passes.shared.late or backend.runs_shared_passes:
+        return _answer(backend, request)
+
+    def compile_part(functional: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        """One of AOTAutograd's graphs, with a proof that the backend did something."""
+        gm = clones.clone_graph(functional)
+        compiled = _answer(backend, dataclasses.replace(request, gm=gm, example_inputs=inputs))
+        return prove.proven(compiled, None if backend.may_return_original else functional)
+
+    return compile_each(request.gm, request.example_inputs, passes, compile_part)
+
+
+def _answer(backend: Backend, request: BuildRequest) -> object:
+    """What the backend compiled; what it says of it is added to the request's facts."""
+    answer = backend.build(request)
+    if not isinstance(answer, Build):
+        return answer
+    if answer.facts is not None and answer.facts is not request.terms.facts:
+        request.terms.facts.add(answer.facts)
+    return answer.compiled
 
 
 @contextlib.contextmanager
@@ -245,31 +319,13 @@ def _aot_settings(request: GraphRequest, backend: Backend) -> Iterator[None]:
         yield
 
 
-def _verify(
-    compiled: Callable[..., Any],
-    request: GraphRequest,
-    contender: Contender,
-    bounds: Bounds | None,
-    *,
-    keeps_nan: bool,
-) -> None:
+def _verify(compiled: Callable[..., Any], trial: _Trial, bounds: Bounds | None) -> None:
     """Compare with what the floor computes, where the policy asks for it."""
-    if bounds is None or contender.backend.may_return_original:
+    if bounds is None or trial.contender.backend.may_return_original:
         return
-    compared = verify(compiled, request, late.in_force().shared, bounds, keeps_nan=keeps_nan)
-    if contender.on_trial and not compared:
+    compared = verify(compiled, trial.request, trial.passes.shared, bounds, trial.facts)
+    if trial.contender.on_trial and not compared:
         refuse(Status.SKIPPED, Reason.POLICY, "in bf16 its numbers could not be compared")
-
-
-def _build_part(
-    build: Callable[..., object],
-    backend: Backend,
-    functional: torch.fx.GraphModule,
-    inputs: list[Any],
-) -> Callable[..., Any]:
-    """Have a backend compile one of AOTAutograd's graphs, and prove that it did."""
-    compiled = build(clones.clone_graph(functional), inputs)
-    return prove.proven(compiled, None if backend.may_return_original else functional)
 
 
 def _raise_pass_error(error: BaseException) -> None:
@@ -279,19 +335,43 @@ def _raise_pass_error(error: BaseException) -> None:
             raise cause
 
 
-def _decline_low_coverage(notes: Notes, least: float) -> None:
+def _decline_low_coverage(facts: BuildFacts, least: float) -> None:
     """Refuse an engine that says it takes a smaller share of the graph than the policy asks for."""
-    if notes.coverage is None or notes.coverage >= least:
+    if facts.coverage is None or facts.coverage >= least:
         return
-    share = (
-        f"{notes.taken} of {notes.total} compute nodes" if notes.total else f"{notes.coverage:.0%}"
-    )
-    rest = f", not {', '.join(notes.left)}" if notes.left else ""
+    nodes = f"{facts.taken} of {facts.total} compute nodes"
+    share = nodes if facts.total else f"{facts.coverage:.0%}"
+    rest = f", not {', '.join(facts.left_to_torch)}" if facts.left_to_torch else ""
     what = f"the engine takes {share}{rest}; min_coverage is {least:g}"
     refuse(Status.DECLINED, Reason.LOW_COVERAGE, what)
 
 
-def _failed(name: str, error: BaseException, notes: Notes, seconds: float) -> Attempt:
+def _record(trial: _Trial, started: float) -> Attempt:
+    """The record of an attempt as it stands, accepted so far."""
+    contender, facts = trial.contender, trial.facts
+    options = plain(dict(contender.candidate.options))
+    of_policy = {
+        "options": options,
+        "on_trial": contender.on_trial,
+        "precision": trial.precision,
+        "products_in_fp32": trial.in_fp32,
+    }
+    return Attempt(
+        backend=contender.candidate.name,
+        status=Status.SUCCEEDED,
+        reason=None,
+        message="",
+        seconds=time.perf_counter() - started,
+        coverage=facts.coverage,
+        engine={name: said for name, said in of_policy.items() if said} | facts.record(),
+        options=options,
+        precision=trial.precision,
+        products_in_fp32=trial.in_fp32,
+        on_trial=contender.on_trial,
+    )
+
+
+def _failed(trial: _Trial, error: BaseException, started: float) -> Attempt:
     """The record of an attempt that ``error`` ended."""
     status, reason = classify(error)
     # A plain "no" carries no traceback worth reading; one that wraps an error shows that error.
@@ -300,14 +380,11 @@ def _failed(name: str, error: BaseException, notes: Notes, seconds: float) -> At
     kind = type(fault).__name__ if fault else ""
     if isinstance(error, ChildRefusal):
         kind, said = error.error_type, error.traceback
-    return Attempt(
-        backend=name,
+    return dataclasses.replace(
+        _record(trial, started),
         status=status,
         reason=reason,
         message=_said(error, reason),
-        seconds=seconds,
-        coverage=notes.coverage,
-        engine=notes.engine,
         error_type=kind,
         traceback=said,
     )

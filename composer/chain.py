@@ -6,10 +6,10 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
+from typing import TypeVar
 
 from composer import _torch, agreement, select, selftest, session
 from composer.attempt import try_candidate
-from composer.build import during
 from composer.contenders import Contender
 from composer.errors import CandidateError, ChainExhausted
 from composer.floor import make_floor
@@ -18,6 +18,8 @@ from composer.passes.resolve import SharedPasses
 from composer.records import Attempt, GraphRequest, Outcome, Status
 from composer.select import choice, remembered
 from composer.store import verdicts
+
+E = TypeVar("E", bound=BaseException)
 
 
 def walk(
@@ -29,6 +31,7 @@ def walk(
     strict: bool,
     agree_within: float = 0.0,
     at_run_time: bool = False,
+    made: dict[str, object] | None = None,
 ) -> Outcome:
     """Try one candidate after the other, and choose who serves the graph.
 
@@ -44,20 +47,35 @@ def walk(
         agree_within: Seconds to wait for other ranks of ``torch.distributed``; 0 asks none.
         at_run_time: Whether Dynamo's compile is over. Its control-flow exceptions then fail a
             candidate, as any other error does.
+        made: What engines have made of the graph in another walk; they share it with these.
 
     Raises:
         PassError: a pass failed, and the policy says ``on_pass_error = "raise"``.
     """
     shared = shared or SharedPasses()
+    made = {} if made is None else made
     floor = functools.partial(make_floor, request, shared)
     obstacle = select.obstacle(request, among_ranks=agree_within > 0) if contest else ""
     again = _torch.dynamo.is_recompile()
     with agreement.among_ranks(request.key_among_ranks, agree_within, again=again) as ballot:
 
         def trial(place: int, in_fp32: int = 0) -> choice.Tried:
-            return _try_and_remember(
-                request, contenders[place], shared, ballot(place), in_fp32, at_run_time=at_run_time
-            )
+            contender = contenders[place]
+            passes = late.LatePasses(shared, contender.candidate.name)
+            with session.current().progress.step(request, contender.candidate.name):
+                tried = try_candidate(
+                    request,
+                    contender,
+                    passes,
+                    ballot(place),
+                    in_fp32,
+                    made=made,
+                    require_working=selftest.require,
+                    at_run_time=at_run_time,
+                )
+            if tried.error is not None:  # one that was expensive is remembered
+                contender.remember(request, tried.attempt, tried.error)
+            return dataclasses.replace(tried, passes=passes.records)
 
         tries = functools.partial(_try_in_turn, trial, len(contenders), strict=strict)
         if contest is None or obstacle:
@@ -100,33 +118,6 @@ def _try_in_turn(
             return
 
 
-def _try_and_remember(
-    request: GraphRequest,
-    contender: Contender,
-    shared: SharedPasses,
-    ballot: agreement.Ballot,
-    in_fp32: int,
-    *,
-    at_run_time: bool,
-) -> choice.Tried:
-    """One attempt with the shared passes within it; a failure that was expensive is remembered."""
-    name = contender.candidate.name
-    step = session.current().progress.step(request, name)
-    passes = late.LatePasses(shared, name)
-    with step, during(late=passes):
-        tried = try_candidate(
-            request,
-            contender,
-            ballot,
-            in_fp32,
-            require_working=selftest.require,
-            at_run_time=at_run_time,
-        )
-    if tried.error is not None:
-        contender.remember(request, tried.attempt, tried.error)
-    return dataclasses.replace(tried, passes=passes.records)
-
-
 _FAULTS = (Status.FAILED, Status.REJECTED, Status.TIMED_OUT, Status.CRASHED)
 
 
@@ -140,24 +131,32 @@ def objection(
     to be slower had been accepted before, and one on trial need not be accepted. With
     ``shows_faults`` it is the error itself of the first candidate that failed.
     """
-    ends = zip(outcome.attempts, outcome.errors, strict=True)
-    refused = [(attempt, cause) for attempt, cause in ends if cause is not None]
+    refused = [(attempt, cause) for attempt, cause in outcome.ends if cause is not None]
     for attempt, cause in refused:
         if strict and not (attempt.status is Status.SKIPPED or attempt.on_trial):
             return _candidate_error(attempt, cause)
         if shows_faults and attempt.status in _FAULTS:
             return _as_exception(attempt, cause)
-    if on_exhausted == "raise" and len(refused) == len(outcome.attempts):
+    if on_exhausted == "raise" and len(refused) == len(outcome.ends):
         return ChainExhausted(outcome.attempts, [_as_exception(*each) for each in refused])
     return None
 
 
 def _as_exception(attempt: Attempt, cause: BaseException) -> Exception:
     """What ended an attempt, as a group of exceptions can hold it."""
-    return cause if isinstance(cause, Exception) else _candidate_error(attempt, cause)
+    if not isinstance(cause, Exception):
+        return _candidate_error(attempt, cause)
+    return _with_lines(attempt, cause)
 
 
 def _candidate_error(attempt: Attempt, cause: BaseException) -> CandidateError:
     error = CandidateError(attempt)
-    error.__cause__ = cause
+    error.__cause__ = _with_lines(attempt, cause)
     return error
+
+
+def _with_lines(attempt: Attempt, cause: E) -> E:
+    """The error with its traceback as a note: its frames are gone with the attempt."""
+    if attempt.traceback:
+        cause.add_note(attempt.traceback)
+    return cause

@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 
 from composer import child, session
 from composer.backends import find_backend
-from composer.backends.base import Backend, note
-from composer.build import Freeze, Precision
+from composer.backends.base import Backend
+from composer.build import BuildFacts, Freeze, Precision
 from composer.errors import OptionError, UnknownNameError, refuse
 from composer.graphs.comparison import Bounds, LowPrecisionBounds
 from composer.policy import Candidate, Facts, Policy
-from composer.precision import Narrow, Stays, narrow
 from composer.records import Attempt, GraphRequest, Reason, Status
 from composer.store import failures
 
@@ -84,45 +83,18 @@ class Contender:
         if self.remember_days and failures.is_expensive(attempt, error):
             failures.remember(self._failure_key(request), request, attempt)
 
-    def recall(self, request: GraphRequest) -> None:
+    def recall(self, request: GraphRequest, facts: BuildFacts) -> None:
         """Refuse what an earlier process has seen fail on this graph.
 
         Raises:
             Refusal: ``skipped`` with ``known_failure``.
         """
         if self.remember_days and not self.backend.may_return_original:
-            failures.refuse_known(self._failure_key(request), self.remember_days)
+            failures.refuse_known(self._failure_key(request), self.remember_days, facts)
 
     def _failure_key(self, request: GraphRequest) -> str | None:
         facts = self.candidate, self.backend, self.limits, self.precision
         return failures.key_of(request, *facts)
-
-    def narrowed(self, request: GraphRequest, in_fp32: int = 0) -> Narrow | None:
-        """The graph rewritten to bfloat16, if that is the candidate's precision.
-
-        Args:
-            request: The graph.
-            in_fp32: How many products, from the first on, stay in float32.
-
-        Raises:
-            Refusal: ``skipped``, for a trial in bf16 where the graph gains nothing from it.
-        """
-        if self.precision != "bf16":
-            if self.precision is not None:
-                note(precision=self.precision)
-            return None
-        try:
-            marks = self.backend.chooses_precision
-            found = narrow(request, on_trial=self.on_trial, marks=marks, in_fp32=in_fp32)
-        except Stays as stays:
-            if self.on_trial:
-                refuse(Status.SKIPPED, Reason.POLICY, f"not tried in bf16: {stays}")
-            note(precision="fp32", not_in_bf16=str(stays))
-            return None
-        note(precision="bf16", products_in_bf16=found.products)
-        if in_fp32:
-            note(products_in_fp32=in_fp32)
-        return found
 
 
 def contenders_of(policy: Policy) -> tuple[Contender, ...]:

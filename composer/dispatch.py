@@ -30,7 +30,6 @@ from typing import Any
 import torch.fx
 
 from composer import _torch, book, chain, lock, repro, saved, select, session, verify
-from composer.build import during
 from composer.contenders import Contender, bounds_of, contenders_of
 from composer.graphs import capture, clones, keys
 from composer.passes.resolve import SharedPasses, shared_passes
@@ -108,7 +107,7 @@ def serve(
     gm, restore = clones.flat_outputs(gm)
     case = _prepare(capture.read_request(gm, example_inputs, mode=mode), options)
     postponed = background.BackgroundSelection.of(case.policy, case.request, case.contenders)
-    with during(made={}), backward.watched() as backwards:
+    with backward.watched() as backwards:
         outcome = _walk(case, postponed)
     report = _publish(case, outcome, time.perf_counter() - started)
     successors = Succession(

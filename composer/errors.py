@@ -311,6 +311,22 @@ def chained(error: BaseException, handled: BaseException | None = None) -> Itera
             waiting += [each.__context__, each.__cause__, inner]
 
 
+def without_frames(error: BaseException, handled: BaseException | None) -> BaseException:
+    """The error without its traceback, and so without the frames, which hold what they computed.
+
+    To clear a frame is not enough: it refers to its function, and so to what that closes over.
+
+    Args:
+        error: What was caught.
+        handled: As for :func:`without_locals`.
+    """
+    for each in chained(error, handled):
+        for inner in each.exceptions if isinstance(each, BaseExceptionGroup) else ():
+            without_frames(inner, handled)
+        each.__traceback__ = None
+    return error
+
+
 def without_locals(error: BaseException, handled: BaseException | None) -> BaseException:
     """The error, whose traceback keeps its lines and lets go of the local variables.
 

@@ -8,7 +8,6 @@ from typing import Any
 import torch.fx
 
 from composer import _torch, interrupts
-from composer.build import during
 from composer.errors import PassError
 from composer.graphs import checkpoints, clones, sharing
 from composer.lowering.each import compile_each
@@ -26,8 +25,7 @@ def make_floor(
         PassError: a pass failed, and the policy says ``on_pass_error = "raise"``.
     """
     passes = late.LatePasses(shared, FLOOR)
-    with during(late=passes):
-        return _floor(request, passes), passes.records
+    return _floor(request, passes), passes.records
 
 
 def _floor(request: GraphRequest, passes: late.LatePasses) -> Callable[..., Any]:
@@ -41,7 +39,7 @@ def _floor(request: GraphRequest, passes: late.LatePasses) -> Callable[..., Any]
         try:
             sharing.decline_shared(request)
             with _torch.modes.modes_put_back():
-                compiled = compile_each(gm, request.example_inputs, _forward_of)
+                compiled = compile_each(gm, request.example_inputs, passes, _forward_of)
             return sharing.watched(compiled, request, eager)
         except _torch.dynamo.DYNAMO_CONTROL_FLOW:
             raise

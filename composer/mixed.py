@@ -25,7 +25,7 @@ import torch.fx
 from composer import _torch, interrupts
 from composer.floor import make_floor
 from composer.graphs.comparison import LowPrecisionBounds
-from composer.passes import late
+from composer.passes.resolve import SharedPasses
 from composer.precision import Stays, narrow
 from composer.records import GraphRequest
 from composer.verify import Run, run
@@ -44,7 +44,7 @@ _LONG = 2.0
 """Seconds of a run from which on it is not repeated to look for a part."""
 
 
-def parts(request: GraphRequest, bounds: LowPrecisionBounds) -> Iterator[int]:
+def parts(request: GraphRequest, bounds: LowPrecisionBounds, shared: SharedPasses) -> Iterator[int]:
     """How many of the first products to keep in float32, in the order in which to try it.
 
     None at first, unless all in bfloat16 is beyond hope. Each is looked for when it is asked for.
@@ -52,10 +52,11 @@ def parts(request: GraphRequest, bounds: LowPrecisionBounds) -> Iterator[int]:
     Args:
         request: The graph, and the first call's inputs.
         bounds: How far numbers may be off.
+        shared: The passes of the later stages, which are part of the program.
     """
     tried: set[int] = set()
     try:
-        errors = _Errors(request, bounds)
+        errors = _Errors(request, bounds, shared)
         if errors.of(0) <= _HOPELESS or not errors.first_within(_MARGINS[0]):
             tried.add(0)
             errors.let_go()
@@ -82,8 +83,10 @@ class _Errors:
         Stays: it has no such product, or is not to be tried in bfloat16.
     """
 
-    def __init__(self, request: GraphRequest, bounds: LowPrecisionBounds) -> None:
-        self._request, self._bounds = request, bounds
+    def __init__(
+        self, request: GraphRequest, bounds: LowPrecisionBounds, shared: SharedPasses
+    ) -> None:
+        self._request, self._bounds, self._shared = request, bounds, shared
         self._products = narrow(request, on_trial=True, marks=True).products
         self._errors: dict[tuple[float, int], float] = request.made_of_graph().setdefault(
             "errors", {}
@@ -127,7 +130,7 @@ class _Errors:
 
     def _run_of_eager(self) -> Run:
         try:
-            eager = self._run(_floor(self._request))
+            eager = self._run(self._floor(self._request))
         except _NotMeasured:
             raise
         except BaseException as error:
@@ -144,10 +147,14 @@ class _Errors:
             raise _NotMeasured
         return found
 
+    def _floor(self, request: GraphRequest) -> Callable[..., Any]:
+        floor, _ = make_floor(request, self._shared)
+        return floor
+
     def _measured(self, in_fp32: int, eager: Run) -> float:
         try:
             narrowed = narrow(self._request, on_trial=True, in_fp32=in_fp32)
-            run = narrowed.around(_floor(narrowed.request))
+            run = narrowed.around(self._floor(narrowed.request))
             got = self._run(run).values
             pairs = ((got[name], value) for name, value in eager.values.items())
             return max((_off(mine, eagers, self._bounds) for mine, eagers in pairs), default=0.0)
@@ -156,12 +163,6 @@ class _Errors:
         except BaseException as error:  # noqa: BLE001  # what cannot be run is no part to try
             interrupts.pass_on(error)
             return math.inf
-
-
-def _floor(request: GraphRequest) -> Callable[..., Any]:
-    """What the candidate at hand is compared with: its passes are part of the program."""
-    floor, _ = make_floor(request, late.in_force().shared)
-    return floor
 
 
 def _off(mine: object, eagers: object, bounds: LowPrecisionBounds) -> float:

@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
 from pydantic import ConfigDict, GetCoreSchemaHandler, TypeAdapter, ValidationError
@@ -220,11 +220,27 @@ class Attempt:
     coverage: float | None = None
     """Share of the graph's compute nodes that the engine took, 0.0 to 1.0; null if unsaid."""
     engine: dict[str, Any] = field(default_factory=dict)
-    """What the engine says of itself: versions, providers, threads."""
+    """What the engine says of itself: versions, providers, threads. Nothing is decided by it."""
     error_type: str = ""
     """Class of the exception that ended the attempt; empty for a plain no."""
     traceback: str = ""
     """Its traceback; empty for a plain no."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """The candidate's options, as the chain gave them."""
+    precision: Literal["fp32", "bf16"] | None = None
+    """What the policy had the graph computed in; null where that is the graph's own."""
+    products_in_fp32: int = 0
+    """In bf16: how many of the first products are in float32 all the same."""
+    on_trial: bool = False
+    """Whether it is no loss if it is not accepted: the same backend follows in fp32."""
+    timing: dict[str, Any] | str | None = None
+    """What was measured of it, or why nothing was; null where the policy does not measure."""
+
+    def timed(self, timing: dict[str, Any] | str | None) -> Attempt:
+        """The attempt with what was measured of it; it stands in ``engine`` as well."""
+        engine = {name: said for name, said in self.engine.items() if name != "timing"}
+        engine |= {"timing": timing} if timing else {}
+        return dataclasses.replace(self, engine=engine, timing=timing)
 
     @property
     def accepted(self) -> bool:
@@ -234,12 +250,7 @@ class Attempt:
     @property
     def who(self) -> str:
         """The backend, and its precision where that is not the graph's own."""
-        return f"{self.backend} in bf16" if self.engine.get("precision") == "bf16" else self.backend
-
-    @property
-    def on_trial(self) -> bool:
-        """Whether it is no loss if it is not accepted: the same backend follows in fp32."""
-        return bool(self.engine.get("on_trial"))
+        return f"{self.backend} in bf16" if self.precision == "bf16" else self.backend
 
     def sentence(self) -> str:
         """The attempt in one line, as warnings and errors quote it."""
@@ -337,13 +348,19 @@ class Runtime:
         return no_info_after_validator_function(cls, handler(Counters))
 
 
+class End(NamedTuple):
+    """An attempt, and what ended it: ``None`` where it was accepted, or was slower."""
+
+    attempt: Attempt
+    error: BaseException | None
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """Where a walk along the chain ended.
 
     Attributes:
-        attempts: The candidates in the order in which they were tried.
-        errors: What ended each of the attempts; ``None`` where it was accepted, or was slower.
+        ends: The attempts in the order in which they were made, each with what ended it.
         chosen: Who serves the graph, as the chain spelled it; ``eager`` for the floor.
         compiled: What serves it.
         passes: The shared passes that ran within the candidate that serves, or within the floor.
@@ -353,13 +370,17 @@ class Outcome:
             best first; ``None`` where nothing was measured.
     """
 
-    attempts: tuple[Attempt, ...]
-    errors: tuple[BaseException | None, ...]
+    ends: tuple[End, ...]
     chosen: str
     compiled: Callable[..., Any]
     passes: tuple[PassRecord, ...] = ()
     bounds: Any = None
     ranking: tuple[int, ...] | None = None
+
+    @property
+    def attempts(self) -> tuple[Attempt, ...]:
+        """The records of the attempts."""
+        return tuple(each.attempt for each in self.ends)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,6 +26,7 @@ from composer.contenders import Contender, contenders_of
 from composer.distribution import version_of
 from composer.errors import first_line, refuse
 from composer.graphs import capture
+from composer.passes.late import LatePasses
 from composer.policy import Candidate, Policy
 from composer.records import Attempt, GraphRequest, Reason, Status, plain
 from composer.system.disk import DiskCache, digest_of
@@ -184,7 +185,7 @@ def _try(candidate: Candidate, case: _Case, device: torch.device) -> Attempt:
         for node, fake in zip(gm.graph.find_nodes(op="placeholder"), fakes, strict=True):
             node.meta["example_value"] = fake
         with _torch.compiles.captured_with(fakes, inputs):
-            return try_candidate(capture.read_request(gm, inputs), contender).attempt
+            return try_candidate(capture.read_request(gm, inputs), contender, LatePasses()).attempt
 
 
 def _key(backend: Backend, device: str) -> str | None:

@@ -14,7 +14,7 @@ import pytest
 from torch.distributed import FileStore, HashStore, TCPStore
 
 from composer import _torch, agreement
-from composer.build import Notes, during
+from composer.build import BuildFacts
 from composer.errors import Refusal
 
 LONG = 20.0
@@ -42,22 +42,21 @@ class Rank:
         started = time.monotonic()
         with agreement.between(self.member, graph, within, again=again) as ballots:
             for place, able in enumerate(can):
-                notes = Notes()
-                with during(notes=notes):
-                    try:
-                        ballots(place).open()
-                        time.sleep(build)
-                        if not able:
-                            ballots(place).refuse("no such kernel")
-                            continue
-                        ballots(place).accept()
-                    except Refusal as refusal:
-                        self.said.append(str(refusal))
+                facts = BuildFacts()
+                try:
+                    ballots(place).open()
+                    time.sleep(build)
+                    if not able:
+                        ballots(place).refuse("no such kernel")
                         continue
-                    finally:
-                        self.facts = notes.engine.get("agreed")
-                        self.waited = time.monotonic() - started
-                    return place
+                    ballots(place).accept(facts)
+                except Refusal as refusal:
+                    self.said.append(str(refusal))
+                    continue
+                finally:
+                    self.facts = facts.extra.get("agreed")
+                    self.waited = time.monotonic() - started
+                return place
         return -1
 
 
@@ -215,10 +214,10 @@ def test_patience_that_is_at_its_end_is_no_error() -> None:
     zero, _ = ranks(2)
     for number in range(600):
         zero.walk([True], graph=f"own{number}", within=0.0001)
-    notes = Notes()
-    with agreement.between(zero.member, "last", 60.0) as ballots, during(notes=notes):
-        ballots(0).accept()
-    assert notes.engine["agreed"]["ranks"] == 1
+    facts = BuildFacts()
+    with agreement.between(zero.member, "last", 60.0) as ballots:
+        ballots(0).accept(facts)
+    assert facts.extra["agreed"]["ranks"] == 1
 
 
 def test_agreement_of_all_restores_patience() -> None:

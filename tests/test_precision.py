@@ -17,8 +17,7 @@ from torch.nn.functional import dropout, linear, scaled_dot_product_attention
 
 import composer
 from composer import Policy, _torch, precision
-from composer.backends import base
-from composer.backends.base import Backend
+from composer.backends.base import Backend, Build, BuildRequest, current_build
 from composer.isolate import parcel
 from composer.testing import FakeBackend, expect
 
@@ -393,7 +392,7 @@ def test_engine_that_is_in_bf16_by_itself_is_judged_by_what_was_asked(precision:
     """As one told so by an option of its own: the policy wants float32."""
 
     def low(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
-        base.note(precision="bf16")
+        current_build().facts.precision = "bf16"
         return lambda x: (x.sin() * 1.005,)
 
     f, x = compiled(torch.sin, low, precision=precision, verify="compile"), torch.rand(4, 4)
@@ -588,10 +587,11 @@ class Chooses(Backend):
     chooses_precision = True
     asked: list[str]
 
-    def build(self, gm: torch.fx.GraphModule, example_inputs: list[Any], **_: Any) -> object:
-        self.asked.append(base.precision())
-        assert {each.dtype for each in example_inputs} == {torch.float32}
-        return _torch.dynamo.lookup_backend("aot_eager")(gm, example_inputs)
+    def build(self, request: BuildRequest) -> Build:
+        self.asked.append(request.terms.precision)
+        assert {each.dtype for each in request.example_inputs} == {torch.float32}
+        backend = _torch.dynamo.lookup_backend("aot_eager")
+        return Build(backend(request.gm, request.example_inputs))
 
 
 def test_engine_that_chooses_its_precision_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -607,7 +607,7 @@ def test_engine_that_chooses_its_precision_is_told(monkeypatch: pytest.MonkeyPat
         torch.compiler.reset()
         compiled(layers(), "some")(torch.randn(4, 32))
     assert engine.asked == ["bf16", "bf16", "fp32", "fp32"]
-    assert base.precision() == "fp32"
+    assert current_build().precision == "fp32"
 
 
 def test_child_process_is_sent_what_is_built_here(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -677,7 +677,8 @@ def test_what_an_engine_says_of_its_precision_loosens_no_bounds(verify: str) -> 
     off = 0.0 if verify == "sample" else 0.005
 
     def low(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
-        base.note(precision="bf16", products_in_bf16=1)
+        current_build().facts.precision = "bf16"
+        current_build().facts.extra["products_in_bf16"] = 1
         return lambda x: (x.sin() * (1 + off),)
 
     x = torch.rand(4, 4)

@@ -1,8 +1,7 @@
 """What an engine is to composer: a probe, a build, and nothing that knows of fallbacks.
 
-:class:`Backend` is the contract. While it builds, an engine can tell the attempt under way what it
-does (:func:`note`, :func:`covers`) and ask what it is allowed (:func:`limits_left`,
-:func:`check_time`, :func:`precision`). The ``require_...`` functions refuse for many engines alike.
+:class:`Backend` is the contract; it is asked by a :class:`~composer.build.BuildRequest` and answers
+by a :class:`~composer.build.Build`. The ``require_...`` functions refuse for many engines alike.
 """
 
 from __future__ import annotations
@@ -10,15 +9,10 @@ from __future__ import annotations
 import importlib.util
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-import torch.fx
-
-from composer.build import Clock, Precision, current_build, during
-from composer.child import Limits
+from composer.build import Build, BuildFacts, BuildRequest, BuildTerms, current_build
 from composer.distribution import version_of
 from composer.errors import OptionError, refuse
 from composer.graphs.comparison import requires_grad
@@ -26,6 +20,19 @@ from composer.graphs.nodes import value_of
 from composer.passes import fingerprint
 from composer.records import GraphRequest, Reason, Status
 from composer.registry import did_you_mean
+
+__all__ = [
+    "Backend",
+    "Build",
+    "BuildFacts",
+    "BuildRequest",
+    "BuildTerms",
+    "check_known",
+    "current_build",
+    "is_installed",
+    "require_inference",
+    "require_installed",
+]
 
 
 class Backend(ABC):
@@ -45,7 +52,7 @@ class Backend(ABC):
 
     runs_shared_passes: ClassVar[bool] = False
     """Whether the build itself runs the passes of the stages ``joint`` and ``post_grad``
-    (:func:`composer.passes.late.in_force`). For any other backend composer makes the AOT step, and
+    (``request.terms.late``). For any other backend composer makes the AOT step, and
     gives it each functional graph as if captured; without such passes it is given the graph."""
 
     writes_as_the_graph: ClassVar[bool] = False
@@ -53,12 +60,12 @@ class Backend(ABC):
     raises. For a graph that writes to none, calls are then spared the check for such writes."""
 
     isolates_itself: ClassVar[bool] = False
-    """Whether the build itself runs its native part in a child process, where :func:`limits_left`
-    says so, and uses the artefact that the child made. ``isolate`` is then on by default. For any
+    """Whether the build itself runs its native part in a child process, where the request's limits
+    say so, and uses the artefact that the child made. ``isolate`` is then on by default. For any
     other backend a child builds and runs the whole candidate as a rehearsal, and is thrown away."""
 
     chooses_precision: ClassVar[bool] = False
-    """Whether the build itself computes in what :func:`precision` says, and of a graph with marks
+    """Whether the build itself computes in what the request's terms say, and of a graph with marks
     (:mod:`composer.graphs.low_precision`) the rest in float32. For any other backend the graph is
     rewritten where the policy wants ``bf16``."""
 
@@ -104,123 +111,14 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def build(
-        self,
-        gm: torch.fx.GraphModule,
-        example_inputs: list[Any],
-        *,
-        mode: str | None,
-        options: Mapping[str, Any],
-    ) -> object:
-        """Compile ``gm`` and return a callable with its inputs and outputs.
+    def build(self, request: BuildRequest) -> Build | Callable[..., Any]:
+        """Compile the graph of the request.
+
+        A callable by itself counts as a :class:`~composer.build.Build` that says nothing more.
 
         Args:
-            gm: A clone that this build may change as it likes.
-            example_inputs: The inputs of the first call; weights are the originals.
-            mode: ``torch.compile``'s mode.
-            options: The candidate's options, as the chain gave them.
+            request: The graph, its inputs, and what holds for the build.
         """
-
-
-def note(coverage: float | None = None, *, keeps_nan: bool | None = None, **engine: Any) -> None:
-    """Tell the attempt under way, if there is one, what the engine did.
-
-    Args:
-        coverage: Share of the graph's compute nodes that the engine took, 0.0 to 1.0; where it is
-            less than the policy's ``min_coverage``, the chain declines what was built.
-        keeps_nan: Whether the engine gives NaN wherever eager does. Under ``verify`` one that
-            claims it is compared a second time, on inputs with a NaN.
-        engine: Facts for the attempt's ``engine`` record.
-
-    Raises:
-        ValueError: ``coverage`` is no such share.
-    """
-    if coverage is not None and not 0 <= coverage <= 1:
-        raise ValueError(f"coverage is a share, 0.0 to 1.0, not {coverage!r}")
-    notes = current_build().notes
-    if notes is None:
-        return
-    notes.engine.update(engine)
-    if keeps_nan is not None:
-        notes.keeps_nan = notes.engine["keeps_nan"] = keeps_nan
-    if coverage is not None:
-        notes.coverage = coverage
-
-
-def covers(taken: int, total: int, left: Sequence[str] = ()) -> None:
-    """Tell the attempt under way, if there is one, how much of one graph the engine takes.
-
-    Args:
-        taken: Compute nodes that the engine runs.
-        total: Compute nodes of the graph.
-        left: A line for each operator that it leaves to torch, with the reason.
-    """
-    notes = current_build().notes
-    if notes is None:
-        return
-    notes.taken, notes.total = notes.taken + taken, notes.total + total
-    notes.coverage = notes.taken / notes.total if notes.total else None
-    notes.left += [line for line in left if line not in notes.left]
-    if notes.left:
-        notes.engine["left_to_torch"] = notes.left
-
-
-@contextmanager
-def within(limits: Limits) -> Iterator[None]:
-    """Build within these limits; a build that ends later than ``timeout`` is refused as well."""
-    with during(limits=limits, clock=Clock()):
-        yield
-        _refuse_late("finished", hint=_NOT_INTERRUPTED)
-
-
-def precision() -> Precision:
-    """What the build under way may compute in; for engines that choose it themselves."""
-    return current_build().precision
-
-
-def limits_left() -> Limits:
-    """What is left of the limits, for engines that do a part of the build in a child process."""
-    limits, clock = current_build().limits, current_build().clock
-    if clock is None or limits.timeout is None:
-        return limits
-    return replace(limits, timeout=max(limits.timeout - clock.seconds, 1e-3))
-
-
-def excuse(seconds: float) -> None:
-    """Do not count so many seconds as compile time: a child process took them to start."""
-    clock = current_build().clock
-    if clock is not None:
-        clock.excused += seconds
-
-
-def check_time() -> None:
-    """End the attempt under way if its ``timeout`` is over; engines ask between their steps.
-
-    Nothing else interrupts a build: an exception from outside could strike within code of torch's
-    that must not be interrupted.
-
-    Raises:
-        Refusal: ``timed_out``.
-    """
-    _refuse_late("was stopped")
-
-
-_NOT_INTERRUPTED = "this engine cannot be interrupted, but in a child process (isolate = true)"
-
-
-def _refuse_late(ended: str, hint: str = "") -> None:
-    """Refuse a build whose time is over.
-
-    Args:
-        ended: What became of it: ``"finished"``, ``"was stopped"``.
-        hint: What would end such a build in time, where no child process does.
-    """
-    limits, clock = current_build().limits, current_build().clock
-    if clock is None or limits.timeout is None or clock.seconds <= limits.timeout:
-        return
-    what = f"{ended} after {clock.seconds:.3g} s, and timeout is {limits.timeout:g} s"
-    told = what if limits.isolate or not hint else f"{what}; {hint}"
-    refuse(Status.TIMED_OUT, Reason.TIMEOUT, told)
 
 
 def is_installed(module: str) -> bool:

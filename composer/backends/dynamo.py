@@ -13,7 +13,7 @@ import torch
 import torch.fx
 
 from composer import _torch, interrupts
-from composer.backends.base import Backend
+from composer.backends.base import Backend, Build, BuildRequest
 from composer.backends.foreign import foreign
 from composer.errors import OptionError, Refusal, import_failure, refuse
 from composer.passes import fingerprint
@@ -50,20 +50,12 @@ class CallableBackend(Backend):
         name = getattr(self.function, "__name__", None) or type(self.function).__name__
         _refuse_options(name, self.function, options)
 
-    def build(
-        self,
-        gm: torch.fx.GraphModule,
-        example_inputs: list[Any],
-        *,
-        mode: str | None,
-        options: Mapping[str, Any],
-    ) -> object:
+    def build(self, request: BuildRequest) -> Build:
         """Call the function; ``mode`` is not passed on, since only torch's own engines know it."""
         if known := foreign(self.function):
-            return known.build(self.function, gm, example_inputs, options)
-        if options:
-            return self.function(gm, example_inputs, options=dict(options))
-        return self.function(gm, example_inputs)
+            return Build(known.compiled_by(self.function, request))
+        options = {"options": dict(request.options)} if request.options else {}
+        return Build(self.function(request.gm, request.example_inputs, **options))
 
 
 class NamedBackend(Backend):
@@ -115,17 +107,9 @@ class NamedBackend(Backend):
             return fingerprint.digest(self.name, torch.__version__)
         return CallableBackend(function).identity()
 
-    def build(
-        self,
-        gm: torch.fx.GraphModule,
-        example_inputs: list[Any],
-        *,
-        mode: str | None,
-        options: Mapping[str, Any],
-    ) -> object:
+    def build(self, request: BuildRequest) -> Build:
         """Look the name up and call what it stands for."""
-        found = CallableBackend(self._function())
-        return found.build(gm, example_inputs, mode=mode, options=options)
+        return CallableBackend(self._function()).build(request)
 
     def _function(self) -> Callable[..., Any]:
         try:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch.fx
-
-from composer.backends.base import Backend, check_known
+from composer.backends.base import Backend, Build, BuildRequest, check_known
 from composer.graphs.checkpoints import eager_forward
 
 
@@ -21,13 +19,6 @@ class EagerBackend(Backend):
         """There are none."""
         check_known(options, (), "eager")
 
-    def build(
-        self,
-        gm: torch.fx.GraphModule,
-        example_inputs: list[Any],
-        *,
-        mode: str | None,
-        options: Mapping[str, Any],
-    ) -> object:
+    def build(self, request: BuildRequest) -> Build:
         """There is nothing to build."""
-        return eager_forward(gm)
+        return Build(eager_forward(request.gm))

@@ -18,7 +18,7 @@ import torch
 import torch.fx
 
 from composer import _torch
-from composer.backends.base import note
+from composer.backends.base import BuildRequest, BuildTerms
 from composer.errors import refuse
 from composer.graphs import writes
 from composer.records import Reason, Status
@@ -31,7 +31,8 @@ class Foreign:
     Attributes:
         name: Of the backend, or of its package.
         options: Options by which it raises where it would else return the graph itself.
-        raising: Within this context it raises where it would else have another backend compile.
+        raising: Given the terms of a build, makes the context within which it raises where it would
+            else have another backend compile.
         is_engine: Whether a module of a graph, by its name and itself, is one of its engines.
             ``None`` where its engines are no modules.
         gave_up: Attribute of its engines that is true once torch runs their part of the graph.
@@ -39,33 +40,28 @@ class Foreign:
 
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
-    raising: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+    raising: Callable[[BuildTerms], contextlib.AbstractContextManager[None]] = lambda _: (
+        contextlib.nullcontext()
+    )
     is_engine: Callable[[str, torch.nn.Module], bool] | None = None
     gave_up: str = ""
 
-    def build(
-        self,
-        function: Callable[..., Any],
-        gm: torch.fx.GraphModule,
-        example_inputs: list[Any],
-        options: Mapping[str, Any],
-    ) -> object:
+    def compiled_by(self, function: Callable[..., Any], request: BuildRequest) -> Any:
         """Have the backend compile a graph, and refuse what its engines have no part in.
 
         Args:
             function: The backend.
-            gm: The graph.
-            example_inputs: The inputs of the first call.
-            options: The candidate's own; they go over :attr:`options`.
+            request: What it is asked. The candidate's options go over :attr:`options`.
 
         Raises:
             Refusal: ``rejected`` with ``returned_original``.
             Exception: whatever the backend raised before it handed the graph over.
         """
-        asked = {**self.options, **options}
-        may_write = writes.may_write(gm)
-        with self.raising():
-            compiled = function(gm, example_inputs, **({"options": asked} if asked else {}))
+        asked = {**self.options, **request.options}
+        may_write = writes.may_write(request.gm)
+        with self.raising(request.terms):
+            options = {"options": asked} if asked else {}
+            compiled = function(request.gm, request.example_inputs, **options)
         graphs = _graphs_within(compiled)
         if self.is_engine is None or not graphs:
             return compiled
@@ -109,7 +105,7 @@ class Foreign:
 
 
 @contextlib.contextmanager
-def _openvino_raises() -> Iterator[None]:
+def _openvino_raises(terms: BuildTerms) -> Iterator[None]:
     """Have the openvino package (2026.4.1) raise its own error.
 
     Its backend catches that, and returns what ``compile_fx`` of Inductor makes of the graph.
@@ -117,7 +113,8 @@ def _openvino_raises() -> Iterator[None]:
     module: Any = sys.modules.get("openvino.frontend.pytorch.torchdynamo.backend")
     usual, outer = getattr(module, "compile_fx", None), sys.exception()
     if usual is None:
-        note(handed_to_inductor="cannot be told for this version of openvino")
+        untold = "cannot be told for this version of openvino"
+        terms.facts.extra["handed_to_inductor"] = untold
         yield
         return
 
@@ -183,7 +180,9 @@ _BACKENDS = {
     "openvino": Foreign(
         "openvino", raising=_openvino_raises, is_engine=_is_of_openvino, gave_up="perm_fallback"
     ),
-    _torch.inductor.CUDAGRAPHS: Foreign("cudagraphs", raising=_torch.inductor.cudagraphs_or_error),
+    _torch.inductor.CUDAGRAPHS: Foreign(
+        "cudagraphs", raising=lambda _: _torch.inductor.cudagraphs_or_error()
+    ),
 }
 """By the module that a backend is written in, or by the first part of its name."""
 

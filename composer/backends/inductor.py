@@ -6,15 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-import torch.fx
 
 from composer import _torch
 from composer.backends import inductor_freezing, inductor_records
-from composer.backends.base import Backend, note
+from composer.backends.base import Backend, Build, BuildRequest
 from composer.backends.inductor_hooks import hooks
 from composer.errors import OptionError
 from composer.graphs.keys import graph_key
-from composer.passes import late
+from composer.passes.late import LatePasses
 from composer.records import Stage
 from composer.registry import did_you_mean
 
@@ -43,40 +42,36 @@ class InductorBackend(Backend):
         except RuntimeError as error:
             raise OptionError(f"backend 'inductor': {error}") from error
 
-    def build(
-        self,
-        gm: torch.fx.GraphModule,
-        example_inputs: list[Any],
-        *,
-        mode: str | None,
-        options: Mapping[str, Any],
-    ) -> object:
+    def build(self, request: BuildRequest) -> Build:
         """Compile with the settings that ``mode`` stands for, then the candidate's options.
 
         Shared passes come in by Inductor's own hooks, behind what the user set there.
         """
-        config = _torch.inductor.inductor_config(mode, dict(options))
-        passes = late.in_force()
+        mode, passes, facts = request.mode, request.terms.late or LatePasses(), request.terms.facts
+        config = _torch.inductor.inductor_config(mode, dict(request.options))
         config |= hooks(passes, config)
-        settings = f"{mode} {sorted(options.items())} {passes.shared.key}"
-        key = graph_key(gm, settings) if passes.shared.late else ""
-        compiled = inductor_freezing.compiled(gm, example_inputs, config)
-        if passes.shared.late:
-            _complete(passes, key)
-        chosen: dict[str, Any] = {"mode": mode} if mode else {}
-        note(coverage=1.0, torch=torch.__version__, **chosen)
-        return compiled
+        settings = f"{mode} {sorted(request.options.items())} {passes.shared.key}"
+        key = graph_key(request.gm, settings) if passes.shared.late else ""
+        compiled = inductor_freezing.compiled(request, config)
+        if passes.shared.late and _complete(passes, key):
+            facts.extra["passes"] = "in the graph that Inductor had in its cache"
+        facts.coverage, facts.versions["torch"] = 1.0, torch.__version__
+        if mode:
+            facts.extra["mode"] = mode
+        return Build(compiled)
 
 
-def _complete(passes: late.LatePasses, key: str) -> None:
+def _complete(passes: LatePasses, key: str) -> bool:
     """Have the record say what the passes did to a graph, where Inductor had it in its cache.
 
     A partitioner by itself leaves no record in inference either, where there is nothing to cut.
+
+    Returns:
+        Whether it had.
     """
     if passes.ran_all():
         inductor_records.remember(key, passes.records)
-        return
+        return False
     remembered = inductor_records.recall(key)
     passes.complete(remembered)
-    if remembered or passes.rewrites(Stage.JOINT) or passes.rewrites(Stage.POST_GRAD):
-        note(passes="in the graph that Inductor had in its cache")
+    return bool(remembered or passes.rewrites(Stage.JOINT) or passes.rewrites(Stage.POST_GRAD))

@@ -16,8 +16,7 @@ import torch
 import torch.fx
 
 from composer import _torch
-from composer.backends.base import note
-from composer.build import current_build
+from composer.backends.base import BuildRequest
 from composer.graphs import capture, clones, writes
 from composer.graphs.nodes import attribute_at
 from composer.lowering import samples
@@ -35,33 +34,31 @@ Config = Mapping[str, Any]
 FrozenCode = Callable[[tuple[Any, ...]], Any]
 
 
-def compiled(
-    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], config: Config
-) -> Callable[..., Any]:
+def compiled(request: BuildRequest, config: Config) -> Callable[..., Any]:
     """Have Inductor compile a graph: frozen, if the candidate, the policy or the process says so.
 
     The first of these that says anything decides. Where only the process asks for it, it is done as
     Inductor does it: tensors that the graph holds are frozen, and no inputs.
 
     Args:
-        gm: The graph; it may be changed.
-        example_inputs: Tensors and symbols, in the order of the placeholders.
+        request: The graph, its inputs, and the policy's ``freeze``.
         config: The candidate's settings; torch's own config stands behind them.
     """
+    gm, example_inputs = request.gm, request.example_inputs
     if torch.is_grad_enabled():
         return _compile(gm, example_inputs, config)
-    wish = current_build().freeze
+    wish, told = request.terms.freeze, request.terms.facts.extra
     asked = config.get("freezing", None if wish == "auto" else wish)
     config = config if asked is None else {**config, "freezing": asked}
     if not _torch.inductor.inductor_setting("freezing", config):
         return _compile(gm, example_inputs, config)
     region = _to_freeze(gm, example_inputs, passed=asked is not None)
     if region is None:
-        note(frozen=0)
+        told["frozen"] = 0
         return _compile(gm, example_inputs, {**config, "freezing": False})
     if not region.weights:
         return _compile(gm, example_inputs, config)
-    note(frozen=len(region.weights))
+    told["frozen"] = len(region.weights)
     return Frozen(gm, example_inputs, region, config)
 
 

@@ -10,32 +10,26 @@ import time
 from typing import Any
 
 from composer import child
-from composer.backends.base import note, precision
-from composer.build import Freeze
+from composer.backends.base import BuildTerms
 from composer.errors import ChildRefusal, refuse
 from composer.graphs import collectives
 from composer.isolate import parcel
-from composer.passes import late
 from composer.passes.resolve import SharedPasses
 from composer.policy import Candidate
 from composer.records import GraphRequest, Reason, Status
 
 
 def rehearse(
-    request: GraphRequest,
-    candidate: Candidate,
-    limits: child.Limits,
-    min_coverage: float,
-    freeze: Freeze,
+    request: GraphRequest, candidate: Candidate, min_coverage: float, terms: BuildTerms
 ) -> None:
     """Build the candidate in a child process, and run it once there.
 
     Args:
         request: The graph; neither it nor its tensors are changed.
         candidate: What to build.
-        limits: For the build and the run; the start of the child is not counted.
         min_coverage: Share of the graph that the engine has to take.
-        freeze: Whether it takes weights in.
+        terms: Of the build here. Its limits hold for the build and the run there; the start of the
+            child is not counted.
 
     Raises:
         Refusal: ``crashed``, ``timed_out``, ``failed`` with ``out_of_memory``, ``declined`` with
@@ -45,7 +39,7 @@ def rehearse(
         what = "the graph has collectives, and a child process is no rank"
         refuse(Status.DECLINED, Reason.NOT_ISOLATABLE, what)
     started = time.perf_counter()
-    shared = late.in_force().shared
+    shared = terms.late.shared if terms.late else SharedPasses()
     contents = {
         f"the backend {candidate.name!r}": candidate.backend,
         "its options": candidate.options,
@@ -55,12 +49,12 @@ def rehearse(
             "torch": parcel.surroundings(),
             "mode": request.mode,
             "min_coverage": min_coverage,
-            "precision": precision(),
-            "freeze": freeze,
+            "precision": terms.precision,
+            "freeze": terms.freeze,
         },
     }
-    _judge(child.ask("composer.isolate.isolated:attempt", parcel.pack(contents), limits))
-    note(isolated={"seconds": round(time.perf_counter() - started, 3)})
+    _judge(child.ask("composer.isolate.isolated:attempt", parcel.pack(contents), terms.limits))
+    terms.facts.extra["isolated"] = {"seconds": round(time.perf_counter() - started, 3)}
 
 
 def _judge(attempt: dict[str, Any]) -> None:

@@ -9,13 +9,13 @@ from typing import Any
 
 from composer import _torch, interrupts, selftest, verify
 from composer.attempt import try_candidate
-from composer.build import during
 from composer.contenders import contenders_of
 from composer.errors import ComposerError, Refusal, first_line, text_of
 from composer.floor import make_floor
 from composer.graphs import capture
 from composer.isolate import parcel
-from composer.passes import late
+from composer.passes.late import LatePasses
+from composer.passes.resolve import SharedPasses
 from composer.policy import Candidate, Policy
 from composer.records import Attempt, GraphRequest, Reason, Status, plain
 
@@ -46,23 +46,27 @@ def _attempt(payload: bytes, ready: Callable[[], None]) -> Attempt:
     except ComposerError as error:
         what = f"in a child process: {error}"
         return Attempt("", Status.DECLINED, Reason.NOT_ISOLATABLE, what, 0.0)
-    with parcel.within(around["torch"]), during(late=late.LatePasses(shared, "")):
+    with parcel.within(around["torch"]):
         inputs = parcel.opened(sent)
         request = capture.read_request(gm, inputs, mode=around["mode"])
         with _torch.compiles.as_if_captured(inputs):
-            tried = try_candidate(request, contender, require_working=selftest.require)
+            tried = try_candidate(
+                request, contender, LatePasses(shared), require_working=selftest.require
+            )
         if tried.compiled is None:
             return tried.attempt
-        return _run(tried.compiled, request, tried.attempt)
+        return _run(tried.compiled, request, tried.attempt, shared)
 
 
-def _run(compiled: Callable[..., Any], request: GraphRequest, attempt: Attempt) -> Attempt:
+def _run(
+    compiled: Callable[..., Any], request: GraphRequest, attempt: Attempt, shared: SharedPasses
+) -> Attempt:
     """Run once, with a backward in training. Weights are made up, so the floor may raise, too."""
     try:
         verify.run(compiled, request.example_inputs, request)
     except BaseException as error:  # noqa: BLE001  # becomes a record in the caller
         interrupts.pass_on(error)
-        if _floor_raises(request):
+        if _floor_raises(request, shared):
             return attempt
         what = f"raised when it was run on the first inputs: {first_line(text_of(error))}"
         return dataclasses.replace(
@@ -76,10 +80,10 @@ def _run(compiled: Callable[..., Any], request: GraphRequest, attempt: Attempt) 
     return attempt
 
 
-def _floor_raises(request: GraphRequest) -> bool:
+def _floor_raises(request: GraphRequest, shared: SharedPasses) -> bool:
     try:
         with _torch.compiles.as_if_captured(request.example_inputs):
-            floor, _ = make_floor(request, late.in_force().shared)
+            floor, _ = make_floor(request, shared)
         verify.run(floor, request.example_inputs, request)
     except BaseException as error:  # noqa: BLE001  # that it raises is the answer
         interrupts.pass_on(error)

@@ -124,8 +124,7 @@ class Witness:
         named = [each for each in self._chains[key] if each.name == report.chosen]
         accepted = [each for each in report.attempts if each.accepted]
         if accepted:  # the last one serves
-            options = accepted[-1].engine.get("options", {})
-            given = [each for each in named if each.told == options]
+            given = [each for each in named if each.told == accepted[-1].options]
             on_trial = [each for each in given if (each.precision != "") == accepted[-1].on_trial]
             named = on_trial or given or named
         return next(iter(named), None)

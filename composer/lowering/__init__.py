@@ -15,7 +15,7 @@ In the order in which a graph goes through them:
   when one changes (``weights``, ``statistics``, ``narrow_weights``; ``freeze`` is the policy's);
 - :mod:`~composer.lowering.trial` runs once what was built.
 
-A model is made once a graph (:mod:`~composer.lowering.once`) and kept for other processes
-(:mod:`~composer.lowering.artefacts`), which :mod:`~composer.lowering.whole` may spare AOTAutograd
-as well. :mod:`~composer.lowering.each` is for backends that know nothing of all this.
+A model is made once a graph (:class:`composer.build.Artefacts`) and kept for other processes
+(:mod:`~composer.lowering.artefacts`), which :mod:`~composer.lowering.whole` may spare
+AOTAutograd as well. :mod:`~composer.lowering.each` is for backends that know nothing of all this.
 """

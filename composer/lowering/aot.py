@@ -13,7 +13,7 @@ import torch
 import torch.fx
 
 from composer import _torch
-from composer.build import current_build
+from composer.build import BuildTerms
 from composer.errors import refuse
 from composer.graphs import capture, checkpoints, clones
 from composer.graphs.comparison import requires_grad
@@ -123,6 +123,7 @@ def compile_functional(
     example_inputs: Sequence[Any],
     build: GraphBuilder,
     dialect: Table = MappingProxyType({}),
+    terms: BuildTerms | None = None,
 ) -> Callable[..., Any]:
     """Have ``build`` compile the functional graphs; AOTAutograd does the rest around them.
 
@@ -136,10 +137,13 @@ def compile_functional(
         build: Compiles a functional graph.
         dialect: Decompositions that this engine wants in inference graphs; they go before the
             lowering's own.
+        terms: Of the build; ``freeze`` and the shared passes are read.
 
     Raises:
         Refusal: ``declined``, for inputs and outputs that are not plain dense tensors.
     """
+    terms = terms or BuildTerms()
+    freezes = terms.freeze is not False
     decline_special_tensors(example_inputs)
     _decline_complex_outputs(gm)
     owners = owners_of(gm, example_inputs)
@@ -152,7 +156,7 @@ def compile_functional(
         if kind is GraphKind.BACKWARD:
             _torch.aot.donate_nothing()  # engines write to none of their inputs
         same = kind is not GraphKind.BACKWARD and len(fakes) == len(everything)
-        binds = same and kind is GraphKind.INFERENCE and not torch.is_grad_enabled()
+        binds = freezes and same and kind is GraphKind.INFERENCE and not torch.is_grad_enabled()
         read, unfit = statistics(functional), _torch.aot.mutated_inputs() | _dynamic(fakes)
         weights, witnesses = bindable(everything, owners, unfit, read) if binds else ({}, {})
         args = (
@@ -186,7 +190,8 @@ def compile_functional(
     needs_grad = torch.is_grad_enabled() and any(map(requires_grad, everything))
     try:
         whole = checkpoints.without_regions(gm)
-        return through_aot(whole, example_inputs, compiler, decompositions(dialect, needs_grad))
+        table = decompositions(dialect, needs_grad)
+        return through_aot(whole, example_inputs, compiler, table, terms.late)
     finally:  # AOTAutograd keeps the compiler of a graph that trains, and what it refers to
         everything.clear()
         owners.clear()
@@ -200,6 +205,7 @@ def through_aot(
     example_inputs: Sequence[Any],
     compiler: Compiler,
     decompositions: dict[Any, Callable[..., Any]],
+    passes: late.LatePasses | None = None,
 ) -> Callable[..., Any]:
     """AOTAutograd's step, with the shared passes of the stages within it.
 
@@ -208,8 +214,9 @@ def through_aot(
         example_inputs: Tensors and symbols, in the order of the placeholders.
         compiler: Makes a boxed callable of a functional graph and its fake inputs.
         decompositions: Operators to write out while the graph is made functional.
+        passes: The shared passes; ``None`` for none.
     """
-    passes = late.in_force()
+    passes = passes or late.LatePasses()
 
     def run_all(stage: Stage, functional: torch.fx.GraphModule, *, inference: bool) -> None:
         for last in (False, True):
@@ -366,7 +373,7 @@ def bindable(
     unfit: frozenset[int],
     statistics: Mapping[int, bool],
 ) -> tuple[dict[int, torch.Tensor], dict[int, torch.Tensor]]:
-    """Weights that an engine may take in, by position; none where ``freeze`` is false.
+    """Weights that an engine may take in, by position.
 
     Args:
         everything: The inputs of a functional graph.
@@ -378,7 +385,7 @@ def bindable(
         The weights, and the witnesses of those among them that have one
         (:class:`FunctionalGraph`).
     """
-    still = sorted(owners.keys() - unfit) if current_build().freeze is not False else []
+    still = sorted(owners.keys() - unfit)
     weights = watchable({i: everything[i] for i in still})
     watched = {i: each for i, each in weights.items() if not samples.are_compared_whole(each)}
     written_out = {i for i, each in watched.items() if is_statistic_of(owners[i], each)}  # by hand

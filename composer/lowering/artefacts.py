@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from composer import _torch
-from composer.build import DEFAULT_GIB, Artefacts, current_build
+from composer.build import DEFAULT_GIB, Artefacts
 from composer.distribution import version_of
 from composer.system.disk import DiskCache, Entry
 
@@ -31,29 +31,24 @@ _PACKAGES = ("onnx", "onnx-ir", "onnxscript", "torchvision")
 _IMPORTED = time.time()
 
 
-def tally() -> Artefacts:
-    """The count of the build under way."""
-    return current_build().artefacts or Artefacts()
-
-
-def is_enabled() -> bool:
+def is_enabled(models: Artefacts) -> bool:
     """Whether artefacts are kept and looked for, by the policy and torch's switch for caches."""
-    return current_build().keep_gib > 0 and not torch.compiler.config.force_disable_caches
+    return models.keep_gib > 0 and not torch.compiler.config.force_disable_caches
 
 
-def cache() -> DiskCache:
-    """The disk cache that artefacts are kept in."""
-    return DiskCache("onnx", limit=int((current_build().keep_gib or DEFAULT_GIB) * (1 << 30)))
+def cache(gib: float = DEFAULT_GIB) -> DiskCache:
+    """The disk cache that artefacts are kept in, up to so many GiB."""
+    return DiskCache("onnx", limit=int(gib * (1 << 30)))
 
 
-def find(key: str | None) -> Entry | None:
+def find(models: Artefacts, key: str | None) -> Entry | None:
     """The entry of this key; ``None`` where there is none, or the cache is off."""
-    return cache().get(key) if key and is_enabled() else None
+    return cache(models.keep_gib).get(key) if key and is_enabled(models) else None
 
 
-def put(key: str, facts: Mapping[str, Any], blob: bytes | None = None) -> str:
+def put(models: Artefacts, key: str, facts: Mapping[str, Any], blob: bytes | None = None) -> str:
     """Keep an entry. Returns why it cannot be kept; empty if it is."""
-    kept = cache()
+    kept = cache(models.keep_gib)
     return "" if kept.put(key, facts, blob) else kept.trouble
 
 

@@ -14,18 +14,23 @@ import torch.fx
 from composer import _torch
 from composer.lowering.aot import GraphKind, through_aot
 from composer.lowering.trial import placeholder_values
+from composer.passes.late import LatePasses
 
-Build = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Any]]
+Compile = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Any]]
 
 
 def compile_each(
-    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], build: Build
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    passes: LatePasses,
+    build: Compile,
 ) -> Callable[..., Any]:
     """Run AOTAutograd with the shared passes, and let ``build`` compile each graph that it makes.
 
     Args:
         gm: The captured graph.
         example_inputs: Tensors and symbols, in the order of the placeholders.
+        passes: The shared passes to run.
         build: Compiles a functional graph; it is given inputs of the right shapes, dtypes and
             symbols whose values mean nothing.
     """
@@ -43,4 +48,4 @@ def compile_each(
             with _torch.compiles.captured_with(fakes, inputs):
                 return _torch.aot.boxed(build(functional, inputs))
 
-    return through_aot(gm, example_inputs, compiler, decompositions={})
+    return through_aot(gm, example_inputs, compiler, {}, passes)

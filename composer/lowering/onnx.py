@@ -12,6 +12,7 @@ import torch
 import torch.fx
 
 from composer import _torch
+from composer.build import Artefacts
 from composer.errors import Refusal, class_and_text
 from composer.graphs.keys import graph_key
 from composer.graphs.nodes import attribute_at
@@ -19,7 +20,6 @@ from composer.graphs.written import Unsayable, exact_text
 from composer.lowering import artefacts
 from composer.lowering.faithful import unfaithful
 from composer.lowering.linears import keep_dimensions
-from composer.lowering.once import once
 from composer.lowering.regions import Region, draws, is_complex, seen_by
 from composer.lowering.repeats import share_heads
 from composer.lowering.reshapes import join_views
@@ -181,42 +181,48 @@ def _is_graph(node: torch.fx.Node) -> bool:
     return node.op == "get_attr" and isinstance(attribute_at(gm, str(node.target)), torch.nn.Module)
 
 
-def to_onnx(region: Region) -> OnnxGraph:
+def to_onnx(region: Region, models: Artefacts | None = None) -> OnnxGraph:
     """Translate a region, which is changed on the way.
 
     The model is made once for each captured graph, whatever engines ask for it, and not at all if
     an earlier process kept it (:mod:`composer.lowering.artefacts`).
 
+    Args:
+        region: A part of a functional graph.
+        models: The models of the build; by default none is shared, and all are kept on disk.
+
     Raises:
         Refusal: ``failed`` with ``export_failed`` where the exporter breaks.
     """
     gm, outputs = region.gm, _plan_outputs(region.gm)
-    source = Source.of(gm)
-    made = once(
+    source, models = Source.of(gm), models or Artefacts()
+    made = models.once(
         graph_key(gm),
-        lambda: dataclasses.replace(_find_or_translate(gm, outputs), source=source),
+        lambda: dataclasses.replace(_find_or_translate(gm, outputs, models), source=source),
     )
     if made.source == source:
         return made
     return dataclasses.replace(made, nodes=dict(zip(made.source.nodes, source.nodes, strict=True)))
 
 
-def _find_or_translate(gm: torch.fx.GraphModule, outputs: tuple[Output, ...]) -> OnnxGraph:
+def _find_or_translate(
+    gm: torch.fx.GraphModule, outputs: tuple[Output, ...], models: Artefacts
+) -> OnnxGraph:
     """The model that is kept for this graph, or a new one, which is kept for the next process."""
     keep_dimensions(gm)
     share_heads(gm)
     join_views(gm)
     keep_tails(gm)
-    if not artefacts.is_enabled():
+    if not artefacts.is_enabled(models):
         return _translate(gm, outputs)
     try:
         key = artefacts.key_of("model", f"{torch.get_default_dtype()}\n{exact_text(gm)}")
     except Unsayable as why:
-        artefacts.tally().lost.append(str(why))
+        models.lost.append(str(why))
         return _translate(gm, outputs)
-    found = read_model(key, outputs)
+    found = read_model(models, key, outputs)
     if found is not None:
-        artefacts.tally().reused += 1
+        models.reused += 1
         return found
     values = [node.meta["val"] for node in gm.graph.find_nodes(op="placeholder")]
     guards = _torch.symbols.guards_on(values)
@@ -224,14 +230,14 @@ def _find_or_translate(gm: torch.fx.GraphModule, outputs: tuple[Output, ...]) ->
     if (
         _torch.symbols.guards_on(values) != guards
     ):  # which a process that finds the model would not set
-        artefacts.tally().lost.append("the translation asked how large a size is")
+        models.lost.append("the translation asked how large a size is")
         return made
-    return _kept(made, key)
+    return _kept(models, made, key)
 
 
-def read_model(key: str, outputs: tuple[Output, ...]) -> OnnxGraph | None:
+def read_model(models: Artefacts, key: str, outputs: tuple[Output, ...]) -> OnnxGraph | None:
     """The model that is kept under this key, if there is one."""
-    entry = artefacts.find(key)
+    entry = artefacts.find(models, key)
     if entry is None or entry.blob is None:
         return None
     import onnx
@@ -240,13 +246,13 @@ def read_model(key: str, outputs: tuple[Output, ...]) -> OnnxGraph | None:
     return OnnxGraph(model, tuple(entry.facts["inputs"]), outputs, key)
 
 
-def _kept(made: OnnxGraph, key: str) -> OnnxGraph:
+def _kept(models: Artefacts, made: OnnxGraph, key: str) -> OnnxGraph:
     facts = {"kind": "model", "nodes": len(made.model.graph.node), "inputs": made.inputs}
-    trouble = artefacts.put(key, facts, made.model.SerializeToString())
+    trouble = artefacts.put(models, key, facts, made.model.SerializeToString())
     if trouble:
-        artefacts.tally().lost.append(trouble)
+        models.lost.append(trouble)
         return made
-    artefacts.tally().kept += 1
+    models.kept += 1
     return dataclasses.replace(made, key=key)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from composer import _torch, forks
+from composer.build import current_build
 from composer.lowering import artefacts
 from composer.lowering.translations import translator
 
@@ -44,13 +45,17 @@ class Vocabulary:
 
 @functools.cache
 def vocabulary() -> Vocabulary:
-    """The vocabulary of this process: from disk if it is kept there, else from the exporter."""
+    """The vocabulary of this process: from disk if it is kept there, else from the exporter.
+
+    The build that asks first decides whether it is kept on disk.
+    """
+    models = current_build().artefacts
     key = artefacts.key_of("vocabulary", "")
-    entry = artefacts.find(key)
+    entry = artefacts.find(models, key)
     if entry is not None:
         return Vocabulary(frozenset(entry.facts["known"]), frozenset(entry.facts["translated"]))
     known, translated = translator().known, translator().translated
-    if artefacts.is_enabled():
+    if artefacts.is_enabled(models):
         facts = {"kind": "vocabulary", "known": sorted(known), "translated": sorted(translated)}
-        artefacts.put(key, facts)
+        artefacts.put(models, key, facts)
     return Vocabulary(known, translated)

@@ -17,6 +17,7 @@ import torch
 import torch.fx
 
 from composer import _torch
+from composer.build import BuildTerms
 from composer.graphs.nodes import value_of
 from composer.graphs.written import Unsayable, exact_text
 from composer.lowering import artefacts
@@ -30,7 +31,6 @@ from composer.lowering.aot import (
 )
 from composer.lowering.onnx import OnnxGraph, Output, read_model
 from composer.lowering.regions import WHOLE, Region, Split
-from composer.passes import late
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,7 @@ class Whole:
 
     gm: torch.fx.GraphModule
     key: str
+    terms: BuildTerms
 
     def find(self, inputs: Sequence[Any]) -> tuple[Split, OnnxGraph] | None:
         """What an earlier process lowered the graph to, with the weights of this process.
@@ -49,16 +50,18 @@ class Whole:
         Returns:
             The graph as one region, and its model; ``None`` where nothing is kept.
         """
-        entry = artefacts.find(self.key)
+        entry = artefacts.find(self.terms.artefacts, self.key)
         if entry is None:
             return None
         facts = entry.facts
-        model = read_model(facts["model"], tuple(map(_output_of, facts["outputs"])))
+        model = read_model(
+            self.terms.artefacts, facts["model"], tuple(map(_output_of, facts["outputs"]))
+        )
         if model is None:
             return None
-        artefacts.tally().whole = True
-        owners, read = owners_of(self.gm, inputs), dict(facts["statistics"])
-        weights, witnesses = bindable(inputs, owners, frozenset(), read)
+        self.terms.artefacts.whole = True
+        owners = owners_of(self.gm, inputs) if self.terms.freeze is not False else {}
+        weights, witnesses = bindable(inputs, owners, frozenset(), dict(facts["statistics"]))
         region = Region(_placeholders(inputs), weights, witnesses, {})
         return Split(None, {WHOLE: region}, facts["taken"], facts["taken"], ()), model
 
@@ -81,7 +84,7 @@ class Whole:
             "statistics": sorted(graph.statistics.items()),
             "taken": parts.taken,
         }
-        artefacts.put(self.key, facts)
+        artefacts.put(self.terms.artefacts, self.key, facts)
 
     def _is_all(self, graph: FunctionalGraph, parts: Split, model: OnnxGraph) -> bool:
         """Whether calling the one engine is all that there is to do at a call of the graph."""
@@ -99,18 +102,24 @@ class Whole:
         )
 
 
-def whole_of(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], engine: str) -> Whole | None:
+def whole_of(
+    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], engine: str, terms: BuildTerms
+) -> Whole | None:
     """The captured graph with its key; ``None`` where its model cannot be remembered.
 
     Args:
         gm: The captured graph.
         example_inputs: Tensors and symbols, in the order of the placeholders.
         engine: Text of all that decides which operators the engine takes, and in what form.
+        terms: Of the build.
     """
-    passes = late.in_force().shared
-    if not artefacts.is_enabled() or torch.is_grad_enabled():
+    if (
+        not artefacts.is_enabled(terms.artefacts)
+        or torch.is_grad_enabled()
+        or _torch.modes.is_watched()
+    ):
         return None
-    if passes.late or _torch.modes.is_watched():
+    if terms.late is not None and terms.late.shared.late:
         return None
     if any_fake(example_inputs) or own_tensors(gm) or not _is_static(gm, example_inputs):
         return None
@@ -118,7 +127,7 @@ def whole_of(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], engine: st
         text = f"{engine}\n{_torch.aot.tracing_state()}\n{exact_text(gm, example_inputs)}"
     except Unsayable:
         return None
-    return Whole(gm, artefacts.key_of("graph", text))
+    return Whole(gm, artefacts.key_of("graph", text), terms)
 
 
 def _is_static(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> bool:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import torch.fx
 
-from composer.build import current_build, during
 from composer.errors import OptionError
 from composer.passes.fingerprint import (
     Unstable,
@@ -91,6 +91,8 @@ class GraphPass(ABC):
     depends_on: ClassVar[tuple[str, ...]] = ()
     """Other modules than its own, by name, whose source decides what the pass does."""
 
+    _limit: ClassVar[MatchLimit | None] = None
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "name" not in cls.__dict__:
@@ -105,6 +107,16 @@ class GraphPass(ABC):
         Returns:
             How many places were rewritten; ``None`` where that is not counted.
         """
+
+    def for_graph(self, *, inference: bool) -> GraphPass:
+        """The pass as it runs on one of AOTAutograd's graphs; ``inference``: without a backward."""
+        return self
+
+    def limited(self, limit: MatchLimit) -> Self:
+        """A copy of the pass that :meth:`chosen` gives no more places than the limit allows."""
+        twin = copy.copy(self)
+        object.__setattr__(twin, "_limit", limit)
+        return twin
 
     def uuid(self) -> str | None:
         """SHA-256 over the class's file, the modules it names, what it holds, and its parameters.
@@ -131,6 +143,7 @@ class GraphPass(ABC):
             name: value
             for name, value in vars(self).items()
             if not isinstance(getattr(type(self), name, None), functools.cached_property)
+            and name != "_limit"
         }
         return {**fields, **kept}
 
@@ -141,43 +154,28 @@ class GraphPass(ABC):
         changed the numbers, not only the pass.
         """
         for place in places:
-            limit = current_build().match_limit
-            if limit is not None and not limit.take(self.name):
+            if self._limit is not None and not self._limit.take():
                 return
             yield place
 
 
 class MatchLimit:
-    """How many matches of one pass are left to rewrite; passes of other names are not limited.
+    """How many more matches may be rewritten; ``taken`` is how many have been.
 
-    ``taken`` is how many it has rewritten so far.
+    Args:
+        most: How many in all; by default there is no end of them.
     """
 
-    def __init__(self, name: str, most: int) -> None:
-        self._name = name
+    def __init__(self, most: float = math.inf) -> None:
         self._most = most
         self.taken = 0
 
-    def take(self, name: str) -> bool:
-        """Whether the pass may rewrite one more place; counts it."""
-        if name != self._name:
-            return True
+    def take(self) -> bool:
+        """Whether one more place may be rewritten; counts it."""
         if self.taken >= self._most:
             return False
         self.taken += 1
         return True
-
-
-_ALL = 2**62
-"""More matches than any pass has."""
-
-
-@contextmanager
-def limited(name: str, matches: int = _ALL) -> Iterator[MatchLimit]:
-    """Let the pass of this name rewrite no more than so many places: by default all, counted."""
-    limit = MatchLimit(name, matches)
-    with during(match_limit=limit):
-        yield limit
 
 
 def snake_case(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 from collections.abc import Callable
@@ -11,7 +12,6 @@ from typing import Any
 import torch.fx
 
 from composer import _torch
-from composer.build import current_build
 from composer.passes.base import GraphPass, PassResult, as_stage
 from composer.passes.fingerprint import Unstable, digest
 from composer.records import Stage
@@ -34,6 +34,8 @@ class FunctionPass(GraphPass):
         runs_last: Whether it runs behind Inductor's own rewrites of its stage; by default what the
             callable's attribute ``runs_last`` says, else it does not.
         name: The recorded name; by default the qualified name of the function or its class.
+        inference: What a ``CustomInferenceAwareGraphPass`` is told: whether the graph has no
+            backward. At ``joint`` and ``post_grad`` composer sets it for each graph.
 
     The callable's attribute ``keeps_numbers`` counts as that of a pass.
 
@@ -45,6 +47,7 @@ class FunctionPass(GraphPass):
     stage: Stage | str | None = field(default=None, kw_only=True)  # type: ignore[misc,assignment]  # of each, not of the class
     runs_last: bool | None = field(default=None, kw_only=True)  # type: ignore[misc,assignment]  # likewise
     name: str = field(default="", kw_only=True)  # type: ignore[misc]  # likewise
+    inference: bool = field(default=True, kw_only=True)
 
     def __post_init__(self) -> None:
         own = self.function
@@ -69,7 +72,7 @@ class FunctionPass(GraphPass):
             return int(self.function.apply(gm))  # type: ignore[attr-defined]  # Inductor's class
         argument = gm.graph if _takes_graph(self.function) else gm
         if isinstance(self.function, _torch.inductor.CustomInferenceAwareGraphPass):
-            returned: Any = self.function(gm.graph, current_build().inference)
+            returned: Any = self.function(gm.graph, self.inference)
         else:
             returned = self.function(argument)
         made = getattr(returned, "graph_module", returned)  # of torch's own PassResult
@@ -77,6 +80,10 @@ class FunctionPass(GraphPass):
         if isinstance(graph, torch.fx.Graph) and graph is not gm.graph:
             raise TypeError("it returned another graph; a pass edits the one that it is given")
         return returned if isinstance(returned, int | PassResult) else None
+
+    def for_graph(self, *, inference: bool) -> GraphPass:
+        """The pass that tells its function whether the graph has no backward."""
+        return dataclasses.replace(self, inference=inference)
 
     def uuid(self) -> str | None:
         """The function's own ``uuid()``; a plain function has none, as under Inductor."""

@@ -10,7 +10,6 @@ from typing import Any
 import torch.fx
 
 from composer import _torch, interrupts
-from composer.build import current_build, during
 from composer.errors import PassError, class_and_text
 from composer.passes.function import qualified_name
 from composer.passes.pipeline import Pipeline
@@ -26,8 +25,8 @@ Partitioner = Callable[..., tuple[torch.fx.GraphModule, torch.fx.GraphModule]]
 class LatePasses:
     """The shared passes as one candidate runs them, on each of AOTAutograd's graphs."""
 
-    def __init__(self, shared: SharedPasses, candidate: str = "") -> None:
-        self.shared = shared
+    def __init__(self, shared: SharedPasses | None = None, candidate: str = "") -> None:
+        self.shared = shared or SharedPasses()
         self.candidate = candidate
         self._records: dict[tuple[Stage, bool], list[PassRecord]] = {}
 
@@ -59,8 +58,8 @@ class LatePasses:
             return
         pipeline = Pipeline(self.shared.on_error, self.candidate)
         try:
-            with during(inference=inference), _torch.fakes.unset_fake_temporarily():
-                pipeline.run(gm, passes)
+            with _torch.fakes.unset_fake_temporarily():
+                pipeline.run(gm, [each.for_graph(inference=inference) for each in passes])
         finally:
             self._keep(stage, pipeline.records, last=last)
 
@@ -143,8 +142,3 @@ def _added(first: PassRecord, second: PassRecord) -> PassRecord:
         seconds=first.seconds + second.seconds,
         error=first.error or second.error,
     )
-
-
-def in_force() -> LatePasses:
-    """The passes that the engine being built has to run; none outside of composer's walk."""
-    return current_build().late or LatePasses(SharedPasses())

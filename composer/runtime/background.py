@@ -29,7 +29,6 @@ from typing import Any
 import torch
 
 from composer import _torch, chain, interrupts, select, session
-from composer.build import during
 from composer.contenders import Contender
 from composer.errors import error_line
 from composer.graphs import clones, writes
@@ -90,13 +89,13 @@ class BackgroundSelection:
     def announced(self, outcome: Outcome) -> Outcome:
         """The outcome of the compile, with a note in its attempt of what is still to come."""
         told = f"no: {self.obstacle}" if self.obstacle else _PENDING
-        attempts = tuple(
-            dataclasses.replace(each, engine=each.engine | {"timing": told})
-            if each.accepted and outcome.chosen != FLOOR
-            else each
-            for each in outcome.attempts
+        if outcome.chosen == FLOOR:
+            return outcome
+        ends = (
+            end._replace(attempt=end.attempt.timed(told)) if end.attempt.accepted else end
+            for end in outcome.ends
         )
-        return dataclasses.replace(outcome, attempts=attempts)
+        return dataclasses.replace(outcome, ends=tuple(ends))
 
     def behind(self, successors: Succession) -> Later | None:
         """The work that begins with the graph's second call; ``None`` where there is none.
@@ -107,8 +106,7 @@ class BackgroundSelection:
         if self.obstacle or successors.report.chosen == FLOOR:
             return None
         *refused, serving = successors.report.attempts
-        engine = {key: value for key, value in serving.engine.items() if key != "timing"}
-        attempts = (*refused, dataclasses.replace(serving, engine=engine))
+        attempts = (*refused, serving.timed(None))
 
         def begin(args: Sequence[Any], run: Compiled, slot: Slot) -> None:
             """Copy the inputs of the call that is about to be made; the thread does the rest."""
@@ -156,7 +154,7 @@ class _Task:
     """The work of the background thread for one graph, whose engine ``run`` is the last attempt's.
 
     ``undecided`` are candidates of which it could not be told whether they are right; the next time
-    that may be told, so no verdict without them is kept.
+    that may be told, so no verdict without them is kept. ``made`` is what the engines share.
     """
 
     successors: Succession
@@ -168,6 +166,7 @@ class _Task:
     inputs: list[Any]
     settings: tuple[Any, ...]
     undecided: list[str] = dataclasses.field(default_factory=list)
+    made: dict[str, object] = dataclasses.field(default_factory=dict)
 
     def __call__(self) -> None:
         self._measure()
@@ -179,8 +178,7 @@ class _Task:
             self._check()
             request = successors.request_for(self.inputs)
             cache = chain.verdict_cache(request, successors.contenders, self.contest)
-            with during(made={}):
-                outcome = self._race(request)
+            outcome = self._race(request)
             self._check()
             self._choose(outcome)
             successors.publish()
@@ -250,8 +248,10 @@ class _Task:
     def _try(self, contender: Contender) -> choice.Tried:
         before = self._states()
         with _torch.compiles.compiling(), _torch.randomness.generators_as_they_are():
-            outcome, _ = self.successors.walk(self.inputs, (contender,), alongside=True)
-        (attempt,) = outcome.attempts
+            outcome, _ = self.successors.walk(
+                self.inputs, (contender,), alongside=True, made=self.made
+            )
+        ((attempt, error),) = outcome.ends
         is_floor = contender.backend.may_return_original
         if attempt.accepted:
             return choice.Tried(
@@ -263,7 +263,7 @@ class _Task:
             attempt = dataclasses.replace(
                 attempt, status=Status.SKIPPED, reason=Reason.POLICY, message=what
             )
-        return choice.Tried(attempt, None, outcome.errors[0], (), is_floor)
+        return choice.Tried(attempt, None, error, (), is_floor)
 
     def _states(self) -> list[tuple[object, ...]]:
         """What tells whether the program has changed a weight, of each."""

@@ -18,9 +18,9 @@ import torch
 import torch.fx
 
 from composer import _torch, interrupts
+from composer.build import current_build
 from composer.graphs import clones, writes
 from composer.memory import free_memory, lacks_memory
-from composer.passes import late
 from composer.records import Stage
 
 NOTE = (
@@ -59,7 +59,8 @@ class Backwards:
         """
         compiled = _torch.breaks.undisabled(built.compiled)
         # AOTAutograd keeps the graph as it was before the passes of that stage.
-        stale = late.in_force().rewrites(Stage.POST_GRAD) and not built.exact
+        passes = current_build().late
+        stale = passes is not None and passes.rewrites(Stage.POST_GRAD) and not built.exact
 
         def run(args: list[Any]) -> Any:
             graph = built.graph() if not stale and _torch.tensors.any_batched(args) else None

@@ -230,10 +230,7 @@ class Succession:
     def tell(self, timing: str) -> None:
         """Record why the background contest came to nothing."""
         attempts = [
-            dataclasses.replace(each, engine=each.engine | {"timing": timing})
-            if "timing" in each.engine
-            else each
-            for each in self.report.attempts
+            each if each.timing is None else each.timed(timing) for each in self.report.attempts
         ]
         self._record(tuple(attempts), self.report.chosen, alongside=True)
 
@@ -252,6 +249,7 @@ class Succession:
         contest: select.Contest | None = None,
         *,
         alongside: bool = False,
+        made: dict[str, object] | None = None,
     ) -> tuple[Outcome, Backwards]:
         """Try candidates after Dynamo's compile is over; also gives their backwards.
 
@@ -260,11 +258,18 @@ class Succession:
             contenders: The candidates.
             contest: How the fastest is found; ``None`` takes the first that is accepted.
             alongside: Whether the program runs meanwhile.
+            made: What engines have made of the graph in another walk.
         """
         request = dataclasses.replace(self.request_for(args), alongside=alongside)
         with _torch.compiles.recaptured(request.gm, args), watched() as backwards:
             outcome = chain.walk(
-                request, contenders, self._shared, contest, strict=False, at_run_time=True
+                request,
+                contenders,
+                self._shared,
+                contest,
+                strict=False,
+                at_run_time=True,
+                made=made,
             )
         return outcome, backwards
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from composer.graphs.comparison import Bounds, devices
 from composer.records import (
     FLOOR,
     Attempt,
+    End,
     GraphRequest,
     Outcome,
     PassRecord,
@@ -129,8 +130,7 @@ def outcome_of(
     """The outcome of a walk in which these were tried, and one of them, or the floor, serves."""
     assert serves.compiled is not None
     return Outcome(
-        attempts=tuple(each.attempt for each in made),
-        errors=tuple(each.error for each in made),
+        ends=tuple(End(each.attempt, each.error) for each in made),
         chosen=serves.attempt.backend,
         compiled=serves.compiled,
         passes=serves.passes,
@@ -250,11 +250,10 @@ def _ranking(result: select.Result, count: int) -> list[int]:
     return sorted(good, key=lambda at: (at != result.winner, good[at]))
 
 
-def _with_timing(each: Tried, timing: str | Mapping[str, Any]) -> Tried:
+def _with_timing(each: Tried, timing: str | dict[str, Any]) -> Tried:
     if each.compiled is None:
         return each
-    engine = each.attempt.engine | {"timing": timing}
-    return dataclasses.replace(each, attempt=dataclasses.replace(each.attempt, engine=engine))
+    return dataclasses.replace(each, attempt=each.attempt.timed(timing))
 
 
 def _ms(seconds: float) -> float:

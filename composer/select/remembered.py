@@ -7,7 +7,6 @@ is forgotten and the others have their contest.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC
 from typing import Any
@@ -66,8 +65,7 @@ def _outcome(recalled: Recalled, serves: Tried) -> Outcome:
     verdict, made = recalled.verdict, list[Tried]()
     for place, each in enumerate(verdict.candidates):
         if place == verdict.winner:
-            engine = serves.attempt.engine | {"timing": _timing(each, recalled)}
-            made.append(Tried(dataclasses.replace(serves.attempt, engine=engine), None))
+            made.append(Tried(serves.attempt.timed(_timing(each, recalled)), None))
         elif each.timing:
             said = _beaten(each, recalled)
             slower = _of_then(each, Status.NOT_CHOSEN, Reason.SLOWER, said, recalled)
@@ -84,9 +82,13 @@ def _of_then(
     each: CandidateRecord, status: Status, reason: Reason, message: str, recalled: Recalled
 ) -> Attempt:
     """The attempt of a candidate that is not built now, since a verdict of then is remembered."""
-    engine: dict[str, Any] = {"precision": each.precision} if each.precision else {}
-    engine |= {"timing": _timing(each, recalled)} if each.timing else {}
-    return Attempt(each.backend, status, reason, message, 0.0, engine=engine)
+    attempt = Attempt(
+        *(each.backend, status, reason, message, 0.0),
+        engine={"precision": each.precision} if each.precision else {},
+        precision=each.precision,
+        products_in_fp32=each.products_in_fp32,
+    )
+    return attempt.timed(_timing(each, recalled)) if each.timing else attempt
 
 
 def _timing(each: CandidateRecord, recalled: Recalled) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from composer import _torch, distribution, session
-from composer.backends.base import Backend, note
+from composer.backends.base import Backend, BuildFacts
 from composer.distribution import version_of
 from composer.errors import ChildRefusal, causes, chained, first_line, refuse
 from composer.policy import Candidate
@@ -74,11 +74,16 @@ def key_of(
     return digest_of(facts)
 
 
-def refuse_known(key: str | None, days: float) -> None:
+def refuse_known(key: str | None, days: float, facts: BuildFacts) -> None:
     """Refuse what failed no longer than ``days`` ago.
 
     Failures of this process itself count until :func:`composer.reset`. Those from more than a day
     ahead do not count: the clock was wrong, and nobody knows how old they are.
+
+    Args:
+        key: Of :func:`key_of`.
+        days: How long a failure is remembered.
+        facts: Of the attempt, where it is said if the failures cannot be read.
 
     Raises:
         Refusal: ``skipped`` with ``known_failure``.
@@ -88,7 +93,7 @@ def refuse_known(key: str | None, days: float) -> None:
     kept = cache()
     entry = kept.get(key)
     if kept.trouble:
-        note(failures=kept.trouble)
+        facts.extra["failures"] = kept.trouble
     if entry is None:
         return
     age = time.time() - entry.written

@@ -171,10 +171,9 @@ class Verdict(BaseModel):
 
 def figures_of(attempt: Attempt) -> dict[str, float] | None:
     """What was measured of a candidate; ``None`` where nothing was."""
-    timing = attempt.engine.get("timing")
-    if not isinstance(timing, dict):
+    if not isinstance(attempt.timing, dict):
         return None
-    return {name: each for name, each in timing.items() if isinstance(each, int | float)}
+    return {name: each for name, each in attempt.timing.items() if isinstance(each, int | float)}
 
 
 def record_of(attempt: Attempt) -> CandidateRecord:
@@ -185,6 +184,6 @@ def record_of(attempt: Attempt) -> CandidateRecord:
         reason=attempt.reason,
         message=clipped(first_line(attempt.message)),
         timing=figures_of(attempt),
-        precision="bf16" if attempt.engine.get("precision") == "bf16" else None,
-        products_in_fp32=attempt.engine.get("products_in_fp32", 0),
+        precision="bf16" if attempt.precision == "bf16" else None,
+        products_in_fp32=attempt.products_in_fp32,
     )

@@ -298,7 +298,7 @@ def _deserves_it(outcome: Outcome) -> bool:
     """Whether somebody was measured, and nobody was kept from it by what may soon be over."""
     attempts = outcome.attempts
     passing = any(each.reason in _PASSING for each in attempts)
-    errors = (error for error in outcome.errors if error is not None)
+    errors = (each.error for each in outcome.ends if each.error is not None)
     system = any(_is_over_soon(each) for error in errors for each in causes(error))
     return any(figures_of(each) for each in attempts) and not passing and not system
 

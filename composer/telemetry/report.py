@@ -139,7 +139,7 @@ def _attempts_table(attempts: Iterable[Attempt]) -> str:
     times = Counter(each.backend for each in attempts)
     for each in attempts:
         # Options tell two candidates of one engine apart.
-        options = each.engine.get("options", {}) if times[each.backend] > 1 else {}
+        options = each.options if times[each.backend] > 1 else {}
         name = spelled(each.backend, options)
         covers = "" if each.coverage is None else f"{each.coverage:.0%}"
         seconds = f"{each.seconds:.3f}"

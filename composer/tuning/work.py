@@ -99,8 +99,8 @@ def _timing(report: CompileReport) -> Any:
     """
     for each in report.attempts:
         if each.accepted:
-            return each.engine.get("timing")
-    timings = (each.engine.get("timing") for each in report.attempts)
+            return each.timing
+    timings = (each.timing for each in report.attempts)
     beside = next((each for each in timings if isinstance(each, dict)), {})
     own = {name: beside[name] for name in _OF_ALL if name in beside}
     return {**own, "ms": own["eager_ms"]} if "eager_ms" in own else None

@@ -21,7 +21,7 @@ import torch
 import torch.fx
 
 from composer import _torch, interrupts
-from composer.backends.base import note
+from composer.build import BuildFacts
 from composer.errors import Refusal, error_line, first_line, refuse, text_of
 from composer.floor import make_floor
 from composer.graphs import clones, collectives, writes
@@ -91,20 +91,18 @@ def verify(
     request: GraphRequest,
     shared: SharedPasses,
     bounds: Bounds,
-    *,
-    keeps_nan: bool = False,
+    facts: BuildFacts,
 ) -> bool:
     """Run a candidate once, the floor once, and the floor in float64 where that has to decide.
 
-    What was found stands in the attempt's ``engine`` under ``verified``.
+    One that says that it gives NaN wherever eager does is run a second time, on inputs with a NaN.
 
     Args:
         compiled: The candidate.
         request: The graph and the first call's inputs, which are not changed.
         shared: The passes of the later stages, which the candidate and the floor have run.
         bounds: How far the candidate may be off.
-        keeps_nan: Whether the candidate claims to give NaN wherever eager does. It is then run a
-            second time, on inputs with a NaN.
+        facts: What the candidate says of itself. What was found is added under ``verified``.
 
     Returns:
         Whether all its numbers were compared.
@@ -115,13 +113,14 @@ def verify(
     """
     inputs = [_torch.symbols.hint(value) for value in request.example_inputs]
     if any(isinstance(value, _torch.fakes.FakeTensor) for value in inputs):
-        note(verified="no: the graph was compiled without real inputs")
+        facts.extra["verified"] = "no: the graph was compiled without real inputs"
         return False
     if collectives.meets_other_ranks(request.gm):
-        note(verified="no: other ranks would have to run the graph's collectives as well")
+        others = "no: other ranks would have to run the graph's collectives as well"
+        facts.extra["verified"] = others
         return False
     floor, later = make_floor(request, shared)
-    eager = _run_of_eager(floor, inputs, request)
+    eager = _run_of_eager(floor, inputs, request, facts)
     if eager is None:
         return False
     try:
@@ -135,8 +134,12 @@ def verify(
     changed = (*request.rewritten_by, *(each.name for each in later if each.changed))
     uncompared = tuple(each for each in changed if each not in request.compared_passes)
     reference = Reference(bool(changed), uncompared)
-    all_compared = judge(got, eager, lambda: exact(inputs, request, shared), bounds, reference)
-    if keeps_nan and not eager.random:
+
+    def in_float64() -> Values:
+        return exact(inputs, request, shared, facts)
+
+    all_compared = judge(got, eager, in_float64, bounds, reference, facts)
+    if facts.keeps_nan and not eager.random:
         _compare_nans(compiled, floor, inputs, request)
     return all_compared
 
@@ -180,20 +183,23 @@ def _with_nan(value: Any) -> Any:
 
 
 def _run_of_eager(
-    reference: Callable[..., Any], inputs: Sequence[Any], request: GraphRequest
+    reference: Callable[..., Any],
+    inputs: Sequence[Any],
+    request: GraphRequest,
+    facts: BuildFacts,
 ) -> Run | None:
-    """What eager gives; ``None`` where it gives nothing to compare with, and a note says why."""
+    """What eager gives; ``None`` where it gives nothing to compare with, and the facts say why."""
     try:
         copied = given_copies(inputs, request)
     except BaseException as error:  # noqa: BLE001  # recorded: what serves needs no copies
         interrupts.pass_on(error)
-        note(verified=f"no: inputs cannot be copied: {error_line(error)}")
+        facts.extra["verified"] = f"no: inputs cannot be copied: {error_line(error)}"
         return None
     try:
         return run(reference, inputs, request, copied)
     except BaseException as error:  # noqa: BLE001  # eager's own error is the user's to see at the call
         interrupts.pass_on(error)
-        note(verified=f"no: eager itself raises {error_line(error)}")
+        facts.extra["verified"] = f"no: eager itself raises {error_line(error)}"
         return None
 
 
@@ -360,14 +366,23 @@ def generator_state(inputs: Sequence[Any]) -> torch.Tensor:
     return torch.cat([torch.get_rng_state(), *states])
 
 
-def exact(inputs: Sequence[Any], request: GraphRequest, shared: SharedPasses) -> Values:
-    """The values of a run of the floor in float64; none, and a note, where it cannot be run so."""
+def exact(
+    inputs: Sequence[Any],
+    request: GraphRequest,
+    shared: SharedPasses,
+    facts: BuildFacts | None = None,
+) -> Values:
+    """The values of a run of the floor in float64; none where it cannot be run so.
+
+    The facts, if there are any, then say why.
+    """
     try:
         forward, wide, twin = in_double(request, inputs, shared)
         return run(forward, wide, twin).values
     except BaseException as error:  # noqa: BLE001  # recorded: eager is what there is to compare with
         interrupts.pass_on(error)
-        note(in_float64=f"no: {error_line(error)}")
+        if facts is not None:
+            facts.extra["in_float64"] = f"no: {error_line(error)}"
         return {}
 
 
@@ -407,8 +422,9 @@ def judge(
     exact: Callable[[], Values],
     bounds: Bounds,
     reference: Reference = Reference(),  # it is frozen
+    facts: BuildFacts | None = None,
 ) -> bool:
-    """Refuse the candidate, or note how far it is off.
+    """Refuse the candidate, or add to the facts how far it is off.
 
     A candidate need not draw the same random numbers as eager. If it leaves torch's generator in
     another state, it has not; values are then compared in structure and finiteness only. On a GPU
@@ -420,6 +436,7 @@ def judge(
         exact: Makes the values in float64; called where they have to decide.
         bounds: How far numbers may be off.
         reference: Which graph eager has run.
+        facts: Of the attempt; ``None`` outside of one.
 
     Returns:
         Whether all numbers were compared.
@@ -450,9 +467,10 @@ def judge(
             found = mismatch_of(mine, expected, in_float64.get(name), bounds, largest)
         if found:
             _refuse(name, *found, kept=kept)
-    errors = [errors_of(got.values[name], expected) for name, expected in eager.values.items()]
-    said = reference.said(in_float64=bool(in_float64))
-    note(verified=_summary(errors, said, unlike=unlike))
+    if facts is not None:
+        errors = [errors_of(got.values[name], expected) for name, expected in eager.values.items()]
+        said = reference.said(in_float64=bool(in_float64))
+        facts.extra["verified"] = _summary(errors, said, unlike=unlike)
     return not unlike
 
 

@@ -10,12 +10,11 @@ import torch
 import torch.fx
 
 from composer import _torch
-from composer.build import during
 from composer.graphs import clones
 from composer.graphs.checkpoints import eager_forward
 from composer.graphs.nodes import attribute_at, value_of
 from composer.lowering.each import compile_each
-from composer.passes import late
+from composer.passes.late import LatePasses
 from composer.passes.resolve import SharedPasses
 from composer.records import FLOOR, GraphRequest
 
@@ -75,8 +74,9 @@ def _forward_after_passes(request: GraphRequest, shared: SharedPasses) -> Callab
         return _torch.sources.settled_forward(wide)
 
     gm = clones.clone_graph(request.gm)
-    with during(late=late.LatePasses(shared, FLOOR)), _torch.modes.modes_put_back():
-        return compile_each(gm, request.example_inputs, widened_forward)
+    passes = LatePasses(shared, FLOOR)
+    with _torch.modes.modes_put_back():
+        return compile_each(gm, request.example_inputs, passes, widened_forward)
 
 
 def _widened(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:

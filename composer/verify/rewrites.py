@@ -14,6 +14,7 @@ from typing import Any
 import torch.fx
 
 from composer import interrupts
+from composer.build import BuildFacts
 from composer.errors import PassError, Refusal, text_of
 from composer.floor import make_floor
 from composer.graphs.checkpoints import eager_forward
@@ -120,7 +121,7 @@ def _is_compared(
         Refusal: they are others.
     """
     try:
-        return verify(rewritten, request, shared, bounds)
+        return verify(rewritten, request, shared, bounds, BuildFacts())
     except (Refusal, PassError):
         raise
     except BaseException as error:  # noqa: BLE001  # of comparing, as for memory: it says so by False

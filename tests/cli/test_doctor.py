@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 from composer import distribution
 from composer._torch import names
 from composer.backends import BACKENDS
-from composer.backends.base import Backend
+from composer.backends.base import Backend, Build, BuildRequest
 from composer.cli import app
 from composer.records import GraphRequest
 
@@ -97,7 +97,7 @@ class Breaking(Backend):
     def probe(self, request: GraphRequest) -> None:
         raise RuntimeError("no such card")
 
-    def build(self, *_: Any, **__: Any) -> object:
+    def build(self, request: BuildRequest) -> Build:
         raise AssertionError("it is not built")
 
 

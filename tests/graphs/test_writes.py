@@ -13,7 +13,7 @@ import torch
 from common import compiled, last, needs_torch
 from torch.nn import functional
 
-from composer.backends.base import Backend
+from composer.backends.base import Backend, Build, BuildRequest
 from composer.backends.inductor import InductorBackend
 from composer.graphs import writes
 from composer.graphs.capture import read_request
@@ -308,7 +308,7 @@ class Careful(Backend):
 
     writes_as_the_graph = True
 
-    def build(self, gm: Any, example_inputs: Any, *, mode: Any, options: Any) -> object:
+    def build(self, request: BuildRequest) -> Build:
         raise NotImplementedError
 
 
@@ -345,8 +345,8 @@ def test_inputs_are_looked_at_where_anything_may_write(
         return watch(answers, *args)
 
     monkeypatch.setattr(calls, "watch", see)
-    monkeypatch.setattr(InductorBackend, "build", lambda self, gm, *a, **k: engines.honest(gm, *a))
-    monkeypatch.setattr(Careful, "build", lambda self, gm, *a, **k: engines.honest(gm, *a))
+    for engine in (InductorBackend, Careful):
+        monkeypatch.setattr(engine, "build", lambda _, r: engines.honest(r.gm, r.example_inputs))
     with torch.no_grad():
         compiled(function, *chain)(torch.ones(3, 3), torch.ones(3, 3))
     (answers,) = seen
@@ -359,7 +359,7 @@ def test_engine_that_raises_is_answered_for_where_nothing_was_looked_at(
 ) -> None:
     """There is nothing that it could have changed."""
     raising = FakeBackend("raises", at=2)
-    monkeypatch.setattr(Careful, "build", lambda self, gm, inputs, **_: raising(gm, inputs))
+    monkeypatch.setattr(Careful, "build", lambda _, r: raising(r.gm, r.example_inputs))
     run, x = compiled(torch.sin, Careful), torch.ones(3)
     for _ in range(3):
         torch.testing.assert_close(run(x), torch.sin(x))

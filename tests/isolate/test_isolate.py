@@ -20,7 +20,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import composer
 from composer import _torch
-from composer.backends.base import Backend, limits_left, note
+from composer.backends.base import Backend, Build, BuildFacts, BuildRequest
 from composer.child.asking import START_SECONDS
 from composer.errors import ChildRefusal, OptionError, Refusal
 from composer.isolate import parcel
@@ -397,10 +397,11 @@ class BuildsApart(Backend):
 
     isolates_itself = True
 
-    def build(self, gm: Any, example_inputs: Any, *, mode: Any, options: Any) -> object:
-        limits = limits_left()
-        note(isolates=limits.isolate, timeout=limits.timeout)
-        return engines.honest(gm, example_inputs)
+    def build(self, request: BuildRequest) -> Build:
+        limits = request.terms.limits_left()
+        said = {"isolates": limits.isolate, "timeout": limits.timeout}
+        compiled = engines.honest(request.gm, request.example_inputs)
+        return Build(compiled, BuildFacts(extra=said))
 
 
 def test_engine_that_isolates_itself_does_so_unless_told_otherwise() -> None:

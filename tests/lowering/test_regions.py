@@ -13,7 +13,7 @@ from common import compiled, last, needs_torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import composer
-from composer.backends.base import note
+from composer.build import current_build
 from composer.lowering.devices import devices_of, elsewhere
 from composer.lowering.regions import is_compute
 
@@ -351,7 +351,7 @@ def test_coverage_that_is_no_share_fails_the_engine_that_tells_it(told: float) -
     """A record would hold what its schema does not allow."""
 
     def engine(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
-        note(coverage=told)
+        current_build().facts.coverage = told
         return gm.forward
 
     compiled(torch.sin, engine, "aot_eager")(torch.ones(2))

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 import composer
 from composer import _torch, session
+from composer.build import Artefacts, BuildTerms
 from composer.cli import app
 from composer.lowering import artefacts, onnx, whole
 from composer.lowering.vocabulary import vocabulary
@@ -323,10 +324,10 @@ def test_with_keep_artefacts_0_nothing_is_kept_or_looked_for() -> None:
 
 def test_torchs_switch_for_all_caches_holds() -> None:
     """``TORCHINDUCTOR_FORCE_DISABLE_CACHES``; asked of composer alone, since torch warns of it."""
-    assert artefacts.is_enabled()
+    assert artefacts.is_enabled(Artefacts())
     with torch.compiler.config.patch(force_disable_caches=True):
-        assert not artefacts.is_enabled()
-    assert artefacts.is_enabled()
+        assert not artefacts.is_enabled(Artefacts())
+    assert artefacts.is_enabled(Artefacts())
 
 
 @torch.no_grad()
@@ -357,11 +358,11 @@ def test_global_settings_are_part_of_what_a_graph_is_known_by() -> None:
     keys = []
     for precision in ("highest", "medium"):
         torch.set_float32_matmul_precision(precision)
-        found = whole.whole_of(gm, [torch.ones(3)], "engine")
+        found = whole.whole_of(gm, [torch.ones(3)], "engine", BuildTerms())
         assert found is not None
         keys.append(found.key)
     assert keys[0] != keys[1]
-    other = whole.whole_of(gm, [torch.ones(3)], "another engine")
+    other = whole.whole_of(gm, [torch.ones(3)], "another engine", BuildTerms())
     assert other is not None
     assert other.key not in keys
 
@@ -371,11 +372,11 @@ def test_graphs_that_no_text_describes_are_not_known_as_a_whole() -> None:
     """A mode that watches every call, a tensor without data, a graph under grad mode."""
     gm, x = torch.fx.symbolic_trace(doubled), torch.ones(3)
     with torch.device("cpu"):
-        assert whole.whole_of(gm, [x], "") is None
+        assert whole.whole_of(gm, [x], "", BuildTerms()) is None
     with torch._subclasses.FakeTensorMode() as mode:
-        assert whole.whole_of(gm, [mode.from_tensor(x)], "") is None
+        assert whole.whole_of(gm, [mode.from_tensor(x)], "", BuildTerms()) is None
     with torch.enable_grad():
-        assert whole.whole_of(gm, [x], "") is None
+        assert whole.whole_of(gm, [x], "", BuildTerms()) is None
 
 
 def test_sources_changed_under_the_process_are_nobodys(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from common import compiled, last, thorough
 from rewrites import COSINES, at, aten
 
 from composer.passes import GraphPass, InterpreterPass, Value
-from composer.passes.base import limited
+from composer.passes.base import MatchLimit
 
 ENGINES = ("inductor", "onnxrt", "aot_eager")
 STAGES = ("torch", "aten", "joint", "post_grad")
@@ -249,8 +249,7 @@ def test_a_match_limit_holds_in_a_walk() -> None:
     """What is over the limit is emitted as it was, on the same node."""
     gm = symbolic_graph(program, *inputs())
     _, second = gm.graph.find_nodes(op="call_function", target=aten.cos.default)
-    with limited("cosine_to_shifted_sine", 1):
-        assert CosineToShiftedSine().run(gm) == 1
+    assert CosineToShiftedSine().limited(MatchLimit(1)).run(gm) == 1
     assert gm.graph.find_nodes(op="call_function", target=aten.cos.default) == [second]
     gm.graph.lint()
 

@@ -354,12 +354,11 @@ def test_new_nodes_name_the_users_line() -> None:
 
 def test_a_match_limit_holds() -> None:
     """Matches are taken through ``chosen``, so that a bisection can stop between them."""
-    from composer.passes.base import limited
+    from composer.passes.base import MatchLimit
 
     rewrite = PatternPass(lambda x: aten.sin.default(aten.cos.default(x)), lambda x: x, name="mine")
     gm = traced(lambda x: aten.sin.default(aten.cos.default(aten.sin.default(aten.cos.default(x)))))
-    with limited("mine", 1):
-        assert rewrite.run(gm) == 1
+    assert rewrite.limited(MatchLimit(1)).run(gm) == 1
     assert rewrite.run(gm) == 1
 
 

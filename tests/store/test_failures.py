@@ -22,7 +22,7 @@ from torch._inductor.exc import CppCompileError, InductorError, InvalidCxxCompil
 from typer.testing import CliRunner
 
 import composer
-from composer.backends.base import Backend
+from composer.backends.base import Backend, Build, BuildRequest
 from composer.backends.dynamo import CallableBackend
 from composer.backends.tensorrt.cache import plans
 from composer.cli import app
@@ -201,7 +201,7 @@ def test_engine_is_its_packages_versions() -> None:
     class One(Backend):
         packages = ("onnxruntime",)
 
-        def build(self, *args: Any, **kwargs: Any) -> object:
+        def build(self, request: BuildRequest) -> Build:
             raise NotImplementedError
 
     one = One().identity()
@@ -216,7 +216,7 @@ def test_engines_that_a_function_made_differ_in_what_it_was_given() -> None:
 
     def made(held: object) -> Backend:
         class Made(Backend):
-            def build(self, *args: Any, **kwargs: Any) -> object:
+            def build(self, request: BuildRequest) -> Any:
                 return held
 
         return Made()

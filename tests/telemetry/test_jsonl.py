@@ -21,7 +21,7 @@ from engines import honest
 from torch._dynamo.exc import BackendCompilerFailed
 
 from composer import session
-from composer.backends import base
+from composer.build import current_build
 from composer.errors import OptionError, TelemetryWarning
 from composer.telemetry import jsonl, linefile, schema
 from composer.telemetry.linefile import LineFile
@@ -75,7 +75,8 @@ def test_line_is_json_whatever_an_engine_says(path: Path) -> None:
     """Numbers that JSON does not know and half characters, which would spoil it for readers."""
 
     def odd(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
-        base.note(loss=float("nan"), bounds=[float("-inf"), 1.5], file="caf\udce9", nested={1: 2})
+        numbers = {"loss": float("nan"), "bounds": [float("-inf"), 1.5]}
+        current_build().facts.extra |= {**numbers, "file": "caf\udce9", "nested": {1: 2}}
         return honest(gm, example_inputs)
 
     compiled(torch.sin, odd)(torch.ones(2))

@@ -334,9 +334,9 @@ def row_of(chosen: str, *attempts: Attempt) -> dict[str, Any]:
 
 def test_times_are_those_of_who_serves() -> None:
     """Of two of one name the one that serves, and eager's own where that does."""
-    won = Attempt("inductor", Status.SUCCEEDED, None, "", 1.0, engine={"timing": {"ms": 1.0}})
+    won = Attempt("inductor", Status.SUCCEEDED, None, "", 1.0, timing={"ms": 1.0})
     times = {"ms": 5.0, "eager_ms": 3.0, "remembered_in": "/verdicts"}
-    lost = Attempt("inductor", Status.NOT_CHOSEN, Reason.SLOWER, "", 1.0, engine={"timing": times})
+    lost = Attempt("inductor", Status.NOT_CHOSEN, Reason.SLOWER, "", 1.0, timing=times)
     assert row_of("inductor", won, lost)["timing"] == {"ms": 1.0}
     eager = row_of("eager", lost)
     assert (eager["timing"]["ms"], eager["timing"]["eager_ms"]) == (3.0, 3.0)

@@ -16,7 +16,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from composer.backends.base import note
+from composer.build import current_build
 from composer.errors import FallbackWarning, PassError
 from composer.graphs.comparison import Bounds, LowPrecisionBounds, Mismatch, errors_of, mismatch_of
 from composer.testing import FakeBackend, expect
@@ -1046,7 +1046,7 @@ def test_engine_that_claims_to_keep_nan_is_held_to_it(claims: bool) -> None:
     """On inputs with a NaN; one that claims nothing is not asked."""
 
     def hides(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
-        note(keeps_nan=claims)
+        current_build().facts.keeps_nan = claims
         return lambda x: [each.nan_to_num(0.0) for each in gm.forward(x)]
 
     x = torch.randn(3, 4)

@@ -21,9 +21,9 @@ import torch.fx
 from composer import _torch
 from composer.backends.base import (
     Backend,
-    covers,
-    note,
-    precision,
+    Build,
+    BuildRequest,
+    current_build,
     require_installed,
 )
 from composer.backends.onnxrt.cut import cut
@@ -32,7 +32,6 @@ from composer.backends.onnxrt.kernels import widens_bfloat16
 from composer.backends.onnxrt.library import is_for_cpu_alone, onnxruntime
 from composer.backends.onnxrt.native import why_not_native
 from composer.backends.onnxrt.settings import read_settings
-from composer.build import Artefacts, during
 from composer.distribution import install
 from composer.errors import refuse
 from composer.lowering.aot import (
@@ -71,16 +70,10 @@ class OnnxRuntimeBackend(Backend):
             what = "this onnxruntime is for the CPU alone; pip install onnxruntime-gpu in its place"
             refuse(Status.UNAVAILABLE, Reason.NOT_INSTALLED, what)
 
-    def build(
-        self,
-        gm: torch.fx.GraphModule,
-        example_inputs: list[Any],
-        *,
-        mode: str | None,
-        options: Mapping[str, Any],
-    ) -> object:
+    def build(self, request: BuildRequest) -> Build:
         """Look ``onnxrt`` up, as any other Dynamo backend."""
-        return _torch.dynamo.lookup_backend("onnxrt")(gm, example_inputs, options=options)  # type: ignore[call-arg]  # Dynamo's protocol names two arguments; onnxrt takes more
+        backend: Any = _torch.dynamo.lookup_backend("onnxrt")
+        return Build(backend(request.gm, request.example_inputs, options=request.options))
 
 
 @as_dynamo_backend
@@ -106,26 +99,30 @@ def onnxrt(
     settings = read_settings(options or {})
     device = _require(*map(str, devices_of(example_inputs)))
     version = onnxruntime().__version__
-    note(onnxruntime=version, threads=settings.threads, calls=_how_called(device), keeps_nan=True)
-    whole = whole_of(gm, example_inputs, f"onnxrt {version} {device} {settings!r} {precision()}")
+    terms = current_build()
+    facts, artefacts = terms.facts, terms.artefacts
+    facts.versions["onnxruntime"], facts.threads = version, settings.threads
+    facts.keeps_nan, facts.extra["calls"] = True, _how_called(device)
+    how = f"onnxrt {version} {device} {settings!r} {terms.precision}"
+    whole = whole_of(gm, example_inputs, how, terms)
     nodes: Counter[str] = Counter()
 
     def assemble(parts: Split, engines: Mapping[str, OnnxRuntimeEngine]) -> Callable[..., Any]:
         written = 0
         for engine in engines.values():
             nodes.update(engine.nodes)
-            note(providers=engine.providers, nodes=dict(nodes))
+            facts.providers, facts.extra["nodes"] = engine.providers, dict(nodes)
             written += len(engine.rewritten)
             if widens_bfloat16(device) and engine.graph.rounds_to_bfloat16():
-                note(bfloat16="computed in float32")
+                facts.extra["bfloat16"] = "computed in float32"
         if written:
-            note(written_in_place=written)
+            facts.extra["written_in_place"] = written
         return parts.assemble(engines)
 
     def build(graph: FunctionalGraph) -> Callable[..., Any]:
-        found = cut(graph, settings, device)
+        found = cut(graph, settings, device, terms)
         parts, engines = found.parts, found.models
-        covers(parts.taken, parts.total, parts.left)
+        facts.covers(parts.taken, parts.total, parts.left)
         if graph.kind is not GraphKind.BACKWARD:  # which may hold no more than a view
             parts.decline_if_empty()
         compiled = assemble(parts, engines)
@@ -134,19 +131,17 @@ def onnxrt(
             whole.keep(graph, parts, [engine.graph for engine in engines.values()])
         return compiled
 
-    artefacts = Artefacts()
-    with during(artefacts=artefacts):
-        kept = whole.find(example_inputs) if whole else None
-        if kept is None:
-            compiled = compile_functional(gm, example_inputs, build, fusions())
-        else:
-            parts, model = kept
-            covers(parts.taken, parts.total)
-            regions = parts.regions.items()
-            engines = {name: make_engine(model, each, settings, device) for name, each in regions}
-            compiled = assemble(parts, engines)
+    kept = whole.find(example_inputs) if whole else None
+    if kept is None:
+        compiled = compile_functional(gm, example_inputs, build, fusions(), terms)
+    else:
+        parts, model = kept
+        facts.covers(parts.taken, parts.total)
+        regions = parts.regions.items()
+        engines = {name: make_engine(model, each, settings, device) for name, each in regions}
+        compiled = assemble(parts, engines)
     if told := str(artefacts):
-        note(artefacts=told)
+        facts.extra["artefacts"] = told
     return compiled
 
 

@@ -10,11 +10,10 @@ from __future__ import annotations
 import torch
 import torch.fx
 
-from composer.backends.base import check_time
 from composer.backends.onnxrt.engine import OnnxRuntimeEngine, make_engine
 from composer.backends.onnxrt.kernels import dtypes_of, lacking, narrow_here, why_not_here
 from composer.backends.onnxrt.settings import Settings
-from composer.build import during
+from composer.build import Artefacts, BuildTerms
 from composer.errors import Refusal
 from composer.graphs.keys import graph_key
 from composer.lowering import cuts
@@ -31,7 +30,7 @@ _OF_ONE_CALL = frozenset({Reason.UNSUPPORTED_OP, Reason.EXPORT_FAILED, Reason.BU
 """Reasons for which a region is refused because of one of its calls."""
 
 
-def cut(graph: FunctionalGraph, settings: Settings, device: torch.device) -> Cut:
+def cut(graph: FunctionalGraph, settings: Settings, device: torch.device, terms: BuildTerms) -> Cut:
     """Cut a functional graph so that ONNX Runtime takes the whole of every region.
 
     Raises:
@@ -40,24 +39,26 @@ def cut(graph: FunctionalGraph, settings: Settings, device: torch.device) -> Cut
     """
     asked: dict[str, str | None] = {}
 
-    def load(region: Region) -> OnnxRuntimeEngine:
-        check_time()
+    def load(region: Region, artefacts: Artefacts) -> OnnxRuntimeEngine:
+        terms.check_time()
         widen(region.gm, lambda node: narrow_here(node, device))
-        return make_engine(to_onnx(region), region, settings, device)
+        return make_engine(to_onnx(region, artefacts), region, settings, device)
 
     def why_alone(node: torch.fx.Node) -> str | None:
         region = alone(node)
         key = graph_key(region.gm)
         if key not in asked:
             try:
-                with during(keep_gib=0):
-                    load(region)
+                load(region, terms.artefacts.off_disk())
                 asked[key] = None
             except Refusal as why:
                 asked[key] = _said(why, node)
         return asked[key]
 
-    read = cuts.asking_each_call(graph, lambda region: (load(region), {}), _OF_ONE_CALL, why_alone)
+    def load_or_raise(region: Region) -> tuple[OnnxRuntimeEngine, dict[str, str]]:
+        return load(region, terms.artefacts), {}
+
+    read = cuts.asking_each_call(graph, load_or_raise, _OF_ONE_CALL, why_alone)
     return cuts.cut(
         graph,
         "ONNX Runtime",

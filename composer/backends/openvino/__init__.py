@@ -14,10 +14,9 @@ import torch.fx
 
 from composer.backends.base import (
     Backend,
-    check_time,
-    covers,
-    note,
-    precision,
+    Build,
+    BuildRequest,
+    current_build,
     require_inference,
     require_installed,
 )
@@ -26,7 +25,6 @@ from composer.backends.openvino.cut import cut
 from composer.backends.openvino.dialect import dialect
 from composer.backends.openvino.engine import OpenVinoEngine
 from composer.backends.openvino.settings import read_settings
-from composer.build import Artefacts, during
 from composer.distribution import install
 from composer.errors import refuse
 from composer.graphs import low_precision
@@ -65,16 +63,10 @@ class OpenVinoBackend(Backend):
         _require(request.device)
         require_inference(request, ONLY_INFERENCE)
 
-    def build(
-        self,
-        gm: torch.fx.GraphModule,
-        example_inputs: list[Any],
-        *,
-        mode: str | None,
-        options: Mapping[str, Any],
-    ) -> object:
+    def build(self, request: BuildRequest) -> Build:
         """The Dynamo backend of this name, called."""
-        return composer_openvino(gm, example_inputs, mode=mode, options=options)
+        compiled = composer_openvino(request.gm, request.example_inputs, options=request.options)
+        return Build(compiled)
 
 
 @as_dynamo_backend
@@ -101,34 +93,37 @@ def composer_openvino(
     tensors = (each for each in example_inputs if isinstance(each, torch.Tensor))
     _require(*dict.fromkeys(str(each.device) for each in tensors))
     library.require_device(settings.device)
-    asked = settings.precision or precision()
+    terms = current_build()
+    facts, asked = terms.facts, settings.precision or terms.precision
     is_mixed = bool(low_precision.marked(gm.graph))
 
     def build(graph: FunctionalGraph) -> Callable[..., Any]:
         if graph.kind is not GraphKind.INFERENCE:
             refuse(Status.DECLINED, Reason.TRAINING_GRAPH, ONLY_INFERENCE)
-        pieces = cut(graph)
+        pieces = cut(graph, terms)
         parts = pieces.parts
-        covers(parts.taken, parts.total, parts.left)
+        facts.covers(parts.taken, parts.total, parts.left)
         parts.decline_if_empty()
         engines: dict[str, OpenVinoEngine] = {}
         for name, region in sorted(
             parts.regions.items(), key=lambda part: part[1].is_low_precision
         ):
-            check_time()
+            terms.check_time()
             wanted = "fp32" if is_mixed and not region.is_low_precision else asked
             engines[name] = OpenVinoEngine(pieces.models[name], region, settings, wanted)
-            note(**engines[name].facts)  # those of what is in low precision come last
+            # What is in low precision comes last, and has the last word.
+            facts.precision, facts.threads = engines[name].precision, engines[name].threads
+            if engines[name].streams is not None:
+                facts.extra["streams"] = engines[name].streams
         compiled = parts.assemble(engines)
         try_once(compiled, graph, parts.written)
         return compiled
 
-    note(openvino=library.version(), device=settings.device, keeps_nan=settings.keeps_nan)
-    artefacts = Artefacts()
-    with during(artefacts=artefacts):
-        compiled = compile_functional(gm, example_inputs, build, dialect())
-    if told := str(artefacts):
-        note(artefacts=told)
+    facts.versions["openvino"] = library.version()
+    facts.device, facts.keeps_nan = settings.device, settings.keeps_nan
+    compiled = compile_functional(gm, example_inputs, build, dialect(), terms)
+    if told := str(terms.artefacts):
+        facts.extra["artefacts"] = told
     return compiled
 
 

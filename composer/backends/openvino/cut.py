@@ -6,10 +6,9 @@ import functools
 
 import torch.fx
 
-from composer.backends.base import check_time
 from composer.backends.openvino.kernels import why_not_here
 from composer.backends.openvino.model import Model, read_model, unread_nodes
-from composer.build import during
+from composer.build import Artefacts, BuildTerms
 from composer.errors import Refusal
 from composer.lowering import cuts
 from composer.lowering.aot import FunctionalGraph
@@ -22,7 +21,7 @@ Cut = cuts.Cut[Model]
 """A graph cut into regions, with the model of each."""
 
 
-def cut(graph: FunctionalGraph) -> Cut:
+def cut(graph: FunctionalGraph, terms: BuildTerms) -> Cut:
     """Cut a functional graph so that OpenVINO's reader takes the whole of every region.
 
     Raises:
@@ -33,15 +32,22 @@ def cut(graph: FunctionalGraph) -> Cut:
     weights = {str(inputs[i].target): weight for i, weight in graph.weights.items()}
     why_not = functools.partial(why_not_here, weights=weights)
 
-    read = cuts.asking_each_call(graph, _read, {Reason.EXPORT_FAILED}, _why_alone)
+    def read_region(region: Region) -> tuple[Model, dict[str, str]]:
+        terms.check_time()
+        return _read(region, terms.artefacts)
+
+    def why_alone(node: torch.fx.Node) -> str | None:
+        terms.check_time()
+        return _why_alone(node, terms.artefacts.off_disk())
+
+    read = cuts.asking_each_call(graph, read_region, {Reason.EXPORT_FAILED}, why_alone)
     return cuts.cut(graph, "OpenVINO's reader of ONNX", why_not, read)
 
 
-def _why_alone(node: torch.fx.Node) -> str | None:
+def _why_alone(node: torch.fx.Node, artefacts: Artefacts) -> str | None:
     """Why a call cannot be translated or read by itself; ``None`` if it can."""
     try:
-        with during(keep_gib=0):
-            _, refused = _read(alone(node))
+        _, refused = _read(alone(node), artefacts)
     except Refusal as why:
         if why.reason is not Reason.EXPORT_FAILED:
             raise
@@ -50,14 +56,13 @@ def _why_alone(node: torch.fx.Node) -> str | None:
     return refused.get(node.name)
 
 
-def _read(region: Region) -> tuple[Model, dict[str, str]]:
+def _read(region: Region, artefacts: Artefacts) -> tuple[Model, dict[str, str]]:
     """The model of a region, or why nodes of it are refused.
 
     What the reader does not take at first may be said more plainly; and only there every node of
     the model is known to come from one of the graph's.
     """
-    check_time()
-    graph = to_onnx(region)
+    graph = to_onnx(region, artefacts)
     try:
         return read_model(graph), {}
     except RuntimeError:

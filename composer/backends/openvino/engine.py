@@ -78,8 +78,9 @@ class OpenVinoEngine(BindingEngine[Bound]):
         self._keeps_nan = settings.keeps_nan
         self._config = _config(settings, precision)
         first = self.bind_first(region)
-        self.facts = _facts(first.compiled)
-        """Threads, streams and precision, as the compiled model says them."""
+        self.precision = _precision(first.compiled)
+        self.threads = _number(first.compiled, "INFERENCE_NUM_THREADS")
+        self.streams = _number(first.compiled, "NUM_STREAMS")
 
     def __call__(self, *args: Any) -> list[Any]:
         """Run the model on torch's memory.
@@ -182,13 +183,10 @@ def _require_precision(compiled: Any, config: Mapping[str, str]) -> None:
         refuse(Status.FAILED, Reason.WRONG_PROVIDER, what)
 
 
-def _facts(compiled: Any) -> dict[str, Any]:
-    facts: dict[str, Any] = {"precision": _precision(compiled)}
-    supported = compiled.get_property("SUPPORTED_PROPERTIES")
-    named = {"threads": "INFERENCE_NUM_THREADS", "streams": "NUM_STREAMS"}
-    return facts | {
-        name: int(compiled.get_property(key)) for name, key in named.items() if key in supported
-    }
+def _number(compiled: Any, key: str) -> int | None:
+    """A number that the compiled model says of itself; ``None`` where the device has none."""
+    known = key in compiled.get_property("SUPPORTED_PROPERTIES")
+    return int(compiled.get_property(key)) if known else None
 
 
 def _precision(compiled: Any) -> str:

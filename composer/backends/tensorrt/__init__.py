@@ -18,10 +18,10 @@ import torch.fx
 from composer import _torch
 from composer.backends.base import (
     Backend,
-    check_time,
-    covers,
+    Build,
+    BuildRequest,
+    current_build,
     is_installed,
-    note,
     require_inference,
 )
 from composer.backends.tensorrt import probe
@@ -72,20 +72,15 @@ class TensorRTBackend(Backend):
         if self._is_own:
             require_inference(request, ONLY_INFERENCE)
 
-    def build(
-        self,
-        gm: torch.fx.GraphModule,
-        example_inputs: list[Any],
-        *,
-        mode: str | None,
-        options: Mapping[str, Any],
-    ) -> object:
+    def build(self, request: BuildRequest) -> Build:
         """Look ``tensorrt`` up, as any other Dynamo backend, once it is there."""
         if not self._is_own:
-            return build_with_torch_tensorrt(gm, example_inputs, options)
+            return build_with_torch_tensorrt(request)
         if NAME not in _torch.dynamo.list_backends():
             _torch.dynamo.register_backend(tensorrt, name=NAME)
-        return _torch.dynamo.lookup_backend(NAME)(gm, example_inputs, mode=mode, options=options)  # type: ignore[call-arg]  # Dynamo's protocol names two arguments; tensorrt takes more
+        backend: Any = _torch.dynamo.lookup_backend(NAME)
+        how = {"mode": request.mode, "options": request.options}
+        return Build(backend(request.gm, request.example_inputs, **how))
 
 
 @as_dynamo_backend
@@ -117,32 +112,37 @@ def tensorrt(
     asked = settings.read_settings(options or {})
     place, record = _place_of(example_inputs), mode == "reduce-overhead"
     trt = library.load_library()
-    note(library=trt.name, version=trt.version, gpu=place.target.gpu, precision=asked.precision)
+    terms = current_build()
+    facts = terms.facts
+    facts.extra |= {"library": trt.name, "version": trt.version, "gpu": place.target.gpu}
+    facts.precision = asked.precision
 
     def build(graph: FunctionalGraph) -> Callable[..., Any]:
         if graph.kind is not GraphKind.INFERENCE:
             refuse(Status.DECLINED, Reason.TRAINING_GRAPH, ONLY_INFERENCE)
         if asked.precision == "fp32":
             require_as_allowed(graph, trt, place.target)
-        pieces = cut(graph, trt, asked)
-        covers(pieces.parts.taken, pieces.parts.total, pieces.parts.left)
+        pieces = cut(graph, trt, asked, terms)
+        facts.covers(pieces.parts.taken, pieces.parts.total, pieces.parts.left)
         pieces.parts.decline_if_empty()
         engines = {}
         for name, region in pieces.parts.regions.items():
-            check_time()
+            terms.check_time()
             model = pieces.models[name]
-            engines[name] = TensorRTEngine(trt, model, region, asked, place, record=record)
-        note(
-            regions=len(engines),
-            cuda_graphs=sum(each.is_recorded for each in engines.values()),
-            ranges=[each.ranges for each in engines.values()],
-            found_on_disk=sum(each.found_on_disk for each in engines.values()),
-        )
+            engines[name] = TensorRTEngine(
+                trt, model, region, asked, place, record=record, terms=terms
+            )
+        facts.extra |= {
+            "regions": len(engines),
+            "cuda_graphs": sum(each.is_recorded for each in engines.values()),
+            "ranges": [each.ranges for each in engines.values()],
+            "found_on_disk": sum(each.found_on_disk for each in engines.values()),
+        }
         compiled = pieces.parts.assemble(engines)
         try_once(compiled, graph, pieces.parts.written)
         return compiled
 
-    return compile_functional(gm, example_inputs, build)
+    return compile_functional(gm, example_inputs, build, terms=terms)
 
 
 def _place_of(example_inputs: Sequence[Any]) -> Any:

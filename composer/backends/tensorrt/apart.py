@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from composer import child
-from composer.backends.base import excuse, limits_left, note
+from composer.backends.base import BuildTerms
 from composer.backends.tensorrt.library import Library, load_library
 from composer.backends.tensorrt.plan import Recipe, build_plan
 from composer.errors import ChildRefusal, Refusal, text_of
@@ -27,29 +27,29 @@ from composer.records import Reason, Status
 _PLAN = "plan"
 
 
-def build(library: Library, recipe: Recipe, *, isolate: bool) -> bytes:
+def build(library: Library, recipe: Recipe, terms: BuildTerms) -> bytes:
     """A plan: from a child process, or from this one.
 
     Args:
         library: The TensorRT to use.
         recipe: What to build.
-        isolate: Whether in a child process, within what the attempt under way may still take.
+        terms: Of the build: whether in a child process, and what is left to it.
 
     Raises:
         Refusal: what :func:`~composer.backends.tensorrt.plan.build_plan` raises, there or here;
             ``crashed``, ``timed_out`` or ``failed`` with ``out_of_memory`` for the child.
     """
-    if not isolate:
-        return build_plan(library, recipe)
-    limits = limits_left()
+    limits = terms.limits_left()
+    if not limits.isolate:
+        return build_plan(library, recipe, terms.check_time)
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="composer-") as folder:
         payload = _sent(recipe, Path(folder))
-        answer = child.ask(f"{__name__}:work", payload, limits, began=excuse)
+        answer = child.ask(f"{__name__}:work", payload, limits, began=terms.clock.excuse)
         if answer["status"] != Status.SUCCEEDED:
             status, reason = Status(answer.pop("status")), Reason(answer.pop("reason"))
             raise ChildRefusal(status, reason, **answer)
-        note(isolated={"seconds": round(time.perf_counter() - started, 3)})
+        terms.facts.extra["isolated"] = {"seconds": round(time.perf_counter() - started, 3)}
         return (Path(folder) / _PLAN).read_bytes()
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from composer.backends.base import check_time
 from composer.backends.tensorrt.dtypes import why_not_here
 from composer.backends.tensorrt.engine import in_host_memory
 from composer.backends.tensorrt.library import Library
 from composer.backends.tensorrt.network import parse
 from composer.backends.tensorrt.settings import Settings
+from composer.build import BuildTerms
 from composer.lowering import cuts
 from composer.lowering.aot import FunctionalGraph
 from composer.lowering.onnx import to_onnx
@@ -18,7 +18,7 @@ Cut = cuts.Cut[PlainOnnx]
 """A graph cut into regions, with the model of each."""
 
 
-def cut(graph: FunctionalGraph, library: Library, settings: Settings) -> Cut:
+def cut(graph: FunctionalGraph, library: Library, settings: Settings, terms: BuildTerms) -> Cut:
     """Cut a functional graph so that TensorRT's parser takes the whole of every region.
 
     Raises:
@@ -27,8 +27,8 @@ def cut(graph: FunctionalGraph, library: Library, settings: Settings) -> Cut:
     """
 
     def read(region: Region) -> tuple[PlainOnnx, dict[str, str]]:
-        check_time()
-        plain = to_plain(to_onnx(region), settings.precision)
+        terms.check_time()
+        plain = to_plain(to_onnx(region, terms.artefacts), settings.precision)
         return plain, _refused(library, plain, region)
 
     return cuts.cut(graph, "TensorRT's parser", why_not_here, read)

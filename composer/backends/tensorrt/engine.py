@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from composer.backends.base import limits_left
+from composer.backends.base import BuildTerms
 from composer.backends.tensorrt import apart, cache
 from composer.backends.tensorrt.execution import LoadedPlan, OutOfProfile
 from composer.backends.tensorrt.library import Library
@@ -20,6 +20,7 @@ from composer.backends.tensorrt.profiles import Ranges, met, profile_of, ranges_
 from composer.backends.tensorrt.refit import refit
 from composer.backends.tensorrt.settings import Settings
 from composer.backends.tf32 import allows_both
+from composer.child import Limits
 from composer.errors import Refusal
 from composer.lowering.bindings import BindingEngine
 from composer.lowering.plain import PlainOnnx, shapes_with_symbols
@@ -37,6 +38,7 @@ class TensorRTEngine(BindingEngine[LoadedPlan]):
         settings: How to build plans.
         place: Where they run.
         record: Whether to run them by CUDA graphs where all shapes are fixed.
+        terms: Of the build.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class TensorRTEngine(BindingEngine[LoadedPlan]):
         place: Place,
         *,
         record: bool,
+        terms: BuildTerms,
     ) -> None:
         super().__init__(region)
         self._library = library
@@ -55,7 +58,7 @@ class TensorRTEngine(BindingEngine[LoadedPlan]):
         self._settings = settings
         self._place = place
         self._record = record
-        self._isolate = limits_left().isolate  # for the plans of later calls, too
+        self._terms = terms
         if settings.refittable and settings.plan_cache:
             self._changes_allowed = math.inf  # a change costs no build
         self._dtypes = dtypes_of(plain, region)
@@ -66,6 +69,8 @@ class TensorRTEngine(BindingEngine[LoadedPlan]):
         """How many plans were loaded and not built."""
         self.is_recorded = self.bind_first(region).is_recorded
         """Whether calls replay a CUDA graph."""
+        # Plans of later calls are built in a child process as well, without a limit of time.
+        self._terms = BuildTerms(limits=Limits(isolate=terms.limits.isolate))
 
     def __call__(self, *args: Any) -> list[Any]:
         """Run the plan for the weights among the arguments; build a wider one where none fits."""
@@ -95,9 +100,7 @@ class TensorRTEngine(BindingEngine[LoadedPlan]):
         signature = self._signature(recipe)
         plans = cache.plans() if self._settings.plan_cache else None
         if plans is None:
-            return self._loaded(
-                apart.build(self._library, recipe, isolate=self._isolate), signature
-            )
+            return self._loaded(apart.build(self._library, recipe, self._terms), signature)
         facts = recipe.facts(self._library)
         key = digest_of(facts)
         entry = plans.get(key)
@@ -109,7 +112,7 @@ class TensorRTEngine(BindingEngine[LoadedPlan]):
             else:
                 self.found_on_disk += 1
                 return plan
-        built = apart.build(self._library, recipe, isolate=self._isolate)
+        built = apart.build(self._library, recipe, self._terms)
         plan = self._loaded(built, signature)
         plans.put(key, facts, plan.without_weights() if self._settings.refittable else built)
         return plan

@@ -10,28 +10,22 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
-from collections.abc import Mapping
-from typing import Any
-
-import torch.fx
 
 from composer import interrupts
-from composer.backends.base import note
+from composer.backends.base import Build, BuildRequest
 from composer.backends.dynamo import NamedBackend
 from composer.backends.tensorrt.probe import FOREIGN
 from composer.errors import Refusal, class_and_text
 from composer.records import Reason, Status
 
 
-def build_with_torch_tensorrt(
-    gm: torch.fx.GraphModule, example_inputs: list[Any], options: Mapping[str, Any]
-) -> object:
+def build_with_torch_tensorrt(request: BuildRequest) -> Build:
     """Compile with ``torch_tensorrt``; :mod:`composer.backends.foreign` sees that it does."""
-    _import_torch_tensorrt()
-    return NamedBackend("tensorrt").build(gm, example_inputs, mode=None, options=options)
+    request.terms.facts.versions["torch_tensorrt"] = _import_torch_tensorrt()
+    return NamedBackend("tensorrt").build(request)
 
 
-def _import_torch_tensorrt() -> None:
+def _import_torch_tensorrt() -> str:
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             module = importlib.import_module(FOREIGN)
@@ -42,4 +36,4 @@ def _import_torch_tensorrt() -> None:
             Reason.NOT_INSTALLED,
             f"torch_tensorrt is installed but cannot be imported: {class_and_text(error)}",
         ) from error
-    note(torch_tensorrt=getattr(module, "__version__", "unknown"))
+    return str(getattr(module, "__version__", "unknown"))

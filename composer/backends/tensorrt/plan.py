@@ -6,15 +6,13 @@ and with TensorRT for RTX on a machine without a GPU.
 
 from __future__ import annotations
 
-import contextvars
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
-from composer.backends.base import check_time
 from composer.backends.tensorrt import cache
 from composer.backends.tensorrt.dtypes import require_dtypes
 from composer.backends.tensorrt.library import Library
@@ -90,8 +88,15 @@ class Recipe:
         return _kind(tensor) if given_later else _digest(tensor)
 
 
-def build_plan(library: Library, recipe: Recipe) -> bytes:
+def build_plan(
+    library: Library, recipe: Recipe, check_time: Callable[[], None] = lambda: None
+) -> bytes:
     """Have TensorRT build a plan.
+
+    Args:
+        library: The TensorRT to use.
+        recipe: What to build.
+        check_time: Raises a refusal once the build's time is over; asked between its steps.
 
     Raises:
         Refusal: ``declined`` for what the parser refuses or types that it changes; ``timed_out``;
@@ -105,7 +110,7 @@ def build_plan(library: Library, recipe: Recipe) -> bytes:
             raise parsed.error or refused
         _check_types(parsed.network, recipe.dtypes)
         config = _configure(library, parsed.builder, recipe)
-        monitor = config.progress_monitor = _make_monitor(library.module)
+        monitor = config.progress_monitor = _make_monitor(library.module, check_time)
         plan = parsed.builder.build_serialized_network(parsed.network, config)
         if monitor.stopped is not None:
             raise monitor.stopped
@@ -172,7 +177,7 @@ def named_capability(library: Library, target: Target) -> Any:
     return library.module.ComputeCapability.__members__.get(name)
 
 
-def _make_monitor(trt: Any) -> Any:
+def _make_monitor(trt: Any, check_time: Callable[[], None]) -> Any:
     """What TensorRT asks between its steps whether to go on."""
 
     class Monitor(trt.IProgressMonitor):  # type: ignore[misc]  # the base is only known at run time
@@ -184,7 +189,6 @@ def _make_monitor(trt: Any) -> Any:
         def __init__(self) -> None:
             trt.IProgressMonitor.__init__(self)
             self.stopped: Refusal | None = None
-            self._attempt = contextvars.copy_context()
 
         def phase_start(self, phase_name: str, parent_phase: str, num_steps: int) -> None:
             """Nothing to do."""
@@ -192,7 +196,7 @@ def _make_monitor(trt: Any) -> Any:
         def step_complete(self, phase_name: str, step: int) -> bool:
             """Whether to go on."""
             try:
-                self._attempt.copy().run(check_time)
+                check_time()
             except Refusal as refusal:
                 self.stopped = refusal
             return self.stopped is None

@@ -12,7 +12,7 @@ import torch
 from composer import _torch
 from composer.errors import BisectError
 from composer.graphs.comparison import Values
-from composer.passes.base import GraphPass, limited
+from composer.passes.base import GraphPass, MatchLimit
 from composer.passes.debug.compare import Deviation, Program, compiled_anew, deviation
 from composer.passes.function import qualified_name
 from composer.passes.resolve import shared_passes
@@ -110,7 +110,10 @@ class _Search:
 
     def deviation(self, count: int) -> Deviation | None:
         """How the numbers of the first so many passes differ from eager's."""
-        options = {**self.options, "passes": list(self.passes[:count])}
+        return self._deviation(self.passes[:count])
+
+    def _deviation(self, passes: Sequence[Any]) -> Deviation | None:
+        options = {**self.options, "passes": list(passes)}
         got = self.program.run(functools.partial(compiled_anew, options=options))
         return deviation(got, self.eager, self.tolerance)
 
@@ -132,18 +135,27 @@ class _Search:
 
     def _match(self, count: int, each: GraphPass) -> tuple[int | None, int | None]:
         """Which match of the last of so many passes changes the numbers, and of how many."""
-        with limited(each.name) as every:
-            self.deviation(count)
-        with limited(each.name) as earlier:  # of passes with the same name before it
-            self.deviation(count - 1)
+        every, earlier = MatchLimit(), MatchLimit()
+        self._limited(count, each, every)
+        self._limited(count - 1, each, earlier)  # passes with the same name before it
         if every.taken == earlier.taken or self._differs(count, each, earlier.taken):
             return None, None
         bad = _first_bad(earlier.taken, every.taken, lambda n: self._differs(count, each, n))
         return bad - earlier.taken - 1, every.taken - earlier.taken
 
     def _differs(self, count: int, each: GraphPass, matches: int) -> bool:
-        with limited(each.name, matches):
-            return self.deviation(count) is not None
+        return self._limited(count, each, MatchLimit(matches)) is not None
+
+    def _limited(self, count: int, each: GraphPass, limit: MatchLimit) -> Deviation | None:
+        """The deviation where one limit holds for all passes of a name."""
+        return self._deviation(
+            [
+                other.limited(limit)
+                if isinstance(other, GraphPass) and other.name == each.name
+                else other
+                for other in self.passes[:count]
+            ]
+        )
 
 
 def _first_bad(good: int, bad: int, is_bad: Callable[[int], bool]) -> int:

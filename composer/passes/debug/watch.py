@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch.fx
 from composer import interrupts
 from composer.errors import PassError, class_and_text
 from composer.graphs.clones import clone_graph
-from composer.passes.base import GraphPass, limited
+from composer.passes.base import GraphPass, MatchLimit
 from composer.passes.metadata import key_at
 from composer.passes.snapshot import Snapshot
 
@@ -49,11 +50,15 @@ class Watched(GraphPass):
         for name in ("name", "stage", "eliminates_dead_code"):
             object.__setattr__(self, name, getattr(self.inner, name))
 
+    def for_graph(self, *, inference: bool) -> GraphPass:
+        """The same look at the pass for such a graph."""
+        return dataclasses.replace(self, inner=self.inner.for_graph(inference=inference))
+
     def run(self, gm: torch.fx.GraphModule) -> Any:
         """Run the pass, and note what it did."""
         before = Snapshot.of(gm)
-        with limited(self.name) as limit:
-            returned = self.inner.run(gm)
+        limit = MatchLimit()
+        returned = self.inner.limited(limit).run(gm)
         matches = getattr(returned, "matches", returned)
         count = matches if isinstance(matches, int) else 0
         changed = before.differs(gm)

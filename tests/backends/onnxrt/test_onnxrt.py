@@ -663,10 +663,10 @@ def test_dynamic_dimensions_have_the_names_of_the_graphs_symbols(monkeypatch) ->
     """In inputs and outputs; integers that the graph computes with go in and out as well."""
     made = []
 
-    def spy(region):
+    def spy(region, artefacts):
         values = [node.meta["val"] for node in region.gm.graph.find_nodes(op="placeholder")]
         shapes = [tuple(map(str, v.shape)) for v in values if isinstance(v, torch.Tensor)]
-        made.append((shapes, to_onnx(region)))
+        made.append((shapes, to_onnx(region, artefacts)))
         return made[-1][1]
 
     monkeypatch.setattr(sys.modules["composer.backends.onnxrt.cut"], "to_onnx", spy)

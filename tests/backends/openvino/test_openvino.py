@@ -18,7 +18,7 @@ from composer import _torch
 from composer.backends import openvino as backend
 from composer.backends.openvino import corrections, engine, kernels, library, memory, wide
 from composer.backends.openvino.model import Model, read_model, unread_nodes, with_weights
-from composer.build import during
+from composer.build import BuildTerms, building
 from composer.lowering.onnx import OnnxGraph
 
 openvino = pytest.importorskip("openvino", reason="the engine itself")
@@ -872,7 +872,7 @@ def test_precision_is_that_of_the_build_or_of_the_option(monkeypatch) -> None:
         torch.compiler.reset()
         compiled(mlp(), {"backend": NAME, "options": options})(x)
     torch.compiler.reset()
-    with during(precision="bf16"):
+    with building(BuildTerms(precision="bf16")):
         torch.compile(mlp(), backend=backend.composer_openvino)(x)
     assert asked == ["f32", "bf16", None, "bf16"]
 

@@ -18,7 +18,6 @@ import pytest
 import torch
 from common import ROOT, thorough
 
-from composer.backends import base
 from composer.backends.tensorrt import apart, cache, library, plan
 from composer.backends.tensorrt.cut import Cut, cut
 from composer.backends.tensorrt.dtypes import require_dtypes
@@ -27,7 +26,7 @@ from composer.backends.tensorrt.log import Lines
 from composer.backends.tensorrt.plan import Recipe, Target, build_plan
 from composer.backends.tensorrt.profiles import around, holds, profile_of, ranges_of, wider
 from composer.backends.tensorrt.settings import Settings, read_settings
-from composer.build import Notes, during
+from composer.build import BuildTerms
 from composer.child import Limits
 from composer.errors import OptionError, Refusal
 from composer.lowering.aot import FunctionalGraph, compile_functional
@@ -49,7 +48,7 @@ def pieces(trt, function: Any, *args: Any, dynamic: bool | None = None, **option
     made: list[Cut] = []
 
     def build(graph: FunctionalGraph) -> Any:
-        made.append(cut(graph, trt, read_settings(options)))
+        made.append(cut(graph, trt, read_settings(options), BuildTerms()))
         return lambda *args: None
 
     def backend(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
@@ -243,8 +242,9 @@ def test_a_build_ends_when_the_attempts_time_is_over(trt) -> None:
 
     module, inputs = zoo.build("vit", tiny=True)
     made = recipe(pieces(trt, lambda: module(**inputs)))
-    with pytest.raises(Refusal, match="was stopped") as caught, base.within(Limits(timeout=1e-6)):
-        build_plan(trt, made)
+    terms = BuildTerms(limits=Limits(timeout=1e-6))
+    with pytest.raises(Refusal, match="was stopped") as caught:
+        build_plan(trt, made, terms.check_time)
     assert caught.value.status == "timed_out"
     assert build_plan(trt, made)
 
@@ -256,11 +256,10 @@ def test_a_plan_is_built_in_a_child_process(trt) -> None:
     made = recipe(
         pieces(trt, lambda x: torch.relu(x @ weights[0] + weights[1]), torch.randn(6, 64))
     )
-    notes = Notes()
-    with during(notes=notes), base.within(Limits(isolate=True, timeout=120)):
-        apart_plan = apart.build(trt, made, isolate=True)
+    terms = BuildTerms(limits=Limits(isolate=True, timeout=120))
+    apart_plan = apart.build(trt, made, terms)
     assert len(apart_plan) == pytest.approx(len(build_plan(trt, made)), rel=0.05)
-    assert notes.engine["isolated"]["seconds"] > 0
+    assert terms.facts.extra["isolated"]["seconds"] > 0
 
 
 @pytest.mark.slow
@@ -270,9 +269,9 @@ def test_a_child_that_takes_too_long_is_ended(trt) -> None:
 
     module, inputs = zoo.build("vit", tiny=True)
     made = recipe(pieces(trt, lambda: module(**inputs)))
-    limits = Limits(isolate=True, timeout=0.03)
-    with pytest.raises(Refusal, match="in a child process") as caught, base.within(limits):
-        apart.build(trt, made, isolate=True)
+    terms = BuildTerms(limits=Limits(isolate=True, timeout=0.03))
+    with pytest.raises(Refusal, match="in a child process") as caught:
+        apart.build(trt, made, terms)
     assert caught.value.status == "timed_out"
 
 
@@ -283,8 +282,8 @@ def test_what_the_library_refuses_in_a_child_is_told_as_here(trt) -> None:
     made.graph.model.graph.node[0].op_type = "NonZero"
     with pytest.raises(Refusal) as here:
         build_plan(trt, made)
-    with pytest.raises(Refusal) as there, base.within(Limits(isolate=True)):
-        apart.build(trt, made, isolate=True)
+    with pytest.raises(Refusal) as there:
+        apart.build(trt, made, BuildTerms(limits=Limits(isolate=True)))
     for caught in (here, there):
         assert (caught.value.status, caught.value.reason) == ("declined", "unsupported_op")
     assert str(there.value) == str(here.value)

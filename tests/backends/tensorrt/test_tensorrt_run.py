@@ -26,6 +26,7 @@ pytest.importorskip("tensorrt_rtx", reason="its parser and builder run on a CPU"
 
 from fake_tensorrt import ERROR, Fake, FakePlace
 
+from composer.build import BuildTerms
 from composer.errors import CacheWarning
 
 CHAIN = ("tensorrt",)
@@ -85,9 +86,9 @@ def test_plans_are_built_apart_unless_the_policy_says_otherwise(fake: Fake, monk
     asked: list[bool] = []
     here = apart.build
 
-    def build(*args: Any, isolate: bool) -> bytes:
-        asked.append(isolate)
-        return here(*args, isolate=False)
+    def build(library: Any, recipe: Any, terms: BuildTerms) -> bytes:
+        asked.append(terms.limits.isolate)
+        return here(library, recipe, BuildTerms())
 
     monkeypatch.setattr(apart, "build", build)
     for isolate in (True, False):
