@@ -17,7 +17,7 @@ from torch.nn.functional import dropout, linear, scaled_dot_product_attention
 
 import composer
 from composer import Policy, _torch, precision
-from composer.backends.base import Backend, Build, BuildRequest, current_build
+from composer.backends.base import Backend, Build, BuildFacts, BuildRequest, current_build
 from composer.isolate import parcel
 from composer.testing import FakeBackend, expect
 
@@ -688,3 +688,25 @@ def test_what_an_engine_says_of_its_precision_loosens_no_bounds(verify: str) -> 
     for _ in range(2):
         f(x)
     assert told()[-1] == ("low", "bf16", "rejected", "numeric_mismatch")
+    (attempt,) = (each for each in last().attempts if each.backend == "low")
+    assert (attempt.precision, attempt.who) == ("fp32", "low")
+
+
+class LowByOption(Backend):
+    """Computes in bfloat16 by an option of its own, as TensorRT can."""
+
+    def build(self, request: BuildRequest) -> Build:
+        precision = request.options["precision"]
+        return Build(lambda x: (x.sin() * 1.005,), BuildFacts(precision=precision))
+
+
+@pytest.mark.filterwarnings("ignore::composer.errors.FallbackWarning")
+def test_option_of_an_engine_loosens_no_bounds_and_is_not_the_policys_precision() -> None:
+    """The graph could not be rewritten, so the engine is held to float32's numbers."""
+    engine, x = {"backend": LowByOption, "options": {"precision": "bf16"}}, torch.rand(4, 4)
+    f = compiled(torch.sin, engine, precision="bf16", verify="compile")
+    assert torch.equal(f(x), x.sin())
+    (attempt,) = last().attempts
+    assert (attempt.reason, attempt.engine["precision"]) == ("numeric_mismatch", "bf16")
+    assert (attempt.precision, attempt.who) == ("fp32", "LowByOption")
+    assert attempt.options == {"precision": "bf16"}
