@@ -37,7 +37,7 @@ from composer.attempt import try_candidate
 from composer.contenders import contenders_of
 from composer.graphs import capture, keys
 from composer.passes.late import LatePasses
-from composer.policy import Policy
+from composer.policy import Cache, Policy
 from composer.records import GraphRequest
 
 ENGINES: tuple[str, ...] = ("inductor", "onnxrt")
@@ -93,7 +93,7 @@ def built(model: torch.nn.Module, x: torch.Tensor) -> tuple[GraphRequest, dict[s
 
     def backend(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
         request = keys.with_key(capture.read_request(gm, inputs), None, "")
-        candidates = contenders_of(Policy(chain=ENGINES, remember_failures=0))
+        candidates = contenders_of(Policy(chain=ENGINES), Cache(failures=0))
         made: dict[str, object] = {}
         tried = [try_candidate(request, each, LatePasses(), made=made) for each in candidates]
         runs = {each.attempt.backend: each.compiled for each in tried if each.compiled is not None}

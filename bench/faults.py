@@ -142,7 +142,7 @@ def compiled(
     if cell.way == "composer, verified":
         options["verify"] = "compile"
     elif is_checked(cell):
-        options |= {"verify": "sample", "sample_every": 1}
+        options |= {"verify": {"when": "sample", "every": 1}}
         options |= {"isolate": True, **CHECKED} if cell.fault in ENDING else {}
     run = torch.compile(net, backend="composer", options=options)
     return run, lambda: composer.reports()[-1].chosen if composer.reports() else ""

@@ -27,8 +27,8 @@ import composer
 EAGER = "eager"
 BACKENDS: dict[str, tuple[str, dict[str, Any] | None]] = {
     "inductor": ("inductor", None),
-    "onnxrt": ("composer", {"chain": ["onnxrt"], "remember_verdicts": 0}),
-    "openvino": ("composer", {"chain": ["composer_openvino"], "remember_verdicts": 0}),
+    "onnxrt": ("composer", {"chain": ["onnxrt"]}),
+    "openvino": ("composer", {"chain": ["composer_openvino"]}),
 }
 KINDS = ("static", "growing")
 TOLERANCE = 1e-4

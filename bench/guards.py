@@ -34,7 +34,7 @@ FILTERS: dict[str, Callable[..., Any] | None] = {
     "none": torch.compiler.skip_all_guards_unsafe,
 }
 BY_ITSELF = "without Dynamo"
-OPTIONS: dict[str, Any] = {"chain": ["onnxrt"], "remember_verdicts": 0}
+OPTIONS: dict[str, Any] = {"chain": ["onnxrt"]}
 
 
 def call_it(module: torch.nn.Module, inputs: Mapping[str, torch.Tensor]) -> object:

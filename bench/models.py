@@ -188,7 +188,7 @@ def is_accurate(row: Row) -> bool:
     """Whether a variant in bfloat16 is as close to eager as composer's default asks for."""
     if row.precision == "fp32":
         return True
-    return row.deviation is not None and row.deviation.relative <= Policy().max_error
+    return row.deviation is not None and row.deviation.relative <= Policy().precision.max_error
 
 
 def pairs(wish: Wish) -> Iterator[tuple[Variant, str]]:

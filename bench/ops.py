@@ -351,7 +351,7 @@ def attempt(name: str, op: Any, sample: Any, direction: str, settings: Settings)
     composer.reset()
     engine = settings.engine
     options: dict[str, Any] = {"chain": [engine], "min_coverage": settings.min_coverage}
-    options["keep_artefacts"] = 0  # thousands of graphs that nobody will run again
+    composer.configure({"cache": {"artefacts": 0}})  # for thousands of graphs, each run once
     compiled = torch.compile(function, backend="composer", options=options)
     eager, ours = (functools.partial(RUNS[direction], each) for each in (function, compiled))
     returned, raised, problems = False, False, []

@@ -7,31 +7,38 @@ import functools
 import os
 import re
 import tomllib
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator
 
-from composer.backends import refuse_slip
-from composer.errors import OptionError, UnknownNameError
+from composer.backends import names_code, refuse_slip
+from composer.errors import FallbackWarning, OptionError, UnknownNameError
 from composer.policy import (
+    FROZEN,
+    Cache,
+    Distributed,
     Facts,
     FormatVersion,
     Layer,
+    Location,
     Match,
     Policy,
     Rules,
     check_mode,
     in_words,
     merge,
+    over,
     owned,
     read_policy,
 )
 
 CONFIG_FILE = "composer.toml"
+PROJECT_FILE = "pyproject.toml"
 
 _ON, _OFF = {"1", "true", "yes", "on"}, {"0", "false", "no", "off", ""}
 
@@ -40,24 +47,31 @@ class Rule(Policy):
     """The fields of a policy, for the graphs that ``match``."""
 
     match: Match = Match()
+    """Which graphs the rule holds for; a key that is not given holds for all."""
 
 
 class PolicyBook(BaseModel):
-    """Policies of many models: what a policy file holds, and what ``composer.configure`` takes.
+    """Policies of many models: what a policy file holds, and what ``composer.configure`` takes."""
 
-    Attributes:
-        version: Of the format; 1.
-        defaults: What holds for every graph.
-        models: What holds for the graphs that match, field by field, later ones over earlier.
-        backends: Options of engines, by name, where a candidate gives none of its own.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = FROZEN
 
     version: FormatVersion = 1
+    """The version of the format."""
+
     defaults: Policy = Policy()
+    """The policy of every graph."""
+
     models: tuple[Rule, ...] = ()
+    """Policies of the graphs that match, field by field, later ones over earlier."""
+
     backends: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Options of engines, by name, where a candidate gives none of its own."""
+
+    cache: Cache = Cache()
+    """What the process keeps on disk for the next ones."""
+
+    distributed: Distributed = Distributed()
+    """How long the ranks of ``torch.distributed`` wait for one another."""
 
     @field_validator("models", mode="before")
     @classmethod
@@ -111,15 +125,23 @@ def _read_file(path: Path) -> PolicyBook:
 @functools.lru_cache(maxsize=32)
 def _parsed(path: Path, modified: int, size: int) -> PolicyBook:
     """A file's book; the time and size it had are part of the key."""
-    table = _load(path)
-    if path.name == "pyproject.toml":
-        found = _of_project(table)
-        if found is None:
-            raise OptionError(f"{path} has no table [tool.composer]")
-        if not isinstance(found, dict):
-            raise OptionError(f"{path}: [tool.composer] is one table, not {found!r}")
-        table = found
-    return _validated(table, f"{path}: ")
+    return _validated(table_in(path, _load(path)), f"{path}: ")
+
+
+def table_in(path: Path, content: dict[str, Any]) -> dict[str, Any]:
+    """The table of a policy file: all of it, or ``[tool.composer]`` of a ``pyproject.toml``.
+
+    Raises:
+        OptionError: there is none.
+    """
+    if path.name != PROJECT_FILE:
+        return content
+    found = _of_project(content)
+    if found is None:
+        raise OptionError(f"{path} has no table [tool.composer]")
+    if not isinstance(found, dict):
+        raise OptionError(f"{path}: [tool.composer] is one table, not {found!r}")
+    return found
 
 
 def _of_project(table: Mapping[str, Any]) -> Any:
@@ -136,16 +158,24 @@ def _load(path: Path) -> dict[str, Any]:
 
 
 def _validated(table: Mapping[str, Any], where: str) -> PolicyBook:
+    book, wrong = validated(table)
+    if book is None:
+        raise OptionError("; ".join(f"{where}{told}" for _, told in wrong))
+    return book
+
+
+def validated(
+    table: Mapping[str, Any],
+) -> tuple[PolicyBook | None, list[tuple[Location, str]]]:
+    """The book that a table holds, or else each of its mistakes, and where it stands."""
     try:
-        return PolicyBook.model_validate(dict(table))
+        return PolicyBook.model_validate(dict(table)), []
     except ValidationError as error:
-        tables: dict[str | int, type[BaseModel]] = {
-            "defaults": Policy,
-            "models": Rule,
-            "match": Match,
-        }
-        mistakes = (in_words(each, PolicyBook, tables) for each in error.errors())
-        raise OptionError("; ".join(f"{where}{each}" for each in mistakes)) from None
+        return None, [(each["loc"], in_words(each, PolicyBook, _TABLES)) for each in error.errors()]
+
+
+_TABLES: Mapping[str | int, type[BaseModel]] = {"defaults": Policy, "models": Rule, "match": Match}
+"""What stands in the tables of a file, besides those of a policy."""
 
 
 def file_in_working_directory() -> Path | None:
@@ -153,7 +183,7 @@ def file_in_working_directory() -> Path | None:
     own = Path(CONFIG_FILE)
     if own.is_file():
         return own.absolute()
-    project = Path("pyproject.toml")
+    project = Path(PROJECT_FILE)
     if project.is_file() and _of_project(_load(project.absolute())) is not None:
         return project.absolute()
     return None
@@ -231,9 +261,9 @@ def for_the_user_to_say(book: PolicyBook, folder: Path) -> Iterator[str]:
         for each in policy.passes
     ]
     named = (*(candidate.backend for candidate in chain), *passes)
-    code = [each for each in named if isinstance(each, str) and ":" in each]
+    code = [each for each in named if names_code(each)]
     if code:
-        yield f"import code: {', '.join(code)} (an entry point gives it a name)"
+        yield f"import code: {', '.join(map(str, code))} (an entry point gives it a name)"
     given = [*((each.name, each.options) for each in chain), *book.backends.items()]
     told = [
         f"{engine} {option}"
@@ -243,8 +273,8 @@ def for_the_user_to_say(book: PolicyBook, folder: Path) -> Iterator[str]:
     ]
     if told:
         yield f"tell engines of programs and files: {', '.join(told)}"
-    if any(policy.verdict_store for policy in policies):
-        yield "say where verdicts are sent: verdict_store (COMPOSER_VERDICT_STORE says it)"
+    if book.cache.store:
+        yield "say where verdicts are sent: [cache] store (COMPOSER_VERDICT_STORE says it)"
 
 
 def _names_a_file(option: str, value: Any, folder: Path) -> bool:
@@ -275,7 +305,9 @@ def using(source: Source = None, **fields: Any) -> Iterator[None]:
     Raises:
         OptionError: naming every key and value that is wrong.
     """
-    added = read(source), PolicyBook(defaults=read_policy(fields))
+    added: tuple[PolicyBook, ...] = ()
+    with disregarding_if_disabled():
+        added = read(source), PolicyBook(defaults=read_policy(fields))
     token = _using.set((*_using.get(), *added))
     try:
         yield
@@ -301,6 +333,17 @@ def resolve(
         OptionError: naming every mistake at once, wherever it stands.
         UnknownNameError: a table of an engine's options is for a name that is nearly a known one.
     """
+    try:
+        return _resolved(graph, mode, options, configured)
+    except (OptionError, UnknownNameError) as mistake:
+        if not _is_disabled():
+            raise
+        return dataclasses.replace(merge([_disabled()], {}), disregarded=str(mistake))
+
+
+def _resolved(
+    graph: Facts, mode: str | None, options: Mapping[str, Any] | None, configured: Source
+) -> Rules:
     own, book, switches, _ = _all_of(
         lambda: read_policy(options),
         lambda: in_force(configured),
@@ -320,7 +363,13 @@ def resolve(
     _refuse_slips(book.backends, file_in_force(configured) if book.backends else None)
     for each in inner:
         _refuse_slips(each.backends)
-    return merge(layers, _options_of_engines((book, *inner)))
+    rules = merge(layers, _options_of_engines((book, *inner)))
+    cache, distributed = book.cache, book.distributed
+    for each in inner:
+        cache, distributed = over(cache, each.cache), over(distributed, each.distributed)
+    if store := os.environ.get("COMPOSER_VERDICT_STORE"):
+        cache = cache.model_copy(update={"store": store})
+    return dataclasses.replace(rules, cache=cache, distributed=distributed)
 
 
 @contextmanager
@@ -398,11 +447,30 @@ def _switches() -> Iterator[Layer]:
         yield Layer("COMPOSER_CHAIN", read_policy({"chain": names, "locked": False}))
     if "COMPOSER_STRICT" in os.environ:
         yield Layer("COMPOSER_STRICT", read_policy({"strict": is_on("COMPOSER_STRICT")}))
-    if store := os.environ.get("COMPOSER_VERDICT_STORE"):
-        yield Layer("COMPOSER_VERDICT_STORE", read_policy({"verdict_store": store}))
     if is_on("COMPOSER_DISABLE"):
-        off = {"chain": ["eager"], "select": "first", "passes": [], "locked": False}
-        yield Layer("COMPOSER_DISABLE", read_policy(off))
+        yield _disabled()
+
+
+def _disabled() -> Layer:
+    off = {"chain": ["eager"], "select": "first", "passes": [], "locked": False}
+    return Layer("COMPOSER_DISABLE", read_policy(off))
+
+
+def _is_disabled() -> bool:
+    """Whether ``COMPOSER_DISABLE`` is on; what is neither on nor off is not."""
+    return os.environ.get("COMPOSER_DISABLE", "").strip().lower() in _ON
+
+
+@contextmanager
+def disregarding_if_disabled() -> Iterator[None]:
+    """Warn of the user's mistakes within, where ``COMPOSER_DISABLE`` is on; else raise them."""
+    try:
+        yield
+    except (OptionError, UnknownNameError) as mistake:
+        if not _is_disabled():
+            raise
+        told = f"COMPOSER_DISABLE is on, and a mistake is disregarded: {mistake}"
+        warnings.warn(told, FallbackWarning, stacklevel=4)
 
 
 def _chain_on_call() -> list[str]:

@@ -11,7 +11,7 @@ from composer.backends.base import Backend
 from composer.build import BuildFacts, Freeze, Precision
 from composer.errors import OptionError, UnknownNameError, refuse
 from composer.graphs.comparison import Bounds, LowPrecisionBounds
-from composer.policy import Candidate, Facts, Policy
+from composer.policy import Cache, Candidate, Facts, Policy
 from composer.records import Attempt, GraphRequest, Reason, Status
 from composer.store import failures
 
@@ -97,15 +97,22 @@ class Contender:
         return failures.key_of(request, *facts)
 
 
-def contenders_of(policy: Policy) -> tuple[Contender, ...]:
+_USUAL = Cache()
+
+
+def contenders_of(policy: Policy, cache: Cache = _USUAL) -> tuple[Contender, ...]:
     """Find the engine behind every name, and every slip in them, before anything is tried.
+
+    Args:
+        policy: With the chain.
+        cache: What may be kept on disk.
 
     Raises:
         UnknownNameError: naming every name that is nearly a known one.
         OptionError: naming every option that its engine does not know.
     """
     contenders: list[Contender] = []
-    bounds = bounds_of(policy) if policy.verify != "off" else None
+    bounds = bounds_of(policy) if policy.verify.when != "off" else None
     mistakes: list[UnknownNameError | OptionError] = []
     for candidate in policy.chain:
         least = policy.min_coverage if candidate.min_coverage is None else candidate.min_coverage
@@ -121,8 +128,8 @@ def contenders_of(policy: Policy) -> tuple[Contender, ...]:
                 min_coverage=least,
                 bounds=bounds,
                 limits=_limits(candidate, policy, backend),
-                remember_days=0.0 if policy.strict else policy.remember_failures,
-                keep_gib=policy.keep_artefacts,
+                remember_days=0.0 if policy.strict else cache.failures,
+                keep_gib=cache.artefacts,
                 freeze=policy.freeze,
             )
             contenders += _in_each_precision(contender, policy)
@@ -133,11 +140,12 @@ def contenders_of(policy: Policy) -> tuple[Contender, ...]:
 
 def _in_each_precision(contender: Contender, policy: Policy) -> Iterator[Contender]:
     """The contender as it is, in bf16, or (``precision = "auto"``) in bf16 and then in fp32."""
-    if policy.precision == "fp32" or contender.backend.may_return_original:
+    if policy.precision.mode == "fp32" or contender.backend.may_return_original:
         yield contender
         return
-    on_trial = policy.precision == "auto"
-    lowered = LowPrecisionBounds(share=policy.max_error) if on_trial or contender.bounds else None
+    on_trial = policy.precision.mode == "auto"
+    is_bounded = on_trial or contender.bounds is not None
+    lowered = LowPrecisionBounds(share=policy.precision.max_error) if is_bounded else None
     yield replace(contender, precision="bf16", on_trial=on_trial, bounds_in_bf16=lowered)
     if on_trial:
         yield replace(contender, precision="fp32")
@@ -155,4 +163,4 @@ def _limits(candidate: Candidate, policy: Policy, backend: Backend) -> child.Lim
 
 def bounds_of(policy: Policy) -> Bounds:
     """How far the policy lets numbers be off."""
-    return Bounds(policy.tolerance.rtol, policy.tolerance.atol)
+    return Bounds(policy.verify.rtol, policy.verify.atol)

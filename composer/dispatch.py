@@ -106,7 +106,9 @@ def serve(
     flatten = flatten or clones.with_captured_dtypes(gm, example_inputs)
     gm, restore = clones.flat_outputs(gm)
     case = _prepare(capture.read_request(gm, example_inputs, mode=mode), options)
-    postponed = background.BackgroundSelection.of(case.policy, case.request, case.contenders)
+    postponed = background.BackgroundSelection.of(
+        case.policy, case.rules, case.request, case.contenders
+    )
     with backward.watched() as backwards:
         outcome = _walk(case, postponed)
     report = _publish(case, outcome, time.perf_counter() - started)
@@ -115,6 +117,7 @@ def serve(
         contenders=case.contenders,
         shared=case.shared,
         policy=case.policy,
+        cache=case.rules.cache,
         early=case.rewritten,
         report=report,
         asked_by_name=case.rules.names_chain,
@@ -162,15 +165,16 @@ def _prepare(request: GraphRequest, options: Mapping[str, Any] | None) -> _Case:
     mode = request.mode
     configured = session.current().configured
     rules = book.resolve(Facts.of(request), mode, options, configured)
-    policy = repro.loud(rules.policy)
+    rules = repro.loud(rules)
+    policy = rules.policy
     with book.named_origin(rules.origins.get("chain", ""), configured):
-        contenders = contenders_of(policy)
+        contenders = contenders_of(policy, rules.cache)
     with book.named_origin(rules.origins.get("passes", ""), configured):
         shared = shared_passes(policy.passes, policy.on_pass_error)
     request = keys.with_key(request, policy.model, f"{mode} {policy.key} {shared.key}")
     policy, contenders = lock.hold(request, policy, contenders, shared)
     with session.current().progress.step(request, "shared passes"):
-        bounds = bounds_of(policy) if policy.verify != "off" else None
+        bounds = bounds_of(policy) if policy.verify.when != "off" else None
         request, shared, rewritten = verify.rewrite(request, shared, bounds)
     return _Case(request, rules, policy, contenders, shared, rewritten)
 
@@ -178,15 +182,15 @@ def _prepare(request: GraphRequest, options: Mapping[str, Any] | None) -> _Case:
 def _walk(case: _Case, postponed: background.BackgroundSelection | None) -> Outcome:
     """Try the candidates; with a contest ``postponed``, only until the first is accepted.
 
-    The others are then built and measured in the background (``select_async``).
+    The others are then built and measured in the background.
     """
     outcome = chain.walk(
         case.request,
         case.contenders,
         case.shared,
-        contest=None if postponed else select.Contest.of(case.policy),
+        contest=None if postponed else select.Contest.of(case.policy, case.rules.cache),
         strict=case.policy.strict,
-        agree_within=case.policy.agree_within,
+        agree_within=case.rules.distributed.timeout,
     )
     return postponed.announced(outcome) if postponed else outcome
 
@@ -205,6 +209,7 @@ def _publish(case: _Case, outcome: Outcome, seconds: float) -> CompileReport:
     here.captured.add(case.request.names[0])
     here.sinks.emit(report)
     notices.warn_of_environment(here.warned)
+    notices.warn_of_mistake(case.rules.disregarded, here.warned)
     if objection:
         raise objection
     notices.warn_of_fallbacks(report, here.warned, asked_by_name=case.rules.names_chain)

@@ -10,24 +10,35 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
+    GetJsonSchemaHandler,
     ValidationError,
     field_validator,
+    model_validator,
 )
+from pydantic.json_schema import JsonSchemaValue
 
 from composer import _torch
 from composer.build import Freeze
 from composer.errors import OptionError
 from composer.records import FLOOR, GraphRequest
-from composer.registry import did_you_mean
+from composer.registry import did_you_mean, nearest
+
+T = TypeVar("T", bound=BaseModel)
 
 DEFAULT_CHAIN = ("tensorrt", "inductor", "onnxrt")
+
+Location = tuple[str | int, ...]
+"""Where something stands in a policy file: keys, and places in lists."""
+
+AUTO = "auto"
+"""In a chain: every engine of composer's that is installed and can serve the graph's device."""
 
 
 def _no_truth_value(value: Any) -> Any:
@@ -53,25 +64,32 @@ Share = Annotated[float, Field(ge=0.0, le=1.0), _NUMBER]
 Seconds = Annotated[float, Field(gt=0.0, allow_inf_nan=False), _NUMBER]
 MiB = Annotated[int, Field(gt=0), _NUMBER]
 Calls = Annotated[int, Field(ge=1), _NUMBER]
-Days = Annotated[float, Field(ge=0.0, allow_inf_nan=False), _NUMBER]
+AtLeastZero = Annotated[float, Field(ge=0.0, allow_inf_nan=False), _NUMBER]
+
+FROZEN = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+"""What all tables of a policy file have in common; docstrings are the schema's descriptions."""
 
 
 class Match(BaseModel):
-    """Which graphs something holds for; a key that is not given holds for all.
+    """Which graphs something holds for; a key that is not given holds for all."""
 
-    ``model`` is a glob over the qualified name of the class, or function, whose frame is compiled,
-    over that of what the program compiled (another, behind a graph break in a submodule), and over
-    the name given as ``options={"model": ...}``. ``device`` is one over ``"cpu"``,
-    ``"cuda:0"`` and ``"cuda"``, ``dtype`` one over ``"float32"``.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = FROZEN
 
     model: str | None = None
+    """A glob over the name of the class or function that is compiled: the one whose frame Dynamo
+    traces, the one that the program compiled, and the name given by the field ``model``."""
+
     device: str | None = None
+    """A glob over the device: ``cpu``, ``cuda``, ``cuda:0``."""
+
     dtype: str | None = None
+    """A glob over the most common floating dtype of inputs and weights, such as ``float32``."""
+
     training: bool | None = None
+    """Whether grad mode is on and an input or a weight requires grad."""
+
     dynamic: bool | None = None
+    """Whether some size is a symbol."""
 
     def holds(self, graph: Facts) -> bool:
         """Whether it does for this graph."""
@@ -119,24 +137,31 @@ def _matches(glob: str | None, *texts: str) -> bool:
 
 
 class Candidate(BaseModel):
-    """One place in the chain.
+    """One place in the chain. A limit that is not given is the policy's own."""
 
-    ``backend`` is a name that ``torch._dynamo.lookup_backend`` knows, one of composer's own,
-    ``"module:function"``, or a callable ``(gm, example_inputs) -> callable``. ``options`` go to
-    the engine; a callable receives them as the keyword ``options=``. ``min_coverage`` is the
-    policy's own where it is not given, and so are ``isolate``, ``timeout`` and ``memory_limit``.
-    ``when`` has the keys of :class:`Match`: for other graphs the candidate is skipped.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = FROZEN
 
     backend: str | Callable[..., Any]
+    """An engine of composer's, the name of any other Dynamo backend, ``dynamo:NAME`` for what
+    Dynamo itself has by a name, ``module:function``, or a callable."""
+
     options: dict[str, Any] = Field(default_factory=dict)
+    """Options of the engine; a callable is given them as the keyword ``options=``."""
+
     min_coverage: Share | None = None
+    """The share of the graph's compute nodes that the engine has to take."""
+
     isolate: bool | None = None
+    """Whether a child process builds it first."""
+
     timeout: Seconds | None = None
+    """Seconds that it may spend compiling."""
+
     memory_limit: MiB | None = None
+    """MiB of memory that its child process may take."""
+
     when: Match | None = None
+    """For which graphs it is tried; for others it is skipped."""
 
     @field_validator("backend", mode="before")
     @classmethod
@@ -159,155 +184,247 @@ class Candidate(BaseModel):
         return f"{self.backend.__module__}.{name}" if name == FLOOR else name
 
 
-class Tolerance(BaseModel):
-    """How far a number may be off: ``atol + rtol * max(|eager's|, rms of eager's)``.
+class Worded(BaseModel):
+    """A field of the policy that is one word, or a table whose first key is that word.
 
-    By default both are those of the dtype (:data:`composer.graphs.comparison.TOLERANCES`).
+    It is equal to a word where no other key has another value than the default.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = FROZEN
 
-    rtol: Annotated[float, Field(ge=0.0), _NUMBER] | None = None
-    atol: Annotated[float, Field(ge=0.0), _NUMBER] | None = None
+    @model_validator(mode="before")
+    @classmethod
+    def _of_a_word(cls, given: Any) -> Any:
+        if isinstance(given, Mapping | cls):
+            return given
+        words = cls.words()
+        if not isinstance(given, str) or given not in words:
+            *others, last = map(repr, words)
+            told = f"Input should be {', '.join(others)} or {last}"
+            raise ValueError(f"{told}, or a table of {', '.join(cls.model_fields)}")
+        return {cls.first_key(): given}
 
+    @classmethod
+    def first_key(cls) -> str:
+        """The key that a word stands for."""
+        return next(iter(cls.model_fields))
 
-Purpose = Literal["latency", "amortised", "memory"]
+    @classmethod
+    def words(cls) -> tuple[str, ...]:
+        """What may stand for a table."""
+        return get_args(cls.model_fields[cls.first_key()].annotation)
 
+    @property
+    def word(self) -> str:
+        """The value of the first key."""
+        return str(getattr(self, self.first_key()))
 
-class Objective(BaseModel):
-    """What the fastest is the fastest at.
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, str):
+            return self.word == other and super().__eq__(type(self)(**{self.first_key(): other}))
+        return super().__eq__(other)
 
-    ``"latency"`` is the time of a call. ``"amortised"`` adds the seconds that building the
-    candidate took, divided by the number of ``calls`` that are expected of it. ``"memory"`` is the
-    least memory, among those that take no more than the share ``within`` longer than the fastest.
-    """
+    def __hash__(self) -> int:
+        return hash(self.word)
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    kind: Purpose = "latency"
-    calls: Calls = 10_000
-    within: Share = 0.1
+    @property
+    def spelled(self) -> str | dict[str, Any]:
+        """The word, or the table of the keys that are not as usual, as a file would have it."""
+        if self == self.word:
+            return self.word
+        return {self.first_key(): self.word} | self.model_dump(exclude_defaults=True)
 
     def __str__(self) -> str:
-        """What is part of a policy's key: as it was before there was ``within``."""
-        within = f" within={self.within}" if self.kind == "memory" else ""
-        return f"kind={self.kind!r} calls={self.calls}{within}"
+        return str(self.spelled)
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: Any, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """That of a word, or of the table."""
+        made = handler(core_schema)
+        table = handler.resolve_ref_schema(made)
+        copy = dict(table)
+        table.clear()
+        table["anyOf"] = [{"type": "string", "enum": list(cls.words())}, copy]
+        return made
+
+
+class Select(Worded):
+    """Who serves a graph."""
+
+    by: Literal["first", "fastest"] = "first"
+    """``first`` takes the first candidate that is accepted. ``fastest`` measures all that are
+    accepted, and eager, on the first real inputs, and keeps the fastest."""
+
+    seconds: Seconds | None = None
+    """How long measuring one graph may take. By default it is 15 % of the seconds that building
+    the candidates took, at least 1 s and at most 5 s, besides a first call of each."""
+
+    background: bool = False
+    """Under ``fastest`` the first candidate that is accepted serves at once, and the others are
+    built and measured beside the calls. It does not hold under ``strict``, nor for ``memory``."""
+
+    objective: Literal["latency", "amortised", "memory"] = "latency"
+    """``latency`` compares the times of a call. ``amortised`` adds to each the seconds of the
+    candidate's build, divided by ``calls``. ``memory`` takes the candidate of the least memory
+    among those that take at most the share ``within`` longer than the fastest."""
+
+    calls: Calls = 10_000
+    """Over how many calls ``amortised`` spreads the seconds of a build."""
+
+    within: Share = 0.1
+    """By which share a candidate may be slower than the fastest under ``memory``."""
+
+
+class Verify(Worded):
+    """Whether, and how closely, a candidate's numbers are compared with eager's.
+
+    A number may be off by ``atol + rtol * max(|eager's|, rms of eager's)``.
+    """
+
+    when: Literal["off", "compile", "sample"] = "off"
+    """``compile`` compares outputs, written inputs and buffers and, in training, gradients on the
+    first real inputs before a candidate is accepted. ``sample`` compares calls later as well, but
+    for their gradients."""
+
+    every: Calls = 100
+    """Under ``sample``, a call in how many is compared."""
+
+    rtol: AtLeastZero | None = None
+    """The relative tolerance; by default that of the dtype."""
+
+    atol: AtLeastZero | None = None
+    """The absolute tolerance; by default that of the dtype."""
+
+
+class Precision(Worded):
+    """What products and convolutions of float32 are computed in on the CPU."""
+
+    mode: Literal["fp32", "bf16", "auto"] = "fp32"
+    """``bf16`` is bfloat16. ``auto`` tries each engine in bfloat16 first, in inference, and takes
+    it so if it is no further from eager than ``max_error`` on the first real inputs."""
+
+    max_error: Annotated[float, Field(gt=0.0), _NUMBER] = 0.01
+    """How far what is computed in bfloat16 may be off: the largest error in a value over the
+    largest number in it."""
+
+
+class OnRuntimeError(Worded):
+    """What happens when an accepted engine raises at a call."""
+
+    action: Literal["fallback", "raise"] = "fallback"
+    """``fallback`` lets the captured graph answer that call, and the next candidate those that
+    follow. ``raise`` lets the error through."""
+
+    retry_after: Calls | None = None
+    """After how many calls of the graph the engine is compiled for it again, twice as many after
+    each further failure. By default it stays in quarantine."""
+
+
+class Cache(BaseModel):
+    """What a process keeps on disk for the next ones, and looks for there."""
+
+    model_config = FROZEN
+
+    failures: AtLeastZero = 7.0
+    """Days for which a candidate that crashed, took too long or failed to build is not tried again
+    on the same graph by any process; 0 keeps none. Under ``strict`` everything is tried."""
+
+    verdicts: AtLeastZero = 30.0
+    """Days for which ``select = "fastest"`` goes straight to the engine that was measured to be the
+    fastest, in any process; 0 keeps none. Under ``strict`` everything is measured."""
+
+    artefacts: AtLeastZero = 2.0
+    """GiB that the ONNX models which engines were built from may take; 0 keeps none."""
+
+    store: str | None = None
+    """The path, or any URL that ``fsspec`` knows, of a folder by which machines share verdicts."""
+
+
+class Distributed(BaseModel):
+    """How the ranks of ``torch.distributed`` come to take the same engine."""
+
+    model_config = FROZEN
+
+    timeout: AtLeastZero = 60.0
+    """Seconds that a rank waits for the others, so that all take the same engine for the same
+    graph; 0 does not ask them."""
 
 
 class Policy(BaseModel):
-    """How one model is compiled; ``torch.compile(options=...)`` takes every field.
+    """How one model is compiled; ``torch.compile(options=...)`` takes every field."""
 
-    Attributes:
-        chain: Candidates in the order in which they are tried. ``eager`` is always the floor.
-        select: ``"first"`` takes the first candidate that is accepted; ``"fastest"`` measures all
-            that are, and the captured graph's own forward, on the first real inputs.
-        select_seconds: How long measuring one graph may take; ``None`` is 15 % of what building the
-            candidates took, at least 1 s and at most 5 s, besides a first call of each.
-        select_async: Under ``select = "fastest"`` the first candidate that is accepted serves at
-            once, and the others are built and measured beside the calls. Under ``"first"``, under
-            ``strict`` and for the objective ``"memory"`` it means nothing.
-        objective: What is measured for.
-        strict: Any candidate that is not accepted raises at once.
-        on_exhausted: ``"eager"`` runs the captured graph's own forward when no candidate was
-            accepted, ``"raise"`` gives :class:`~composer.errors.ChainExhausted`.
-        passes: Shared passes in the order in which they run: names, ``"module:Class"``, tables
-            ``{"pass": ..., field: value}``, :class:`~composer.passes.GraphPass` objects, Inductor's
-            custom passes, functions, and at most one ``CustomPartitionerFn``.
-        on_pass_error: ``"skip"`` rolls a failing pass back and records it, ``"raise"`` gives
-            :class:`~composer.errors.PassError`.
-        min_coverage: Share of a graph's compute nodes that an engine must really take, for engines
-            that say how much they took; the rest runs as eager ATen.
-        verify: ``"compile"`` compares a candidate with eager on the first real inputs before it is
-            accepted: outputs, inputs and buffers afterwards and, in training, gradients.
-            ``"sample"`` compares every ``sample_every``-th call as well, but for gradients.
-            ``"off"`` does not.
-        sample_every: A call in how many that is.
-        tolerance: How far its numbers may be off.
-        on_runtime_error: ``"fallback"`` lets the captured graph answer a call in which the engine
-            raises, and the next candidate those that follow; ``"raise"`` lets the error through.
-        retry_after: Calls of a graph after which an engine that failed at run time is compiled for
-            it again, twice as many after each further failure; ``None`` leaves it in quarantine.
-        isolate: Build each candidate in a child process first, and run it once there: one that
-            crashes, exits or hangs is not built here.
-        timeout: Seconds that a candidate may spend compiling, in the child and here.
-        memory_limit: MiB of physical memory that the child may take, the 300 of an interpreter
-            with torch included; without ``isolate`` it counts for engines alone that have a child
-            of their own.
-        remember_failures: Days for which a candidate that crashed, took too long or failed to build
-            is not tried again on the same graph by any process; 0 remembers none, and looks for
-            none. Under ``strict`` everything is tried.
-        agree_within: Seconds that a rank of ``torch.distributed`` waits for the others, so that all
-            take the same engine for the same graph; 0 does not ask them.
-        remember_verdicts: Days for which ``select = "fastest"`` goes straight to the engine that
-            was measured to be the fastest, in any process; 0 remembers none, and looks for none.
-            Under ``strict`` everything is measured.
-        verdict_store: The path, or any URL that ``fsspec`` knows, of a folder that machines share
-            such verdicts by.
-        model: The model's name in reports; by default the class, or the function, compiled.
-        locked: The file ``composer.lock`` says which candidate of the chain serves each graph, and
-            no other is tried; a graph that is not as it says is a
-            :class:`~composer.errors.LockError`.
-        precision: In what products and convolutions of float32 are computed on the CPU. ``"bf16"``
-            is bfloat16; ``"auto"`` has each engine tried in it first, in inference, and taken if it
-            is no further from eager than ``max_error`` on the first real inputs.
-        max_error: How far what is computed in bfloat16 may be off: the largest error in a value
-            over the largest number in it.
-        keep_artefacts: GiB that the ONNX models which engines were built from may take on disk, so
-            that the next process need not make them; 0 keeps none, and looks for none.
-        freeze: Whether engines take weights in, where grad mode is off; a change of one is seen at
-            the next call, and the engine made anew before it answers. ``"auto"``: those that share
-            the weights' memory do. ``True``: Inductor folds them into its code as well. ``False``:
-            all are inputs of every call. While grad mode is on they always are.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = FROZEN
 
     chain: tuple[Candidate, ...] = tuple(Candidate(backend=name) for name in DEFAULT_CHAIN)
-    select: Literal["first", "fastest"] = "first"
-    select_seconds: Seconds | None = None
-    select_async: bool = False
-    objective: Objective = Objective()
-    strict: bool = False
-    on_exhausted: Literal["eager", "raise"] = "eager"
+    """The candidates in the order in which they are tried; ``eager`` is always the last resort."""
+
+    select: Select = Select()
+    """Who serves a graph: the first candidate that is accepted, or the fastest."""
+
     passes: tuple[Any, ...] = ()
+    """The shared passes in the order in which they run: names, ``module:Class``, or tables
+    ``{ pass = ..., field = value }``; in code also objects of :class:`~composer.passes.GraphPass`,
+    Inductor's custom passes, functions, and at most one ``CustomPartitionerFn``."""
+
+    verify: Verify = Verify()
+    """Whether a candidate's numbers are compared with eager's."""
+
+    precision: Precision = Precision()
+    """What products and convolutions of float32 are computed in on the CPU."""
+
+    strict: bool = False
+    """Any candidate that is not accepted raises at once."""
+
+    on_exhausted: Literal["eager", "raise"] = "eager"
+    """``eager`` runs the captured graph itself where no candidate is accepted; ``raise`` gives
+    ``ChainExhausted``."""
+
     on_pass_error: Literal["skip", "raise"] = "skip"
-    min_coverage: Share = 0.5
-    verify: Literal["off", "compile", "sample"] = "off"
-    sample_every: Calls = 100
-    tolerance: Tolerance = Tolerance()
-    on_runtime_error: Literal["fallback", "raise"] = "fallback"
-    retry_after: Calls | None = None
-    isolate: bool = False
-    timeout: Seconds | None = None
-    memory_limit: MiB | None = None
-    remember_failures: Days = 7.0
-    agree_within: Annotated[float, Field(ge=0.0, allow_inf_nan=False), _NUMBER] = 60.0
-    remember_verdicts: Days = 30.0
-    verdict_store: str | None = None
-    model: str | None = None
-    locked: bool = False
-    precision: Literal["fp32", "bf16", "auto"] = "fp32"
-    max_error: Annotated[float, Field(gt=0.0), _NUMBER] = 0.01
-    keep_artefacts: Annotated[float, Field(ge=0.0, allow_inf_nan=False), _NUMBER] = 2.0
+    """``skip`` rolls a failing pass back and records it; ``raise`` gives ``PassError``."""
+
+    on_runtime_error: OnRuntimeError = OnRuntimeError()
+    """What happens when an accepted engine raises at a call."""
+
     freeze: Freeze = "auto"
+    """Whether engines take weights in where grad mode is off; a change of one is seen at the next
+    call. ``auto``: those that share the weights' memory do. ``true``: Inductor folds them into its
+    code as well. ``false``: all are inputs of every call."""
+
+    min_coverage: Share = 0.5
+    """The share of a graph's compute nodes that an engine has to take; the rest runs as eager."""
+
+    timeout: Seconds | None = None
+    """Seconds that a candidate may spend compiling, in a child process and here."""
+
+    memory_limit: MiB | None = None
+    """MiB of physical memory that a child process may take, the 300 of an interpreter with torch
+    included."""
+
+    isolate: bool = False
+    """Build each candidate in a child process first, and run it once there: one that crashes, exits
+    or hangs is not built here."""
+
+    model: str | None = None
+    """The model's name in records and rules; by default the class or function that is compiled."""
+
+    locked: bool = False
+    """The file ``composer.lock`` says which candidate of the chain serves each graph."""
 
     @field_validator("chain", mode="before")
     @classmethod
     def _spell_out(cls, chain: Any) -> Any:
         """Let a bare name or callable stand for a candidate without options."""
+        if chain == AUTO:
+            return ({"backend": AUTO},)
         if isinstance(chain, str) or not isinstance(chain, list | tuple):
-            raise ValueError("a chain is a list of backends, such as ['onnxrt', 'inductor']")
+            raise ValueError(f"a chain is a list such as ['onnxrt', 'inductor'], or {AUTO!r}")
         if not chain:
             raise ValueError("a chain needs a candidate; ['eager'] runs without an engine")
         return tuple(
             each if isinstance(each, Candidate | Mapping) else {"backend": each} for each in chain
         )
-
-    @field_validator("objective", mode="before", json_schema_input_type=Objective | Purpose)
-    @classmethod
-    def _of_a_word(cls, objective: Any) -> Any:
-        """Let its kind stand for an objective."""
-        return {"kind": objective} if isinstance(objective, str) else objective
 
     @field_validator("passes", mode="before")
     @classmethod
@@ -320,22 +437,20 @@ class Policy(BaseModel):
     def key(self) -> str:
         """Text of all that decides how a graph is compiled and served; equal in every process."""
         chain = [(c.name, sorted(c.options.items()), c.min_coverage, c.when) for c in self.chain]
-        checks = f"{self.verify} {self.tolerance}" if self.verify != "off" else ""
-        often = f" every {self.sample_every}" if self.verify == "sample" else ""
-        limits = f" {self._limits}" if any(map(any, self._limits)) else ""
-        choice = f" {self.select} {self.objective}" if self.select != "first" else ""
-        low = f" {self.precision} {self.max_error}" if self.precision != "fp32" else ""
-        baked = f" freeze={self.freeze}" if self.freeze != "auto" else ""
-        answers = f"{self.on_pass_error} {self.on_runtime_error}"
-        loud = f" {answers}" if "raise" in answers else ""
-        rest = f"{checks}{often}{limits}{choice}{low}{baked}{loud}"
-        return f"{chain} {self.strict} {self.on_exhausted} {self.min_coverage} {rest}"
-
-    @property
-    def _limits(self) -> list[tuple[float | None, ...]]:
-        """Of the policy, then of each candidate: ``isolate``, ``timeout``, ``memory_limit``."""
         limited: tuple[Policy | Candidate, ...] = (self, *self.chain)
-        return [(each.isolate, each.timeout, each.memory_limit) for each in limited]
+        limits = [(each.isolate, each.timeout, each.memory_limit) for each in limited]
+        answers = (self.strict, self.on_exhausted, self.on_pass_error, self.on_runtime_error.action)
+        parts = (
+            *(chain, limits, answers, self.min_coverage, self.freeze),
+            "" if self.select.by == "first" else self.select.model_copy(update=_DECIDE_NOTHING),
+            "" if self.verify.when == "off" else self.verify,
+            "" if self.precision.mode == "fp32" else self.precision,
+        )
+        return " ".join(map(str, parts))
+
+
+_DECIDE_NOTHING = {"seconds": None, "background": False}
+"""How long measuring may take, and when it is done, make no other graph."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,14 +463,23 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The policy in force for one graph, and the layers that spoke, in order.
+    """The policy in force for one graph, and what holds for the process.
 
-    ``origins`` says for each field that was set by which layer.
+    Attributes:
+        policy: What the layers add up to.
+        layers: The layers that spoke, in order.
+        origins: For each field that was set, the layer that did so last.
+        cache: What is kept on disk.
+        distributed: How ranks agree.
+        disregarded: The user's mistake, where ``COMPOSER_DISABLE`` has it disregarded.
     """
 
     policy: Policy
     layers: tuple[str, ...]
     origins: Mapping[str, str]
+    cache: Cache
+    distributed: Distributed
+    disregarded: str = ""
 
     @property
     def names_chain(self) -> bool:
@@ -423,21 +547,34 @@ def read_policy(fields: Mapping[str, Any] | Policy | None) -> Policy:
 def merge(layers: Iterable[Layer], engines: Mapping[str, Mapping[str, Any]]) -> Rules:
     """Put layers on top of each other, the last one first in line, field by field.
 
+    Of a field that is a table, such as ``select``, a layer changes the keys that it gives.
+
     Args:
         layers: From the most general to the most particular.
         engines: Options of engines by name, behind those that a candidate itself gives.
     """
-    values: dict[str, Any] = {}
+    policy = Policy()
     origins: dict[str, str] = {}
     spoke: list[str] = []
     for layer in layers:
-        given = {name: getattr(layer.policy, name) for name in layer.policy.model_fields_set}
-        values |= given
+        policy = over(policy, layer.policy)
+        given = layer.policy.model_fields_set
         origins |= dict.fromkeys(given, layer.name)
         spoke += [layer.name] if given else []
-    policy = Policy().model_copy(update=values)
     chain = tuple(_with_options(each, engines) for each in policy.chain)
-    return Rules(policy.model_copy(update={"chain": chain}), tuple(spoke), origins)
+    policy = policy.model_copy(update={"chain": chain})
+    return Rules(policy, tuple(spoke), origins, Cache(), Distributed())
+
+
+def over(base: T, top: T) -> T:
+    """The fields of ``base``, and over them those that ``top`` was given; so with tables within."""
+    given = {name: getattr(top, name) for name in top.model_fields_set}
+    tables = {
+        name: over(getattr(base, name), each)
+        for name, each in given.items()
+        if isinstance(each, Worded)
+    }
+    return base.model_copy(update=given | tables)
 
 
 def _with_options(candidate: Candidate, engines: Mapping[str, Mapping[str, Any]]) -> Candidate:
@@ -458,14 +595,13 @@ def in_words(
         tables: What stands in its tables, by the key that holds them.
     """
     *parents, key = error["loc"] or ("",)
-    where = _path(error["loc"])
+    where = path_of(error["loc"])
     if error["type"] == "extra_forbidden":
         kinds = _TABLES | dict(tables)
         held = next((kinds[p] for p in reversed(parents) if p in kinds), root)
         known = tuple(held.model_fields)
-        guess = did_you_mean(str(key), known)
-        hint = "" if parents or guess else _where_it_belongs(str(key), root, tables)
-        return f"unknown option {where!r}{guess} (accepted: {', '.join(known)}){hint}"
+        told = _where_it_belongs(str(key), held, tables) or did_you_mean(str(key), known)
+        return f"unknown option {where!r}{told} (accepted: {', '.join(known)})"
     if error["type"] == "missing":
         return f"option {where!r} is missing"
     message = error["msg"].removeprefix("Value error, ").replace("a valid tuple", "a list")
@@ -475,25 +611,64 @@ def in_words(
 _TABLES: dict[str | int, type[BaseModel]] = {
     "chain": Candidate,
     "when": Match,
-    "tolerance": Tolerance,
-    "objective": Objective,
+    "select": Select,
+    "verify": Verify,
+    "precision": Precision,
+    "on_runtime_error": OnRuntimeError,
+    "cache": Cache,
+    "distributed": Distributed,
 }
-"""What stands in the tables of a policy, by the key that holds them."""
+"""What stands in the tables of a policy and of a policy file, by the key that holds them."""
+
+_NOW = {
+    "select_seconds": "'seconds' in the table 'select'",
+    "select_async": "'background' in the table 'select'",
+    "objective": "'objective' in the table 'select'",
+    "sample_every": "'every' in the table 'verify'",
+    "tolerance": "'rtol' and 'atol' in the table 'verify'",
+    "max_error": "'max_error' in the table 'precision'",
+    "retry_after": "'retry_after' in the table 'on_runtime_error'",
+    "remember_failures": "'failures' in the table [cache] of a policy file",
+    "remember_verdicts": "'verdicts' in the table [cache] of a policy file",
+    "keep_artefacts": "'artefacts' in the table [cache] of a policy file",
+    "verdict_store": "'store' in the table [cache] of a policy file",
+    "agree_within": "'timeout' in the table [distributed] of a policy file",
+}
+"""Where fields of earlier policies stand now."""
+
+_OF_PROCESS = ("cache", "distributed")
 
 
-def _path(location: tuple[str | int, ...]) -> str:
+def path_of(location: Location) -> str:
     """``chain[0].options``."""
     parts = (f"[{p}]" if isinstance(p, int) else f".{p}" for p in location)
     return "".join(parts).removeprefix(".")
 
 
 def _where_it_belongs(
-    key: str, root: type[BaseModel], tables: Mapping[str | int, type[BaseModel]]
+    key: str, held: type[BaseModel], tables: Mapping[str | int, type[BaseModel]]
 ) -> str:
-    """What to write instead of an unknown key at the top; nothing where nobody knows."""
-    if table := next((name for name, held in tables.items() if key in held.model_fields), None):
+    """What to write instead of an unknown key of a table; nothing where nobody knows.
+
+    Args:
+        key: The key.
+        held: What the table holds.
+        tables: The other tables, by the key that holds them.
+    """
+    if issubclass(held, Policy):
+        if key in _NOW:
+            return f"; it is now {_NOW[key]}"
+        if key in _OF_PROCESS:
+            return f"; [{key}] is a table of its own in a policy file, or in composer.configure"
+        if key in _torch.inductor.inductor_options():
+            candidate = {"backend": "inductor", "options": {key: "..."}}
+            return f"; it is an option of Inductor, which stands in the chain: {candidate}"
+        return "" if nearest(key, held.model_fields) else _OF_AN_ENGINE
+    if table := next((name for name, each in tables.items() if key in each.model_fields), None):
         return f"; {key!r} is an option of the table {table!r}"
-    if root is not Policy:
-        return ""
-    candidate = {"backend": "inductor", "options": {key: ...}}
-    return f"; an engine's own option stands in the chain: {candidate}".replace("Ellipsis", "...")
+    return f"; {key!r} is now {_NOW[key]}" if tables and key in _NOW else ""
+
+
+_OF_AN_ENGINE = (
+    "; an option of an engine stands in the chain: {'backend': 'onnxrt', 'options': {...}}"
+)

@@ -18,21 +18,25 @@ from pydantic import BaseModel
 
 from composer import _torch, book, session
 from composer.graphs import capture
-from composer.policy import Candidate, Facts, Policy
+from composer.policy import Candidate, Facts, OnRuntimeError, Rules, Verify, Worded
 
 
-def loud(policy: Policy) -> Policy:
-    """The policy; where torch's minifier looks for failures, one that lets it see them.
+def loud(rules: Rules) -> Rules:
+    """The rules; where torch's minifier looks for failures, such as let it see them.
 
     Where it looks for wrong numbers, they are not compared here first.
     """
     looks_for = _torch.minifier.minifier_looks_for()
     if not looks_for:
-        return policy
-    seen: dict[str, Any] = {"on_runtime_error": "raise", "remember_failures": 0.0}
+        return rules
+    seen: dict[str, Any] = {"on_runtime_error": OnRuntimeError(action="raise")}
     if looks_for == "wrong numbers":
-        seen["verify"] = "off"
-    return policy.model_copy(update=seen)
+        seen["verify"] = Verify()
+    return dataclasses.replace(
+        rules,
+        policy=rules.policy.model_copy(update=seen),
+        cache=rules.cache.model_copy(update={"failures": 0.0}),
+    )
 
 
 def preamble(gm: torch.fx.GraphModule, inputs: Sequence[Any], given: Mapping[str, Any]) -> str:
@@ -45,15 +49,17 @@ def preamble(gm: torch.fx.GraphModule, inputs: Sequence[Any], given: Mapping[str
     """
     mode, options = given.get("mode"), given.get("options")
     facts = Facts.of(capture.read_request(gm, inputs, mode=mode))
-    policy = book.resolve(facts, mode, options, session.current().configured).policy
+    rules = book.resolve(facts, mode, options, session.current().configured)
+    policy = rules.policy
     fields = {name: _spelled(getattr(policy, name)) for name in sorted(policy.model_fields_set)}
+    settings = {"cache": _spelled(rules.cache), "distributed": _spelled(rules.distributed)}
     return "\n".join(
         (
             "import sys",
             f"sys.path += [each for each in {sys.path!r} if each not in sys.path]",
             "os.environ.pop('COMPOSER_CONFIG', None)",
             "import composer",
-            f"composer.configure({ {'version': 1, 'defaults': fields}!r})",
+            f"composer.configure({ {'version': 1, 'defaults': fields, **settings}!r})",
         )
     )
 
@@ -63,6 +69,8 @@ def _spelled(value: Any) -> Any:
     if isinstance(value, Candidate):
         rest = _spelled({name: getattr(value, name) for name in value.model_fields_set})
         return rest | {"backend": _spelled(value.backend)}
+    if isinstance(value, Worded):
+        return value.spelled
     if isinstance(value, BaseModel):
         return value.model_dump(exclude_defaults=True)
     if isinstance(value, Mapping):

@@ -27,7 +27,7 @@ from composer.distribution import version_of
 from composer.errors import first_line, refuse
 from composer.graphs import capture
 from composer.passes.late import LatePasses
-from composer.policy import Candidate, Policy
+from composer.policy import Cache, Candidate, Policy, Verify
 from composer.records import Attempt, GraphRequest, Reason, Status, plain
 from composer.system.disk import DiskCache, digest_of
 
@@ -172,11 +172,9 @@ def _try(candidate: Candidate, case: _Case, device: torch.device) -> Attempt:
     policy = Policy(
         chain=(candidate,),
         min_coverage=0.0,
-        verify="compile",
-        remember_failures=0.0,
-        keep_artefacts=0.0,
+        verify=Verify(when="compile"),
     )
-    (contender,) = contenders_of(policy)
+    (contender,) = contenders_of(policy, Cache(failures=0.0, artefacts=0.0))
     no_autocast = torch.autocast(device.type, enabled=False)
     with torch.inference_mode(False), torch.set_grad_enabled(case.training), no_autocast:
         inputs: list[Any] = case.inputs(device)

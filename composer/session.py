@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from composer import forks
-from composer.book import Source
+from composer.book import Source, disregarding_if_disabled, read
 from composer.lowering.narrow_weights import Copies
-from composer.policy import owned
+from composer.mistakes import refuse_mistakes
 from composer.records import CompileReport, WithoutGraph
 from composer.system import warned
 from composer.system.background import Worker
@@ -199,16 +199,34 @@ def reset() -> None:
 def configure(source: Source) -> None:
     """Set the policy of this process, in place of any set before.
 
-    A mistake in the source is an error at the first compile. ``COMPOSER_CONFIG`` takes precedence.
-    Later changes to the object that was given do not change the policy.
+    ``COMPOSER_CONFIG`` takes precedence. Later changes to the object that was given do not change
+    the policy; a file that changed is read again by the next compile. Under ``COMPOSER_DISABLE`` a
+    mistake is warned of, and the policy stays what it was.
 
     Args:
         source: A :class:`composer.PolicyBook`, a :class:`composer.Policy` for every graph, a
             mapping shaped like the TOML, the path of a file, or ``None`` for the defaults.
+
+    Raises:
+        OptionError: it is no source, a file is missing or no TOML, or naming every key and value
+            that is wrong.
+        UnknownNameError: naming every engine and pass that is nearly a known one.
     """
-    if isinstance(source, str | Path):
-        source = Path(source).absolute()  # the working directory may change before it is read
-    _current.configured = owned(source)
+    with disregarding_if_disabled():
+        _current.configured = _checked(source)
+
+
+def _checked(source: Source) -> Source:
+    """A source without mistakes: a file's path, or a copy of what was given."""
+    if source is None:
+        return None
+    book = read(source)
+    if not isinstance(source, str | Path):
+        refuse_mistakes(book)
+        return book
+    path = Path(source).absolute()  # the working directory may change before it is read again
+    refuse_mistakes(book, f"{path}: ")
+    return path
 
 
 def add_sink(sink: Any) -> None:

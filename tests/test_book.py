@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import warnings
 from pathlib import Path
 
 import pytest
@@ -112,7 +113,7 @@ def test_configure_takes_four_kinds_of_source(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["mapping", "book", "policy"])
 def test_what_was_configured_is_not_changed_with_the_object_that_was_given(kind: str) -> None:
     """Whatever the object is, and however deep in it the change is."""
-    options = {"session": {"threads": 1}}
+    options = {"session_config": {"a": "1"}}
     table = {"defaults": {"chain": [{"backend": "onnxrt", "options": options}]}}
     source = {
         "mapping": table,
@@ -120,13 +121,13 @@ def test_what_was_configured_is_not_changed_with_the_object_that_was_given(kind:
         "policy": composer.Policy(**table["defaults"]),
     }[kind]
     composer.configure(source)
-    options["session"]["threads"] = 2
+    options["session_config"]["a"] = "2"
     table["defaults"]["chain"].append("eager")
     if kind != "mapping":
         policy = source if kind == "policy" else source.defaults
         policy.chain[0].options["more"] = 3
     (candidate,) = resolve(GRAPH, configured=current().configured).policy.chain
-    assert candidate.options == {"session": {"threads": 1}}
+    assert candidate.options == {"session_config": {"a": "1"}}
 
 
 def test_policy_in_force_is_not_changed_with_the_object_that_was_given() -> None:
@@ -283,11 +284,9 @@ def test_options_of_engines_stand_behind_a_candidates_own() -> None:
 
 def test_a_slip_in_the_name_of_an_engines_table_is_an_error() -> None:
     """As it is in a chain; a name that is like no other may be one of another machine's."""
-    composer.configure({"backends": {"onxrt": {"threads": 1}, "far_away": {"cards": 2}}})
-    said = "table 'backends': unknown backend 'onxrt'; did you mean 'onnxrt'?"
-    with pytest.raises(BackendCompilerFailed, match=re.escape(said)) as caught:
-        run(chain=["eager"])
-    assert isinstance(caught.value.inner_exception, UnknownNameError)
+    said = "backends.onxrt: unknown backend 'onxrt'; did you mean 'onnxrt'?"
+    with pytest.raises(UnknownNameError, match=re.escape(said)):
+        composer.configure({"backends": {"onxrt": {"threads": 1}, "far_away": {"cards": 2}}})
 
 
 def test_rules_in_single_brackets_are_told_what_to_write() -> None:
@@ -392,12 +391,47 @@ def test_a_chain_of_skipped_candidates_is_exhausted() -> None:
     ],
 )
 def test_a_malformed_file_is_an_error_that_names_it(text: str, said: str) -> None:
-    """At the first compile: file, table, key, and what is nearest."""
-    composer.configure(write(text, "mine.toml"))
+    """File, table, key, what is nearest: at once, or at the first compile where it is found."""
+    with pytest.raises(OptionError, match=said.replace("?", r"\?")) as told:
+        composer.configure(write(text, "mine.toml"))
+    assert "mine.toml" in str(told.value)
+    write(text)
     with pytest.raises(BackendCompilerFailed, match=said.replace("?", r"\?")) as caught:
         run()
     assert isinstance(caught.value.inner_exception, OptionError)
-    assert "mine.toml" in str(caught.value.inner_exception)
+    assert "composer.toml" in str(caught.value.inner_exception)
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ({"defaults": {"chian": []}}, "unknown option 'defaults.chian'; did you mean 'chain'?"),
+        ({"defaults": {"chain": ["onxrt"]}}, "defaults: unknown backend 'onxrt'; did you mean"),
+        (
+            {"models": [{"passes": ["fold_batchnorm"]}]},
+            "models[0]: unknown pass 'fold_batchnorm'; did you mean 'fold_batch_norm'?",
+        ),
+        (
+            {"backends": {"onnxrt": {"thread": 1}}},
+            "backends.onnxrt: backend 'onnxrt': unknown option 'thread'; did you mean 'threads'?",
+        ),
+        ("not-here.toml", "not-here.toml' cannot be read: No such"),
+        (composer.Policy(chain=["onxrt"]), "defaults: unknown backend 'onxrt'"),
+    ],
+)
+def test_configure_raises_at_once_and_changes_nothing(source, said: str) -> None:
+    """Keys, names of engines and passes, options of engines, a file that is missing."""
+    composer.configure({"defaults": {"chain": ["aot_eager"]}})
+    with pytest.raises((OptionError, UnknownNameError), match=re.escape(said)):
+        composer.configure(source)
+    assert run().chosen == "aot_eager"
+
+
+def test_configure_imports_no_code() -> None:
+    """What it names may be defined after the call, as in the module that makes it."""
+    composer.configure({"defaults": {"chain": ["not_yet:engine"], "passes": ["not_yet:Pass"]}})
+    with pytest.raises(BackendCompilerFailed, match="'not_yet:engine' cannot be imported"):
+        run()
 
 
 def test_a_file_may_begin_with_a_byte_order_mark() -> None:
@@ -494,6 +528,53 @@ def test_switches_have_the_last_word(monkeypatch) -> None:
     assert "timing" not in run(select="fastest").attempts[0].engine
 
 
+@pytest.mark.parametrize(
+    ("options", "variables", "text"),
+    [
+        ({"chian": []}, {}, ""),
+        ({"select": "speed"}, {}, ""),
+        ({}, {"COMPOSER_STRICT": "maybe"}, ""),
+        ({}, {"COMPOSER_CHAIN": "['a']"}, ""),
+        ({}, {"COMPOSER_CONFIG": "not-here.toml"}, ""),
+        ({}, {}, "[defaults\n"),
+        ({}, {}, "[backends.onxrt]\nthreads = 1\n"),
+        ({}, {}, "[defaults]\nlocked = true\nverify = 3\n"),
+    ],
+)
+def test_disabling_works_whatever_is_malformed(monkeypatch, options, variables, text) -> None:
+    """With one warning that says what, where that would have been read."""
+    monkeypatch.setenv("COMPOSER_DISABLE", "1")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    write(text)
+    x = torch.ones(2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for module in (Encoder(), free_function):
+            assert torch.equal(compiled(module, **options)(x), module(x))
+    assert (last().chosen, last().policy[-1]) == ("eager", "COMPOSER_DISABLE")
+    told = [str(each.message) for each in caught if each.category is FallbackWarning]
+    (said,) = told
+    assert said.startswith("COMPOSER_DISABLE is on, and a mistake is disregarded: ")
+
+
+def test_disabling_looks_up_no_engine_and_no_pass(monkeypatch) -> None:
+    """None of them is to run."""
+    monkeypatch.setenv("COMPOSER_DISABLE", "1")
+    assert run(chain=["onxrt"], passes=["no_such:Pass"]).chosen == "eager"
+
+
+@pytest.mark.parametrize("source", [3, "not-here.toml", {"defaults": {"chian": []}}])
+def test_disabling_disregards_mistakes_in_the_program(monkeypatch, source) -> None:
+    """Of ``configure`` and ``using``; the policy stays what it was."""
+    monkeypatch.setenv("COMPOSER_DISABLE", "1")
+    said = "COMPOSER_DISABLE is on, and a mistake is disregarded: "
+    with pytest.warns(FallbackWarning, match=said):
+        composer.configure(source)
+    with pytest.warns(FallbackWarning, match=said), composer.using(source):
+        assert run().chosen == "eager"
+
+
 def test_a_switch_that_is_neither_on_nor_off_is_an_error(monkeypatch) -> None:
     """With the words it takes."""
     monkeypatch.setenv("COMPOSER_STRICT", "maybe")
@@ -538,10 +619,8 @@ def test_a_book_of_nothing_is_empty() -> None:
 
 @pytest.mark.parametrize("source", [3, ["eager"], b"composer.toml"])
 def test_what_is_no_source_is_named(source) -> None:
-    """At the first compile, as all that is wrong with a source; at once by ``using``."""
-    composer.configure(source)
-    with pytest.raises(BackendCompilerFailed, match="a policy is a PolicyBook") as caught:
-        torch.compile(torch.sin, backend="composer")(torch.ones(2))
-    assert isinstance(caught.value.inner_exception, OptionError)
+    """At once."""
+    with pytest.raises(OptionError, match="a policy is a PolicyBook"):
+        composer.configure(source)
     with pytest.raises(OptionError, match="not "), composer.using(source):
         pass

@@ -155,7 +155,7 @@ def test_comparison_before_an_engine_serves_is_interrupted() -> None:
 def test_comparison_of_a_call_is_interrupted() -> None:
     """The engine's run of it; the next call is compared again."""
     x, engine = torch.ones(3), Engine(at=2)
-    f = compiled(torch.sin, engine, verify="sample", sample_every=1)
+    f = compiled(torch.sin, engine, verify={"when": "sample", "every": 1})
     with pytest.raises(TimeIsUpError):
         f(x)
     assert torch.equal(f(x), x.sin())
@@ -164,7 +164,7 @@ def test_comparison_of_a_call_is_interrupted() -> None:
 
 def test_eagers_run_of_a_comparison_is_interrupted() -> None:
     """Before an engine serves, and at a call, which goes no further."""
-    f = compiled(ends_the_job, FakeBackend(), verify="sample", sample_every=1)
+    f = compiled(ends_the_job, FakeBackend(), verify={"when": "sample", "every": 1})
     ENDS.append(True)
     with pytest.raises(BackendCompilerFailed, match="TimeIsUpError"):
         f(torch.ones(3))
@@ -179,7 +179,7 @@ def test_contest_that_is_interrupted_is_not_decided() -> None:
     """The next compile holds it."""
     engine, x = Engine(at=5), torch.ones(3)
     with pytest.raises(BackendCompilerFailed, match="TimeIsUpError"):
-        compiled(torch.sin, engine, select="fastest", select_seconds=1.0)(x)
+        compiled(torch.sin, engine, select={"by": "fastest", "seconds": 1.0})(x)
     assert composer.reports() == ()
 
 

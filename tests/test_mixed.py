@@ -82,7 +82,7 @@ def test_all_of_it_is_not_built_where_that_is_beyond_hope() -> None:
     for share, times in ((0.7, 2), (0.3, 1)):
         torch.compiler.reset()
         spy = Builds()
-        compiled(module, spy, precision="auto", max_error=share * off)(x)
+        compiled(module, spy, precision={"mode": "auto", "max_error": share * off})(x)
         assert spy.products == [PART, WHOLE, WHOLE, WHOLE]
         assert spy.built == times
 
@@ -160,9 +160,9 @@ def test_record_is_of_the_last_build() -> None:
             return run
 
     module, x, spy = Early().eval(), torch.randn(4, 16), Leaves()
-    options = {"max_error": 0.7 * in_bf16(module, x), "min_coverage": 0.0}
+    precision = {"mode": "auto", "max_error": 0.7 * in_bf16(module, x)}
     torch.compiler.reset()
-    compiled(module, spy, precision="auto", **options)(x)
+    compiled(module, spy, precision=precision, min_coverage=0.0)(x)
     (attempt,) = last().attempts
     assert (spy.built, attempt.accepted, attempt.coverage) == (2, True, 0.25)
     assert attempt.engine["left_to_torch"] == ["3 in bf16"]
@@ -214,7 +214,7 @@ def test_what_is_not_measured_for_a_second_candidate_does_not_fail_it(
             run = super().__call__(gm, example_inputs)
             return lambda *args: [each * 2 for each in run(*args)]
 
-    options = {"precision": "auto", "select": "fastest", "select_seconds": 0.01}
+    options = {"precision": "auto", "select": {"by": "fastest", "seconds": 0.01}}
     compiled(Early().eval(), Builds("a"), Wrong("b"), **options)(torch.randn(4, 16))
     assert told()[2] == ("b", "bf16", "rejected", "numeric_mismatch")
 
@@ -260,7 +260,7 @@ def test_runs_may_get_too_slow_once_the_first_was_not(monkeypatch: pytest.Monkey
         return found
 
     monkeypatch.setattr(mixed._Errors, "of", slower)
-    compiled(module, spy, precision="auto", max_error=0.7 * off)(x)
+    compiled(module, spy, precision={"mode": "auto", "max_error": 0.7 * off})(x)
     assert spy.built == 2
     assert [status for _, _, status, _ in told()] == ["rejected", "succeeded"]
 
@@ -284,7 +284,9 @@ def test_no_further_part_is_built_once_the_timeout_is_over() -> None:
     for timeout, built in ((0.6, 2), (60.0, 2)):
         torch.compiler.reset()
         spy = Slow()
-        compiled(module, spy, precision="auto", max_error=0.7 * off, timeout=timeout)(x)
+        compiled(module, spy, precision={"mode": "auto", "max_error": 0.7 * off}, timeout=timeout)(
+            x
+        )
         assert spy.built == built
         assert last().attempts[0].accepted is (timeout == 60.0)
 
@@ -310,7 +312,7 @@ def test_candidates_share_what_was_found(monkeypatch: pytest.MonkeyPatch) -> Non
     runs: list[int] = []
     run = mixed.run
     monkeypatch.setattr(mixed, "run", lambda *args: runs.append(1) or run(*args))
-    x, options = torch.randn(4, 16), {"select": "fastest", "select_seconds": 0.01}
+    x, options = torch.randn(4, 16), {"select": {"by": "fastest", "seconds": 0.01}}
     counts = []
     for chain in ([Spy("a")], [Spy("a"), Spy("b")]):
         torch.compiler.reset()
@@ -454,7 +456,8 @@ class Recalls(Builds):
 def test_verdict_goes_straight_to_the_part(monkeypatch: pytest.MonkeyPatch) -> None:
     """It holds how many products stay: the graph is not run to find out, and built once."""
     module, x, spy = Early().eval(), torch.randn(4, 16), Recalls()
-    options = {"precision": "auto", "select": "fastest", "max_error": 0.9 * in_bf16(module, x)}
+    precision = {"mode": "auto", "max_error": 0.9 * in_bf16(module, x)}
+    options = {"precision": precision, "select": "fastest"}
     for built in (3, 1):  # all of it, the part, and in fp32
         torch.compiler.reset()
         spy.built = 0

@@ -120,11 +120,13 @@ def test_backward_that_panics_is_answered_by_torch() -> None:
     assert last().attempts[0].reason == "raised_at_runtime"
 
 
-@pytest.mark.parametrize("fields", [{"verify": "compile"}, {"select": "fastest"}])
+@pytest.mark.parametrize(
+    "fields", [{"verify": "compile"}, {"select": {"by": "fastest", "seconds": 0.2}}]
+)
 def test_engine_that_panics_when_it_is_tried_is_not_accepted(fields: dict[str, Any]) -> None:
     """In a comparison before it serves, and in a contest."""
     x = torch.ones(3)
-    f = compiled(torch.sin, Engine(at=1), select_seconds=0.2, **fields)
+    f = compiled(torch.sin, Engine(at=1), **fields)
     assert torch.equal(f(x), x.sin())
     assert outcomes()[0] == ("failed", "raised_at_runtime", "PanicException")
     assert last().chosen == "eager"
@@ -133,7 +135,7 @@ def test_engine_that_panics_when_it_is_tried_is_not_accepted(fields: dict[str, A
 def test_engine_that_panics_in_a_contest_at_the_gate_does_not_break_a_call() -> None:
     """Its turn may be taken in the program's thread."""
     x = torch.ones(3)
-    f = compiled(torch.sin, honest, Engine(at=3), select="fastest", select_async=True)
+    f = compiled(torch.sin, honest, Engine(at=3), select={"by": "fastest", "background": True})
     for _ in range(3):
         assert torch.equal(f(x), x.sin())
     settle()
@@ -142,7 +144,7 @@ def test_engine_that_panics_in_a_contest_at_the_gate_does_not_break_a_call() -> 
 
 def test_sampled_call_that_panics_is_answered_by_the_floor() -> None:
     """As any other."""
-    x, f = torch.ones(3), compiled(torch.sin, Engine(at=1), verify="sample", sample_every=1)
+    x, f = torch.ones(3), compiled(torch.sin, Engine(at=1), verify={"when": "sample", "every": 1})
     assert torch.equal(f(x), x.sin())
 
 

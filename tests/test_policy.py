@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from inspect import signature
 
 import pytest
@@ -41,9 +42,19 @@ NO_CANDIDATE = (
     r"^option 'chain\[0\].backend' is [^;]*: a candidate is a name, a callable or a table"
 )
 NUMBERS = (
-    *("timeout", "select_seconds", "memory_limit", "sample_every", "retry_after", "min_coverage"),
-    *("agree_within", "remember_failures", "remember_verdicts", "keep_artefacts", "max_error"),
+    *("timeout", "memory_limit", "min_coverage", "select.seconds", "select.calls", "verify.every"),
+    *("verify.rtol", "verify.atol", "precision.max_error", "on_runtime_error.retry_after"),
 )
+NUMBERS_OF_THE_PROCESS = (
+    *("cache.failures", "cache.verdicts", "cache.artefacts", "distributed.timeout"),
+)
+
+
+def nested(path: str, value: object) -> dict:
+    """``{"verify": {"every": value}}``."""
+    for name in reversed(path.split(".")):
+        value = {name: value}
+    return value
 
 
 @pytest.mark.parametrize(
@@ -53,27 +64,109 @@ NUMBERS = (
         ({"strict": "perhaps"}, "option 'strict' is 'perhaps'"),
         ({"on_exhausted": "explode"}, "'eager' or 'raise'"),
         ({"freeze": "always"}, "'freeze' is 'always': Input should be 'auto', True or False"),
-        ({"agree_within": -1}, "option 'agree_within' is -1"),
-        ({"agree_within": float("inf")}, "option 'agree_within' is inf"),
-        ({"select_seconds": float("inf")}, "option 'select_seconds' is inf: Input should be a fi"),
+        (
+            {"select": "speed"},
+            "'select' is 'speed': Input should be 'first' or 'fastest', or a tab",
+        ),
+        ({"verify": True}, "'verify' is True: Input should be 'off', 'compile' or 'sample', or a"),
+        ({"precision": {"mode": "fp8"}}, "'precision.mode' is 'fp8': Input should be 'fp32', 'bf"),
+        ({"select": {"secnds": 2}}, "unknown option 'select.secnds'; did you mean 'seconds'"),
+        ({"select": {"seconds": float("inf")}}, "'select.seconds' is inf: Input should be a fini"),
         ({"timeout": float("inf")}, "option 'timeout' is inf: Input should be a finite number"),
-        ({"remember_verdicts": float("inf")}, "option 'remember_verdicts' is inf: Input should"),
-        ({"remember_failures": float("inf")}, "option 'remember_failures' is inf: Input should"),
         ({"chain": []}, "a chain needs a candidate"),
         ({"chain": "onnxrt"}, "a chain is a list"),
         ({"chain": [{"backend": "onnxrt", "optoins": {}}]}, r"chain\[0\].optoins'; did you mean"),
         ({"chain": [{"options": {}}]}, r"chain\[0\].backend"),
         *(({"chain": [each]}, NO_CANDIDATE) for each in (None, 3, "", ["onnxrt", {}])),
-        *(({name: True}, f"'{name}' is True: Input should be a number$") for name in NUMBERS),
-        ({"remember_failures": False}, "'remember_failures' is False: Input should be a number$"),
-        ({"tolerance": {"rtol": True}}, r"'tolerance.rtol' is True: Input should be a number$"),
-        ({"max_autotune": True}, "an engine's own option stands in the chain"),
+        *((nested(n, True), f"'{n}' is True: Input should be a number$") for n in NUMBERS),
+        (
+            {"max_autotune": True},
+            "'max_autotune'; it is an option of Inductor, which stands in the",
+        ),
+        ({"freezing": True}, "'freezing'; it is an option of Inductor, which stands in the chain"),
+        ({"session_config": {}}, "'session_config'; an option of an engine stands in the chain"),
+        ({"cache": {"failures": 1}}, "'cache'; .cache. is a table of its own in a policy file"),
     ],
 )
 def test_mistakes_are_named(options: dict, message: str) -> None:
     """Key, what is accepted, nearest spelling."""
     with pytest.raises(OptionError, match=message):
         resolve(options=options)
+
+
+@pytest.mark.parametrize("path", NUMBERS_OF_THE_PROCESS)
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [(True, "is True: Input should be a number"), (-1, "is -1"), (float("inf"), "is inf")],
+)
+def test_mistakes_in_what_holds_for_the_process_are_named(
+    path: str, value: object, said: str
+) -> None:
+    """Under their tables."""
+    with pytest.raises(OptionError, match=f"option '{path}' {said}"):
+        composer.configure(nested(path, value))
+
+
+@pytest.mark.parametrize(
+    ("old", "said"),
+    [
+        ("select_seconds", "'seconds' in the table 'select'"),
+        ("select_async", "'background' in the table 'select'"),
+        ("objective", "'objective' in the table 'select'"),
+        ("sample_every", "'every' in the table 'verify'"),
+        ("tolerance", "'rtol' and 'atol' in the table 'verify'"),
+        ("max_error", "'max_error' in the table 'precision'"),
+        ("retry_after", "'retry_after' in the table 'on_runtime_error'"),
+        ("remember_failures", "'failures' in the table [cache]"),
+        ("remember_verdicts", "'verdicts' in the table [cache]"),
+        ("keep_artefacts", "'artefacts' in the table [cache]"),
+        ("verdict_store", "'store' in the table [cache]"),
+        ("agree_within", "'timeout' in the table [distributed]"),
+    ],
+)
+def test_a_field_of_before_is_told_its_new_name(old: str, said: str) -> None:
+    """In options and in a file."""
+    with pytest.raises(OptionError, match=re.escape(f"unknown option {old!r}; it is now {said}")):
+        resolve(options={old: 1})
+    with pytest.raises(OptionError, match=re.escape(f"'defaults.{old}'; it is now {said}")):
+        composer.configure({"defaults": {old: 1}})
+
+
+@pytest.mark.parametrize(
+    ("word", "table"),
+    [
+        ({"select": "fastest"}, {"select": {"by": "fastest"}}),
+        ({"verify": "sample"}, {"verify": {"when": "sample"}}),
+        ({"precision": "auto"}, {"precision": {"mode": "auto"}}),
+        ({"on_runtime_error": "raise"}, {"on_runtime_error": {"action": "raise"}}),
+    ],
+)
+def test_a_word_stands_for_a_table(word: dict, table: dict) -> None:
+    """And is equal to it, as long as the table says nothing else."""
+    ((field, value),) = word.items()
+    assert Policy(**word) == Policy(**table)
+    assert getattr(Policy(**table), field) == value
+    assert getattr(Policy(**table), field) != getattr(Policy(), field)
+
+
+def test_a_table_with_more_in_it_is_not_its_word() -> None:
+    """Nor one whose first key is another."""
+    assert Policy(select={"by": "fastest", "seconds": 3}).select != "fastest"
+    assert Policy(select={"seconds": 3}).select != "first"
+    assert Policy().select != "fastest"
+    assert Policy().select != "speed"
+
+
+def test_a_layer_changes_the_keys_of_a_table_that_it_gives() -> None:
+    """The others stay as the layer below has them."""
+    with composer.using(select={"by": "fastest", "seconds": 3}, verify={"rtol": 0.1}):
+        policy = resolve(options={"select": {"background": True}, "verify": "compile"})
+    assert policy.select.model_dump(exclude_defaults=True) == {
+        "by": "fastest",
+        "seconds": 3,
+        "background": True,
+    }
+    assert (policy.verify.when, policy.verify.rtol) == ("compile", 0.1)
 
 
 @pytest.mark.parametrize("options", [["chain"], "onnxrt", [], 3])

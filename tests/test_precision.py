@@ -59,9 +59,9 @@ def test_fp32_is_the_default_and_leaves_no_trace() -> None:
     spy = Spy()
     compiled(layers(), spy)(torch.randn(4, 32))
     assert (spy.products, last().attempts[0].engine) == ([], {})
-    assert Policy(precision="fp32", max_error=0.5).key == Policy().key
+    assert Policy(precision={"mode": "fp32", "max_error": 0.5}).key == Policy().key
     keys = {Policy(precision=each).key for each in ("fp32", "bf16", "auto")}
-    assert len(keys | {Policy(precision="auto", max_error=0.5).key}) == 4
+    assert len(keys | {Policy(precision={"mode": "auto", "max_error": 0.5}).key}) == 4
 
 
 @pytest.mark.parametrize("engine", ["inductor", "onnxrt"])
@@ -338,7 +338,7 @@ def test_max_error_is_the_largest_error_over_the_largest_number() -> None:
         off = error(compiled(module, Spy(), precision="bf16")(x), module(x))
         for share, served in ((1.05, "bf16"), (0.95, "fp32")):
             torch.compiler.reset()
-            compiled(module, Spy(), precision="auto", max_error=share * off)(x)
+            compiled(module, Spy(), precision={"mode": "auto", "max_error": share * off})(x)
             assert last().attempts[-1].engine["precision"] == served
 
 
@@ -358,7 +358,7 @@ def test_bf16_is_compared_where_the_user_asks() -> None:
 @pytest.mark.filterwarnings("ignore::composer.errors.FallbackWarning")
 @pytest.mark.parametrize("verify", ["compile", "sample"])
 def test_graph_that_stays_in_fp32_is_judged_as_such(verify: str) -> None:
-    """By ``tolerance``, though the policy says bf16: it has no product to compute in it."""
+    """By the tolerances of float32, though the policy says bf16: it has no product."""
     calls = iter(range(10))
 
     def half_a_percent_off(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
@@ -366,7 +366,7 @@ def test_graph_that_stays_in_fp32_is_judged_as_such(verify: str) -> None:
         return lambda x: gm.forward(x) if next(calls) < right else (x.sin() * 1.005,)
 
     f = compiled(
-        torch.sin, half_a_percent_off, Spy(), precision="bf16", verify=verify, sample_every=1
+        torch.sin, half_a_percent_off, Spy(), precision="bf16", verify={"when": verify, "every": 1}
     )
     x = torch.rand(4, 4)
     assert torch.equal(f(x), x.sin())
@@ -403,7 +403,7 @@ def test_engine_that_is_in_bf16_by_itself_is_judged_by_what_was_asked(precision:
 def test_sampled_calls_are_judged_by_who_serves() -> None:
     """By ``max_error`` while that is bf16."""
     module, x = layers(), torch.randn(4, 32)
-    f = compiled(module, Spy(), precision="auto", verify="sample", sample_every=2)
+    f = compiled(module, Spy(), precision="auto", verify={"when": "sample", "every": 2})
     with torch.no_grad(), expect(graphs=1, calls=4, verified=2, fallbacks=0):
         for _ in range(4):
             f(x)
@@ -414,7 +414,7 @@ def test_sampled_calls_are_judged_by_who_serves() -> None:
 def test_fastest_measures_both() -> None:
     """One of them serves, the other is slower than it, by its full name."""
     module, x = layers(), torch.randn(4, 32)
-    options = {"precision": "auto", "select": "fastest", "select_seconds": 0.4}
+    options = {"precision": "auto", "select": {"by": "fastest", "seconds": 0.4}}
     with torch.no_grad():
         assert error(compiled(module, Spy(), **options)(x), module(x)) < 0.01
     low, full = last().attempts
@@ -602,7 +602,7 @@ def test_engine_that_chooses_its_precision_is_told(monkeypatch: pytest.MonkeyPat
     with torch.no_grad():
         compiled(layers(), "some", precision="bf16")(torch.randn(4, 32))
         torch.compiler.reset()
-        options = {"precision": "auto", "select": "fastest", "select_seconds": 0.01}
+        options = {"precision": "auto", "select": {"by": "fastest", "seconds": 0.01}}
         compiled(layers(), "some", **options)(torch.randn(4, 32))
         torch.compiler.reset()
         compiled(layers(), "some")(torch.randn(4, 32))
@@ -654,9 +654,9 @@ def test_graph_is_rewritten_once_and_let_go(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(precision.early, "rewrite", counting)
     chain = [Spy("a"), Spy("b"), Spy("c")]
-    options = {"precision": "auto", "max_error": 1e-9}
+    options = {"precision": {"mode": "auto", "max_error": 1e-9}}
     with torch.no_grad():
-        compiled(cancels, *chain, select="fastest", select_seconds=0.01, **options)(
+        compiled(cancels, *chain, select={"by": "fastest", "seconds": 0.01}, **options)(
             torch.ones(2, 4)
         )
     asked = [each for each in rewrites if each() is not None]
@@ -682,7 +682,7 @@ def test_what_an_engine_says_of_its_precision_loosens_no_bounds(verify: str) -> 
         return lambda x: (x.sin() * (1 + off),)
 
     x = torch.rand(4, 4)
-    f = compiled(torch.sin, low, precision="bf16", verify=verify, sample_every=2)
+    f = compiled(torch.sin, low, precision="bf16", verify={"when": verify, "every": 2})
     f(x)
     off = 0.005
     for _ in range(2):

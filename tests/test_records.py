@@ -134,7 +134,7 @@ def test_comparison_within_a_call_is_no_time_of_calls(monkeypatch: pytest.Monkey
         return judge(*args)
 
     monkeypatch.setattr(verify, "judge", slowly)
-    f = compiled(torch.sin, FakeBackend(seconds=0.0), verify="sample", sample_every=2)
+    f = compiled(torch.sin, FakeBackend(seconds=0.0), verify={"when": "sample", "every": 2})
     for _ in range(5):
         f(torch.ones(2))
     assert last().runtime.verified == 2

@@ -99,7 +99,7 @@ def test_scripts_hold_the_policy_in_force() -> None:
     gm = torch.fx.symbolic_trace(double)
     chain = [composer.Candidate(backend=honest, options={"a": 1}, timeout=3), "onnxrt"]
     options = {"chain": chain, "passes": [Scale(factor=3.0), "fold_batch_norm"]}
-    with composer.using(verify="compile", tolerance={"rtol": 0.1}):
+    with composer.using(verify={"when": "compile", "rtol": 0.1}):
         lines = repro.preamble(gm, [torch.ones(2)], {"options": options}).splitlines()
     told: dict[str, Any] = {}
     (call,) = (line for line in lines if line.startswith("composer.configure("))
@@ -110,8 +110,7 @@ def test_scripts_hold_the_policy_in_force() -> None:
             {"backend": "onnxrt", "options": {}},
         ],
         "passes": [{"pass": "rewrites:Scale", "factor": 3.0}, "fold_batch_norm"],
-        "tolerance": {"rtol": 0.1},
-        "verify": "compile",
+        "verify": {"when": "compile", "rtol": 0.1},
     }
     composer.configure(told)  # it is a policy
     composer.configure(None)

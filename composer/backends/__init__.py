@@ -25,6 +25,9 @@ BACKENDS: Registry[Any] = Registry(
     group="composer.backends",
 )
 
+DYNAMO = "dynamo:"
+"""Before a name in a chain: what ``lookup_backend`` gives for it, whatever composer has by it."""
+
 _SLIP = 0.85
 """How alike an unknown name and a known one must be to count as a slip of the pen, as must those
 that are :func:`~composer.registry.one_slip_apart`."""
@@ -60,6 +63,11 @@ def find_backend(spelled: str | Callable[..., Any]) -> Backend:
     refuse_slip(spelled)
     meant = _ALSO_CALLED.get(spelled.casefold()) or nearest(spelled, names())
     return NamedBackend(spelled, hint=f"; did you mean {meant!r}?" if meant else "")
+
+
+def names_code(spelled: object) -> bool:
+    """Whether a name in a policy is ``module:name``, which is imported."""
+    return isinstance(spelled, str) and ":" in spelled and not spelled.startswith(DYNAMO)
 
 
 def names() -> set[str]:

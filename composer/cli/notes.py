@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -17,21 +17,33 @@ from composer.store.shared_store import SharedStore
 _MEANT = {"gpu": "cuda", "fp64": "float64", "fp32": "float32", "fp16": "float16"}
 _MEANT |= {"bf16": "bfloat16", "double": "float64", "float": "float32", "half": "float16"}
 
-_COUNTS_UNDER = {"calls": "amortised", "within": "memory"}
-"""The kind of objective that a field is for."""
+_MEASURED = {"fastest"}
+_COMPARED = {"compile", "sample"}
 
-_SWITCHES: dict[str, tuple[str, Callable[[Policy], bool]]] = {
-    "sample_every": ('verify = "sample"', lambda policy: policy.verify == "sample"),
-    "tolerance": ("verify", lambda policy: policy.verify != "off"),
-    "max_error": ("precision", lambda policy: policy.precision != "fp32"),
+_NEEDS = {
+    ("select", "seconds"): ("by", _MEASURED),
+    ("select", "background"): ("by", _MEASURED),
+    ("select", "objective"): ("by", _MEASURED),
+    ("select", "calls"): ("objective", {"amortised"}),
+    ("select", "within"): ("objective", {"memory"}),
+    ("verify", "every"): ("when", {"sample"}),
+    ("verify", "rtol"): ("when", _COMPARED),
+    ("verify", "atol"): ("when", _COMPARED),
+    ("precision", "max_error"): ("mode", {"bf16", "auto"}),
+    ("on_runtime_error", "retry_after"): ("action", {"fallback"}),
 }
-"""What a field says nothing without, and whether a table has it."""
+"""For a key of a field's table: another key, and the values without which it says nothing."""
 
 
 def notes(found: PolicyBook) -> Iterator[str]:
     """A sentence for everything that can never hold, or that nobody here knows."""
     for name in found.backends:
         yield from _of_engine(f"backends.{name}", name)
+    if found.cache.store:
+        try:
+            SharedStore(found.cache.store).check()
+        except OptionError as trouble:
+            yield f"cache: {trouble}"
     tables = {"defaults": found.defaults}
     tables |= {f"models[{index}]": rule for index, rule in enumerate(found.models)}
     for where, policy in tables.items():
@@ -43,10 +55,13 @@ def notes(found: PolicyBook) -> Iterator[str]:
 
 def _idle(where: str, policy: Policy, tables: Sequence[Policy]) -> Iterator[str]:
     """Fields that wait for another one, which no table sets: several may hold for one graph."""
-    for field in sorted(policy.model_fields_set & set(_SWITCHES)):
-        switch, is_on = _SWITCHES[field]
-        if not any(map(is_on, tables)):
-            yield f"{where}: {field} says nothing without {switch}"
+    for (field, key), (other, values) in _NEEDS.items():
+        given = getattr(policy, field)
+        if key in given.model_fields_set and not any(
+            getattr(getattr(each, field), other) in values for each in tables
+        ):
+            wanted = " or ".join(f"{other} = {value!r}" for value in sorted(values))
+            yield f"{where}.{field}: {key} says nothing without {wanted}"
 
 
 def _unlimited(
@@ -74,15 +89,6 @@ def _of_policy(where: str, policy: Policy) -> Iterator[str]:
         for each in policy.chain:
             yield from _of_engine(f"{where}.chain", each.name)
             yield from _of_match(f"{where}.chain: when", each.when or Match())
-    kind = policy.objective.kind
-    for field in sorted(policy.objective.model_fields_set & set(_COUNTS_UNDER)):
-        if kind != _COUNTS_UNDER[field]:
-            yield f"{where}.objective: {field} says nothing under kind = {kind!r}"
-    if policy.verdict_store:
-        try:
-            SharedStore(policy.verdict_store).check()
-        except OptionError as trouble:
-            yield f"{where}: {trouble}"
 
 
 def _of_engine(where: str, name: str) -> Iterator[str]:

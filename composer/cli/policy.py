@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,12 +20,12 @@ from composer import book
 from composer.cli.fail import fail
 from composer.cli.notes import notes
 from composer.cli.options import Json
-from composer.contenders import contenders_of
+from composer.cli.toml_lines import line_of, line_of_error
 from composer.errors import ComposerError
+from composer.mistakes import mistakes
 from composer.models.workload import working_directory_first
-from composer.passes.resolve import shared_passes
-from composer.policy import Candidate, Facts, Objective, Policy, Tolerance
-from composer.records import plain
+from composer.policy import AUTO, Cache, Candidate, Distributed, Facts, Location, Policy, Worded
+from composer.records import FLOOR, plain
 from composer.telemetry.report import counted
 
 app = typer.Typer(help="Policies of models, in a file.", no_args_is_help=True)
@@ -34,12 +36,15 @@ _TO_BE_NAMED = "in force only where COMPOSER_CONFIG or composer.configure names 
 
 @app.command()
 def check(file: Path) -> None:
-    """Find what is wrong with a policy file: keys, values, names of engines and passes."""
+    """Find what is wrong with a policy file: keys, values, names of engines and passes.
+
+    Each mistake is a line, file:line: what.
+    """
     working_directory_first()
-    mistakes = list(_mistakes(file))
-    for each in mistakes:
-        typer.echo(f"composer: {each}", err=True)
-    if mistakes:
+    wrong = list(_mistakes(file))
+    for line, told in sorted(wrong):
+        typer.echo(f"{file}:{line}: {told}")
+    if wrong:
         raise typer.Exit(1)
     found = book.read(file)
     typer.echo(f"{file}: defaults and {counted(len(found.models), 'rule')}, nothing wrong")
@@ -49,22 +54,45 @@ def check(file: Path) -> None:
         typer.echo(f"{file}: {each}")
 
 
-def _mistakes(file: Path) -> Iterator[str]:
+def _mistakes(file: Path) -> Iterator[tuple[int, str]]:
+    """Each mistake of a file, and its line."""
     try:
-        found = book.read(file)
-    except ComposerError as error:
-        yield str(error)
+        text = file.read_text(encoding="utf-8-sig")
+        content = tomllib.loads(text)
+        table = book.table_in(file, content)
+    except tomllib.TOMLDecodeError as error:
+        yield line_of_error(error, text), f"this is not TOML: {error}"
         return
-    tables = {"defaults": found.defaults}
-    tables |= {f"models[{index}]": rule for index, rule in enumerate(found.models)}
-    for name, options in found.backends.items():
-        tables[f"backends.{name}"] = Policy(chain=(Candidate(backend=name, options=options),))
-    for name, policy in tables.items():
-        for step in (contenders_of, lambda p: shared_passes(p.passes, p.on_pass_error)):
-            try:
-                step(policy)
-            except ComposerError as error:
-                yield f"{file}: {name}: {error}"
+    except (OSError, UnicodeDecodeError) as error:
+        fail(f"policy file {str(file)!r} cannot be read: {error}")
+    except ComposerError as error:
+        yield 1, str(error)
+        return
+    above = ("tool", "composer") if file.name == book.PROJECT_FILE else ()
+    found, wrong = book.validated(table)
+    for location, told in wrong:
+        yield line_of(text, (*above, *location)), told
+    if found is None:
+        _remove(table, [location for location, _ in wrong])
+        found, _ = book.validated(table)
+    for location, mistake in mistakes(found or book.PolicyBook(), imports=True):
+        yield line_of(text, (*above, *location)), str(mistake)
+
+
+def _remove(table: Any, locations: Sequence[Location]) -> None:
+    """Take what is wrong out of a table, so that the rest can be looked at."""
+    for location in locations:
+        holders = [table]
+        with contextlib.suppress(KeyError, TypeError):  # removed with what held it
+            for key in location[:-1]:
+                holders.append(holders[-1][key])
+        for holder, key in zip(holders[::-1], location[len(holders) - 1 :: -1], strict=True):
+            if isinstance(holder, dict) and key in holder:
+                del holder[key]
+                break
+            if isinstance(holder, list):  # a candidate
+                holder[int(key)] = FLOOR
+                break
 
 
 @app.command()
@@ -89,6 +117,7 @@ def show(
         (name, _text(getattr(rules.policy, name)), rules.origins.get(name, "composer"))
         for name in Policy.model_fields
     ]
+    rows += _of_process(rules.cache, "cache") + _of_process(rules.distributed, "distributed")
     if as_json:
         names = ("field", "value", "from")
         typer.echo(json.dumps([dict(zip(names, row, strict=True)) for row in rows], indent=2))
@@ -102,12 +131,20 @@ def show(
     Console().print(table)
 
 
+def _of_process(table: Cache | Distributed, name: str) -> list[tuple[str, Any, str]]:
+    """The rows of what holds for the process."""
+    return [
+        (f"{name}.{key}", value, name if key in table.model_fields_set else "composer")
+        for key, value in table.model_dump().items()
+    ]
+
+
 def _text(value: Any) -> Any:
     """As the file would say it; what code alone can give by its name."""
     if isinstance(value, tuple):
         return [_text(each) for each in value]
-    if isinstance(value, Tolerance | Objective):
-        return value.model_dump(exclude_none=True)
+    if isinstance(value, Worded):
+        return value.spelled
     if not isinstance(value, Candidate):
         return plain(value)
     options = {"options": plain(value.options)} if value.options else {}
@@ -118,7 +155,12 @@ def _text(value: Any) -> Any:
 @app.command()
 def schema() -> None:
     """Print the JSON schema of a policy file, by which editors complete it."""
-    typer.echo(json.dumps(book.PolicyBook.model_json_schema(schema_generator=_OfFile), indent=2))
+    made = book.PolicyBook.model_json_schema(schema_generator=_OfFile)
+    typer.echo(json.dumps({"$schema": _OfFile.schema_dialect, "$id": _ID, **made}, indent=2))
+
+
+_ID = "urn:torch-compile-composer:policy-1.json"
+"""Names the schema, whose version is that of the file's format."""
 
 
 class _OfFile(GenerateJsonSchema):
@@ -131,4 +173,5 @@ class _OfFile(GenerateJsonSchema):
         made = super().tuple_schema(schema)
         if "Candidate" in str(made.get("items", {}).get("$ref", "")):
             made["items"] = {"anyOf": [{"type": "string"}, made["items"]]}
+            return {"anyOf": [made, {"const": AUTO}]}
         return made

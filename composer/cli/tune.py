@@ -60,7 +60,7 @@ def tune(
         limits = Limits(isolate=True, timeout=timeout)
         if ray and not os.environ.get("COMPOSER_VERDICT_STORE"):
             fail("with --ray the verdicts would stay on the nodes; say where by --store", USAGE)
-        for url in _stores(jobs):
+        if url := _store():
             SharedStore(url).check()
         folder = str(working_dir) if working_dir else None
         results = on_ray(jobs, limits, ray, environment, folder) if ray else _here(jobs, limits)
@@ -81,15 +81,11 @@ def _environment(policy: Path | None, store: str) -> dict[str, str]:
     return found
 
 
-def _stores(jobs: Sequence[Job]) -> set[str]:
-    """Where verdicts are to go to; what the environment says goes over policy and plan."""
+def _store() -> str | None:
+    """Where verdicts are to go to; the environment goes over the policy file."""
     if store := os.environ.get("COMPOSER_VERDICT_STORE"):
-        return {store}
-    policies = book.in_force(None)
-    usual = policies.defaults.verdict_store
-    named = (job.options.get("verdict_store", usual) for job in jobs)
-    by_rules = (rule.verdict_store for rule in policies.models)  # nobody knows yet which will hold
-    return {url for url in (*named, *by_rules) if url}
+        return store
+    return book.in_force(None).cache.store
 
 
 def _here(jobs: Sequence[Job], limits: Limits) -> Iterator[dict[str, Any]]:

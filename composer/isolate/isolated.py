@@ -16,7 +16,7 @@ from composer.graphs import capture
 from composer.isolate import parcel
 from composer.passes.late import LatePasses
 from composer.passes.resolve import SharedPasses
-from composer.policy import Candidate, Policy
+from composer.policy import Cache, Candidate, Policy
 from composer.records import Attempt, GraphRequest, Reason, Status, plain
 
 
@@ -36,13 +36,11 @@ def _attempt(payload: bytes, ready: Callable[[], None]) -> Attempt:
     candidate = Candidate(backend=backend, options=options, min_coverage=least)
     alone = Policy(
         chain=(candidate,),
-        remember_failures=0.0,
-        keep_artefacts=0.0,
         precision=around["precision"],
         freeze=around["freeze"],
     )
     try:
-        (contender,) = contenders_of(alone)
+        (contender,) = contenders_of(alone, Cache(failures=0.0, artefacts=0.0))
     except ComposerError as error:
         what = f"in a child process: {error}"
         return Attempt("", Status.DECLINED, Reason.NOT_ISOLATABLE, what, 0.0)

@@ -20,7 +20,7 @@ from composer.passes.base import GraphPass
 from composer.passes.fingerprint import fields_of
 from composer.passes.function import qualified_name
 from composer.passes.resolve import SharedPasses
-from composer.policy import Policy
+from composer.policy import Policy, Worded
 from composer.records import GraphInput, GraphRequest
 
 _READABLE = ("surroundings", "mode")
@@ -40,8 +40,11 @@ def describe(
     """
     # How a refusal is answered, or how often a call is checked, does not decide who serves.
     usual = Policy()
-    answers = ("strict", "on_exhausted", "on_pass_error", "on_runtime_error", "sample_every")
-    policy = policy.model_copy(update={name: getattr(usual, name) for name in answers})
+    answers = ("strict", "on_exhausted", "on_pass_error", "on_runtime_error")
+    unchecked = policy.verify.model_copy(update={"every": usual.verify.every})
+    policy = policy.model_copy(
+        update={name: getattr(usual, name) for name in answers} | {"verify": unchecked}
+    )
     settings = {"mode": str(request.mode), "policy": policy.key, "passes": shared.key}
     parts = keys.parts_of(request, settings)
     inputs = keys.normalized("\n".join(map(_input, request.inputs)))
@@ -106,6 +109,8 @@ def _decisive(policy: Policy) -> dict[str, Any]:
 
 def readable(value: Any) -> Any:
     """As TOML can hold it and a person can read it, equal in every process."""
+    if isinstance(value, Worded):
+        return value.spelled
     if isinstance(value, BaseModel):
         given = readable(value.model_dump(exclude_defaults=True))
         return given["backend"] if given.keys() == {"backend"} else given

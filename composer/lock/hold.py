@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 from composer import book, session
 from composer.contenders import Contender, contenders_of
@@ -38,14 +39,19 @@ def hold(
     graph = describe(request, policy, shared, _position(request))
     if witness is not None:
         witness.meet(graph, contenders)
-        policy = policy.model_copy(update={"select_async": False})  # to see who serves in the end
+        policy = _in_the_foreground(policy)  # to see who serves in the end
         entry = witness.entry(graph) if policy.locked else None
     else:
         entry = _entry(graph, contenders)
     held = _held_to(entry, contenders) if entry else ()
     if not held:
         return policy, contenders
-    return policy.model_copy(update={"select": "first", "select_async": False}), held
+    return _in_the_foreground(policy, by="first"), held
+
+
+def _in_the_foreground(policy: Policy, **changes: Any) -> Policy:
+    select = policy.select.model_copy(update={"background": False, **changes})
+    return policy.model_copy(update={"select": select})
 
 
 def lock_path() -> Path:

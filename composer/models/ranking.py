@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from composer import interrupts, select
+from composer import book, interrupts, select
 from composer.backends import BACKENDS, find_backend
 from composer.contenders import contenders_of
 from composer.errors import (
@@ -246,12 +246,12 @@ def rank(
         wanted = _chain(chain, request)
         with torch.random.fork_rng(devices=devices(request.example_inputs)):
             _refuse_writes(subject, request)
-            alone = [(c, {"chain": [c], "select": "first"}) for c in wanted]
+            alone = [(c, {"chain": [c]}) for c in wanted]
             found = [
                 _compiled(subject, request, spelled(c.name, c.options), c, each)
                 for c, each in alone
             ]
-            whole = {"chain": wanted, "select": "fastest"}
+            whole = {"chain": wanted}
             found.append(_compiled(subject, request, COMPOSER, None, whole))
             eager = (Standing(EAGER), subject.flat(subject.model))
             standings, under_load = _timed([eager, *found], request, seconds)
@@ -305,15 +305,16 @@ def _compiled(
     options: Mapping[str, Any],
 ) -> tuple[Standing, ModelCall | None]:
     """Compile the model and call it once; nothing to run where no graph has an engine."""
-    now: dict[str, Any] = {"verify": "compile", "select_async": False, "locked": False}
-    now["remember_verdicts"] = 0  # a shared store has those of other runs
+    now: dict[str, Any] = {"verify": "compile", "locked": False}
+    now["select"] = {"by": "first" if candidate else "fastest", "background": False}
     if candidate is not None:
         now["on_runtime_error"] = "raise"  # else eager would be timed in its place
     compiled = compiled_beside(subject.model, options={**options, **now})
     buffers = clones.Buffers(request)
     error = ""
     started = time.perf_counter()
-    with collecting(threading.get_ident()) as collected, warnings.catch_warnings():
+    own = book.using({"cache": {"verdicts": 0}})  # a shared store has those of other runs
+    with own, collecting(threading.get_ident()) as collected, warnings.catch_warnings():
         warnings.simplefilter("ignore", FallbackWarning)  # the standing says as much
         try:
             subject.call(compiled)

@@ -46,7 +46,7 @@ class Answers:
         runtime: Where calls are counted.
         versions: Tell whether an engine wrote to its inputs.
         sampler: Compares every N-th call with eager; ``None`` where the policy does not ask for it.
-        later: Background work that begins with the second call (``select_async``).
+        later: Background work that begins with the second call (``select`` with ``background``).
 
     Attributes:
         slot: The graph's engine slot.

@@ -1,4 +1,4 @@
-"""``select_async``: the first engine accepted serves; the others are built in the background.
+"""The choice in the background: the first engine accepted serves, the others are built meanwhile.
 
 This begins with a graph's second call: a graph that is called once needs no faster engine, and when
 a program calls a graph again, it has mostly compiled all that it needs to go on. The inputs of the
@@ -33,7 +33,7 @@ from composer.contenders import Contender
 from composer.errors import error_line
 from composer.graphs import clones, writes
 from composer.memory import free_memory
-from composer.policy import Policy
+from composer.policy import Policy, Rules
 from composer.records import (
     FLOOR,
     Attempt,
@@ -68,21 +68,21 @@ class BackgroundSelection:
 
     @staticmethod
     def of(
-        policy: Policy, request: GraphRequest, contenders: Sequence[Contender]
+        policy: Policy, rules: Rules, request: GraphRequest, contenders: Sequence[Contender]
     ) -> BackgroundSelection | None:
         """That of a graph; ``None`` where everything is built before the first call.
 
         That is also so where memory is the objective, since the memory of an engine cannot be told
         from that of the running program; and where the fastest is remembered already.
         """
-        contest = select.Contest.of(policy)
-        waits = policy.strict or policy.objective.kind == "memory"
-        if contest is None or waits or not policy.select_async:
+        contest = select.Contest.of(policy, rules.cache)
+        waits = policy.strict or policy.select.objective == "memory"
+        if contest is None or waits or not policy.select.background:
             return None
         cache = chain.verdict_cache(request, contenders, contest)
         if cache is not None and cache.recall():
             return None
-        among_ranks = policy.agree_within > 0
+        among_ranks = rules.distributed.timeout > 0
         obstacle = select.obstacle(request, among_ranks=among_ranks) or _obstacle(request)
         return BackgroundSelection(contest, obstacle)
 

@@ -25,7 +25,7 @@ from composer.graphs import collectives, writes
 from composer.graphs.checkpoints import eager_forward
 from composer.graphs.comparison import Values
 from composer.passes.resolve import SharedPasses
-from composer.policy import Policy
+from composer.policy import Cache, Policy
 from composer.records import (
     FLOOR,
     Attempt,
@@ -66,6 +66,7 @@ class Succession:
         contenders: Sequence[Contender],
         shared: SharedPasses,
         policy: Policy,
+        cache: Cache,
         early: tuple[PassRecord, ...],
         report: CompileReport,
         asked_by_name: bool,
@@ -79,10 +80,10 @@ class Succession:
         self._asked_by_name = asked_by_name
         self._tracked = _open_to_writes(request, contenders)
         self._apart = cannot_undo(request)
-        self.recovers = not (policy.on_runtime_error == "raise" or policy.strict)
-        self.retry_after = policy.retry_after
+        self.recovers = not (policy.on_runtime_error.action == "raise" or policy.strict)
+        self.retry_after = policy.on_runtime_error.retry_after
         self.collective = collectives.meets_other_ranks(request.gm)
-        self._contest = select.Contest.of(policy)
+        self._contest = select.Contest.of(policy, cache)
         self._unpublished: deque[CompileReport] = deque()
         self._unheard: list[tuple[int, CompileReport, bool]] = []
         self._publishing = forks.lock()
@@ -97,7 +98,7 @@ class Succession:
         order = everyone if outcome.ranking is None else outcome.ranking
         built = self._built(everyone, outcome, backwards, order)
         serves = built.engine is not None or (built.skipped and self.retry_after is not None)
-        compares = serves and self._policy.verify == "sample" and not self.collective
+        compares = serves and self._policy.verify.when == "sample" and not self.collective
         tracked, blind = self._tracked
         held = tuple(writes.written_attributes(self.request.gm))
         versions = Versions(tracked, held, blind=blind or not (serves and self.recovers))
@@ -106,7 +107,7 @@ class Succession:
 
     def _sampler(self) -> Sampler:
         return Sampler(
-            every=self._policy.sample_every,
+            every=self._policy.verify.every,
             floor=self.floor,
             exact=self._exact,
             request=self.request_for,

@@ -8,7 +8,7 @@ from typing import Any
 
 from composer import _torch
 from composer.graphs import collectives
-from composer.policy import Policy
+from composer.policy import Cache, Policy
 from composer.records import GraphRequest
 from composer.runtime.barrier import Barrier
 from composer.select.rules import mean
@@ -57,14 +57,14 @@ class Contest:
     barrier: Barrier | None = None
 
     @staticmethod
-    def of(policy: Policy) -> Contest | None:
+    def of(policy: Policy, cache: Cache) -> Contest | None:
         """The contest that a policy asks for; ``None`` for ``select = "first"``."""
-        if policy.select == "first":
+        asked = policy.select
+        if asked.by == "first":
             return None
-        objective = policy.objective
-        calls = objective.calls if objective.kind == "amortised" else None
-        within = objective.within if objective.kind == "memory" else None
-        return Contest(policy.select_seconds, calls, within, verdicts.Terms.of(policy))
+        calls = asked.calls if asked.objective == "amortised" else None
+        within = asked.within if asked.objective == "memory" else None
+        return Contest(asked.seconds, calls, within, verdicts.Terms.of(policy, cache))
 
     def budget(self, built: float) -> Budget:
         """The time for a contest among engines that took ``built`` seconds to build."""

@@ -14,7 +14,7 @@ How long verdicts are kept:
   weights, which may have been the program's doing: it gets another chance;
 - a day at most, if other programs kept taking the cores and another candidate was close: it may
   well win on a quieter machine; or if there was time for two calls only of one that was close;
-- otherwise for the policy's ``remember_verdicts``. The verdict of a contest in which an engine was
+- otherwise for the days of ``[cache] verdicts``. The verdict of a contest in which an engine was
   missing does not outlive that: the versions of its packages and the machine are part of the key.
 """
 
@@ -34,7 +34,7 @@ from composer import _torch, distribution, interrupts, machine, session
 from composer.backends.base import Backend
 from composer.distribution import version_of
 from composer.errors import ChildRefusal, Refusal, causes, error_line
-from composer.policy import Policy
+from composer.policy import Cache, Policy
 from composer.records import FLOOR, GraphRequest, Outcome, Reason
 from composer.store.shared_store import SharedStore
 from composer.store.verdict import Verdict, clipped, figures_of, record_of
@@ -77,14 +77,14 @@ class Terms:
     seconds: float = 0.0
 
     @staticmethod
-    def of(policy: Policy) -> Terms | None:
+    def of(policy: Policy, cache: Cache) -> Terms | None:
         """The policy's terms; ``None`` where nothing is remembered, nor looked for."""
-        days = policy.remember_verdicts
+        days = cache.verdicts
         if policy.strict or not days:
             return None
-        failures, unsure = min(days, policy.remember_failures), min(days, _DAYS_IF_UNSURE)
-        seconds = _LEAST_SECONDS if policy.select_seconds is None else policy.select_seconds
-        return Terms(days, failures, unsure, policy.verdict_store, seconds)
+        failures, unsure = min(days, cache.failures), min(days, _DAYS_IF_UNSURE)
+        seconds = _LEAST_SECONDS if policy.select.seconds is None else policy.select.seconds
+        return Terms(days, failures, unsure, cache.store, seconds)
 
     def days_of(self, verdict: Verdict) -> float:
         """For how many days that verdict holds."""

@@ -97,6 +97,21 @@ def warn_of_environment(warned: set[tuple[str, str]]) -> None:
             warned.add((name, meant))
 
 
+def warn_of_mistake(mistake: str, warned: set[tuple[str, str]]) -> None:
+    """Warn, once, of a mistake of the user's that ``COMPOSER_DISABLE`` has disregarded.
+
+    Args:
+        mistake: What it is; empty where there is none.
+        warned: Pairs to be silent about; that of the switch is added.
+    """
+    if mistake and (_SWITCH, "") not in warned:
+        _warn(f"{_SWITCH} is on, and a mistake is disregarded: {mistake}")
+        warned.add((_SWITCH, ""))
+
+
+_SWITCH = "COMPOSER_DISABLE"
+
+
 def _warn(text: str) -> None:
     log.warning("%s", text)
     warnings.warn(text, FallbackWarning, stacklevel=_users_stacklevel())

@@ -6,7 +6,7 @@ from composer import session
 
 
 def settle(timeout: float = 60.0) -> None:
-    """Wait until nothing is built or measured in the background (``select_async``).
+    """Wait until nothing is built or measured in the background (``select`` with ``background``).
 
     Args:
         timeout: Seconds to wait at most.

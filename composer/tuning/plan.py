@@ -75,7 +75,7 @@ class PlannedModel(BaseModel):
                 refuse_slip(each.name)
         except (OptionError, UnknownNameError) as mistake:
             raise ValueError(str(mistake)) from None
-        if policy.locked or options.get("select") == "first":
+        if policy.locked or ("select" in options and policy.select.by == "first"):
             raise ValueError("a plan measures: leave out select = 'first' and locked = true")
         return options
 

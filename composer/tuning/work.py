@@ -62,8 +62,9 @@ def measure(payload: bytes, ready: Callable[[], None]) -> dict[str, Any]:
 
 def _compile_and_call(job: Job) -> None:
     subject = job.workload.build()
-    asked = {**job.options, "select": "fastest", "select_async": False, "locked": False}
-    with book.using(**asked), torch.set_grad_enabled(job.training):
+    asked = {**job.options, "locked": False}
+    select = {"by": "fastest", "background": False}
+    with book.using(**asked), book.using(select=select), torch.set_grad_enabled(job.training):
         compiled = torch.compile(subject.model, backend="composer", dynamic=job.dynamic)
         subject.call(compiled)
 
@@ -106,7 +107,7 @@ def _timing(report: CompileReport) -> Any:
     return {**own, "ms": own["eager_ms"]} if "eager_ms" in own else None
 
 
-_KEEPS_NONE = "the policy has none remembered (strict, or remember_verdicts = 0)"
+_KEEPS_NONE = "the policy has none remembered (strict, or [cache] verdicts = 0)"
 
 _OF_ALL = ("eager_ms", "seconds", "under_load", "measured", "remembered_in")
 """What is said with each candidate's times, and is the same for all."""

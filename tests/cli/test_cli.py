@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -196,6 +197,57 @@ def test_policy_check_names_every_mistake(passes, tmp_path, text: str, said: lis
     assert all(each in result.output for each in said)
 
 
+def test_policy_check_prints_every_mistake_with_its_line(passes, tmp_path) -> None:
+    """All kinds of them at once: keys, values, engines, their options, passes."""
+    file = tmp_path / "composer.toml"
+    file.write_text(
+        "version = 1\n"
+        "[defaults]\n"
+        "chain = [\n"
+        '  "onxrt",\n'
+        '  { backend = "onnxrt", options = { thread = 2 } },\n'
+        "]\n"
+        "freezing = true\n"
+        'passes = ["scael"]\n'
+        "[[models]]\n"
+        'match = { modle = "x" }\n'
+        "[[models]]\n"
+        "timeout = -1\n"
+        "select_seconds = 2\n"
+        "[models.match]\n"
+        "trainin = true\n"
+        "[backends.inductor]\n"
+        "freezin = true\n"
+    )
+    result = runner.invoke(app, ["policy", "check", str(file)])
+    said = {
+        4: "unknown backend 'onxrt'; did you mean 'onnxrt'?",
+        5: "backend 'onnxrt': unknown option 'thread'; did you mean 'threads'?",
+        7: "unknown option 'defaults.freezing'; it is an option of Inductor, which stands in the",
+        8: "unknown pass 'scael'; did you mean 'scale'?",
+        10: "unknown option 'models[0].match.modle'; did you mean 'model'?",
+        12: "option 'models[1].timeout' is -1: Input should be greater than 0",
+        13: "unknown option 'models[1].select_seconds'; it is now 'seconds' in the table 'select'",
+        15: "unknown option 'models[1].match.trainin'; did you mean 'training'?",
+        17: "backend 'inductor': unknown option 'freezin'; did you mean 'freezing'?",
+    }
+    assert result.exit_code == 1
+    for line, (number, start) in zip(result.stdout.splitlines(), said.items(), strict=True):
+        assert line.startswith(f"{file}:{number}: {start}")
+
+
+def test_policy_check_says_where_a_file_is_no_toml(passes, tmp_path) -> None:
+    """And in a ``pyproject.toml`` on which line of it a mistake is."""
+    file = tmp_path / "composer.toml"
+    file.write_text("version = 1\n[defaults\n")
+    result = runner.invoke(app, ["policy", "check", str(file)])
+    assert result.stdout.startswith(f"{file}:2: this is not TOML: ")
+    file = tmp_path / "pyproject.toml"
+    file.write_text("[project]\nname = 'x'\n[tool.composer.defaults]\nstrikt = true\n")
+    result = runner.invoke(app, ["policy", "check", str(file)])
+    assert result.stdout.startswith(f"{file}:4: unknown option 'defaults.strikt'")
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -210,17 +262,24 @@ def test_policy_check_names_every_mistake(passes, tmp_path, text: str, said: lis
         ),
         ("[backends.fluffy]\na = 1\n", "backends.fluffy: no engine is called 'fluffy' here"),
         (
-            "[defaults]\nobjective = { kind = 'memory', calls = 3 }\n",
-            "defaults.objective: calls says nothing under kind = 'memory'",
+            "[defaults]\nselect = { by = 'fastest', objective = 'memory', calls = 3 }\n",
+            "defaults.select: calls says nothing without objective = 'amortised'",
         ),
         (
-            "[defaults]\nverify = 'compile'\nsample_every = 9\n",
-            'defaults: sample_every says nothing without verify = "sample"',
+            "[defaults]\nselect = { seconds = 3 }\n",
+            "defaults.select: seconds says nothing without by = 'fastest'",
         ),
-        ("[[models]]\nmax_error = 0.1\n", "models[0]: max_error says nothing without precision"),
         (
-            "[[models]]\ntolerance = { rtol = 1e-3 }\n",
-            "models[0]: tolerance says nothing without verify",
+            "[defaults]\nverify = { when = 'compile', every = 9 }\n",
+            "defaults.verify: every says nothing without when = 'sample'",
+        ),
+        (
+            "[[models]]\nprecision = { max_error = 0.1 }\n",
+            "models[0].precision: max_error says nothing without mode = 'auto' or mode = 'bf16'",
+        ),
+        (
+            "[[models]]\nverify = { rtol = 1e-3 }\n",
+            "models[0].verify: rtol says nothing without when = 'compile' or when = 'sample'",
         ),
         (
             "[defaults]\nchain = ['inductor', 'eager']\n[[models]]\nmemory_limit = 4096\n",
@@ -231,7 +290,7 @@ def test_policy_check_names_every_mistake(passes, tmp_path, text: str, said: lis
             "defaults: memory_limit says nothing of inductor without isolate = true",
         ),
         (
-            "[defaults]\nverdict_store = 'bogus://x/y'\n",
+            "[cache]\nstore = 'bogus://x/y'\n",
             "the verdict store 'bogus://x/y' cannot be used: ValueError: Protocol not known",
         ),
     ],
@@ -249,10 +308,10 @@ def test_policy_check_notes_nothing_of_what_holds(passes, tmp_path) -> None:
     file = tmp_path / "composer.toml"
     file.write_text(
         "[[models]]\nmatch = { device = 'cuda:*', dtype = 'bfloat16' }\nchain = ['eager']\n"
-        "objective = { kind = 'amortised', calls = 3 }\n"
-        "[[models]]\nmatch = { device = '*', dtype = 'fl*' }\nobjective = 'memory'\n"
+        "select = { by = 'fastest', objective = 'amortised', calls = 3 }\n"
+        "[[models]]\nmatch = { device = '*', dtype = 'fl*' }\nselect = { objective = 'memory' }\n"
         "[[models]]\nverify = 'sample'\nprecision = 'auto'\nisolate = true\n"
-        "[[models]]\nsample_every = 9\ntolerance = { rtol = 1e-3 }\nmax_error = 0.1\n"
+        "[[models]]\nverify = { every = 9, rtol = 1e-3 }\nprecision = { max_error = 0.1 }\n"
         "memory_limit = 4096\n"
         "[[models]]\nchain = [{ backend = 'inductor', isolate = true, memory_limit = 4096 }]\n"
     )
@@ -300,16 +359,45 @@ def test_policy_show_has_all_that_a_candidate_is_given(passes, tmp_path, monkeyp
 def test_policy_schema_takes_what_a_file_may_hold() -> None:
     """Names as well as tables in a chain; no callables."""
     schema = json.loads(runner.invoke(app, ["policy", "schema"]).output)
-    assert set(schema["properties"]) == {"version", "defaults", "models", "backends"}
-    items = schema["$defs"]["Policy"]["properties"]["chain"]["items"]
+    assert set(schema["properties"]) == {
+        *("version", "defaults", "models", "backends", "cache", "distributed")
+    }
+    chain, auto = schema["$defs"]["Policy"]["properties"]["chain"]["anyOf"]
+    items = chain["items"]
+    assert auto == {"const": "auto"}
     assert items["anyOf"][0] == {"type": "string"}
     assert schema["$defs"]["Candidate"]["properties"]["backend"]["type"] == "string"
 
 
-@pytest.mark.parametrize("objective", ["amortised", {"kind": "amortised", "calls": 3}])
-def test_policy_schema_takes_an_objective_as_a_word_or_a_table(objective: Any) -> None:
-    """As the policy itself does."""
+@pytest.mark.parametrize("select", ["fastest", {"by": "fastest", "seconds": 3}])
+def test_policy_schema_takes_a_word_or_a_table(select: Any) -> None:
+    """As the policy itself does, and nothing else."""
     schema = json.loads(runner.invoke(app, ["policy", "schema"]).output)
-    book = {"defaults": {"select": "fastest", "objective": objective}}
+    book = {"defaults": {"select": select, "chain": "auto"}, "cache": {"failures": 2}}
     jsonschema.validate(book, schema)
-    assert PolicyBook.model_validate(book).defaults.objective.kind == "amortised"
+    assert PolicyBook.model_validate(book).defaults.select.by == "fastest"
+    for wrong in ("speed", {"by": "speed"}, {"secnds": 3}):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate({"defaults": {"select": wrong}}, schema)
+
+
+def test_policy_schema_says_what_it_is_and_describes_every_field() -> None:
+    """So that an editor can show it beside what it completes."""
+    schema = json.loads(runner.invoke(app, ["policy", "schema"]).output)
+    jsonschema.Draft202012Validator.check_schema(schema)
+    assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+    assert schema["$id"].endswith("policy-1.json")
+    silent = [path for path, field in fields_of(schema) if not field.get("description")]
+    assert silent == []
+
+
+def fields_of(schema: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every property anywhere in a schema."""
+    if isinstance(schema, dict):
+        for name, field in schema.get("properties", {}).items():
+            yield f"{path}.{name}", field
+        for key, each in schema.items():
+            yield from fields_of(each, f"{path}.{key}")
+    if isinstance(schema, list):
+        for each in schema:
+            yield from fields_of(each, path)

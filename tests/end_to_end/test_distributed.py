@@ -172,7 +172,8 @@ def alone(rank: int, within: float) -> Any:
         run(torch.ones(3))
         return time.monotonic() - started, seen(), agreed()
     chain = FakeBackend("raises", name="first"), FakeBackend(name="second")
-    run = compiled(torch.sin, *chain, agree_within=within)
+    composer.configure({"distributed": {"timeout": within}})
+    run = compiled(torch.sin, *chain)
     started = time.monotonic()
     run(torch.ones(3))
     distributed.barrier()
@@ -249,7 +250,8 @@ def summed(x: torch.Tensor) -> torch.Tensor:
 
 
 def smaller_batch_on_one_rank(rank: int, engine: str) -> Any:
-    run = compiled(summed, engine, dynamic=False, min_coverage=0.0, agree_within=0.0)
+    composer.configure({"distributed": {"timeout": 0}})
+    run = compiled(summed, engine, dynamic=False, min_coverage=0.0)
     with torch.no_grad():
         answers = [run(torch.full((4, 3), 1.0 + rank))]
         answers.append(run(torch.full((4 if rank == 0 else 2, 3), 1.0 + rank)))
@@ -378,9 +380,9 @@ def test_graph_that_waits_for_other_ranks_is_not_built_in_a_child(both: Pair) ->
     assert ("first", "declined", "not_isolatable") in zero[0][1] + one[0][1]
 
 
-def choosing(rank: int, function: Any, agree_within: float) -> Any:
-    options = {"select": "fastest", "agree_within": agree_within}
-    run = compiled(function, *chain_with(None, None, faulty=False), **options)
+def choosing(rank: int, function: Any, timeout: float) -> Any:
+    composer.configure({"distributed": {"timeout": timeout}})
+    run = compiled(function, *chain_with(None, None, faulty=False), select="fastest")
     run(torch.full((3,), float(rank)))
     return [(a.backend, a.engine.get("timing")) for a in last().attempts]
 
@@ -394,7 +396,7 @@ def test_ranks_that_are_to_agree_do_not_measure(both: Pair) -> None:
 
 
 def test_rank_that_asks_nobody_measures_for_itself(both: Pair) -> None:
-    """With ``agree_within = 0``; but no graph in which the other rank would have to take part."""
+    """Where it waits for nobody; but no graph in which the other rank would have to take part."""
     for found in both.run(choosing, torch.sin, 0.0):
         assert len(found) == 2
         assert all("ms" in timing for _, timing in found)

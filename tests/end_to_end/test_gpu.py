@@ -222,7 +222,7 @@ def test_program_may_record_a_cuda_graph_of_its_own(engine, verify, request) -> 
     if engine != "inductor":
         request.getfixturevalue(engine)
     net, x = model(), batch()
-    run = compiled(net, engine, verify=verify, sample_every=3)
+    run = compiled(net, engine, verify={"when": verify, "every": 3})
     with torch.no_grad():
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
@@ -247,7 +247,7 @@ def test_program_may_record_a_cuda_graph_of_its_own(engine, verify, request) -> 
 def test_random_numbers_of_an_engines_own_are_no_mismatch(verify) -> None:
     """Inductor's dropout moves the card's generator on by as much as eager's."""
     net = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Dropout(0.5)).to(CUDA).train()
-    run = compiled(net, "inductor", verify=verify, sample_every=2)
+    run = compiled(net, "inductor", verify={"when": verify, "every": 2})
     for _ in range(6):
         run(batch()).sum().backward()
     assert (last().chosen, last().runtime.fallbacks) == ("inductor", 0)

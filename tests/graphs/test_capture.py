@@ -363,7 +363,7 @@ def test_key_changes_with_the_policy_but_not_with_the_name() -> None:
     """Options are part of it; what the user calls the model is not."""
     plain = key(lambda x: x + 1, X)
     loud = [{name: "raise"} for name in ("on_exhausted", "on_pass_error", "on_runtime_error")]
-    sampled = [{"verify": "sample"}, {"verify": "sample", "sample_every": 7}]
+    sampled = [{"verify": "sample"}, {"verify": {"when": "sample", "every": 7}}]
     keys = {plain, *(key(lambda x: x + 1, X, **options) for options in (*loud, *sampled))}
     assert len(keys) == 6
     assert key(lambda x: x + 1, X, model="other name") == plain

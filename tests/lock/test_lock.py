@@ -222,7 +222,13 @@ def test_lock_has_the_options_of_the_place_that_serves_in_the_end(
     monkeypatch.delitem(sys.modules, "flaky", raising=False)
     chain = [{"backend": "flaky:engine", "options": {"n": n}} for n in (1, 2)]
     call = "for _ in range(9): compiled(torch.ones(4))"
-    program(call, "import flaky", "assert flaky.made == [1, 2, 1]", chain=chain, retry_after=2)
+    program(
+        call,
+        "import flaky",
+        "assert flaky.made == [1, 2, 1]",
+        chain=chain,
+        on_runtime_error={"retry_after": 2},
+    )
     (graph,) = lock()["graphs"]
     assert (graph["engine"], graph["options"]) == ("flaky:engine", {"n": 1})
 
@@ -646,7 +652,7 @@ def describes(**how: Any) -> tuple[str, dict[str, str], tuple[str, ...]]:
         ({"fn": lambda x: torch.sin(x) + 1}, {"operations"}),
         ({"passes": ["fold_constants"]}, {"passes"}),
         ({"verify": "compile"}, {"policy"}),
-        ({"remember_failures": 1.0}, set()),
+        ({"select": {"seconds": 1.0}}, set()),
     ],
 )
 def test_parts_differ_where_the_key_does(how: dict[str, Any], parts: set[str]) -> None:

@@ -391,8 +391,8 @@ class Memory(torch.nn.Module):
 
 TRIALS = {
     "verified": {"verify": "compile"},
-    "sampled": {"verify": "sample", "sample_every": 1},
-    "chosen": {"select": "fastest", "select_seconds": 0.1, "remember_verdicts": 0},
+    "sampled": {"verify": {"when": "sample", "every": 1}},
+    "chosen": {"select": {"by": "fastest", "seconds": 0.1}},
 }
 
 

@@ -310,15 +310,17 @@ def test_outputs_share_memory_after_a_warm_start(
 
 
 @torch.no_grad()
-def test_with_keep_artefacts_0_nothing_is_kept_or_looked_for() -> None:
+def test_with_no_room_for_artefacts_nothing_is_kept_or_looked_for() -> None:
     """Nothing on disk, nothing in the record; what others kept is not read."""
     x = torch.ones(3)
-    compiled(doubled, "onnxrt", keep_artefacts=0)(x)
+    with composer.using({"cache": {"artefacts": 0}}):
+        compiled(doubled, "onnxrt")(x)
     assert not artefacts.cache().path.exists()
     assert "artefacts" not in last().attempts[0].engine
     warm(doubled)(x)
     assert recorded() == "kept"
-    warm(doubled, keep_artefacts=0)(x)
+    with composer.using({"cache": {"artefacts": 0}}):
+        warm(doubled)(x)
     assert "artefacts" not in last().attempts[0].engine
 
 

@@ -91,8 +91,7 @@ BUILT_LATER: dict[str, dict[str, Any]] = {
     "successor": {"chain": [FakeBackend("raises", at=2), "aot_eager"]},
     "in the background": {
         "chain": [FakeBackend("slow", at=1, seconds=0.01), "aot_eager"],
-        "select": "fastest",
-        "select_async": True,
+        "select": {"by": "fastest", "background": True},
     },
 }
 

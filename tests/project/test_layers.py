@@ -26,6 +26,7 @@ LAYERS = [
     {"backends"},
     {"policy"},
     {"book"},
+    {"mistakes"},
     {"session"},
     {"agreement", "precision", "floor"},
     {"store"},

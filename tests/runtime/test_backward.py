@@ -335,8 +335,8 @@ def assert_steps_alike(engine: str, **options: Any) -> None:
     [
         {},
         {"verify": "compile"},
-        {"verify": "sample", "sample_every": 1},
-        {"select": "fastest", "select_seconds": 0.1},
+        {"verify": {"when": "sample", "every": 1}},
+        {"select": {"by": "fastest", "seconds": 0.1}},
     ],
 )
 def test_backward_that_torch_traces_is_a_graph_like_any_other(options: dict[str, Any]) -> None:

@@ -482,7 +482,7 @@ def test_guard_keeps_no_tensor_alive() -> None:
         pytest.param(FakeBackend("fails_in_backward", at=1), {}, id="of a backward"),
         pytest.param(
             FakeBackend("wrong_value", at=2),
-            {"verify": "sample", "sample_every": 1},
+            {"verify": {"when": "sample", "every": 1}},
             id="of a comparison",
         ),
     ],
@@ -679,7 +679,7 @@ def test_quarantine_is_of_an_engine_with_its_options() -> None:
 def test_engine_in_quarantine_is_tried_again() -> None:
     """``retry_after`` calls of this graph later, before a call; the others serve until then."""
     first, second = FakeBackend("raises", at=2, name="first"), FakeBackend(name="second")
-    f = compiled(torch.sin, first, second, retry_after=3)
+    f = compiled(torch.sin, first, second, on_runtime_error={"retry_after": 3})
     served = []
     for _ in range(7):
         x = torch.randn(3)
@@ -706,7 +706,7 @@ def test_wait_of_an_engine_that_fails_again_doubles() -> None:
             raise RuntimeError("not built")
         return FakeBackend("raises", at=1 if len(builds) < 4 else 99)(gm, example_inputs)
 
-    f = compiled(torch.sin, fickle, retry_after=2)
+    f = compiled(torch.sin, fickle, on_runtime_error={"retry_after": 2})
     served = []
     for call in range(1, 22):
         calls = itertools.count(call)
@@ -728,7 +728,11 @@ def test_engine_that_is_wrong_when_tried_again_stays_out() -> None:
         return FakeBackend(fault, at=1 if fault == "wrong_value" else 2)(gm, example_inputs)
 
     f = compiled(
-        torch.sin, wrong_later, FakeBackend(name="second"), retry_after=2, verify="compile"
+        torch.sin,
+        wrong_later,
+        FakeBackend(name="second"),
+        on_runtime_error={"retry_after": 2},
+        verify="compile",
     )
     for _ in range(6):
         x = torch.randn(3)
@@ -744,7 +748,7 @@ def test_engine_tried_again_that_writes_and_raises_is_told_of_once() -> None:
     def engine(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
         return FakeBackend(next(faults), at=1)(gm, example_inputs)
 
-    f = compiled(torch.sin, engine, FakeBackend(name="second"), retry_after=2)
+    f = compiled(torch.sin, engine, FakeBackend(name="second"), on_runtime_error={"retry_after": 2})
     x = torch.randn(3)
     for _ in range(3):
         f(x)
@@ -758,12 +762,12 @@ def test_engine_tried_again_that_writes_and_raises_is_told_of_once() -> None:
 def test_graph_compiled_anew_waits_for_its_engine_too() -> None:
     """The quarantine is the process's; the calls are counted from the compile."""
     engine = FakeBackend("raises", at=2, name="engine")
-    f = compiled(torch.sin, engine, retry_after=3)
+    f = compiled(torch.sin, engine, on_runtime_error={"retry_after": 3})
     f(torch.ones(2))
     f(torch.ones(2))
     torch.compiler.reset()
     engine.fault, engine._strike_call = None, None
-    f = compiled(torch.sin, engine, retry_after=3)
+    f = compiled(torch.sin, engine, on_runtime_error={"retry_after": 3})
     served = []
     for _ in range(5):
         f(torch.ones(2))
@@ -775,7 +779,9 @@ def test_graph_compiled_anew_waits_for_its_engine_too() -> None:
 def test_retries_in_threads_are_one() -> None:
     """The quickest thread compiles; all are answered."""
     engine = FakeBackend("raises", at=20, name="engine")
-    f = compiled(torch.sin, engine, FakeBackend(name="second"), retry_after=30)
+    f = compiled(
+        torch.sin, engine, FakeBackend(name="second"), on_runtime_error={"retry_after": 30}
+    )
     f(torch.ones(3))
     wrong: list[str] = []
 
@@ -799,7 +805,7 @@ def test_retries_in_threads_are_one() -> None:
 def test_retry_after_is_at_least_one() -> None:
     """Or ``None``, for never."""
     with pytest.raises(OptionError, match=r"retry_after.*greater than or equal to 1"):
-        read_policy({"retry_after": 0})
+        read_policy({"on_runtime_error": {"retry_after": 0}})
 
 
 @pytest.mark.parametrize("error", _torch.dynamo.DYNAMO_CONTROL_FLOW)

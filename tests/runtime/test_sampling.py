@@ -35,7 +35,7 @@ WRONG = {
 
 
 def sampled(function: Any, *chain: Any, every: int = 1, **options: Any) -> Any:
-    return compiled(function, *chain, verify="sample", sample_every=every, **options)
+    return compiled(function, *chain, verify={"when": "sample", "every": every}, **options)
 
 
 def wrong_from(number: int, run: Callable[..., Any]) -> Callable[..., Any]:
@@ -244,7 +244,7 @@ def test_error_of_the_program_at_a_sampled_call_is_its_own() -> None:
 
 
 def test_call_by_which_a_successor_comes_is_compared() -> None:
-    """``sample_every = 1`` looks at every call."""
+    """``every = 1`` looks at every call."""
 
     def raises(gm: torch.fx.GraphModule, *args: Any) -> Any:
         raise RuntimeError("mine")
@@ -264,7 +264,7 @@ def test_engine_that_comes_out_of_quarantine_is_sampled() -> None:
     engine = FakeBackend("wrong_value", at=3)
     for calls in (2, 8):
         torch.compiler.reset()
-        f = sampled(torch.sin, engine, every=2, retry_after=2)
+        f = sampled(torch.sin, engine, every=2, on_runtime_error={"retry_after": 2})
         for _ in range(calls):
             x = torch.randn(3)
             assert torch.equal(f(x), x.sin())
@@ -281,12 +281,12 @@ def test_every_call_is_compared_in_whatever_order_threads_come() -> None:
 
 
 def test_call_by_which_the_background_begins_is_compared() -> None:
-    """The second one, under ``select_async``."""
+    """The second one, in the background."""
 
     def off(gm: torch.fx.GraphModule, *args: Any) -> Any:
         return [each + 1 for each in gm.forward(*args)]
 
-    options = {"select": "fastest", "select_async": True}
+    options = {"select": {"by": "fastest", "background": True}}
     f = sampled(torch.sin, wrong_from(3, off), "aot_eager", **options)
     for _ in range(3):
         x = torch.randn(3)
@@ -380,7 +380,7 @@ def test_comparison_in_training_keeps_nothing() -> None:
     assert weight() is None
 
 
-def test_sample_every_is_at_least_one() -> None:
+def test_every_so_many_calls_is_at_least_every_one() -> None:
     """The message says so."""
-    with pytest.raises(OptionError, match=r"sample_every.*greater than or equal to 1"):
-        read_policy({"sample_every": 0})
+    with pytest.raises(OptionError, match=r"verify.every.*greater than or equal to 1"):
+        read_policy({"verify": {"when": "sample", "every": 0}})

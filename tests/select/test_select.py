@@ -82,7 +82,8 @@ class Engine:
 
 
 def fastest(function: Any, *chain: Any, **options: Any) -> Any:
-    return compiled(function, *chain, select="fastest", **{"select_seconds": 2.0} | options)
+    select = {"by": "fastest", "seconds": 2.0} | options.pop("select", {})
+    return compiled(function, *chain, select=select, **options)
 
 
 def reasons() -> list[Any]:
@@ -360,7 +361,7 @@ def test_engine_in_quarantine_is_measured_when_it_is_tried_again() -> None:
     f(x)
     torch.compiler.reset()
     engine.fails_at, engine.seconds = None, NAP * 3
-    f = fastest(double, engine, retry_after=1)
+    f = fastest(double, engine, on_runtime_error={"retry_after": 1})
     for _ in range(3):
         f(x)
     assert [a.reason for a in last().attempts] == ["quarantined", "slower"]
@@ -478,7 +479,7 @@ def test_time_is_bounded() -> None:
     """Where there is none for two calls of each, the first serves; a call is all it can be late."""
     engines = [Engine("one", 0.05), Engine("two")]
     started = time.perf_counter()
-    fastest(double, *engines, select_seconds=0.03)(torch.ones(2))
+    fastest(double, *engines, select={"seconds": 0.03})(torch.ones(2))
     assert last().chosen == "one"
     assert "too short" in last().attempts[0].engine["timing"]
     assert last().attempts[1].reason == "policy"
@@ -618,10 +619,11 @@ def test_amortised_counts_the_build() -> None:
             time.sleep(0.2)
             return super().__call__(gm, example_inputs)
 
-    for objective, chosen in (("latency", "dear"), ({"kind": "amortised", "calls": 10}, "cheap")):
+    amortised = {"objective": "amortised", "calls": 10}
+    for how, chosen in (({"objective": "latency"}, "dear"), (amortised, "cheap")):
         torch.compiler.reset()
         chain = [SlowToBuild("dear"), Engine("cheap", NAP / 4)]
-        fastest(double, *chain, objective=objective)(torch.ones(2))
+        fastest(double, *chain, select=how)(torch.ones(2))
         assert last().chosen == chosen
     assert "its build counted" in last().attempts[0].message
     assert last().attempts[0].engine["timing"]["build_ms"] > 19
@@ -630,9 +632,9 @@ def test_amortised_counts_the_build() -> None:
 def test_wrong_objective_is_named() -> None:
     """With what it may be."""
     with pytest.raises(OptionError, match=r"objective.*latency.*amortised"):
-        read_policy({"objective": "speed"})
+        read_policy({"select": {"objective": "speed"}})
     with pytest.raises(OptionError, match="did you mean 'calls'"):
-        read_policy({"objective": {"kind": "amortised", "cals": 3}})
+        read_policy({"select": {"objective": "amortised", "cals": 3}})
 
 
 def test_choice_is_part_of_the_graphs_key() -> None:
@@ -880,8 +882,8 @@ class Hoarder(Engine):
 def test_memory_decides_among_those_that_are_quick_enough(at_call: bool) -> None:
     """What is held since the build, and since the first calls; the loser's is given back."""
     chain = [Hoarder("heavy", 200, at_call), Engine("light", NAP * 0.3), Engine("slow", NAP * 0.8)]
-    objective = {"kind": "memory", "within": 1.0}
-    fastest(double, *chain, objective=objective, select_seconds=3.0)(torch.ones(2))
+    select = {"objective": "memory", "within": 1.0, "seconds": 3.0}
+    fastest(double, *chain, select=select)(torch.ones(2))
     assert last().chosen == "light"
     heavy, light, _ = (attempt.engine["timing"] for attempt in last().attempts)
     assert 190 < heavy["mib"] < 260
@@ -893,14 +895,16 @@ def test_memory_decides_among_those_that_are_quick_enough(at_call: bool) -> None
 def test_memory_that_cannot_be_told_is_no_objective(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no file of the system says so: the first that is accepted serves."""
     monkeypatch.setattr("composer.select.footprint._STATUS", Path("/nowhere"))
-    fastest(double, Engine("first", NAP / 2), Engine("second"), objective="memory")(torch.ones(2))
+    engines = [Engine("first", NAP / 2), Engine("second")]
+    fastest(double, *engines, select={"objective": "memory"})(torch.ones(2))
     (attempt,) = last().attempts
     told = "no: this system does not tell what memory a process holds"
     assert (last().chosen, attempt.engine["timing"]) == ("first", told)
 
 
-def test_keys_of_policies_without_memory_stay_what_they_were() -> None:
-    """A graph's key outlives a new field."""
-    assert read_policy({"select": "fastest"}).key.endswith("fastest kind='latency' calls=10000")
-    memory = read_policy({"select": "fastest", "objective": {"kind": "memory", "within": 0.2}})
-    assert memory.key.endswith("within=0.2")
+def test_how_long_measuring_takes_is_no_part_of_the_graphs_key() -> None:
+    """What is measured for is one."""
+    usual = read_policy({"select": "fastest"})
+    longer = read_policy({"select": {"by": "fastest", "seconds": 9, "background": True}})
+    memory = read_policy({"select": {"by": "fastest", "objective": "memory", "within": 0.2}})
+    assert usual.key == longer.key != memory.key

@@ -1,4 +1,4 @@
-"""``select_async``: the first engine accepted serves while the others are built and measured."""
+"""In the background: the first engine serves while the others are built and measured."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _settled() -> Iterator[None]:
 
 def beside(function: Any, *chain: Any, seconds: float = 20.0, **options: Any) -> Any:
     """Surely decided in so many seconds where it matters, and where it does not: in 1."""
-    options |= {"select": "fastest", "select_async": True, "select_seconds": seconds}
+    options |= {"select": {"by": "fastest", "background": True, "seconds": seconds}}
     return compiled(function, *chain, **options)
 
 
@@ -657,12 +657,12 @@ def assert_waited(event: threading.Event) -> None:
     assert event.wait(WAIT)
 
 
-@pytest.mark.parametrize("why", [{"strict": True}, {"select": "first"}])
+@pytest.mark.parametrize("why", [{"strict": True}, {"select": {"background": True}}])
 def test_setting_that_means_nothing(why: dict[str, Any]) -> None:
     """Under ``strict`` a refusal has to raise at once; with the first there is nothing to find."""
     second = Engine("second")
     f = compiled(
-        double, Engine("first"), second, **{"select": "fastest", "select_async": True} | why
+        double, Engine("first"), second, **{"select": {"by": "fastest", "background": True}} | why
     )
     f(torch.ones(2))
     f(torch.ones(2))
@@ -756,7 +756,7 @@ def slow(gm, inputs):
     return gm
 
 chain = ["aot_eager", slow]
-options = {"chain": chain, "select": "fastest", "select_async": True}
+options = {"chain": chain, "select": {"by": "fastest", "background": True}}
 f = torch.compile(lambda x: x.sin() * 2, backend="composer", options=options)
 f(torch.ones(8))
 f(torch.ones(8))

@@ -237,10 +237,11 @@ def test_edited_engine_is_another_one(tmp_path: Path, monkeypatch: pytest.Monkey
     assert len(identities) == 2
 
 
-@pytest.mark.parametrize("field", [{"strict": True}, {"remember_failures": 0}])
+@pytest.mark.parametrize("field", [{"strict": True}, {"cache": {"failures": 0}}])
 def test_nothing_is_remembered_where_the_policy_says_so(field: dict[str, Any]) -> None:
-    """Under ``strict`` and with ``remember_failures = 0``, neither written nor read."""
-    options = {"chain": [fails_late], **field}
+    """Under ``strict`` and with ``[cache] failures = 0``, neither written nor read."""
+    options = {"chain": [fails_late], "strict": "strict" in field}
+    composer.configure({"cache": field.get("cache", {})})
     f = torch.compile(torch.sin, backend="composer", options=options)
     if "strict" in field:
         with pytest.raises(Exception, match="no kernel for this"):
@@ -248,6 +249,7 @@ def test_nothing_is_remembered_where_the_policy_says_so(field: dict[str, Any]) -
     else:
         f(torch.ones(3))
     assert failures.cache().entries() == []
+    composer.configure(None)
 
 
 def test_failure_expires(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,7 +258,8 @@ def test_failure_expires(monkeypatch: pytest.MonkeyPatch) -> None:
     later = time.time() + 3 * failures.DAY
     monkeypatch.setattr("composer.store.failures.time.time", lambda: later)
     assert "3 days ago" in again(fails_late).message
-    assert again(fails_late, remember_failures=2.5).status == "failed"
+    with composer.using({"cache": {"failures": 2.5}}):
+        assert again(fails_late).status == "failed"
 
 
 def test_failure_from_the_future_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:

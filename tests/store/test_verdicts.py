@@ -85,13 +85,17 @@ class Chain:
         self.second = Engine("second", NAP / 8)
         self.engines = [self.slow, self.quick, self.second]
 
-    def compile(self, **options: Any) -> composer.CompileReport:
+    def compile(
+        self, cache: dict[str, Any] | None = None, **options: Any
+    ) -> composer.CompileReport:
         """Compile the same graph anew, and call it once."""
         torch.compiler.reset()
-        options = {"select": "fastest", "select_seconds": 2.0} | options
+        select = {"by": "fastest", "seconds": 2.0} | options.pop("select", {})
         x = torch.ones(3)
-        self.compiled = compiled(double, *options.pop("chain", self.engines), **options)
-        assert torch.equal(self.compiled(x), x * 2)
+        chain = options.pop("chain", self.engines)
+        self.compiled = compiled(double, *chain, select=select, **options)
+        with composer.using({"cache": cache or {}}):
+            assert torch.equal(self.compiled(x), x * 2)
         return last()
 
     @property
@@ -251,11 +255,11 @@ def test_engine_in_quarantine_is_not_recalled(chain: Chain) -> None:
     assert chain.builds == [2, 1, 2]
 
 
-@pytest.mark.parametrize("options", [{"strict": True}, {"remember_verdicts": 0}])
+@pytest.mark.parametrize("options", [{"strict": True}, {"cache": {"verdicts": 0}}])
 def test_nothing_is_remembered_where_the_policy_says_so(
     chain: Chain, options: dict[str, Any]
 ) -> None:
-    """Under ``strict`` and with ``remember_verdicts = 0``, neither written nor read."""
+    """Under ``strict`` and with ``[cache] verdicts = 0``, neither written nor read."""
     for _ in range(2):
         assert not is_remembered(chain.compile(**options))
     assert kept() == []
@@ -263,7 +267,7 @@ def test_nothing_is_remembered_where_the_policy_says_so(
 
 def test_first_of_the_chain_needs_no_verdict(chain: Chain) -> None:
     """Where nothing is measured nothing is looked for, and nothing is made."""
-    chain.compile(select="first")
+    chain.compile(select={"by": "first"})
     assert not verdicts.cache().path.exists()
 
 
@@ -284,7 +288,7 @@ def test_slip_in_an_engines_identity_is_told_of(chain: Chain) -> None:
     with pytest.warns(
         CacheWarning, match="nobody knows what the engines are: RuntimeError: who am I"
     ):
-        report = chain.compile(chain=[Broken("broken"), chain.slow], remember_failures=0)
+        report = chain.compile(chain=[Broken("broken"), chain.slow], cache={"failures": 0})
     assert report.chosen == "broken"
     assert kept() == []
 
@@ -314,7 +318,7 @@ def test_contest_with_a_failure_is_remembered_as_long_as_failures(
     chain.compile()
     assert is_remembered(chain.compile())
     assert last().attempts[2].reason == "build_failed"
-    assert not is_remembered(chain.compile(remember_failures=0))
+    assert not is_remembered(chain.compile(cache={"failures": 0}))
     move_clock(monkeypatch, days=8)
     assert not is_remembered(chain.compile())
 
@@ -376,16 +380,16 @@ def test_verdict_in_a_hurry_is_not_used_where_there_is_more_time(
     chain.engines = [Warming("warming"), Engine("steady", NAP * 0.6)]
     with monkeypatch.context() as hurry:
         hurry.setattr(turns, "_MOST_ROUNDS", 0)
-        assert chain.compile(select_seconds=2).chosen == "steady"
+        assert chain.compile(select={"seconds": 2}).chosen == "steady"
         assert [a.engine["timing"]["rounds"] for a in last().attempts] == [0, 0]
-        assert is_remembered(chain.compile(select_seconds=2))
-        assert is_remembered(chain.compile(select_seconds=1))
+        assert is_remembered(chain.compile(select={"seconds": 2}))
+        assert is_remembered(chain.compile(select={"seconds": 1}))
         move_clock(monkeypatch, days=1.1)
-        assert not is_remembered(chain.compile(select_seconds=2))
-    assert chain.compile(select_seconds=3).chosen == "warming"
-    assert is_remembered(chain.compile(select_seconds=4))
+        assert not is_remembered(chain.compile(select={"seconds": 2}))
+    assert chain.compile(select={"seconds": 3}).chosen == "warming"
+    assert is_remembered(chain.compile(select={"seconds": 4}))
     move_clock(monkeypatch, days=3)
-    assert is_remembered(chain.compile(select_seconds=4))
+    assert is_remembered(chain.compile(select={"seconds": 4}))
 
 
 def test_verdict_without_a_load_says_nothing_of_one(
@@ -457,9 +461,9 @@ def test_what_speed_depends_on_is_measured_again(
 
 def test_objective_is_told_of(chain: Chain) -> None:
     """A build that counted then is said to have counted."""
-    objective = {"kind": "amortised", "calls": 10}
+    select = {"objective": "amortised", "calls": 10}
     for _ in range(2):
-        report = chain.compile(objective=objective)
+        report = chain.compile(select=select)
     assert "ms a call, its build counted; quick takes" in report.attempts[0].message
 
 
@@ -494,16 +498,16 @@ def files_of(url: str) -> list[str]:
 
 def test_verdict_is_shared(chain: Chain, store: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What one machine measured, another of its kind takes over, and keeps."""
-    chain.compile(verdict_store=store)
+    chain.compile({"store": store})
     (name,) = files_of(store)
     (entry,) = verdicts.cache().entries()
     assert name == f"{entry.key}.json"
     verdicts.cache().clear()
     as_if_of_another_process(monkeypatch)
-    shared = chain.compile(verdict_store=store)
+    shared = chain.compile({"store": store})
     assert shared.attempts[1].engine["timing"]["remembered_in"] == store
     assert kept() == [entry.facts]
-    own = chain.compile(verdict_store=store)
+    own = chain.compile({"store": store})
     assert own.attempts[1].engine["timing"]["remembered_in"] == str(verdicts.cache().path)
     assert chain.builds == [1, 3, 1]
 
@@ -558,7 +562,7 @@ DAMAGES: list[Callable[[dict[str, Any]], str]] = [
 def test_what_is_no_verdict_is_not_used(chain: Chain) -> None:
     """Others can write to a shared folder: they choose among the chain's own, or nothing."""
     url = "memory://damaged"
-    chain.compile(verdict_store=url)
+    chain.compile({"store": url})
     (facts,) = kept()
     for damage in DAMAGES:
         text = damage(json.loads(json.dumps(facts)))
@@ -566,21 +570,21 @@ def test_what_is_no_verdict_is_not_used(chain: Chain) -> None:
         verdicts.cache().clear()
         warned.forget_warnings()
         with pytest.warns(CacheWarning, match="'memory://damaged' holds .* it is not used"):
-            report = chain.compile(verdict_store=url)
+            report = chain.compile({"store": url})
         assert report.chosen == "quick"
         assert not is_remembered(report)
-    assert is_remembered(chain.compile(verdict_store=url))
+    assert is_remembered(chain.compile({"store": url}))
 
 
 def test_no_more_is_read_of_a_file_than_a_verdict_can_have(chain: Chain, tmp_path: Path) -> None:
     """Whoever can write to a shared folder can leave a file larger than any memory."""
     store = tmp_path / "store"
-    chain.compile(verdict_store=str(store))
+    chain.compile({"store": str(store)})
     (file,) = store.iterdir()
     os.truncate(file, 1 << 36)
     verdicts.cache().clear()
     with pytest.warns(CacheWarning, match="holds what is no verdict"):
-        assert not is_remembered(chain.compile(verdict_store=str(store)))
+        assert not is_remembered(chain.compile({"store": str(store)}))
     assert not session.current().left_alone
 
 
@@ -611,14 +615,14 @@ def test_store_in_trouble_is_left_alone(
     monkeypatch.setattr(shared_store, "PATIENCE", 0.2 if hangs else 5.0)
     url = "troubled://me:secret@there/verdicts"
     with pytest.warns(CacheWarning) as told:
-        assert chain.compile(verdict_store=url).chosen == "quick"
+        assert chain.compile({"store": url}).chosen == "quick"
     (warning,) = told
     what = "TimeoutError: no answer within 0.2 s" if hangs else "PermissionError: no credentials"
     assert str(warning.message) == (
         "the verdict store 'troubled://there/verdicts' is not used any more in this process: "
         f"{what}"
     )
-    assert is_remembered(chain.compile(verdict_store=url))
+    assert is_remembered(chain.compile({"store": url}))
     composer.reset()
     torch.compiler.reset()
     assert Troubled.asked == 1
@@ -628,7 +632,7 @@ def test_store_in_trouble_is_left_alone(
 def test_store_that_cannot_be_is_no_error(chain: Chain, url: str) -> None:
     """A protocol that nobody knows, no URL, a folder that cannot be made."""
     with pytest.warns(CacheWarning, match="is not used any more in this process"):
-        assert chain.compile(verdict_store=url).chosen == "quick"
+        assert chain.compile({"store": url}).chosen == "quick"
 
 
 def test_store_is_the_environments_to_say(
@@ -636,22 +640,19 @@ def test_store_is_the_environments_to_say(
 ) -> None:
     """COMPOSER_VERDICT_STORE, over all that the program says."""
     monkeypatch.setenv("COMPOSER_VERDICT_STORE", store)
-    report = chain.compile(verdict_store="memory://elsewhere")
-    assert report.policy[-1] == "COMPOSER_VERDICT_STORE"
+    chain.compile({"store": "memory://elsewhere"})
     assert len(files_of(store)) == 1
 
 
 def test_strangers_folder_names_no_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file found only because it lies in the working directory has nothing sent anywhere."""
-    (tmp_path / "composer.toml").write_text(
-        'version = 1\n[defaults]\nverdict_store = "s3://theirs"\n'
-    )
+    (tmp_path / "composer.toml").write_text('version = 1\n[cache]\nstore = "s3://theirs"\n')
     graph = Facts("Net", "cpu", "float32", training=False, dynamic=False)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(OptionError, match="may not say where verdicts are sent: verdict_store"):
+    with pytest.raises(OptionError, match=r"may not say where verdicts are sent: \[cache\] store"):
         resolve(graph)
     monkeypatch.setenv("COMPOSER_CONFIG", "composer.toml")
-    assert resolve(graph).policy.verdict_store == "s3://theirs"
+    assert resolve(graph).cache.store == "s3://theirs"
 
 
 # --- other processes, other packages ------------------------------------------------------------

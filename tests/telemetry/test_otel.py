@@ -125,7 +125,7 @@ def test_span_of_a_failed_candidate_is_an_error_with_the_exception(collected: Co
 def test_candidate_that_is_merely_slower_is_no_error(collected: Collected) -> None:
     """Under ``select = "fastest"`` it was accepted, and right."""
     lazy = FakeBackend("slow", at=1, seconds=0.01)
-    compiled(torch.sin, lazy, select="fastest", select_seconds=1)(torch.ones(3))
+    compiled(torch.sin, lazy, select={"by": "fastest", "seconds": 1})(torch.ones(3))
     (slower,) = collected.spans("composer.attempt")
     assert slower.attributes["composer.reason"] == "slower"
     assert slower.status.status_code is StatusCode.UNSET

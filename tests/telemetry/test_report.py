@@ -44,7 +44,9 @@ def test_the_table_shows_who_ran_and_why_not_the_others() -> None:
 
 def test_the_table_counts_the_calls_that_eager_answered_or_was_compared_in() -> None:
     """Where there are any."""
-    f = compiled(torch.sin, FakeBackend("raises", at=3), honest, verify="sample", sample_every=4)
+    f = compiled(
+        torch.sin, FakeBackend("raises", at=3), honest, verify={"when": "sample", "every": 4}
+    )
     for _ in range(12):
         f(torch.ones(2))
     said = "runs on honest, 12 calls, 1 answered by eager, 3 compared with eager\n"

@@ -7,16 +7,16 @@ import os
 import pickle
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import MappingProxyType, ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
-from composer import session
+from composer import book, session
 from composer.child import Limits
 from composer.cli import app, tune
 from composer.errors import OptionError
@@ -130,7 +130,7 @@ def test_mistakes_in_the_command_are_named(folder: Path, asked: list[str], said:
         ("simplecache::memory://a/b", "ends with the process that fills it"),
     ],
 )
-@pytest.mark.parametrize("place", ["option", "variable", "policy", "rule", "plan"])
+@pytest.mark.parametrize("place", ["option", "variable", "policy"])
 def test_store_that_keeps_nothing_is_found_before_anything_is_measured(
     folder: Path, monkeypatch: pytest.MonkeyPatch, url: str, said: str, place: str
 ) -> None:
@@ -143,16 +143,8 @@ def test_store_that_keeps_nothing_is_found_before_anything_is_measured(
         case "variable":
             monkeypatch.setenv("COMPOSER_VERDICT_STORE", url)
         case "policy":
-            (folder / "policy.toml").write_text(f"[defaults]\nverdict_store = '{url}'\n")
+            (folder / "policy.toml").write_text(f"[cache]\nstore = '{url}'\n")
             asked += ["--policy", "policy.toml"]
-        case "rule":
-            rule = f"[[models]]\nmatch = {{ model = '*' }}\nverdict_store = '{url}'\n"
-            (folder / "policy.toml").write_text(rule)
-            asked += ["--policy", "policy.toml"]
-        case "plan":
-            options = f"options = {{ verdict_store = '{url}' }}\n"
-            (folder / "stored.toml").write_text(f"[[models]]\ntarget = 'm:f'\n{options}")
-            asked = ["stored.toml"]
     done = composer(*asked)
     assert (done.exit_code, done.stdout) == (2, "")
     assert said in done.stderr
@@ -235,7 +227,7 @@ def test_factory_is_given_what_the_plan_says(folder: Path) -> None:
     (folder / "odd.toml").write_text(
         "[[models]]\ntarget = 'models_to_tune:odd'\n"
         "shapes = [{ scale = inf, day = 2024-01-02, sizes = [1, 2.5] }]\n"
-        "options = { max_error = inf }\n"
+        "options = { precision = { max_error = inf } }\n"
     )
     (told,) = map(json.loads, composer("odd.toml", "--json").stdout.splitlines())
     given = "{'scale': inf, 'day': datetime.date(2024, 1, 2), 'sizes': [1, 2.5]}"
@@ -252,12 +244,13 @@ def test_job_whose_child_ends_says_what_it_printed_last(folder: Path) -> None:
     assert told["error"].endswith("exited with status 3; no licence")
 
 
-def measured(**job: Any) -> dict[str, Any]:
+def measured(cache: Mapping[str, Any] = MappingProxyType({}), **job: Any) -> dict[str, Any]:
     """The job of one model, done in this process."""
     torch.compiler.reset()
     options = {"chain": ["aot_eager"]} | job
     payload = pickle.dumps(Job(target="models_to_tune:mlp", options=options))
-    return work.measure(payload, lambda: None)
+    with book.using({"cache": cache}):
+        return work.measure(payload, lambda: None)
 
 
 def test_job_says_what_is_wrong_with_the_policy(folder: Path) -> None:
@@ -275,18 +268,18 @@ def test_store_gets_what_was_measured_before_there_was_one(
     session.reset()
     monkeypatch.setattr(disk, "_PROCESS", "another")
     store = folder / "store"
-    done = measured(verdict_store=str(store))
+    done = measured({"store": str(store)})
     (graph,) = done["graphs"]
     assert (done["error"], graph["unkept"], graph["remembered"]) == ("", "", True)
     (file,) = store.iterdir()
     before = file.read_text()
-    measured(verdict_store=str(store))
+    measured({"store": str(store)})
     assert file.read_text() == before
 
 
 def troubled_store(folder: Path) -> dict[str, Any]:
     (folder / "store").write_text("a file")
-    return {"verdict_store": str(folder / "store")}
+    return {"cache": {"store": str(folder / "store")}}
 
 
 @pytest.mark.parametrize(
@@ -294,7 +287,7 @@ def troubled_store(folder: Path) -> dict[str, Any]:
     [
         (troubled_store, "the verdict store .* is not used any more in this process: "),
         (lambda folder: {"strict": True}, "the policy has none remembered"),
-        (lambda folder: {"remember_verdicts": 0}, "the policy has none remembered"),
+        (lambda folder: {"cache": {"verdicts": 0}}, "the policy has none remembered"),
     ],
 )
 @pytest.mark.filterwarnings("ignore::composer.errors.CacheWarning")

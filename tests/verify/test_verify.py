@@ -350,7 +350,7 @@ def test_verifying_leaves_everything_as_it_was() -> None:
     assert all(each.grad is None for each in net.parameters())
 
 
-@pytest.mark.parametrize("options", [{}, {"verify": "sample", "sample_every": 2}])
+@pytest.mark.parametrize("options", [{}, {"verify": {"when": "sample", "every": 2}}])
 def test_hooks_of_the_weights_hear_of_the_users_gradients_only(options: dict[str, Any]) -> None:
     """The gradients that are compared are made of made-up ones."""
     net = Net()
@@ -366,7 +366,7 @@ def test_hooks_of_the_weights_hear_of_the_users_gradients_only(options: dict[str
     assert last().chosen == "fake_honest"
 
 
-@pytest.mark.parametrize("options", [{}, {"verify": "sample", "sample_every": 2}])
+@pytest.mark.parametrize("options", [{}, {"verify": {"when": "sample", "every": 2}}])
 @pytest.mark.parametrize("engine", [FakeBackend(), "inductor"])
 def test_checkpoint_does_not_count_what_a_comparison_saves(
     engine: Any, options: dict[str, Any]
@@ -604,8 +604,8 @@ def test_rounding_away_a_zero_is_no_fault() -> None:
 def test_tolerance_is_the_policys() -> None:
     """Loose enough, a wrong value passes; the default of float32 rejects it."""
     x = torch.randn(8)
-    loose = {"rtol": 0.5, "atol": 1.0}
-    compiled(torch.sin, FakeBackend("wrong_value"), verify="compile", tolerance=loose)(x)
+    loose = {"when": "compile", "rtol": 0.5, "atol": 1.0}
+    compiled(torch.sin, FakeBackend("wrong_value"), verify=loose)(x)
     assert last().attempts[0].accepted
 
 
@@ -713,7 +713,7 @@ class _Marked(torch.Tensor):
     """A subclass as users write them; AOTAutograd has its own way with it."""
 
 
-@pytest.mark.parametrize("options", [{}, {"verify": "sample", "sample_every": 2}])
+@pytest.mark.parametrize("options", [{}, {"verify": {"when": "sample", "every": 2}}])
 def test_subclass_of_tensor_that_is_written_to_is_written_to_once(options: dict[str, Any]) -> None:
     """It is not copied, so nothing is compared, and the record says so."""
 

@@ -1,0 +1,86 @@
+"""On which line of a TOML file something stands, which ``tomllib`` does not tell."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from composer.policy import Location
+
+_STRING = re.compile(r'"(?:\\.|[^"\\])*"|\'[^\']*\'')
+_HEADER = re.compile(r"\s*(\[\[?)([^\[\]]+)\]\]?\s*(?:#.*)?")
+_KEY = re.compile(r"""\s*((?:[\w-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[\w-]+|"[^"]*"|'[^']*'))*)\s*=""")
+
+
+def line_of(text: str, location: Location) -> int:
+    """The line, from 1 on, of what stands at a location, or else of the nearest that holds it.
+
+    Within a value of several lines it is the first that has the last word of the location.
+
+    Args:
+        text: Of the file.
+        location: Keys and places in lists.
+    """
+    entries = list(_entries(text))
+    best = max(
+        (place for place, (path, _) in enumerate(entries) if location[: len(path)] == path),
+        key=lambda place: (len(entries[place][0]), -place),
+    )
+    path, first = entries[best]
+    after = [line for _, line in entries if line > first]
+    lines = text.splitlines()[max(first - 1, 0) : min(after, default=None)]
+    rest = [str(each) for each in location[len(path) :] if not isinstance(each, int)]
+    return max(first, 1) + next(filter(None, (_line_with(word, lines) for word in rest[::-1])), 0)
+
+
+def line_of_error(error: tomllib.TOMLDecodeError, text: str) -> int:
+    """The line, from 1 on, on which a file is no TOML."""
+    found = re.search(r"at line (\d+)", str(error))
+    return int(found[1]) if found else max(len(text.splitlines()), 1)
+
+
+def _line_with(word: str, lines: Sequence[str]) -> int:
+    whole = re.compile(rf"(?<![\w.-]){re.escape(word)}(?![\w-])")
+    return next((place for place, line in enumerate(lines) if whole.search(line)), 0)
+
+
+def _entries(text: str) -> Iterator[tuple[Location, int]]:
+    """Each table and each key outside of values, with its path and its line; the file's is 0."""
+    yield (), 0
+    table: Location = ()
+    lists: dict[tuple[str, ...], int] = {}
+    depth = 0
+    for number, line in enumerate(text.splitlines(), 1):
+        bare = _STRING.sub("", line).partition("#")[0]
+        if depth == 0 and (header := _HEADER.fullmatch(line)):
+            keys = _keys(f"{header[2]} = 0")
+            if header[1] == "[[":
+                lists[keys] = lists.get(keys, -1) + 1
+            table = _placed(keys, lists)
+            yield table, number
+            continue
+        if depth == 0 and (key := _KEY.match(line)):
+            yield (*table, *_keys(f"{key[1]} = 0")), number
+        depth += sum(map(bare.count, "[{")) - sum(map(bare.count, "]}"))
+
+
+def _keys(line: str) -> tuple[str, ...]:
+    """The keys of ``a."b.c" = 0``."""
+    found: Any = tomllib.loads(line)
+    keys = []
+    while isinstance(found, dict):
+        ((key, found),) = found.items()
+        keys.append(key)
+    return tuple(keys)
+
+
+def _placed(keys: tuple[str, ...], lists: dict[tuple[str, ...], int]) -> Location:
+    """The path of a table, with the place of each list of tables that it is in."""
+    path: list[str | int] = []
+    for length, key in enumerate(keys, 1):
+        path.append(key)
+        if keys[:length] in lists:
+            path.append(lists[keys[:length]])
+    return tuple(path)
