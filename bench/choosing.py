@@ -42,7 +42,7 @@ from composer.records import GraphRequest
 
 ENGINES: tuple[str, ...] = ("inductor", "onnxrt")
 if importlib.util.find_spec("openvino") is not None:
-    ENGINES += ("composer_openvino",)
+    ENGINES += ("openvino",)
 WRONG = 1.05
 SETTLE, TURN = 0.3, 0.5
 """Seconds before an engine's turn and, of the quickest, of the turn. Beside a load, Linux took 200

@@ -23,7 +23,7 @@ from typing import Any
 import ops
 from timing import cores, machine, write_json
 
-ENGINES = "onnxrt,composer_openvino"
+ENGINES = "onnxrt,openvino"
 DTYPES = "float32,bfloat16,float16,float64,int64,int32,uint8,bool"
 
 _LOSES_NAN = (
@@ -37,17 +37,17 @@ _OVERFLOWS_OTHERWISE = (
     r"grid_sampler_2d|native_layer_norm"
 )
 KNOWN = (
-    ("onnxrt|composer_openvino", {"infinities", "extremes"}, _OVERFLOWS_OTHERWISE),
-    ("onnxrt|composer_openvino", {"nan", "extremes"}, r"nn\.functional\.multi(label)?_margin_loss"),
+    ("onnxrt|openvino", {"infinities", "extremes"}, _OVERFLOWS_OTHERWISE),
+    ("onnxrt|openvino", {"nan", "extremes"}, r"nn\.functional\.multi(label)?_margin_loss"),
     (
-        "onnxrt|composer_openvino",
+        "onnxrt|openvino",
         {"small", "not zero", "ends"},  # of uint8
         r"nn\.functional\.(interpolate\.bi.*|upsample_bilinear)",
     ),
-    ("onnxrt|composer_openvino", {"nan"}, "cdist"),
-    ("composer_openvino", {"nan", "infinities", "extremes"}, _LOSES_NAN),
-    ("composer_openvino", {"nan", "infinities"}, r"nn\.functional\.conv.*"),
-    ("composer_openvino", {"extremes"}, r"nn\.functional\.softsign|logit|bmm.*|cummin"),
+    ("onnxrt|openvino", {"nan"}, "cdist"),
+    ("openvino", {"nan", "infinities", "extremes"}, _LOSES_NAN),
+    ("openvino", {"nan", "infinities"}, r"nn\.functional\.conv.*"),
+    ("openvino", {"extremes"}, r"nn\.functional\.softsign|logit|bmm.*|cummin"),
 )
 """Engines, kinds of numbers and operators that docs/engines.md names as different."""
 

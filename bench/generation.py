@@ -28,7 +28,7 @@ EAGER = "eager"
 BACKENDS: dict[str, tuple[str, dict[str, Any] | None]] = {
     "inductor": ("inductor", None),
     "onnxrt": ("composer", {"chain": ["onnxrt"]}),
-    "openvino": ("composer", {"chain": ["composer_openvino"]}),
+    "openvino": ("composer", {"chain": ["openvino"]}),
 }
 KINDS = ("static", "growing")
 TOLERANCE = 1e-4

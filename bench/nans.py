@@ -43,11 +43,11 @@ def compared(name: str, rounds: int, *, tiny: bool) -> dict[str, Any]:
     with torch.inference_mode():
         for keeps in (False, True):
             torch.compiler.reset()
-            one = {"backend": "composer_openvino", "options": {"keeps_nan": keeps}}
+            one = {"backend": "openvino", "options": {"keeps_nan": keeps}}
             run = torch.compile(model, backend="composer", options={"chain": [one]}, dynamic=False)
             runs[str(keeps)] = functools.partial(run, **inputs)
             runs[str(keeps)]()
-            assert composer.reports()[-1].chosen == "composer_openvino"
+            assert composer.reports()[-1].chosen == "openvino"
         found = measure(runs, rounds=rounds)
     ratio = paired_ratio(found["True"], found["False"])
     return {"median": ratio.median, "p25": ratio.p25, "p75": ratio.p75}

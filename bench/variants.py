@@ -96,7 +96,7 @@ def _chain(training: bool, openvino: bool) -> list[Any]:
     """Freezing is for inference only."""
     inductor = INDUCTOR if training else {"backend": INDUCTOR, "options": {"freezing": True}}
     here = openvino and importlib.util.find_spec("openvino") is not None
-    return ["onnxrt", inductor, *(["composer_openvino"] if here else [])]
+    return ["onnxrt", inductor, *(["openvino"] if here else [])]
 
 
 VARIANTS: Mapping[str, Variant] = MappingProxyType(
@@ -120,7 +120,7 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
                 lowers_itself=True,
             ),
             _in_chain("onnxrt", ONNX_RUNTIME),
-            _in_chain("composer_openvino", OPENVINO),
+            _in_chain("openvino", OPENVINO),
             Variant(FIRST, _by_composer(choose=False), single=False, lowers_itself=True),
             Variant(FASTEST, _by_composer(choose=True), single=False, lowers_itself=True),
             Variant(

@@ -19,6 +19,7 @@ from pydantic import BaseModel, Field, ValidationError, field_validator
 from composer.backends import names_code, refuse_slip
 from composer.errors import FallbackWarning, OptionError, UnknownNameError
 from composer.policy import (
+    AUTO,
     FROZEN,
     Cache,
     Distributed,
@@ -29,6 +30,7 @@ from composer.policy import (
     Match,
     Policy,
     Rules,
+    Select,
     check_mode,
     in_words,
     merge,
@@ -320,6 +322,7 @@ def resolve(
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
     configured: Source = None,
+    installed: Callable[[], Iterable[str]] | None = None,
 ) -> Rules:
     """The policy in force for one graph.
 
@@ -328,13 +331,14 @@ def resolve(
         mode: ``torch.compile``'s mode.
         options: ``torch.compile``'s options: fields of :class:`composer.Policy`.
         configured: What ``composer.configure`` was given.
+        installed: Gives the engines that ``chain = "auto"`` stands for; without it ``auto`` stays.
 
     Raises:
         OptionError: naming every mistake at once, wherever it stands.
         UnknownNameError: a table of an engine's options is for a name that is nearly a known one.
     """
     try:
-        return _resolved(graph, mode, options, configured)
+        return _resolved(graph, mode, options, configured, installed)
     except (OptionError, UnknownNameError) as mistake:
         if not _is_disabled():
             raise
@@ -342,7 +346,11 @@ def resolve(
 
 
 def _resolved(
-    graph: Facts, mode: str | None, options: Mapping[str, Any] | None, configured: Source
+    graph: Facts,
+    mode: str | None,
+    options: Mapping[str, Any] | None,
+    configured: Source,
+    installed: Callable[[], Iterable[str]] | None,
 ) -> Rules:
     own, book, switches, _ = _all_of(
         lambda: read_policy(options),
@@ -363,7 +371,7 @@ def _resolved(
     _refuse_slips(book.backends, file_in_force(configured) if book.backends else None)
     for each in inner:
         _refuse_slips(each.backends)
-    rules = merge(layers, _options_of_engines((book, *inner)))
+    rules = merge(layers, _options_of_engines((book, *inner)), installed)
     cache, distributed = book.cache, book.distributed
     for each in inner:
         cache, distributed = over(cache, each.cache), over(distributed, each.distributed)
@@ -425,7 +433,7 @@ def _refuse_slips(engines: Iterable[str], file: Path | None = None) -> None:
 def _meant_by(mode: str | None) -> Iterator[Layer]:
     """The layer that ``torch.compile``'s mode stands for; every other layer goes over it."""
     if mode == "max-autotune":
-        yield Layer("mode", read_policy({"select": "fastest"}))
+        yield Layer("mode", read_policy({"chain": AUTO, "select": "fastest"}))
 
 
 def _all_of(*steps: Callable[[], Any]) -> list[Any]:
@@ -445,10 +453,20 @@ def _switches() -> Iterator[Layer]:
     """The on-call switches of the environment, as layers over all that the program says."""
     if names := _chain_on_call():
         yield Layer("COMPOSER_CHAIN", read_policy({"chain": names, "locked": False}))
+    if word := os.environ.get("COMPOSER_SELECT"):
+        yield Layer("COMPOSER_SELECT", _selecting(word))
     if "COMPOSER_STRICT" in os.environ:
         yield Layer("COMPOSER_STRICT", read_policy({"strict": is_on("COMPOSER_STRICT")}))
     if is_on("COMPOSER_DISABLE"):
         yield _disabled()
+
+
+def _selecting(word: str) -> Policy:
+    try:
+        return read_policy({"select": word})
+    except OptionError:
+        words = " or ".join(Select.words())
+        raise OptionError(f"COMPOSER_SELECT is {word!r}, and should be {words}") from None
 
 
 def _disabled() -> Layer:
@@ -486,14 +504,16 @@ def _chain_on_call() -> list[str]:
 
 
 def switch_on_call() -> str:
-    """The variable that says which engines are tried, over all policies; empty where none does.
+    """The variable that says which engines are tried or serve, over all policies; empty for none.
 
     Raises:
         OptionError: ``COMPOSER_DISABLE`` is neither on nor off, ``COMPOSER_CHAIN`` is no names.
     """
     if is_on("COMPOSER_DISABLE"):
         return "COMPOSER_DISABLE"
-    return "COMPOSER_CHAIN" if _chain_on_call() else ""
+    if _chain_on_call():
+        return "COMPOSER_CHAIN"
+    return "COMPOSER_SELECT" if os.environ.get("COMPOSER_SELECT") else ""
 
 
 def is_on(switch: str) -> bool:

@@ -21,6 +21,7 @@ torch writes to a file when it saves a compiled function.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from typing import Any
 import torch.fx
 
 from composer import _torch, book, chain, lock, repro, saved, select, session, verify
+from composer.backends import installed_for
 from composer.contenders import Contender, bounds_of, contenders_of
 from composer.graphs import capture, clones, keys
 from composer.passes.resolve import SharedPasses, shared_passes
@@ -164,7 +166,8 @@ def _prepare(request: GraphRequest, options: Mapping[str, Any] | None) -> _Case:
     """Resolve the policy for a graph, and run the passes that come before every candidate."""
     mode = request.mode
     configured = session.current().configured
-    rules = book.resolve(Facts.of(request), mode, options, configured)
+    installed = functools.partial(installed_for, request)
+    rules = book.resolve(Facts.of(request), mode, options, configured, installed)
     rules = repro.loud(rules)
     policy = rules.policy
     with book.named_origin(rules.origins.get("chain", ""), configured):
@@ -207,6 +210,8 @@ def _publish(case: _Case, outcome: Outcome, seconds: float) -> CompileReport:
     report = _report(case, outcome, "" if objection else outcome.chosen, seconds)
     here.keep(report)
     here.captured.add(case.request.names[0])
+    if policy.select.by == "first" and not case.rules.names_chain:
+        here.installed |= dict.fromkeys(installed_for(case.request))
     here.sinks.emit(report)
     notices.warn_of_environment(here.warned)
     notices.warn_of_mistake(case.rules.disregarded, here.warned)

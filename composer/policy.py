@@ -471,6 +471,7 @@ class Rules:
         origins: For each field that was set, the layer that did so last.
         cache: What is kept on disk.
         distributed: How ranks agree.
+        names_chain: Whether the user wrote the chain, rather than taking the default or ``auto``.
         disregarded: The user's mistake, where ``COMPOSER_DISABLE`` has it disregarded.
     """
 
@@ -479,12 +480,8 @@ class Rules:
     origins: Mapping[str, str]
     cache: Cache
     distributed: Distributed
+    names_chain: bool
     disregarded: str = ""
-
-    @property
-    def names_chain(self) -> bool:
-        """Whether the user wrote the chain, rather than taking the default."""
-        return "chain" in self.origins
 
 
 def check_mode(mode: str | None) -> None:
@@ -544,7 +541,11 @@ def read_policy(fields: Mapping[str, Any] | Policy | None) -> Policy:
         raise OptionError("; ".join(mistakes)) from None
 
 
-def merge(layers: Iterable[Layer], engines: Mapping[str, Mapping[str, Any]]) -> Rules:
+def merge(
+    layers: Iterable[Layer],
+    engines: Mapping[str, Mapping[str, Any]],
+    installed: Callable[[], Iterable[str]] | None = None,
+) -> Rules:
     """Put layers on top of each other, the last one first in line, field by field.
 
     Of a field that is a table, such as ``select``, a layer changes the keys that it gives.
@@ -552,6 +553,7 @@ def merge(layers: Iterable[Layer], engines: Mapping[str, Mapping[str, Any]]) -> 
     Args:
         layers: From the most general to the most particular.
         engines: Options of engines by name, behind those that a candidate itself gives.
+        installed: Gives the engines that ``auto`` stands for; without it ``auto`` stays.
     """
     policy = Policy()
     origins: dict[str, str] = {}
@@ -561,9 +563,23 @@ def merge(layers: Iterable[Layer], engines: Mapping[str, Mapping[str, Any]]) -> 
         given = layer.policy.model_fields_set
         origins |= dict.fromkeys(given, layer.name)
         spoke += [layer.name] if given else []
-    chain = tuple(_with_options(each, engines) for each in policy.chain)
+    named = "chain" in origins and all(each.backend != AUTO for each in policy.chain)
+    chain = policy.chain if installed is None else _expanded(policy.chain, installed)
+    chain = tuple(_with_options(each, engines) for each in chain)
     policy = policy.model_copy(update={"chain": chain})
-    return Rules(policy, tuple(spoke), origins, Cache(), Distributed())
+    return Rules(policy, tuple(spoke), origins, Cache(), Distributed(), names_chain=named)
+
+
+def _expanded(
+    chain: tuple[Candidate, ...], installed: Callable[[], Iterable[str]]
+) -> tuple[Candidate, ...]:
+    """The chain with every installed engine in the place of ``auto``."""
+    found = []
+    for each in chain:
+        names = installed() if each.backend == AUTO else ()
+        found += [each.model_copy(update={"backend": name}) for name in names]
+        found += [each] if each.backend != AUTO else []
+    return tuple(found)
 
 
 def over(base: T, top: T) -> T:

@@ -40,6 +40,7 @@ class Session:
         captured: Names of the modules and functions that have a graph.
         noted: The number of compiles that gave no graph.
         warned: The pairs of backend and reason that the user was already warned of.
+        installed: Engines that could serve a graph for which nobody wrote a chain.
         failures: Keys of the failures that this process has stored on disk.
         verdicts: Keys of the verdicts that this process has stored on disk.
         unkept: For each graph's key, the reason why its verdict is not on disk; empty where it is.
@@ -70,6 +71,7 @@ class Session:
         self.noted = 0
         self._quarantined: dict[tuple[str, str], object] = {}
         self.warned: set[tuple[str, str]] = set()
+        self.installed: dict[str, None] = {}
         self.failures: set[str] = set()
         self.verdicts: set[str] = set()
         self.unkept: dict[str, str] = {}
@@ -150,6 +152,11 @@ class Session:
             if each.given_up or each.name not in self.captured
         )
 
+    def untried(self) -> tuple[str, ...]:
+        """Installed engines that were tried on no graph, where nobody wrote a chain."""
+        tried = {attempt.backend for report in self.reports() for attempt in report.attempts}
+        return tuple(name for name in self.installed if name not in tried)
+
     def reports(self) -> tuple[CompileReport, ...]:
         """The reports kept, oldest first."""
         with self._lock:
@@ -183,7 +190,7 @@ def report(last: int | None = None) -> Report:
     shown = reports()
     if last is not None:
         shown = shown[max(0, len(shown) - last) :]
-    return Report(shown, _current.without_graph())
+    return Report(shown, _current.without_graph(), _current.untried())
 
 
 def reset() -> None:

@@ -7,6 +7,7 @@ import functools
 import gc
 import logging
 import pickle
+import re
 import sys
 import threading
 import time
@@ -25,8 +26,9 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 import composer
 from composer import Reason, Status
-from composer.backends import BACKENDS
+from composer.backends import BACKENDS, find_backend
 from composer.backends.base import Backend, Build
+from composer.backends.dynamo import NamedBackend
 from composer.errors import (
     CandidateError,
     ChainExhausted,
@@ -161,7 +163,7 @@ def test_errors_of_an_exhausted_chain_have_their_lines_and_no_memory(
     assert greedy.memory() is None
 
 
-@pytest.mark.parametrize("engine", ["aot_eager", "onnxrt", "composer_openvino", "inductor"])
+@pytest.mark.parametrize("engine", ["aot_eager", "onnxrt", "openvino", "inductor"])
 def test_a_size_that_is_read_from_a_tensor_is_a_dynamic_shape(engine: str) -> None:
     """Dynamo passes the tensor on; what traces the graph does not know its number."""
 
@@ -495,17 +497,37 @@ def test_slips_in_names_raise_all_at_once() -> None:
 @pytest.mark.parametrize(
     ("name", "meant"),
     [
-        *(("ORT", "onnxrt"), ("torch_tensorrt", "tensorrt"), ("cudagraph_trees", "cudagraphs")),
-        ("eagerly", "eager"),
+        *(("ort", "onnxrt"), ("ORT", "onnxrt"), ("onnxruntime", "onnxrt"), ("onnx", "onnxrt")),
+        *(("trt", "tensorrt"), ("torch_tensorrt", "tensorrt"), ("Torch-TensorRT", "tensorrt")),
+        *(("TensorRT", "tensorrt"), ("OpenVINO", "openvino"), ("torch_inductor", "inductor")),
+        ("dynamo:aot_egaer", "dynamo:aot_eager"),
     ],
 )
-def test_name_that_nobody_registers_comes_with_the_one_that_was_meant(
-    name: str, meant: str
-) -> None:
-    """Which it may not be: another machine may know the name, so the chain goes on."""
+def test_another_word_for_an_engine_raises_with_its_name(name: str, meant: str) -> None:
+    """It would run eager, with nothing but a hint in the record."""
+    said = f"unknown backend {name!r}; did you mean {meant!r}?"
+    with pytest.raises(BackendCompilerFailed, match=re.escape(said)) as caught:
+        compiled(cosine, name, honest)(torch.ones(2))
+    assert isinstance(caught.value.inner_exception, UnknownNameError)
+
+
+@pytest.mark.parametrize("name", ["vendor_xyz", "eagerly", "cudagraph_trees"])
+def test_name_that_is_like_no_other_may_be_another_machines(name: str) -> None:
+    """The chain goes on, and nothing is suggested that may be wrong."""
     compiled(cosine, name, honest)(torch.ones(2))
     assert last().attempts[0].reason == "not_registered"
-    assert last().attempts[0].message.endswith(f"{name!r}; did you mean {meant!r}?")
+    assert "did you mean" not in last().attempts[0].message
+
+
+def test_dynamo_before_a_name_is_what_dynamo_has_by_it() -> None:
+    """Whatever composer has by it; composer itself cannot be."""
+    compiled(cosine, "dynamo:aot_eager")(torch.ones(2))
+    assert last().chosen == "dynamo:aot_eager"
+    backend = find_backend("dynamo:inductor")
+    assert type(backend) is NamedBackend
+    assert type(find_backend("inductor")) is not NamedBackend
+    with pytest.raises(UnknownNameError, match="its own chain"):
+        find_backend("dynamo:composer")
 
 
 @pytest.mark.parametrize("slip", ["eagre", "onnxtr", "onnxtt", "tensotrt", "inductro", "aot_egaer"])

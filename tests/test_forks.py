@@ -57,7 +57,7 @@ CHILDREN = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", CHILDREN)
-@pytest.mark.parametrize("engine", ["onnxrt", "composer_openvino"])
+@pytest.mark.parametrize("engine", ["onnxrt", "openvino"])
 def test_forked_child_ends(
     engine: str, what: str, run_python: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -352,12 +352,12 @@ def test_successor_at_run_time_is_given_marks() -> None:
     """When a graph with symbols cannot be traced any more: its form in ATen was kept."""
     pytest.importorskip("openvino", reason="the engine itself")
     module, first = Early().eval(), FakeBackend("raises", at=2)
-    f = compiled(module, first, "composer_openvino", precision="auto", dynamic=True)
+    f = compiled(module, first, "openvino", precision="auto", dynamic=True)
     for size in (4, 5, 6, 7, 8):
         x = torch.randn(size, 16)
         assert error(f(x), module(x)) < 0.02
     served = last().attempts[-1]
-    assert (served.backend, served.accepted) == ("composer_openvino", True)
+    assert (served.backend, served.accepted) == ("openvino", True)
     assert served.engine["products_in_fp32"] == 1
 
 
@@ -387,8 +387,8 @@ def test_openvino_computes_each_part_in_its_precision(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(openvino, "OpenVinoEngine", spied)
     module, x = Early().eval(), torch.randn(4, 16)
-    got = compiled(module, "composer_openvino", precision="auto")(x)
-    assert last().chosen == "composer_openvino"
+    got = compiled(module, "openvino", precision="auto")(x)
+    assert last().chosen == "openvino"
     assert asked == ["fp32", "bf16"]
     assert error(got, module(x)) < 0.01
     assert last().attempts[0].engine["products_in_fp32"] == 1
@@ -402,7 +402,7 @@ def test_openvino_keeps_float32_where_it_takes_nothing_of_the_rest() -> None:
     left = (nn.Conv2d(4, 4, 1, stride=2, padding=1) for _ in range(3))
     module, x = Early().eval(), torch.randn(4, 16)
     module.rest = nn.Sequential(nn.Unflatten(1, (4, 2, 2)), *left).eval()
-    got = compiled(module, "composer_openvino", precision="auto", min_coverage=0.0)(x)
+    got = compiled(module, "openvino", precision="auto", min_coverage=0.0)(x)
     assert error(got, module(x)) < 0.01
     engine = last().attempts[0].engine
     assert (engine["products_in_fp32"], engine["precision"]) == (1, "f32")

@@ -86,7 +86,7 @@ def loaded(data: bytes) -> Any:
 NO_OPENVINO = importlib.util.find_spec("openvino") is None
 ENGINES = [
     "onnxrt",
-    pytest.param("composer_openvino", marks=pytest.mark.skipif(NO_OPENVINO, reason="not here")),
+    pytest.param("openvino", marks=pytest.mark.skipif(NO_OPENVINO, reason="not here")),
     pytest.param("inductor", marks=pytest.mark.slow),
 ]
 

@@ -46,7 +46,7 @@ def attempt_of(chain: str, function: object = torch.relu) -> Attempt:
     return last().attempts[0]
 
 
-@pytest.mark.parametrize("chain", ["onnxrt", "composer_openvino"])
+@pytest.mark.parametrize("chain", ["onnxrt", "openvino"])
 def test_engine_that_works_is_tried_once(
     chain: str, tried: list[str], another_process: Callable[[], None]
 ) -> None:

@@ -11,6 +11,7 @@ from composer import _torch, interrupts
 from composer.backends.base import Backend
 from composer.backends.dynamo import CallableBackend, NamedBackend
 from composer.errors import ComposerError, UnknownNameError, import_failure
+from composer.records import GraphRequest
 from composer.registry import Registry, nearest, one_slip_apart
 
 BACKENDS: Registry[Any] = Registry(
@@ -19,7 +20,7 @@ BACKENDS: Registry[Any] = Registry(
         "tensorrt": "composer.backends.tensorrt:TensorRTBackend",
         "inductor": "composer.backends.inductor:InductorBackend",
         "onnxrt": "composer.backends.onnxrt:OnnxRuntimeBackend",
-        "composer_openvino": "composer.backends.openvino:OpenVinoBackend",
+        "openvino": "composer.backends.openvino:OpenVinoBackend",
         "eager": "composer.backends.eager:EagerBackend",
     },
     group="composer.backends",
@@ -27,6 +28,9 @@ BACKENDS: Registry[Any] = Registry(
 
 DYNAMO = "dynamo:"
 """Before a name in a chain: what ``lookup_backend`` gives for it, whatever composer has by it."""
+
+ENGINES = ("tensorrt", "openvino", "onnxrt", "inductor")
+"""Composer's own, in the order in which ``chain = "auto"`` tries them."""
 
 _SLIP = 0.85
 """How alike an unknown name and a known one must be to count as a slip of the pen, as must those
@@ -36,11 +40,15 @@ _LONG = 5
 """Letters that a name needs for one of them to be a slip: ``tvm`` and ``tvx`` are two engines."""
 
 _ALSO_CALLED = {
-    **dict.fromkeys(("onnx", "onnxruntime", "ort"), "onnxrt"),
-    **dict.fromkeys(("torch_tensorrt", "trt"), "tensorrt"),
-    "triton": "inductor",
+    **dict.fromkeys(("onnx", "onnxruntime", "onnx_runtime", "ort"), "onnxrt"),
+    **dict.fromkeys(("torch_tensorrt", "tensor_rt", "trt"), "tensorrt"),
+    **dict.fromkeys(("torchinductor", "torch_inductor", "triton"), "inductor"),
+    "ov": "openvino",
 }
 """What people call an engine whose backend has another name."""
+
+_IN_DYNAMO = {"composer_openvino": "openvino"}
+"""Engines of composer's that Dynamo has by another name, which a chain may have as well."""
 
 
 def find_backend(spelled: str | Callable[..., Any]) -> Backend:
@@ -54,15 +62,33 @@ def find_backend(spelled: str | Callable[..., Any]) -> Backend:
     """
     if not isinstance(spelled, str):
         return _as_backend(spelled)
-    if spelled == "composer":
+    if spelled.removeprefix(DYNAMO) == "composer":
         raise UnknownNameError("composer cannot stand in its own chain")
+    spelled = _IN_DYNAMO.get(spelled, spelled)
     if spelled in BACKENDS:
         return _given_by_program(spelled) or _registered(spelled)
-    if ":" in spelled:
+    if names_code(spelled):
         return _as_backend(_import(spelled))
     refuse_slip(spelled)
-    meant = _ALSO_CALLED.get(spelled.casefold()) or nearest(spelled, names())
-    return NamedBackend(spelled, hint=f"; did you mean {meant!r}?" if meant else "")
+    return NamedBackend(spelled.removeprefix(DYNAMO))
+
+
+def installed_for(request: GraphRequest) -> tuple[str, ...]:
+    """The engines of composer's that are installed and take a graph like this, as far as they see.
+
+    They are in the order in which ``chain = "auto"`` tries them.
+    """
+    return tuple(name for name in ENGINES if is_here(name, request))
+
+
+def is_here(name: str, request: GraphRequest) -> bool:
+    """Whether an engine's probe has nothing against a graph."""
+    try:
+        find_backend(name).probe(request)
+    except BaseException as error:  # noqa: BLE001  # it says no, or is another package's and broken
+        interrupts.pass_on(error)
+        return False
+    return True
 
 
 def names_code(spelled: object) -> bool:
@@ -76,17 +102,22 @@ def names() -> set[str]:
 
 
 def refuse_slip(name: str) -> None:
-    """Refuse a name that nobody here knows, if it is nearly a known one.
+    """Refuse a name that nobody here knows, if it is nearly a known one, or another word for one.
 
     Raises:
         UnknownNameError: with that one.
     """
-    known = names()
-    if name in known:
+    prefix = DYNAMO if name.startswith(DYNAMO) else ""
+    known = {*_torch.dynamo.list_backends()} if prefix else names()
+    own = name.removeprefix(prefix)
+    if own in known:
         return
-    slips = (each for each in sorted(known) if len(each) >= _LONG and one_slip_apart(name, each))
-    if slip := next(slips, None) or nearest(name, known, cutoff=_SLIP):
-        raise UnknownNameError(f"unknown backend {name!r}; did you mean {slip!r}?")
+    slips = (each for each in sorted(known) if len(each) >= _LONG and one_slip_apart(own, each))
+    meant = next(slips, None) or nearest(own, known, cutoff=_SLIP)
+    if not prefix:
+        meant = _ALSO_CALLED.get(own.casefold().replace("-", "_"), meant)
+    if meant:
+        raise UnknownNameError(f"unknown backend {name!r}; did you mean {prefix + meant!r}?")
 
 
 def _as_backend(found: Callable[..., Any]) -> Backend:
@@ -98,11 +129,12 @@ def _given_by_program(name: str) -> Backend | None:
     """The backend that the program itself registered with Dynamo by a name of composer's.
 
     ``tensorrt`` is the one that is free. ``torch_tensorrt`` takes it as well, when it is imported;
-    composer's own file for the name knows what to ask of that one.
+    composer's own file for the name knows what to ask of that one. What the openvino package
+    registers by its name is not asked for by it: ``dynamo:openvino`` is that one.
     """
     function = _torch.dynamo.registered_backend(name)
     whose = getattr(function, "__module__", "").partition(".")[0]
-    if function is None or whose in ("torch", "torch_tensorrt", "composer"):
+    if function is None or whose in ("torch", "torch_tensorrt", "openvino", "composer"):
         return None
     return CallableBackend(function)
 

@@ -64,18 +64,15 @@ class NamedBackend(Backend):
     Args:
         name: The backend's name.
         lookup: Gives the function that the name stands for, or raises.
-        hint: What to add where nobody has registered the name.
     """
 
     def __init__(
         self,
         name: str,
         lookup: Callable[[str], Callable[..., Any]] = _torch.dynamo.lookup_backend,
-        hint: str = "",
     ) -> None:
         self.name = name
         self._lookup = lookup
-        self._hint = hint
 
     def probe(self, request: GraphRequest) -> None:
         """Refuse when no package here registers the name, or its package is not here."""
@@ -116,7 +113,7 @@ class NamedBackend(Backend):
             return self._lookup(self.name)
         except _torch.dynamo.InvalidBackend:
             what = f"no installed package registers a Dynamo backend named {self.name!r}"
-            refuse(Status.UNAVAILABLE, Reason.NOT_REGISTERED, what + self._hint)
+            refuse(Status.UNAVAILABLE, Reason.NOT_REGISTERED, what)
         except BaseException as error:
             interrupts.pass_on(error)
             why = import_failure(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import platform
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from rich.table import Column, Table
 
 from composer import _torch, book, child, distribution, interrupts, session
 from composer.attempt import classify
-from composer.backends import BACKENDS, find_backend
+from composer.backends import BACKENDS, find_backend, installed_for
 from composer.cli.fail import USAGE, fail
 from composer.cli.options import Json
 from composer.distribution import version_of
@@ -29,13 +30,10 @@ from composer.records import GraphRequest, Reason, Status
 _PACKAGES = {
     "tensorrt": ("torch-tensorrt", "tensorrt", "tensorrt-rtx"),
     "onnxrt": ("onnxruntime", "onnxruntime-gpu"),
-    "composer_openvino": ("openvino",),
+    "openvino": ("openvino",),
 }
 """The distributions whose version says most about an engine: the first that is installed. Torch
 itself for the others."""
-
-_EXTRAS = {"composer_openvino": "openvino"}
-"""Composer's extra of an engine, where it has not the engine's name."""
 
 _ABSENT = (Reason.NOT_INSTALLED, Reason.NO_DEVICE, Reason.DRIVER_MISSING, Reason.NOT_REGISTERED)
 """Why an engine cannot be here at all. In a chain that the user did not write that is no fault."""
@@ -121,7 +119,11 @@ def _request(device: str) -> GraphRequest:
 def _chain_in_force(request: GraphRequest) -> tuple[list[str], bool]:
     """The engines of the policy in force for any model, and whether the user chose them."""
     try:
-        rules = book.resolve(Facts.of(request), configured=session.current().configured)
+        rules = book.resolve(
+            Facts.of(request),
+            configured=session.current().configured,
+            installed=functools.partial(installed_for, request),
+        )
     except (OptionError, UnknownNameError) as mistake:
         fail(str(mistake), USAGE)
     return [each.name for each in rules.policy.chain], rules.names_chain
@@ -178,10 +180,9 @@ def _install(name: str, reason: str, message: str) -> str:
     """What brings what an engine lacks; empty where it lacks nothing that can be installed."""
     if "C++ compiler" in message:
         return "install a C++ compiler, such as g++"
-    extra = _EXTRAS.get(name, name)
     extras = metadata(distribution.NAME).get_all("Provides-Extra") or []
     is_missing = reason == Reason.NOT_INSTALLED or (reason and not _version(name))
-    return distribution.install(extra) if is_missing and extra in extras else ""
+    return distribution.install(name) if is_missing and name in extras else ""
 
 
 def _version(backend: str) -> str:

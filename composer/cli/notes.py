@@ -10,7 +10,7 @@ from composer import backends
 from composer.book import PolicyBook, Rule
 from composer.contenders import contenders_of
 from composer.errors import OptionError
-from composer.policy import Layer, Match, Policy, merge
+from composer.policy import AUTO, Layer, Match, Policy, merge
 from composer.registry import did_you_mean
 from composer.store.shared_store import SharedStore
 
@@ -92,7 +92,8 @@ def _of_policy(where: str, policy: Policy) -> Iterator[str]:
 
 
 def _of_engine(where: str, name: str) -> Iterator[str]:
-    if ":" not in name and name not in backends.names():
+    known = {*backends.names(), AUTO}
+    if not backends.names_code(name) and name.removeprefix(backends.DYNAMO) not in known:
         yield f"{where}: no engine is called {name!r} here"
 
 

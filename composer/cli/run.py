@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import os
 import sys
@@ -20,8 +21,7 @@ from composer.cli.progress import shown
 from composer.cli.script import run_script
 from composer.errors import ComposerError
 from composer.explanation import Explanation, collecting
-from composer.policy import DEFAULT_CHAIN
-from composer.telemetry.report import Report
+from composer.telemetry.report import Report, untried
 
 Script = Annotated[str, typer.Argument(help="A script's path; with -m a module's name.")]
 Arguments = Annotated[list[str] | None, typer.Argument(help="For the script.")]
@@ -51,7 +51,8 @@ def run(
     asked = overriding.override() if override else None
     with collecting() if breaks else contextlib.nullcontext() as collected:
         code, stdout = finish(script, args or [], module)
-        found = collected.explanation if collected else session.report()
+        report = dataclasses.replace(session.report(), untried=())  # which _hints are to say
+        found = collected.explanation if collected else report
     print(found.to_json() if as_json else found, file=stdout)
     if not as_json:
         print(*_hints(found, script), sep="\n", end="", file=stdout)
@@ -113,8 +114,6 @@ def _hints(found: Report | Explanation, script: str) -> Iterator[str]:
     """What somebody who reads the report for the first time would ask next."""
     if not found.graphs and _torch.dynamo.captured_graphs():
         yield 'torch.compile was used, and not with backend="composer"\n'
-    tried = {attempt.backend for graph in found.graphs for attempt in graph.attempts}
-    behind = [name for name in DEFAULT_CHAIN if name not in tried]
-    if behind and any(not graph.policy for graph in found.graphs):
-        ask = f"COMPOSER_CHAIN={behind[0]} composer run --breaks {script}"
-        yield f"not tried, as another was accepted before: {', '.join(behind)} (try: {ask})\n"
+    if engines := session.current().untried():
+        asked = f"COMPOSER_CHAIN=auto COMPOSER_SELECT=fastest composer run {script}"
+        yield f"{untried(engines, asked)}\n"

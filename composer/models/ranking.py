@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from composer import book, interrupts, select
-from composer.backends import BACKENDS, find_backend
+from composer.backends import BACKENDS, is_here
 from composer.contenders import contenders_of
 from composer.errors import (
     MISTAKES,
@@ -262,12 +262,9 @@ def engines_here(request: GraphRequest) -> list[Candidate]:
     """The engines that would take such a graph on this machine; Inductor freezing as well."""
     found = []
     for name in BACKENDS.names():
-        try:
-            find_backend(name).probe(request)
-        except BaseException as error:  # noqa: BLE001  # it says no, or is another package's and broken: not here
-            interrupts.pass_on(error)
+        if name == EAGER or not is_here(name, request):
             continue
-        found += [Candidate(backend=name)] if name != EAGER else []
+        found.append(Candidate(backend=name))
         if name == "inductor" and not request.training:
             found.append(Candidate(backend=name, options={"freezing": True}))
     return found

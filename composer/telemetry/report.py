@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 
 _WIDTH = 110
 
+_SHORT = 10
+"""Graphs in a report that is short."""
+
+_COMPARES = 'options={"chain": "auto", "select": "fastest"}'
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Report:
@@ -34,12 +39,20 @@ class Report:
     graphs: tuple[CompileReport, ...]
     without_graph: tuple[WithoutGraph, ...] | None = None
     """What was compiled, and Dynamo captured nothing of; ``None`` where that is not known."""
+    untried: tuple[str, ...] = ()
+    """Engines that are installed and were not tried."""
 
     def __str__(self) -> str:
         """Lines for every graph: what it is, who serves it, then each attempt."""
         tables = (line for graph in self.graphs for line in ("", *tables_of(graph)))
         without = (f"\nno graph of {each}" for each in self.without_graph or ())
-        return "\n".join((headline(self.graphs), *tables, *without)).rstrip()
+        hint = [f"\n{untried(self.untried, _COMPARES)}"] if self._is_short else []
+        return "\n".join((headline(self.graphs), *tables, *without, *hint)).rstrip()
+
+    @property
+    def _is_short(self) -> bool:
+        """Whether a line at the end is seen, and there is one."""
+        return bool(self.untried) and len(self.graphs) <= _SHORT
 
     __repr__ = __str__
 
@@ -56,6 +69,11 @@ class Report:
     def to_json(self, indent: int | None = None) -> str:
         """:meth:`to_dict` as JSON text."""
         return json.dumps(self.to_dict(), indent=indent)
+
+
+def untried(engines: Iterable[str], compares: str) -> str:
+    """The line that says which installed engines were not tried, and what compares them."""
+    return f"installed and not tried: {', '.join(engines)}; {compares} compares them"
 
 
 def headline(graphs: Sequence[CompileReport]) -> str:

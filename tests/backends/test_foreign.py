@@ -67,6 +67,30 @@ def test_engines_that_work_are_accepted(run: Any, options: str) -> None:
     run(f"assert told(cosine, 2, {options}) == ('succeeded', None, '')")
 
 
+def test_openvino_in_a_chain_is_composers_engine_and_theirs_has_dynamo_before_its_name(
+    run: Any,
+) -> None:
+    """Also where the package has registered its own, which is proven to have done the work."""
+    run("""
+for name in ("openvino", "dynamo:openvino", "composer_openvino"):
+    torch.compiler.reset()
+    f = torch.compile(cosine, backend="composer", options={"chain": [name]})
+    with torch.no_grad():
+        torch.testing.assert_close(f(torch.ones(3)), cosine(torch.ones(3)))
+    (attempt,) = composer.reports()[-1].attempts
+    assert (attempt.backend, attempt.status) == (name, "succeeded"), attempt
+    assert (attempt.coverage == 1.0) == (name != "dynamo:openvino"), attempt
+partition.Partitioner.make_partitions = raises
+torch.compiler.reset()
+f = torch.compile(cosine, backend="composer", options={"chain": ["dynamo:openvino"]})
+with torch.no_grad():
+    f(torch.ones(3))
+(attempt,) = composer.reports()[-1].attempts
+assert (attempt.status, attempt.message) == ("failed", "no such part"), attempt
+assert composer.reports()[-1].chosen == "eager"
+""")
+
+
 @pytest.mark.parametrize("options", ["", AOT])
 def test_compile_that_would_be_handed_over_to_inductor_has_failed(run: Any, options: str) -> None:
     """By the package's own error."""

@@ -61,7 +61,7 @@ def models_record() -> dict[str, Any]:
     """Of one model: eager, an engine, one that failed, and composer's choice."""
     failed = {"error": "RuntimeError: no kernel", "time": None, "compile_seconds": None}
     failed |= {"max_relative_error": None, "speedup_over_eager": None, "kept_growth_mib": None}
-    part = {"backend": "composer_openvino", "status": "succeeded", "coverage": 0.93}
+    part = {"backend": "openvino", "status": "succeeded", "coverage": 0.93}
     rows = [
         row("eager", compile_seconds=None, max_relative_error=0.0),
         row("inductor"),

@@ -46,5 +46,5 @@ def test_onnx_runtime_takes_a_public_model_whole_with_dynamic_sizes(name: str) -
 def test_openvino_takes_all_of_a_public_model_but_its_integers(name: str) -> None:
     """Indices and masks have 64 bits, which OpenVINO does not compute with."""
     pytest.importorskip("openvino", reason="the engine itself")
-    left = attempt_on(name, "composer_openvino", dynamic=False).engine.get("left_to_torch", ())
+    left = attempt_on(name, "openvino", dynamic=False).engine.get("left_to_torch", ())
     assert [line for line in left if "OpenVINO computes int64 otherwise" not in line] == []

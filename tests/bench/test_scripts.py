@@ -50,7 +50,7 @@ def test_the_model_bench_writes_what_it_measured(tmp_path: Path) -> None:
     assert rows["composer[openvino]"]["composer"][0]["attempts"][0]["coverage"] == 1.0
     assert [name for name, row in rows.items() if row["time_over_itself"]] == ["composer[openvino]"]
     chosen = rows["composer, fastest"]["composer"][0]
-    assert chosen["chosen"] in {"onnxrt", "inductor", "composer_openvino", "eager"}
+    assert chosen["chosen"] in {"onnxrt", "inductor", "openvino", "eager"}
     assert record["comparisons"]["vit"]["fp32"]["regret"]["best"] in rows
     assert record["summaries"][0]["over_fastest"]["inductor"]["models"] == 1
 
@@ -135,7 +135,7 @@ def test_the_operator_bench_finds_what_is_right(tmp_path: Path) -> None:
 def test_the_bench_of_edges_tells_apart_what_is_documented(tmp_path: Path) -> None:
     """NaN gets lost in OpenVINO's ``exp``; others are right, and a probability is left alone."""
     figures = tmp_path / "edges.json"
-    command = ("bench/edges.py", "--engines", "composer_openvino", "--dtypes", "float32")
+    command = ("bench/edges.py", "--engines", "openvino", "--dtypes", "float32")
     run(*command, "--ops", "exp,round,bernoulli", "--json", str(figures))
     (sweep,) = json.loads(figures.read_text())["sweeps"]
     assert (sweep["counts"]["taken"], sweep["counts"]["wrong"]) == (1, 1)

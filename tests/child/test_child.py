@@ -85,12 +85,12 @@ def test_environment_that_imports_may_have_read_makes_a_new_server(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["inductor", "onnxrt", "composer_openvino"])
+@pytest.mark.parametrize("engine", ["inductor", "onnxrt", "openvino"])
 def test_what_engines_do_to_the_process_makes_no_new_server(
     engine: str, run_python: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
     """They set variables, for one."""
-    if engine == "composer_openvino":
+    if engine == "openvino":
         pytest.importorskip("openvino", reason="the engine itself")
     ran = run_python(
         "import torch\n"

@@ -40,7 +40,7 @@ def test_doctor_tries_every_engine() -> None:
     assert said["chain"] == ["tensorrt", "inductor", "onnxrt"]
     engines = {each["engine"]: each for each in said["engines"]}
     assert list(engines) == list(BACKENDS.names())
-    for name, trains in (("inductor", True), ("onnxrt", True), ("composer_openvino", False)):
+    for name, trains in (("inductor", True), ("onnxrt", True), ("openvino", False)):
         row = engines[name]
         assert (row["works"], row["trains"], row["devices"]) == (True, trains, ["cpu"]), row
     assert engines["onnxrt"]["version"] == version("onnxruntime")

@@ -263,7 +263,7 @@ def smaller_batch_on_one_rank(rank: int, engine: str) -> Any:
     return [chosen for chosen, _ in seen()]
 
 
-@pytest.mark.parametrize("engine", ["onnxrt", "composer_openvino"])
+@pytest.mark.parametrize("engine", ["onnxrt", "openvino"])
 def test_engine_is_not_tried_on_what_other_ranks_wait_for(both: Pair, engine: str) -> None:
     """The trial of a rank that compiles alone would meet the other's next call."""
     assert both.run(smaller_batch_on_one_rank, engine) == [[engine], [engine, engine]]

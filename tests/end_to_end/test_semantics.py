@@ -11,7 +11,7 @@ from torch.autograd import forward_ad as fwd
 
 import composer
 
-CHAINS = [*thorough((("inductor",),)), ("onnxrt",), ("composer_openvino",), ("aot_eager",)]
+CHAINS = [*thorough((("inductor",),)), ("onnxrt",), ("openvino",), ("aot_eager",)]
 
 pytestmark = pytest.mark.slow
 

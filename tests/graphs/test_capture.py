@@ -266,7 +266,7 @@ def test_an_engine_called_directly_returns_what_the_graph_does(engine: str, retu
         got["b"] = got["a"].pop()
 
 
-@pytest.mark.parametrize("engine", ["onnxrt", "composer_openvino", "inductor", "aot_eager", "none"])
+@pytest.mark.parametrize("engine", ["onnxrt", "openvino", "inductor", "aot_eager", "none"])
 @torch.no_grad()
 def test_a_number_that_python_draws_is_what_the_graph_was_captured_for(engine: str) -> None:
     """Dynamo passes it as float64, and engines read that by address as float32 (torch 2.13)."""

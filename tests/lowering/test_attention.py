@@ -72,7 +72,7 @@ def test_a_mask_is_added_and_what_sees_nothing_is_zero(kernel) -> None:
     torch.testing.assert_close(found, reference(q, k, v, attn_mask=bias).nan_to_num(0.0))
 
 
-@pytest.mark.parametrize("engine", ["onnxrt", "composer_openvino"])
+@pytest.mark.parametrize("engine", ["onnxrt", "openvino"])
 @pytest.mark.parametrize("causal", [True, False])
 def test_heads_of_the_query_share_those_of_key_and_value(engine, causal) -> None:
     """Grouped heads on the CPU, as a decoder without padding has them, are the engine's."""
@@ -104,7 +104,7 @@ def assert_same_as_captured(
     torch.testing.assert_close(found, expected, equal_nan=True)
 
 
-@pytest.mark.parametrize("engine", ["onnxrt", "composer_openvino"])
+@pytest.mark.parametrize("engine", ["onnxrt", "openvino"])
 @pytest.mark.parametrize(("first", "activation"), [(False, "relu"), (True, "gelu")])
 @pytest.mark.parametrize(
     "masks", [{}, {"src_key_padding_mask": PADDING}, {"mask": FUTURE, "is_causal": True}]
@@ -125,7 +125,7 @@ class OverItself(torch.nn.MultiheadAttention):
         return super().forward(x, x, x, **options)
 
 
-@pytest.mark.parametrize("engine", ["onnxrt", "composer_openvino"])
+@pytest.mark.parametrize("engine", ["onnxrt", "openvino"])
 @pytest.mark.parametrize("average", [True, False])
 @pytest.mark.parametrize("needed", [True, False])
 def test_attention_over_itself_in_inference_is_the_engines(engine, average, needed) -> None:

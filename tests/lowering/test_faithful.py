@@ -890,7 +890,7 @@ def test_rules_are_still_needed(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     assert last().chosen == "eager", f"the rule for {name!r} can go"
 
 
-@pytest.mark.parametrize("engine", ["onnxrt", "composer_openvino"])
+@pytest.mark.parametrize("engine", ["onnxrt", "openvino"])
 @pytest.mark.parametrize("case", STRIDED.values(), ids=STRIDED)
 def test_memory_read_by_strides_is_right_among_what_is_taken(case, engine: str) -> None:
     """Views on the way to it are torch's too; the engine computes what comes before and after."""
@@ -1058,7 +1058,7 @@ def test_what_is_asserted_of_nothing_is_no_value() -> None:
     assert last().chosen == "onnxrt", last().attempts[0].message
 
 
-@pytest.mark.parametrize("engine", ["onnxrt", "composer_openvino"])
+@pytest.mark.parametrize("engine", ["onnxrt", "openvino"])
 @pytest.mark.parametrize("sign", [1, -1])
 def test_an_exponent_may_be_dynamic(engine: str, sign: int) -> None:
     """The exporter takes one that is known."""

@@ -48,12 +48,12 @@ def frozen() -> int | None:
     ("engine", "freeze"),
     [
         *itertools.product(["inductor", "onnxrt"], ["auto", True, False]),
-        ("composer_openvino", False),
+        ("openvino", False),
     ],
 )
 def test_weights_are_read_at_every_call_unless_they_are_taken_in(engine: str, freeze) -> None:
     """ONNX engines take them in unless told not to, Inductor only when told to."""
-    if engine == "composer_openvino" and importlib.util.find_spec("openvino") is None:
+    if engine == "openvino" and importlib.util.find_spec("openvino") is None:
         pytest.skip("openvino is not installed")
     model, x = two_linears(), torch.randn(3, 8)
     f = compiled(model, engine, freeze=freeze, on_exhausted="raise")
@@ -296,10 +296,10 @@ class Tables(torch.nn.Module):
 
 
 @pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize("engine", ["inductor", "onnxrt", "composer_openvino"])
+@pytest.mark.parametrize("engine", ["inductor", "onnxrt", "openvino"])
 def test_an_output_of_weights_alone_belongs_to_the_caller(engine: str, training: bool) -> None:
     """Who may write to it: the next call answers by the weights."""
-    if engine == "composer_openvino":
+    if engine == "openvino":
         pytest.importorskip("openvino")
     model, x = Tables().train(training), torch.randn(3, 64)
     f = compiled(model, engine, freeze=True, on_exhausted="raise")

@@ -14,7 +14,7 @@ from composer.lowering import in_place
 
 pytestmark = pytest.mark.slow
 
-ENGINES = ("onnxrt", "composer_openvino")
+ENGINES = ("onnxrt", "openvino")
 
 
 @pytest.fixture(autouse=True)
@@ -465,7 +465,7 @@ def test_a_cache_whose_length_nobody_knows(engine) -> None:
     [
         ("onnxrt", by_index, True),
         ("onnxrt", by_slice, False),
-        ("composer_openvino", by_slice, False),
+        ("openvino", by_slice, False),
     ],
 )
 def test_the_graph_is_not_cut_for_a_small_input(engine, function, told) -> None:

@@ -65,11 +65,11 @@ AWAY = {
 }
 
 
-@pytest.mark.parametrize("engine", ["onnxrt", "composer_openvino"])
+@pytest.mark.parametrize("engine", ["onnxrt", "openvino"])
 @pytest.mark.parametrize("case", AWAY)
 def test_what_is_on_another_device_stays_torchs(case: str, engine: str) -> None:
     """An engine would leave it where its inputs are."""
-    if engine == "composer_openvino":
+    if engine == "openvino":
         pytest.importorskip("openvino")
     function, operator = AWAY[case]
     x = torch.randn(2)
@@ -144,10 +144,10 @@ def rows_above(x, w):
     return y.index_add(0, rows, y[rows] @ w), y.sum(0) + y[rows].sum(0), rows
 
 
-@pytest.mark.parametrize("engine", ["onnxrt", "composer_openvino"])
+@pytest.mark.parametrize("engine", ["onnxrt", "openvino"])
 def test_sizes_that_only_the_data_tell_stay_torchs(engine: str) -> None:
     """Whatever they are, none included; the engine takes what does not depend on them."""
-    if engine == "composer_openvino":
+    if engine == "openvino":
         pytest.importorskip("openvino", reason="the engine itself")
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
         run = compiled(rows_above, engine, min_coverage=0.25)
@@ -214,7 +214,7 @@ def test_changed_weights_are_seen_in_every_region() -> None:
 
 
 @needs_torch("2.13", "AOTAutograd loses what is there to raise")
-@pytest.mark.parametrize("engine", ["onnxrt", "composer_openvino"])
+@pytest.mark.parametrize("engine", ["onnxrt", "openvino"])
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize(
     ("function", "wrong"),

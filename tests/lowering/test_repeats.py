@@ -11,7 +11,7 @@ from composer.lowering import onnx
 
 pytestmark = pytest.mark.slow
 
-ENGINES = ("onnxrt", "composer_openvino")
+ENGINES = ("onnxrt", "openvino")
 
 
 @pytest.fixture(autouse=True)

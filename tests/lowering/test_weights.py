@@ -61,7 +61,7 @@ SWAPPED: dict[str, dict[str, Any]] = {
     "inductor": {"chain": ["inductor"]},
     "frozen": {"chain": ["inductor"], "freeze": True},
     "onnxrt": {"chain": ["onnxrt"]},
-    "openvino": {"chain": ["composer_openvino"]},
+    "openvino": {"chain": ["openvino"]},
     "bf16": {"chain": ["aot_eager"], "precision": "bf16"},
     "pass": {"chain": ["aot_eager"], "passes": ["fold_batch_norm"]},
 }
@@ -71,7 +71,7 @@ SWAPPED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("options", SWAPPED.values(), ids=SWAPPED)
 def test_a_module_that_swaps_its_weights_is_converted(monkeypatch, options) -> None:
     """Nobody keeps weak references to the weights that would have torch refuse to swap them."""
-    if "composer_openvino" in options["chain"]:
+    if "openvino" in options["chain"]:
         pytest.importorskip("openvino")
     model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.BatchNorm1d(4)).eval()
     f = torch.compile(model, backend="composer", options=options)
@@ -239,12 +239,12 @@ class WrittenOut(torch.nn.Module):
 @pytest.mark.slow
 @pytest.mark.parametrize("witness", [True, False])
 @pytest.mark.parametrize("how", ["method", "closure"])
-@pytest.mark.parametrize("chain", ["onnxrt", "composer_openvino", "frozen"])
+@pytest.mark.parametrize("chain", ["onnxrt", "openvino", "frozen"])
 def test_statistics_read_by_a_norm_that_is_written_out_are_seen(
     chain: str, how: str, witness: bool
 ) -> None:
     """They are moved by the batch norm that owns them, with or without counting its batches."""
-    if chain == "composer_openvino":
+    if chain == "openvino":
         pytest.importorskip("openvino")
     engine = "inductor" if chain == "frozen" else chain
     model, x = WrittenOut().eval(), torch.randn(8, 4)
@@ -274,10 +274,10 @@ class OwnCall(torch.nn.Module):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("numpy", [True, False])
-@pytest.mark.parametrize("chain", ["onnxrt", "composer_openvino", "frozen"])
+@pytest.mark.parametrize("chain", ["onnxrt", "openvino", "frozen"])
 def test_statistics_that_the_programs_own_call_moves_are_seen(chain, numpy, monkeypatch) -> None:
     """They are compared by value; where they are not read, as on a GPU, they are inputs."""
-    if chain == "composer_openvino":
+    if chain == "openvino":
         pytest.importorskip("openvino")
     monkeypatch.setattr(samples, "_HAS_NUMPY", numpy)
     engine = "inductor" if chain == "frozen" else chain
@@ -345,7 +345,7 @@ def test_a_witness_of_several_weights_is_looked_at_once() -> None:
 
 TAKEN_IN: dict[str, dict[str, Any]] = {
     "onnxrt": {"chain": ["onnxrt"]},
-    "openvino": {"chain": ["composer_openvino"]},
+    "openvino": {"chain": ["openvino"]},
     "frozen": {"chain": ["inductor"], "freeze": True},
     "bf16": {"chain": ["aot_eager"], "precision": "bf16"},
 }
@@ -356,7 +356,7 @@ TAKEN_IN: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("options", TAKEN_IN.values(), ids=TAKEN_IN)
 def test_weights_that_other_processes_may_write_to_stay_inputs(options, shared) -> None:
     """Such a write raises no version here, no more than this one does."""
-    if "composer_openvino" in options["chain"]:
+    if "openvino" in options["chain"]:
         pytest.importorskip("openvino")
     model, x = torch.nn.Linear(16, 16), torch.randn(3, 16)
     f = torch.compile(model, backend="composer", options=options)
@@ -375,7 +375,7 @@ def test_weights_that_other_processes_may_write_to_stay_inputs(options, shared) 
 @pytest.mark.parametrize("options", TAKEN_IN.values(), ids=TAKEN_IN)
 def test_parts_of_one_vector_stay_inputs(options) -> None:
     """A write to the vector raises no version of theirs."""
-    if "composer_openvino" in options["chain"]:
+    if "openvino" in options["chain"]:
         pytest.importorskip("openvino")
     model, x = torch.nn.Linear(16, 16), torch.randn(3, 16)
     vector = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
@@ -460,7 +460,7 @@ def overwrite(model: torch.nn.Module) -> None:
         ("onnxrt in bf16", swap_in, torch.float32),
         ("onnxrt", swap_in, torch.float32),
         ("onnxrt", overwrite, torch.float32),
-        ("composer_openvino", merge, torch.float32),
+        ("openvino", merge, torch.float32),
         ("inductor", merge, torch.float32),
     ],
 )
@@ -472,7 +472,7 @@ def test_a_write_that_no_version_tells_of_is_found_by_elements(
     # Else a processor with products in bfloat16 has bfloat16 stay torch's.
     monkeypatch.setattr(_torch.processor, "multiplies_bf16", lambda: False)
     engine, _, precision = chain.partition(" in ")
-    if chain == "composer_openvino":
+    if chain == "openvino":
         pytest.importorskip("openvino")
     model = torch.nn.Linear(64, 64, dtype=dtype)
     f = compiled(model, engine, freeze=True, precision=precision or "fp32")
@@ -551,7 +551,7 @@ def test_elements_are_read_of_any_dense_tensor(dtype, shape) -> None:
     assert found.changed(others=0) == {2}
 
 
-@pytest.mark.parametrize("chain", ["onnxrt", "composer_openvino"])
+@pytest.mark.parametrize("chain", ["onnxrt", "openvino"])
 def test_what_a_module_keeps_and_lets_grow_stays_an_input(chain: str) -> None:
     """Dynamo marks a module's tensor as static although it takes its size to be dynamic."""
 

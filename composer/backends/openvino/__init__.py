@@ -1,7 +1,8 @@
 """OpenVINO: the shared ONNX lowering, read and compiled by OpenVINO.
 
-``torch.compile(model, backend="composer_openvino")`` works by itself and as a member of composer's
-chain. The name ``openvino`` belongs to the backend that the package itself brings.
+In composer's chain it is ``openvino``, and by itself it is
+``torch.compile(model, backend="composer_openvino")``. The package brings a backend of its own,
+which Dynamo calls ``openvino``, and a chain ``dynamo:openvino``.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from composer.lowering.aot import (
 from composer.lowering.trial import try_once
 from composer.records import GraphRequest, Reason, Status
 
-NAME = "composer_openvino"
+NAME = "openvino"
 ONLY_INFERENCE = f"{NAME} runs inference; under torch.no_grad() the graph is that"
 
 

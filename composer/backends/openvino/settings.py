@@ -1,4 +1,4 @@
-"""Options of ``composer_openvino``: read once, refused with the name of what is wrong."""
+"""Options of ``openvino``: read once, refused with the name of what is wrong."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def read_settings(options: Mapping[str, Any]) -> Settings:
     Raises:
         OptionError: naming every option that is unknown or malformed.
     """
-    return read_options(Settings, options, "composer_openvino")
+    return read_options(Settings, options, "openvino")
 
 
 def _judge(device: str, config: Mapping[str, str]) -> None:

@@ -684,7 +684,7 @@ def test_a_size_is_given_on_the_cpu_whatever_device_is_the_default() -> None:
     torch.set_default_device("meta")
     torch.set_default_dtype(torch.float64)
     try:
-        for engine in ("onnxrt", "composer_openvino"):
+        for engine in ("onnxrt", "openvino"):
             torch.compiler.reset()
             f = compiled(lambda x: x * x.shape[0] + 1, engine, dynamic=True)
             x = torch.ones(5, device="cpu", dtype=torch.float32)

@@ -203,7 +203,7 @@ def direct(function, x):
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
-@pytest.mark.parametrize("engine", ["onnxrt", "composer_openvino"])
+@pytest.mark.parametrize("engine", ["onnxrt", "openvino"])
 @pytest.mark.parametrize("seen", ["real before", "nothing before"])
 def test_fake_tensors_are_declined(engine: str, seen: str) -> None:
     """A call with one has no data: the address that ONNX Runtime would read is null."""

@@ -24,7 +24,7 @@ from composer.lowering.onnx import OnnxGraph
 openvino = pytest.importorskip("openvino", reason="the engine itself")
 pytestmark = pytest.mark.slow
 
-NAME = "composer_openvino"
+NAME = "openvino"
 WIDEST = pytest.mark.skipif(
     torch.backends.cpu.get_cpu_capability() != "AVX512", reason="seen with AVX-512 only"
 )
@@ -90,7 +90,7 @@ def test_works_by_itself_without_composers_chain() -> None:
     torch.testing.assert_close(f(x), model(x))
     assert composer.reports() == ()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    path = project["project"]["entry-points"]["torch_dynamo_backends"][NAME]
+    path = project["project"]["entry-points"]["torch_dynamo_backends"]["composer_openvino"]
     assert pkgutil.resolve_name(path) is backend.composer_openvino
 
 
@@ -647,7 +647,7 @@ torch.set_num_threads(1)
 gate, up = (torch.nn.Linear(256, 1024, bias=False) for _ in range(2))
 down = torch.nn.Linear(1024, 256, bias=False)
 layer = lambda x: down(F.silu(gate(x)) * up(x))
-options = {"chain": ["composer_openvino"], "precision": "bf16"}
+options = {"chain": ["openvino"], "precision": "bf16"}
 run = torch.compile(layer, backend="composer", options=options)
 with torch.no_grad():
     x = torch.randn(2, 4, 256)
@@ -692,13 +692,13 @@ from composer.backends.openvino import kernels
 if "unguarded" in sys.argv:
     kernels._padded_maxima = kernels._large_windows = lambda node, name: None
 pool = lambda x: F.max_pool2d(x + 1, 2, 2, 1, ceil_mode=True) * 2
-options = {"chain": ["composer_openvino"], "min_coverage": 0.0}
+options = {"chain": ["openvino"], "min_coverage": 0.0}
 run = torch.compile(pool, backend="composer", dynamic=True, options=options)
 with torch.no_grad():
     for more in range(3):
         x = torch.randn(2, 3, 7 + more, 8 + more)
         torch.testing.assert_close(run(x), pool(x))
-sys.exit(any(each.chosen != "composer_openvino" for each in composer.reports()))
+sys.exit(any(each.chosen != "openvino" for each in composer.reports()))
 """
 
 
@@ -719,7 +719,7 @@ if "unguarded" in sys.argv:
     kernels._large_windows = lambda node, name: None
 pool = lambda x: getattr(F, sys.argv[1])(x.relu() + 1, 12, ceil_mode=True) * 2
 run = torch.compile(
-    pool, backend="composer", dynamic=True, options={"chain": ["composer_openvino"]}
+    pool, backend="composer", dynamic=True, options={"chain": ["openvino"]}
 )
 with torch.no_grad():
     for size in (13, 7):
@@ -727,7 +727,7 @@ with torch.no_grad():
         torch.testing.assert_close(run(x), pool(x))
 report = composer.reports()[-1]
 print(report.attempts[0].engine.get("left_to_torch"))
-sys.exit(report.chosen != "composer_openvino" or report.runtime.fallbacks)
+sys.exit(report.chosen != "openvino" or report.runtime.fallbacks)
 """
 
 
@@ -1127,9 +1127,9 @@ def test_a_mean_of_all_without_axes_is_taken(dims, keepdim: bool) -> None:
 
     x = torch.randn(3, 4)
     with torch.no_grad():
-        torch.testing.assert_close(compiled(mean, "composer_openvino")(x), mean(x))
+        torch.testing.assert_close(compiled(mean, "openvino")(x), mean(x))
     assert last().attempts[0].coverage == 1.0, last().attempts[0].message
-    assert last().chosen == "composer_openvino"
+    assert last().chosen == "openvino"
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["fixed", "dynamic"])

@@ -17,7 +17,7 @@ from composer.errors import FallbackWarning
 pytest.importorskip("openvino", reason="the engine itself")
 pytestmark = pytest.mark.slow
 
-NAME = "composer_openvino"
+NAME = "openvino"
 WIDE = pytest.mark.skipif(
     torch.backends.cpu.get_cpu_capability() != "AVX512", reason="seen with AVX-512 only"
 )
@@ -50,11 +50,11 @@ behind = {
 run = torch.compile(
     lambda x, y: behind[sys.argv[1]](second(first(x).relu()), y),
     backend="composer",
-    options={"chain": ["composer_openvino"], "verify": "compile"},
+    options={"chain": ["openvino"], "verify": "compile"},
 )
 with torch.no_grad():
     run(torch.randn(3, 8), torch.rand(3, 4) + 1)
-sys.exit(any(each.chosen != "composer_openvino" for each in composer.reports()))
+sys.exit(any(each.chosen != "openvino" for each in composer.reports()))
 """
 
 
@@ -130,10 +130,10 @@ def attend(q, k, v):
 def program(q, k, v):
     found = attend(q, k, v)
     return F.layer_norm(found, (8,)) if "norm" in sys.argv else found / found.sum(-1, keepdim=True)
-options = {"chain": ["composer_openvino"], "verify": "compile"}
+options = {"chain": ["openvino"], "verify": "compile"}
 with torch.no_grad():
     torch.compile(program, backend="composer", options=options)(*torch.rand(3, 2, 4, 3, 8))
-sys.exit(any(each.chosen != "composer_openvino" for each in composer.reports()))
+sys.exit(any(each.chosen != "openvino" for each in composer.reports()))
 """
 
 
@@ -168,7 +168,7 @@ if sys.argv[1] == "together":
 args = torch.rand(1, 48, 8, 8), torch.rand(1, 16, 8, 8)
 with torch.no_grad():
     result = torch.compile(
-        attracted, backend="composer", options={"chain": ["composer_openvino"]}
+        attracted, backend="composer", options={"chain": ["openvino"]}
     )(*args)
 torch.testing.assert_close(result, attracted(*args))
 print(composer.reports()[-1].attempts[0].sentence())
@@ -182,7 +182,7 @@ AVX2 = {"ONEDNN_MAX_CPU_ISA": "AVX2"}
 @pytest.mark.skipif("x86" not in platform.machine(), reason="not here: no x86 processor")
 @pytest.mark.parametrize(
     ("how", "said"),
-    [("apart", "composer_openvino succeeded"), ("together", "not enough registers")],
+    [("apart", "openvino succeeded"), ("together", "not enough registers")],
 )
 def test_operations_for_which_no_kernel_is_made_are_compiled_by_themselves(
     how: str, said: str, run_python
@@ -223,7 +223,7 @@ import sys, composer, torch
 from composer.backends.openvino import corrections
 corrections.ALWAYS = ()
 turned = lambda x: x * 0.8 + torch.cat([-x[..., 4:], x[..., :4]], dim=-1) * 0.6
-run = torch.compile(turned, backend="composer", options={"chain": ["composer_openvino"]})
+run = torch.compile(turned, backend="composer", options={"chain": ["openvino"]})
 with torch.no_grad():
     x = torch.randn(2, 4, 6, 8)
     torch.testing.assert_close(run(x), turned(x))

@@ -26,7 +26,7 @@ ThreadPoolExecutor.submit = lambda *_, **__: print("sends an event")
 COMPILED = """
 import sys, torch
 f = torch.compile(
-    torch.sin, backend="composer", options={"chain": ["composer_openvino"], "strict": True}
+    torch.sin, backend="composer", options={"chain": ["openvino"], "strict": True}
 )
 with torch.no_grad():
     f(torch.ones(2))

@@ -1,4 +1,4 @@
-"""Options of ``composer_openvino`` and its probe: nothing is compiled here."""
+"""Options of ``openvino`` and its probe: nothing is compiled here."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def probe(device: str) -> Refusal | None:
     gm = torch.fx.symbolic_trace(torch.nn.Identity())
     request = capture.read_request(gm, [torch.ones(1)])
     try:
-        find_backend("composer_openvino").probe(dataclasses.replace(request, device=device))
+        find_backend("openvino").probe(dataclasses.replace(request, device=device))
     except Refusal as refusal:
         return refusal
     return None

@@ -1,0 +1,154 @@
+"""``chain = "auto"``: every engine of composer's that is installed, and what was not tried."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+import torch
+from common import compiled, last
+from torch._dynamo.exc import BackendCompilerFailed
+
+import composer
+from composer import backends
+from composer.backends import ENGINES, installed_for
+from composer.backends.dynamo import CallableBackend
+from composer.errors import OptionError
+from composer.testing import FakeBackend
+
+HINT = 'options={"chain": "auto", "select": "fastest"} compares them'
+
+
+@pytest.fixture
+def fakes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Two engines in the place of composer's own; a third is not installed."""
+
+    class Absent(CallableBackend):
+        def probe(self, request: object) -> None:
+            raise RuntimeError("not here")
+
+    first, second = CallableBackend(FakeBackend()), CallableBackend(FakeBackend())
+    found = {"first": first, "absent": Absent(FakeBackend()), "second": second}
+    usual = backends.find_backend
+    monkeypatch.setattr(backends, "ENGINES", tuple(found))
+    monkeypatch.setattr(backends, "find_backend", lambda name: found.get(name) or usual(name))
+    monkeypatch.setattr("composer.contenders.find_backend", backends.find_backend)
+    return ["first", "second"]
+
+
+def tried() -> list[str]:
+    return [attempt.backend for attempt in last().attempts]
+
+
+def test_order_is_that_of_the_contract() -> None:
+    """TensorRT, OpenVINO, ONNX Runtime, Inductor."""
+    assert ENGINES == ("tensorrt", "openvino", "onnxrt", "inductor")
+
+
+@torch.no_grad()
+def test_auto_is_what_is_installed_and_can_serve_the_device() -> None:
+    """The first of them serves, where nothing is measured."""
+    compiled(torch.sin, chain="auto")(torch.ones(3))
+    first = "openvino" if importlib.util.find_spec("openvino") else "onnxrt"
+    assert (last().chosen, tried()) == (first, [first])
+
+
+def test_auto_tries_engines_in_their_order(fakes: list[str]) -> None:
+    """Those that are not here are no attempts."""
+    compiled(torch.sin, chain="auto", select="fastest")(torch.ones(3))
+    assert tried() == fakes
+
+
+def test_auto_in_a_table_and_in_a_list(fakes: list[str]) -> None:
+    """Its limits are those of each engine, and others may stand beside it."""
+    composer.configure({"backends": {"aot_eager": {}}})
+    chain = [{"backend": "auto", "when": {"device": "cuda"}}, "aot_eager"]
+    compiled(torch.sin, chain=chain)(torch.ones(3))
+    composer.configure(None)
+    assert tried() == [*fakes, "aot_eager"]
+    assert [str(each.status) for each in last().attempts] == ["skipped", "skipped", "succeeded"]
+
+
+def test_options_of_engines_hold_under_auto(fakes: list[str]) -> None:
+    """``[backends.NAME]`` is for every candidate of that name."""
+    chain = composer.book.resolve(
+        composer.policy.Facts("", "cpu", "float32", training=False, dynamic=False),
+        options={"chain": "auto"},
+        configured={"backends": {"onnxrt": {"threads": 1}}},
+        installed=lambda: ["onnxrt", "inductor"],
+    ).policy.chain
+    assert [(each.name, each.options) for each in chain] == [
+        ("onnxrt", {"threads": 1}),
+        ("inductor", {}),
+    ]
+
+
+def test_max_autotune_without_a_chain_is_the_fastest_of_all(fakes: list[str]) -> None:
+    """With a chain it is the fastest of that."""
+    x = torch.ones(3)
+    torch.compile(torch.sin, backend="composer", mode="max-autotune")(x)
+    assert tried() == fakes
+    assert "timing" in last().attempts[0].engine or last().attempts[0].reason == "slower"
+    with composer.using(chain=["second"]):
+        torch.compile(torch.cos, backend="composer", mode="max-autotune")(x)
+    assert tried() == ["second"]
+
+
+def test_variables_compare_all_that_is_installed(
+    fakes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the program says."""
+    monkeypatch.setenv("COMPOSER_CHAIN", "auto")
+    monkeypatch.setenv("COMPOSER_SELECT", "fastest")
+    compiled(torch.sin, "aot_eager", select="first")(torch.ones(3))
+    assert tried() == fakes
+    assert last().policy == ("options", "COMPOSER_CHAIN", "COMPOSER_SELECT")
+
+
+def test_a_wrong_word_for_the_choice_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the variable, since whoever reads it did not write the program."""
+    monkeypatch.setenv("COMPOSER_SELECT", "quickest")
+    said = "COMPOSER_SELECT is 'quickest', and should be first or fastest"
+    with pytest.raises(BackendCompilerFailed, match=said) as caught:
+        compiled(torch.sin, "eager")(torch.ones(3))
+    assert isinstance(caught.value.inner_exception, OptionError)
+
+
+def test_report_ends_with_the_engines_that_were_not_tried(fakes: list[str]) -> None:
+    """Where it is short, and what compares them."""
+    compiled(torch.sin, chain="auto")(torch.ones(3))
+    line = f"installed and not tried: second; {HINT}"
+    assert str(composer.report()).splitlines()[-1] == line
+    for size in range(2, 12):
+        compiled(torch.cos, chain="auto", dynamic=False)(torch.ones(size))
+        torch.compiler.reset()
+    assert HINT not in str(composer.report())
+    assert HINT in str(composer.report(last=1))
+    composer.reset()
+    assert HINT not in str(composer.report())
+
+
+def test_report_says_nothing_of_engines_where_the_chain_is_the_users(fakes: list[str]) -> None:
+    """Nor where all that is installed was compared, or is about to be."""
+    x = torch.ones(3)
+    compiled(torch.sin, "first")(x)
+    compiled(torch.cos, chain="auto", select="fastest")(x)
+    assert HINT not in str(composer.report())
+    compiled(torch.tan, chain="auto", select={"by": "fastest", "background": True})(x)
+    assert HINT not in str(composer.report())
+
+
+@torch.no_grad()
+def test_an_engine_that_refuses_the_graph_is_not_installed_for_it() -> None:
+    """OpenVINO has no backward."""
+    seen = []
+
+    def looks(gm, example_inputs):
+        from composer.graphs import capture
+
+        seen.append(installed_for(capture.read_request(gm, example_inputs)))
+        return gm.forward
+
+    with torch.enable_grad():
+        compiled(torch.sin, looks)(torch.ones(3, requires_grad=True))
+    assert seen == [("onnxrt", "inductor")]
