@@ -14,30 +14,27 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, cast
 
-from pydantic import BaseModel, Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator
 
 from composer.backends import names_code, refuse_slip
 from composer.errors import FallbackWarning, OptionError, UnknownNameError
+from composer.layers import Layer, Rules, merge, over
 from composer.policy import (
     AUTO,
     FROZEN,
+    NOW,
     Cache,
     Distributed,
     Facts,
     FormatVersion,
-    Layer,
-    Location,
     Match,
     Policy,
-    Rules,
     Select,
     check_mode,
-    in_words,
-    merge,
-    over,
     owned,
     read_policy,
 )
+from composer.wording import Hinting, Location, in_words
 
 CONFIG_FILE = "composer.toml"
 PROJECT_FILE = "pyproject.toml"
@@ -52,7 +49,7 @@ class Rule(Policy):
     """Which graphs the rule holds for; a key that is not given holds for all."""
 
 
-class PolicyBook(BaseModel):
+class PolicyBook(Hinting):
     """Policies of many models: what a policy file holds, and what ``composer.configure`` takes."""
 
     model_config = FROZEN
@@ -81,6 +78,13 @@ class PolicyBook(BaseModel):
         if isinstance(models, Mapping):
             raise ValueError("each rule is a table of a list: write [[models]], not [models]")
         return models
+
+    @classmethod
+    def hint_for(cls, key: str) -> str:
+        """What to write instead of an unknown key; empty where nobody knows."""
+        if key in NOW:
+            return f"it is now {NOW[key]}"
+        return f"{key!r} is an option of the table 'defaults'" if key in Policy.model_fields else ""
 
     def layers(self, graph: Facts) -> Iterator[Layer]:
         """The layers that speak of this graph, in order."""
@@ -173,11 +177,7 @@ def validated(
     try:
         return PolicyBook.model_validate(dict(table)), []
     except ValidationError as error:
-        return None, [(each["loc"], in_words(each, PolicyBook, _TABLES)) for each in error.errors()]
-
-
-_TABLES: Mapping[str | int, type[BaseModel]] = {"defaults": Policy, "models": Rule, "match": Match}
-"""What stands in the tables of a file, besides those of a policy."""
+        return None, [(each["loc"], in_words(each, PolicyBook)) for each in error.errors()]
 
 
 def file_in_working_directory() -> Path | None:

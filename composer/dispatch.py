@@ -34,8 +34,9 @@ from composer import _torch, book, chain, lock, repro, saved, select, session, v
 from composer.backends import installed_for
 from composer.contenders import Contender, bounds_of, contenders_of
 from composer.graphs import capture, clones, keys
+from composer.layers import Rules
 from composer.passes.resolve import SharedPasses, shared_passes
-from composer.policy import Facts, Policy, Rules
+from composer.policy import Facts, Policy
 from composer.records import CompileReport, GraphRequest, Outcome, PassRecord
 from composer.runtime import background, backward, calls
 from composer.runtime.succession import Succession

@@ -8,7 +8,8 @@ from composer.backends import find_backend, names_code
 from composer.book import PolicyBook
 from composer.errors import ComposerError
 from composer.passes.resolve import shared_passes
-from composer.policy import AUTO, Candidate, Location, Policy, path_of
+from composer.policy import AUTO, Candidate, Policy
+from composer.wording import Location, path_of
 
 
 def refuse_mistakes(book: PolicyBook, where: str = "") -> None:

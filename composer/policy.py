@@ -1,16 +1,15 @@
 """What the user asks for: which engines in which order, and what happens when all refuse.
 
-A policy is put together from layers, each a :class:`Policy` of which only the fields that were set
-count. Where the layers come from is :mod:`composer.book`'s to know.
+A policy is put together from layers (:mod:`composer.layers`), each a :class:`Policy` of which only
+the fields that were set count.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from types import MappingProxyType
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     BaseModel,
@@ -29,13 +28,9 @@ from composer.build import Freeze
 from composer.errors import OptionError
 from composer.records import FLOOR, GraphRequest
 from composer.registry import did_you_mean, nearest
-
-T = TypeVar("T", bound=BaseModel)
+from composer.wording import Hinting, in_words
 
 DEFAULT_CHAIN = ("tensorrt", "inductor", "onnxrt")
-
-Location = tuple[str | int, ...]
-"""Where something stands in a policy file: keys, and places in lists."""
 
 AUTO = "auto"
 """In a chain: every engine of composer's that is installed and can serve the graph's device."""
@@ -352,7 +347,7 @@ class Distributed(BaseModel):
     graph; 0 does not ask them."""
 
 
-class Policy(BaseModel):
+class Policy(Hinting):
     """How one model is compiled; ``torch.compile(options=...)`` takes every field."""
 
     model_config = FROZEN
@@ -448,40 +443,24 @@ class Policy(BaseModel):
         )
         return " ".join(map(str, parts))
 
+    @classmethod
+    def hint_for(cls, key: str) -> str:
+        """What to write instead of an unknown key; empty where nobody knows."""
+        if key in NOW:
+            return f"it is now {NOW[key]}"
+        if key in ("cache", "distributed"):
+            return f"[{key}] is a table of its own in a policy file, or in composer.configure"
+        if key in _torch.inductor.inductor_options():
+            candidate = {"backend": "inductor", "options": {key: "..."}}
+            return f"it is an option of Inductor, which stands in the chain: {candidate}"
+        if nearest(key, cls.model_fields):
+            return ""
+        candidate = {"backend": "onnxrt", "options": {key: "..."}}
+        return f"an option of an engine stands in the chain, such as {candidate}"
+
 
 _DECIDE_NOTHING = {"seconds": None, "background": False}
 """How long measuring may take, and when it is done, make no other graph."""
-
-
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """A part of the policy and its name in reports; only the fields that were set count."""
-
-    name: str
-    policy: Policy
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """The policy in force for one graph, and what holds for the process.
-
-    Attributes:
-        policy: What the layers add up to.
-        layers: The layers that spoke, in order.
-        origins: For each field that was set, the layer that did so last.
-        cache: What is kept on disk.
-        distributed: How ranks agree.
-        names_chain: Whether the user wrote the chain, rather than taking the default or ``auto``.
-        disregarded: The user's mistake, where ``COMPOSER_DISABLE`` has it disregarded.
-    """
-
-    policy: Policy
-    layers: tuple[str, ...]
-    origins: Mapping[str, str]
-    cache: Cache
-    distributed: Distributed
-    names_chain: bool
-    disregarded: str = ""
 
 
 def check_mode(mode: str | None) -> None:
@@ -541,102 +520,7 @@ def read_policy(fields: Mapping[str, Any] | Policy | None) -> Policy:
         raise OptionError("; ".join(mistakes)) from None
 
 
-def merge(
-    layers: Iterable[Layer],
-    engines: Mapping[str, Mapping[str, Any]],
-    installed: Callable[[], Iterable[str]] | None = None,
-) -> Rules:
-    """Put layers on top of each other, the last one first in line, field by field.
-
-    Of a field that is a table, such as ``select``, a layer changes the keys that it gives.
-
-    Args:
-        layers: From the most general to the most particular.
-        engines: Options of engines by name, behind those that a candidate itself gives.
-        installed: Gives the engines that ``auto`` stands for; without it ``auto`` stays.
-    """
-    policy = Policy()
-    origins: dict[str, str] = {}
-    spoke: list[str] = []
-    for layer in layers:
-        policy = over(policy, layer.policy)
-        given = layer.policy.model_fields_set
-        origins |= dict.fromkeys(given, layer.name)
-        spoke += [layer.name] if given else []
-    named = "chain" in origins and all(each.backend != AUTO for each in policy.chain)
-    chain = policy.chain if installed is None else _expanded(policy.chain, installed)
-    chain = tuple(_with_options(each, engines) for each in chain)
-    policy = policy.model_copy(update={"chain": chain})
-    return Rules(policy, tuple(spoke), origins, Cache(), Distributed(), names_chain=named)
-
-
-def _expanded(
-    chain: tuple[Candidate, ...], installed: Callable[[], Iterable[str]]
-) -> tuple[Candidate, ...]:
-    """The chain with every installed engine in the place of ``auto``."""
-    found = []
-    for each in chain:
-        names = installed() if each.backend == AUTO else ()
-        found += [each.model_copy(update={"backend": name}) for name in names]
-        found += [each] if each.backend != AUTO else []
-    return tuple(found)
-
-
-def over(base: T, top: T) -> T:
-    """The fields of ``base``, and over them those that ``top`` was given; so with tables within."""
-    given = {name: getattr(top, name) for name in top.model_fields_set}
-    tables = {
-        name: over(getattr(base, name), each)
-        for name, each in given.items()
-        if isinstance(each, Worded)
-    }
-    return base.model_copy(update=given | tables)
-
-
-def _with_options(candidate: Candidate, engines: Mapping[str, Mapping[str, Any]]) -> Candidate:
-    options = {**engines.get(candidate.name, {}), **candidate.options}
-    return candidate.model_copy(update={"options": options})
-
-
-def in_words(
-    error: Any,
-    root: type[BaseModel],
-    tables: Mapping[str | int, type[BaseModel]] = MappingProxyType({}),
-) -> str:
-    """One of pydantic's errors in the user's terms: where, what, and what would be accepted.
-
-    Args:
-        error: One of ``ValidationError.errors()``.
-        root: What was validated.
-        tables: What stands in its tables, by the key that holds them.
-    """
-    *parents, key = error["loc"] or ("",)
-    where = path_of(error["loc"])
-    if error["type"] == "extra_forbidden":
-        kinds = _TABLES | dict(tables)
-        held = next((kinds[p] for p in reversed(parents) if p in kinds), root)
-        known = tuple(held.model_fields)
-        told = _where_it_belongs(str(key), held, tables) or did_you_mean(str(key), known)
-        return f"unknown option {where!r}{told} (accepted: {', '.join(known)})"
-    if error["type"] == "missing":
-        return f"option {where!r} is missing"
-    message = error["msg"].removeprefix("Value error, ").replace("a valid tuple", "a list")
-    return f"option {where!r} is {error['input']!r}: {message}"
-
-
-_TABLES: dict[str | int, type[BaseModel]] = {
-    "chain": Candidate,
-    "when": Match,
-    "select": Select,
-    "verify": Verify,
-    "precision": Precision,
-    "on_runtime_error": OnRuntimeError,
-    "cache": Cache,
-    "distributed": Distributed,
-}
-"""What stands in the tables of a policy and of a policy file, by the key that holds them."""
-
-_NOW = {
+NOW = {
     "select_seconds": "'seconds' in the table 'select'",
     "select_async": "'background' in the table 'select'",
     "objective": "'objective' in the table 'select'",
@@ -651,40 +535,3 @@ _NOW = {
     "agree_within": "'timeout' in the table [distributed] of a policy file",
 }
 """Where fields of earlier policies stand now."""
-
-_OF_PROCESS = ("cache", "distributed")
-
-
-def path_of(location: Location) -> str:
-    """``chain[0].options``."""
-    parts = (f"[{p}]" if isinstance(p, int) else f".{p}" for p in location)
-    return "".join(parts).removeprefix(".")
-
-
-def _where_it_belongs(
-    key: str, held: type[BaseModel], tables: Mapping[str | int, type[BaseModel]]
-) -> str:
-    """What to write instead of an unknown key of a table; nothing where nobody knows.
-
-    Args:
-        key: The key.
-        held: What the table holds.
-        tables: The other tables, by the key that holds them.
-    """
-    if issubclass(held, Policy):
-        if key in _NOW:
-            return f"; it is now {_NOW[key]}"
-        if key in _OF_PROCESS:
-            return f"; [{key}] is a table of its own in a policy file, or in composer.configure"
-        if key in _torch.inductor.inductor_options():
-            candidate = {"backend": "inductor", "options": {key: "..."}}
-            return f"; it is an option of Inductor, which stands in the chain: {candidate}"
-        return "" if nearest(key, held.model_fields) else _OF_AN_ENGINE
-    if table := next((name for name, each in tables.items() if key in each.model_fields), None):
-        return f"; {key!r} is an option of the table {table!r}"
-    return f"; {key!r} is now {_NOW[key]}" if tables and key in _NOW else ""
-
-
-_OF_AN_ENGINE = (
-    "; an option of an engine stands in the chain: {'backend': 'onnxrt', 'options': {...}}"
-)

@@ -18,7 +18,8 @@ from pydantic import BaseModel
 
 from composer import _torch, book, session
 from composer.graphs import capture
-from composer.policy import Candidate, Facts, OnRuntimeError, Rules, Verify, Worded
+from composer.layers import Rules
+from composer.policy import Candidate, Facts, OnRuntimeError, Verify, Worded
 
 
 def loud(rules: Rules) -> Rules:

@@ -10,7 +10,8 @@ from composer import backends
 from composer.book import PolicyBook, Rule
 from composer.contenders import contenders_of
 from composer.errors import OptionError
-from composer.policy import AUTO, Layer, Match, Policy, merge
+from composer.layers import Layer, merge
+from composer.policy import AUTO, Match, Policy
 from composer.registry import did_you_mean
 from composer.store.shared_store import SharedStore
 

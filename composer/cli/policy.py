@@ -24,9 +24,10 @@ from composer.cli.toml_lines import line_of, line_of_error
 from composer.errors import ComposerError
 from composer.mistakes import mistakes
 from composer.models.workload import working_directory_first
-from composer.policy import AUTO, Cache, Candidate, Distributed, Facts, Location, Policy, Worded
+from composer.policy import AUTO, Cache, Candidate, Distributed, Facts, Policy, Worded
 from composer.records import FLOOR, plain
 from composer.telemetry.report import counted
+from composer.wording import Location
 
 app = typer.Typer(help="Policies of models, in a file.", no_args_is_help=True)
 

@@ -32,8 +32,9 @@ from composer import _torch, chain, interrupts, select, session
 from composer.contenders import Contender
 from composer.errors import error_line
 from composer.graphs import clones, writes
+from composer.layers import Rules
 from composer.memory import free_memory
-from composer.policy import Policy, Rules
+from composer.policy import Policy
 from composer.records import (
     FLOOR,
     Attempt,

@@ -12,7 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from composer.backends import refuse_slip
 from composer.errors import OptionError, UnknownNameError
 from composer.models.workload import Workload
-from composer.policy import FormatVersion, in_words, read_policy
+from composer.policy import FormatVersion, read_policy
+from composer.wording import in_words
 
 
 class Job(BaseModel):
@@ -133,5 +134,5 @@ def _plan(path: Path) -> Plan:
     try:
         return Plan.model_validate(table)
     except ValidationError as error:
-        mistakes = (in_words(each, Plan, {"models": PlannedModel}) for each in error.errors())
+        mistakes = (in_words(each, Plan) for each in error.errors())
         raise OptionError("; ".join(f"{path}: {each}" for each in mistakes)) from None
