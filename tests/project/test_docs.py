@@ -19,6 +19,7 @@ from pages import FENCE, not_named, python_blocks, sections
 
 from composer import Attempt, Candidate, CompileReport, Policy, Reason
 from composer.cli import COMMANDS, app, command
+from composer.policy import Cache, Distributed, OnRuntimeError, Precision, Select, Verify
 from composer.records import Counters, GraphInput, PassRecord
 
 pytestmark = pytest.mark.docs
@@ -75,8 +76,9 @@ def test_reasons_page_says_which_reasons_nothing_gives() -> None:
 
 
 def test_policy_page_names_every_field() -> None:
-    """Of the policy and of a candidate."""
-    assert not_named("policy.md", *Policy.model_fields, *Candidate.model_fields) == []
+    """Of the policy, its tables and those of the process, and of a candidate."""
+    models = (Policy, Candidate, Select, Verify, Precision, OnRuntimeError, Cache, Distributed)
+    assert not_named("policy.md", *(name for each in models for name in each.model_fields)) == []
 
 
 def test_report_page_names_every_field() -> None:

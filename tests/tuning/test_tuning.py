@@ -305,7 +305,8 @@ def test_verdict_that_is_not_kept_is_an_error(
 
 
 @pytest.mark.parametrize(
-    ("switch", "value"), [("COMPOSER_DISABLE", "1"), ("COMPOSER_CHAIN", "eager")]
+    ("switch", "value"),
+    [("COMPOSER_DISABLE", "1"), ("COMPOSER_CHAIN", "eager"), ("COMPOSER_SELECT", "first")],
 )
 def test_nothing_is_tuned_under_a_switch_for_whoever_is_on_call(
     folder: Path, monkeypatch: pytest.MonkeyPatch, switch: str, value: str
