@@ -47,8 +47,11 @@ class FakeChain:
         self.replaced: str | int = EAGER
         self._refuses = refuses
         self._random = random.Random(seed)
-        self._lock = threading.RLock()
-        self._changing = threading.Lock()
+        self.free_locks()
+
+    def free_locks(self) -> None:
+        """Make the locks anew, as composer's own are in a forked child."""
+        self._lock, self._changing = threading.RLock(), threading.Lock()
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
