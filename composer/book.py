@@ -7,7 +7,6 @@ import functools
 import os
 import re
 import tomllib
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -17,7 +16,7 @@ from typing import Any, cast
 from pydantic import Field, ValidationError, field_validator
 
 from composer.backends import names_code, refuse_slip
-from composer.errors import FallbackWarning, OptionError, UnknownNameError
+from composer.errors import OptionError, UnknownNameError
 from composer.layers import Layer, Rules, merge, over
 from composer.policy import (
     AUTO,
@@ -290,7 +289,8 @@ def _names_a_file(option: str, value: Any, folder: Path) -> bool:
     return bool(_OF_FILES.search(option) or not _WORD.fullmatch(value) or (folder / value).exists())
 
 
-_using: ContextVar[tuple[PolicyBook, ...]] = ContextVar("composer_using", default=())
+_using: ContextVar[tuple[PolicyBook | OptionError, ...]] = ContextVar("composer_using", default=())
+"""What the contexts ask for; in the place of a mistake under ``COMPOSER_DISABLE``, its error."""
 
 
 @contextmanager
@@ -307,9 +307,13 @@ def using(source: Source = None, **fields: Any) -> Iterator[None]:
     Raises:
         OptionError: naming every key and value that is wrong.
     """
-    added: tuple[PolicyBook, ...] = ()
-    with disregarding_if_disabled():
+    added: tuple[PolicyBook | OptionError, ...]
+    try:
         added = read(source), PolicyBook(defaults=read_policy(fields))
+    except OptionError as mistake:
+        if not is_disabled():
+            raise
+        added = (mistake,)
     token = _using.set((*_using.get(), *added))
     try:
         yield
@@ -340,7 +344,7 @@ def resolve(
     try:
         return _resolved(graph, mode, options, configured, installed)
     except (OptionError, UnknownNameError) as mistake:
-        if not _is_disabled():
+        if not is_disabled():
             raise
         return dataclasses.replace(merge([_disabled()], {}), disregarded=str(mistake))
 
@@ -352,13 +356,13 @@ def _resolved(
     configured: Source,
     installed: Callable[[], Iterable[str]] | None,
 ) -> Rules:
-    own, book, switches, _ = _all_of(
+    own, book, switches, inner, _ = _all_of(
         lambda: read_policy(options),
         lambda: in_force(configured),
         lambda: tuple(_switches()),
+        _books_of_contexts,
         lambda: check_mode(mode),
     )
-    inner = _using.get()
     given = (own.model, *(book.defaults.model for book in reversed(inner)))
     graph = dataclasses.replace(graph, names=(*graph.names, next(filter(None, given), "")))
     layers = [
@@ -378,6 +382,14 @@ def _resolved(
     if store := os.environ.get("COMPOSER_VERDICT_STORE"):
         cache = cache.model_copy(update={"store": store})
     return dataclasses.replace(rules, cache=cache, distributed=distributed)
+
+
+def _books_of_contexts() -> list[PolicyBook]:
+    found = _using.get()
+    mistakes = [str(each) for each in found if isinstance(each, OptionError)]
+    if mistakes:
+        raise OptionError("; ".join(mistakes))
+    return [each for each in found if isinstance(each, PolicyBook)]
 
 
 @contextmanager
@@ -474,21 +486,9 @@ def _disabled() -> Layer:
     return Layer("COMPOSER_DISABLE", read_policy(off))
 
 
-def _is_disabled() -> bool:
+def is_disabled() -> bool:
     """Whether ``COMPOSER_DISABLE`` is on; what is neither on nor off is not."""
     return os.environ.get("COMPOSER_DISABLE", "").strip().lower() in _ON
-
-
-@contextmanager
-def disregarding_if_disabled() -> Iterator[None]:
-    """Warn of the user's mistakes within, where ``COMPOSER_DISABLE`` is on; else raise them."""
-    try:
-        yield
-    except (OptionError, UnknownNameError) as mistake:
-        if not _is_disabled():
-            raise
-        told = f"COMPOSER_DISABLE is on, and a mistake is disregarded: {mistake}"
-        warnings.warn(told, FallbackWarning, stacklevel=4)
 
 
 def _chain_on_call() -> list[str]:

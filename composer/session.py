@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from composer import forks
-from composer.book import Source, disregarding_if_disabled, read
+from composer.book import Source, is_disabled, read
+from composer.errors import OptionError, UnknownNameError
 from composer.lowering.narrow_weights import Copies
 from composer.mistakes import refuse_mistakes
 from composer.records import CompileReport, WithoutGraph
@@ -207,8 +208,8 @@ def configure(source: Source) -> None:
     """Set the policy of this process, in place of any set before.
 
     ``COMPOSER_CONFIG`` takes precedence. Later changes to the object that was given do not change
-    the policy; a file that changed is read again by the next compile. Under ``COMPOSER_DISABLE`` a
-    mistake is warned of, and the policy stays what it was.
+    the policy; a file that changed is read again by the next compile. Under ``COMPOSER_DISABLE``
+    the next compile warns of a mistake.
 
     Args:
         source: A :class:`composer.PolicyBook`, a :class:`composer.Policy` for every graph, a
@@ -219,8 +220,12 @@ def configure(source: Source) -> None:
             that is wrong.
         UnknownNameError: naming every engine and pass that is nearly a known one.
     """
-    with disregarding_if_disabled():
+    try:
         _current.configured = _checked(source)
+    except (OptionError, UnknownNameError):
+        if not is_disabled():
+            raise
+        _current.configured = source
 
 
 def _checked(source: Source) -> Source:

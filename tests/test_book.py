@@ -566,13 +566,24 @@ def test_disabling_looks_up_no_engine_and_no_pass(monkeypatch) -> None:
 
 @pytest.mark.parametrize("source", [3, "not-here.toml", {"defaults": {"chian": []}}])
 def test_disabling_disregards_mistakes_in_the_program(monkeypatch, source) -> None:
-    """Of ``configure`` and ``using``; the policy stays what it was."""
+    """Of ``configure``, ``using`` and ``mode``: one warning has them all, at the first compile."""
     monkeypatch.setenv("COMPOSER_DISABLE", "1")
-    said = "COMPOSER_DISABLE is on, and a mistake is disregarded: "
-    with pytest.warns(FallbackWarning, match=said):
-        composer.configure(source)
-    with pytest.warns(FallbackWarning, match=said), composer.using(source):
-        assert run().chosen == "eager"
+    composer.configure(source)
+    x = torch.ones(2)
+    sine, cosine = (
+        torch.compile(function, backend="composer", mode="max-autotun")
+        for function in (torch.sin, torch.cos)
+    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with composer.using(source), composer.using(strikt=1):
+            assert torch.equal(sine(x), x.sin())
+            assert torch.equal(cosine(x), x.cos())
+    (said,) = (str(each.message) for each in caught if each.category is FallbackWarning)
+    assert said.startswith("COMPOSER_DISABLE is on, and a mistake is disregarded: ")
+    assert "unknown mode 'max-autotun'" in said
+    assert "unknown option 'strikt'" in said
+    assert last().chosen == "eager"
 
 
 def test_a_switch_that_is_neither_on_nor_off_is_an_error(monkeypatch) -> None:
