@@ -21,6 +21,7 @@ torch writes to a file when it saves a compiled function.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -176,6 +177,7 @@ def _prepare(request: GraphRequest, options: Mapping[str, Any] | None) -> _Case:
     with book.named_origin(rules.origins.get("passes", ""), configured):
         shared = shared_passes(policy.passes, policy.on_pass_error)
     request = keys.with_key(request, policy.model, f"{mode} {policy.key} {shared.key}")
+    request = dataclasses.replace(request, number=next(session.current().numbers))
     policy, contenders = lock.hold(request, policy, contenders, shared)
     with session.current().progress.step(request, "shared passes"):
         bounds = bounds_of(policy) if policy.verify.when != "off" else None
@@ -227,6 +229,7 @@ def _report(case: _Case, outcome: Outcome, chosen: str, seconds: float) -> Compi
     request = case.request
     return CompileReport(
         time=datetime.now(UTC).isoformat(timespec="milliseconds"),
+        number=request.number,
         graph_id=request.graph_id,
         graph_key=request.graph_key,
         model=request.model,

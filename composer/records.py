@@ -139,6 +139,7 @@ class GraphRequest:
     inputs: tuple[GraphInput, ...]
     mode: str | None = None
     names: tuple[str, ...] = ()
+    number: int = 0
     key_among_ranks: str = ""
     rewritten_by: tuple[str, ...] = ()
     compared_passes: frozenset[str] = frozenset()
@@ -393,6 +394,8 @@ class CompileReport:
     """Version of this record's schema."""
     time: str
     """When the compile ended: UTC, ISO 8601, milliseconds."""
+    number: int
+    """Counts the graphs of a process from 1. No two have the same number, after a reset neither."""
     graph_id: str
     """Dynamo's compile id, such as ``0/0``; ``direct`` where a backend was called without it."""
     graph_key: str
@@ -425,6 +428,11 @@ class CompileReport:
     """The whole time that composer took to compile."""
     runtime: Runtime = field(default_factory=Runtime, compare=False)
     """What happened since; live in the process, and as it stood in a record that was written."""
+
+    @property
+    def label(self) -> str:
+        """Its number, with Dynamo's id as torch's logs have it: ``"3 [0/0]"``."""
+        return f"{self.number} [{self.graph_id}]"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists, dicts, strings and numbers; the counters as they stand now."""

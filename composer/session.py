@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import copy
+import itertools
 from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
@@ -50,6 +51,7 @@ class Session:
             installed versions; empty where it works.
         background: The thread that builds and measures engines beside the program.
         copies: The weights that engines read in bfloat16.
+        numbers: Gives each graph of this process its number.
         left_alone: The URLs of the shared stores that are not asked again, and the error of each.
     """
 
@@ -60,6 +62,7 @@ class Session:
         self.self_tests: dict[tuple[type, str], str] = {}
         self.background = Worker()
         self.copies = Copies()
+        self.numbers = itertools.count(1)
         self._begin()
 
     def _begin(self) -> None:

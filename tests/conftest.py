@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import itertools
 import os
 import subprocess
 import sys
@@ -93,6 +94,7 @@ def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setenv("COMPOSER_CACHE_DIR", str(tmp_path / "composer-cache"))
     torch.compiler.reset()
     composer.reset()
+    session.current().numbers = itertools.count(1)
     session.current().self_tests.update(_WORKING)
     torch.manual_seed(0)
     precision, dtype = _torch.modes.float32_precision(), torch.get_default_dtype()

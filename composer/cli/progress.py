@@ -77,11 +77,11 @@ def _write(terminal: int, text: str) -> None:
 
 
 def _line(steps: tuple[Step, ...]) -> str:
-    """``"compiling graph 0/0 of MyModel (290 ops): inductor, 12 s"``; empty with nothing to say."""
+    """``"compiling graph 1 of MyModel (290 ops): inductor, 12 s"``; empty with nothing to say."""
     if not steps or steps[0].seconds < _PATIENCE:
         return ""
     step = steps[0]
     model = step.model.rpartition(".")[2]
-    what = f"graph {step.graph_id} of {model} ({counted(step.nodes, 'op')}): {step.what}"
+    what = f"graph {step.number} of {model} ({counted(step.nodes, 'op')}): {step.what}"
     more = f" and {len(steps) - 1} more" if len(steps) > 1 else ""
     return f"compiling {what}, {step.seconds:.0f} s{more}"

@@ -50,7 +50,7 @@ class Witness:
         self._graphs: dict[str, LockedGraph] = {}
         self._same: dict[str, str] = {}
         self._chains: dict[str, tuple[_Place, ...]] = {}
-        self._records: dict[tuple[str, str], dict[str, Any]] = {}
+        self._records: dict[int, dict[str, Any]] = {}
 
     def meet(self, graph: LockedGraph, contenders: Sequence[Contender]) -> None:
         """Keep what there is to say of a graph that is about to be compiled.
@@ -77,7 +77,7 @@ class Witness:
 
     def emit(self, record: dict[str, Any]) -> None:
         """Keep the last record of each compile."""
-        self._records[record["graph_id"], record["time"]] = record
+        self._records[record["number"]] = record
 
     def served(self) -> list[Served]:
         """Each graph once, in the order of compiling, with who serves it by now.

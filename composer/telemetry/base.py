@@ -29,7 +29,7 @@ class Sink:
     def emit(self, record: dict[str, Any]) -> None:
         """Take a record: ``CompileReport.to_dict()``, a copy for this sink alone.
 
-        Called when a graph was compiled, and again, with the same ``graph_id`` and ``time``, when
+        Called when a graph was compiled, and again, with the same ``number``, when
         another engine took it over at run time.
         """
         raise NotImplementedError

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import os
 import re
-from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,29 +22,24 @@ LIMIT = "COMPOSER_TELEMETRY_MAX_BYTES"
 DEFAULT_LIMIT = 64 * 2**20
 PATIENCE = 10.0
 """Seconds to wait for another process's line; not again after it was in vain."""
-_FOLLOWED, _REMEMBERED = 1_000, 100_000
-
-_serials: dict[Path, int] = {}
-"""The next serial in each file: a sink of this process may have written there before."""
-
-
-Name = tuple[str, str, str]
-"""Of a graph: its id, the time of its compile, its key."""
+_FOLLOWED = 1_000
 
 
 @dataclass(slots=True)
 class _Graph:
-    """A graph that is in the file, or about to be."""
+    """A graph whose counters are written once more at the end.
 
-    serial: int
-    name: Name
-    runtime: Runtime | None
-    """Its counters, to be written once more at the end; ``None`` where they are not followed."""
+    Attributes:
+        runtime: The counters, live.
+        file: Where its last record went, or is about to go.
+        record: Its last record; empty until there is one.
+        written: The counters that are in the file.
+    """
+
+    runtime: Runtime
     file: LineFile
     record: dict[str, Any] = field(default_factory=dict)
-    """Its last record, on its way to ``file``; empty until there is one."""
     written: object = None
-    """The counters that are in the file."""
 
 
 class JsonLinesSink(Sink):
@@ -53,8 +47,8 @@ class JsonLinesSink(Sink):
 
     They are those that were compiled since the sink was there.
 
-    A line is the record and two keys more: ``process`` says who wrote it, ``serial`` which graph of
-    that process it is. A further record of a graph has its serial again.
+    A line is the record and one key more: ``process`` says who wrote it. A further record of a
+    graph has its number again.
     """
 
     @classmethod
@@ -77,24 +71,20 @@ class JsonLinesSink(Sink):
 
     def _restart(self) -> None:
         """In a forked child: its parent's graphs are its parent's to write."""
-        path = self._file.path
-        _serials.pop(path, None)
-        self._start(path)
+        self._start(self._file.path)
 
     def _start(self, path: Path) -> None:
         self._file = LineFile(path)  # filelock refuses a lock that was made before a fork
         self._process = dataclasses.asdict(Process.here())
         self._lock = forks.lock()
-        self._graphs: deque[_Graph] = deque()
-        self._others: OrderedDict[Name, _Graph] = OrderedDict()
+        self._graphs: dict[int, _Graph] = {}
 
     def follow(self, report: CompileReport) -> None:
         """Remember whose counters to write at the end."""
-        name = report.graph_id, report.time, report.graph_key
         with self._lock:
-            self._graphs.append(self._new(name, report.runtime))
+            self._graphs[report.number] = _Graph(report.runtime, self._file)
             if len(self._graphs) > _FOLLOWED:
-                self._let_go(self._graphs.popleft())
+                del self._graphs[next(iter(self._graphs))]
 
     def emit(self, record: dict[str, Any]) -> None:
         """Append the record.
@@ -106,27 +96,27 @@ class JsonLinesSink(Sink):
         """
         with self._lock:
             self._look_around()
-            graph = self._graph(record)
-            if graph.file.path != self._file.path:
-                graph.serial = self._next_serial()
-            graph.file = self._file
-            if graph.runtime is not None:
-                graph.record = record
-        self._write(graph, record)
+            file, graph = self._file, self._graphs.get(record["number"])
+            if graph is not None:
+                graph.file, graph.record = file, record
+        self._write(file, record)
+        if graph is not None:
+            graph.written = record["runtime"]
 
     def close(self) -> None:
         """Append a further record of each graph whose counters moved, and what failed before."""
         self._patience = PATIENCE
-        for graph in tuple(self._graphs):
-            runtime, record = graph.runtime, graph.record
-            if runtime is None or not record:  # let go of meanwhile
+        with self._lock:
+            graphs = tuple(self._graphs.values())
+        for graph in graphs:
+            if not graph.record:
                 continue
-            now, gone = plain(runtime), not graph.file.path.parent.exists()
+            now, gone = plain(graph.runtime), not graph.file.path.parent.exists()
             if graph.written and gone:
                 continue  # who removed the folder wants no new one with the last counters alone
             if graph.written != now:
-                graph.record = {**record, "runtime": now}
-                self._write(graph, graph.record)
+                self._write(graph.file, {**graph.record, "runtime": now})
+                graph.written = now
 
     def _look_around(self) -> None:
         """What the environment says now; a relative path is where it was when first met."""
@@ -135,39 +125,14 @@ class JsonLinesSink(Sink):
         if asked and asked != self._asked:
             self._asked, self._file = asked, LineFile(Path(asked).resolve())
 
-    def _graph(self, record: dict[str, Any]) -> _Graph:
-        """Whose record it is: the first that waits for one, or the one that had it before."""
-        name = record["graph_id"], record["time"], record["graph_key"]
-        same = [graph for graph in self._graphs if graph.name == name]
-        if not same:
-            return self._others.get(name) or self._let_go(self._new(name, None))
-        return next((graph for graph in same if not graph.record), same[-1])
-
-    def _new(self, name: Name, runtime: Runtime | None) -> _Graph:
-        return _Graph(self._next_serial(), name, runtime, self._file)
-
-    def _let_go(self, graph: _Graph) -> _Graph:
-        """Remember the serial of a graph, and nothing else."""
-        graph.runtime, graph.record = None, {}
-        self._others[graph.name] = graph
-        if len(self._others) > _REMEMBERED:
-            self._others.popitem(last=False)
-        return graph
-
-    def _next_serial(self) -> int:
-        serial = _serials.get(self._file.path, 0)
-        _serials[self._file.path] = serial + 1
-        return serial
-
-    def _write(self, graph: _Graph, record: dict[str, Any]) -> None:
-        line = _line({**record, "process": self._process, "serial": graph.serial})
+    def _write(self, file: LineFile, record: dict[str, Any]) -> None:
+        line = _line({**record, "process": self._process})
         try:
-            graph.file.append(line, self._limit, self._patience)
+            file.append(line, self._limit, self._patience)
         except TimeoutError:
             self._patience = 0.0
             raise
         self._patience = PATIENCE
-        graph.written = record["runtime"]
 
 
 def _limit(text: str) -> int:

@@ -24,4 +24,4 @@ class LoggingSink(Sink):
         if log.isEnabledFor(logging.INFO):
             report = CompileReport.from_dict(record)
             for each in report.attempts:
-                log.info("graph %s: %s (%.3f s)", report.graph_id, each.sentence(), each.seconds)
+                log.info("graph %s: %s (%.3f s)", report.label, each.sentence(), each.seconds)

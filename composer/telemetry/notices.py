@@ -61,7 +61,7 @@ def warn_of_fallbacks(
         unwanted |= attempt.on_trial and attempt.reason is not Reason.RAISED_AT_RUNTIME
         if attempt.accepted or absent or unwanted or what in warned:
             continue
-        _warn(f"{attempt.sentence()}; graph {report.graph_id} runs on {report.chosen}")
+        _warn(f"{attempt.sentence()}; graph {report.label} runs on {report.chosen}")
         warned.add(what)  # not before: a filter may turn the warning into an error
 
 
@@ -74,7 +74,7 @@ def warn_of_passes(report: CompileReport, warned: set[tuple[str, str]]) -> None:
     """
     for each in report.passes:
         if each.error and (each.name, each.error) not in warned:
-            _warn(f"{each.error}; graph {report.graph_id} runs without it")
+            _warn(f"{each.error}; graph {report.label} runs without it")
             warned.add((each.name, each.error))
 
 

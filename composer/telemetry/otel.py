@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span, TracerProvider
 
 _OF_GRAPH = (
-    *("graph_id", "graph_key", "model", "device", "dtype", "training", "dynamic", "nodes"),
-    *("policy", "chosen"),
+    *("number", "graph_id", "graph_key", "model", "device", "dtype", "training", "dynamic"),
+    *("nodes", "policy", "chosen"),
 )
 _OF_PASS = ("name", "stage", "changed", "matches", "nodes_before", "nodes_after", "seconds")
 _ERRORS = frozenset({Status.FAILED, Status.REJECTED, Status.CRASHED, Status.TIMED_OUT})

@@ -19,7 +19,7 @@ class Step:
     ``time.perf_counter``.
     """
 
-    graph_id: str
+    number: int
     model: str
     nodes: int
     what: str
@@ -47,7 +47,7 @@ class Progress:
         """Be seen doing ``what`` for a graph."""
         serial = next(self._serial)
         self._steps[serial] = Step(
-            request.graph_id, request.model, request.nodes, what, time.perf_counter()
+            request.number, request.model, request.nodes, what, time.perf_counter()
         )
         try:
             yield

@@ -79,7 +79,7 @@ def _newest_of_each(paths: Iterable[Path]) -> list[Path]:
 
 @dataclass(slots=True)
 class _Found:
-    """What was read so far: graphs by process and serial."""
+    """What was read so far: graphs by process and number."""
 
     graphs: dict[Process, dict[object, CompileReport]] = field(default_factory=dict)
     left_out: int = 0
@@ -87,14 +87,15 @@ class _Found:
 
     def take(self, name: str, number: int, text: bytes) -> None:
         try:
-            process, serial, graph = _parsed(text)
+            process, graph = _parsed(text)
         except RecordError as error:
             self.left_out += 1
             if len(self.faults) < _NAMED:
                 self.faults.append(BadLine(name, number, str(error)[:_LONGEST]))
             return
-        # A line without a serial is a graph of its own.
-        self.graphs.setdefault(process, {})[serial or (name, number)] = graph
+        # Lines that do not say who wrote them may be of several processes, which number alike.
+        key = (name, number) if process == UNKNOWN else graph.number
+        self.graphs.setdefault(process, {})[key] = graph
 
     def readout(self) -> Readout:
         recordings = (
@@ -107,8 +108,8 @@ class _Found:
         return Readout(tuple(ordered), self.left_out, tuple(self.faults))
 
 
-def _parsed(text: bytes) -> tuple[Process, str, CompileReport]:
-    """Who wrote a line, which of its graphs it is (empty if it does not say), and the record."""
+def _parsed(text: bytes) -> tuple[Process, CompileReport]:
+    """Who wrote a line, and the record in it."""
     text = text.strip()
     if not text:
         raise RecordError("a blank line")
@@ -119,8 +120,7 @@ def _parsed(text: bytes) -> tuple[Process, str, CompileReport]:
     if not isinstance(line, Mapping):
         raise RecordError("JSON, but no object")
     process = _process(line["process"]) if line.get("process") is not None else UNKNOWN
-    serial = line.get("serial")
-    return process, "" if serial is None else repr(serial), CompileReport.from_dict(line)
+    return process, CompileReport.from_dict(line)
 
 
 def _process(said: Any) -> Process:

@@ -98,7 +98,7 @@ def _title(graph: CompileReport) -> str:
     on = printable(f"{graph.dtype or 'no tensors'} on {graph.device}")
     traits = [counted(graph.nodes, "op"), on]
     traits += ["training"] * graph.training + ["dynamic shapes"] * graph.dynamic
-    named = printable(f"graph {graph.graph_id}  {graph.model}")
+    named = printable(f"graph {graph.label}  {graph.model}")
     by = f"runs on {printable(graph.chosen)}, {_calls(graph.runtime.read())}"
     return f"{named}  ({', '.join(traits)})\n  {by if graph.chosen else 'raised an error'}"
 

@@ -14,8 +14,6 @@ KEPT_GRAPHS = 1000
 COMPILE_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 """Buckets for the time of a compile: from a small graph to a large model with autotuning."""
 
-Key = tuple[str, str, str]
-
 
 @dataclass(frozen=True, slots=True)
 class Total:
@@ -99,28 +97,28 @@ class Totals:
     def __init__(self) -> None:
         self._lock = forks.lock()
         self._past: dict[str, Total] = {}
-        self._graphs: OrderedDict[Key, _Graph] = OrderedDict()
-        self._said: OrderedDict[Key, _Said] = OrderedDict()
+        self._graphs: OrderedDict[int, _Graph] = OrderedDict()
+        self._said: OrderedDict[int, _Said] = OrderedDict()
 
     def follow(self, report: CompileReport) -> None:
         """Count the calls of this graph."""
-        key = report.graph_id, report.time, report.graph_key
+        number = report.number
         with self._lock:
-            self._drop(key)
-            self._said.pop(key, None)
-            self._graphs[key] = _Graph(report.runtime, report.chosen)
+            self._drop(number)
+            self._said.pop(number, None)
+            self._graphs[number] = _Graph(report.runtime, report.chosen)
             if len(self._graphs) > KEPT_GRAPHS:
                 self._drop(next(iter(self._graphs)))
 
     def take(self, record: Mapping[str, Any]) -> News:
         """Note who serves a graph from now on, and tell what no earlier record had said."""
-        key = record["graph_id"], record["time"], record["graph_key"]
+        number = record["number"]
         attempts, chosen = record["attempts"], record["chosen"]
         with self._lock:
-            self._serves(key, chosen)
-            said = self._said.get(key)
+            self._serves(number, chosen)
+            said = self._said.get(number)
             if said is None:
-                self._said[key] = _Said(len(attempts), _raised(attempts), chosen)
+                self._said[number] = _Said(len(attempts), _raised(attempts), chosen)
                 if len(self._said) > 100 * KEPT_GRAPHS:
                     self._said.popitem(last=False)
                 return News(first=True)
@@ -131,9 +129,9 @@ class Totals:
                 said.raised = _raised(attempts)
         return News(False, known, raised, takeover)
 
-    def _serves(self, key: Key, backend: str) -> None:
+    def _serves(self, number: int, backend: str) -> None:
         """From now on the calls of a graph are this backend's."""
-        graph = self._graphs.get(key)
+        graph = self._graphs.get(number)
         if graph is not None and graph.backend != backend:
             done = graph.done()
             self._keep(graph.backend, done)
@@ -151,12 +149,12 @@ class Totals:
     def close(self) -> None:
         """Look at the graphs for the last time: the totals stay as they are."""
         with self._lock:
-            for key in tuple(self._graphs):
-                self._drop(key)
+            for number in tuple(self._graphs):
+                self._drop(number)
 
-    def _drop(self, key: Key) -> None:
-        if key in self._graphs:
-            graph = self._graphs.pop(key)
+    def _drop(self, number: int) -> None:
+        if number in self._graphs:
+            graph = self._graphs.pop(number)
             self._keep(graph.backend, graph.done())
 
     def _keep(self, backend: str, done: Total) -> None:

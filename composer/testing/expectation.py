@@ -108,4 +108,4 @@ class _Seen:
         for report in self.reports:
             for attempt in report.attempts:
                 if not attempt.accepted:
-                    yield f"graph {report.graph_id}: {attempt.sentence()}"
+                    yield f"graph {report.label}: {attempt.sentence()}"

@@ -79,7 +79,7 @@ def _row(report: CompileReport) -> dict[str, Any]:
     trouble = session.current().unkept.get(report.graph_key, _KEEPS_NONE) if measured else ""
     return {
         "model": report.model,
-        "graph": report.graph_id,
+        "graph": report.label,
         "key": report.graph_key,
         "device": report.device,
         "dtype": report.dtype,

@@ -76,7 +76,7 @@ def test_report_follows_what_the_script_prints(script: Any, composer: Any) -> No
     lines = done.stdout.splitlines()
     assert lines[0] == "done --json --help -m -- x"
     assert lines[1].startswith("composer: 1 graph in")
-    assert "graph 0/0  __main__.f  (1 op, float32 on cpu)" in lines
+    assert "graph 1 [0/0]  __main__.f  (1 op, float32 on cpu)" in lines
 
 
 PEER = """
@@ -309,7 +309,7 @@ def in_a_terminal(*args: Any) -> str:
     return seen.decode().replace("\r\n", "\n")
 
 
-LINE = re.compile("compiling graph 0/0 of Net \\(1 op\\): slow, ([0-9]+) s")
+LINE = re.compile("compiling graph 1 of Net \\(1 op\\): slow, ([0-9]+) s")
 
 
 def test_terminal_shows_what_takes_long(script: Any) -> None:

@@ -74,7 +74,7 @@ def test_graph_break_gives_two_graphs_and_two_reports(chain) -> None:
         return torch.cos(x)
 
     check(broken, torch.randn(3), chain=chain)
-    assert [r.graph_id for r in composer.reports()] == ["0/0", "1/0"]
+    assert [r.label for r in composer.reports()] == ["1 [0/0]", "2 [1/0]"]
     assert {r.model for r in composer.reports()} == {broken.__module__ + "." + broken.__qualname__}
 
 

@@ -67,6 +67,7 @@ def graph(*attempts: Attempt, ended: float = 10.0, **fields: Any) -> CompileRepo
     accepted = [each.backend for each in attempts if each.accepted]
     made = CompileReport(
         time=(BEGAN + timedelta(seconds=ended)).isoformat(timespec="milliseconds"),
+        number=1,
         graph_id="0/0",
         graph_key="5f" * 32,
         model="torch.nn.modules.linear.Linear",
@@ -112,6 +113,7 @@ def _compiled(draw: random.Random, graphs: int) -> list[CompileReport]:
         made = graph(
             *attempts,
             ended=clock,
+            number=number + 1,
             graph_id=f"{number}/{number % 3}",
             model=draw.choice(MODELS),
             nodes=draw.randint(3, 900),

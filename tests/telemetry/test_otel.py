@@ -85,6 +85,7 @@ def test_compile_span_says_what_was_compiled(collected: Collected) -> None:
     compiled(torch.nn.Linear(2, 2), honest)(torch.ones(3, 2))
     (root,) = collected.spans("composer.compile")
     assert dict(root.attributes) == {
+        "composer.number": 1,
         "composer.graph_id": "0/0",
         "composer.graph_key": last().graph_key,
         "composer.model": "torch.nn.modules.linear.Linear",

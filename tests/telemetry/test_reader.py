@@ -64,10 +64,10 @@ def test_processes_are_ordered_by_their_start_and_graphs_by_their_time(
     early = {**record, "process": process(2, "2026-01-01", rank=0)}
     one = write(
         tmp_path / "one",
-        {**late, "serial": 0, "time": "2026-01-03"},
-        {**early, "serial": 1, "time": "2026-01-05"},
+        {**late, "time": "2026-01-03"},
+        {**early, "number": 2, "time": "2026-01-05"},
     )
-    two = write(tmp_path / "two", {**early, "serial": 0, "time": "2026-01-04"})
+    two = write(tmp_path / "two", {**early, "time": "2026-01-04"})
     found = reader.read([one, str(two)])
     assert [each.process.pid for each in found.recordings] == [2, 1]
     assert [graph.time for graph in found.recordings[0].report.graphs] == [
@@ -77,8 +77,8 @@ def test_processes_are_ordered_by_their_start_and_graphs_by_their_time(
 
 
 def test_last_record_of_a_graph_counts(tmp_path: Path, record: dict[str, Any]) -> None:
-    """By process and serial."""
-    line = {**record, "process": process(1, "2026-01-01"), "serial": 0}
+    """By process and number."""
+    line = {**record, "process": process(1, "2026-01-01")}
     later = {**line, "runtime": {**record["runtime"], "calls": 9}}
     other = {**line, "process": process(1, "2026-01-02")}
     found = reader.read(write(tmp_path / "run", line, other, later))
@@ -132,7 +132,7 @@ def test_numbers_that_are_no_json_are_read(tmp_path: Path, record: dict[str, Any
 
 def test_older_files_are_read_first(tmp_path: Path, record: dict[str, Any]) -> None:
     """Even where the newest is not there, for the moment of a rotation."""
-    line = {**record, "process": process(1, "2026-01-01"), "serial": 0}
+    line = {**record, "process": process(1, "2026-01-01")}
     write(tmp_path / "run.2", {**line, "nodes": 1})
     write(tmp_path / "run.1", {**line, "nodes": 2})
     found = reader.read(tmp_path / "run")
@@ -143,7 +143,7 @@ def test_older_files_that_are_given_too_are_read_once(
     tmp_path: Path, record: dict[str, Any]
 ) -> None:
     """As by ``run.jsonl*`` in a shell: the newest line counts, and faults are counted once."""
-    line = {**record, "process": process(1, "2026-01-01"), "serial": 0}
+    line = {**record, "process": process(1, "2026-01-01")}
     older = write(tmp_path / "run.jsonl.1", {**line, "chosen": "before"}, "torn")
     newest = write(tmp_path / "run.jsonl", {**line, "chosen": "after"})
     for given in ([newest, older], [older, newest], [newest, newest]):
@@ -172,7 +172,7 @@ def test_report_of_several_processes_has_a_heading_for_each(
     tmp_path: Path, record: dict[str, Any]
 ) -> None:
     """And says at the end what was left out."""
-    first = {**record, "process": process(11, "2026-01-01", rank=0), "serial": 0}
+    first = {**record, "process": process(11, "2026-01-01", rank=0)}
     second = {**first, "process": process(12, "2026-01-02")}
     path = write(tmp_path / "run", first, second, record, '{"torn')
     lines = runner.invoke(app, ["report", str(path)]).output.splitlines()
@@ -188,17 +188,17 @@ def test_report_shows_the_newest_graphs_of_each_process(
     tmp_path: Path, record: dict[str, Any]
 ) -> None:
     """As many as asked for."""
-    path = write(tmp_path / "run", *({**record, "graph_id": f"{n}/0"} for n in range(3)))
+    path = write(tmp_path / "run", *({**record, "number": 7 + n} for n in range(3)))
     output = runner.invoke(app, ["report", str(path), "--last", "2"]).output
     assert "composer: 2 graphs" in output
-    assert "graph 0/0" not in output
-    assert "graph 2/0" in output
+    assert "graph 7 [0/0]" not in output
+    assert "graph 9 [0/0]" in output
 
 
 def test_report_speaks_json(tmp_path: Path, record: dict[str, Any]) -> None:
     """Process by process, with the records as they are in the file."""
     said = process(11, "2026-01-01")
-    path = write(tmp_path / "run", {**record, "process": said, "serial": 0}, "")
+    path = write(tmp_path / "run", {**record, "process": said}, "")
     asked = ["report", str(path), "--json", "--last", "1"]
     assert json.loads(runner.invoke(app, asked).output) == {
         "processes": [{"process": said, "graphs": [record]}],

@@ -33,7 +33,7 @@ def test_the_table_shows_who_ran_and_why_not_the_others() -> None:
     for expected in (
         "1 graph in",
         "served by: honest 1",
-        "graph 0/0  torch.nn.modules.linear.Linear  (1 op, float32 on cpu, training)",
+        "graph 1 [0/0]  torch.nn.modules.linear.Linear  (1 op, float32 on cpu, training)",
         "runs on honest, 2 calls",
         "build_failed",
         "no such kernel",
@@ -103,7 +103,14 @@ def test_a_record_of_somebody_elses_moves_no_cursor() -> None:
     """And forges no line: it may come from a file."""
     evil = "\x1b]0;owned\x07\x1b[2J\ngraph 9/9  forged"
     attempt = composer.Attempt(evil, composer.Status.FAILED, None, evil, 1.0, engine={"a": evil})
-    facts = {"time": "", "graph_id": evil, "graph_key": "", "model": evil, "device": evil}
+    facts = {
+        "time": "",
+        "number": 1,
+        "graph_id": evil,
+        "graph_key": "",
+        "model": evil,
+        "device": evil,
+    }
     more = {"dtype": evil, "training": False, "dynamic": False, "nodes": 1, "seconds": 1.0}
     rest = {"inputs": (), "policy": (), "chosen": evil, "attempts": (attempt,)}
     text = str(Report((composer.CompileReport(**facts, **more, **rest),)))
@@ -129,7 +136,17 @@ def test_records_are_json_by_the_schema() -> None:
     compiled(torch.sin, engines.raises, honest)(torch.ones(2))
     record = json.loads(last().to_json())
     assert list(record) == [
-        *("schema", "time", "graph_id", "graph_key", "model", "device", "dtype", "training"),
+        *(
+            "schema",
+            "time",
+            "number",
+            "graph_id",
+            "graph_key",
+            "model",
+            "device",
+            "dtype",
+            "training",
+        ),
         *("dynamic", "nodes", "inputs", "policy", "passes", "attempts", "chosen", "seconds"),
         "runtime",
     ]
@@ -252,3 +269,13 @@ def test_reset_forgets_reports_and_keeps_functions_working() -> None:
     composer.reset()
     assert composer.reports() == ()
     assert torch.equal(f(torch.ones(2)), torch.sin(torch.ones(2)))
+
+
+def test_graphs_are_numbered_uniquely_in_a_process() -> None:
+    """Dynamo and composer start anew after their resets, and the numbers go on."""
+    for function in (torch.sin, torch.cos, torch.tan):
+        compiled(function, honest)(torch.ones(2))
+        numbered = last()
+        torch.compiler.reset()
+        composer.reset()
+    assert (numbered.number, numbered.graph_id) == (3, "0/0")

@@ -161,8 +161,8 @@ def test_logging_sink_writes_a_line_for_every_attempt(caplog: Any) -> None:
     with caplog.at_level(logging.INFO, logger="composer"):
         compiled(torch.sin, engines.raises, honest)(torch.ones(2))
     lines = [r.getMessage() for r in caplog.records if r.levelno == logging.INFO]
-    assert lines[0].startswith("graph 0/0: raises failed (build_failed): no such kernel (0.")
-    assert lines[1].startswith("graph 0/0: honest succeeded (0.")
+    assert lines[0].startswith("graph 1 [0/0]: raises failed (build_failed): no such kernel (0.")
+    assert lines[1].startswith("graph 1 [0/0]: honest succeeded (0.")
 
 
 def plugin(folder: Path, code: str) -> None:
@@ -238,7 +238,7 @@ def test_progress_shows_what_is_being_compiled() -> None:
 
     compiled(torch.nn.Linear(2, 2), looks)(torch.ones(2))
     (step,) = seen
-    assert (step.graph_id, step.what, step.nodes) == ("0/0", "looks", 1)
+    assert (step.number, step.what, step.nodes) == (1, "looks", 1)
     assert step.model.endswith("Linear")
     assert step.seconds > 0
     assert session.current().progress.now() == ()

@@ -21,7 +21,7 @@ def graph(number: int, chosen: str = "honest", **counters: Any) -> CompileReport
     """A report of its own, with these counters."""
     compiled(torch.sin, "eager")(torch.ones(2))
     runtime = Runtime(Counters(**counters))
-    return dataclasses.replace(last(), graph_id=f"{number}/0", chosen=chosen, runtime=runtime)
+    return dataclasses.replace(last(), number=number, chosen=chosen, runtime=runtime)
 
 
 def test_totals_are_read_from_the_live_graphs() -> None:

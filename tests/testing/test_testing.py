@@ -133,7 +133,7 @@ def test_expectation_that_fails_says_what_was_seen() -> None:
         "served_by: expected {'onnxrt': 1}, saw {'eager': 1}",
         "failed: expected 0, saw 1",
         "reason timeout: expected 1, saw 0",
-        "graph 0/0: fake_raises failed (build_failed): fake_raises was made to raise",
+        "graph 1 [0/0]: fake_raises failed (build_failed): fake_raises was made to raise",
     ):
         assert part in said
 

@@ -297,7 +297,7 @@ def test_verdict_that_is_not_kept_is_an_error(
     """Nobody would find it; measured now, or remembered from before."""
     for process in ("one", "another"):
         done = measured(**options(folder))
-        assert re.match(f"graph 0/0: the verdict was not kept: {said}", done["error"])
+        assert re.match(rf"graph \d+ \[0/0\]: the verdict was not kept: {said}", done["error"])
         session.reset()
         measured()
         session.reset()
@@ -320,7 +320,14 @@ def test_nothing_is_tuned_under_a_switch_for_whoever_is_on_call(
 
 
 def row_of(chosen: str, *attempts: Attempt) -> dict[str, Any]:
-    facts = {"time": "", "graph_id": "0/0", "graph_key": "", "model": "m.Net", "device": "cpu"}
+    facts = {
+        "time": "",
+        "number": 1,
+        "graph_id": "0/0",
+        "graph_key": "",
+        "model": "m.Net",
+        "device": "cpu",
+    }
     more = {"dtype": "", "training": False, "dynamic": False, "nodes": 1, "seconds": 1.0}
     told = {**facts, **more, "inputs": (), "policy": (), "chosen": chosen, "attempts": attempts}
     return work._row(CompileReport(**told))
