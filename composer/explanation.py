@@ -37,7 +37,7 @@ class GraphBreak:
     message: str
     """All that Dynamo says of it: explanation, hints, a link."""
     frame_skipped: bool
-    """The whole function was given up and runs as plain Python, rather than in graphs before and
+    """A function was given up for it, and runs as plain Python rather than in graphs before and
     after the line; with ``fullgraph=True`` the compile ended in an error."""
 
     def __str__(self) -> str:
@@ -139,18 +139,22 @@ class Collector:
     def met(
         self, message: str, stack: Sequence[traceback.FrameSummary], frame_skipped: bool
     ) -> None:
-        """Keep a graph break; of one that is met again, what was said last."""
+        """Keep a graph break; of one that is met again, what was said last.
+
+        Dynamo meets a place again when it gives a caller up and traces the function by itself.
+        """
         if self._thread not in (None, threading.get_ident()):
             return
         place = capture.users_frame(stack)
-        line = place.lineno or 0
-        self._breaks[place.filename, line, message] = GraphBreak(
-            reason=first_line(message),
+        line, reason = place.lineno or 0, first_line(message)
+        known = self._breaks.get((place.filename, line, reason))
+        self._breaks[place.filename, line, reason] = GraphBreak(
+            reason=reason,
             file=place.filename,
             line=line,
             code=place.line or "",
             message=message,
-            frame_skipped=frame_skipped,
+            frame_skipped=frame_skipped or (known is not None and known.frame_skipped),
         )
 
 

@@ -108,6 +108,25 @@ def test_function_that_is_given_up_is_reported() -> None:
     assert "the whole function was given up" in str(found)
 
 
+def test_break_that_is_met_twice_is_shown_once() -> None:
+    """A caller with a loop is given up for it, then the function is traced by itself."""
+
+    def prints(x):
+        y = torch.sin(x)
+        torch._dynamo.graph_break()
+        return y + 1
+
+    def calls_it_in_a_loop(x):
+        for _ in range(2):
+            x = prints(torch.cos(x))
+        return x
+
+    found = explained(calls_it_in_a_loop, torch.ones(3))
+    (met,) = found.graph_breaks
+    assert (met.code, met.frame_skipped) == ("torch._dynamo.graph_break()", True)
+    assert str(found).count("graph break  ") == 1
+
+
 def test_what_has_no_operation_is_explained() -> None:
     """There is no graph and no break: Dynamo says why it skips it, each time it is asked."""
 
