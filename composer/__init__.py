@@ -16,6 +16,7 @@ import typing as _typing
 from composer import forks as _forks
 
 if _typing.TYPE_CHECKING:
+    __version__: str
     from composer import errors, passes, testing
     from composer.book import PolicyBook, using
     from composer.explanation import explain
@@ -62,7 +63,10 @@ _importing = _forks.lock()
 if not _typing.TYPE_CHECKING:  # for type checkers there is no other name than those
 
     def __getattr__(name: str) -> _typing.Any:
-        """A public name, or a module of this package."""
+        """A public name, a module of this package, or the installed version."""
+        if name == "__version__":
+            distribution = _module("distribution")
+            return distribution.version_of(distribution.NAME)
         if name not in __all__:
             return _module(name)
         with _importing:

@@ -31,6 +31,7 @@ def test_without_torch_names_are_imported_when_they_are_asked_for(fresh_python) 
     """All are shown at once, and modules are there as after an import of everything."""
     code = (
         "import composer, sys, types\n"
+        "from importlib.metadata import version\n"
         "assert 'torch' not in sys.modules\n"
         "assert dir(composer) == sorted(composer.__all__)\n"
         "assert composer.Status.SUCCEEDED == 'succeeded'\n"
@@ -41,6 +42,7 @@ def test_without_torch_names_are_imported_when_they_are_asked_for(fresh_python) 
         "assert modules == ['errors', 'passes', 'testing'], modules\n"
         "assert composer.explain is explain and callable(explain)\n"
         "assert composer.telemetry.report.Report\n"
+        "assert composer.__version__ == version('torch-compile-composer')\n"
         "composer.nothing\n"
     )
     done = fresh_python(code)
