@@ -34,7 +34,6 @@ from composer.build import (
 )
 from composer.contenders import Contender
 from composer.errors import (
-    ChildRefusal,
     PassError,
     Refusal,
     causes,
@@ -378,7 +377,7 @@ def _failed(trial: _Trial, error: BaseException, started: float) -> Attempt:
     fault = error.__cause__ if isinstance(error, Refusal) else error
     said = "".join(traceback.format_exception(fault)) if fault else ""
     kind = type(fault).__name__ if fault else ""
-    if isinstance(error, ChildRefusal):
+    if isinstance(error, Refusal) and (error.error_type or error.traceback):
         kind, said = error.error_type, error.traceback
     return dataclasses.replace(
         _record(trial, started),

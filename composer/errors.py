@@ -91,12 +91,23 @@ class Refusal(ComposerError):
         status: What became of the attempt.
         reason: The stable code that docs/reasons.md explains.
         message: One sentence for a person: what was in the way and what would help.
+        error_type: Class of an exception that was raised in another process; empty where none was.
+        traceback: Its traceback, as text.
     """
 
-    def __init__(self, status: Status, reason: Reason, message: str) -> None:
+    def __init__(
+        self,
+        status: Status,
+        reason: Reason,
+        message: str,
+        error_type: str = "",
+        traceback: str = "",
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.reason = reason
+        self.error_type = error_type
+        self.traceback = traceback
 
 
 class SharedInputs(Refusal):
@@ -127,10 +138,8 @@ class ChildRefusal(Refusal):
         output: str = "",
         by_others: bool = False,
     ) -> None:
-        super().__init__(status, reason, message)
-        self.error_type = error_type
+        super().__init__(status, reason, message, error_type, traceback or output)
         self.by_others = by_others
-        self.traceback = traceback or output
 
 
 class PassError(ComposerError):

@@ -225,7 +225,7 @@ class Attempt:
     error_type: str = ""
     """Class of the exception that ended the attempt; empty for a plain no."""
     traceback: str = ""
-    """Its traceback; empty for a plain no."""
+    """Its traceback; empty for a plain no. Of a remembered failure it is that of its time."""
     options: dict[str, Any] = field(default_factory=dict)
     """The candidate's options, as the chain gave them."""
     precision: Literal["fp32", "bf16"] | None = None

@@ -21,7 +21,7 @@ import torch
 from composer import _torch, distribution, session
 from composer.backends.base import Backend, BuildFacts
 from composer.distribution import version_of
-from composer.errors import ChildRefusal, causes, chained, first_line, refuse
+from composer.errors import ChildRefusal, Refusal, causes, chained, first_line
 from composer.policy import Candidate
 from composer.records import Attempt, GraphRequest, Reason, Status
 from composer.system.disk import DiskCache, digest_of, this_process
@@ -31,6 +31,8 @@ WORTH_SECONDS = 1.0
 REMEDY = "; `composer cache clear failures` has it tried again"
 DAY = 86_400.0
 _LIMIT = 16 << 20
+_TRACEBACK = 16_000
+"""Characters of a traceback that are kept: its end, where the error is."""
 _BUILDS = (Reason.BUILD_FAILED, Reason.EXPORT_FAILED)
 
 
@@ -86,7 +88,7 @@ def refuse_known(key: str | None, days: float, facts: BuildFacts) -> None:
         facts: Of the attempt, where it is said if the failures cannot be read.
 
     Raises:
-        Refusal: ``skipped`` with ``known_failure``.
+        Refusal: ``skipped`` with ``known_failure``, and the traceback of that time.
     """
     if key is None:
         return
@@ -102,8 +104,8 @@ def refuse_known(key: str | None, days: float, facts: BuildFacts) -> None:
         return
     told = entry.facts
     said = first_line(told["message"])
-    what = f"{told['status']} ({told['reason']}) {_ago(age)}: {said}"
-    refuse(Status.SKIPPED, Reason.KNOWN_FAILURE, f"{what}{REMEDY}")
+    what = f"{told['status']} ({told['reason']}) {_ago(age)}: {said}{REMEDY}"
+    raise Refusal(Status.SKIPPED, Reason.KNOWN_FAILURE, what, told["error_type"], told["traceback"])
 
 
 def is_expensive(attempt: Attempt, error: BaseException) -> bool:
@@ -153,6 +155,8 @@ def remember(key: str | None, request: GraphRequest, attempt: Attempt) -> None:
         "status": str(attempt.status),
         "reason": str(attempt.reason),
         "message": attempt.message,
+        "error_type": attempt.error_type,
+        "traceback": attempt.traceback[-_TRACEBACK:],
         "seconds": attempt.seconds,
         "torch": torch.__version__,
     }

@@ -82,6 +82,8 @@ def test_failed_build_is_not_paid_for_again() -> None:
     assert (second.status, second.reason) == ("skipped", "known_failure")
     assert "failed (build_failed) less than a minute ago: no kernel for this" in second.message
     assert "`composer cache clear failures`" in second.message
+    assert (second.error_type, second.traceback) == ("RuntimeError", first.traceback)
+    assert 'raise RuntimeError("no kernel for this")' in second.traceback
 
 
 def test_quick_failure_is_tried_again() -> None:
