@@ -19,7 +19,7 @@ from composer.dispatch import compose
 from composer.errors import first_line
 from composer.graphs import capture
 from composer.records import Attempt, CompileReport, PassRecord, WithoutGraph, plain
-from composer.telemetry.report import counted, headline, tables_of
+from composer.telemetry.report import counted, headline, html_of, tables_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +72,11 @@ class Explanation:
 
     __repr__ = __str__
 
+    def _repr_html_(self) -> str:
+        """The same, for a notebook: the graphs as tables."""
+        notes = ("\n".join(_left_to_torch(graph)) for graph in self.graphs)
+        return html_of(self._headline(), self.graphs, (*filter(None, notes), *self._breaks()))
+
     def to_dict(self) -> dict[str, Any]:
         """``{"graphs": [...], "graph_breaks": [...], "without_graph": [...]}``.
 
@@ -85,18 +90,25 @@ class Explanation:
         """:meth:`to_dict` as JSON text."""
         return json.dumps(self.to_dict(), indent=indent)
 
+    def _headline(self) -> str:
+        return f"{headline(self.graphs)}; {counted(len(self.graph_breaks), 'graph break')}"
+
     def _lines(self) -> Iterator[str]:
-        yield f"{headline(self.graphs)}; {counted(len(self.graph_breaks), 'graph break')}"
+        yield self._headline()
         for graph in self.graphs:
             yield ""
             yield from tables_of(graph)
             yield from _left_to_torch(graph)
+        yield from (f"\n{each}" for each in self._breaks())
+
+    def _breaks(self) -> Iterator[str]:
+        """The graph breaks, and what has no graph for another cause."""
         for each in self.graph_breaks:
-            yield f"\ngraph break  {each}"
+            yield f"graph break  {each}"
         places = {(each.file, each.line) for each in self.graph_breaks}
         for found in self.without_graph:
             if (found.file, found.line) not in places:
-                yield f"\nno graph of {found}"
+                yield f"no graph of {found}"
 
 
 def _left_to_torch(graph: CompileReport) -> Iterator[str]:

@@ -188,6 +188,14 @@ def test_text_lists_what_is_left_to_torch() -> None:
     assert "onnxrt leaves to torch:\n     prims.bessel_j0.default (no ONNX translation) at" in text
 
 
+def test_notebook_shows_tables_and_breaks() -> None:
+    """The graphs as in the report, each break below them."""
+    shown = explained(breaks, torch.ones(3))._repr_html_()
+    assert "served by: honest 2; 1 graph break</strong>" in shown
+    assert shown.count("<table>") == 2
+    assert f"<pre>graph break  {__file__}:" in shown
+
+
 def test_json_has_records_and_breaks() -> None:
     """Each graph's record as in the report."""
     found = explained(breaks, torch.ones(3))

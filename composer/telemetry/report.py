@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 from composer.errors import first_line
@@ -56,6 +57,11 @@ class Report:
 
     __repr__ = __str__
 
+    def _repr_html_(self) -> str:
+        """The same as tables, which a notebook shows."""
+        without = (f"no graph of {each}" for each in self.without_graph or ())
+        return html_of(headline(self.graphs), self.graphs, without)
+
     def to_dict(self) -> dict[str, Any]:
         """``{"graphs": [...], "without_graph": [...]}``, each graph's record in schema version 1.
 
@@ -90,8 +96,8 @@ def tables_of(graph: CompileReport) -> Iterator[str]:
     """What a graph is, the passes that ran over it, and who was tried."""
     yield _title(graph)
     if graph.passes:
-        yield _passes_table(graph.passes)
-    yield _attempts_table(graph.attempts)
+        yield _table(_PASS_COLUMNS, _pass_rows(graph.passes))
+    yield _table(_ATTEMPT_COLUMNS, _attempt_rows(graph.attempts))
 
 
 def _title(graph: CompileReport) -> str:
@@ -141,19 +147,45 @@ def _fact(value: Any) -> str:
     return f"{value:.2g}" if isinstance(value, float) else str(value)
 
 
-def _passes_table(passes: Iterable[PassRecord]) -> str:
-    table = _table(("pass", "stage"), ("matches", "nodes", "seconds"), "error")
+def html_of(title: str, graphs: Iterable[CompileReport], notes: Iterable[str] = ()) -> str:
+    """A piece of HTML for a notebook, which has its own style for tables.
+
+    Args:
+        title: What stands above.
+        graphs: Each gets a line and its tables.
+        notes: Texts to stand below.
+    """
+    found = [f"<p><strong>{escape(title)}</strong></p>"]
+    for graph in graphs:
+        found.append(f"<p>{escape(_title(graph)).replace(chr(10), '<br>')}</p>")
+        found += [_html_table(_PASS_COLUMNS, _pass_rows(graph.passes))] if graph.passes else []
+        found.append(_html_table(_ATTEMPT_COLUMNS, _attempt_rows(graph.attempts)))
+    return "\n".join((*found, *(f"<pre>{escape(note)}</pre>" for note in notes)))
+
+
+def _html_table(columns: _Columns, rows: Iterable[tuple[str, ...]]) -> str:
+    names, numbers, last = columns
+    headings = "".join(f"<th>{each}</th>" for each in (*names, *numbers, last))
+    lines = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows)
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    return f"<table><thead><tr>{headings}</tr></thead><tbody>{body}</tbody></table>"
+
+
+_Columns = tuple[tuple[str, ...], tuple[str, ...], str]
+"""Columns of words, columns of numbers, and one that folds."""
+_PASS_COLUMNS: _Columns = ("pass", "stage"), ("matches", "nodes", "seconds"), "error"
+_ATTEMPT_COLUMNS: _Columns = ("backend", "status", "reason"), ("seconds", "covers"), "what it said"
+
+
+def _pass_rows(passes: Iterable[PassRecord]) -> Iterator[tuple[str, ...]]:
     for each in passes:
         matches = "" if each.matches is None else str(each.matches)
         nodes = f"{each.nodes_before} -> {each.nodes_after}"
         error = first_line(each.error)
-        table.add_row(each.name, each.stage, matches, nodes, f"{each.seconds:.3f}", error)
-    return _text(table)
+        yield each.name, each.stage, matches, nodes, f"{each.seconds:.3f}", error
 
 
-def _attempts_table(attempts: Iterable[Attempt]) -> str:
-    table = _table(("backend", "status", "reason"), ("seconds", "covers"), "what it said")
-    attempts = tuple(attempts)
+def _attempt_rows(attempts: Sequence[Attempt]) -> Iterator[tuple[str, ...]]:
     times = Counter(each.backend for each in attempts)
     for each in attempts:
         # Options tell two candidates of one engine apart.
@@ -162,22 +194,23 @@ def _attempts_table(attempts: Iterable[Attempt]) -> str:
         covers = "" if each.coverage is None else f"{each.coverage:.0%}"
         seconds = f"{each.seconds:.3f}"
         said = first_line(each.message) or each.error_type or _facts(each.engine)
-        table.add_row(name, each.status, each.reason or "", seconds, covers, said)
-    return _text(table)
+        yield name, each.status, each.reason or "", seconds, covers, said
 
 
-def _table(names: Iterable[str], numbers: Iterable[str], last: str) -> Table:
-    """Columns of words, columns of numbers, and one that folds."""
+def _table(columns: _Columns, rows: Iterable[tuple[str, ...]]) -> str:
     from rich import box
     from rich.table import Table
 
+    names, numbers, last = columns
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     for heading in names:
         table.add_column(heading, no_wrap=True)
     for heading in numbers:
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column(last, overflow="fold")
-    return table
+    for row in rows:
+        table.add_row(*row)
+    return _text(table)
 
 
 def _text(table: Table) -> str:

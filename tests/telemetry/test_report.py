@@ -271,6 +271,21 @@ def test_reset_forgets_reports_and_keeps_functions_working() -> None:
     assert torch.equal(f(torch.ones(2)), torch.sin(torch.ones(2)))
 
 
+def test_notebook_shows_tables() -> None:
+    """Of passes and attempts; what a record says is text there, not markup."""
+
+    def fails(gm: torch.fx.GraphModule, example_inputs: list[torch.Tensor]) -> None:
+        raise RuntimeError("no <b>kernel</b>")
+
+    compiled(torch.cos, fails, honest, passes=[at("joint", Scale)])(torch.ones(2))
+    shown = composer.report()._repr_html_()
+    assert shown.startswith("<p><strong>composer: 1 graph in")
+    assert "graph 1 [0/0]  torch.cos  (1 op, float32 on cpu)<br>  runs on honest" in shown
+    assert shown.count("<table>") == 2
+    assert "<td>build_failed</td>" in shown
+    assert "<td>no &lt;b&gt;kernel&lt;/b&gt;</td>" in shown
+
+
 def test_graphs_are_numbered_uniquely_in_a_process() -> None:
     """Dynamo and composer start anew after their resets, and the numbers go on."""
     for function in (torch.sin, torch.cos, torch.tan):
