@@ -9,15 +9,16 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composer.records import CompileReport, Reason
-from composer.telemetry.page import effects, fallbacks, shares, spent, timeline, words
+from composer.telemetry.page import effects, fallbacks, shares, spent, timeline, times, words
 from composer.telemetry.page.timeline import Bar
+from composer.telemetry.page.times import Times
 from composer.telemetry.recording import Process, Recording
 
 if TYPE_CHECKING:
@@ -74,14 +75,16 @@ def _parts(recordings: Sequence[Recording]) -> dict[str, Any]:
     """What the template lays out."""
     graphs = tuple(graph for each in recordings for graph in each.report.graphs)
     line = timeline.timeline(graphs)
+    lanes = tuple(_lanes(recordings, line.bars))
     served = Counter(graph.chosen for graph in graphs)
     return {
         "graphs": graphs,
-        "lanes": tuple(_lanes(recordings, line.bars)),
+        "lanes": lanes,
         "line": line,
         "served": served.most_common(),
         "seconds": sum(words.sane(graph.seconds) for graph in graphs),
         "shares": shares.shares(graphs),
+        "measured": tuple(_measured(each for _, entries in lanes for each in entries)),
         "engines": shares.engines(graphs),
         "fallbacks": fallbacks.fallbacks(graphs),
         "traces": fallbacks.traces(graphs),
@@ -101,6 +104,14 @@ def _lanes(
             entries.append(PageGraph(number + 1, each.process, graph, bars[number]))
             number += 1
         yield each.process, tuple(entries)
+
+
+def _measured(entries: Iterable[PageGraph]) -> Iterator[tuple[PageGraph, Times]]:
+    """The graphs whose engines were measured, with their times."""
+    for each in entries:
+        found = times.times(each.graph)
+        if found is not None:
+            yield each, found
 
 
 @cache

@@ -58,6 +58,11 @@ def served(backend: str, seconds: float, coverage: float | None = None) -> Attem
     )
 
 
+def timed(attempt: Attempt, ms: float, eager_ms: float = 1.0) -> Attempt:
+    """An attempt whose engine was measured; one that is not accepted lost."""
+    return replace(attempt, engine={**attempt.engine, "timing": {"ms": ms, "eager_ms": eager_ms}})
+
+
 def graph(*attempts: Attempt, ended: float = 10.0, **fields: Any) -> CompileReport:
     """A graph that took as long as its attempts, ``ended`` seconds after the beginning.
 
@@ -128,6 +133,7 @@ def _compiled(draw: random.Random, graphs: int) -> list[CompileReport]:
 
 
 def _chain(draw: random.Random) -> tuple[Attempt, ...]:
+    lost = Attempt("onnxrt", Status.NOT_CHOSEN, Reason.SLOWER, "1.2 ms a call", 0.5)
     slow = replace(FAILED, seconds=draw.uniform(0.1, 2))
     chains: tuple[tuple[Attempt, ...], ...] = (
         (UNAVAILABLE, served("inductor", draw.uniform(0.5, 9), 1.0)),
@@ -135,6 +141,7 @@ def _chain(draw: random.Random) -> tuple[Attempt, ...]:
         (UNAVAILABLE, slow, served("inductor", draw.uniform(0.5, 4), 1.0)),
         (UNAVAILABLE, REJECTED, served("onnxrt", draw.uniform(0.2, 2), draw.uniform(0.6, 1))),
         (UNAVAILABLE, DECLINED, slow),
+        (UNAVAILABLE, timed(lost, 1.2), timed(served("inductor", 3.0, 1.0), 0.25)),
     )
     return draw.choice(chains)
 

@@ -101,6 +101,16 @@ def test_page_does_not_scroll_sideways(shown: Shown, recordings: list[Recording]
         assert page.evaluate("document.documentElement.scrollWidth") == width
 
 
+def test_everything_is_within_the_page_on_a_phone(shown: Shown) -> None:
+    """Tables fold rather than stick out, and the measured times stay readable."""
+    page = shown.open(many(12), width=390)
+    page.click(".opener >> nth=2")
+    stick_out = "[...document.querySelectorAll('main table')].filter(each => each.offsetParent"
+    stick_out += " && each.getBoundingClientRect().right > 390 - 16 + 0.5).map(e => e.className)"
+    assert page.evaluate(stick_out) == []
+    assert page.locator(".race >> nth=0").bounding_box()["width"] > 100
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_text_can_be_read(shown: Shown, scheme: str) -> None:
     """Contrast of 4.5 to 1 or more, as WCAG asks for at level AA."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import replace
+from typing import Any
 
 import engines
 import pytest
 import torch
 from common import compiled
-from recordings import FAILED, TRACEBACK, UNAVAILABLE, graph, many, recording, served
+from recordings import FAILED, TRACEBACK, UNAVAILABLE, graph, many, recording, served, timed
 from rewrites import Raises, Scale, at
 
 import composer
@@ -24,6 +25,7 @@ from composer.telemetry.page.shares import engines as said_of_engines
 from composer.telemetry.page.shares import shares
 from composer.telemetry.page.spent import pieces, spent
 from composer.telemetry.page.timeline import timeline
+from composer.telemetry.page.times import times
 from composer.telemetry.recording import Recording
 
 HOSTILE = (
@@ -213,6 +215,27 @@ def test_fallbacks_count_by_reason() -> None:
     assert first.backends == (("tensorrt", 2), ("rtx", 1))
     assert (first.said, first.others) == ("no GPU", 1)
     assert (second.reason, second.seconds) == (Reason.EXPORT_FAILED, 0.4)
+
+
+def test_measured_times_are_bars_by_eagers() -> None:
+    """Its line is in the middle; a bar ends at twice eager's time."""
+    slow, fast = timed(UNAVAILABLE, 9.0, 2.0), timed(served("x", 1.0), 0.5, 2.0)
+    found = times(graph(UNAVAILABLE, slow, fast, timed(served("eager", 1.0), 2.0, 2.0)))
+    assert found is not None
+    assert found.eager == pytest.approx(0.002)
+    assert [(e.engine, e.status, e.ratio, e.percent) for e in found.engines] == [
+        ("tensorrt", "unavailable", 4.5, 100.0),
+        ("x", "succeeded", 0.25, 12.5),
+    ]
+    page = render([recording(graph(slow, fast))])
+    assert '<i class="succeeded" style="width:12.50%">' in page
+    assert "Measured times" not in render([recording(graph(FAILED))])
+
+
+@pytest.mark.parametrize("odd", [math.nan, math.inf, -1.0, 0, 10**300, "soon", None])
+def test_times_that_cannot_be_are_none(odd: Any) -> None:
+    """A record may come from anybody's file."""
+    assert times(graph(timed(FAILED, odd), timed(FAILED, 1.0, odd))) is None
 
 
 def test_traces_are_told_once() -> None:
