@@ -9,6 +9,7 @@
     │   ├── LockError                      ``locked``: a graph is not as ``composer.lock`` has it
     │   ├── PassError                      ``on_pass_error="raise"``: a pass broke its contract
     │   ├── PassCheckError(ExceptionGroup) ``passes.check``: every rule that a pass breaks
+    │   ├── BackendCheckError(AssertionError) ``testing.check_backend``: rules that an engine breaks
     │   ├── RecordError(ValueError)        a record in a file is not one of a compile
     │   ├── BisectError                    ``passes.bisect``: there is nothing to compare with
     │   ├── RankingError                   ``composer bench``: calls of a model cannot be compared
@@ -31,7 +32,7 @@ at once and are never a reason to fall back. Dynamo wraps what a backend raises 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
@@ -173,6 +174,21 @@ class PassCheckError(ComposerError, ExceptionGroup[PassError], AssertionError):
     def derive(self, excs: Sequence[PassError], /) -> PassCheckError:  # type: ignore[override]
         """Stay what it is when the group is split (``except*``)."""
         return PassCheckError(self.message, excs)
+
+
+class BackendCheckError(ComposerError, AssertionError):
+    """:func:`composer.testing.check_backend` found rules that an engine breaks.
+
+    Args:
+        name: The engine.
+        rules: What was found, by the name of the rule.
+    """
+
+    def __init__(self, name: str, rules: Mapping[str, str]) -> None:
+        lines = (f"- {rule}: {found}" for rule, found in rules.items())
+        what = f"backend {name!r} breaks the rules: {', '.join(rules)}"
+        super().__init__("\n".join((what, *lines)))
+        self.rules = dict(rules)
 
 
 class RecordError(ComposerError, ValueError):

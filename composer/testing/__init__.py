@@ -1,4 +1,4 @@
-"""For tests of policies: engines that fail in one known way each, and counts of what happened.
+"""For tests of policies and engines: fakes with one fault each, counts, a check of the contract.
 
 ::
 
@@ -9,9 +9,10 @@
         torch.compile(model, backend="composer", options={"chain": chain})(x)
 """
 
+from composer.testing.contract import BackendCheck, check_backend
 from composer.testing.expectation import expect
 from composer.testing.fake import FakeBackend
 from composer.testing.faults import Fault
 from composer.testing.settling import settle
 
-__all__ = ["FakeBackend", "Fault", "expect", "settle"]
+__all__ = ["BackendCheck", "FakeBackend", "Fault", "check_backend", "expect", "settle"]

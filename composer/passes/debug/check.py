@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -83,7 +82,7 @@ def check(
             trial = _Trial(each, findings, title, tolerance, compares=not changes_numbers)
             with torch.no_grad():
                 trial.compiled(program)
-            trial.compiled(_training(program))
+            trial.compiled(program.training())
             trial.direct(program)
     finally:
         torch.compiler.reset()
@@ -181,15 +180,3 @@ _EXACTLY = {"rtol": 0.0, "atol": 0.0}
 
 def _copied(gm: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: value.detach().clone() for name, value in gm.state_dict().items()}
-
-
-def _training(program: Program) -> Program:
-    """The same with inputs that require grad."""
-
-    def wanting(value: Any) -> Any:
-        is_wide = isinstance(value, torch.Tensor) and value.is_floating_point()
-        return value.detach().clone().requires_grad_() if is_wide else value
-
-    leaves, restore = _torch.tensors.flatten((tuple(program.args), dict(program.kwargs)))
-    args, kwargs = restore([wanting(each) for each in leaves])
-    return dataclasses.replace(program, args=args, kwargs=kwargs)

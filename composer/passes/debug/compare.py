@@ -7,6 +7,7 @@ where inputs or parameters require grad, their gradients.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -66,6 +67,21 @@ class Program:
             returned = run(*args, **kwargs)
             given = {f"input {i}": each for i, each in enumerate(inputs)}
             return _values(returned, given, state)
+
+    def changed(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Program:
+        """The same with each floating-point tensor among its inputs replaced."""
+
+        def each(value: Any) -> Any:
+            is_wide = isinstance(value, torch.Tensor) and value.is_floating_point()
+            return change(value.detach()) if is_wide else value
+
+        leaves, restore = _torch.tensors.flatten((tuple(self.args), dict(self.kwargs)))
+        args, kwargs = restore([each(leaf) for leaf in leaves])
+        return dataclasses.replace(self, args=args, kwargs=kwargs)
+
+    def training(self) -> Program:
+        """The same with inputs that require grad, where they are floating-point."""
+        return self.changed(lambda value: value.clone().requires_grad_())
 
 
 def compiled_anew(fn: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:

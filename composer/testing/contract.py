@@ -1,0 +1,242 @@
+"""The contract of an engine, for its author to run in a test of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from composer import interrupts
+from composer.errors import MISTAKES, BackendCheckError, CandidateError, causes, error_line
+from composer.passes.debug.compare import Program, deviation
+from composer.passes.debug.examples import programs
+from composer.policy import Candidate, Policy
+from composer.records import Attempt, CompileReport, Reason, Status
+from composer.testing.expectation import expect
+
+_PROGRAMS = ("elementwise", "attention", "in_place")
+_UNKNOWN = "no_engine_has_this_option"
+_CHILD_SECONDS = 300.0
+_TOLERANCE = {"rtol": 1e-3, "atol": 1e-4}
+_ALONE: dict[str, Any] = {"strict": True, "verify": "compile", "on_runtime_error": "raise"}
+_ALONE |= {"min_coverage": 0.0, "locked": False}
+_RULES = {
+    Reason.RETURNED_ORIGINAL: "work",
+    Reason.WRONG_PROVIDER: "work",
+    Reason.MUTATED_INPUTS: "inputs",
+    Reason.NUMERIC_MISMATCH: "numbers",
+    Reason.NON_FINITE: "numbers",
+    Reason.OUTPUT_MISMATCH: "numbers",
+    Reason.RAISED_AT_RUNTIME: "calls",
+}
+"""The rules that some reasons stand for, in whatever step they are given."""
+_PERILS = {Status.CRASHED, Status.TIMED_OUT, Reason.OUT_OF_MEMORY}
+"""What ends the check: it happened in a child process, and is not to happen in this one."""
+_WHERE = {
+    "process": "in a second process",
+    "builds": "without grad",
+    "dynamic": "with dynamic sizes",
+    "training": "in training",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BackendCheck:
+    """What :func:`check_backend` saw of an engine that breaks no rule.
+
+    Attributes:
+        name: The engine, as reports call it.
+        graphs: How many graphs it served.
+        declined: What it said no to, and why, a sentence each. To decline breaks no rule.
+    """
+
+    name: str
+    graphs: int
+    declined: tuple[str, ...]
+
+    def __str__(self) -> str:
+        """What a person reads."""
+        says = f"backend {self.name!r} breaks no rule: it served {self.graphs} graphs"
+        return "\n".join((says, *(f"- {each}" for each in self.declined)))
+
+
+def check_backend(
+    candidate: Any,
+    fn: Callable[..., Any] | None = None,
+    args: Sequence[Any] = (),
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    tolerance: Mapping[str, float] | None = None,
+) -> BackendCheck:
+    """Hold an engine against the contract of a backend, rule by rule.
+
+    It is tried through ``torch.compile``, alone in a chain: first in a child process, so that one
+    that crashes or hangs does not take the test along, then here without grad, with dynamic sizes
+    and in training. ``torch.compiler.reset()`` is called before each compile and at the end. The
+    rules are
+
+    - ``process``: it builds and runs in a second process, and ends neither that nor itself;
+    - ``serves``: it is available, and serves at least one graph;
+    - ``builds``, ``dynamic``, ``training``: no build fails; one may be declined;
+    - ``work``: it does the work itself;
+    - ``numbers``: outputs and gradients are eager's, at the first call and at later ones;
+    - ``inputs``: inputs and weights are left as eager leaves them;
+    - ``calls``: no call raises;
+    - ``options``: an option that it does not know is refused.
+
+    Args:
+        candidate: What a chain takes: a name, a callable, or a table with ``options`` and limits.
+        fn: A function or module that the engine is meant for; by default three small programs.
+        args: Its inputs.
+        kwargs: Its keyword inputs.
+        tolerance: ``{"rtol": ..., "atol": ...}`` for all calls but the first, which is verified
+            as the policy's ``verify = "compile"`` has it.
+
+    Returns:
+        What was seen, with what the engine declined.
+
+    Raises:
+        BackendCheckError: rules are broken; it names each one.
+        OptionError, UnknownNameError: ``candidate`` stands for no engine.
+    """
+    (entry,) = Policy(chain=(candidate,)).chain
+    named = programs() if fn is None else [("", Program(fn, args, kwargs or {}))]
+    given = [program for name, program in named if fn is not None or name in _PROGRAMS]
+    trial = _Trial(entry, tolerance or _TOLERANCE)
+    try:
+        if trial.survives(given[0]):
+            trial.here(given)
+    finally:
+        torch.compiler.reset()
+    return trial.verdict()
+
+
+class _Trial:
+    """One engine, and what was found of it so far."""
+
+    def __init__(self, entry: Candidate, tolerance: Mapping[str, float]) -> None:
+        self._entry = entry
+        self._tolerance = tolerance
+        self._graphs = 0
+        self._declined: list[str] = []
+        self._broken: dict[str, str] = {}
+
+    def survives(self, program: Program) -> bool:
+        """Build and run in a child process; whether it is safe to go on in this one."""
+        timeout = self._entry.timeout or _CHILD_SECONDS
+        child = self._entry.model_copy(update={"isolate": True, "timeout": timeout})
+        with torch.no_grad():
+            refused = self._try("process", [program], child)
+        return refused is None or not _PERILS & {refused.status, refused.reason}
+
+    def here(self, given: Sequence[Program]) -> None:
+        """Try the programs in this process: without grad, with dynamic sizes, in training."""
+        for program in given:
+            with torch.no_grad():
+                other = program.changed(lambda value: value * 0.5 + 0.25)
+                if self._try("builds", [program, other]) is not None:
+                    continue
+                grown = program.changed(_doubled)
+                if _runs(grown):
+                    self._try("dynamic", [program, grown], dynamic=True)
+            self._try("training", [program.training()])
+        if self._graphs:
+            self._refuses_unknown_options(given[0])
+        elif not self._broken:
+            self._broken["serves"] = "; ".join(self._declined)
+
+    def verdict(self) -> BackendCheck:
+        """What was seen.
+
+        Raises:
+            BackendCheckError: rules are broken.
+        """
+        name, broken = self._entry.name, self._broken
+        if len(broken) > 1 and not self._graphs:
+            broken.pop("process", None)  # it fails there for what it fails for here
+        if broken:
+            raise BackendCheckError(name, broken)
+        return BackendCheck(name, self._graphs, tuple(dict.fromkeys(self._declined)))
+
+    def _try(
+        self,
+        rule: str,
+        given: Sequence[Program],
+        entry: Candidate | None = None,
+        *,
+        dynamic: bool | None = None,
+    ) -> Attempt | None:
+        """Compile one function, run it on inputs in turn, and compare with eager.
+
+        Returns:
+            The attempt that was not accepted, if that is what ended it.
+        """
+        wanted = [each.run() for each in given]
+        try:
+            with expect() as reports:
+                run = self._compiled(given[0], entry or self._entry, dynamic)
+                got = [each.run(lambda _: run) for each in given]
+        except BaseException as error:  # noqa: BLE001  # becomes the rule that was broken
+            interrupts.pass_on(error)
+            return self._note(rule, error)
+        self._count(reports)
+        for values, expected in zip(got, wanted, strict=True):
+            off = deviation(values, expected, self._tolerance)
+            if off is not None:
+                broken = "inputs" if off.value.endswith(" afterwards") else "numbers"
+                self._broken.setdefault(broken, f"{off}, {_WHERE[rule]}")
+        return None
+
+    def _compiled(self, program: Program, entry: Candidate, dynamic: bool | None) -> Any:
+        options = {**_ALONE, "chain": [entry]}
+        torch.compiler.reset()
+        return torch.compile(program.fn, backend="composer", options=options, dynamic=dynamic)
+
+    def _count(self, reports: Sequence[CompileReport]) -> None:
+        """Count what it served; a switch for whoever is on call, say, may keep graphs from it."""
+        served = [each.chosen == self._entry.name for each in reports]
+        self._graphs += sum(served)
+        if not all(served) or not served:
+            self._broken["serves"] = "a graph was not given to it, or eager serves in its place"
+
+    def _note(self, rule: str, error: BaseException) -> Attempt | None:
+        chain = tuple(causes(error))
+        attempt = next((e.attempt for e in chain if isinstance(e, CandidateError)), None)
+        if any(isinstance(each, MISTAKES) for each in chain):
+            raise error
+        if attempt is None:
+            self._broken.setdefault("calls", f"{error_line(error)}, {_WHERE[rule]}")
+        elif attempt.status is Status.DECLINED:
+            self._declined.append(f"{attempt.sentence()}, {_WHERE[rule]}")
+        else:
+            rules = {} if rule == "process" else _RULES
+            broken = rules.get(attempt.reason, rule) if attempt.reason else rule
+            broken = "serves" if attempt.status is Status.UNAVAILABLE else broken
+            self._broken.setdefault(broken, f"{attempt.sentence()}, {_WHERE[rule]}")
+        return attempt
+
+    def _refuses_unknown_options(self, program: Program) -> None:
+        given = {**self._entry.options, _UNKNOWN: 1}
+        run = self._compiled(program, self._entry.model_copy(update={"options": given}), None)
+        try:
+            with torch.no_grad():
+                program.run(lambda _: run)
+        except BaseException as error:  # noqa: BLE001  # any refusal will do
+            interrupts.pass_on(error)
+        else:
+            self._broken["options"] = f"it took the option {_UNKNOWN!r}, and did not say no"
+
+
+def _runs(program: Program) -> bool:
+    """Whether eager takes these inputs: sizes of a program may belong together."""
+    try:
+        program.run()
+    except (RuntimeError, ValueError, IndexError):
+        return False
+    return True
+
+
+def _doubled(value: torch.Tensor) -> torch.Tensor:
+    return torch.cat([value, value]) if value.dim() else value
