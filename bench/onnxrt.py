@@ -224,8 +224,8 @@ def counting_translation() -> Iterator[dict[str, Any]]:
         counted["seconds"] += time.perf_counter() - began
         return made
 
-    cut = importlib.import_module("composer.backends.onnxrt.cut")
-    with mock.patch.object(cut, "to_onnx", timed):
+    partition = importlib.import_module("composer.backends.onnxrt.partition")
+    with mock.patch.object(partition, "to_onnx", timed):
         yield counted
 
 
@@ -243,7 +243,7 @@ def without(rewrite: str) -> AbstractContextManager[object]:
     if rewrite == "norms as one operator":
         return mock.patch("composer.backends.onnxrt.session.fuse_norms")
     if rewrite == "splits without sequences":
-        return mock.patch("composer.lowering.translations.splits.pieces", in_a_sequence)
+        return mock.patch("composer.lowering.operators.translations.splits.pieces", in_a_sequence)
     table = dict(onnxrt.fusions())
     table.pop(operators.get(rewrite), None)
     return mock.patch.object(onnxrt, "fusions", return_value=table)

@@ -21,10 +21,10 @@ from rich.console import Console
 from rich.table import Table
 from timing import machine, write_json
 
-from composer.backends.tensorrt.cut import Cut, cut
 from composer.backends.tensorrt.engine import dtypes_of, in_host_memory
 from composer.backends.tensorrt.library import Library, load_library
 from composer.backends.tensorrt.network import parse
+from composer.backends.tensorrt.partition import Partition, partition
 from composer.backends.tensorrt.plan import Recipe, Target, build_plan
 from composer.backends.tensorrt.profiles import profile_of, ranges_of
 from composer.backends.tensorrt.settings import Settings
@@ -44,7 +44,7 @@ def measured(
 
     def build(graph: FunctionalGraph) -> Any:
         began = time.perf_counter()
-        pieces = cut(graph, library, settings, BuildTerms())
+        pieces = partition(graph, library, settings, BuildTerms())
         row["translate_s"] = time.perf_counter() - began
         row["coverage"] = pieces.parts.taken / pieces.parts.total
         row["regions"] = len(pieces.parts.regions)
@@ -62,7 +62,9 @@ def measured(
     return row
 
 
-def built(library: Library, pieces: Cut, target: Target, settings: Settings) -> dict[str, Any]:
+def built(
+    library: Library, pieces: Partition, target: Target, settings: Settings
+) -> dict[str, Any]:
     """Parse and build every region; seconds, nodes and MiB are sums."""
     sums = {"nodes": 0, "parse_s": 0.0, "build_s": 0.0, "plan_mib": 0.0}
     for name, region in pieces.parts.regions.items():

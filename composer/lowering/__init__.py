@@ -2,15 +2,15 @@
 
 In the order in which a graph goes through them:
 
-- :mod:`~composer.lowering.aot` has AOTAutograd make functional graphs, in which
-  :mod:`~composer.lowering.decompositions` write out what ONNX does not say as eager does;
-- :mod:`~composer.lowering.cuts` and :mod:`~composer.lowering.regions` cut a graph into what an
-  engine takes and what stays torch's (``constants``, ``views``, ``origins``); what has no faithful
-  translation :mod:`~composer.lowering.faithful` knows;
+- :mod:`~composer.lowering.aot` has AOTAutograd make functional graphs; in these
+  :mod:`~composer.lowering.operators` writes out what ONNX does not say as eager does;
+- :mod:`~composer.lowering.partition` and :mod:`~composer.lowering.regions` part a graph into what
+  an engine takes and what stays torch's (``constants``, ``views``, ``origins``);
+  :mod:`~composer.lowering.unsupported` knows which calls must not be translated;
 - :mod:`~composer.lowering.onnx` makes a model of a region, by the exporter's translations and by
-  composer's own (:mod:`~composer.lowering.translations`; :mod:`~composer.lowering.vocabulary` knows
-  all of them); ``linears``, ``reshapes``, ``tails`` and ``widening`` prepare the region for
-  that, and :mod:`~composer.lowering.plain` simplifies the model;
+  composer's own (:mod:`~composer.lowering.vocabulary` knows all of them); ``linears``,
+  ``reshapes``, ``tails`` and ``widening`` prepare the region for that, and
+  :mod:`~composer.lowering.plain` simplifies the model;
 - :mod:`~composer.lowering.bindings` has an engine take weights in, by address, and make itself anew
   when one changes (``weights``, ``statistics``, ``narrow_weights``; ``freeze`` is the policy's);
 - :mod:`~composer.lowering.trial` runs once what was built.

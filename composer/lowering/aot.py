@@ -19,8 +19,8 @@ from composer.graphs import capture, checkpoints, clones
 from composer.graphs.comparison import requires_grad
 from composer.graphs.nodes import value_of
 from composer.lowering import samples
-from composer.lowering.decompositions import Table, decompositions
 from composer.lowering.devices import devices_of
+from composer.lowering.operators import Table, decompositions
 from composer.lowering.statistics import (
     find_witnesses,
     is_statistic_of,

@@ -18,13 +18,13 @@ from composer.graphs.keys import graph_key
 from composer.graphs.nodes import attribute_at
 from composer.graphs.written import Unsayable, exact_text
 from composer.lowering import artefacts
-from composer.lowering.faithful import unfaithful
 from composer.lowering.linears import keep_dimensions
+from composer.lowering.operators.translations import translator
 from composer.lowering.regions import Region, draws, is_complex, seen_by
 from composer.lowering.repeats import share_heads
 from composer.lowering.reshapes import join_views
 from composer.lowering.tails import keep_tails
-from composer.lowering.translations import translator
+from composer.lowering.unsupported import unsupported
 from composer.lowering.vocabulary import vocabulary
 from composer.records import Reason, Status
 
@@ -152,10 +152,10 @@ class OnnxGraph:
 
 
 def why_not(node: torch.fx.Node) -> str | None:
-    """Why a call of an operator cannot be translated to ONNX faithfully; ``None`` if it can.
+    """Why ONNX cannot say what a call of an operator does; ``None`` if it can.
 
     Translations are those in the exporter's own registry, and composer's
-    (:mod:`composer.lowering.translations`).
+    (:mod:`composer.lowering.operators.translations`).
     """
     values = node.meta.get("val")
     for each in values if isinstance(values, tuple | list) else (values,):
@@ -173,7 +173,7 @@ def why_not(node: torch.fx.Node) -> str | None:
         return "random numbers stay torch's"
     if not vocabulary().translates(node.target):
         return "no ONNX translation"
-    return unfaithful(node)
+    return unsupported(node)
 
 
 def _is_graph(node: torch.fx.Node) -> bool:

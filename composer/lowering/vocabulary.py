@@ -13,7 +13,7 @@ from typing import Any
 from composer import _torch, forks
 from composer.build import current_build
 from composer.lowering import artefacts
-from composer.lowering.translations import translator
+from composer.lowering.operators.translations import translator
 
 
 class Vocabulary:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from composer.lowering.decompositions import convolution, pool_gradients, pools
-from composer.lowering.decompositions.convolution import Geometry, convolution_backward
+from composer.lowering.operators import convolution, pool_gradients, pools
+from composer.lowering.operators.convolution import Geometry, convolution_backward
 
 pytestmark = pytest.mark.slow
 

@@ -16,9 +16,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
-from composer.lowering.decompositions import decompositions
-from composer.lowering.decompositions.fusions import fusions
 from composer.lowering.onnx import _settle_casts, to_onnx
+from composer.lowering.operators import decompositions
+from composer.lowering.operators.fusions import fusions
 
 pytestmark = pytest.mark.slow
 
@@ -39,8 +39,9 @@ def operators(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         count.update(node.op_type for node in made.model.graph.node)
         return made
 
-    cut = importlib.import_module("composer.backends.onnxrt.cut")  # the package names its function
-    monkeypatch.setattr(cut, "to_onnx", counting)
+    # The package has a function of the same name.
+    partition = importlib.import_module("composer.backends.onnxrt.partition")
+    monkeypatch.setattr(partition, "to_onnx", counting)
     return count
 
 

@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import composer
 from composer.graphs.nodes import value_of
-from composer.lowering.decompositions.pool_gradients import avg_pool_backward
+from composer.lowering.operators.pool_gradients import avg_pool_backward
 
 pytestmark = pytest.mark.slow
 

@@ -61,8 +61,9 @@ def test_what_has_no_kernel_is_computed_in_float32(case: tuple) -> None:
 @pytest.mark.parametrize("case", TAKEN.values(), ids=TAKEN)
 def test_kernels_are_still_missing(case: tuple, monkeypatch: pytest.MonkeyPatch) -> None:
     """Given as it is, ONNX Runtime refuses the call."""
-    cut = sys.modules["composer.backends.onnxrt.cut"]  # a function of the package has its name
-    monkeypatch.setattr(cut, "narrow_here", lambda node, device: ())
+    # The package has a function of the same name.
+    partition = sys.modules["composer.backends.onnxrt.partition"]
+    monkeypatch.setattr(partition, "narrow_here", lambda node, device: ())
     function, *args = case
     compiled(function, "onnxrt")(*args)
     assert last().chosen == "eager", "the rule can go"

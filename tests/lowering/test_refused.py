@@ -16,7 +16,7 @@ from composer.records import Reason, Status
 
 pytestmark = pytest.mark.slow
 
-CUT: Any = importlib.import_module("composer.backends.onnxrt.cut")
+PARTITION: Any = importlib.import_module("composer.backends.onnxrt.partition")
 
 INTS = torch.arange(-6, 6, dtype=torch.int32).reshape(1, 3, 4)
 BOOLS = INTS % 3 == 0
@@ -75,7 +75,7 @@ def test_one_refused_call_leaves_the_rest_to_the_engine(case) -> None:
 def test_many_refused_calls_are_found_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each kind of call is asked once, and one cut leaves all of them out."""
     models: list[str] = []
-    original = CUT.to_onnx
+    original = PARTITION.to_onnx
 
     def counted(region: Any) -> Any:
         models.append(" ".join(node.name for node in region.gm.graph.nodes))
@@ -86,7 +86,7 @@ def test_many_refused_calls_are_found_at_once(monkeypatch: pytest.MonkeyPatch) -
             x = torch.erf(x + 1) * torch.tan(x)
         return x, torch.relu(w @ w)
 
-    monkeypatch.setattr(CUT, "to_onnx", counted)
+    monkeypatch.setattr(PARTITION, "to_onnx", counted)
     w = torch.randn(4, 4)
     with torch.no_grad():
         torch.testing.assert_close(compiled(f, "onnxrt")(DOUBLES, w), f(DOUBLES, w))
@@ -149,7 +149,7 @@ def test_a_refused_call_in_training_stays_torchs() -> None:
 def test_a_region_refused_for_no_call_of_its_own_keeps_its_reason(monkeypatch) -> None:
     """Every call is taken by itself: there is nothing to leave out, and nothing is tried again."""
     asked: list[int] = []
-    original = CUT.make_engine
+    original = PARTITION.make_engine
 
     def together(graph: Any, region: Any, *args: Any) -> Any:
         asked.append(len(graph.model.graph.node))
@@ -157,7 +157,7 @@ def test_a_region_refused_for_no_call_of_its_own_keeps_its_reason(monkeypatch) -
             refuse(Status.FAILED, Reason.BUILD_FAILED, "not these two together")
         return original(graph, region, *args)
 
-    monkeypatch.setattr(CUT, "make_engine", together)
+    monkeypatch.setattr(PARTITION, "make_engine", together)
     with torch.no_grad():
         compiled(lambda x: torch.relu(x @ x), "onnxrt")(torch.randn(3, 3))
     (attempt,) = last().attempts
@@ -173,7 +173,7 @@ def test_what_is_no_calls_fault_is_not_asked_call_by_call(monkeypatch) -> None:
         asked.append(1)
         raise Refusal(Status.FAILED, Reason.WRONG_PROVIDER, "not here")
 
-    monkeypatch.setattr(CUT, "make_engine", missing)
+    monkeypatch.setattr(PARTITION, "make_engine", missing)
     with torch.no_grad():
         compiled(lambda x: torch.relu(x @ x), "onnxrt")(torch.randn(3, 3))
     assert last().attempts[0].reason == "wrong_provider"

@@ -330,9 +330,11 @@ def test_parts_of_one_tensor_train() -> None:
 def test_regions_that_differ_in_what_a_size_is_of_are_not_one_model(monkeypatch) -> None:
     """Two parts are equal but for which symbol the number that they divide by is."""
     models = []
-    cut = sys.modules["composer.backends.onnxrt.cut"]
-    made = cut.to_onnx
-    monkeypatch.setattr(cut, "to_onnx", lambda *args: models.append(made(*args)) or models[-1])
+    partition = sys.modules["composer.backends.onnxrt.partition"]
+    made = partition.to_onnx
+    monkeypatch.setattr(
+        partition, "to_onnx", lambda *args: models.append(made(*args)) or models[-1]
+    )
 
     def f(x, y, v):
         n = x.shape[0]

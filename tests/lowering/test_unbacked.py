@@ -13,7 +13,7 @@ from torch.nn import functional
 
 import composer
 from composer import _torch
-from composer.lowering import operators
+from composer.lowering.operators import fused
 
 pytestmark = pytest.mark.slow
 
@@ -190,13 +190,13 @@ def test_marked_sizes_are_told_from_those_that_depend_on_data() -> None:
 def test_composers_own_operators_give_torchs_numbers() -> None:
     """They stand for ONNX Runtime's in a graph, which torch may have to run."""
     x = torch.randn(2, 5, 12)
-    assert torch.equal(operators.gelu(x), functional.gelu(x))
+    assert torch.equal(fused.gelu(x), functional.gelu(x))
     q, k, v = (torch.randn(2, length, 12) for length in (3, 5, 5))
     apart = [each.unflatten(-1, (3, 4)).transpose(1, 2) for each in (q, k, v)]
     expected = functional.scaled_dot_product_attention(*apart, scale=0.3)
-    found = operators.attention(q, k, v, 3, 0.3)
+    found = fused.attention(q, k, v, 3, 0.3)
     torch.testing.assert_close(found, expected.transpose(1, 2).flatten(2))
-    assert operators.attention(*(each.to("meta") for each in (q, k, v)), 3, 0.3).shape == (2, 3, 12)
+    assert fused.attention(*(each.to("meta") for each in (q, k, v)), 3, 0.3).shape == (2, 3, 12)
 
 
 @upstream

@@ -36,7 +36,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         engines.append(original(*args))
         return engines[-1]
 
-    monkeypatch.setattr(sys.modules["composer.backends.onnxrt.cut"], "make_engine", keep)
+    monkeypatch.setattr(sys.modules["composer.backends.onnxrt.partition"], "make_engine", keep)
     return engines
 
 

@@ -69,7 +69,7 @@ def serve() -> None:
     import torch._inductor.compile_fx  # so that no child has to
 
     from composer.cli import bench, cache, doctor, lock, passes, policy, run, tune  # noqa: F401
-    from composer.lowering.translations import translator
+    from composer.lowering.operators.translations import translator
 
     translator()
     torch._inductor.cpu_vec_isa.valid_vec_isa_list()  # asks the compiler, and a process that loads

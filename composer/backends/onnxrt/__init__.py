@@ -3,7 +3,7 @@
 ``torch.compile(model, backend="onnxrt")`` works by itself, as it did until torch removed its own
 backend of that name (pytorch/pytorch#158258), and as a member of composer's chain.
 
-:mod:`~composer.backends.onnxrt.cut` decides which regions of a graph ONNX Runtime takes;
+:mod:`~composer.backends.onnxrt.partition` decides which regions of a graph ONNX Runtime takes;
 :mod:`~composer.backends.onnxrt.engine` runs one region by a session that
 :mod:`~composer.backends.onnxrt.session` makes, on torch's memory
 (:mod:`~composer.backends.onnxrt.native`, else :mod:`~composer.backends.onnxrt.binding`).
@@ -26,11 +26,11 @@ from composer.backends.base import (
     current_build,
     require_installed,
 )
-from composer.backends.onnxrt.cut import cut
 from composer.backends.onnxrt.engine import OnnxRuntimeEngine, make_engine
 from composer.backends.onnxrt.kernels import widens_bfloat16
 from composer.backends.onnxrt.library import is_for_cpu_alone, onnxruntime
 from composer.backends.onnxrt.native import why_not_native
+from composer.backends.onnxrt.partition import partition
 from composer.backends.onnxrt.settings import read_settings
 from composer.distribution import install
 from composer.errors import refuse
@@ -40,8 +40,8 @@ from composer.lowering.aot import (
     as_dynamo_backend,
     compile_functional,
 )
-from composer.lowering.decompositions.fusions import fusions
 from composer.lowering.devices import devices_of
+from composer.lowering.operators.fusions import fusions
 from composer.lowering.regions import Split
 from composer.lowering.trial import try_once
 from composer.lowering.whole import whole_of
@@ -120,7 +120,7 @@ def onnxrt(
         return parts.assemble(engines)
 
     def build(graph: FunctionalGraph) -> Callable[..., Any]:
-        found = cut(graph, settings, device, terms)
+        found = partition(graph, settings, device, terms)
         parts, engines = found.parts, found.models
         facts.covers(parts.taken, parts.total, parts.left)
         if graph.kind is not GraphKind.BACKWARD:  # which may hold no more than a view

@@ -1,7 +1,7 @@
 """Dtypes for which ONNX Runtime has no kernel on the CPU: what is computed in float32 or by torch.
 
-What it has no other kernel for it says itself (:mod:`composer.backends.onnxrt.cut`). These are
-dtypes of which whole models are made, and what only shows when it runs (onnxruntime 1.31);
+What it has no other kernel for it says itself (:mod:`composer.backends.onnxrt.partition`). These
+are dtypes of which whole models are made, and what only shows when it runs (onnxruntime 1.31);
 ``tests/backends/onnxrt/test_onnxrt_memory.py`` says when a kernel appears.
 """
 

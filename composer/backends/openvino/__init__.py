@@ -22,9 +22,9 @@ from composer.backends.base import (
     require_installed,
 )
 from composer.backends.openvino import library
-from composer.backends.openvino.cut import cut
 from composer.backends.openvino.dialect import dialect
 from composer.backends.openvino.engine import OpenVinoEngine
+from composer.backends.openvino.partition import partition
 from composer.backends.openvino.settings import read_settings
 from composer.distribution import install
 from composer.errors import refuse
@@ -101,7 +101,7 @@ def composer_openvino(
     def build(graph: FunctionalGraph) -> Callable[..., Any]:
         if graph.kind is not GraphKind.INFERENCE:
             refuse(Status.DECLINED, Reason.TRAINING_GRAPH, ONLY_INFERENCE)
-        pieces = cut(graph, terms)
+        pieces = partition(graph, terms)
         parts = pieces.parts
         facts.covers(parts.taken, parts.total, parts.left)
         parts.decline_if_empty()

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from composer.lowering.decompositions.attention import widened_attention
-from composer.lowering.decompositions.fusions import fusions
+from composer.lowering.operators.attention import widened_attention
+from composer.lowering.operators.fusions import fusions
 
 _ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 

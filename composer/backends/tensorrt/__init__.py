@@ -105,8 +105,8 @@ def tensorrt(
         Refusal: the graph holds nothing that TensorRT can run, or it cannot be here.
     """
     from composer.backends.tensorrt import library, settings
-    from composer.backends.tensorrt.cut import cut
     from composer.backends.tensorrt.engine import TensorRTEngine
+    from composer.backends.tensorrt.partition import partition
     from composer.backends.tensorrt.tf32 import require_as_allowed
 
     asked = settings.read_settings(options or {})
@@ -122,7 +122,7 @@ def tensorrt(
             refuse(Status.DECLINED, Reason.TRAINING_GRAPH, ONLY_INFERENCE)
         if asked.precision == "fp32":
             require_as_allowed(graph, trt, place.target)
-        pieces = cut(graph, trt, asked, terms)
+        pieces = partition(graph, trt, asked, terms)
         facts.covers(pieces.parts.taken, pieces.parts.total, pieces.parts.left)
         pieces.parts.decline_if_empty()
         engines = {}

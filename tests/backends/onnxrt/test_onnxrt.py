@@ -669,7 +669,7 @@ def test_dynamic_dimensions_have_the_names_of_the_graphs_symbols(monkeypatch) ->
         made.append((shapes, to_onnx(region, artefacts)))
         return made[-1][1]
 
-    monkeypatch.setattr(sys.modules["composer.backends.onnxrt.cut"], "to_onnx", spy)
+    monkeypatch.setattr(sys.modules["composer.backends.onnxrt.partition"], "to_onnx", spy)
     run = compiled(lambda x, y: (x @ y + 1, x.shape[0] * 2), "onnxrt", dynamic=True)
     result, number = run(torch.randn(3, 4), torch.randn(4, 6))
     assert (result.shape, number) == ((3, 6), 6)

@@ -19,10 +19,10 @@ import torch
 from common import ROOT, thorough
 
 from composer.backends.tensorrt import apart, cache, library, plan
-from composer.backends.tensorrt.cut import Cut, cut
 from composer.backends.tensorrt.dtypes import require_dtypes
 from composer.backends.tensorrt.engine import dtypes_of, in_host_memory
 from composer.backends.tensorrt.log import Lines
+from composer.backends.tensorrt.partition import Partition, partition
 from composer.backends.tensorrt.plan import Recipe, Target, build_plan
 from composer.backends.tensorrt.profiles import around, holds, profile_of, ranges_of, wider
 from composer.backends.tensorrt.settings import Settings, read_settings
@@ -43,12 +43,14 @@ def trt() -> library.Library:
     return library._load("tensorrt_rtx")
 
 
-def pieces(trt, function: Any, *args: Any, dynamic: bool | None = None, **options: Any) -> Cut:
+def pieces(
+    trt, function: Any, *args: Any, dynamic: bool | None = None, **options: Any
+) -> Partition:
     """What a captured function is cut into."""
-    made: list[Cut] = []
+    made: list[Partition] = []
 
     def build(graph: FunctionalGraph) -> Any:
-        made.append(cut(graph, trt, read_settings(options), BuildTerms()))
+        made.append(partition(graph, trt, read_settings(options), BuildTerms()))
         return lambda *args: None
 
     def backend(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
@@ -60,7 +62,7 @@ def pieces(trt, function: Any, *args: Any, dynamic: bool | None = None, **option
     return made[-1]
 
 
-def recipe(found: Cut, target: Target = ADA, **options: Any) -> Recipe:
+def recipe(found: Partition, target: Target = ADA, **options: Any) -> Recipe:
     """How to build the one region's plan."""
     ((name, region),) = found.parts.regions.items()
     plain, settings = found.models[name], read_settings(options)
@@ -76,7 +78,7 @@ def recipe(found: Cut, target: Target = ADA, **options: Any) -> Recipe:
     )
 
 
-def operators(found: Cut) -> list[str]:
+def operators(found: Partition) -> list[str]:
     (plain,) = found.models.values()
     return [node.op_type for node in plain.graph.model.graph.node]
 

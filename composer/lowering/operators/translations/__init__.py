@@ -14,7 +14,7 @@ from composer import _torch
 @functools.cache
 def translator() -> _torch.exporter.OnnxTranslator:
     """The exporter's translator, with our translations in front."""
-    from composer.lowering.translations import (
+    from composer.lowering.operators.translations import (
         comparisons,
         diagonals,
         fused,

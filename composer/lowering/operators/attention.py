@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional
 
 from composer import _torch
-from composer.lowering.decompositions.limits import WIDE
+from composer.lowering.operators.limits import WIDE
 
 aten = torch.ops.aten
 

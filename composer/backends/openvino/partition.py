@@ -10,19 +10,19 @@ from composer.backends.openvino.kernels import why_not_here
 from composer.backends.openvino.model import Model, read_model, unread_nodes
 from composer.build import Artefacts, BuildTerms
 from composer.errors import Refusal
-from composer.lowering import cuts
+from composer.lowering import partition as partitions
 from composer.lowering.aot import FunctionalGraph
 from composer.lowering.onnx import to_onnx
 from composer.lowering.plain import to_plain
 from composer.lowering.regions import Region, alone
 from composer.records import Reason
 
-Cut = cuts.Cut[Model]
-"""A graph cut into regions, with the model of each."""
+Partition = partitions.Partition[Model]
+"""A graph in regions, with the model of each."""
 
 
-def cut(graph: FunctionalGraph, terms: BuildTerms) -> Cut:
-    """Cut a functional graph so that OpenVINO's reader takes the whole of every region.
+def partition(graph: FunctionalGraph, terms: BuildTerms) -> Partition:
+    """Partition a functional graph so that OpenVINO's reader takes the whole of every region.
 
     Raises:
         Refusal: ``declined``, where a region is refused without a node to leave out, or after as
@@ -40,8 +40,8 @@ def cut(graph: FunctionalGraph, terms: BuildTerms) -> Cut:
         terms.check_time()
         return _why_alone(node, terms.artefacts.off_disk())
 
-    read = cuts.asking_each_call(graph, read_region, {Reason.EXPORT_FAILED}, why_alone)
-    return cuts.cut(graph, "OpenVINO's reader of ONNX", why_not, read)
+    read = partitions.asking_each_call(graph, read_region, {Reason.EXPORT_FAILED}, why_alone)
+    return partitions.partition_by_trial(graph, "OpenVINO's reader of ONNX", why_not, read)
 
 
 def _why_alone(node: torch.fx.Node, artefacts: Artefacts) -> str | None:
@@ -69,5 +69,5 @@ def _read(region: Region, artefacts: Artefacts) -> tuple[Model, dict[str, str]]:
         plain = to_plain(graph)
     unread = unread_nodes(plain.graph)
     if unread:
-        return Model(None, plain.graph), cuts.refused_nodes(plain, region, unread)
+        return Model(None, plain.graph), partitions.refused_nodes(plain, region, unread)
     return read_model(plain.graph), {}

@@ -34,21 +34,21 @@ _ROUNDS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Cut(Generic[M]):
+class Partition(Generic[M]):
     """A graph cut into regions, and the reader's model of each, by the region's name."""
 
     parts: Split
     models: dict[str, M]
 
 
-def cut(
+def partition_by_trial(
     graph: FunctionalGraph,
     reader: str,
     why_not: Callable[[torch.fx.Node], str | None],
     read: Read[M],
     *,
     writes: Callable[[torch.fx.Node], bool] = in_place.never,
-) -> Cut[M]:
+) -> Partition[M]:
     """Cut a functional graph so that an engine's reader takes the whole of every region.
 
     Args:
@@ -78,9 +78,9 @@ def cut(
                 models[name] = model
             found |= said
         if not found:
-            return Cut(parts, models)
+            return Partition(parts, models)
         refused |= found
-    what = f"{reader} still refuses {', '.join(found)} after {_ROUNDS} cuts"
+    what = f"{reader} still refuses {', '.join(found)} after {_ROUNDS} rounds"
     raise Refusal(Status.DECLINED, Reason.UNSUPPORTED_OP, what)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from composer import _torch
-from composer.lowering.decompositions.convolution import of_length
+from composer.lowering.operators.convolution import of_length
 
 aten = torch.ops.aten
 

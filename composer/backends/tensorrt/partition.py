@@ -8,18 +8,20 @@ from composer.backends.tensorrt.library import Library
 from composer.backends.tensorrt.network import parse
 from composer.backends.tensorrt.settings import Settings
 from composer.build import BuildTerms
-from composer.lowering import cuts
+from composer.lowering import partition as partitions
 from composer.lowering.aot import FunctionalGraph
 from composer.lowering.onnx import to_onnx
 from composer.lowering.plain import PlainOnnx, to_plain
 from composer.lowering.regions import Region
 
-Cut = cuts.Cut[PlainOnnx]
-"""A graph cut into regions, with the model of each."""
+Partition = partitions.Partition[PlainOnnx]
+"""A graph in regions, with the model of each."""
 
 
-def cut(graph: FunctionalGraph, library: Library, settings: Settings, terms: BuildTerms) -> Cut:
-    """Cut a functional graph so that TensorRT's parser takes the whole of every region.
+def partition(
+    graph: FunctionalGraph, library: Library, settings: Settings, terms: BuildTerms
+) -> Partition:
+    """Partition a functional graph so that TensorRT's parser takes the whole of every region.
 
     Raises:
         Refusal: ``declined``, where a region is refused without a node to leave out, or after as
@@ -31,7 +33,7 @@ def cut(graph: FunctionalGraph, library: Library, settings: Settings, terms: Bui
         plain = to_plain(to_onnx(region, terms.artefacts), settings.precision)
         return plain, _refused(library, plain, region)
 
-    return cuts.cut(graph, "TensorRT's parser", why_not_here, read)
+    return partitions.partition_by_trial(graph, "TensorRT's parser", why_not_here, read)
 
 
 def _refused(library: Library, plain: PlainOnnx, region: Region) -> dict[str, str]:
@@ -45,4 +47,4 @@ def _refused(library: Library, plain: PlainOnnx, region: Region) -> dict[str, st
         parsed = parse(library, plain.graph, weights, lines)
     if parsed.error is not None:
         raise parsed.error
-    return cuts.refused_nodes(plain, region, parsed.refused)
+    return partitions.refused_nodes(plain, region, parsed.refused)

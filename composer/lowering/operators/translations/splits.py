@@ -59,4 +59,4 @@ TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     aten.unsafe_split.Tensor: split,
     aten.unsafe_split_with_sizes.default: split_with_sizes,
 }
-"""Operator to a function that emits ONNX nodes; see :mod:`composer.lowering.translations`."""
+"""Operator to a function that emits ONNX nodes."""

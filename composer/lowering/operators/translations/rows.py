@@ -52,4 +52,4 @@ def index_put(
 
 
 TRANSLATIONS: dict[Any, Callable[..., Any]] = {aten.index_put.default: index_put}
-"""Operator to a function that emits ONNX nodes; see :mod:`composer.lowering.translations`."""
+"""Operator to a function that emits ONNX nodes."""

@@ -47,4 +47,4 @@ TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     aten._unsafe_view.default: view,
     aten.expand.default: expand,
 }
-"""Operator to a function that emits ONNX nodes; see :mod:`composer.lowering.translations`."""
+"""Operator to a function that emits ONNX nodes."""

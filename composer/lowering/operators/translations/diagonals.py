@@ -43,4 +43,4 @@ TRANSLATIONS: dict[Any, Callable[..., Any]] = {
     aten.diagonal.default: diagonal,
     aten.diagonal_copy.default: diagonal,
 }
-"""Operator to a function that emits ONNX nodes; see :mod:`composer.lowering.translations`."""
+"""Operator to a function that emits ONNX nodes."""

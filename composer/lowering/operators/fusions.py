@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from composer import _torch
-from composer.lowering import operators
-from composer.lowering.decompositions.attention import laid_out_as, log_sum_exp
+from composer.lowering.operators import fused
+from composer.lowering.operators.attention import laid_out_as, log_sum_exp
 
 aten = torch.ops.aten
 
@@ -37,7 +37,7 @@ def gelu(x: torch.Tensor, *, approximate: str = "none") -> Any:
     """
     if approximate != "none" or not _plain(x) or not _torch.tensors.is_row_major(x):
         return NotImplemented
-    return operators.gelu(x)
+    return fused.gelu(x)
 
 
 def attention(
@@ -62,7 +62,7 @@ def attention(
     if key.shape[1] != heads or not (isinstance(heads, int) and isinstance(size, int)):
         return NotImplemented
     factor = 1 / math.sqrt(size) if scale is None else scale
-    rows = operators.attention(*map(_heads_joined, (query, key, value)), heads, factor)
+    rows = fused.attention(*map(_heads_joined, (query, key, value)), heads, factor)
     result = rows.view(batch, length, heads, value.shape[-1]).transpose(1, 2)
     # Nobody reads the second result in inference: then it leaves no trace in the graph.
     scores = torch.matmul(query * factor, key.transpose(-2, -1))

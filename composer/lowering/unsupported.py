@@ -2,7 +2,7 @@
 
 Found by running torch's own operator samples (``op_db``) through ONNX Runtime and comparing with
 eager (torch 2.13, onnxscript 0.7, onnxruntime 1.31). Each rule is one reason; when upstream mends
-it, ``tests/lowering/test_faithful.py`` says so and the rule can go.
+it, ``tests/lowering/test_unsupported.py`` says so and the rule can go.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 import torch.fx
 
 from composer import _torch
-from composer.lowering.decompositions.pools import miscounted
+from composer.lowering.operators.pools import miscounted
 from composer.lowering.regions import tensors_of
 from composer.lowering.views import base_of, is_dense, is_view, reads_memory
 
@@ -73,7 +73,7 @@ _OF_INTEGERS = {
 """Operators whose kernels are wrong for all integers."""
 
 
-def unfaithful(node: torch.fx.Node) -> str | None:
+def unsupported(node: torch.fx.Node) -> str | None:
     """Why the translation of this call would give other results than eager; ``None`` if not."""
     return next((why for rule in _RULES if (why := rule(node))), None)
 
@@ -171,7 +171,7 @@ def _cast_of_cast(node: torch.fx.Node) -> str | None:
 
 
 def _added_at_once(node: torch.fx.Node) -> str | None:
-    """Those to rows are scattered instead (:mod:`composer.lowering.decompositions.selections`)."""
+    """Those to rows are scattered instead (:mod:`composer.lowering.operators.selections`)."""
     if _torch.operators.operator_name(node.target) not in (
         "aten::index_put",
         "aten::_unsafe_index_put",

@@ -16,22 +16,24 @@ from composer.backends.onnxrt.settings import Settings
 from composer.build import Artefacts, BuildTerms
 from composer.errors import Refusal
 from composer.graphs.keys import graph_key
-from composer.lowering import cuts
+from composer.lowering import partition as partitions
 from composer.lowering.aot import FunctionalGraph
 from composer.lowering.onnx import to_onnx
 from composer.lowering.regions import Region, alone
 from composer.lowering.widening import widen
 from composer.records import Reason
 
-Cut = cuts.Cut[OnnxRuntimeEngine]
-"""A graph cut into regions, with the engine of each."""
+Partition = partitions.Partition[OnnxRuntimeEngine]
+"""A graph in regions, with the engine of each."""
 
 _OF_ONE_CALL = frozenset({Reason.UNSUPPORTED_OP, Reason.EXPORT_FAILED, Reason.BUILD_FAILED})
 """Reasons for which a region is refused because of one of its calls."""
 
 
-def cut(graph: FunctionalGraph, settings: Settings, device: torch.device, terms: BuildTerms) -> Cut:
-    """Cut a functional graph so that ONNX Runtime takes the whole of every region.
+def partition(
+    graph: FunctionalGraph, settings: Settings, device: torch.device, terms: BuildTerms
+) -> Partition:
+    """Partition a functional graph so that ONNX Runtime takes the whole of every region.
 
     Raises:
         Refusal: a region is refused although each of its calls is taken by itself, or calls are
@@ -58,8 +60,8 @@ def cut(graph: FunctionalGraph, settings: Settings, device: torch.device, terms:
     def load_or_raise(region: Region) -> tuple[OnnxRuntimeEngine, dict[str, str]]:
         return load(region, terms.artefacts), {}
 
-    read = cuts.asking_each_call(graph, load_or_raise, _OF_ONE_CALL, why_alone)
-    return cuts.cut(
+    read = partitions.asking_each_call(graph, load_or_raise, _OF_ONE_CALL, why_alone)
+    return partitions.partition_by_trial(
         graph,
         "ONNX Runtime",
         lambda node: why_not_here(node, device),

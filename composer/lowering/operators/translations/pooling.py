@@ -17,7 +17,7 @@ import onnxscript
 import torch
 from onnxscript.function_libs.torch_lib.ops import nn
 
-from composer.lowering.decompositions.convolution import of_length
+from composer.lowering.operators.convolution import of_length
 
 if TYPE_CHECKING:  # onnxscript's own, which the exporter reads, are of no use to a type checker
     INT64: TypeAlias = Any
@@ -155,4 +155,4 @@ TRANSLATIONS: dict[Any, Callable[..., Any]] = {
         nn.aten_max_pool3d_with_indices, 3, _WITH_PLACES
     ),
 }
-"""Operator to a function that emits ONNX nodes; see :mod:`composer.lowering.translations`."""
+"""Operator to a function that emits ONNX nodes."""

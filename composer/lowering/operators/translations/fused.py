@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from onnx.defs import OpSchema
 from onnxscript.values import Op, Opset
 
-from composer.lowering import operators
+from composer.lowering.operators import fused
 
 if TYPE_CHECKING:  # onnxscript's own, which the exporter reads, are of no use to a type checker
     TTensor: TypeAlias = Any
@@ -47,7 +47,7 @@ def attention(query: TTensor, key: TTensor, value: TTensor, heads: int, scale: f
 
 
 TRANSLATIONS: dict[Any, Callable[..., Any]] = {
-    operators.gelu: gelu,
-    operators.attention: attention,
+    fused.gelu: gelu,
+    fused.attention: attention,
 }
-"""Operator to a function that emits ONNX nodes; see :mod:`composer.lowering.translations`."""
+"""Operator to a function that emits ONNX nodes."""

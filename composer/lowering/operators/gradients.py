@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from composer import _torch
-from composer.lowering.decompositions.limits import MOST_ADDED, WIDE
+from composer.lowering.operators.limits import MOST_ADDED, WIDE
 
 aten = torch.ops.aten
 

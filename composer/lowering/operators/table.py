@@ -14,18 +14,18 @@ from typing import Any
 import torch
 
 from composer import _torch
-from composer.lowering.decompositions.attention import attentions
-from composer.lowering.decompositions.convolution import convolution_backward, far_padded
-from composer.lowering.decompositions.draws import draws
-from composer.lowering.decompositions.dtypes import dtypes
-from composer.lowering.decompositions.elementwise import edges, elementwise
-from composer.lowering.decompositions.gradients import gradients
-from composer.lowering.decompositions.layouts import lying_as_in_eager, lying_as_operands
-from composer.lowering.decompositions.lists import lists
-from composer.lowering.decompositions.pool_gradients import pool_gradients
-from composer.lowering.decompositions.pools import pools
-from composer.lowering.decompositions.reductions import reductions, spreads
-from composer.lowering.decompositions.selections import selections
+from composer.lowering.operators.attention import attentions
+from composer.lowering.operators.convolution import convolution_backward, far_padded
+from composer.lowering.operators.draws import draws
+from composer.lowering.operators.dtypes import dtypes
+from composer.lowering.operators.elementwise import edges, elementwise
+from composer.lowering.operators.gradients import gradients
+from composer.lowering.operators.layouts import lying_as_in_eager, lying_as_operands
+from composer.lowering.operators.lists import lists
+from composer.lowering.operators.pool_gradients import pool_gradients
+from composer.lowering.operators.pools import pools
+from composer.lowering.operators.reductions import reductions, spreads
+from composer.lowering.operators.selections import selections
 from composer.lowering.vocabulary import vocabulary
 
 aten = torch.ops.aten

@@ -22,7 +22,7 @@ from torch._subclasses import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
 from composer.lowering import onnx
-from composer.lowering.decompositions.reductions import total
+from composer.lowering.operators.reductions import total
 
 pytestmark = pytest.mark.slow
 
@@ -882,7 +882,7 @@ RACES = {"elements added at places in two dimensions"}
 @pytest.mark.parametrize("name", sorted(RULED.keys() - CRASHES - SEEN_BY_RUNNING - RACES))
 def test_rules_are_still_needed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without its rule the case gives other results, or is not taken either."""
-    monkeypatch.setattr(onnx, "unfaithful", lambda node: None)
+    monkeypatch.setattr(onnx, "unsupported", lambda node: None)
     try:
         same_as_eager(*RULED[name])
     except AssertionError:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from composer import _torch
-from composer.lowering.decompositions.limits import MOST_ADDED
+from composer.lowering.operators.limits import MOST_ADDED
 
 aten = torch.ops.aten
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from composer.lowering.decompositions.convolution import of_length
+from composer.lowering.operators.convolution import of_length
 
 aten = torch.ops.aten
 
