@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -34,6 +35,16 @@ def described(value: Any, *, strides: bool = True) -> str:
     if isinstance(value, list | tuple):
         return str([described(each, strides=strides) for each in value])
     return str(value)
+
+
+def tensors_of(node: torch.fx.Node) -> Iterator[torch.Tensor]:
+    """The fake tensors that a node stands for; of a Triton kernel of the program's, by name."""
+    value = node.meta.get("val")
+    if isinstance(value, dict):
+        value = [*value.values()]
+    for each in value if isinstance(value, tuple | list) else (value,):
+        if isinstance(each, torch.Tensor):
+            yield each
 
 
 def attribute_at(gm: torch.nn.Module | None, path: str) -> object:

@@ -25,7 +25,7 @@ from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
 from composer import _torch
 from composer.errors import refuse
 from composer.graphs import low_precision
-from composer.graphs.nodes import attribute_at
+from composer.graphs.nodes import attribute_at, tensors_of
 from composer.lowering import in_place
 from composer.lowering.aot import FunctionalGraph, decline_special_tensors
 from composer.lowering.constants import evaluate_constants, lift_scalars
@@ -232,16 +232,6 @@ def seen_by(node: torch.fx.Node) -> Iterator[torch.Tensor]:
     """The tensors that a call reads and gives."""
     for each in (*node.all_input_nodes, node):
         yield from tensors_of(each)
-
-
-def tensors_of(node: torch.fx.Node) -> Iterator[torch.Tensor]:
-    """The fake tensors that a node stands for; of a Triton kernel of the program's, by name."""
-    value = node.meta.get("val")
-    if isinstance(value, dict):
-        value = [*value.values()]
-    for each in value if isinstance(value, tuple | list) else (value,):
-        if isinstance(each, torch.Tensor):
-            yield each
 
 
 def alone(node: torch.fx.Node) -> Region:

@@ -17,8 +17,8 @@ import torch
 import torch.fx
 
 from composer import _torch
+from composer.graphs.nodes import tensors_of
 from composer.lowering.operators.pools import miscounted
-from composer.lowering.regions import tensors_of
 from composer.lowering.views import base_of, is_dense, is_view, reads_memory
 
 aten = torch.ops.aten

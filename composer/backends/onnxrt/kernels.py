@@ -14,8 +14,8 @@ import torch
 import torch.fx
 
 from composer import _torch
+from composer.graphs.nodes import tensors_of
 from composer.lowering.onnx import why_not
-from composer.lowering.regions import tensors_of
 from composer.lowering.views import is_view
 
 _FLOAT8 = frozenset(

@@ -9,8 +9,8 @@ import torch
 import torch.fx
 
 from composer.errors import refuse
+from composer.graphs.nodes import tensors_of
 from composer.lowering.onnx import why_not
-from composer.lowering.regions import tensors_of
 from composer.records import Reason, Status
 
 TORCH = {
