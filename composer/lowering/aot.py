@@ -19,8 +19,9 @@ from composer.graphs import capture, checkpoints, clones
 from composer.graphs.comparison import requires_grad
 from composer.graphs.nodes import value_of
 from composer.lowering import samples
+from composer.lowering.decompositions import decompositions
 from composer.lowering.devices import devices_of
-from composer.lowering.operators import Table, decompositions
+from composer.lowering.operators.entry import Operators
 from composer.lowering.statistics import (
     find_witnesses,
     is_statistic_of,
@@ -122,7 +123,7 @@ def compile_functional(
     gm: torch.fx.GraphModule,
     example_inputs: Sequence[Any],
     build: GraphBuilder,
-    dialect: Table = MappingProxyType({}),
+    dialect: Operators = MappingProxyType({}),
     terms: BuildTerms | None = None,
 ) -> Callable[..., Any]:
     """Have ``build`` compile the functional graphs; AOTAutograd does the rest around them.
@@ -135,8 +136,7 @@ def compile_functional(
         gm: The captured graph.
         example_inputs: Tensors and symbols, in the order of the placeholders.
         build: Compiles a functional graph.
-        dialect: Decompositions that this engine wants in inference graphs; they go before the
-            lowering's own.
+        dialect: This engine's entries of operators; they go before composer's own.
         terms: Of the build; ``freeze`` and the shared passes are read.
 
     Raises:

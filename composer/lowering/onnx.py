@@ -6,6 +6,7 @@ import dataclasses
 import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,12 +20,13 @@ from composer.graphs.nodes import attribute_at
 from composer.graphs.written import Unsayable, exact_text
 from composer.lowering import artefacts
 from composer.lowering.linears import keep_dimensions
+from composer.lowering.operators.entry import Operators
 from composer.lowering.operators.translations import translator
 from composer.lowering.regions import Region, draws, is_complex, seen_by
 from composer.lowering.repeats import share_heads
 from composer.lowering.reshapes import join_views
 from composer.lowering.tails import keep_tails
-from composer.lowering.unsupported import unsupported
+from composer.lowering.unsupported import why_unsupported
 from composer.lowering.vocabulary import vocabulary
 from composer.records import Reason, Status
 
@@ -151,11 +153,14 @@ class OnnxGraph:
         return model
 
 
-def why_not(node: torch.fx.Node) -> str | None:
+def why_not(node: torch.fx.Node, dialect: Operators = MappingProxyType({})) -> str | None:
     """Why ONNX cannot say what a call of an operator does; ``None`` if it can.
 
-    Translations are those in the exporter's own registry, and composer's
-    (:mod:`composer.lowering.operators.translations`).
+    Translations are those in the exporter's own registry, and composer's.
+
+    Args:
+        node: The call.
+        dialect: The engine's entries.
     """
     values = node.meta.get("val")
     for each in values if isinstance(values, tuple | list) else (values,):
@@ -173,7 +178,7 @@ def why_not(node: torch.fx.Node) -> str | None:
         return "random numbers stay torch's"
     if not vocabulary().translates(node.target):
         return "no ONNX translation"
-    return unsupported(node)
+    return why_unsupported(node, dialect)
 
 
 def _is_graph(node: torch.fx.Node) -> bool:

@@ -15,8 +15,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from composer.lowering.aot import FunctionalGraph, GraphKind
+from composer.lowering.decompositions import decompositions
 from composer.lowering.onnx import to_onnx, why_not
-from composer.lowering.operators import decompositions
 from composer.lowering.regions import split
 
 aten = torch.ops.aten

@@ -16,8 +16,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
+from composer.lowering.decompositions import decompositions
 from composer.lowering.onnx import _settle_casts, to_onnx
-from composer.lowering.operators import decompositions
 from composer.lowering.operators.fusions import fusions
 
 pytestmark = pytest.mark.slow

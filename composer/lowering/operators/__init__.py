@@ -1,12 +1,48 @@
-"""Operators written out while a graph is made functional, where ONNX does not say what eager does.
+"""What composer knows of ATen's operators: one entry an operator, one module a family.
 
-:mod:`~composer.lowering.operators.table` puts the entries together for AOTAutograd; the other
-modules have them, by subject. :mod:`~composer.lowering.operators.fusions` goes the other way:
-it makes one operator of ONNX Runtime's own of what ONNX says in many.
+An entry (:class:`~composer.lowering.operators.entry.Operator`) says how a call is written out in
+other operators, which function translates it to ONNX, and when it must not be translated.
+:mod:`~composer.lowering.operators.fusions` has entries that engines may add to their own: they make
+one operator of ONNX Runtime's of what ONNX says in many.
 """
 
 from __future__ import annotations
 
-from composer.lowering.operators.table import Table, decompositions
+import functools
 
-__all__ = ["Table", "decompositions"]
+from composer.lowering.operators import (
+    attention,
+    bounds,
+    convolution,
+    creation,
+    divisions,
+    draws,
+    elementwise,
+    fused,
+    images,
+    lists,
+    losses,
+    norms,
+    orders,
+    places,
+    pool_gradients,
+    pools,
+    products,
+    reductions,
+    scans,
+    shapes,
+    special,
+)
+from composer.lowering.operators.entry import Operators
+
+_FAMILIES = (
+    *(attention, bounds, convolution, creation, divisions, draws, elementwise, fused, images),
+    *(lists, losses, norms, orders, places, pool_gradients, pools, products, reductions, scans),
+    *(shapes, special),
+)
+
+
+@functools.cache
+def operators() -> Operators:
+    """Every entry that holds for all engines."""
+    return {operator: entry for family in _FAMILIES for operator, entry in family.entries().items()}

@@ -6,13 +6,15 @@ On the CPU there is one operator for attention, on CUDA one for each kernel that
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import operator
 from typing import Any
 
 import torch
+import torch.fx
 from torch.nn import functional
 
 from composer import _torch
+from composer.lowering.operators.entry import Operator, Operators
 from composer.lowering.operators.limits import WIDE
 
 aten = torch.ops.aten
@@ -20,20 +22,31 @@ aten = torch.ops.aten
 _ON_CPU = aten._scaled_dot_product_flash_attention_for_cpu
 
 
-def attentions(training: bool) -> dict[Any, Callable[..., Any]]:
-    """What to write out of attention; in ``training`` the logarithms for its backward as well.
+def entries() -> Operators:
+    """The entries of this module.
 
     The translation of CUDA's ``flash`` kernel is right (onnxscript 0.7), that of ``efficient``
     breaks, ``cudnn`` has none.
     """
+    backward = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
     return {
-        _ON_CPU.default: attention if training else masked_attention,
-        aten._scaled_dot_product_flash_attention_for_cpu_backward.default: attention_backward,
-        aten._scaled_dot_product_efficient_attention.default: efficient_attention,
-        aten._scaled_dot_product_cudnn_attention.default: cudnn_attention,
-        aten._native_multi_head_attention.default: self_attention,
-        aten._transformer_encoder_layer_fwd.default: encoder_layer,
+        _ON_CPU: Operator(unsupported=(logarithms_read,)),
+        _ON_CPU.default: Operator(masked_attention, in_training=attention),
+        backward: Operator(attention_backward),
+        aten._scaled_dot_product_flash_attention: Operator(unsupported=(logarithms_read,)),
+        aten._scaled_dot_product_efficient_attention: Operator(unsupported=(logarithms_read,)),
+        aten._scaled_dot_product_efficient_attention.default: Operator(efficient_attention),
+        aten._scaled_dot_product_cudnn_attention.default: Operator(cudnn_attention),
+        aten._native_multi_head_attention.default: Operator(self_attention),
+        aten._transformer_encoder_layer_fwd.default: Operator(encoder_layer),
     }
+
+
+def logarithms_read(node: torch.fx.Node) -> str | None:
+    """Attention's second result, which only a backward reads, is translated as zeros."""
+    second = (u for u in node.users if u.target is operator.getitem and u.args[1] == 1)
+    is_read = any(each.users for each in second)
+    return "the logarithms for its backward are left at zero" if is_read else None
 
 
 def masked_attention(query: torch.Tensor, *given: Any, **how: Any) -> Any:

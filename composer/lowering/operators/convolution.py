@@ -8,8 +8,20 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
+import torch.fx
 
 from composer import _torch
+from composer.lowering.operators.entry import Operator, Operators
+
+aten = torch.ops.aten
+
+
+def entries() -> Operators:
+    """The entries of this module."""
+    return {
+        aten.convolution.default: Operator(far_padded, unsupported=(padded_output,)),
+        aten.convolution_backward.default: Operator(convolution_backward),
+    }
 
 
 class Geometry(NamedTuple):
@@ -102,6 +114,16 @@ def far_padded(
     ends = [(-pad, more - pad) for _, pad, _, more in reversed(list(zip(*moves, strict=True)))]
     found = torch.nn.functional.pad(whole, [*itertools.chain(*ends)])
     return found if bias is None else found + bias.reshape(-1, *[1] * dims)
+
+
+def padded_output(node: torch.fx.Node) -> str | None:
+    """ONNX Runtime refuses one that no stride leaves over, when it runs."""
+    if not _torch.operators.argument(node, "transposed"):
+        return None
+    padding = _torch.operators.argument(node, "output_padding")
+    strides = _torch.operators.argument(node, "stride")
+    beyond = any(p >= s for p, s in zip(padding, strides, strict=False))
+    return "its output is padded by a stride or more" if beyond else None
 
 
 def _are_known(x: torch.Tensor, grad: torch.Tensor) -> bool:

@@ -13,22 +13,25 @@ from typing import Any
 import torch
 
 from composer import _torch
+from composer.lowering.operators.entry import Operator, Operators
 
 aten = torch.ops.aten
 
 
-def draws() -> dict[Any, Callable[..., Any]]:
-    """The table of this module's decompositions."""
+def entries() -> Operators:
+    """The entries of this module."""
     return {
-        aten.native_dropout.default: dropout,
-        aten.rrelu_with_noise_functional.default: rrelu,
-        aten.new_empty.default: new_empty,
-        aten.new_empty_strided.default: new_empty_strided,
-        aten.empty_like.default: _sized_as(aten.empty.memory_format, _as_it_is),
-        aten.rand_like.default: _sized_as(aten.rand.default, aten.uniform.default),
-        aten.randn_like.default: _sized_as(aten.randn.default, aten.normal_functional.default),
-        aten.randint_like.default: _sized_as(aten.randint.default, aten.random.to),
-        aten.randint_like.low_dtype: _sized_as(aten.randint.low, _nameless),
+        aten.native_dropout.default: Operator(dropout),
+        aten.rrelu_with_noise_functional.default: Operator(rrelu),
+        aten.new_empty.default: Operator(new_empty),
+        aten.new_empty_strided.default: Operator(new_empty_strided),
+        aten.empty_like.default: Operator(_sized_as(aten.empty.memory_format, _as_it_is)),
+        aten.rand_like.default: Operator(_sized_as(aten.rand.default, aten.uniform.default)),
+        aten.randn_like.default: Operator(
+            _sized_as(aten.randn.default, aten.normal_functional.default)
+        ),
+        aten.randint_like.default: Operator(_sized_as(aten.randint.default, aten.random.to)),
+        aten.randint_like.low_dtype: Operator(_sized_as(aten.randint.low, _nameless)),
     }
 
 

@@ -10,6 +10,8 @@ from typing import Any, cast
 import torch
 from torch.nn import functional
 
+from composer.lowering.operators.entry import Operator, Operators
+
 
 def _attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, heads: int, scale: float
@@ -46,3 +48,11 @@ gelu = torch.ops.composer.gelu.default
 
 attention = torch.ops.composer.attention.default
 """Without mask; shapes are (batch, length, heads * size)."""
+
+
+def entries() -> Operators:
+    """The entries of this module."""
+    return {
+        gelu: Operator(translate="fused:gelu"),
+        attention: Operator(translate="fused:attention"),
+    }

@@ -10,7 +10,6 @@ afterwards, and the graph gets smaller before it is translated.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,15 +17,18 @@ import torch
 from composer import _torch
 from composer.lowering.operators import fused
 from composer.lowering.operators.attention import laid_out_as, log_sum_exp
+from composer.lowering.operators.entry import Operator, Operators, stays
 
 aten = torch.ops.aten
 
 
-def fusions() -> dict[Any, Callable[..., Any]]:
-    """What to put in front of the lowering's own decompositions, in inference."""
+def fusions() -> Operators:
+    """Entries for an engine that has these operators, in inference."""
     return {
-        aten.gelu.default: gelu,
-        aten._scaled_dot_product_flash_attention_for_cpu.default: attention,
+        aten.gelu.default: Operator(gelu, in_training=stays),
+        aten._scaled_dot_product_flash_attention_for_cpu.default: Operator(
+            attention, in_training=stays
+        ),
     }
 
 

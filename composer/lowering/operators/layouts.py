@@ -6,33 +6,39 @@ gives that of its last operation. An engine returns its results in the order tha
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from composer import _torch
+from composer.lowering.operators.entry import Function, Operator, Operators
 
-Function = Callable[..., Any]
 
-
-def lying_as_in_eager(table: Mapping[Any, Function]) -> dict[Any, Function]:
-    """The decompositions, with results that lie in memory as those of the operators do.
+def lying_as_in_eager(entries: Operators) -> dict[Any, Operator]:
+    """The entries, with results that lie in memory as those of the operators do.
 
     Torch's fake tensors say how that is.
     """
-    made = {each: functools.partial(_laid_out, each, function) for each, function in table.items()}
-    return {each: table[each] if _torch.operators.is_view(each) else made[each] for each in table}
+    return {
+        each: entry if _torch.operators.is_view(each) else _lying(each, entry)
+        for each, entry in entries.items()
+    }
 
 
-def lying_as_operands(table: Mapping[Any, Function]) -> dict[Any, Function]:
-    """The decompositions of elementwise operators, with results that lie as eager's do.
+def lying_as_operands(entries: Operators) -> dict[Any, Operator]:
+    """The entries of elementwise operators, with results that lie as eager's do.
 
     Eager's lie as a sum of the operands does. Torch's fake tensors have others for ``copysign`` and
     ``floor_divide`` (2.13).
     """
-    return {each: functools.partial(_laid_out, _sum, table[each]) for each in table}
+    return {each: _lying(_sum, entry) for each, entry in entries.items()}
+
+
+def _lying(like: Function, entry: Operator) -> Operator:
+    assert entry.decompose is not None
+    return dataclasses.replace(entry, decompose=functools.partial(_laid_out, like, entry.decompose))
 
 
 def _laid_out(like: Function, function: Function, *args: Any, **kwargs: Any) -> Any:

@@ -6,19 +6,22 @@ are, and what each does at a place, torch itself says: eager runs the same loops
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from composer import _torch
+from composer.lowering.operators.entry import Operator, Operators
 
 aten = torch.ops.aten
 
 
-def lists() -> dict[Any, Callable[..., Any]]:
-    """The table of this module's decompositions."""
-    return {**_torch.operators.loops_over_lists(), aten._foreach_zero.default: zero}
+def entries() -> Operators:
+    """The entries of this module."""
+    loops = _torch.operators.loops_over_lists()
+    written_out = {each: Operator(loop) for each, loop in loops.items()}
+    return written_out | {aten._foreach_zero.default: Operator(zero)}
 
 
 def zero(tensors: Sequence[torch.Tensor]) -> Any:

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from composer.lowering.operators.convolution import of_length
+from composer.lowering.operators.entry import Function, Operator, Operators
 
 aten = torch.ops.aten
 
 
-def pool_gradients() -> dict[Any, Callable[..., Any]]:
-    """The table of this module's decompositions."""
+def entries() -> Operators:
+    """The entries of this module."""
     return {
-        aten.avg_pool2d_backward.default: avg_pool_backward(2),
-        aten.avg_pool3d_backward.default: avg_pool_backward(3),
-        aten._adaptive_avg_pool2d_backward.default: adaptive_avg_pool_backward,
+        aten.avg_pool2d_backward.default: Operator(avg_pool_backward(2)),
+        aten.avg_pool3d_backward.default: Operator(avg_pool_backward(3)),
+        aten._adaptive_avg_pool2d_backward.default: Operator(adaptive_avg_pool_backward),
     }
 
 
-def avg_pool_backward(dims: int) -> Callable[..., Any]:
+def avg_pool_backward(dims: int) -> Function:
     """The decomposition that spreads each gradient over its window, of so many dimensions."""
 
     def spread_over_windows(

@@ -12,29 +12,62 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.fx
 
 from composer import _torch
 from composer.lowering.operators.convolution import of_length
+from composer.lowering.operators.entry import (
+    Operator,
+    Operators,
+    Rule,
+    operands_of,
+)
 
 aten = torch.ops.aten
 
+
+def entries() -> Operators:
+    """The entries of this module."""
+    mean2, mean3 = aten.avg_pool2d.default, aten.avg_pool3d.default
+    max2, max3 = aten.max_pool2d_with_indices.default, aten.max_pool3d_with_indices.default
+    return {
+        mean2: Operator(
+            functools.partial(mean_pool, mean2), unsupported=(divisor_override, _in_padding(2))
+        ),
+        mean3: Operator(
+            functools.partial(mean_pool, mean3), unsupported=(divisor_override, _in_padding(3))
+        ),
+        max2: Operator(
+            functools.partial(max_pool, max2, 2),
+            translate="pooling:max_pool2d_with_indices",
+            unsupported=(_in_padding(2, "dilation"),),
+        ),
+        max3: Operator(
+            functools.partial(max_pool, max3, 3),
+            translate="pooling:max_pool3d_with_indices",
+            unsupported=(_in_padding(3, "dilation"),),
+        ),
+        aten.max_pool1d.default: Operator(translate="pooling:max_pool1d"),
+        aten.max_pool2d.default: Operator(translate="pooling:max_pool2d"),
+        aten.max_pool3d.default: Operator(translate="pooling:max_pool3d"),
+        aten.max_pool1d_with_indices.default: Operator(translate="pooling:max_pool1d_with_indices"),
+        aten._adaptive_avg_pool2d.default: _in_its_format(aten._adaptive_avg_pool2d.default),
+        aten._adaptive_avg_pool3d.default: Operator(adaptive_mean_pool3d),
+        aten.max_unpool2d.default: _in_its_format(aten.max_unpool2d.default),
+    }
+
+
+def _in_its_format(operator: Any) -> Operator:
+    written_out = _torch.operators.decomposition_of(operator)
+    return Operator(functools.partial(in_its_format, written_out))
+
+
+def _in_padding(dims: int, *more: str) -> Rule:
+    return functools.partial(windows_in_padding, dims, ("kernel_size", "stride", "padding", *more))
+
+
 _MOST_WINDOWS = 32
 """Beyond so many in a dimension a mean for each makes too large a graph."""
-
-
-def pools() -> dict[Any, Callable[..., Any]]:
-    """The table of this module's decompositions."""
-    return {
-        aten.avg_pool2d.default: functools.partial(mean_pool, aten.avg_pool2d.default),
-        aten.avg_pool3d.default: functools.partial(mean_pool, aten.avg_pool3d.default),
-        aten._adaptive_avg_pool3d.default: adaptive_mean_pool3d,
-        aten.max_pool2d_with_indices.default: functools.partial(
-            max_pool, aten.max_pool2d_with_indices.default, 2
-        ),
-        aten.max_pool3d_with_indices.default: functools.partial(
-            max_pool, aten.max_pool3d_with_indices.default, 3
-        ),
-    }
 
 
 def mean_pool(
@@ -115,6 +148,17 @@ def max_pool(
     return operator(x, kernel_size, stride, padding, dilation, False)
 
 
+def in_its_format(written_out: Callable[..., Any], x: torch.Tensor, *args: Any) -> Any:
+    """What loses the memory format that eager takes from the input, put into it.
+
+    Views of the result count with it.
+    """
+    result = written_out(x, *args)
+    if result is NotImplemented or x.dim() != 4:
+        return result
+    return result.contiguous(memory_format=_torch.tensors.suggested_memory_format(x))
+
+
 def reaches_further(sizes: Sequence[int], *window: Sequence[int]) -> bool:
     """Whether ``ceil_mode`` adds a window in some dimension; taken as so where a size is dynamic.
 
@@ -149,3 +193,24 @@ def _count(size: Any, kernel: int, step: int, pad: int, gap: int) -> tuple[int, 
     room = size + 2 * pad - gap * (kernel - 1) - 1
     plain, most = room // step + 1, -(-room // step) + 1
     return plain, most - ((most - 1) * step >= size + pad), most
+
+
+def divisor_override(node: torch.fx.Node) -> str | None:
+    """Why a mean must not be translated: its translation drops the divisor."""
+    overridden = _torch.operators.argument(node, "divisor_override") is not None
+    return "divisor_override is dropped" if overridden else None
+
+
+def windows_in_padding(dims: int, names: Sequence[str], node: torch.fx.Node) -> str | None:
+    """Why a pool must not be translated: ONNX's shape inference counts one window more.
+
+    Args:
+        dims: How many dimensions are pooled.
+        names: Those of the arguments that tell the window.
+        node: The call.
+    """
+    if not _torch.operators.argument(node, "ceil_mode"):
+        return None
+    window = [_torch.operators.argument(node, name) for name in names]
+    sizes = next(operands_of(node)).shape[-dims:]
+    return "windows that begin in the padding" if miscounted(sizes, *window) else None

@@ -456,7 +456,7 @@ def test_what_is_computed_otherwise_stays_torchs(case, monkeypatch) -> None:
     assert (attempt.status, attempt.reason) == ("declined", "unsupported_op")
     monkeypatch.setattr(kernels, "_inexact", lambda node, weights: None)
     monkeypatch.setattr(kernels, "_otherwise", lambda node: None)
-    monkeypatch.setattr("composer.lowering.onnx.unsupported", lambda node: None)
+    monkeypatch.setattr("composer.lowering.onnx.why_unsupported", lambda *given: None)
     torch.compiler.reset()
     wrong = compiled(function, NAME)(x)
     assert last().chosen == NAME, last().attempts[0].message

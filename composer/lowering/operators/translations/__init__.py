@@ -1,4 +1,4 @@
-"""Translations of ours that stand before the exporter's.
+"""Translations of ours that stand before the exporter's; entries of operators name them.
 
 Each is a function with the operator's signature that emits ONNX nodes, in onnxscript's terms; the
 modules that hold them import onnxscript, so they are imported when first used.
@@ -7,24 +7,19 @@ modules that hold them import onnxscript, so they are imported when first used.
 from __future__ import annotations
 
 import functools
+import importlib
 
 from composer import _torch
+from composer.lowering.operators import operators
 
 
 @functools.cache
 def translator() -> _torch.exporter.OnnxTranslator:
     """The exporter's translator, with our translations in front."""
-    from composer.lowering.operators.translations import (
-        comparisons,
-        diagonals,
-        fused,
-        pooling,
-        rows,
-        shapes,
-        splits,
-    )
-
+    named = {each: entry.translate for each, entry in operators().items() if entry.translate}
     made = _torch.exporter.OnnxTranslator()
-    for module in (shapes, splits, comparisons, diagonals, pooling, rows, fused):
-        made.register(module.TRANSLATIONS)
+    for operator, place in named.items():
+        module, _, function = place.partition(":")
+        found = getattr(importlib.import_module(f"{__name__}.{module}"), function)
+        made.register({operator: found})
     return made

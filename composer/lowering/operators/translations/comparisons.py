@@ -8,7 +8,7 @@ not in ``embedding``, ``gather``, ``index_select`` and ``scatter``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -225,25 +225,3 @@ def scatter_reduce(
         start = op.ScatterElements(start, index, zeros, axis=dim)
     squares = op.ScatterElements(start, index, op.Mul(src, src), axis=dim, reduction="add")
     return spoil(found, squares, self)
-
-
-TRANSLATIONS: dict[Any, Callable[..., Any]] = {
-    aten.amax.default: amax,
-    aten.amin.default: amin,
-    aten.max.default: maximum_of_all,
-    aten.min.default: minimum_of_all,
-    aten.max.dim: max_dim,
-    aten.min.dim: min_dim,
-    aten.argmax.default: argmax,
-    aten.argmin.default: argmin,
-    aten.sort.default: sort,
-    aten.topk.default: topk,
-    aten.embedding.default: embedding,
-    aten.index_select.default: index_select,
-    aten.gather.default: gather,
-    aten.scatter.src: scatter,
-    aten.scatter.value: scatter_value,
-    aten.scatter_add.default: scatter_add,
-    aten.scatter_reduce.two: scatter_reduce,
-}
-"""Operator to a function that emits ONNX nodes."""

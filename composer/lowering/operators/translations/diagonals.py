@@ -6,7 +6,6 @@ diagonal makes NaN of what lies on it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import onnx_ir as ir
@@ -37,10 +36,3 @@ def diagonal(self: TTensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> TT
     places = [(each + down) * columns + each + right for each in range(count)]
     indices = op.Constant(value=ir.tensor(places, dtype=ir.DataType.INT64))
     return op.Gather(flat, indices, axis=len(others))
-
-
-TRANSLATIONS: dict[Any, Callable[..., Any]] = {
-    aten.diagonal.default: diagonal,
-    aten.diagonal_copy.default: diagonal,
-}
-"""Operator to a function that emits ONNX nodes."""

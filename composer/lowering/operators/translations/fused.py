@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from onnx.defs import OpSchema
 from onnxscript.values import Op, Opset
-
-from composer.lowering.operators import fused
 
 if TYPE_CHECKING:  # onnxscript's own, which the exporter reads, are of no use to a type checker
     TTensor: TypeAlias = Any
@@ -44,10 +41,3 @@ def gelu(x: TTensor) -> TTensor:
 def attention(query: TTensor, key: TTensor, value: TTensor, heads: int, scale: float) -> TTensor:
     """``composer.attention``."""
     return _attention(query, key, value, num_heads=heads, scale=scale)
-
-
-TRANSLATIONS: dict[Any, Callable[..., Any]] = {
-    fused.gelu: gelu,
-    fused.attention: attention,
-}
-"""Operator to a function that emits ONNX nodes."""

@@ -141,18 +141,9 @@ def window_of(
     }
 
 
-TRANSLATIONS: dict[Any, Callable[..., Any]] = {
-    aten.max_pool1d.default: translation(nn.aten_max_pool1d, 1),
-    aten.max_pool2d.default: translation(nn.aten_max_pool2d, 2),
-    aten.max_pool3d.default: translation(nn.aten_max_pool3d, 3),
-    aten.max_pool1d_with_indices.default: translation(
-        nn.aten_max_pool1d_with_indices, 1, _WITH_PLACES
-    ),
-    aten.max_pool2d_with_indices.default: translation(
-        nn.aten_max_pool2d_with_indices, 2, _WITH_PLACES
-    ),
-    aten.max_pool3d_with_indices.default: translation(
-        nn.aten_max_pool3d_with_indices, 3, _WITH_PLACES
-    ),
-}
-"""Operator to a function that emits ONNX nodes."""
+max_pool1d = translation(nn.aten_max_pool1d, 1)
+max_pool2d = translation(nn.aten_max_pool2d, 2)
+max_pool3d = translation(nn.aten_max_pool3d, 3)
+max_pool1d_with_indices = translation(nn.aten_max_pool1d_with_indices, 1, _WITH_PLACES)
+max_pool2d_with_indices = translation(nn.aten_max_pool2d_with_indices, 2, _WITH_PLACES)
+max_pool3d_with_indices = translation(nn.aten_max_pool3d_with_indices, 3, _WITH_PLACES)

@@ -5,7 +5,7 @@ See :mod:`composer.lowering.rows`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -49,7 +49,3 @@ def index_put(
         named = op.Unsqueeze(places, op.Constant(value_ints=[-1]))
     put = op.Constant(value_ints=[*shape[:dim], count, *shape[dim + 1 :]])
     return op.ScatterND(self, named, op.Expand(values, put))
-
-
-TRANSLATIONS: dict[Any, Callable[..., Any]] = {aten.index_put.default: index_put}
-"""Operator to a function that emits ONNX nodes."""

@@ -5,7 +5,7 @@ Torchlib builds it from one constant a dimension, joined at run time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import onnxscript
@@ -40,11 +40,3 @@ def expand(self: TTensor, size: Sequence[INT64], implicit: bool = False) -> TTen
     return op.Expand(
         self, shape_of([1 if isinstance(each, int) and each == -1 else each for each in size])
     )
-
-
-TRANSLATIONS: dict[Any, Callable[..., Any]] = {
-    aten.view.default: view,
-    aten._unsafe_view.default: view,
-    aten.expand.default: expand,
-}
-"""Operator to a function that emits ONNX nodes."""

@@ -6,7 +6,7 @@ ONNX Runtime (1.31) copies every piece twice then, into the sequence and out of 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import onnxscript
@@ -51,12 +51,3 @@ def split_with_sizes(self: TTensor, split_sizes: Sequence[INT64], dim: int = 0) 
     if not all(isinstance(each, int) for each in split_sizes):
         return core.aten_split_with_sizes(self, split_sizes, dim)
     return pieces(self, split_sizes, dim)
-
-
-TRANSLATIONS: dict[Any, Callable[..., Any]] = {
-    aten.split.Tensor: split,
-    aten.split_with_sizes.default: split_with_sizes,
-    aten.unsafe_split.Tensor: split,
-    aten.unsafe_split_with_sizes.default: split_with_sizes,
-}
-"""Operator to a function that emits ONNX nodes."""

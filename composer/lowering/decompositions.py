@@ -1,0 +1,74 @@
+"""The table by which AOTAutograd writes operators out while it makes a graph functional.
+
+It is put together from the exporter's decompositions, composer's entries
+(:mod:`composer.lowering.operators`) and those of the engine, which is asked first.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from composer import _torch
+from composer.lowering.operators import operators
+from composer.lowering.operators.entry import Function, Operators
+from composer.lowering.vocabulary import vocabulary
+
+
+def decompositions(dialect: Operators, training: bool) -> dict[Any, Function]:
+    """The table for AOTAutograd: an engine's entries first, then composer's, then the exporter's.
+
+    Args:
+        dialect: The engine's entries.
+        training: Whether a backward will be made.
+    """
+    table = dict(_exporters())
+    for entries in (operators(), dialect):
+        for operator, entry in entries.items():
+            function = entry.in_training if training and entry.in_training else entry.decompose
+            if function is not None:
+                behind = None if entry.or_whole else table.get(operator)
+                table[operator] = _of_real_numbers(_first_of(function, behind))
+    return table
+
+
+@functools.cache
+def _exporters() -> Mapping[Any, Function]:
+    """The exporter's entries; a thousand, so that it pays to make them once.
+
+    None for what draws random numbers, which would be others than those of eager's kernel.
+    """
+    found = vocabulary().decompositions.items()
+    kept = {each: function for each, function in found if not _torch.operators.draws_itself(each)}
+    return {operator: _of_real_numbers(function) for operator, function in kept.items()}
+
+
+def _of_real_numbers(function: Function) -> Function:
+    """Leave calls with complex numbers whole: torch runs them, and few entries allow for them."""
+
+    def decompose(*args: Any, **kwargs: Any) -> Any:
+        is_complex = any(map(_is_complex, args)) or any(map(_is_complex, kwargs.values()))
+        return NotImplemented if is_complex else function(*args, **kwargs)
+
+    return decompose
+
+
+def _is_complex(given: Any) -> bool:
+    if isinstance(given, list | tuple):
+        return any(map(_is_complex, given))
+    return isinstance(given, torch.Tensor) and given.dtype.is_complex
+
+
+def _first_of(first: Function, second: Function | None) -> Function:
+    """What ``first`` returns, or ``second`` where that is ``NotImplemented``."""
+    if second is None:
+        return first
+
+    def decompose(*args: Any, **kwargs: Any) -> Any:
+        result = first(*args, **kwargs)
+        return second(*args, **kwargs) if result is NotImplemented else result
+
+    return decompose

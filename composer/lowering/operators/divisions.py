@@ -1,0 +1,184 @@
+"""Quotients and their rests, rounded as eager rounds them."""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any
+
+import torch
+import torch.fx
+
+from composer import _torch
+from composer.graphs.nodes import tensors_of
+from composer.lowering.operators.entry import (
+    Operator,
+    Operators,
+    is_integral,
+)
+from composer.lowering.operators.layouts import lying_as_operands
+from composer.lowering.operators.pointwise import (
+    held,
+    is_symbol,
+    of_floats,
+    sign,
+)
+
+aten = torch.ops.aten
+
+
+def entries() -> Operators:
+    """The entries of this module."""
+    written_out = {
+        aten.remainder.Tensor: Operator(remainder),
+        aten.remainder.Scalar: Operator(remainder),
+        aten.remainder.Scalar_Tensor: Operator(remainder),
+        aten.fmod.Scalar: Operator(fmod),
+        aten.floor_divide.default: Operator(floor_divide),
+        aten.div.Tensor_mode: Operator(divide, unsupported=(rounded_quotient,)),
+        aten.div.Scalar_mode: Operator(divide),
+    }
+    return lying_as_operands(written_out) | {
+        aten.div: Operator(unsupported=(integer_division, half_factor)),
+        aten.mul: Operator(unsupported=(half_factor,)),
+        aten.floor_divide: Operator(unsupported=(integer_division,)),
+        aten.remainder: Operator(unsupported=(integer_division,)),
+        aten.fmod: Operator(unsupported=(integer_division,)),
+        operator.floordiv: Operator(unsupported=(division_of_sizes,)),
+    }
+
+
+def remainder(a: Any, b: Any) -> Any:
+    """Of a number what the dtype holds of it, as in eager."""
+    is_half = isinstance(a, torch.Tensor) and a.dtype.itemsize <= 2
+    return _remainder(held(a, b), held(b, a) if is_half or is_symbol(b) else b)
+
+
+def _are_integers(a: Any, b: Any) -> bool:
+    """Whether a tensor of integers is divided by a number that its dtype holds, and not by zero."""
+    is_tensor = isinstance(a, torch.Tensor) and a.dtype is not torch.bool
+    if not is_tensor or a.dtype.is_floating_point or type(b) is not int:
+        return False
+    held = torch.iinfo(a.dtype)
+    return b != 0 and held.min <= b <= held.max
+
+
+@of_floats
+def _remainder(a: torch.Tensor, b: Any) -> Any:
+    """From the exact remainder of C: torchlib's ``a - floor(a / b) * b`` rounds three times."""
+    rest = torch.fmod(a, b)
+    rest = torch.where(_other_side(rest, b), rest + b, rest)
+    return torch.abs(rest) * torch.where(rest == 0, sign(a), sign(rest))
+
+
+def floor_divide(a: Any, b: Any) -> Any:
+    """Either may be a number."""
+    return _floor_divide(held(a, b), held(b, a) if is_symbol(b) else b)
+
+
+@of_floats
+def _floor_divide(a: torch.Tensor, b: Any) -> Any:
+    """As CPython and eager do it: from the remainder, not by rounding the quotient down."""
+    rest = torch.fmod(a, b)
+    quotient = (a - rest) / b
+    quotient = torch.where(_other_side(rest, b), quotient - 1, quotient)
+    whole = torch.floor(quotient)
+    whole = torch.where(quotient - whole > 0.5, whole + 1, whole)
+    plain = a / b
+    by_zero = (
+        b == 0 if isinstance(b, torch.Tensor) else torch.full_like(a, b == 0, dtype=torch.bool)
+    )
+    whole = torch.where(by_zero, plain, torch.where(quotient == 0, 0.0, whole))
+    return torch.abs(whole) * torch.where(whole == 0, sign(plain), sign(whole))
+
+
+def _other_side(rest: torch.Tensor, b: Any) -> torch.Tensor:
+    """Whether there is a rest, and its sign is not the divisor's."""
+    if not isinstance(b, torch.Tensor):
+        return rest > 0 if b < 0 else rest < 0
+    return ((rest > 0) & (b < 0)) | ((rest < 0) & (b >= 0))
+
+
+def divide(a: Any, b: Any, *, rounding_mode: str | None = None) -> Any:
+    """Rounded down, or towards zero."""
+    if rounding_mode == "floor":
+        return torch.floor_divide(a, b) if _are_integers(a, b) else floor_divide(a, b)
+    if rounding_mode == "trunc" and _are_integers(a, b):
+        return _towards_zero(a, b)
+    tensors = [each for each in (a, b) if isinstance(each, torch.Tensor)]
+    floats = tensors and all(each.dtype.is_floating_point for each in tensors)
+    if rounding_mode != "trunc" or not floats:
+        return NotImplemented
+    if not isinstance(b, torch.Tensor) or _is_one(b):
+        return _truncated(a, b)
+    # Of halves eager rounds the quotient first, which ONNX Runtime (1.31) leaves out in float16.
+    return NotImplemented if torch.result_type(a, b) is torch.float16 else torch.trunc(a / b)
+
+
+def fmod(a: torch.Tensor, b: Any) -> Any:
+    """Of integers from the quotient: ONNX Runtime (1.31) takes this rest of theirs in float64."""
+    return a - _towards_zero(a, b) * b if _are_integers(a, b) else NotImplemented
+
+
+def _towards_zero(a: torch.Tensor, b: int) -> torch.Tensor:
+    """The quotient of integers without its fraction, from the one that is rounded down."""
+    negative = a < 0 if b > 0 else a > 0
+    return torch.floor_divide(a, b) + (negative & (torch.remainder(a, b) != 0)).to(a.dtype)
+
+
+def _is_one(x: torch.Tensor) -> bool:
+    return all(isinstance(size, int) and size == 1 for size in x.shape)
+
+
+@of_floats
+def _truncated(a: torch.Tensor, b: Any) -> Any:
+    """The quotient without its fraction; of halves by one number it is rounded only then."""
+    return torch.trunc(a / b)
+
+
+def rounded_quotient(node: torch.fx.Node) -> str | None:
+    """ONNX Runtime leaves the rounding out between the division and what follows."""
+    if len(node.all_input_nodes) < 2 or next(tensors_of(node)).dtype is not torch.float16:
+        return None
+    truncates = _torch.operators.argument(node, "rounding_mode") == "trunc"
+    return "a quotient in float16 is rounded before its fraction goes" if truncates else None
+
+
+def integer_division(node: torch.fx.Node) -> str | None:
+    """ONNX Runtime divides by the processor's instruction, and a SIGFPE would end the process.
+
+    It traps on a division by zero, and on that of the smallest number by -1. A divisor that the
+    dtype does not hold wraps to one that it does.
+    """
+    if not all(map(is_integral, tensors_of(node))):
+        return None
+    divisor = node.args[1]
+    if isinstance(divisor, torch.fx.Node):
+        return "an integer division by zero would end the process"
+    held = torch.iinfo(next(tensors_of(node)).dtype)
+    wrapped = (int(divisor) - held.min) % 2**held.bits + held.min  # type: ignore[arg-type]
+    traps = wrapped in (0, -1)
+    return "an integer division by this number may end the process" if traps else None
+
+
+def division_of_sizes(node: torch.fx.Node) -> str | None:
+    """Torchlib divides with ONNX's ``Div``, which is right for what is not negative."""
+    numbers = (v.meta["val"] if isinstance(v, torch.fx.Node) else v for v in node.args)
+    bounds = map(_torch.symbols.least, numbers)
+    negative = any(least is None or least < 0 for least in bounds)
+    return "a negative number is rounded towards zero" if negative else None
+
+
+_HALF = torch.finfo(torch.float16)
+
+
+def half_factor(node: torch.fx.Node) -> str | None:
+    """Eager multiplies by the number in float32; ONNX wants it in the dtype of the tensor.
+
+    One below the normal range is there, too, but rounded by up to half of it.
+    """
+    if not all(value.dtype is torch.float16 for value in tensors_of(node)):
+        return None
+    numbers = (abs(v) for v in node.args if isinstance(v, int | float) and math.isfinite(v) and v)
+    lost = any(not _HALF.tiny <= v <= _HALF.max for v in numbers)
+    return "float16 does not hold the factor" if lost else None

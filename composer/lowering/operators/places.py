@@ -1,0 +1,240 @@
+"""Elements read from, or put at, places that an index tells."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.fx
+
+from composer import _torch
+from composer.lowering.operators.entry import (
+    Operator,
+    Operators,
+    always,
+    is_integral,
+)
+from composer.lowering.operators.layouts import lying_as_in_eager
+from composer.lowering.operators.reductions import over_one_element
+
+aten = torch.ops.aten
+
+
+def entries() -> Operators:
+    """The entries of this module."""
+    return {
+        **_read(),
+        **lying_as_in_eager(_put()),
+        aten.index_put.default: _indexed(aten.index_put.default, "rows:index_put"),
+        aten._unsafe_index_put.default: _indexed(aten._unsafe_index_put.default),
+        aten.index_put: Operator(unsupported=(added_at_once,)),
+        aten._unsafe_index_put: Operator(unsupported=(added_at_once,)),
+        aten.masked_scatter_backward.default: Operator(masked_scatter_backward),
+        aten.masked_fill.Scalar: Operator(masked_fill),
+        aten.masked_fill.Tensor: Operator(masked_fill),
+        aten.where.self: Operator(where),
+    }
+
+
+def _read() -> Operators:
+    bag = always("ONNX Runtime's optimizer crashes on it")
+    return {
+        aten.index.Tensor: _indexed(aten.index.Tensor),
+        aten._unsafe_index.Tensor: _indexed(aten._unsafe_index.Tensor),
+        aten.embedding.default: Operator(translate="comparisons:embedding"),
+        aten.index_select.default: Operator(translate="comparisons:index_select"),
+        aten.gather.default: Operator(translate="comparisons:gather"),
+        aten._embedding_bag: Operator(unsupported=(bag,)),
+        aten._embedding_bag_forward_only: Operator(unsupported=(bag,)),
+    }
+
+
+def _put() -> Operators:
+    src, add, value = aten.scatter.src, aten.scatter_add.default, aten.scatter.value
+    return {
+        src: Operator(functools.partial(scatter_part, src), translate="comparisons:scatter"),
+        add: Operator(functools.partial(scatter_part, add), translate="comparisons:scatter_add"),
+        value: Operator(
+            functools.partial(over_one_element, value), translate="comparisons:scatter_value"
+        ),
+        aten.scatter_reduce.two: Operator(
+            scatter_reduce, translate="comparisons:scatter_reduce", unsupported=(scatter_mean,)
+        ),
+        aten.scatter.reduce: Operator(scatter),
+        aten.scatter.value_reduce: Operator(scatter),
+        aten.index_reduce.default: Operator(index_reduce),
+        aten.put.default: Operator(put),
+    }
+
+
+def _indexed(operator: Any, translate: str = "") -> Operator:
+    """The entry of one whose translation hands indices over as they are."""
+    return Operator(functools.partial(with_long_indices, operator), translate=translate)
+
+
+def with_long_indices(
+    operator: Any, x: torch.Tensor, indices: Sequence[torch.Tensor | None], *args: Any, **how: Any
+) -> Any:
+    """Indices of 32 bits widened; ONNX wants 64. The backward of ``unfold`` has such."""
+    if not any(each is not None and each.dtype is torch.int32 for each in indices):
+        return accumulated(x, indices, *args, **how)
+    longer = [
+        each.long() if each is not None and each.dtype is torch.int32 else each for each in indices
+    ]
+    return operator(x, longer, *args, **how)
+
+
+def accumulated(
+    x: torch.Tensor,
+    indices: Sequence[torch.Tensor | None],
+    values: torch.Tensor | None = None,
+    accumulate: bool = False,
+) -> Any:
+    """What is added at places along one dimension, by ``scatter_add``: an embedding's backward.
+
+    ONNX Runtime (1.31) adds up what is put by several threads at once: where a place is met twice
+    it loses some.
+    """
+    along = [dim for dim, each in enumerate(indices) if each is not None]
+    if not accumulate or values is None or len(along) != 1 or x.device.type != "cpu":
+        return NotImplemented
+    (dim,) = along
+    index = indices[dim]
+    if index is None or index.dtype is not torch.int64:  # others are masks
+        return NotImplemented
+    if any(map(_torch.symbols.depends_on_data, index.shape)):
+        return NotImplemented
+    before, after = x.shape[:dim], x.shape[dim + 1 :]
+    added = values.expand(*before, *index.shape, *after).reshape(*before, index.numel(), *after)
+    places = index.reshape(-1)
+    places = torch.where(places < 0, places + x.shape[dim], places)
+    places = places.reshape(-1, *([1] * len(after))).expand(added.shape)
+    result = aten.scatter_add.default(x, dim, places, added)
+    order = _torch.tensors.order_of_memory(x)
+    if order == sorted(order):
+        return result
+    back = [order.index(dim) for dim in range(x.dim())]
+    return result.permute(order).contiguous().permute(back)
+
+
+def index_reduce(
+    x: torch.Tensor,
+    dim: int,
+    index: torch.Tensor,
+    source: torch.Tensor,
+    reduce: str,
+    *,
+    include_self: bool = True,
+) -> Any:
+    """The same index for all elements of a slice."""
+    if not x.dim():
+        how: dict[str, Any] = {"reduce": reduce, "include_self": include_self}
+        return over_one_element(aten.index_reduce.default, x, dim, index, source, **how)
+    shape = [1] * x.dim()
+    shape[dim] = index.numel()
+    places = index.reshape(shape).expand(source.shape)
+    return aten.scatter_reduce.two(x, dim, places, source, reduce, include_self=include_self)
+
+
+def scatter_part(
+    operator: Any, x: torch.Tensor, dim: int, index: torch.Tensor, src: torch.Tensor, **how: Any
+) -> Any:
+    """Only that part of the source for which there is an index; ONNX wants no other."""
+    if not x.dim():
+        return over_one_element(operator, x, dim, index, src, **how)
+    static = all(isinstance(size, int) for size in (*index.shape, *src.shape))
+    if not static or not index.dim() or index.shape == src.shape:
+        return NotImplemented
+    for along, size in enumerate(index.shape):
+        src = src.narrow(along, 0, size)
+    return operator(x, dim, index, src, **how)
+
+
+def scatter_reduce(
+    x: torch.Tensor,
+    dim: int,
+    index: torch.Tensor,
+    src: torch.Tensor,
+    reduce: str,
+    *,
+    include_self: bool = True,
+) -> Any:
+    """A mean as a sum over a count."""
+    if reduce != "mean" or not x.dtype.is_floating_point or not x.dim():
+        how = {"include_self": include_self}
+        operator = functools.partial(aten.scatter_reduce.two, reduce=reduce)
+        return scatter_part(operator, x, dim, index, src, **how)
+    ones = torch.ones_like(src)
+    start = torch.ones_like(x) if include_self else torch.zeros_like(x)
+    count = torch.scatter_add(start, dim, index, ones)
+    total = torch.scatter_add(x if include_self else torch.zeros_like(x), dim, index, src)
+    return torch.where(count == 0, x, total / count)
+
+
+def scatter(x: torch.Tensor, dim: int, index: torch.Tensor, src: Any, *, reduce: str) -> Any:
+    """The old spelling of ``scatter_add``, and of ``scatter_reduce`` with a product."""
+    if not isinstance(src, torch.Tensor):
+        src = torch.full_like(index, src, dtype=x.dtype)
+    if reduce == "add":
+        return aten.scatter_add.default(x, dim, index, src)
+    return aten.scatter_reduce.two(x, dim, index, src, "prod")
+
+
+def put(
+    x: torch.Tensor, index: torch.Tensor, source: torch.Tensor, accumulate: bool = False
+) -> Any:
+    """``index_put`` into the flat tensor."""
+    if not x.dim() or not _torch.tensors.is_row_major(x):
+        return NotImplemented
+    flat = aten.index_put.default(
+        x.reshape(-1), (index.reshape(-1),), source.reshape(-1), accumulate
+    )
+    return flat.reshape(x.shape)
+
+
+def masked_scatter_backward(grad: torch.Tensor, mask: torch.Tensor, sizes: Sequence[int]) -> Any:
+    """Gradient of the source, whose first elements went to the mask's places, in their order.
+
+    What other places are given is scattered behind the last element, and cut off.
+    """
+    if any(map(_torch.symbols.depends_on_data, sizes)):
+        return NotImplemented
+    length = math.prod(sizes)
+    taken = mask.expand(grad.shape).reshape(-1)
+    place = torch.where(taken, taken.to(torch.int64).cumsum(0) - 1, length)
+    source = grad.new_zeros(length + 1).scatter(0, place, grad.reshape(-1))
+    return source.narrow(0, 0, length).reshape(sizes)
+
+
+def where(condition: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> Any:
+    """A choice between booleans, by logical operators."""
+    if a.dtype is not torch.bool or b.dtype is not torch.bool:
+        return NotImplemented
+    return (condition & a) | (~condition & b)
+
+
+def masked_fill(x: torch.Tensor, mask: torch.Tensor, value: Any) -> Any:
+    """A fill of booleans, by logical operators."""
+    if x.dtype is not torch.bool:
+        return NotImplemented
+    if isinstance(value, torch.Tensor):
+        return where(mask, value, x)
+    return x | mask if value else x & ~mask
+
+
+def scatter_mean(node: torch.fx.Node) -> str | None:
+    """The translation computes a mean otherwise."""
+    is_mean = _torch.operators.argument(node, "reduce") == "mean"
+    return "the mean is computed otherwise" if is_mean else None
+
+
+def added_at_once(node: torch.fx.Node) -> str | None:
+    """Those to rows are scattered instead, see :func:`accumulated`."""
+    if not _torch.operators.argument(node, "accumulate"):
+        return None
+    indices = [each.meta["val"] for each in node.args[1] if each is not None]  # type: ignore[union-attr]
+    counts = any(map(is_integral, indices))  # others are masks
+    return "several threads would add to one element at once" if counts else None

@@ -1,0 +1,142 @@
+"""Products of matrices and vectors, and distances between points."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.fx
+
+from composer.lowering.operators.entry import (
+    Operator,
+    Operators,
+)
+from composer.lowering.operators.layouts import lying_as_in_eager
+from composer.lowering.operators.limits import MOST_ADDED, WIDE
+
+aten = torch.ops.aten
+
+
+def entries() -> Operators:
+    """The entries of this module."""
+    written_out = {
+        aten.addmm.default: Operator(addmm),
+        aten.baddbmm.default: Operator(functools.partial(alone, torch.bmm)),
+        aten.addbmm.default: Operator(addbmm),
+        aten._trilinear.default: Operator(trilinear),
+        aten._cdist_forward.default: Operator(cdist),
+    }
+    return lying_as_in_eager(written_out) | {
+        aten.mv.default: Operator(matrix_vector),
+        aten.addmv.default: Operator(add_matrix_vector),
+        aten._cdist_backward.default: Operator(cdist_backward),
+    }
+
+
+def matrix_vector(matrix: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
+    """The product as one of two matrices, the second with one column.
+
+    For a transposed matrix and a vector, ONNX Runtime's optimizer makes a product that forgets the
+    transposition (``MatmulTransposeFusion``, 1.31): wrong numbers, or a result of another size.
+    """
+    return torch.mm(matrix, vector.unsqueeze(1)).squeeze(1)
+
+
+def add_matrix_vector(
+    x: torch.Tensor, matrix: torch.Tensor, vector: torch.Tensor, *, beta: Any = 1, alpha: Any = 1
+) -> torch.Tensor:
+    """The same, added to ``x`` unless ``beta`` is zero: then ``x`` may hold anything."""
+    if not x.dtype.is_floating_point:
+        alpha, beta = int(alpha), int(beta)
+    product = matrix_vector(matrix, vector)
+    product = product if alpha == 1 else product * alpha
+    return product if beta == 0 else product + (x if beta == 1 else x * beta)
+
+
+def addmm(
+    x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: Any = 1, alpha: Any = 1
+) -> Any:
+    """A product over no elements adds nothing."""
+    if not isinstance(a.shape[1], int) or a.shape[1]:
+        return alone(torch.mm, x, a, b, beta=beta, alpha=alpha)
+    if beta == 0:
+        return x.new_zeros(a.shape[0], b.shape[1])
+    return (x * beta).expand(a.shape[0], b.shape[1]).clone()
+
+
+def addbmm(
+    x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: Any = 1, alpha: Any = 1
+) -> Any:
+    """Integers by the product and the sum of :func:`total`; the translation has a sum of floats."""
+    if x.dtype.is_floating_point or x.dtype is torch.bool:
+        how = {"beta": beta, "alpha": alpha}
+        return alone(lambda a, b: torch.bmm(a, b).sum(0), x, a, b, **how)
+    added = torch.bmm(a, b).sum(0, dtype=x.dtype) * int(alpha)
+    return added + x * int(beta) if int(beta) else added
+
+
+def alone(
+    product: Callable[..., torch.Tensor],
+    x: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    beta: Any = 1,
+    alpha: Any = 1,
+) -> Any:
+    """The product to which nothing is added; engines add zero times ``x``, which may be NaN.
+
+    Models give memory that nobody has written to as such an ``x``.
+    """
+    if not isinstance(beta, int | float) or beta != 0:
+        return NotImplemented
+    return product(a, b) if alpha == 1 else product(a, b) * alpha
+
+
+def trilinear(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    expand_a: Sequence[int],
+    expand_b: Sequence[int],
+    expand_c: Sequence[int],
+    sumdim: Sequence[int],
+    unroll_dim: int = 1,
+) -> Any:
+    """The product of all three, summed in their own dtype."""
+    for dim in expand_a:
+        a = a.unsqueeze(dim)
+    for dim in expand_b:
+        b = b.unsqueeze(dim)
+    for dim in expand_c:
+        c = c.unsqueeze(dim)
+    return (a * b * c).sum(list(sumdim), dtype=a.dtype)
+
+
+def cdist(a: torch.Tensor, b: torch.Tensor, p: float, compute_mode: int | None) -> Any:
+    """The norms of all differences, where they are not too many to be held at once."""
+    difference = a.unsqueeze(-2) - b.unsqueeze(-3)
+    if not all(isinstance(size, int) for size in difference.shape):
+        return NotImplemented
+    if not 0 < difference.numel() <= MOST_ADDED:
+        return NotImplemented
+    if p == 0:  # a norm counts NaN as one that is not zero
+        differs = torch.where(difference != difference, difference, 1.0)
+        return torch.where(difference == 0, 0.0, differs).sum(-1)
+    return torch.linalg.vector_norm(difference, p, -1)
+
+
+def cdist_backward(
+    grad: torch.Tensor, a: torch.Tensor, b: torch.Tensor, p: float, distances: torch.Tensor
+) -> Any:
+    """Gradient of the first points of Euclidean distances; none between points that are equal."""
+    if p != 2 or a.dtype not in WIDE or a.shape[:-2] != b.shape[:-2]:
+        return NotImplemented
+    sizes = (*a.shape, b.shape[-2])
+    if not all(isinstance(size, int) for size in sizes) or not 0 < math.prod(sizes) <= MOST_ADDED:
+        return NotImplemented
+    slopes = torch.where(distances == 0, 0.0, grad / distances)
+    return ((a.unsqueeze(-2) - b.unsqueeze(-3)) * slopes.unsqueeze(-1)).sum(-2)

@@ -1,0 +1,184 @@
+"""The same elements in another shape, in parts, or beside others."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.fx
+
+from composer import _torch
+from composer.lowering.operators.entry import (
+    Operator,
+    Operators,
+    is_integral,
+    operands_of,
+)
+from composer.lowering.operators.layouts import lying_as_in_eager
+
+aten = torch.ops.aten
+
+
+def entries() -> Operators:
+    """The entries of this module."""
+    slice_, select = aten.slice_scatter.default, aten.select_scatter.default
+    return lying_as_in_eager(
+        {aten.squeeze.dim: Operator(squeeze), aten.squeeze.default: Operator(squeeze_ones)}
+    ) | {
+        aten.squeeze.dims: Operator(squeeze_several),
+        aten.squeeze: Operator(unsupported=(dynamic_squeeze,)),
+        aten.view.default: Operator(translate="shapes:view"),
+        aten._unsafe_view.default: Operator(translate="shapes:view"),
+        aten.expand.default: Operator(translate="shapes:expand"),
+        aten.repeat.default: Operator(repeat),
+        aten.split.Tensor: Operator(translate="splits:split"),
+        aten.split_with_sizes.default: Operator(translate="splits:split_with_sizes"),
+        aten.unsafe_split.Tensor: Operator(translate="splits:split"),
+        aten.unsafe_split_with_sizes.default: Operator(translate="splits:split_with_sizes"),
+        aten.stack.default: Operator(stack),
+        aten.constant_pad_nd.default: Operator(constant_pad),
+        aten.copy.default: Operator(copy),
+        aten.slice_scatter.default: Operator(functools.partial(put_part, slice_)),
+        aten.select_scatter.default: Operator(functools.partial(put_part, select)),
+        aten.diagonal.default: Operator(translate="diagonals:diagonal"),
+        aten.diagonal_copy.default: Operator(translate="diagonals:diagonal"),
+        aten.diagonal: Operator(unsupported=(dynamic_diagonal,)),
+        aten.diagonal_copy: Operator(unsupported=(dynamic_diagonal,)),
+        aten.diagonal_scatter.default: Operator(diagonal_scatter, or_whole=True),
+        aten.as_strided_scatter.default: Operator(as_strided_scatter),
+        aten._to_copy.default: Operator(unsupported=(cast_of_cast,)),
+    }
+
+
+def squeeze(x: torch.Tensor, dim: int) -> Any:
+    """Nothing to take away from a size that is known and not one; ONNX calls that an error."""
+    keeps = x.dim() and isinstance(x.shape[dim], int) and x.shape[dim] != 1
+    return aten.alias.default(x) if keeps else NotImplemented
+
+
+def squeeze_ones(x: torch.Tensor) -> Any:
+    """By the dimensions that are known to be one: not all engines read a rank that is not said."""
+    return x.squeeze(
+        [dim for dim, size in enumerate(x.shape) if isinstance(size, int) and size == 1]
+    )
+
+
+def squeeze_several(x: torch.Tensor, dims: Sequence[int]) -> Any:
+    """By ATen's view: torch's own are primitives, which take it 60 times as long to run.
+
+    It runs them where it makes a returned view, such as the deviations that a batch norm keeps for
+    its backward: three a norm, half a millisecond.
+    """
+    places = {dim % x.dim() for dim in dims} if x.dim() else set()
+    if not places or not all(isinstance(x.shape[each], int) for each in places):
+        return NotImplemented
+    ones = [each for each in sorted(places, reverse=True) if x.shape[each] == 1]
+    for each in ones:
+        x = aten.squeeze.dim(x, each)
+    return x if ones else aten.alias.default(x)
+
+
+def repeat(x: torch.Tensor, repeats: Sequence[int]) -> Any:
+    """No repeats of no dimensions: ONNX has no shape without type for them."""
+    return NotImplemented if repeats else x.clone()
+
+
+def stack(tensors: Sequence[torch.Tensor], dim: int = 0) -> Any:
+    """A stack of tensors of several dtypes, promoted first."""
+    dtype = functools.reduce(torch.promote_types, (each.dtype for each in tensors))
+    if all(each.dtype is dtype for each in tensors):
+        return NotImplemented
+    return aten.stack.default([each.to(dtype) for each in tensors], dim)
+
+
+def constant_pad(x: torch.Tensor, pad: Sequence[int], value: Any = 0) -> Any:
+    """A pad by zero elements, as models for inputs of any size have it, becomes no pad.
+
+    ONNX Runtime would copy the tensor. Swin pads so before every block: 1.03 times the time of a
+    call at a tiny size.
+    """
+    nothing = all(isinstance(size, int) and size == 0 for size in pad)
+    return x.clone() if nothing else NotImplemented
+
+
+def copy(x: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> Any:
+    """Fewer numbers, repeated first: their translation gives them as they are."""
+    if x.shape == src.shape:
+        return NotImplemented
+    return aten.copy.default(x, src.expand(x.shape), non_blocking)
+
+
+def put_part(operator: Any, x: torch.Tensor, src: torch.Tensor, *place: Any, **places: Any) -> Any:
+    """A scatter of values of another dtype, cast first to that of ``x``."""
+    if src.dtype is x.dtype:
+        return NotImplemented
+    return operator(x, src.to(x.dtype), *place, **places)
+
+
+def diagonal_scatter(
+    x: torch.Tensor, src: torch.Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> Any:
+    """By the places of its numbers."""
+    if not _torch.tensors.is_row_major(x):
+        return NotImplemented
+    along = torch.arange(src.shape[-1], device=x.device)
+    places = along + max(-offset, 0), along + max(offset, 0)
+    put = torch.index_put(x.movedim((dim1, dim2), (0, 1)), places, src.movedim(-1, 0))
+    return put.movedim((0, 1), (dim1, dim2)).contiguous()
+
+
+def as_strided_scatter(
+    x: torch.Tensor,
+    src: torch.Tensor,
+    size: Sequence[Any],
+    stride: Sequence[Any],
+    storage_offset: Any = None,
+) -> Any:
+    """What replaces all of ``x``: the backward of a mean over images that lie channels last."""
+    sizes = (*x.shape, *size, *stride, storage_offset or 0)
+    if not all(isinstance(each, int) for each in sizes) or not _torch.tensors.is_row_major(x):
+        return NotImplemented
+    whole = math.prod(size) == x.numel() and _is_row_major(size, stride)
+    if not whole or x.storage_offset() or storage_offset:
+        return NotImplemented
+    return src.contiguous().view(x.shape).clone()
+
+
+def _is_row_major(sizes: Sequence[int], strides: Sequence[int]) -> bool:
+    following = itertools.accumulate(reversed(sizes), operator.mul, initial=1)
+    steps = zip(reversed(sizes), reversed(strides), following, strict=False)
+    return all(stride == step for size, stride, step in steps if size != 1)
+
+
+def dynamic_squeeze(node: torch.fx.Node) -> str | None:
+    """A size that is one in the first call only."""
+    if len(node.args) < 2:
+        return None
+    (value,) = operands_of(node)
+    dims = node.args[1] if isinstance(node.args[1], list | tuple) else (node.args[1],)
+    sizes = [value.shape[dim] for dim in dims if value.dim()]  # type: ignore[index]
+    is_dynamic = any(not isinstance(size, int) for size in sizes)
+    return "a dynamic dimension is squeezed" if is_dynamic else None
+
+
+def dynamic_diagonal(node: torch.fx.Node) -> str | None:
+    """It is read by places that have to be known."""
+    (value,) = operands_of(node)
+    sizes = (value.shape[_torch.operators.argument(node, name)] for name in ("dim1", "dim2"))
+    return None if all(type(size) is int for size in sizes) else "a diagonal of dynamic size"
+
+
+def cast_of_cast(node: torch.fx.Node) -> str | None:
+    """ONNX Runtime (1.31) casts only once where two casts follow one another, to integers."""
+    if not is_integral(node.meta["val"]):
+        return None
+    (source,) = node.all_input_nodes
+    if source.target is not aten._to_copy.default:
+        return None
+    (first,) = operands_of(source)
+    return "two casts would become one" if first.dtype.is_floating_point else None
