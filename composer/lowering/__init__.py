@@ -9,8 +9,8 @@ In the order in which a graph goes through them:
   :mod:`~composer.lowering.unsupported` knows which calls must not be translated;
 - :mod:`~composer.lowering.onnx` makes a model of a region, by the exporter's translations and by
   composer's own (:mod:`~composer.lowering.vocabulary` knows all of them); ``linears``,
-  ``reshapes``, ``tails`` and ``widening`` prepare the region for that, and
-  :mod:`~composer.lowering.plain` simplifies the model;
+  ``repeats`` and ``reshapes`` prepare the region for that, and :mod:`~composer.lowering.plain`
+  simplifies the model;
 - :mod:`~composer.lowering.bindings` has an engine take weights in, by address, and make itself anew
   when one changes (``weights``, ``statistics``, ``narrow_weights``; ``freeze`` is the policy's);
 - :mod:`~composer.lowering.trial` runs once what was built.

@@ -25,7 +25,6 @@ from composer.lowering.operators.translations import translator
 from composer.lowering.regions import Region, draws, is_complex, seen_by
 from composer.lowering.repeats import share_heads
 from composer.lowering.reshapes import join_views
-from composer.lowering.tails import keep_tails
 from composer.lowering.unsupported import why_unsupported
 from composer.lowering.vocabulary import vocabulary
 from composer.records import Reason, Status
@@ -217,7 +216,6 @@ def _find_or_translate(
     keep_dimensions(gm)
     share_heads(gm)
     join_views(gm)
-    keep_tails(gm)
     if not artefacts.is_enabled(models):
         return _translate(gm, outputs)
     try:

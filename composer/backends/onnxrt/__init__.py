@@ -26,6 +26,7 @@ from composer.backends.base import (
     current_build,
     require_installed,
 )
+from composer.backends.onnxrt.dialect import dialect
 from composer.backends.onnxrt.engine import OnnxRuntimeEngine, make_engine
 from composer.backends.onnxrt.kernels import widens_bfloat16
 from composer.backends.onnxrt.library import is_for_cpu_alone, onnxruntime
@@ -41,7 +42,6 @@ from composer.lowering.aot import (
     compile_functional,
 )
 from composer.lowering.devices import devices_of
-from composer.lowering.operators.fusions import fusions
 from composer.lowering.regions import Split
 from composer.lowering.trial import try_once
 from composer.lowering.whole import whole_of
@@ -133,7 +133,7 @@ def onnxrt(
 
     kept = whole.find(example_inputs) if whole else None
     if kept is None:
-        compiled = compile_functional(gm, example_inputs, build, fusions(), terms)
+        compiled = compile_functional(gm, example_inputs, build, dialect(), terms)
     else:
         parts, model = kept
         facts.covers(parts.taken, parts.total)

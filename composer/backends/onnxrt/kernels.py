@@ -14,6 +14,7 @@ import torch
 import torch.fx
 
 from composer import _torch
+from composer.backends.onnxrt.dialect import dialect
 from composer.graphs.nodes import tensors_of
 from composer.lowering.onnx import why_not
 from composer.lowering.views import is_view
@@ -44,7 +45,7 @@ _BY_DEFINITION = frozenset({"aten::logsumexp"})
 
 def why_not_here(node: torch.fx.Node, device: torch.device) -> str | None:
     """Why ONNX Runtime cannot run a call: ONNX cannot say it, or the CPU has no kernel for it."""
-    return why_not(node) or (_no_kernel(node, device) if device.type == "cpu" else None)
+    return why_not(node, dialect()) or (_no_kernel(node, device) if device.type == "cpu" else None)
 
 
 def widens_bfloat16(device: torch.device) -> bool:

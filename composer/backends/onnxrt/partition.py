@@ -13,6 +13,8 @@ import torch.fx
 from composer.backends.onnxrt.engine import OnnxRuntimeEngine, make_engine
 from composer.backends.onnxrt.kernels import dtypes_of, lacking, narrow_here, why_not_here
 from composer.backends.onnxrt.settings import Settings
+from composer.backends.onnxrt.tails import keep_tails
+from composer.backends.onnxrt.widening import widen
 from composer.build import Artefacts, BuildTerms
 from composer.errors import Refusal
 from composer.graphs.keys import graph_key
@@ -20,7 +22,6 @@ from composer.lowering import partition as partitions
 from composer.lowering.aot import FunctionalGraph
 from composer.lowering.onnx import to_onnx
 from composer.lowering.regions import Region, alone
-from composer.lowering.widening import widen
 from composer.records import Reason
 
 Partition = partitions.Partition[OnnxRuntimeEngine]
@@ -44,6 +45,7 @@ def partition(
     def load(region: Region, artefacts: Artefacts) -> OnnxRuntimeEngine:
         terms.check_time()
         widen(region.gm, lambda node: narrow_here(node, device))
+        keep_tails(region.gm)
         return make_engine(to_onnx(region, artefacts), region, settings, device)
 
     def why_alone(node: torch.fx.Node) -> str | None:

@@ -77,21 +77,9 @@ def widened_attention(
     if query.dtype not in (torch.float16, torch.bfloat16):
         return attention(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)
     q, k, v = query.float(), key.float(), value.float()
-    mask = None if attn_mask is None else _widened(attn_mask)
+    mask = None if attn_mask is None else attn_mask.float()
     found = attention(q, k, v, dropout_p, is_causal, attn_mask=mask, scale=scale)
     return found if found is NotImplemented else (found[0].to(query.dtype), found[1])
-
-
-def _widened(mask: torch.Tensor) -> torch.Tensor:
-    """A mask in float32.
-
-    Of an infinity of bfloat16 OpenVINO (2026.4) makes the lowest float32 on processors without
-    AVX-512. No other number of bfloat16 comes to that.
-    """
-    wide = mask.float()
-    if mask.dtype is not torch.bfloat16:
-        return wide
-    return torch.where(wide > torch.finfo(torch.float32).min, wide, -math.inf)
 
 
 def attention(

@@ -1,4 +1,4 @@
-"""Transposed convolutions that ONNX Runtime refuses, and the backward of all."""
+"""The backward of convolutions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ aten = torch.ops.aten
 def entries() -> Operators:
     """The entries of this module."""
     return {
-        aten.convolution.default: Operator(far_padded, unsupported=(padded_output,)),
         aten.convolution_backward.default: Operator(convolution_backward),
     }
 
@@ -86,44 +85,6 @@ def convolution_backward(
     if output_mask[2]:
         grad_bias = grad.sum([0, *range(2, grad.dim())])
     return grad_x, grad_weight, grad_bias
-
-
-def far_padded(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-) -> Any:
-    """A transposed convolution whose output is padded by a stride or more: cut from the whole.
-
-    ONNX Runtime refuses it when it runs (1.31).
-    """
-    dims = x.dim() - 2
-    moves = [of_length(each, dims) for each in (stride, padding, dilation, output_padding)]
-    far = any(more >= step for step, _, _, more in zip(*moves, strict=True))
-    allowed = all(more < max(step, gap) for step, _, gap, more in zip(*moves, strict=True))
-    if not transposed or not far or not allowed or not _torch.tensors.is_row_major(x):
-        return NotImplemented
-    zero = [0] * dims
-    whole = torch.convolution(x, weight, None, stride, zero, dilation, True, zero, groups)
-    ends = [(-pad, more - pad) for _, pad, _, more in reversed(list(zip(*moves, strict=True)))]
-    found = torch.nn.functional.pad(whole, [*itertools.chain(*ends)])
-    return found if bias is None else found + bias.reshape(-1, *[1] * dims)
-
-
-def padded_output(node: torch.fx.Node) -> str | None:
-    """ONNX Runtime refuses one that no stride leaves over, when it runs."""
-    if not _torch.operators.argument(node, "transposed"):
-        return None
-    padding = _torch.operators.argument(node, "output_padding")
-    strides = _torch.operators.argument(node, "stride")
-    beyond = any(p >= s for p, s in zip(padding, strides, strict=False))
-    return "its output is padded by a stride or more" if beyond else None
 
 
 def _are_known(x: torch.Tensor, grad: torch.Tensor) -> bool:

@@ -11,13 +11,7 @@ import torch.fx
 
 from composer import _torch
 from composer.graphs.nodes import tensors_of
-from composer.lowering.operators.entry import (
-    Operator,
-    Operators,
-    always,
-    of_integers,
-    stays,
-)
+from composer.lowering.operators.entry import Operator, Operators, always, of_integers, stays
 
 aten = torch.ops.aten
 

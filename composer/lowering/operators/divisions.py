@@ -11,18 +11,9 @@ import torch.fx
 
 from composer import _torch
 from composer.graphs.nodes import tensors_of
-from composer.lowering.operators.entry import (
-    Operator,
-    Operators,
-    is_integral,
-)
+from composer.lowering.operators.entry import Operator, Operators
 from composer.lowering.operators.layouts import lying_as_operands
-from composer.lowering.operators.pointwise import (
-    held,
-    is_symbol,
-    of_floats,
-    sign,
-)
+from composer.lowering.operators.pointwise import held, is_symbol, of_floats, sign
 
 aten = torch.ops.aten
 
@@ -33,17 +24,13 @@ def entries() -> Operators:
         aten.remainder.Tensor: Operator(remainder),
         aten.remainder.Scalar: Operator(remainder),
         aten.remainder.Scalar_Tensor: Operator(remainder),
-        aten.fmod.Scalar: Operator(fmod),
         aten.floor_divide.default: Operator(floor_divide),
-        aten.div.Tensor_mode: Operator(divide, unsupported=(rounded_quotient,)),
+        aten.div.Tensor_mode: Operator(divide),
         aten.div.Scalar_mode: Operator(divide),
     }
     return lying_as_operands(written_out) | {
-        aten.div: Operator(unsupported=(integer_division, half_factor)),
+        aten.div: Operator(unsupported=(half_factor,)),
         aten.mul: Operator(unsupported=(half_factor,)),
-        aten.floor_divide: Operator(unsupported=(integer_division,)),
-        aten.remainder: Operator(unsupported=(integer_division,)),
-        aten.fmod: Operator(unsupported=(integer_division,)),
         operator.floordiv: Operator(unsupported=(division_of_sizes,)),
     }
 
@@ -54,7 +41,7 @@ def remainder(a: Any, b: Any) -> Any:
     return _remainder(held(a, b), held(b, a) if is_half or is_symbol(b) else b)
 
 
-def _are_integers(a: Any, b: Any) -> bool:
+def are_integers(a: Any, b: Any) -> bool:
     """Whether a tensor of integers is divided by a number that its dtype holds, and not by zero."""
     is_tensor = isinstance(a, torch.Tensor) and a.dtype is not torch.bool
     if not is_tensor or a.dtype.is_floating_point or type(b) is not int:
@@ -102,25 +89,20 @@ def _other_side(rest: torch.Tensor, b: Any) -> torch.Tensor:
 def divide(a: Any, b: Any, *, rounding_mode: str | None = None) -> Any:
     """Rounded down, or towards zero."""
     if rounding_mode == "floor":
-        return torch.floor_divide(a, b) if _are_integers(a, b) else floor_divide(a, b)
-    if rounding_mode == "trunc" and _are_integers(a, b):
-        return _towards_zero(a, b)
+        return torch.floor_divide(a, b) if are_integers(a, b) else floor_divide(a, b)
+    if rounding_mode == "trunc" and are_integers(a, b):
+        return towards_zero(a, b)
     tensors = [each for each in (a, b) if isinstance(each, torch.Tensor)]
     floats = tensors and all(each.dtype.is_floating_point for each in tensors)
     if rounding_mode != "trunc" or not floats:
         return NotImplemented
     if not isinstance(b, torch.Tensor) or _is_one(b):
         return _truncated(a, b)
-    # Of halves eager rounds the quotient first, which ONNX Runtime (1.31) leaves out in float16.
+    # Of halves eager rounds the quotient before its fraction goes.
     return NotImplemented if torch.result_type(a, b) is torch.float16 else torch.trunc(a / b)
 
 
-def fmod(a: torch.Tensor, b: Any) -> Any:
-    """Of integers from the quotient: ONNX Runtime (1.31) takes this rest of theirs in float64."""
-    return a - _towards_zero(a, b) * b if _are_integers(a, b) else NotImplemented
-
-
-def _towards_zero(a: torch.Tensor, b: int) -> torch.Tensor:
+def towards_zero(a: torch.Tensor, b: int) -> torch.Tensor:
     """The quotient of integers without its fraction, from the one that is rounded down."""
     negative = a < 0 if b > 0 else a > 0
     return torch.floor_divide(a, b) + (negative & (torch.remainder(a, b) != 0)).to(a.dtype)
@@ -134,31 +116,6 @@ def _is_one(x: torch.Tensor) -> bool:
 def _truncated(a: torch.Tensor, b: Any) -> Any:
     """The quotient without its fraction; of halves by one number it is rounded only then."""
     return torch.trunc(a / b)
-
-
-def rounded_quotient(node: torch.fx.Node) -> str | None:
-    """ONNX Runtime leaves the rounding out between the division and what follows."""
-    if len(node.all_input_nodes) < 2 or next(tensors_of(node)).dtype is not torch.float16:
-        return None
-    truncates = _torch.operators.argument(node, "rounding_mode") == "trunc"
-    return "a quotient in float16 is rounded before its fraction goes" if truncates else None
-
-
-def integer_division(node: torch.fx.Node) -> str | None:
-    """ONNX Runtime divides by the processor's instruction, and a SIGFPE would end the process.
-
-    It traps on a division by zero, and on that of the smallest number by -1. A divisor that the
-    dtype does not hold wraps to one that it does.
-    """
-    if not all(map(is_integral, tensors_of(node))):
-        return None
-    divisor = node.args[1]
-    if isinstance(divisor, torch.fx.Node):
-        return "an integer division by zero would end the process"
-    held = torch.iinfo(next(tensors_of(node)).dtype)
-    wrapped = (int(divisor) - held.min) % 2**held.bits + held.min  # type: ignore[arg-type]
-    traps = wrapped in (0, -1)
-    return "an integer division by this number may end the process" if traps else None
 
 
 def division_of_sizes(node: torch.fx.Node) -> str | None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import math
-import struct
 from typing import Any
 
 import torch
@@ -18,8 +17,6 @@ from composer.lowering.operators.entry import (
     Operator,
     Operators,
     always,
-    large_integers,
-    of_integers,
 )
 from composer.lowering.operators.layouts import lying_as_operands
 from composer.lowering.operators.pointwise import (
@@ -46,9 +43,6 @@ def entries() -> Operators:
         aten.atan2: Operator(unsupported=(always("zeros lose their sign"),)),
         aten.logaddexp: Operator(unsupported=(always("it overflows"),)),
         aten.logaddexp2: Operator(unsupported=(always("it overflows"),)),
-        aten.sign: Operator(unsupported=(large_integers,)),
-        aten.sgn: Operator(unsupported=(large_integers,)),
-        aten.pow: Operator(unsupported=(of_integers("powers of integers saturate"),)),
     }
 
 
@@ -89,15 +83,8 @@ def _written_out() -> Operators:
         aten.logit.default: Operator(logit),
         aten.angle.default: Operator(angle),
         aten.pow.Tensor_Scalar: Operator(power),
-        **{each: Operator(functools.partial(compare, each)) for each in _COMPARISONS},
         **({fused: Operator(multiply_add)} if fused else {}),
     }
-
-
-_COMPARISONS = (
-    *(aten.eq.Scalar, aten.ne.Scalar, aten.lt.Scalar),
-    *(aten.le.Scalar, aten.gt.Scalar, aten.ge.Scalar),
-)
 
 
 def is_infinite(x: torch.Tensor, infinity: float) -> Any:
@@ -168,17 +155,6 @@ def heaviside(x: torch.Tensor, at_zero: torch.Tensor) -> Any:
 def xlogy(x: torch.Tensor, y: torch.Tensor) -> Any:
     """``x * log(y)``; zero where ``x`` is, unless ``y`` is NaN."""
     return torch.where((x == 0) & (y == y), 0.0, x * torch.log(y))
-
-
-def compare(operator: Any, x: torch.Tensor, number: Any) -> Any:
-    """With the number as float16 holds it; ONNX Runtime (1.31) compares in float32."""
-    if x.dtype is not torch.float16 or not isinstance(number, int | float):
-        return NotImplemented
-    try:
-        (held,) = struct.unpack("e", struct.pack("e", float(number)))
-    except OverflowError:
-        held = math.copysign(math.inf, number)
-    return NotImplemented if held == number or number != number else operator(x, held)
 
 
 def power(x: torch.Tensor, exponent: Any) -> Any:

@@ -61,13 +61,6 @@ def of_integers(why: str) -> Rule:
     return lambda node: why if all(map(is_integral, tensors_of(node))) else None
 
 
-def large_integers(node: torch.fx.Node) -> str | None:
-    """ONNX Runtime's kernels (1.31) are wrong for int64 beyond 32 bits, or saturate."""
-    value = next(tensors_of(node), None)  # indices come second
-    is_long = value is not None and value.dtype is torch.int64
-    return "int64 is computed with 32 bits, or saturates" if is_long else None
-
-
 def operands_of(node: torch.fx.Node) -> Iterator[torch.Tensor]:
     """The fake tensors that a call is given."""
     for source in node.all_input_nodes:

@@ -6,11 +6,7 @@ import torch
 import torch.fx
 
 from composer import _torch
-from composer.lowering.operators.entry import (
-    Operator,
-    Operators,
-    always,
-)
+from composer.lowering.operators.entry import Operator, Operators, always
 
 aten = torch.ops.aten
 

@@ -9,10 +9,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from composer.lowering.operators.entry import (
-    Operator,
-    Operators,
-)
+from composer.lowering.operators.entry import Operator, Operators
 from composer.lowering.operators.layouts import lying_as_in_eager
 from composer.lowering.operators.limits import MOST_ADDED
 from composer.lowering.operators.reductions import over_one_element

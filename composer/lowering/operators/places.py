@@ -11,12 +11,7 @@ import torch
 import torch.fx
 
 from composer import _torch
-from composer.lowering.operators.entry import (
-    Operator,
-    Operators,
-    always,
-    is_integral,
-)
+from composer.lowering.operators.entry import Operator, Operators
 from composer.lowering.operators.layouts import lying_as_in_eager
 from composer.lowering.operators.reductions import over_one_element
 
@@ -30,25 +25,17 @@ def entries() -> Operators:
         **lying_as_in_eager(_put()),
         aten.index_put.default: _indexed(aten.index_put.default, "rows:index_put"),
         aten._unsafe_index_put.default: _indexed(aten._unsafe_index_put.default),
-        aten.index_put: Operator(unsupported=(added_at_once,)),
-        aten._unsafe_index_put: Operator(unsupported=(added_at_once,)),
         aten.masked_scatter_backward.default: Operator(masked_scatter_backward),
-        aten.masked_fill.Scalar: Operator(masked_fill),
-        aten.masked_fill.Tensor: Operator(masked_fill),
-        aten.where.self: Operator(where),
     }
 
 
 def _read() -> Operators:
-    bag = always("ONNX Runtime's optimizer crashes on it")
     return {
         aten.index.Tensor: _indexed(aten.index.Tensor),
         aten._unsafe_index.Tensor: _indexed(aten._unsafe_index.Tensor),
         aten.embedding.default: Operator(translate="comparisons:embedding"),
         aten.index_select.default: Operator(translate="comparisons:index_select"),
         aten.gather.default: Operator(translate="comparisons:gather"),
-        aten._embedding_bag: Operator(unsupported=(bag,)),
-        aten._embedding_bag_forward_only: Operator(unsupported=(bag,)),
     }
 
 
@@ -80,44 +67,11 @@ def with_long_indices(
 ) -> Any:
     """Indices of 32 bits widened; ONNX wants 64. The backward of ``unfold`` has such."""
     if not any(each is not None and each.dtype is torch.int32 for each in indices):
-        return accumulated(x, indices, *args, **how)
+        return NotImplemented
     longer = [
         each.long() if each is not None and each.dtype is torch.int32 else each for each in indices
     ]
     return operator(x, longer, *args, **how)
-
-
-def accumulated(
-    x: torch.Tensor,
-    indices: Sequence[torch.Tensor | None],
-    values: torch.Tensor | None = None,
-    accumulate: bool = False,
-) -> Any:
-    """What is added at places along one dimension, by ``scatter_add``: an embedding's backward.
-
-    ONNX Runtime (1.31) adds up what is put by several threads at once: where a place is met twice
-    it loses some.
-    """
-    along = [dim for dim, each in enumerate(indices) if each is not None]
-    if not accumulate or values is None or len(along) != 1 or x.device.type != "cpu":
-        return NotImplemented
-    (dim,) = along
-    index = indices[dim]
-    if index is None or index.dtype is not torch.int64:  # others are masks
-        return NotImplemented
-    if any(map(_torch.symbols.depends_on_data, index.shape)):
-        return NotImplemented
-    before, after = x.shape[:dim], x.shape[dim + 1 :]
-    added = values.expand(*before, *index.shape, *after).reshape(*before, index.numel(), *after)
-    places = index.reshape(-1)
-    places = torch.where(places < 0, places + x.shape[dim], places)
-    places = places.reshape(-1, *([1] * len(after))).expand(added.shape)
-    result = aten.scatter_add.default(x, dim, places, added)
-    order = _torch.tensors.order_of_memory(x)
-    if order == sorted(order):
-        return result
-    back = [order.index(dim) for dim in range(x.dim())]
-    return result.permute(order).contiguous().permute(back)
 
 
 def index_reduce(
@@ -209,32 +163,7 @@ def masked_scatter_backward(grad: torch.Tensor, mask: torch.Tensor, sizes: Seque
     return source.narrow(0, 0, length).reshape(sizes)
 
 
-def where(condition: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> Any:
-    """A choice between booleans, by logical operators."""
-    if a.dtype is not torch.bool or b.dtype is not torch.bool:
-        return NotImplemented
-    return (condition & a) | (~condition & b)
-
-
-def masked_fill(x: torch.Tensor, mask: torch.Tensor, value: Any) -> Any:
-    """A fill of booleans, by logical operators."""
-    if x.dtype is not torch.bool:
-        return NotImplemented
-    if isinstance(value, torch.Tensor):
-        return where(mask, value, x)
-    return x | mask if value else x & ~mask
-
-
 def scatter_mean(node: torch.fx.Node) -> str | None:
     """The translation computes a mean otherwise."""
     is_mean = _torch.operators.argument(node, "reduce") == "mean"
     return "the mean is computed otherwise" if is_mean else None
-
-
-def added_at_once(node: torch.fx.Node) -> str | None:
-    """Those to rows are scattered instead, see :func:`accumulated`."""
-    if not _torch.operators.argument(node, "accumulate"):
-        return None
-    indices = [each.meta["val"] for each in node.args[1] if each is not None]  # type: ignore[union-attr]
-    counts = any(map(is_integral, indices))  # others are masks
-    return "several threads would add to one element at once" if counts else None

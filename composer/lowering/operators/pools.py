@@ -16,12 +16,7 @@ import torch.fx
 
 from composer import _torch
 from composer.lowering.operators.convolution import of_length
-from composer.lowering.operators.entry import (
-    Operator,
-    Operators,
-    Rule,
-    operands_of,
-)
+from composer.lowering.operators.entry import Operator, Operators, Rule, operands_of
 
 aten = torch.ops.aten
 

@@ -10,10 +10,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from composer.lowering.operators.entry import (
-    Operator,
-    Operators,
-)
+from composer.lowering.operators.entry import Operator, Operators
 from composer.lowering.operators.layouts import lying_as_in_eager
 from composer.lowering.operators.limits import MOST_ADDED, WIDE
 
@@ -30,28 +27,18 @@ def entries() -> Operators:
         aten._cdist_forward.default: Operator(cdist),
     }
     return lying_as_in_eager(written_out) | {
-        aten.mv.default: Operator(matrix_vector),
         aten.addmv.default: Operator(add_matrix_vector),
         aten._cdist_backward.default: Operator(cdist_backward),
     }
 
 
-def matrix_vector(matrix: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
-    """The product as one of two matrices, the second with one column.
-
-    For a transposed matrix and a vector, ONNX Runtime's optimizer makes a product that forgets the
-    transposition (``MatmulTransposeFusion``, 1.31): wrong numbers, or a result of another size.
-    """
-    return torch.mm(matrix, vector.unsqueeze(1)).squeeze(1)
-
-
 def add_matrix_vector(
     x: torch.Tensor, matrix: torch.Tensor, vector: torch.Tensor, *, beta: Any = 1, alpha: Any = 1
 ) -> torch.Tensor:
-    """The same, added to ``x`` unless ``beta`` is zero: then ``x`` may hold anything."""
+    """The product, added to ``x`` unless ``beta`` is zero: then ``x`` may hold anything."""
     if not x.dtype.is_floating_point:
         alpha, beta = int(alpha), int(beta)
-    product = matrix_vector(matrix, vector)
+    product = torch.mv(matrix, vector)
     product = product if alpha == 1 else product * alpha
     return product if beta == 0 else product + (x if beta == 1 else x * beta)
 

@@ -11,11 +11,7 @@ import torch
 import torch.fx
 
 from composer import _torch
-from composer.lowering.operators.entry import (
-    Operator,
-    Operators,
-    large_integers,
-)
+from composer.lowering.operators.entry import Operator, Operators
 from composer.lowering.operators.layouts import lying_as_in_eager
 
 aten = torch.ops.aten
@@ -23,10 +19,9 @@ aten = torch.ops.aten
 
 def entries() -> Operators:
     """The entries of this module."""
-    is_large = (large_integers,)
     written_out = {
         aten.mean.default: Operator(mean),
-        aten.mean.dim: Operator(mean_along),
+        aten.mean.dim: Operator(mean),
         aten.sum.default: Operator(total),
         aten.sum.dim_IntList: Operator(total),
         aten.prod.dim_int: _over_one_element(aten.prod.dim_int),
@@ -48,26 +43,19 @@ def entries() -> Operators:
             functools.partial(extreme_of_all, False), translate="comparisons:minimum_of_all"
         ),
         aten.max.dim: Operator(
-            functools.partial(extreme_along, aten.max.dim, True), translate="comparisons:max_dim"
+            functools.partial(extreme_along, aten.max.dim), translate="comparisons:max_dim"
         ),
         aten.min.dim: Operator(
-            functools.partial(extreme_along, aten.min.dim, False), translate="comparisons:min_dim"
+            functools.partial(extreme_along, aten.min.dim), translate="comparisons:min_dim"
         ),
         aten.argmax.default: _over_one_element(aten.argmax.default, "comparisons:argmax"),
         aten.argmin.default: _over_one_element(aten.argmin.default, "comparisons:argmin"),
         aten.linalg_vector_norm.default: Operator(vector_norm),
-        aten._log_softmax.default: Operator(log_softmax),
     }
     return lying_as_in_eager(written_out) | {
         aten.var.correction: Operator(variance),
         aten.std.correction: Operator(deviation),
         aten.var_mean.correction: Operator(variance_and_mean),
-        aten.amax: Operator(unsupported=is_large),
-        aten.amin: Operator(unsupported=is_large),
-        aten.max: Operator(unsupported=is_large),
-        aten.min: Operator(unsupported=is_large),
-        aten.aminmax: Operator(unsupported=is_large),
-        aten.prod: Operator(unsupported=is_large),
     }
 
 
@@ -77,8 +65,9 @@ def _over_one_element(operator: Any, translate: str = "") -> Operator:
 
 
 _MANY, _AT_ONCE = 2**16, 2**7
-"""From how many elements on ONNX Runtime's plain sums (1.31) in float32 lose digits (the fourth,
-of four million), and how many are added up at once then. Eager's sums are cascades."""
+"""From how many elements on plain sums in float32 lose digits, and how many are added up at once
+then. Of four million ONNX Runtime (1.32) loses the third, OpenVINO (2026.4) the second. Eager's
+sums are cascades."""
 
 
 def over_one_element(operator: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -105,15 +94,6 @@ def truth_along(
     if isinstance(dim, Sequence) and not dim:
         return x != 0
     return over_one_element(operator, x, dim, keepdim)
-
-
-def mean_along(
-    x: torch.Tensor, dim: Sequence[int] | None, keepdim: bool = False, **kwargs: Any
-) -> Any:
-    """By its numbers along every dimension: OpenVINO reads no mean without axes."""
-    if dim or not x.dim():
-        return mean(x, dim, keepdim, **kwargs)
-    return aten.mean.dim(x, [*range(x.dim())], keepdim, **kwargs)
 
 
 def mean(
@@ -210,15 +190,6 @@ def variance_and_mean(
     return spread, mean if keepdim else mean.squeeze(dims)
 
 
-def log_softmax(x: torch.Tensor, dim: int, half_to_float: bool) -> Any:
-    """In float64: of a row with NaN or an infinity ONNX Runtime (1.31) gives numbers there."""
-    if x.dtype is not torch.float64 or not x.dim() or x.shape[dim] == 0:
-        return NotImplemented
-    x = x.contiguous()  # as eager gives it
-    shifted = x - torch.amax(x, dim, keepdim=True)
-    return shifted - torch.log(torch.exp(shifted).sum(dim, keepdim=True))
-
-
 def total(
     x: torch.Tensor,
     dims: Sequence[int] | None = None,
@@ -226,67 +197,38 @@ def total(
     *,
     dtype: torch.dtype | None = None,
 ) -> Any:
-    """Integers by a product with ones: ONNX Runtime (1.31) sums them in float64, and ends there.
-
-    Its products wrap, as torch's sums do. What has no more than 16 bits adds up in float64. On a
-    GPU neither torch nor the engines have such products.
-    """
+    """Of many elements by sums of some of them at a time."""
     if not x.dim():
         return over_one_element(aten.sum.dim_IntList, x, dims, keepdim, dtype=dtype)
-    is_long = x.dtype in (torch.int32, torch.int64) and x.device.type == "cpu"
-    if not is_long or (dtype and dtype.is_floating_point):
-        return cascade(x, dims, keepdim) if dtype in (None, x.dtype) else NotImplemented
-    summed = sorted(dim % x.dim() for dim in dims or range(x.dim()))
-    kept = [dim for dim in range(x.dim()) if dim not in summed]
-    rows, count = (math.prod(x.shape[dim] for dim in each) for each in (kept, summed))
-    table = x.to(torch.int64).permute(*kept, *summed).reshape(rows, count)
-    ones = torch.ones(count, 1, dtype=torch.int64, device=x.device)
-    shape = [1 if dim in summed else size for dim, size in enumerate(x.shape)]
-    sums = torch.mm(table, ones).reshape(shape if keepdim else [x.shape[dim] for dim in kept])
-    return sums if dtype is None else sums.to(dtype)
+    return cascade(x, dims, keepdim) if dtype in (None, x.dtype) else NotImplemented
 
 
 def extreme(
     operator: Any, largest: bool, x: torch.Tensor, dim: Sequence[int] = (), keepdim: bool = False
 ) -> Any:
-    """Name all dimensions where none is named; int64 by sorting, see :func:`extreme_along`."""
+    """Name all dimensions where none is named; of truth values whether any is true, or all are."""
     if not x.dim():
         return x.clone()
     if x.dtype is torch.bool:
         return (aten.any.dims if largest else aten.all.dims)(x, dim or range(x.dim()), keepdim)
-    if x.dtype is torch.int64:
-        return _extreme_long(largest, x, dim or range(x.dim()), keepdim)
     return NotImplemented if dim else operator(x, list(range(x.dim())), keepdim)
 
 
-def _extreme_long(largest: bool, x: torch.Tensor, dims: Sequence[int], keepdim: bool) -> Any:
-    for dim in dims:
-        x = torch.topk(x, 1, dim, largest).values
-    return x if keepdim else x.squeeze([*dims])
-
-
 def extreme_of_all(largest: bool, x: torch.Tensor) -> Any:
-    """Of int64, by sorting; of truth values whether any is true, or all are."""
-    if x.dtype is torch.bool:
-        return torch.any(x) if largest else torch.all(x)
-    if x.dtype is not torch.int64 or not x.dim():
+    """Of truth values whether any is true, or all are."""
+    if x.dtype is not torch.bool:
         return NotImplemented
-    return torch.topk(x.reshape(-1), 1, 0, largest).values.reshape(())
+    return torch.any(x) if largest else torch.all(x)
 
 
-def extreme_along(
-    operator: Any, largest: bool, x: torch.Tensor, dim: int, keepdim: bool = False
-) -> Any:
-    """Of int64, by sorting: ONNX Runtime's TopK (1.31) compares all 64 bits, its ReduceMax 32."""
+def extreme_along(operator: Any, x: torch.Tensor, dim: int, keepdim: bool = False) -> Any:
+    """Of truth values as integers; the backward of a product asks for the first zero."""
     if not x.dim():
         return over_one_element(operator, x, dim)
-    if x.dtype is torch.bool:  # ONNX orders none; the backward of a product asks for the first zero
-        values, places = operator(x.to(torch.int32), dim, keepdim)
-        return values.to(torch.bool), places
-    if x.dtype is not torch.int64:
+    if x.dtype is not torch.bool:
         return NotImplemented
-    values, places = torch.topk(x, 1, dim, largest)
-    return (values, places) if keepdim else (values.squeeze(dim), places.squeeze(dim))
+    values, places = operator(x.to(torch.int32), dim, keepdim)
+    return values.to(torch.bool), places
 
 
 def vector_norm(

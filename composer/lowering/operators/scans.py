@@ -11,12 +11,7 @@ import torch
 import torch.fx
 
 from composer import _torch
-from composer.lowering.operators.entry import (
-    Operator,
-    Operators,
-    always,
-    large_integers,
-)
+from composer.lowering.operators.entry import Operator, Operators, always
 from composer.lowering.operators.layouts import lying_as_in_eager
 
 aten = torch.ops.aten
@@ -33,8 +28,6 @@ def entries() -> Operators:
     }
     return lying_as_in_eager(written_out) | {
         aten.logcumsumexp: Operator(unsupported=(always("it overflows"),)),
-        aten.cummax: Operator(unsupported=(large_integers,)),
-        aten.cummin: Operator(unsupported=(large_integers,)),
     }
 
 

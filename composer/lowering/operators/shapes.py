@@ -13,12 +13,7 @@ import torch
 import torch.fx
 
 from composer import _torch
-from composer.lowering.operators.entry import (
-    Operator,
-    Operators,
-    is_integral,
-    operands_of,
-)
+from composer.lowering.operators.entry import Operator, Operators, operands_of
 from composer.lowering.operators.layouts import lying_as_in_eager
 
 aten = torch.ops.aten
@@ -51,7 +46,6 @@ def entries() -> Operators:
         aten.diagonal_copy: Operator(unsupported=(dynamic_diagonal,)),
         aten.diagonal_scatter.default: Operator(diagonal_scatter, or_whole=True),
         aten.as_strided_scatter.default: Operator(as_strided_scatter),
-        aten._to_copy.default: Operator(unsupported=(cast_of_cast,)),
     }
 
 
@@ -171,14 +165,3 @@ def dynamic_diagonal(node: torch.fx.Node) -> str | None:
     (value,) = operands_of(node)
     sizes = (value.shape[_torch.operators.argument(node, name)] for name in ("dim1", "dim2"))
     return None if all(type(size) is int for size in sizes) else "a diagonal of dynamic size"
-
-
-def cast_of_cast(node: torch.fx.Node) -> str | None:
-    """ONNX Runtime (1.31) casts only once where two casts follow one another, to integers."""
-    if not is_integral(node.meta["val"]):
-        return None
-    (source,) = node.all_input_nodes
-    if source.target is not aten._to_copy.default:
-        return None
-    (first,) = operands_of(source)
-    return "two casts would become one" if first.dtype.is_floating_point else None

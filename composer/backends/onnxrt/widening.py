@@ -1,4 +1,4 @@
-"""Arithmetic on halves computed in float32, between casts: for an engine that has no other kernels.
+"""Arithmetic on halves computed in float32, between casts, where there are no other kernels.
 
 Torch's own kernels for the CPU do the same within: they read bfloat16, compute in float32 and round
 what they write. A widened call is rounded where eager rounds, so the numbers are eager's but for

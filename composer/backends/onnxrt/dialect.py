@@ -1,0 +1,351 @@
+"""What ONNX Runtime's kernels and optimizer compute otherwise than ONNX says (1.31.1 to 1.32.0).
+
+The entries go before composer's own (:mod:`composer.lowering.operators`). Tests marked
+``upstream`` in ``tests/lowering/test_unsupported.py`` fail when one is no longer needed.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.fx
+
+from composer import _torch
+from composer.graphs.nodes import tensors_of
+from composer.lowering.operators.convolution import of_length
+from composer.lowering.operators.divisions import are_integers, towards_zero
+from composer.lowering.operators.entry import (
+    Operator,
+    Operators,
+    always,
+    is_integral,
+    of_integers,
+    operands_of,
+)
+from composer.lowering.operators.fusions import fusions
+from composer.lowering.operators.layouts import lying_as_in_eager, lying_as_operands
+
+aten = torch.ops.aten
+
+_COMPARISONS = (
+    *(aten.eq.Scalar, aten.ne.Scalar, aten.lt.Scalar),
+    *(aten.le.Scalar, aten.gt.Scalar, aten.ge.Scalar),
+)
+
+
+@functools.cache
+def dialect() -> Operators:
+    """The entries of this engine."""
+    accumulate, traps = Operator(accumulated, unsupported=(added_at_once,)), (integer_division,)
+    crashes = Operator(unsupported=(always("ONNX Runtime's optimizer crashes on it"),))
+    compared = {each: Operator(functools.partial(compare, each)) for each in _COMPARISONS}
+    return {
+        **fusions(),
+        **_of_large_integers(),
+        **lying_as_operands({**compared, aten.fmod.Scalar: Operator(fmod)}),
+        aten.div: Operator(unsupported=traps),
+        aten.div.Tensor_mode: Operator(unsupported=(rounded_quotient,)),
+        aten.floor_divide: Operator(unsupported=traps),
+        aten.remainder: Operator(unsupported=traps),
+        aten.fmod: Operator(unsupported=traps),
+        aten.pow: Operator(unsupported=(of_integers("powers of integers saturate"),)),
+        aten._log_softmax.default: Operator(log_softmax),
+        aten.mv.default: Operator(matrix_vector),
+        aten.convolution.default: Operator(far_padded, unsupported=(padded_output,)),
+        aten.index_put.default: accumulate,
+        aten._unsafe_index_put.default: accumulate,
+        aten._embedding_bag: crashes,
+        aten._embedding_bag_forward_only: crashes,
+        aten.where.self: Operator(where),
+        aten.masked_fill.Scalar: Operator(masked_fill),
+        aten.masked_fill.Tensor: Operator(masked_fill),
+        aten._to_copy.default: Operator(unsupported=(cast_of_cast,)),
+    }
+
+
+def _of_large_integers() -> Operators:
+    """Max, Min, Clip, Relu and reductions compare only the low half of int64 (1.31, AVX-512).
+
+    Comparisons, ``Where`` and ``TopK`` are right.
+    """
+    large = (large_integers,)
+    reductions = {
+        aten.sum.default: Operator(sum_of_integers),
+        aten.sum.dim_IntList: Operator(sum_of_integers),
+        aten.amax.default: Operator(functools.partial(extreme, True), unsupported=large),
+        aten.amin.default: Operator(functools.partial(extreme, False), unsupported=large),
+        aten.max.default: Operator(functools.partial(extreme_of_all, True), unsupported=large),
+        aten.min.default: Operator(functools.partial(extreme_of_all, False), unsupported=large),
+        aten.max.dim: Operator(functools.partial(extreme_along, True), unsupported=large),
+        aten.min.dim: Operator(functools.partial(extreme_along, False), unsupported=large),
+    }
+    return lying_as_in_eager(reductions) | {
+        aten.prod: Operator(unsupported=large),
+        aten.sign: Operator(unsupported=large),
+        aten.maximum.default: Operator(maximum, unsupported=large),
+        aten.minimum.default: Operator(minimum, unsupported=large),
+        aten.relu.default: Operator(relu, unsupported=large),
+        aten.clamp: Operator(unsupported=large),
+        aten.clamp.default: Operator(clamp),
+        aten.clamp_min: Operator(unsupported=large),
+        aten.clamp_min.default: Operator(lambda x, low: clamp(x, min=low)),
+        aten.clamp_max: Operator(unsupported=large),
+        aten.clamp_max.default: Operator(lambda x, high: clamp(x, max=high)),
+    }
+
+
+def large_integers(node: torch.fx.Node) -> str | None:
+    """ONNX Runtime's kernels (1.31) are wrong for int64 beyond 32 bits, or saturate."""
+    value = next(tensors_of(node), None)  # indices come second
+    is_long = value is not None and value.dtype is torch.int64
+    return "int64 is computed with 32 bits, or saturates" if is_long else None
+
+
+def maximum(a: torch.Tensor, b: torch.Tensor) -> Any:
+    """The larger of two integers."""
+    return torch.where(a > b, a, b) if _are_long(a, b) else NotImplemented
+
+
+def minimum(a: torch.Tensor, b: torch.Tensor) -> Any:
+    """The smaller of two integers."""
+    return torch.where(a < b, a, b) if _are_long(a, b) else NotImplemented
+
+
+def _are_long(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.dtype is torch.int64 and b.dtype is torch.int64
+
+
+def relu(x: torch.Tensor) -> Any:
+    """An integer, or zero for a negative one."""
+    return torch.where(x > 0, x, 0) if x.dtype is torch.int64 else NotImplemented
+
+
+def clamp(x: torch.Tensor, min: Any = None, max: Any = None) -> Any:
+    """An integer between bounds, of which one may be missing."""
+    if x.dtype is not torch.int64 or isinstance(min, float) or isinstance(max, float):
+        return NotImplemented
+    if min is not None:
+        x = torch.where(x < min, min, x)
+    return x if max is None else torch.where(x > max, max, x)
+
+
+def extreme(largest: bool, x: torch.Tensor, dims: Sequence[int] = (), keepdim: bool = False) -> Any:
+    """The largest or smallest integer, by sorting: the kernel of ``TopK`` compares all 64 bits."""
+    if x.dtype is not torch.int64 or not x.dim():
+        return NotImplemented
+    dims = dims or range(x.dim())
+    for dim in dims:
+        x = torch.topk(x, 1, dim, largest).values
+    return x if keepdim else x.squeeze([*dims])
+
+
+def extreme_of_all(largest: bool, x: torch.Tensor) -> Any:
+    """The same of all integers."""
+    if x.dtype is not torch.int64 or not x.dim():
+        return NotImplemented
+    return torch.topk(x.reshape(-1), 1, 0, largest).values.reshape(())
+
+
+def extreme_along(largest: bool, x: torch.Tensor, dim: int, keepdim: bool = False) -> Any:
+    """The same along one dimension, and where it is."""
+    if x.dtype is not torch.int64 or not x.dim():
+        return NotImplemented
+    values, places = torch.topk(x, 1, dim, largest)
+    return (values, places) if keepdim else (values.squeeze(dim), places.squeeze(dim))
+
+
+def sum_of_integers(
+    x: torch.Tensor,
+    dims: Sequence[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Any:
+    """By a product with ones: ONNX Runtime (1.31) sums integers in float64, and ends there.
+
+    Its products wrap, as torch's sums do. What has no more than 16 bits adds up in float64. On a
+    GPU neither torch nor the engines have such products.
+    """
+    is_long = x.dtype in (torch.int32, torch.int64) and x.device.type == "cpu"
+    if not x.dim() or not is_long or (dtype and dtype.is_floating_point):
+        return NotImplemented
+    summed = sorted(dim % x.dim() for dim in dims or range(x.dim()))
+    kept = [dim for dim in range(x.dim()) if dim not in summed]
+    rows, count = (math.prod(x.shape[dim] for dim in each) for each in (kept, summed))
+    table = x.to(torch.int64).permute(*kept, *summed).reshape(rows, count)
+    ones = torch.ones(count, 1, dtype=torch.int64, device=x.device)
+    shape = [1 if dim in summed else size for dim, size in enumerate(x.shape)]
+    sums = torch.mm(table, ones).reshape(shape if keepdim else [x.shape[dim] for dim in kept])
+    return sums if dtype is None else sums.to(dtype)
+
+
+def log_softmax(x: torch.Tensor, dim: int, half_to_float: bool) -> Any:
+    """In float64: of a row with NaN or an infinity ONNX Runtime (1.31) gives numbers there."""
+    if x.dtype is not torch.float64 or not x.dim() or x.shape[dim] == 0:
+        return NotImplemented
+    x = x.contiguous()  # as eager gives it
+    shifted = x - torch.amax(x, dim, keepdim=True)
+    return shifted - torch.log(torch.exp(shifted).sum(dim, keepdim=True))
+
+
+def fmod(a: torch.Tensor, b: Any) -> Any:
+    """Of integers from the quotient: ONNX Runtime (1.31) takes this rest of theirs in float64."""
+    return a - towards_zero(a, b) * b if are_integers(a, b) else NotImplemented
+
+
+def integer_division(node: torch.fx.Node) -> str | None:
+    """ONNX Runtime divides by the processor's instruction, and a SIGFPE would end the process.
+
+    It traps on a division by zero, and on that of the smallest number by -1. A divisor that the
+    dtype does not hold wraps to one that it does.
+    """
+    if not all(map(is_integral, tensors_of(node))):
+        return None
+    divisor = node.args[1]
+    if isinstance(divisor, torch.fx.Node):
+        return "an integer division by zero would end the process"
+    held = torch.iinfo(next(tensors_of(node)).dtype)
+    wrapped = (int(divisor) - held.min) % 2**held.bits + held.min  # type: ignore[arg-type]
+    traps = wrapped in (0, -1)
+    return "an integer division by this number may end the process" if traps else None
+
+
+def rounded_quotient(node: torch.fx.Node) -> str | None:
+    """ONNX Runtime leaves the rounding out between the division and what follows."""
+    if len(node.all_input_nodes) < 2 or next(tensors_of(node)).dtype is not torch.float16:
+        return None
+    truncates = _torch.operators.argument(node, "rounding_mode") == "trunc"
+    return "a quotient in float16 is rounded before its fraction goes" if truncates else None
+
+
+def compare(operator: Any, x: torch.Tensor, number: Any) -> Any:
+    """With the number as float16 holds it; ONNX Runtime (1.31) compares in float32."""
+    if x.dtype is not torch.float16 or not isinstance(number, int | float):
+        return NotImplemented
+    try:
+        (held,) = struct.unpack("e", struct.pack("e", float(number)))
+    except OverflowError:
+        held = math.copysign(math.inf, number)
+    return NotImplemented if held == number or number != number else operator(x, held)
+
+
+def matrix_vector(matrix: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
+    """The product as one of two matrices, the second with one column.
+
+    For a transposed matrix and a vector, ONNX Runtime's optimizer makes a product that forgets the
+    transposition (``MatmulTransposeFusion``, 1.31): wrong numbers, or a result of another size.
+    """
+    return torch.mm(matrix, vector.unsqueeze(1)).squeeze(1)
+
+
+def far_padded(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> Any:
+    """A transposed convolution whose output is padded by a stride or more: cut from the whole.
+
+    ONNX Runtime refuses it when it runs (1.31).
+    """
+    dims = x.dim() - 2
+    moves = [of_length(each, dims) for each in (stride, padding, dilation, output_padding)]
+    far = any(more >= step for step, _, _, more in zip(*moves, strict=True))
+    allowed = all(more < max(step, gap) for step, _, gap, more in zip(*moves, strict=True))
+    if not transposed or not far or not allowed or not _torch.tensors.is_row_major(x):
+        return NotImplemented
+    zero = [0] * dims
+    whole = torch.convolution(x, weight, None, stride, zero, dilation, True, zero, groups)
+    ends = [(-pad, more - pad) for _, pad, _, more in reversed(list(zip(*moves, strict=True)))]
+    found = torch.nn.functional.pad(whole, [*itertools.chain(*ends)])
+    return found if bias is None else found + bias.reshape(-1, *[1] * dims)
+
+
+def padded_output(node: torch.fx.Node) -> str | None:
+    """ONNX Runtime refuses one that no stride leaves over, when it runs."""
+    if not _torch.operators.argument(node, "transposed"):
+        return None
+    padding = _torch.operators.argument(node, "output_padding")
+    strides = _torch.operators.argument(node, "stride")
+    beyond = any(p >= s for p, s in zip(padding, strides, strict=False))
+    return "its output is padded by a stride or more" if beyond else None
+
+
+def accumulated(
+    x: torch.Tensor,
+    indices: Sequence[torch.Tensor | None],
+    values: torch.Tensor | None = None,
+    accumulate: bool = False,
+) -> Any:
+    """What is added at places along one dimension, by ``scatter_add``: an embedding's backward.
+
+    ONNX Runtime (1.31) adds up what is put by several threads at once: where a place is met twice
+    it loses some.
+    """
+    along = [dim for dim, each in enumerate(indices) if each is not None]
+    if not accumulate or values is None or len(along) != 1 or x.device.type != "cpu":
+        return NotImplemented
+    (dim,) = along
+    index = indices[dim]
+    if index is None or index.dtype is not torch.int64:  # others are masks
+        return NotImplemented
+    if any(map(_torch.symbols.depends_on_data, index.shape)):
+        return NotImplemented
+    before, after = x.shape[:dim], x.shape[dim + 1 :]
+    added = values.expand(*before, *index.shape, *after).reshape(*before, index.numel(), *after)
+    places = index.reshape(-1)
+    places = torch.where(places < 0, places + x.shape[dim], places)
+    places = places.reshape(-1, *([1] * len(after))).expand(added.shape)
+    result = aten.scatter_add.default(x, dim, places, added)
+    order = _torch.tensors.order_of_memory(x)
+    if order == sorted(order):
+        return result
+    back = [order.index(dim) for dim in range(x.dim())]
+    return result.permute(order).contiguous().permute(back)
+
+
+def added_at_once(node: torch.fx.Node) -> str | None:
+    """Those to rows are scattered instead, see :func:`accumulated`."""
+    if not _torch.operators.argument(node, "accumulate"):
+        return None
+    indices = [each.meta["val"] for each in node.args[1] if each is not None]  # type: ignore[union-attr]
+    counts = any(map(is_integral, indices))  # others are masks
+    return "several threads would add to one element at once" if counts else None
+
+
+def where(condition: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> Any:
+    """A choice between booleans, by logical operators."""
+    if a.dtype is not torch.bool or b.dtype is not torch.bool:
+        return NotImplemented
+    return (condition & a) | (~condition & b)
+
+
+def masked_fill(x: torch.Tensor, mask: torch.Tensor, value: Any) -> Any:
+    """A fill of booleans, by logical operators."""
+    if x.dtype is not torch.bool:
+        return NotImplemented
+    if isinstance(value, torch.Tensor):
+        return where(mask, value, x)
+    return x | mask if value else x & ~mask
+
+
+def cast_of_cast(node: torch.fx.Node) -> str | None:
+    """ONNX Runtime (1.31) casts only once where two casts follow one another, to integers."""
+    if not is_integral(node.meta["val"]):
+        return None
+    (source,) = node.all_input_nodes
+    if source.target is not aten._to_copy.default:
+        return None
+    (first,) = operands_of(source)
+    return "two casts would become one" if first.dtype.is_floating_point else None
