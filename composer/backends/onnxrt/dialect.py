@@ -1,7 +1,8 @@
-"""What ONNX Runtime's kernels and optimizer compute otherwise than ONNX says (1.31.1 to 1.32.0).
+"""What ONNX Runtime's kernels and optimizer compute otherwise than ONNX says.
 
-The entries go before composer's own (:mod:`composer.lowering.operators`). Tests marked
-``upstream`` in ``tests/lowering/test_unsupported.py`` fail when one is no longer needed.
+The entries go before composer's own (:mod:`composer.lowering.operators`). All were seen in 1.31.1
+and in 1.32.0. Tests marked ``upstream`` in ``tests/lowering/test_unsupported.py`` fail when one is
+no longer needed.
 """
 
 from __future__ import annotations
@@ -70,9 +71,10 @@ def dialect() -> Operators:
 
 
 def _of_large_integers() -> Operators:
-    """Max, Min, Clip, Relu and reductions compare only the low half of int64 (1.31, AVX-512).
+    """Max, Min, Clip, Relu, Sign and reductions compare only the low half of int64.
 
-    Comparisons, ``Where`` and ``TopK`` are right.
+    Eigen's code for SSE2 does (microsoft/onnxruntime#32475). Comparisons, ``Where`` and ``TopK``
+    are right.
     """
     large = (large_integers,)
     reductions = {
@@ -101,7 +103,7 @@ def _of_large_integers() -> Operators:
 
 
 def large_integers(node: torch.fx.Node) -> str | None:
-    """ONNX Runtime's kernels (1.31) are wrong for int64 beyond 32 bits, or saturate."""
+    """The kernels are wrong for int64 beyond 32 bits, or saturate."""
     value = next(tensors_of(node), None)  # indices come second
     is_long = value is not None and value.dtype is torch.int64
     return "int64 is computed with 32 bits, or saturates" if is_long else None
@@ -167,7 +169,9 @@ def sum_of_integers(
     *,
     dtype: torch.dtype | None = None,
 ) -> Any:
-    """By a product with ones: ONNX Runtime (1.31) sums integers in float64, and ends there.
+    """By a product with ones: ONNX Runtime sums integers in float64, and stops at the largest one.
+
+    See microsoft/onnxruntime#28743.
 
     Its products wrap, as torch's sums do. What has no more than 16 bits adds up in float64. On a
     GPU neither torch nor the engines have such products.
@@ -186,7 +190,7 @@ def sum_of_integers(
 
 
 def log_softmax(x: torch.Tensor, dim: int, half_to_float: bool) -> Any:
-    """In float64: of a row with NaN or an infinity ONNX Runtime (1.31) gives numbers there."""
+    """In float64: of a row with NaN or an infinity ONNX Runtime gives numbers there."""
     if x.dtype is not torch.float64 or not x.dim() or x.shape[dim] == 0:
         return NotImplemented
     x = x.contiguous()  # as eager gives it
@@ -195,25 +199,24 @@ def log_softmax(x: torch.Tensor, dim: int, half_to_float: bool) -> Any:
 
 
 def fmod(a: torch.Tensor, b: Any) -> Any:
-    """Of integers from the quotient: ONNX Runtime (1.31) takes this rest of theirs in float64."""
+    """Of integers from the quotient: ONNX Runtime takes this rest of theirs in float64."""
     return a - towards_zero(a, b) * b if are_integers(a, b) else NotImplemented
 
 
 def integer_division(node: torch.fx.Node) -> str | None:
-    """ONNX Runtime divides by the processor's instruction, and a SIGFPE would end the process.
+    """ONNX Runtime divides by the processor's instruction, whose trap ends the process.
 
-    It traps on a division by zero, and on that of the smallest number by -1. A divisor that the
-    dtype does not hold wraps to one that it does.
+    The smallest number by -1 still traps (1.32.0); a division by zero is an error since 1.31
+    (microsoft/onnxruntime#16998). A divisor that the dtype does not hold wraps to one that it does.
     """
     if not all(map(is_integral, tensors_of(node))):
         return None
     divisor = node.args[1]
     if isinstance(divisor, torch.fx.Node):
-        return "an integer division by zero would end the process"
+        return "an integer division by a tensor may end the process"
     held = torch.iinfo(next(tensors_of(node)).dtype)
     wrapped = (int(divisor) - held.min) % 2**held.bits + held.min  # type: ignore[arg-type]
-    traps = wrapped in (0, -1)
-    return "an integer division by this number may end the process" if traps else None
+    return "an integer division by -1 may end the process" if wrapped == -1 else None
 
 
 def rounded_quotient(node: torch.fx.Node) -> str | None:
@@ -225,7 +228,7 @@ def rounded_quotient(node: torch.fx.Node) -> str | None:
 
 
 def compare(operator: Any, x: torch.Tensor, number: Any) -> Any:
-    """With the number as float16 holds it; ONNX Runtime (1.31) compares in float32."""
+    """With the number as float16 holds it; ONNX Runtime compares in float32."""
     if x.dtype is not torch.float16 or not isinstance(number, int | float):
         return NotImplemented
     try:
@@ -239,7 +242,7 @@ def matrix_vector(matrix: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
     """The product as one of two matrices, the second with one column.
 
     For a transposed matrix and a vector, ONNX Runtime's optimizer makes a product that forgets the
-    transposition (``MatmulTransposeFusion``, 1.31): wrong numbers, or a result of another size.
+    transposition (``MatmulTransposeFusion``): wrong numbers, or a result of another size.
     """
     return torch.mm(matrix, vector.unsqueeze(1)).squeeze(1)
 
@@ -257,7 +260,7 @@ def far_padded(
 ) -> Any:
     """A transposed convolution whose output is padded by a stride or more: cut from the whole.
 
-    ONNX Runtime refuses it when it runs (1.31).
+    ONNX Runtime refuses it when it runs.
     """
     dims = x.dim() - 2
     moves = [of_length(each, dims) for each in (stride, padding, dilation, output_padding)]
@@ -290,8 +293,8 @@ def accumulated(
 ) -> Any:
     """What is added at places along one dimension, by ``scatter_add``: an embedding's backward.
 
-    ONNX Runtime (1.31) adds up what is put by several threads at once: where a place is met twice
-    it loses some.
+    ONNX Runtime adds up what is put by several threads at once, and loses some where a place is met
+    twice (microsoft/onnxruntime#18048 tells of such threads).
     """
     along = [dim for dim, each in enumerate(indices) if each is not None]
     if not accumulate or values is None or len(along) != 1 or x.device.type != "cpu":
@@ -325,7 +328,7 @@ def added_at_once(node: torch.fx.Node) -> str | None:
 
 
 def where(condition: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> Any:
-    """A choice between booleans, by logical operators."""
+    """A choice between booleans, by logical operators: no kernel (microsoft/onnxruntime#24127)."""
     if a.dtype is not torch.bool or b.dtype is not torch.bool:
         return NotImplemented
     return (condition & a) | (~condition & b)
@@ -341,7 +344,10 @@ def masked_fill(x: torch.Tensor, mask: torch.Tensor, value: Any) -> Any:
 
 
 def cast_of_cast(node: torch.fx.Node) -> str | None:
-    """ONNX Runtime (1.31) casts only once where two casts follow one another, to integers."""
+    """ONNX Runtime casts only once where two casts follow one another.
+
+    See microsoft/onnxruntime#13418.
+    """
     if not is_integral(node.meta["val"]):
         return None
     (source,) = node.all_input_nodes

@@ -1,8 +1,9 @@
 """Small sigmoids that are right to a part of themselves, where something may ask for that.
 
-ONNX Runtime (1.31) computes a sigmoid to 1e-7 of one: what should be 3e-7 is off by a third, and
-from -18 on it is zero. That is as good as any in a gate, whose factor is added up with others. Of a
-probability the logarithm is taken, in the graph or by whoever gets it.
+ONNX Runtime (1.32; microsoft/onnxruntime#22557) computes a sigmoid to 1e-7 of one: what should be
+3e-7 is off by a third, and from -18 on it is zero. That is as good as any in a gate, whose factor
+is added up with others. Of a probability the logarithm is taken, in the graph or by whoever gets
+it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """What OpenVINO computes otherwise than torch without saying so: such calls stay torch's.
 
-Its plugin for the CPU (2026.4) computes int64 in 32 bits, most of int32 and all of float64 in
-single precision, whatever the model says, and lets small integers stop at the largest one where
-torch's go round. No property tells of it; ``test_openvino.py`` says when that changes.
+Its plugin for the CPU (2026.4) computes int64 in 32 bits (openvinotoolkit/openvino#37766, #37957,
+#35890), most of int32 and all of float64 in single precision (#37968), whatever the model says, and
+lets small integers stop at the largest one where torch's go round. No property tells of it;
+``test_openvino.py`` says when that changes.
 """
 
 from __future__ import annotations

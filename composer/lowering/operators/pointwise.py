@@ -85,7 +85,10 @@ def is_negative(x: torch.Tensor) -> torch.Tensor:
 
 
 def sign(x: torch.Tensor) -> torch.Tensor:
-    """A factor of plus or minus one. ONNX Runtime's Where (1.31) drops the sign of a zero."""
+    """A factor of plus or minus one.
+
+    ONNX Runtime's ``Where`` (1.32) drops the sign of a zero (microsoft/onnxruntime#32191).
+    """
     return torch.where(is_negative(x), -1.0, 1.0).to(x.dtype)
 
 

@@ -66,8 +66,8 @@ def _over_one_element(operator: Any, translate: str = "") -> Operator:
 
 _MANY, _AT_ONCE = 2**16, 2**7
 """From how many elements on plain sums in float32 lose digits, and how many are added up at once
-then. Of four million ONNX Runtime (1.32) loses the third, OpenVINO (2026.4) the second. Eager's
-sums are cascades."""
+then. Of four million ONNX Runtime (1.32; microsoft/onnxruntime#28450) loses the third, OpenVINO
+(2026.4) the second. Eager's sums are cascades."""
 
 
 def over_one_element(operator: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:

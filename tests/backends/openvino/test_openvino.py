@@ -1160,7 +1160,6 @@ def test_a_tensor_that_is_negated_lazily_is_negated() -> None:
 LOSES_NAN = {
     "relu": F.relu,
     "relu6": F.relu6,
-    "sigmoid": torch.sigmoid,
     "hardsigmoid": F.hardsigmoid,
     "softmax": lambda x: F.softmax(x, -1),
     "log_softmax": lambda x: F.log_softmax(x, -1),
@@ -1196,3 +1195,18 @@ def test_openvino_loses_nan(name: str) -> None:
     with torch.no_grad():
         assert not torch.equal(compiled(function, NAME)(x).isnan(), function(x).isnan())
     assert last().attempts[0].engine["keeps_nan"] is False
+
+
+def test_faults_of_another_engines_kernels_decline_nothing_here() -> None:
+    """ONNX Runtime refuses such an output padding, and has no kernel for such a choice."""
+
+    def program(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        grown = F.conv_transpose2d(x, weight, output_padding=1, dilation=2)
+        return torch.where(grown > 0, grown > 1, grown < -1).to(torch.float32) + grown
+
+    x = torch.randn(1, 2, 5, 5).to(memory_format=torch.channels_last)
+    weight = torch.randn(2, 3, 3, 3)
+    with torch.no_grad():
+        got = compiled(program, "composer_openvino", min_coverage=1.0)(x, weight)
+        torch.testing.assert_close(got, program(x, weight))
+    assert last().chosen == "composer_openvino", last().attempts[0].message

@@ -1,7 +1,8 @@
 """NaN, which OpenVINO's kernels for the CPU take for a number, so that a model's fault is hidden.
 
-``relu(nan)`` is zero, ``exp(nan)`` infinite (2026.4): the kernels compute them by a maximum or a
-minimum, which give the other operand for NaN. ``softmax`` has NaN in NaN's own place alone.
+``relu(nan)`` is zero (openvinotoolkit/openvino#35649), ``exp(nan)`` infinite (2026.4): the kernels
+compute them by a maximum or a minimum, which give the other operand for NaN. ``softmax`` has NaN in
+NaN's own place alone.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy
 from composer.backends.openvino import library
 
 _OF_EACH_ELEMENT = frozenset(
-    {"Relu", "Clamp", "Maximum", "Minimum", "Exp", "Sigmoid", "HSigmoid", "HardSigmoid"}
+    {"Relu", "Clamp", "Maximum", "Minimum", "Exp", "HSigmoid", "HardSigmoid"}
 )
 _ALONG_A_ROW = frozenset({"Softmax", "LogSoftmax"})
 

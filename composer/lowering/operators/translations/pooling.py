@@ -1,9 +1,9 @@
 """Translations of max pooling, which in torch gives NaN for every window that holds one.
 
-ONNX Runtime's ``MaxPool`` (1.31) passes over NaN. A mean over the same window of numbers that are
-not below zero, squares or what ``Relu`` gives, is NaN for no other cause. For a window of minus
-infinity it gives the lowest finite float32, unless its places are used; programs that mask by that
-number have it in ``x`` themselves.
+ONNX Runtime's ``MaxPool`` (1.32; microsoft/onnxruntime#24819) passes over NaN. A mean over the same
+window of numbers that are not below zero, squares or what ``Relu`` gives, is NaN for no other
+cause. For a window of minus infinity it gives the lowest finite float32, unless its places are
+used; programs that mask by that number have it in ``x`` themselves.
 """
 
 from __future__ import annotations
