@@ -324,8 +324,6 @@ def cause(reason: str, message: str) -> str:
     known = re.findall(r"(?:aten|prims|torch_nn)\.[\w.]+ \(([^()]+)\)", message)
     if known:
         return str(known[0])
-    if "no faithful ONNX translation" in message:
-        return "no ONNX translation"
     if reason == "unsupported_dtype":
         return "complex, sparse or quantized tensors"
     return f"`{reason}`"

@@ -1,28 +1,34 @@
 """Where an ONNX translation or a kernel means something else than torch: right or declined.
 
 Every case was wrong, crashed, or raised once (torch 2.13, onnxscript 0.7, onnxruntime 1.31).
-``TAKEN`` must run on ONNX Runtime; ``DECLINED`` must not, and a case there that ONNX Runtime would
-get right by now is caught by ``test_rules_are_still_needed``.
+``TAKEN`` must run on ONNX Runtime; ``DECLINED`` must not. When upstream mends a fault,
+``test_rules_are_still_needed`` or ``test_entries_are_still_needed`` says what can go.
 """
 
 from __future__ import annotations
 
 import copy
+import dataclasses
+import functools
 import math
 import platform
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812  # as torch's own users write it
-from common import compiled, last, needs_torch, upstream
+from common import compiled, fault_of, last, needs_torch, upstream
 from torch._subclasses import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
-from composer.backends.onnxrt.dialect import sum_of_integers
+from composer.backends.onnxrt.dialect import dialect, sum_of_integers
 from composer.lowering import onnx
+from composer.lowering.operators import operators
+from composer.lowering.operators.entry import Operators
 
 pytestmark = pytest.mark.slow
 
@@ -95,6 +101,14 @@ TWICE = T([0, 0, 1])
 LAST = r(2, 4, 3, 4).to(memory_format=torch.channels_last)
 
 TAKEN = {
+    "logarithms of sums of powers of two": (torch.logaddexp2, T([200.0, -INF]), T([200.0, -INF])),
+    "signs of numbers": (lambda x: (torch.copysign(x, -0.0), torch.copysign(x, 2.0)), ODD),
+    "float16 compared with a tenth": (
+        lambda x: (x == 0.1, x != 0.1, x < 0.1, x <= 0.1, x > 0.1, x >= 0.1),
+        T([0.1, 0.2, 0.3]).half(),
+    ),
+    "large integers within one bound": (lambda x: (x.clamp_min(2**33), x.clamp_max(2**33)), BIG),
+    "extremes of large integers": (lambda x: (x.min(), *x.view(4, 5).max(1)), BIG),
     "scans, channels last": (lambda x: (x.cumprod(0), *x.cummax(0), *x.cummin(1)), LAST),
     "functions of two that lie otherwise": (
         lambda x, y: (torch.atan2(x, y), torch.copysign(x, y), x // y, y // x, torch.fmax(y, x)),
@@ -888,6 +902,171 @@ def test_rules_are_still_needed(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     except AssertionError:
         return
     assert last().chosen == "eager", f"the rule for {name!r} can go"
+
+
+NEEDED = {
+    "a row masked everywhere": "_scaled_dot_product_flash_attention_for_cpu.default",
+    "clamp on one side": "clamp_min.default",
+    "bounds without dimensions": "clamp_min.Tensor clamp_max.Tensor",
+    "full in float64": "full_like.default new_full.default",
+    "remainder as usual": "remainder.Tensor",
+    "rests of a number": "remainder.Scalar",
+    "a number divided": "remainder.Scalar_Tensor div.Tensor_mode",
+    "functions of two that lie otherwise": "floor_divide.default atan2.default "
+    "copysign.Tensor fmax.default",
+    "log1p at the edges": "log1p.default",
+    "expm1 at the edges": "expm1.default",
+    "running sums of exponentials": "logaddexp.default logcumsumexp.default",
+    "fmin at the edges": "fmin.default",
+    "hypot at the edges": "hypot.default",
+    "float64 with the slope of a hundredth": "leaky_relu.default",
+    "celu of float64": "celu.default",
+    "float64 degrees": "deg2rad.default",
+    "float64 radians": "rad2deg.default",
+    "sigmoids of float64": "sigmoid.default",
+    "sigmoids of float64 as a factor": "silu.default",
+    "sign at the edges": "sign.default",
+    "signbit at the edges": "signbit.default",
+    "trunc at the edges": "trunc.default",
+    "infinities in float64": "isinf.default isposinf.default isneginf.default",
+    "heaviside as usual": "heaviside.default",
+    "a float less integers": "rsub.Scalar",
+    "rests of integers by floats": "xlogy.Tensor",
+    "numbers times logarithms of numbers": "xlogy.Scalar_Self xlogy.Scalar_Other",
+    "exact logarithms": "log2.default log10.default",
+    "logits of NaN between bounds": "logit.default",
+    "angles": "angle.default",
+    "roots by powers": "pow.Tensor_Scalar",
+    "integers made whole": "floor.default ceil.default round.default",
+    "a logarithm of what a gate lets through": "glu.default",
+    "an error of many": "mse_loss.default",
+    "no dimensions: sort": "sort.default",
+    "no dimensions: topk": "topk.default",
+    "a stable sort": "sort.stable",
+    "the middle of all": "median.default median.dim",
+    "ranks": "kthvalue.default",
+    "the middle of what is no NaN": "nanmedian.default nanmedian.dim",
+    "places among ordered numbers": "searchsorted.Tensor",
+    "indices of 32 bits": "index.Tensor",
+    "scattered part": "scatter.src scatter_add.default",
+    "scattered mean": "scatter_reduce.two",
+    "scattered product": "scatter.reduce",
+    "scattered number": "scatter.value_reduce",
+    "the smallest of infinities alone": "index_reduce.default",
+    "put": "put.default",
+    "elements added at indices of 32 bits": "index_put.default",
+    "pool with a divisor": "avg_pool2d.default",
+    "pool with a divisor whose last windows reach further": "avg_pool3d.default",
+    "pools without a window in the padding": "max_pool2d_with_indices.default",
+    "a mean of parts, channels last": "_adaptive_avg_pool2d.default",
+    "means of windows that differ by one": "_adaptive_avg_pool3d.default",
+    "unpooled channels last": "max_unpool2d.default",
+    "products to which nothing is added": "addmm.default baddbmm.default",
+    "a sum of products of large integers": "addbmm.default",
+    "a bilinear form": "_trilinear.default",
+    "distances": "_cdist_forward.default",
+    "a vector, and a transposed matrix with one": "addmv.default",
+    "a sum of many": "mean.default sum.default sum.dim_IntList",
+    "a mean in another dtype": "mean.dim",
+    "no dimensions: prod": "prod.dim_int",
+    "no dimensions: logsumexp": "logsumexp.default",
+    "no dimensions: any": "any.dim",
+    "truths along no dimensions": "any.dims all.dims",
+    "no dimensions: all": "all.dim",
+    "the largest of all": "amax.default amin.default",
+    "extremes of truth values": "max.default min.default",
+    "the first true one": "max.dim",
+    "no dimensions: min": "min.dim",
+    "no dimensions: argmax": "argmax.default",
+    "no dimensions: argmin": "argmin.default",
+    "norms beside NaN": "linalg_vector_norm.default",
+    "a variance of few": "var.correction",
+    "sums so far": "cumsum.default",
+    "scans, channels last": "cumprod.default cummax.default cummin.default",
+    "one dtype for all that is stacked": "stack.default",
+    "a copy of fewer numbers": "copy.default",
+    "another dtype put in": "slice_scatter.default select_scatter.default",
+    "a diagonal put in": "diagonal_scatter.default",
+    "erfinv at the edges": "erfinv.default",
+    "next to a pole": "lgamma.default digamma.default",
+    "a Bessel function of float64": "special_spherical_bessel_j0.default",
+    "logarithms of sums of powers of two": "logaddexp2.default",
+    "signs of numbers": "copysign.Scalar",
+}
+"""Cases, and the operators whose entries in the lowering they need."""
+
+NEEDED_HERE = {
+    "sums of large integers": "sum.default",
+    "a sum of products of large integers": "sum.dim_IntList",
+    "the largest of large integers": "amax.default amin.default max.default min.dim",
+    "maximum of large integers": "maximum.default",
+    "minimum of large integers": "minimum.default",
+    "relu of large integers": "relu.default",
+    "clamp of large integers": "clamp.default",
+    "a logarithm of softmax in float64": "_log_softmax.default",
+    "a transposed matrix with a vector": "mv.default",
+    "an output padded by strides": "convolution.default",
+    "what is added to rows, transposed": "index_put.default",
+    "truth values chosen": "where.self masked_fill.Scalar",
+    "truth values masked": "masked_fill.Tensor",
+    "float16 compared with a tenth": "eq.Scalar ne.Scalar lt.Scalar ge.Scalar",
+    "large integers within one bound": "clamp_min.default clamp_max.default",
+    "extremes of large integers": "min.default max.dim",
+}
+"""The same for the entries of ONNX Runtime's own."""
+
+
+def cases_of(table: Mapping[str, str], entries: Operators) -> Iterator[Any]:
+    for case, names in table.items():
+        for name in names.split():
+            operator = functools.reduce(getattr, name.split("."), torch.ops.aten)
+            yield pytest.param(entries, operator, case, id=f"{name}: {case}")
+
+
+@upstream
+@pytest.mark.filterwarnings("ignore:.*(in beta|is deprecated|degrees of freedom):UserWarning")
+@pytest.mark.parametrize(
+    ("entries", "operator", "case"),
+    [*cases_of(NEEDED, operators()), *cases_of(NEEDED_HERE, dialect())],
+)
+def test_entries_are_still_needed(entries, operator, case: str, monkeypatch) -> None:
+    """Without the operator's decomposition the case gives other results, or is not taken."""
+    plain = dataclasses.replace(entries[operator], decompose=None)
+    monkeypatch.setitem(entries, operator, plain)
+    alike = case.removeprefix("no dimensions: ")
+    try:
+        same_as_eager(*(TAKEN[case] if case in TAKEN else (NO_DIMENSIONS[alike], T(-2.5))))
+    except AssertionError:
+        return
+    assert last().chosen == "eager", f"the entry of {operator} can go"
+
+
+@upstream
+def test_onnx_runtime_took_rests_of_integers_in_float64(monkeypatch) -> None:
+    """The entry can go with the last version that is supported and does so."""
+    monkeypatch.delitem(dialect(), torch.ops.aten.fmod.Scalar)
+    with fault_of("onnxruntime", before="1.32"), pytest.raises(AssertionError):
+        same_as_eager(lambda x: torch.fmod(x, 7), T([2**60 + 1, -(2**60) - 5]))
+
+
+@upstream
+def test_onnx_runtime_put_nan_anywhere_among_the_first() -> None:
+    """The keys by which ``sort`` and ``topk`` order can go with that version, too."""
+    onnx, onnxruntime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
+    node = onnx.helper.make_node("TopK", ["x", "k"], ["values", "places"])
+    sizes = onnx.helper.make_tensor("k", onnx.TensorProto.INT64, [1], [5])
+    kinds = [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [4, 5])]
+    found = onnx.helper.make_tensor_value_info("values", onnx.TensorProto.FLOAT, [4, 5])
+    graph = onnx.helper.make_graph([node], "first", kinds, [found], [sizes])
+    opset = onnx.helper.make_opsetid("", 18)
+    model = onnx.helper.make_model(graph, ir_version=8, opset_imports=[opset])
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    (values,) = session.run(None, {"x": SPOILT.numpy()})
+    expected = SPOILT.sort(-1, descending=True).values
+    with fault_of("onnxruntime", before="1.32"), pytest.raises(AssertionError):
+        torch.testing.assert_close(torch.from_numpy(values), expected, equal_nan=True)
 
 
 @pytest.mark.parametrize("engine", ["onnxrt", "openvino"])

@@ -199,7 +199,7 @@ def log_softmax(x: torch.Tensor, dim: int, half_to_float: bool) -> Any:
 
 
 def fmod(a: torch.Tensor, b: Any) -> Any:
-    """Of integers from the quotient: ONNX Runtime takes this rest of theirs in float64."""
+    """Of integers from the quotient: ONNX Runtime takes their rest in float64 before 1.32."""
     return a - towards_zero(a, b) * b if are_integers(a, b) else NotImplemented
 
 

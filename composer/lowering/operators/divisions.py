@@ -26,7 +26,6 @@ def entries() -> Operators:
         aten.remainder.Scalar_Tensor: Operator(remainder),
         aten.floor_divide.default: Operator(floor_divide),
         aten.div.Tensor_mode: Operator(divide),
-        aten.div.Scalar_mode: Operator(divide),
     }
     return lying_as_operands(written_out) | {
         aten.div: Operator(unsupported=(half_factor,)),

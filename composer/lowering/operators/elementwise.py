@@ -66,7 +66,6 @@ def _written_out() -> Operators:
         aten.sigmoid.default: Operator(of_doubles(lambda x: 1 / (1 + torch.exp(-x)))),
         aten.silu.default: Operator(of_doubles(lambda x: x / (1 + torch.exp(-x)))),
         aten.sign.default: Operator(signum),
-        aten.sgn.default: Operator(signum),
         aten.signbit.default: Operator(signbit),
         aten.trunc.default: Operator(trunc),
         aten.isinf.default: Operator(lambda x: is_infinite(x.abs(), math.inf)),

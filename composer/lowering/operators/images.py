@@ -17,7 +17,6 @@ def entries() -> Operators:
     return {
         aten._upsample_bilinear2d_aa: Operator(unsupported=read_otherwise),
         aten._upsample_bicubic2d_aa: Operator(unsupported=read_otherwise),
-        aten.grid_sampler: Operator(unsupported=(reflected_neighbour,)),
         aten.grid_sampler_2d: Operator(unsupported=(reflected_neighbour,)),
     }
 

@@ -20,7 +20,6 @@ def entries() -> Operators:
     # Torchlib drops the training flag of these: the exported numbers would be eval's.
     training = (
         aten._native_batch_norm_legit_functional.default,
-        aten._native_batch_norm_legit.no_stats,
         aten.native_batch_norm.default,
     )
     layer, group = aten.native_layer_norm.default, aten.native_group_norm.default

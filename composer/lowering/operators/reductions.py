@@ -54,7 +54,6 @@ def entries() -> Operators:
     }
     return lying_as_in_eager(written_out) | {
         aten.var.correction: Operator(variance),
-        aten.std.correction: Operator(deviation),
         aten.var_mean.correction: Operator(variance_and_mean),
     }
 
@@ -155,18 +154,6 @@ def variance(
     """Of many elements, or of no more than the correction: torchlib divides by what is negative."""
     found = variance_and_mean(x, dim, correction=correction, keepdim=keepdim)
     return found if found is NotImplemented else found[0]
-
-
-def deviation(
-    x: torch.Tensor,
-    dim: Sequence[int] | None = None,
-    *,
-    correction: float | None = None,
-    keepdim: bool = False,
-) -> Any:
-    """The root of it."""
-    found = variance(x, dim, correction=correction, keepdim=keepdim)
-    return found if found is NotImplemented else torch.sqrt(found)
 
 
 def variance_and_mean(

@@ -14,7 +14,6 @@ import torch.fx
 
 from composer import _torch
 from composer.lowering.operators.entry import Operator, Operators, operands_of
-from composer.lowering.operators.layouts import lying_as_in_eager
 
 aten = torch.ops.aten
 
@@ -22,15 +21,13 @@ aten = torch.ops.aten
 def entries() -> Operators:
     """The entries of this module."""
     slice_, select = aten.slice_scatter.default, aten.select_scatter.default
-    return lying_as_in_eager(
-        {aten.squeeze.dim: Operator(squeeze), aten.squeeze.default: Operator(squeeze_ones)}
-    ) | {
+    return {
+        aten.squeeze.default: Operator(squeeze_ones),
         aten.squeeze.dims: Operator(squeeze_several),
         aten.squeeze: Operator(unsupported=(dynamic_squeeze,)),
         aten.view.default: Operator(translate="shapes:view"),
         aten._unsafe_view.default: Operator(translate="shapes:view"),
         aten.expand.default: Operator(translate="shapes:expand"),
-        aten.repeat.default: Operator(repeat),
         aten.split.Tensor: Operator(translate="splits:split"),
         aten.split_with_sizes.default: Operator(translate="splits:split_with_sizes"),
         aten.unsafe_split.Tensor: Operator(translate="splits:split"),
@@ -47,12 +44,6 @@ def entries() -> Operators:
         aten.diagonal_scatter.default: Operator(diagonal_scatter, or_whole=True),
         aten.as_strided_scatter.default: Operator(as_strided_scatter),
     }
-
-
-def squeeze(x: torch.Tensor, dim: int) -> Any:
-    """Nothing to take away from a size that is known and not one; ONNX calls that an error."""
-    keeps = x.dim() and isinstance(x.shape[dim], int) and x.shape[dim] != 1
-    return aten.alias.default(x) if keeps else NotImplemented
 
 
 def squeeze_ones(x: torch.Tensor) -> Any:
@@ -75,11 +66,6 @@ def squeeze_several(x: torch.Tensor, dims: Sequence[int]) -> Any:
     for each in ones:
         x = aten.squeeze.dim(x, each)
     return x if ones else aten.alias.default(x)
-
-
-def repeat(x: torch.Tensor, repeats: Sequence[int]) -> Any:
-    """No repeats of no dimensions: ONNX has no shape without type for them."""
-    return NotImplemented if repeats else x.clone()
 
 
 def stack(tensors: Sequence[torch.Tensor], dim: int = 0) -> Any:

@@ -1,9 +1,9 @@
 """Translations of what compares or looks up: right where there is NaN, or an index out of range.
 
-ONNX leaves open what ``ReduceMax``, ``ArgMax``, ``TopK`` and ``MaxPool`` make of NaN, and ONNX
-Runtime (1.31) passes over it or not, as its loops fall. In torch NaN is larger than all numbers and
-smaller than none. And ONNX counts negative indices from the end, which torch allows in indexing,
-not in ``embedding``, ``gather``, ``index_select`` and ``scatter``.
+ONNX leaves open what ``ReduceMax``, ``ArgMax``, ``TopK`` and ``MaxPool`` make of NaN. ONNX Runtime
+(1.32) passes over it or not, as its loops fall; only its ``TopK`` is right since 1.32. In torch NaN
+is larger than all numbers and smaller than none. And ONNX counts negative indices from the end,
+which torch allows in indexing, not in ``embedding``, ``gather``, ``index_select`` and ``scatter``.
 """
 
 from __future__ import annotations

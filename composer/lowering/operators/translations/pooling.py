@@ -28,7 +28,6 @@ else:
 
 aten = torch.ops.aten
 op: Any = onnxscript.opset18
-_WITH_PLACES: Any = tuple[TReal, INT64]
 
 
 def batched(x: Any, dims: int) -> Any:
@@ -96,19 +95,16 @@ def pooled(
     full = batched(x, dims)
     nan = op.Constant(value=ir.tensor(float("nan"), dtype=x.dtype))
     bad = unbatched(spoilt(full, window), x, dims)
-    values, *places = found if isinstance(found, tuple) else (found,)
+    values, places = found
     if x.dtype == ir.DataType.FLOAT and not is_relu(x):
         values = with_infinity(values, x, window)
-    values = op.Where(bad, nan, values)
-    if not places:
-        return values
     last = unbatched(last_nan(full, window), x, dims)
     at_nan = op.Less(op.Constant(value_int=-1), last)
-    return values, op.Where(at_nan, last, *places)
+    return op.Where(bad, nan, values), op.Where(at_nan, last, places)
 
 
-def translation(plain: Callable[..., Any], dims: int, returns: Any = TReal) -> Callable[..., Any]:
-    """Torchlib's own pool, with NaN; its result is the values, or values and places."""
+def translation(plain: Callable[..., Any], dims: int) -> Callable[..., Any]:
+    """Torchlib's own pool with places, and with NaN."""
 
     def max_pool(
         self: TReal,
@@ -117,10 +113,9 @@ def translation(plain: Callable[..., Any], dims: int, returns: Any = TReal) -> C
         padding: Sequence[int] = (0,),
         dilation: Sequence[int] = (1,),
         ceil_mode: bool = False,
-    ) -> Any:
-        return pooled(plain, dims, self, (kernel_size, stride, padding, dilation), ceil_mode)
+    ) -> tuple[TReal, INT64]:
+        return pooled(plain, dims, self, (kernel_size, stride, padding, dilation), ceil_mode)  # type: ignore[no-any-return]  # onnxscript's values have no type
 
-    max_pool.__annotations__["return"] = returns
     return max_pool
 
 
@@ -141,9 +136,5 @@ def window_of(
     }
 
 
-max_pool1d = translation(nn.aten_max_pool1d, 1)
-max_pool2d = translation(nn.aten_max_pool2d, 2)
-max_pool3d = translation(nn.aten_max_pool3d, 3)
-max_pool1d_with_indices = translation(nn.aten_max_pool1d_with_indices, 1, _WITH_PLACES)
-max_pool2d_with_indices = translation(nn.aten_max_pool2d_with_indices, 2, _WITH_PLACES)
-max_pool3d_with_indices = translation(nn.aten_max_pool3d_with_indices, 3, _WITH_PLACES)
+max_pool2d_with_indices = translation(nn.aten_max_pool2d_with_indices, 2)
+max_pool3d_with_indices = translation(nn.aten_max_pool3d_with_indices, 3)
