@@ -243,7 +243,7 @@ def without(rewrite: str) -> AbstractContextManager[object]:
     if rewrite == "norms as one operator":
         return mock.patch("composer.backends.onnxrt.session.fuse_norms")
     if rewrite == "splits without sequences":
-        return mock.patch("composer.lowering.operators.translations.splits.pieces", in_a_sequence)
+        return mock.patch("composer.lowering.operators.translations.shapes.pieces", in_a_sequence)
     table = dict(onnxrt.fusions())
     table.pop(operators.get(rewrite), None)
     return mock.patch.object(onnxrt, "fusions", return_value=table)

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from composer.lowering.decompositions import decompositions
 from composer.lowering.onnx import _settle_casts, to_onnx
-from composer.lowering.operators.fusions import fusions
+from composer.lowering.operators.fused import fusions
 
 pytestmark = pytest.mark.slow
 

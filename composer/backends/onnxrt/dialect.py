@@ -19,8 +19,8 @@ import torch.fx
 
 from composer import _torch
 from composer.graphs.nodes import tensors_of
+from composer.lowering.operators.arithmetic import are_integers, towards_zero
 from composer.lowering.operators.convolution import of_length
-from composer.lowering.operators.divisions import are_integers, towards_zero
 from composer.lowering.operators.entry import (
     Operator,
     Operators,
@@ -29,7 +29,7 @@ from composer.lowering.operators.entry import (
     of_integers,
     operands_of,
 )
-from composer.lowering.operators.fusions import fusions
+from composer.lowering.operators.fused import fusions
 from composer.lowering.operators.layouts import lying_as_in_eager, lying_as_operands
 
 aten = torch.ops.aten
@@ -82,8 +82,8 @@ def _of_large_integers() -> Operators:
         aten.sum.dim_IntList: Operator(sum_of_integers),
         aten.amax.default: Operator(functools.partial(extreme, True), unsupported=large),
         aten.amin.default: Operator(functools.partial(extreme, False), unsupported=large),
-        aten.max.default: Operator(functools.partial(extreme_of_all, True), unsupported=large),
-        aten.min.default: Operator(functools.partial(extreme_of_all, False), unsupported=large),
+        aten.max.default: Operator(functools.partial(extreme, True), unsupported=large),
+        aten.min.default: Operator(functools.partial(extreme, False), unsupported=large),
         aten.max.dim: Operator(functools.partial(extreme_along, True), unsupported=large),
         aten.min.dim: Operator(functools.partial(extreme_along, False), unsupported=large),
     }
@@ -145,13 +145,6 @@ def extreme(largest: bool, x: torch.Tensor, dims: Sequence[int] = (), keepdim: b
     for dim in dims:
         x = torch.topk(x, 1, dim, largest).values
     return x if keepdim else x.squeeze([*dims])
-
-
-def extreme_of_all(largest: bool, x: torch.Tensor) -> Any:
-    """The same of all integers."""
-    if x.dtype is not torch.int64 or not x.dim():
-        return NotImplemented
-    return torch.topk(x.reshape(-1), 1, 0, largest).values.reshape(())
 
 
 def extreme_along(largest: bool, x: torch.Tensor, dim: int, keepdim: bool = False) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from composer.lowering.operators import fusions
+from composer.lowering.operators import fused
 from composer.lowering.operators.attention import widened_attention
 from composer.lowering.operators.entry import Operator, Operators, stays
 
@@ -21,7 +21,7 @@ def dialect() -> Operators:
     """ONNX Runtime's fused operators, which OpenVINO's reader knows, and attention in float32."""
     fused_attention = aten._scaled_dot_product_flash_attention_for_cpu.default
     return {
-        **fusions.fusions(),
+        **fused.fusions(),
         fused_attention: Operator(attention, in_training=stays),
         aten.mean.dim: Operator(mean_along),
     }
@@ -35,7 +35,7 @@ def attention(
     In bfloat16 the lowering leaves attention under a mask as it is where torch has arithmetic for
     it. OpenVINO would take it all the same, by a translation that gives NaN for rows of padding.
     """
-    one = fusions.attention(query, *given, attn_mask=attn_mask, **how)
+    one = fused.fuse_attention(query, *given, attn_mask=attn_mask, **how)
     if one is not NotImplemented:
         return one
     if attn_mask is not None and attn_mask.dtype is torch.bfloat16:

@@ -2,8 +2,6 @@
 
 An entry (:class:`~composer.lowering.operators.entry.Operator`) says how a call is written out in
 other operators, which function translates it to ONNX, and when it must not be translated.
-:mod:`~composer.lowering.operators.fusions` has entries that engines may add to their own: they make
-one operator of ONNX Runtime's of what ONNX says in many.
 """
 
 from __future__ import annotations
@@ -11,17 +9,14 @@ from __future__ import annotations
 import functools
 
 from composer.lowering.operators import (
+    arithmetic,
     attention,
-    bounds,
     convolution,
     creation,
-    divisions,
     draws,
     elementwise,
     fused,
-    images,
     lists,
-    losses,
     norms,
     orders,
     places,
@@ -29,16 +24,25 @@ from composer.lowering.operators import (
     pools,
     products,
     reductions,
-    scans,
     shapes,
     special,
 )
 from composer.lowering.operators.entry import Operators
 
 _FAMILIES = (
-    *(attention, bounds, convolution, creation, divisions, draws, elementwise, fused, images),
-    *(lists, losses, norms, orders, places, pool_gradients, pools, products, reductions, scans),
-    *(shapes, special),
+    *(
+        arithmetic,
+        attention,
+        convolution,
+        creation,
+        draws,
+        elementwise,
+        fused,
+        lists,
+        norms,
+        orders,
+    ),
+    *(places, pool_gradients, pools, products, reductions, shapes, special),
 )
 
 

@@ -14,8 +14,7 @@ import torch.fx
 from torch.nn import functional
 
 from composer import _torch
-from composer.lowering.operators.entry import Operator, Operators
-from composer.lowering.operators.limits import WIDE
+from composer.lowering.operators.entry import WIDE, Operator, Operators
 
 aten = torch.ops.aten
 

@@ -19,6 +19,12 @@ Function = Callable[..., Any]
 Rule = Callable[[torch.fx.Node], str | None]
 """Says why a call must not be translated to ONNX; ``None`` if this rule knows of no reason."""
 
+MOST_ADDED = 2**22
+"""Elements of a tensor that eager does not make."""
+
+WIDE = (torch.float32, torch.float64)
+"""Dtypes that torch computes in as they are; halves it may widen in between."""
+
 
 @dataclass(frozen=True, slots=True)
 class Operator:

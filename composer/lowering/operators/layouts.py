@@ -21,10 +21,7 @@ def lying_as_in_eager(entries: Operators) -> dict[Any, Operator]:
 
     Torch's fake tensors say how that is.
     """
-    return {
-        each: entry if _torch.operators.is_view(each) else _lying(each, entry)
-        for each, entry in entries.items()
-    }
+    return {each: _lying(each, entry) for each, entry in entries.items()}
 
 
 def lying_as_operands(entries: Operators) -> dict[Any, Operator]:

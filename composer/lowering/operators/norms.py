@@ -9,8 +9,7 @@ import torch
 import torch.fx
 
 from composer import _torch
-from composer.lowering.operators.entry import Operator, Operators
-from composer.lowering.operators.limits import WIDE
+from composer.lowering.operators.entry import WIDE, Operator, Operators
 
 aten = torch.ops.aten
 

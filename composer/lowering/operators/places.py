@@ -23,7 +23,7 @@ def entries() -> Operators:
     return {
         **_read(),
         **lying_as_in_eager(_put()),
-        aten.index_put.default: _indexed(aten.index_put.default, "rows:index_put"),
+        aten.index_put.default: _indexed(aten.index_put.default, "shapes:index_put"),
         aten._unsafe_index_put.default: _indexed(aten._unsafe_index_put.default),
         aten.masked_scatter_backward.default: Operator(masked_scatter_backward),
     }

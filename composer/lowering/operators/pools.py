@@ -6,9 +6,9 @@ ONNX Runtime's kernels (1.31) do so too, but its shape inference counts that win
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ import torch.fx
 
 from composer import _torch
 from composer.lowering.operators.convolution import of_length
-from composer.lowering.operators.entry import Operator, Operators, Rule, operands_of
+from composer.lowering.operators.entry import Operator, Operators, Rule, always, operands_of
 
 aten = torch.ops.aten
 
@@ -25,36 +25,34 @@ def entries() -> Operators:
     """The entries of this module."""
     mean2, mean3 = aten.avg_pool2d.default, aten.avg_pool3d.default
     max2, max3 = aten.max_pool2d_with_indices.default, aten.max_pool3d_with_indices.default
+    read_otherwise = (always("scales and corners are read otherwise"),)
     return {
-        mean2: Operator(
-            functools.partial(mean_pool, mean2), unsupported=(divisor_override, _in_padding(2))
-        ),
-        mean3: Operator(
-            functools.partial(mean_pool, mean3), unsupported=(divisor_override, _in_padding(3))
-        ),
-        max2: Operator(
-            functools.partial(max_pool, max2, 2),
-            translate="pooling:max_pool2d_with_indices",
-            unsupported=(_in_padding(2, "dilation"),),
-        ),
-        max3: Operator(
-            functools.partial(max_pool, max3, 3),
-            translate="pooling:max_pool3d_with_indices",
-            unsupported=(_in_padding(3, "dilation"),),
-        ),
+        mean2: Operator(partial(mean_pool, mean2), unsupported=(divisor_override, _in_padding(2))),
+        mean3: Operator(partial(mean_pool, mean3), unsupported=(divisor_override, _in_padding(3))),
+        max2: _max_pool(max2, 2, "pooling:max_pool2d_with_indices"),
+        max3: _max_pool(max3, 3, "pooling:max_pool3d_with_indices"),
         aten._adaptive_avg_pool2d.default: _in_its_format(aten._adaptive_avg_pool2d.default),
         aten._adaptive_avg_pool3d.default: Operator(adaptive_mean_pool3d),
         aten.max_unpool2d.default: _in_its_format(aten.max_unpool2d.default),
+        aten._upsample_bilinear2d_aa: Operator(unsupported=read_otherwise),
+        aten._upsample_bicubic2d_aa: Operator(unsupported=read_otherwise),
+        aten.grid_sampler_2d: Operator(unsupported=(reflected_neighbour,)),
     }
+
+
+def _max_pool(operator: Any, dims: int, translate: str) -> Operator:
+    in_padding = _in_padding(dims, "dilation")
+    decompose = partial(max_pool, operator, dims)
+    return Operator(decompose, translate=translate, unsupported=(in_padding,))
 
 
 def _in_its_format(operator: Any) -> Operator:
     written_out = _torch.operators.decomposition_of(operator)
-    return Operator(functools.partial(in_its_format, written_out))
+    return Operator(partial(in_its_format, written_out))
 
 
 def _in_padding(dims: int, *more: str) -> Rule:
-    return functools.partial(windows_in_padding, dims, ("kernel_size", "stride", "padding", *more))
+    return partial(windows_in_padding, dims, ("kernel_size", "stride", "padding", *more))
 
 
 _MOST_WINDOWS = 32
@@ -98,7 +96,7 @@ def _with_whole_windows(
     sizes = x.shape[-dims:]
     counts = [each[1] for each in _counts(sizes, kernel_size, stride, padding) if each]
     pads: list[int] = []
-    each = functools.partial(of_length, dims=dims)
+    each = partial(of_length, dims=dims)
     windows = zip(sizes, counts, *map(each, (kernel_size, stride, padding)), strict=True)
     for size, count, kernel, step, pad in reversed(list(windows)):
         pads += [pad, (count - 1) * step + kernel - size - pad]
@@ -173,7 +171,7 @@ def _counts(
     dilation: Sequence[int] = (1,),
 ) -> list[tuple[int, int, int] | None]:
     """Numbers of windows by dimension: without ``ceil_mode``, torch's with it, and ONNX's."""
-    each = functools.partial(of_length, dims=len(sizes))
+    each = partial(of_length, dims=len(sizes))
     windows = map(each, (kernel_size, stride or kernel_size, padding, dilation))
     return [_count(*one) for one in zip(sizes, *windows, strict=True)]
 
@@ -205,3 +203,11 @@ def windows_in_padding(dims: int, names: Sequence[str], node: torch.fx.Node) -> 
     window = [_torch.operators.argument(node, name) for name in names]
     sizes = next(operands_of(node)).shape[-dims:]
     return "windows that begin in the padding" if miscounted(sizes, *window) else None
+
+
+def reflected_neighbour(node: torch.fx.Node) -> str | None:
+    """ONNX Runtime and OpenVINO round to a pixel before they reflect at the border, torch after."""
+    modes = [
+        _torch.operators.argument(node, name) for name in ("interpolation_mode", "padding_mode")
+    ]
+    return "the nearest pixel is found otherwise" if modes == [1, 2] else None

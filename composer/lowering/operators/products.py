@@ -10,9 +10,8 @@ from typing import Any
 import torch
 import torch.fx
 
-from composer.lowering.operators.entry import Operator, Operators
+from composer.lowering.operators.entry import MOST_ADDED, WIDE, Operator, Operators
 from composer.lowering.operators.layouts import lying_as_in_eager
-from composer.lowering.operators.limits import MOST_ADDED, WIDE
 
 aten = torch.ops.aten
 

@@ -1,4 +1,4 @@
-"""Sums, means, extremes and norms along dimensions."""
+"""Sums, means, extremes and norms along dimensions, and losses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 import torch.fx
 
 from composer import _torch
-from composer.lowering.operators.entry import Operator, Operators
+from composer.lowering.operators.entry import WIDE, Operator, Operators
 from composer.lowering.operators.layouts import lying_as_in_eager
 
 aten = torch.ops.aten
@@ -52,9 +52,15 @@ def entries() -> Operators:
         aten.argmin.default: _over_one_element(aten.argmin.default, "comparisons:argmin"),
         aten.linalg_vector_norm.default: Operator(vector_norm),
     }
+    nll = aten.nll_loss_forward.default
     return lying_as_in_eager(written_out) | {
         aten.var.correction: Operator(variance),
         aten.var_mean.correction: Operator(variance_and_mean),
+        aten.mse_loss.default: Operator(mean_square_error),
+        aten.smooth_l1_loss_backward.default: Operator(smooth_l1_backward),
+        # Torchlib gives the loss's own size for the total weight (onnxscript 0.7), by which the
+        # backward divides: gradients of a mean came out as many times too large as the batch.
+        nll: Operator(_torch.operators.decomposition_of(nll)),
     }
 
 
@@ -245,3 +251,30 @@ def vector_norm(
     if dim:
         return NotImplemented
     return aten.linalg_vector_norm.default(x, ord, dims, keepdim, dtype=dtype)
+
+
+def mean_square_error(x: torch.Tensor, target: torch.Tensor, reduction: int = 1) -> Any:
+    """Of many elements, written out."""
+    difference = x - target
+    squares = difference * difference
+    summed = cascade(squares, None) if reduction else NotImplemented
+    if summed is NotImplemented:
+        return NotImplemented
+    return summed / count_of(squares, None) if reduction == 1 else summed
+
+
+_MEAN = 1
+"""What torch calls the reduction."""
+
+
+def smooth_l1_backward(
+    grad: torch.Tensor, x: torch.Tensor, target: torch.Tensor, reduction: int, beta: float
+) -> Any:
+    """NaN where the loss is; torch's own (2.13) takes the sign of NaN, which is zero."""
+    dtype = torch.result_type(x, target)
+    wide = dtype if dtype in WIDE else torch.float32
+    difference = x.to(wide) - target.to(wide)
+    slope = torch.where(difference <= -beta, -1.0, difference / beta)
+    slope = torch.where(difference >= beta, 1.0, slope).to(wide)
+    found = grad.to(wide) * slope / (x.numel() if reduction == _MEAN else 1)
+    return found.to(dtype)

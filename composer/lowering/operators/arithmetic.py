@@ -1,4 +1,4 @@
-"""Quotients and their rests, rounded as eager rounds them."""
+"""Quotients and their rests, rounded as eager rounds them, and numbers kept within bounds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch.fx
 
 from composer import _torch
 from composer.graphs.nodes import tensors_of
-from composer.lowering.operators.entry import Operator, Operators
+from composer.lowering.operators.entry import Operator, Operators, of_integers
 from composer.lowering.operators.layouts import lying_as_operands
 from composer.lowering.operators.pointwise import held, is_symbol, of_floats, sign
 
@@ -27,10 +27,21 @@ def entries() -> Operators:
         aten.floor_divide.default: Operator(floor_divide),
         aten.div.Tensor_mode: Operator(divide),
     }
+    rounded = of_integers("bounds of integers are rounded to float32")
+    on_bounds = _torch.operators.decomposition_of(aten.hardtanh_backward.default)
     return lying_as_operands(written_out) | {
         aten.div: Operator(unsupported=(half_factor,)),
         aten.mul: Operator(unsupported=(half_factor,)),
         operator.floordiv: Operator(unsupported=(division_of_sizes,)),
+        aten.clamp.default: Operator(clamp),
+        aten.clamp.Tensor: Operator(clamp_by_tensors),
+        aten.clamp_min.default: Operator(lambda x, low: clamp(x, min=low)),
+        aten.clamp_min.Tensor: Operator(clamp_by_tensors),
+        aten.clamp_max.default: Operator(lambda x, high: clamp(x, max=high)),
+        aten.clamp_max.Tensor: Operator(lambda x, high: clamp_by_tensors(x, max=high)),
+        aten.hardtanh: Operator(unsupported=(rounded,)),
+        # Torchlib has a gradient on the bounds.
+        aten.hardtanh_backward.default: Operator(on_bounds),
     }
 
 
@@ -138,3 +149,37 @@ def half_factor(node: torch.fx.Node) -> str | None:
     numbers = (abs(v) for v in node.args if isinstance(v, int | float) and math.isfinite(v) and v)
     lost = any(not _HALF.tiny <= v <= _HALF.max for v in numbers)
     return "float16 does not hold the factor" if lost else None
+
+
+def clamp(x: torch.Tensor, min: Any = None, max: Any = None) -> Any:
+    """An integer between integer bounds, any other number between two floats."""
+    if x.dtype.is_floating_point:
+        if any(isinstance(each, float) and math.isnan(each) for each in (min, max)):
+            return torch.full_like(x, math.nan)
+        both = isinstance(min, float) and isinstance(max, float)
+        return NotImplemented if both else _between_floats(x, min, max)
+    if isinstance(min, float) or isinstance(max, float):
+        return aten.clamp.default(x.to(torch.result_type(x, 0.0)), min, max)
+    return NotImplemented
+
+
+def clamp_by_tensors(x: torch.Tensor, min: Any = None, max: Any = None) -> Any:
+    """NaN where either is NaN; of one bound without dimensions torchlib makes two."""
+    if min is not None and max is not None:
+        return NotImplemented
+    for bound, nearer in ((min, torch.maximum), (max, torch.minimum)):
+        if bound is not None:
+            dtype = torch.result_type(x, bound)
+            x = nearer(x.to(dtype), bound.to(dtype))
+    return x
+
+
+def _between_floats(x: torch.Tensor, min: Any, max: Any) -> Any:
+    """The exporter breaks on an integer beside a float; a bound that is missing is infinite.
+
+    ONNX Runtime's is the largest finite number.
+    """
+    bounds = (-math.inf if min is None else min), (math.inf if max is None else max)
+    if not all(isinstance(each, int | float) for each in bounds):
+        return NotImplemented
+    return aten.clamp.default(x, *map(float, bounds))
