@@ -29,6 +29,7 @@ from composer.backends.onnxrt.dialect import dialect, sum_of_integers
 from composer.lowering import onnx
 from composer.lowering.operators import operators
 from composer.lowering.operators.entry import Operators
+from composer.lowering.operators.translations import translator_with
 
 pytestmark = pytest.mark.slow
 
@@ -1039,6 +1040,56 @@ def test_entries_are_still_needed(entries, operator, case: str, monkeypatch) -> 
     except AssertionError:
         return
     assert last().chosen == "eager", f"the entry of {operator} can go"
+
+
+TRANSLATED = {
+    "the largest of infinities alone": "scatter_reduce.two",
+    "the largest beside NaN": "amax.default amin.default max.default min.default argmax.default",
+    "the place of the largest beside NaN": "max.dim min.dim argmin.default",
+    "max pooling beside NaN": "max_pool2d_with_indices.default",
+    "max pooling in other dimensions": "max_pool3d_with_indices.default",
+    "a diagonal among infinities": "diagonal.default diagonal_copy.default",
+}
+"""Cases, and the operators whose translations they need."""
+
+
+def without_translation_of(operator, monkeypatch) -> None:
+    entries = {**operators(), operator: dataclasses.replace(operators()[operator], translate="")}
+    made = translator_with(entries)
+    monkeypatch.setattr(onnx, "translator", lambda: made)
+
+
+@upstream
+@pytest.mark.parametrize(("entries", "operator", "case"), [*cases_of(TRANSLATED, operators())])
+def test_translations_are_still_needed(entries, operator, case: str, monkeypatch) -> None:
+    """With the exporter's own the case gives other results, or is not taken."""
+    without_translation_of(operator, monkeypatch)
+    try:
+        same_as_eager(*TAKEN[case])
+    except AssertionError:
+        return
+    assert last().chosen == "eager", f"the translation of {operator} can go"
+
+
+@upstream
+@pytest.mark.parametrize("name", ["embedding", "index_select", "gather", "scatter_add"])
+def test_onnx_still_counts_indices_from_the_end(name: str, monkeypatch) -> None:
+    """Without the translation that checks them, what eager refuses is answered."""
+    without_translation_of(getattr(torch.ops.aten, name).default, monkeypatch)
+    run, x = compiled(OUT_OF_RANGE[name], "onnxrt"), r(4)
+    with torch.no_grad():
+        run(x, T([1, 2]))
+        assert run(x, T([1, -1])).isfinite().all()
+    assert last().runtime.fallbacks == 0
+
+
+@upstream
+def test_onnx_runtime_still_loses_the_tails_of_sigmoids(monkeypatch) -> None:
+    """They are written out for it; ``tails`` can go when it does not."""
+    partition = sys.modules["composer.backends.onnxrt.partition"]
+    monkeypatch.setattr(partition, "keep_tails", lambda gm: None)
+    with pytest.raises(AssertionError):
+        same_as_eager(*TAKEN["a logarithm of a sigmoid"])
 
 
 @upstream

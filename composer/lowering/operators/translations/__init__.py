@@ -11,12 +11,18 @@ import importlib
 
 from composer import _torch
 from composer.lowering.operators import operators
+from composer.lowering.operators.entry import Operators
 
 
 @functools.cache
 def translator() -> _torch.exporter.OnnxTranslator:
     """The exporter's translator, with our translations in front."""
-    named = {each: entry.translate for each, entry in operators().items() if entry.translate}
+    return translator_with(operators())
+
+
+def translator_with(entries: Operators) -> _torch.exporter.OnnxTranslator:
+    """The exporter's translator, with the translations that these entries name in front."""
+    named = {each: entry.translate for each, entry in entries.items() if entry.translate}
     made = _torch.exporter.OnnxTranslator()
     for operator, place in named.items():
         module, _, function = place.partition(":")
