@@ -109,12 +109,23 @@ def test_the_parser_says_why(trt) -> None:
     """Where it has more to say than the operator's name."""
 
     def function(x):
-        places = torch.tensor([1, 2])
-        return torch.sin(x).index_put((places,), torch.ones(4), accumulate=True)
+        places = torch.tensor([[1, 2, 0, 0]])
+        return torch.sin(x).scatter_add(0, places, torch.ones(1, 4))
 
     left = pieces(trt, function, torch.randn(4, 4)).parts.left
     assert all("importScatterElements: [9] Unsupported reduction type" in line for line in left)
     assert left
+
+
+def test_integers_are_not_declined_for_the_kernels_of_another_engine(trt) -> None:
+    """ONNX Runtime's are wrong for large ones, and are written out for it alone."""
+
+    def function(x):
+        return torch.maximum(x, x * 2), x.amax(1), x.sum(0)
+
+    found = pieces(trt, function, torch.arange(16).view(4, 4))
+    assert found.parts.left == ()
+    assert {"Max", "ReduceMax", "ReduceSum"} <= set(operators(found))
 
 
 def test_a_model_says_everything_in_plain_words(trt) -> None:
