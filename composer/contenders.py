@@ -97,21 +97,19 @@ class Contender:
         return failures.key_of(request, *facts)
 
 
-_USUAL = Cache()
-
-
-def contenders_of(policy: Policy, cache: Cache = _USUAL) -> tuple[Contender, ...]:
+def contenders_of(policy: Policy, cache: Cache | None = None) -> tuple[Contender, ...]:
     """Find the engine behind every name, and every slip in them, before anything is tried.
 
     Args:
         policy: With the chain.
-        cache: What may be kept on disk.
+        cache: What may be kept on disk; ``None`` for the defaults.
 
     Raises:
         UnknownNameError: naming every name that is nearly a known one.
         OptionError: naming every option that its engine does not know.
     """
     contenders: list[Contender] = []
+    cache = cache or Cache()
     bounds = bounds_of(policy) if policy.verify.when != "off" else None
     mistakes: list[UnknownNameError | OptionError] = []
     for candidate in policy.chain:

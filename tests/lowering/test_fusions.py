@@ -34,8 +34,8 @@ def operators(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How often each operator stands in the models that are made."""
     count: Counter[str] = Counter()
 
-    def counting(graph: Any) -> Any:
-        made = to_onnx(graph)
+    def counting(graph: Any, *more: Any, **named: Any) -> Any:
+        made = to_onnx(graph, *more, **named)
         count.update(node.op_type for node in made.model.graph.node)
         return made
 

@@ -77,9 +77,9 @@ def test_many_refused_calls_are_found_at_once(monkeypatch: pytest.MonkeyPatch) -
     models: list[str] = []
     original = PARTITION.to_onnx
 
-    def counted(region: Any) -> Any:
+    def counted(region: Any, *more: Any, **named: Any) -> Any:
         models.append(" ".join(node.name for node in region.gm.graph.nodes))
-        return original(region)
+        return original(region, *more, **named)
 
     def f(x, w):
         for _ in range(10):

@@ -29,7 +29,6 @@ STATE = {
     "composer.passes.resolve.PASSES": "passes that the program registers",
     "composer.session._current": "all else that this process remembers",
     "composer.system.warned._given": "warnings that are given once",
-    "composer.telemetry.jsonl._serials": "two sinks that write one file number its graphs together",
 }
 """What changes after import, and why. Nothing is to be added here.
 
