@@ -1,10 +1,10 @@
-"""Work in a child process: what crashes, hangs or eats memory there does not do so here.
+"""Work in a sandbox, a child process: a crash, a hang or a lack of memory there does no harm here.
 
-:func:`ask` gives a child bytes and watches it (:mod:`~composer.child.asking`). Children are never
-forks of this process, whose threads would not survive one. A server forks them, which has imported
-what the work needs, and started no thread and no device. This process starts it with its first
-question, and hands it requests (:mod:`~composer.child.forkserver`); what it and its children do is
-in :mod:`~composer.child.serving`.
+:func:`ask` gives a sandbox bytes and watches it (:mod:`~composer.child.asking`). A sandbox is never
+a fork of this process, whose threads would not survive one. A server forks it
+(:mod:`~composer.child.serving`). The server has imported what the work needs, and has started no
+thread and used no device. This process starts a server with its first question and keeps it for the
+next (:mod:`~composer.child.servers`).
 """
 
 from __future__ import annotations

@@ -1,33 +1,31 @@
-"""A child process from the caller's side: what it is given, how long it may take, what it says.
+"""A sandbox from the caller's side: what it is given, how long it may take, what it answers.
 
-It is given bytes through a pipe, answers with lines of JSON, and is killed when it is done, when it
-goes beyond a limit, and when its caller dies.
+A sandbox is a child process. It is given bytes, answers with lines of JSON, and is killed when it
+is done, when it goes beyond a limit, and when its caller dies.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
 import math
 import os
-import queue
 import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import Any, NoReturn
 
-from composer.child import forkserver
-from composer.child.serving import SIZE
+from composer.child.servers import Server, servers
+from composer.child.serving import kill
 from composer.errors import ChildRefusal, refuse
 from composer.records import Reason, Status
 
 START_SECONDS = 120.0
+END_SECONDS = 5.0
+"""How long a server may take to tell that its killed sandbox has ended."""
+
 _STEP_SECONDS = 0.02
-_KEPT_OUTPUT = 4096
 _MIB = 1 << 20
 _FROM_OUTSIDE = (signal.SIGTERM, signal.SIGINT)
 """Signals by which people and schedulers end a process; no engine ends itself so."""
@@ -35,7 +33,7 @@ _FROM_OUTSIDE = (signal.SIGTERM, signal.SIGINT)
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a build may take: seconds, MiB in the child, and whether there is to be a child."""
+    """What a build may take: seconds, MiB in a sandbox, and whether it is built in one first."""
 
     isolate: bool = False
     timeout: float | None = None
@@ -52,147 +50,124 @@ def ask(
     limits: Limits,
     began: Callable[[float], object] = lambda seconds: None,
 ) -> dict[str, Any]:
-    """Have a child process do some work.
+    """Have a sandbox do some work.
 
     Args:
         work: ``module:function``. It is given the payload and a function to call when it is ready
             to begin, from when on the limit of time counts, and returns what JSON can hold.
         payload: Any bytes.
-        limits: Of the work; the start of the child is not counted.
+        limits: Of the work; the start of the sandbox is not counted.
         began: Told how many seconds that start took.
 
     Raises:
         Refusal: ``crashed``, ``timed_out``, ``failed`` with ``out_of_memory``; ``declined`` with
-            ``not_isolatable`` where there is no way to start a child.
+            ``not_isolatable`` where there is no way to start a sandbox.
     """
     if os.name != "posix" or not sys.executable or getattr(sys, "frozen", False):
         what = "there is no way to start, and to end, an interpreter here"
         refuse(Status.DECLINED, Reason.NOT_ISOLATABLE, what)
-    with _started(work, payload) as child:
-        return child.answer(limits, began)
+    server = servers.take(work)
+    sandbox = _Sandbox(server)
+    try:
+        server.begin(work, payload)
+        return sandbox.answer(limits, began)
+    finally:
+        sandbox.end()
 
 
-class _Child:
-    """The process, what it answers, and the end of what it prints.
+class _Sandbox:
+    """What this process knows of a sandbox.
 
-    Its threads do not hold it: where an exception comes at any line, nothing does, and the process
-    ends with its socket.
+    Its number is that of the server where the server could not fork.
     """
 
-    def __init__(self, process: forkserver.Process, sent: Sequence[bytes]) -> None:
-        self._process = process
-        self._answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        self._printed = bytearray()
-        self._threads = {
-            threading.Thread(target=each, args=(stream, given), daemon=True): stream
-            for each, stream, given in (
-                (_read_answers, process.stdout, self._answers),
-                (_read_output, process.stderr, self._printed),
-                (_send, process.stdin, sent),
-            )
-        }
-        for thread in self._threads:
-            thread.start()
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._pid: int | None = None
+        self._code: int | None = None
+        self._is_servers_end = False
 
     def answer(self, limits: Limits, began: Callable[[float], object]) -> dict[str, Any]:
         """What the work returned.
 
         Raises:
-            Refusal: the child ended without one, or went beyond a limit.
+            Refusal: the sandbox ended without an answer, or went beyond a limit.
         """
         since, seconds = time.perf_counter(), START_SECONDS
-        here = started = False
+        has_imported = has_begun = False
         while True:
-            ended = self._process.poll()
-            if ended is not None:
-                self._read_the_rest()
-            said = self._next()
-            if said is not None and "here" in said:
-                here = True
-            elif said is not None and "ready" not in said:
-                return said
-            elif said is not None:
-                began(time.perf_counter() - since)
-                since, seconds, started = time.perf_counter(), limits.timeout or math.inf, True
-            elif ended is not None:
-                what = _how_it_ended(ended)
-                what = what if here else f"{what} before it had imported composer"
-                by_others = not here or self._process.orphaned or -ended in _FROM_OUTSIDE
-                self._refuse(Status.CRASHED, Reason.CRASHED, what, by_others=by_others)
+            for kind, *values in self._listen():
+                if kind == "answer":
+                    return dict(values[0])
+                if kind == "here":
+                    has_imported = True
+                if kind == "ready":
+                    began(time.perf_counter() - since)
+                    since, has_begun = time.perf_counter(), True
+                    seconds = math.inf if limits.timeout is None else limits.timeout
+            if self._code is not None:
+                self._refuse_crashed(self._code, has_imported=has_imported)
             if limits.memory is not None:
                 self._check_memory(limits.memory)
             if time.perf_counter() - since > seconds:
-                what = f"stopped after {seconds:g} s in a child process"
-                what = what if started else f"{what}, which had not started its work by then"
-                self._refuse(Status.TIMED_OUT, Reason.TIMEOUT, what, by_others=not started)
+                self._refuse_late(seconds, has_begun=has_begun)
 
     def end(self) -> None:
-        """Kill the child and what it started; wait until its pipes are read."""
-        self._process.end()
-        self._read_the_rest()
+        """Kill the sandbox and what it started; keep the server if it says that it has ended."""
+        self._kill()
+        if self._code is None or self._is_servers_end:
+            self._server.end()
+        else:
+            servers.keep(self._server)
 
-    def close(self) -> None:
-        """Free what is left. A pipe that is still read or written would be waited for."""
-        self._process.close()
-        for thread, stream in self._threads.items():
-            if not thread.is_alive():
-                with contextlib.suppress(BrokenPipeError):  # of what the child had not read
-                    stream.close()
+    def _kill(self) -> None:
+        if self._pid is None or (self._code is not None and not self._is_servers_end):
+            return
+        kill(self._pid)
+        deadline = time.monotonic() + END_SECONDS
+        while self._code is None and time.monotonic() < deadline:
+            self._listen()
 
-    def _next(self) -> dict[str, Any] | None:
-        try:
-            return self._answers.get(timeout=_STEP_SECONDS)
-        except queue.Empty:
-            return None
-
-    def _read_the_rest(self) -> None:
-        """What the child started may hold its pipes open; that is not waited for."""
-        for thread in self._threads:
-            thread.join(timeout=1)
+    def _listen(self) -> list[list[Any]]:
+        """The messages that came within a moment; the end of the sandbox is noted here."""
+        code = self._server.exit_code()  # asked first: it may have said something before its end
+        messages = self._server.exchange(_STEP_SECONDS)
+        for kind, *values in messages:
+            if kind == "pid":
+                self._pid = values[0]
+            if kind == "ended":
+                self._code = values[0]
+        if self._code is None and code is not None:
+            self._code, self._is_servers_end = code, True
+        return messages
 
     def _check_memory(self, limit: int) -> None:
-        taken = _resident_bytes(self._process.pid)
+        taken = _resident_bytes(self._pid)
         if taken <= limit * _MIB:
             return
         what = f"took {taken // _MIB} MiB in a child process, and memory_limit is {limit} MiB"
         self._refuse(Status.FAILED, Reason.OUT_OF_MEMORY, what)
 
+    def _refuse_crashed(self, code: int, *, has_imported: bool) -> NoReturn:
+        what = _how_it_ended(code)
+        if not has_imported:
+            what = f"{what} before it had imported composer"
+        is_orphaned = self._is_servers_end and self._pid != self._server.pid
+        by_others = not has_imported or is_orphaned or -code in _FROM_OUTSIDE
+        self._refuse(Status.CRASHED, Reason.CRASHED, what, by_others=by_others)
+
+    def _refuse_late(self, seconds: float, *, has_begun: bool) -> NoReturn:
+        what = f"stopped after {seconds:g} s in a child process"
+        if not has_begun:
+            what = f"{what}, which had not started its work by then"
+        self._refuse(Status.TIMED_OUT, Reason.TIMEOUT, what, by_others=not has_begun)
+
     def _refuse(
         self, status: Status, reason: Reason, what: str, *, by_others: bool = False
     ) -> NoReturn:
-        self.end()
-        output = self._printed.decode(errors="replace").strip()
+        self._kill()
+        output = self._server.printed.decode(errors="replace").strip()
         raise ChildRefusal(status, reason, what, output=output, by_others=by_others)
-
-
-def _read_answers(stream: IO[bytes], answers: queue.SimpleQueue[dict[str, Any]]) -> None:
-    for line in stream:
-        with contextlib.suppress(ValueError):  # the line it was writing when it ended
-            answers.put(json.loads(line))
-
-
-def _read_output(stream: IO[bytes], printed: bytearray) -> None:
-    while some := os.read(stream.fileno(), 65536):
-        printed += some
-        del printed[:-_KEPT_OUTPUT]
-
-
-def _send(stream: IO[bytes], sent: Sequence[bytes]) -> None:
-    """The pipe stays open: its end tells the child that the caller is gone."""
-    with contextlib.suppress(BrokenPipeError):
-        stream.writelines(sent)
-        stream.flush()
-
-
-@contextlib.contextmanager
-def _started(work: str, payload: bytes) -> Iterator[_Child]:
-    process, head = forkserver.start(work)
-    child = _Child(process, (head, SIZE.pack(len(payload)), payload))
-    try:
-        yield child
-    finally:
-        child.end()
-        child.close()
 
 
 def _how_it_ended(code: int) -> str:

@@ -1,13 +1,29 @@
-"""What the server does, and each child that it forks.
+"""What a fork server does, and each sandbox that it forks.
 
-The server is a fresh interpreter. It imports the work that it was started for, and from then on
-only forks, reaps and kills. ``multiprocessing``'s would do that too, but its children run the
-program's main module again, which is not for a script that compiles at its top level.
+The server is a fresh interpreter. It imports the module of the work, and then waits for requests on
+the channel, a socket that it shares with its caller::
 
-A request is one byte on the control socket with five descriptors: a socket of its own, the caller's
-folder, and what is to be the child's stdin, stdout and stderr. On its own socket the server says
-the child's number, then its exit code. It kills the child, and what that started, when the caller
-shuts this socket down, or is gone.
+    caller                    server                     sandbox
+      | -- (empty frame) ---->  |                           |
+      | <- ["listening"] -----  |                           |
+      | -- frame: head ------>  |                           |
+      | -- frame: payload --->  | -- fork --------------->  |
+      | <- ["pid", 123] ------  |                           |
+      | <- ["here"] ---------------------------------- imports are done
+      | <- ["ready"] --------------------------------- the limit of time begins
+      | <- ["answer", {...}] ------------------------- exits
+      | <- ["ended", 0] ------  |
+
+- A frame is a size and so many bytes. An answer is one line of JSON.
+- The server serves one sandbox at a time. It never runs the work itself, so nothing that the work
+  leaves behind is seen by the next.
+- A sandbox ends with the server, and the server with its caller. The caller ends a sandbox by
+  killing it.
+- Where a fork would not be safe, the server is itself the sandbox of its first request, and ends
+  with it: outside Linux, and where the imports started a thread or used a device.
+
+``multiprocessing``'s fork server is not used, because its children run the program's main module
+again. A script that compiles at its top level would compile in each child.
 """
 
 from __future__ import annotations
@@ -19,197 +35,134 @@ import importlib
 import json
 import os
 import pkgutil
-import selectors
+import select
 import signal
 import socket
 import struct
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
-NUMBER = struct.Struct("<i")
 SIZE = struct.Struct("<Q")
-DESCRIPTORS = 5
 _STEP_SECONDS = 0.02
 _LOOK_SECONDS = 1.0
 _PR_SET_PDEATHSIG = 1
 
 
-def serve(work: str, control: int, caller: int, patience: float) -> None:
-    """Be the server, until the caller is gone, asks no more, or has not asked for a while.
+def serve(work: str, channel: int, caller: int, patience: float) -> None:
+    """Be the server, until the caller is gone or has not asked for a while.
 
     Args:
-        work: What the first child will be asked for; its module is imported first. What that prints
-            goes where that child's output goes, and an error ends the server.
-        control: Descriptor of the socket.
+        work: ``module:function`` of the first request; the module is imported first. What the
+            import prints goes where that sandbox's output goes, and an error ends the server.
+        channel: Descriptor of the socket.
         caller: Its process number.
-        patience: Seconds without a child until it has not been asked for a while.
+        patience: Seconds to wait for a request.
     """
-    os.set_inheritable(control, False)  # what the imports start may outlive the server
+    link = _Link(socket.socket(fileno=channel), caller)
     _die_with(caller)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a caller that ignores it passes that on
     if sys.platform == "linux":  # elsewhere a fork of what has imported torch is not safe
         importlib.import_module(work.partition(":")[0])
+    if not _can_fork():
+        _be_sandbox_of_first_request(link, patience)
+        return
     _outlive_the_thread_that_asked()
     gc.collect()
-    gc.freeze()  # a child's collections would copy all that they look at
-    fit = sys.platform == "linux" and threading.active_count() == 1
-    request = _Server(socket.socket(fileno=control), caller, patience).run()
-    if request is None:
-        os.killpg(0, signal.SIGKILL)  # and what the imports started; nothing is to be put in order
-        raise SystemExit
-    _be_child(request, fit=fit)
+    gc.freeze()  # a sandbox's collections would copy all that they look at
+    server = os.getpid()
+    while True:
+        request = link.next_request(patience)
+        if not _fork(link):
+            _be_sandbox(link, request, server)
+            return
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Request:
-    """In a child: the process number of its server, and its descriptors."""
+    """What the caller asks for: ``work``, ``path`` and ``environment``, and the payload."""
 
-    server: int
-    folder: int
-    streams: list[int]
-
-
-@dataclass(slots=True)
-class _Child:
-    """A child of the server's. It is known until it has ended, and its caller wants it no more."""
-
-    pid: int
-    ended: bool = False
-    wanted: bool = True
-
-    def kill(self) -> None:
-        """It and what it started; it may not have made its group yet."""
-        for kill in (os.killpg, os.kill):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                kill(self.pid, signal.SIGKILL)
+    head: Mapping[str, Any]
+    payload: bytes
 
 
-class _Server:
-    def __init__(self, control: socket.socket, caller: int, patience: float) -> None:
-        self._control = control
+class _Link:
+    """The server's end of the channel."""
+
+    def __init__(self, channel: socket.socket, caller: int) -> None:
+        channel.set_inheritable(False)  # what the imports start may outlive the server
+        self._channel = channel
         self._caller = caller
-        self._patience = patience
-        self._pid = os.getpid()
-        self._children: dict[socket.socket, _Child] = {}
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(control, selectors.EVENT_READ)
-        self._listens = True
 
-    def run(self) -> _Request | None:
-        """Serve; what is returned in a forked child is its request."""
-        idle = 0.0
-        while self._listens or self._children:
-            step = _STEP_SECONDS if self._children else _LOOK_SECONDS
-            events = self._selector.select(step)
-            idle = 0.0 if events or self._children else idle + step
-            for key, _ in events:
-                if key.fileobj is not self._control:
-                    self._end(key.fileobj)  # type: ignore[arg-type]  # only sockets are in it
-                elif (request := self._receive()) is not None:
-                    return request
-            self._reap()
-            if os.getppid() != self._caller:
-                for child in self._children.values():
-                    child.kill()
-                return None
-            if idle >= self._patience and self._listens:
-                self._control.shutdown(socket.SHUT_RD)  # what was sent before that is still read
-        return None
+    def next_request(self, patience: float) -> _Request:
+        """The next request; without one in time, or without a caller, this process ends."""
+        while not (head := self._frame(patience)):
+            self.say("listening")
+        return _Request(json.loads(head), self._frame(patience))
 
-    def _receive(self) -> _Request | None:
-        """Fork for a request; what is returned in the child is what it needs of that."""
-        asked, descriptors, _, _ = socket.recv_fds(self._control, 1, DESCRIPTORS)
-        if not asked:
-            self._selector.unregister(self._control)
-            self._listens = False
-            return None
-        if len(descriptors) < DESCRIPTORS:  # there were no more for this process
-            for each in descriptors:
-                os.close(each)
-            return None
-        status, folder, *streams = descriptors
-        if not self._fork(socket.socket(fileno=status), errors=streams[-1]):
-            return _Request(self._pid, folder, streams)
-        for each in (folder, *streams):
-            os.close(each)
-        return None
+    def say(self, kind: str, *values: Any) -> None:
+        """Send one line. It begins on a line of its own: one that was cut short may stand before.
 
-    def _fork(self, status: socket.socket, errors: int) -> bool:
-        """Fork, if that is possible; whether this is the server still."""
+        A caller that is gone is noticed elsewhere.
+        """
+        with contextlib.suppress(OSError):
+            self._channel.sendall(f"\n{json.dumps([kind, *values])}\n".encode())
+
+    def is_caller_gone(self, seconds: float) -> bool:
+        """Wait for so long; whether the caller has ended or closed the channel by then.
+
+        A process that the caller forked may hold the channel open: hence the process number.
+        """
+        readable, _, _ = select.select([self._channel], [], [], seconds)
+        return os.getppid() != self._caller or bool(readable and not self._peek())
+
+    def _peek(self) -> bytes:
         try:
-            with warnings.catch_warnings():  # of threads: numpy's pool is idle, and sees to forks
-                warnings.simplefilter("ignore", DeprecationWarning)
-                pid = os.fork()
-        except OSError as error:  # of processes or memory there is no more
-            with contextlib.suppress(OSError):  # nobody reads it any more
-                os.write(errors, f"{error}\n".encode())
-            status.close()
-            return True
-        if not pid:
-            self._forget(status)
-            return False
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        for own in (1, 2):  # until now those of the first child
-            os.dup2(nowhere, own)
-        os.close(nowhere)
-        self._children[status] = _Child(pid)
-        self._selector.register(status, selectors.EVENT_READ)
-        _say(status, pid)
+            return self._channel.recv(1, socket.MSG_PEEK)
+        except ConnectionError:
+            return b""
+
+    def _frame(self, patience: float) -> bytes:
+        (size,) = SIZE.unpack(self._exactly(SIZE.size, patience))
+        return self._exactly(size, patience)
+
+    def _exactly(self, size: int, patience: float) -> bytes:
+        read = bytearray()
+        until = time.monotonic() + patience
+        while len(read) < size:
+            readable, _, _ = select.select([self._channel], [], [], _LOOK_SECONDS)
+            if readable:
+                some = self._channel.recv(min(size - len(read), 1 << 20))
+                read += some
+                until = time.monotonic() + patience
+            is_closed = bool(readable) and not some
+            if is_closed or os.getppid() != self._caller or time.monotonic() > until:
+                _end_all()
+        return bytes(read)
+
+
+def _can_fork() -> bool:
+    """Whether a fork of this process can do the work.
+
+    CUDA says in a fork only that it was used before, so one is made to ask it.
+    """
+    if sys.platform != "linux" or threading.active_count() > 1:
+        return False
+    try:
+        pid = _forked()
+    except OSError:  # there is no process or memory left; there may be later
         return True
-
-    def _forget(self, status: socket.socket) -> None:
-        """In a child: the sockets are the server's, whose end is told by their closing."""
-        self._selector.close()
-        for each in (self._control, status, *self._children):
-            each.close()
-
-    def _end(self, status: socket.socket) -> None:
-        """The caller wants this child no more."""
-        self._selector.unregister(status)
-        self._children[status].wanted = False
-        self._children[status].kill()
-
-    def _reap(self) -> None:
-        """Say of children how they ended. One that cannot be killed, yet, is not waited for."""
-        for status, child in list(self._children.items()):
-            if not child.ended:
-                pid, how = os.waitpid(child.pid, os.WNOHANG)
-                if pid:
-                    child.ended = True
-                    _say(status, os.waitstatus_to_exitcode(how))
-            if child.ended and not child.wanted:
-                del self._children[status]
-                status.close()
-
-
-def _say(status: socket.socket, number: int) -> None:
-    with contextlib.suppress(OSError):  # the caller is gone: seen at the next look
-        status.sendall(NUMBER.pack(number))
-
-
-def _be_child(request: _Request, *, fit: bool) -> None:
-    """Go on as a child of the server's; from the start where this fork is not fit to be one."""
-    os.setsid()
-    with contextlib.suppress(OSError):  # the folder was removed, or is not for this user
-        os.fchdir(request.folder)
-    os.close(request.folder)
-    for number, each in enumerate(request.streams):
-        os.dup2(each, number)
-        os.close(each)
-    if not fit or _touched_a_device():
-        code = f"import sys; sys.path[:] = {sys.path!r}; from composer.child import serving"
-        code = f"{code}; serving.work({request.server})"
-        os.execv(sys.executable, [sys.executable, "-X", "faulthandler", "-c", code])
-    _be_nobody_elses_copy()
-    work(request.server)
+    if not pid:
+        os._exit(_touched_a_device())
+    _, status = os.waitpid(pid, 0)
+    return os.waitstatus_to_exitcode(status) == 0
 
 
 def _touched_a_device() -> bool:
-    """Whether the imports did, whatever it was; no fork can use it then."""
     if "torch" not in sys.modules:
         return False
     from composer import _torch
@@ -217,34 +170,81 @@ def _touched_a_device() -> bool:
     return _torch.compiles.is_in_bad_fork()
 
 
-def _be_nobody_elses_copy() -> None:
-    """Random numbers are drawn afresh, as in an interpreter that was just started."""
-    if torch := sys.modules.get("torch"):
+def _forked() -> int:
+    with warnings.catch_warnings():  # of threads: numpy's pool is idle, and sees to forks
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
+def _fork(link: _Link) -> bool:
+    """Fork a sandbox and wait until it has ended; false in the sandbox itself.
+
+    A sandbox's process group is killed before the sandbox is reaped. Until then no other process
+    can have its number.
+    """
+    try:
+        pid = _forked()
+    except OSError as error:  # there is no process or memory left; there may be later
+        sys.stderr.write(f"{error}\n")
+        sys.stderr.flush()
+        link.say("ended", 1)
+        return True
+    if not pid:
+        return False
+    link.say("pid", pid)
+    while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
+        if link.is_caller_gone(_STEP_SECONDS):
+            kill(pid)
+            _end_all()
+    kill(pid)
+    _, status = os.waitpid(pid, 0)
+    link.say("ended", os.waitstatus_to_exitcode(status))
+    return True
+
+
+def kill(pid: int) -> None:
+    """Kill a sandbox and what it started; it may not have made its process group yet."""
+    for each in (os.killpg, os.kill):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            each(pid, signal.SIGKILL)
+
+
+def _end_all() -> NoReturn:
+    """End this process, and what its imports started; nothing is to be put in order."""
+    os.killpg(0, signal.SIGKILL)
+    os._exit(1)
+
+
+def _be_sandbox(link: _Link, request: _Request, server: int) -> None:
+    """In a fork of the server: do the work."""
+    os.setsid()
+    _die_with(server)
+    if torch := sys.modules.get("torch"):  # or each sandbox would draw the same numbers
         torch.seed()
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed()
+    _work(link, request)
 
 
-def work(server: int) -> None:
-    """Be a child: do what is asked for on stdin. All that is printed goes to stderr.
+def _be_sandbox_of_first_request(link: _Link, patience: float) -> None:
+    request = link.next_request(patience)
+    threading.Thread(target=_end_with_caller, args=(link,), daemon=True).start()
+    link.say("pid", os.getpid())
+    _work(link, request)
 
-    Args:
-        server: Process number of the server.
-    """
-    _die_with(server)
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    request = json.loads(_read())
-    payload = _read()
-    threading.Thread(target=_end_with_stdin, daemon=True).start()
-    _settle(request["path"], request["environment"])
 
-    def say(answer: dict[str, Any]) -> None:
-        print(json.dumps(answer), file=answers, flush=True)
+def _end_with_caller(link: _Link) -> None:
+    while not link.is_caller_gone(_LOOK_SECONDS):
+        pass
+    _end_all()
 
-    function: Callable[..., dict[str, Any]] = pkgutil.resolve_name(request["work"])
-    say({"here": True})
-    say(function(payload, lambda: say({"ready": True})))
+
+def _work(link: _Link, request: _Request) -> None:
+    head = request.head
+    _settle(head["path"], head["environment"])
+    function: Callable[..., dict[str, Any]] = pkgutil.resolve_name(head["work"])
+    link.say("here")
+    link.say("answer", function(request.payload, lambda: link.say("ready")))
 
 
 def _die_with(parent: int) -> None:
@@ -261,28 +261,9 @@ def _outlive_the_thread_that_asked() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0)
 
 
-def _end_with_stdin() -> None:
-    """Elsewhere the end of its pipe tells that the caller is gone."""
-    os.read(0, 1)  # a buffered read would hold a lock that a process that exits wants
-    os._exit(1)
-
-
-def _read() -> bytes:
-    (size,) = SIZE.unpack(_exactly(SIZE.size))
-    return _exactly(size)
-
-
-def _exactly(size: int) -> bytes:
-    read = sys.stdin.buffer.read(size)
-    if len(read) < size:  # the caller is gone
-        os._exit(1)
-    return read
-
-
 def _settle(path: list[str], environment: Mapping[str, str]) -> None:
-    """Import what the caller can import, from where it stands now."""
+    """Import what the caller can import by now."""
     sys.path[:] = path
-    sys.path_importer_cache.clear()
     importlib.invalidate_caches()
     for name in os.environ.keys() - environment.keys():
         del os.environ[name]

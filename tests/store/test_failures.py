@@ -308,7 +308,7 @@ def test_child_that_cannot_import_composer_is_not_the_engines_failure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Somebody else's interpreter, say."""
-    monkeypatch.setattr("composer.child.forkserver.spawn.get_executable", lambda: "/bin/false")
+    monkeypatch.setattr("composer.child.servers.spawn.get_executable", lambda: "/bin/false")
     for _ in range(2):
         attempt = again(fails_late, isolate=True)
         assert (attempt.status, attempt.reason) == ("crashed", "crashed")
