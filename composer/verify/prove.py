@@ -1,9 +1,25 @@
-"""Did the engine do anything? What a backend returned, held against the graph it was given."""
+"""Proof of work: a backend that only returns the graph it was given has compiled nothing.
+
+Backends often give up by returning ``gm``, ``gm.forward`` or ``lambda *args: gm(*args)``. To call
+the result would not tell: the numbers are right, and an engine must not be run to be recognised.
+So the callable is unwrapped, one layer at a time, until the graph or something unknown is found::
+
+    partial(f) -> f          obj.method -> its function        lambda *args: g(*args) -> g
+
+A function is unwrapped if it only passes its arguments on. Its source may be missing, so bytecode
+is compared: composer writes down the function that passes on arguments of these names, has this
+interpreter compile it, and compares the two (:func:`_passes_on`). Invariants:
+
+- Nothing of the backend's is called.
+- A function that does anything else, such as to change the order of its arguments, counts as work,
+  and so does all that is not written in Python.
+- No name of an instruction of any Python version is used.
+"""
 
 from __future__ import annotations
 
-import dis
 import functools
+import inspect
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,27 +31,16 @@ from composer.errors import refuse
 from composer.graphs import clones
 from composer.records import Reason, Status
 
-_SILENT = frozenset(
-    {"RESUME", "COPY_FREE_VARS", "MAKE_CELL", "PUSH_NULL", "PRECALL", "CACHE", "NOP"}
-    | {"EXTENDED_ARG", "NOT_TAKEN"}
-)
-_CALL = frozenset({"CALL", "CALL_FUNCTION_EX"})
-_ATTRIBUTE = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
-_MOVES = frozenset(
-    {"LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_BORROW", "LOAD_FAST_LOAD_FAST", "STORE_FAST"}
-    | {"LOAD_FAST_BORROW_LOAD_FAST_BORROW", "STORE_FAST_LOAD_FAST", "BUILD_LIST", "BUILD_TUPLE"}
-    | {"BUILD_MAP", "LIST_EXTEND", "LIST_TO_TUPLE", "DICT_MERGE", "CALL_INTRINSIC_1"}
-    | {"RETURN_VALUE"}
-)
 _UNKNOWN = object()
 
 
 def proven(compiled: object, original: torch.fx.GraphModule | None) -> Callable[..., Any]:
-    """``compiled``, if it is a callable that does more than run the untouched ``original``.
+    """``compiled``, if it is a callable that does more than run the untouched graph.
 
-    Caught are ``None``, the module itself, its bound ``forward``, and wrappers, partials and
-    functions that only pass their arguments on to one of these. A graph that the backend changed
-    counts as its work. ``None`` for ``original`` asks only for a callable.
+    Args:
+        compiled: What a backend returned.
+        original: The graph that it was given. A graph that the backend changed counts as its work.
+            ``None`` checks only that the backend returned a callable.
 
     Raises:
         Refusal: ``rejected`` with ``returned_original``, or with ``output_mismatch`` for what
@@ -58,7 +63,7 @@ def proven(compiled: object, original: torch.fx.GraphModule | None) -> Callable[
 def outputs_of(returned: Any) -> Any:
     """What an engine returned, if it is a tuple or a list, as a graph returns.
 
-    Dynamo takes the outputs out by their numbers: of a tensor by itself it would take a row.
+    Dynamo takes outputs by index. Of a single tensor it would take a row.
 
     Raises:
         Refusal: ``rejected`` with ``output_mismatch``, where it is neither.
@@ -71,7 +76,7 @@ def outputs_of(returned: Any) -> Any:
 
 
 def _passed_on_to(compiled: object) -> Iterator[object]:
-    """The callable, then what it does nothing but call, what that does nothing but call, ..."""
+    """The callable, then the callable that it passes its arguments on to, and so on."""
     seen: list[object] = []
     while compiled is not _UNKNOWN and not any(compiled is each for each in seen):
         yield compiled
@@ -80,6 +85,7 @@ def _passed_on_to(compiled: object) -> Iterator[object]:
 
 
 def _next_hop(compiled: object) -> object:
+    """The callable that this one passes its arguments on to, if that is all that it does."""
     unwrapped = _torch.breaks.undisabled(compiled)
     if unwrapped is not compiled:
         return unwrapped
@@ -102,29 +108,80 @@ _RUNS_THE_GRAPH = frozenset({"forward", "_lazy_forward", "__call__", "call_wrapp
 
 
 def _callee(function: object, owner: object = _UNKNOWN) -> object:
-    """What ``function`` calls, if that call with its own arguments is all its code does."""
+    """What ``function`` calls, if a call with its own arguments is all that it does.
+
+    Args:
+        function: Any object.
+        owner: The object that a method belongs to; it is not passed on.
+    """
     if not isinstance(function, types.FunctionType):
         return _UNKNOWN
-    code = [each for each in dis.get_instructions(function) if each.opname not in _SILENT]
-    head, rest = code[0], code[1:]
-    called = _loaded(head, function, owner)
-    while called is not _UNKNOWN and rest and rest[0].opname in _ATTRIBUTE:
-        called = getattr(called, rest.pop(0).argval, _UNKNOWN)
-    operations = [each.opname for each in rest]
-    one_call = sum(name in _CALL for name in operations) == 1
-    return called if one_call and set(operations) <= _CALL | _MOVES else _UNKNOWN
+    code = function.__code__
+    path = list(code.co_names)
+    if code.co_freevars:
+        root, value = code.co_freevars[0], _first_free(function)
+    elif owner is not _UNKNOWN:
+        root, value = code.co_varnames[0], owner
+    elif path:
+        root = path.pop(0)
+        value = function.__globals__.get(root, _UNKNOWN)
+    else:
+        return _UNKNOWN
+    skipped = 0 if owner is _UNKNOWN else 1
+    if not _passes_on(function, ".".join((root, *path)), skipped):
+        return _UNKNOWN
+    for name in path:
+        value = getattr(value, name, _UNKNOWN)
+    return value
 
 
-def _loaded(head: dis.Instruction, function: types.FunctionType, owner: object) -> object:
-    """The value that a function's first instruction loads; methods load their owner first."""
-    name = head.argval
-    if head.opname == "LOAD_DEREF":
-        cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-        try:
-            return cells[name].cell_contents if name in cells else _UNKNOWN
-        except ValueError:  # the cell is still empty
-            return _UNKNOWN
-    if head.opname == "LOAD_GLOBAL":
-        return function.__globals__.get(name, _UNKNOWN)
-    is_owner = head.opname.startswith("LOAD_FAST") and name == function.__code__.co_varnames[0]
-    return owner if is_owner else _UNKNOWN
+def _first_free(function: types.FunctionType) -> object:
+    """The value of the first variable that a function takes from the one around it."""
+    assert function.__closure__ is not None
+    try:
+        return function.__closure__[0].cell_contents
+    except ValueError:  # it has none yet
+        return _UNKNOWN
+
+
+def _passes_on(function: types.FunctionType, callee: str, skipped: int) -> bool:
+    """Whether the function calls ``callee`` with its own arguments, and does nothing else.
+
+    Args:
+        function: It is not called.
+        callee: A variable, or an attribute of one: ``self.gm.forward``.
+        skipped: How many of the first arguments are not passed on.
+    """
+    code = function.__code__
+    taken = inspect.signature(types.FunctionType(code, {}, closure=function.__closure__))
+    passed = [_PASSED[each.kind].format(each.name) for each in taken.parameters.values()]
+    call = f"{callee}({', '.join(passed[skipped:])})"
+    variable = (code.co_varnames or ("result",))[-1]
+    directly = _is_same(code, f"def run{taken}: return {call}")
+    return directly or _is_same(code, f"def run{taken}: {variable} = {call}; return {variable}")
+
+
+_PASSED = {
+    inspect.Parameter.POSITIONAL_ONLY: "{0}",
+    inspect.Parameter.POSITIONAL_OR_KEYWORD: "{0}",
+    inspect.Parameter.VAR_POSITIONAL: "*{0}",
+    inspect.Parameter.KEYWORD_ONLY: "{0}={0}",
+    inspect.Parameter.VAR_KEYWORD: "**{0}",
+}
+
+
+def _is_same(code: types.CodeType, source: str) -> bool:
+    """Whether a function, within one that has its free variables, compiles to this code."""
+    around = f"def around({', '.join(code.co_freevars)}):\n  {source}"
+    try:
+        pattern = compile(around, "<pattern>", "exec", dont_inherit=True)
+    except SyntaxError:  # names of variables that Python itself made
+        return False
+    for _ in ("around", "run"):
+        pattern = next(each for each in pattern.co_consts if isinstance(each, types.CodeType))
+    return pattern.co_code == code.co_code and _keywords(pattern) == _keywords(code)
+
+
+def _keywords(code: types.CodeType) -> list[tuple[object, ...]]:
+    """The names by which a function passes arguments on as keywords."""
+    return [each for each in code.co_consts if isinstance(each, tuple)]

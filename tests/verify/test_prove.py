@@ -40,6 +40,7 @@ UNTOUCHED = {
     "forward": lambda gm: gm.forward,
     "call": lambda gm: gm.__call__,
     "lambda": lambda gm: lambda *args: gm(*args),
+    "named argument": lambda gm: lambda x: gm(x),
     "lambda forward": lambda gm: lambda *args: gm.forward(*args),
     "variable": variable,
     "keywords": keywords,
@@ -97,6 +98,13 @@ def test_running_the_untouched_graph_is_not_success(wrap) -> None:
 def test_work_is_not_mistaken_for_the_untouched_graph(wrap) -> None:
     """A callable that does more, or may, is accepted."""
     compiled(torch.cos, lambda gm, example_inputs: wrap(gm))(torch.ones(3))
+    assert last().attempts[0].status == "succeeded"
+
+
+def test_arguments_in_another_order_are_work() -> None:
+    """A function that swaps its arguments does not run the untouched graph."""
+    run = compiled(torch.sub, lambda gm, example_inputs: lambda x, y: gm(y, x))
+    assert run(torch.tensor(3.0), torch.tensor(1.0)).item() == -2.0
     assert last().attempts[0].status == "succeeded"
 
 
