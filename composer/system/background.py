@@ -4,15 +4,32 @@ The thread starts with the first task and ends with the last. It runs at normal 
 pools that engines create while they are built here inherit its priority, and serve the program's
 calls later.
 
-A process that ends does not wait for a task to be finished. The thread is stopped at its next line
-of Python: native code of torch's that runs while the interpreter shuts down may abort the process,
-and a build that fails because pools are closed must not count as a failure of the engine. A forked
-child has no such thread and no tasks.
+A forked child has no such thread and no tasks. A process that ends does not wait for a build, which
+may take minutes, and must not leave one running: native code of torch's that runs while the
+interpreter shuts down may abort the process, and a build fails once the thread pools are closed. No
+public interface stops a thread, and torch and the engines ask nobody whether to go on. So the
+thread is stopped by an exception that CPython raises in it, ``PyThreadState_SetAsyncExc``::
+
+    program's thread                       composer's thread
+    ----------------                       -----------------
+    the program returns                    a build runs
+    Worker.end: drops waiting tasks
+                raises ProcessEnds  -----> comes out of its next line of Python
+                waits, 10 s at most <----- Worker._run ends
+    thread pools close, atexit runs
+
+Invariants:
+
+- Only this thread is stopped, and only when the process ends. So what it leaves half done is not
+  used by anybody.
+- ``interrupts.pass_on`` lets ``ProcessEnds`` through, so no attempt records it as a failure.
+- The step is registered after that of ``concurrent.futures``, and such steps run in reverse order.
+- Native code is not interrupted. It is waited for, for 10 s at most.
 """
 
 from __future__ import annotations
 
-import concurrent.futures.thread  # noqa: F401  # closes its pools at the end: after ours
+import concurrent.futures.thread  # noqa: F401  # registers its step at the end before ours
 import contextlib
 import contextvars
 import ctypes
@@ -73,7 +90,6 @@ class Worker:
             thread = self._thread
         if thread is None or thread is threading.current_thread():
             return
-        # There is no other way to stop a thread. The process ends, so no one sees what it left.
         raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
         raise_in(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(interrupts.ProcessEnds))
         thread.join(_LAST_WAIT)
