@@ -20,7 +20,7 @@ from composer import _torch, session
 from composer.graphs import clones, collectives, low_precision, writes
 from composer.lowering.narrow_weights import Copy, NarrowWeights
 from composer.lowering.regions import Region
-from composer.lowering.weights import watchable
+from composer.lowering.watchable import watchable
 from composer.passes import early
 from composer.passes.canonical import to_aten
 from composer.passes.lower_precision import LowerPrecision, casts_in, products_of

@@ -24,7 +24,8 @@ from composer.lowering.aot import own_tensors
 from composer.lowering.bindings import BindingEngine
 from composer.lowering.regions import Region
 from composer.lowering.statistics import find_witnesses, is_of_norm
-from composer.lowering.weights import picker, watchable
+from composer.lowering.watchable import watchable
+from composer.lowering.weights import picker
 
 _NO_CACHE = {"fx_graph_cache": False, "fx_graph_remote_cache": False}
 """The key of Inductor's cache (torch 2.13) leaves out the values of frozen weights, and what it

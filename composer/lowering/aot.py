@@ -29,7 +29,7 @@ from composer.lowering.statistics import (
     statistics,
     witness_of,
 )
-from composer.lowering.weights import watchable
+from composer.lowering.watchable import watchable
 from composer.passes import late
 from composer.records import Reason, Stage, Status
 

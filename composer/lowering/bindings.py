@@ -19,13 +19,13 @@ import torch
 from composer import forks
 from composer.lowering.regions import Region
 from composer.lowering.statistics import find_witnesses
+from composer.lowering.watchable import watchable
 from composer.lowering.weights import (
     BoundWeights,
     Found,
     WeightSet,
     identities,
     picker,
-    watchable,
 )
 
 T = TypeVar("T")

@@ -20,6 +20,7 @@ from composer import _torch
 from composer.errors import WeightsWarning
 from composer.lowering import samples, weights
 from composer.lowering.statistics import find_witnesses
+from composer.lowering.watchable import watchable
 from composer.testing import FakeBackend, settle
 
 
@@ -394,9 +395,9 @@ def test_parts_that_nobody_has_the_whole_of_are_bound() -> None:
     weight = torch.randn(12, 4)
     parts = dict(enumerate(torch.nn.Parameter(each) for each in weight.chunk(3)))
     window = torch.hann_window(400)
-    assert weights.watchable({**parts, 3: window}).keys() == {3}
+    assert watchable({**parts, 3: window}).keys() == {3}
     del weight
-    assert weights.watchable({**parts, 3: window}).keys() == {0, 1, 2, 3}
+    assert watchable({**parts, 3: window}).keys() == {0, 1, 2, 3}
 
 
 def test_memory_of_what_is_bound_is_not_given_to_other_values() -> None:
@@ -631,4 +632,4 @@ def test_tensors_without_a_version_are_not_watched() -> None:
     with torch.inference_mode():
         unseen = torch.ones(3)
     seen = torch.ones(3)
-    assert weights.watchable({0: unseen, 1: seen}) == {1: seen}
+    assert watchable({0: unseen, 1: seen}) == {1: seen}
