@@ -201,13 +201,8 @@ class Servers:
         self._idle = []
 
 
-servers = Servers()
+servers = forks.with_each_child(Servers(), Servers.disown)
 atexit.register(servers.end_all)
-
-
-@forks.in_child
-def _disown() -> None:
-    servers.disown()
 
 
 def _place() -> tuple[Any, ...]:

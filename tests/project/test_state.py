@@ -23,7 +23,7 @@ FILES = [each for each in sorted(PACKAGE.rglob("*.py")) if each.name != "__main_
 STATE = {
     "composer._importing": "torch cannot be imported by several threads at once (2.13)",
     "composer.backends.tensorrt.place._one_records": "one CUDA graph is recorded at a time",
-    "composer.child.forkserver._servers": "the server that forks the children of this process",
+    "composer.child.servers.servers": "the servers that fork the children of this process",
     "composer.forks._steps": "what a forked child does with locks, engines and sinks",
     "composer.lowering.weights._bound": "composer.refresh reaches every engine",
     "composer.passes.resolve.PASSES": "passes that the program registers",
