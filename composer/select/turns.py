@@ -3,28 +3,14 @@
 All engines and the floor (the captured graph's own forward) take turns on copies of the first
 call's inputs. In training a call is a forward and a backward. What a run changes is put back.
 
-The machine may be busy with other things as well. So:
-
-- *Turns, not blocks.* A round gives each entrant one turn, in an order drawn anew for each round.
-  A load that comes and goes meets all of them alike, and rounds are compared as pairs. A turn is as
-  many calls as fill 10 ms, so that a clear case is decided soon. While it is not clear, turns
-  double in length after every three rounds, up to 160 ms.
-- *Lead.* Calls that are not timed begin each turn, for 10 ms. The threads of the previous entrant
-  go on spinning for some milliseconds, waiting for more work, and take the cores from the next: on
-  two cores ONNX Runtime's threads made Inductor's code four times as slow. Calls of 50 ms or more
-  need no lead: the rest of the spinning is a small part of them.
-- *Long turns under a load.* Where the system keeps taking cores from this process, two rounds only
-  send off those that are far behind. The others then take turns of 300 ms and more after a lead of
-  200 ms, less where time is short, and only these count. An engine's threads that have slept often
-  wake on the same core, and on two cores with a program beside it took Linux 200 ms to part them:
-  ONNX Runtime's calls were of 5.2 ms until then, and of 3.7 from then on. Beside a running program,
-  whose calls wait for turns, turns stay short all the same.
-
-:mod:`composer.select.rules` decides by the times: who is out, who has won, and when that is clear.
-
-The time for a contest is bounded: no turn begins that is likely to end too late, by what the
-entrant took before. A call cannot be interrupted, so one that takes longer than before may overrun.
-Where there is no time for a round of all, those that are close to the one in front go on alone.
+- *Turns, not blocks.* The machine may be busy with other things as well. A round gives each entrant
+  one turn, in an order drawn anew for each round. So a load that comes and goes meets all of them
+  alike, and rounds are compared as pairs.
+- *How long a turn is* :mod:`composer.select.schedule` says, by whether there is a load.
+- *Who is out, who has won, and when that is clear* :mod:`composer.select.rules` says.
+- *The time is bounded.* No turn begins that is likely to end too late, by what the entrant took
+  before. A call cannot be interrupted, so one that takes longer than before may overrun. Where
+  there is no time for a round of all, those that are close to the one in front go on alone.
 """
 
 from __future__ import annotations
@@ -42,6 +28,7 @@ from composer import interrupts
 from composer.errors import error_line, without_locals
 from composer.records import GraphRequest
 from composer.runtime.barrier import Barrier
+from composer.select import schedule
 from composer.select.contest import Budget, Entrant, Result, Timing
 from composer.select.footprint import Gauge
 from composer.select.rules import (
@@ -52,28 +39,8 @@ from composer.select.rules import (
     mean,
     surely_ahead,
 )
+from composer.select.schedule import Turn
 from composer.select.track import Track
-
-_CLOSE = 1.5
-"""How many times as long as the one in front those take that go on where time is short."""
-
-_LEAD, _LONG = 0.010, 0.050
-"""Seconds of calls before a turn that are not timed, and of a call that needs none of them."""
-
-_TURN, _LONGEST_TURN, _LONGER = 0.010, 0.160, 3
-"""Seconds of the first turns and of the longest, and after how many rounds they double."""
-
-_BUSY, _SCOUTING, _FAR = 0.1, 2, 2.0
-"""The share of its time a thread waits for a core beyond which other programs are at work (on two
-cores 0.02 to 0.05 without, 0.12 to 0.15 beside one that runs for a quarter of the time, 0.4 to 0.65
-beside one that always runs), how many rounds stay short for all that, and who is far behind in
-them: whose best turn took so many times as long as the worst of another."""
-
-_LOADED_LEAD, _LOADED_TURN, _LEAST_SHARE = 0.2, 0.3, 0.1
-"""Seconds of calls before a long turn, of the turn, and of both where time is short."""
-
-_MOST_CALLS = 1000
-_MOST_ROUNDS = 40
 
 
 class _Undecided(Exception):
@@ -187,7 +154,7 @@ class _Race:
         if self._is_over():
             raise _Undecided("the time for it was too short for two calls of each engine")
         if place in self._alive:
-            self._warm[place] = self._turn(place, 1, barrier=barrier)
+            self._warm[place] = self._turn(place, Turn(calls=1), barrier)
 
     def _extend(self, taken: float) -> None:
         """Do not count a first call, as far as the budget allows."""
@@ -222,41 +189,41 @@ class _Race:
         A round that is cut short is left out.
         """
         order = random.Random(0)
-        for number in range(_MOST_ROUNDS):
-            if self._is_settled() or (number >= _SCOUTING and self._run_long(order)):
+        for number in range(schedule.MOST_ROUNDS):
+            is_long = number >= schedule.SCOUTING and self._run_long(order)
+            if is_long or self._is_settled():
                 return
-            length = self._length(number)
-            if not self._fits(length):
+            if not self._fits(number):
                 self._narrow()
-                if self._is_settled() or not self._fits(length):
+                if self._is_settled() or not self._fits(number):
                     return
             times: dict[int, float] = {}
             for place in order.sample(self._alive, len(self._alive)):
-                if self._is_over(after=self._expected(place, length=length)):
+                turn = self._short_turn(place, number)
+                if self._is_over(after=turn.seconds(self._usual(place))):
                     return
-                calls, lead = self._plan(place, length)
-                times[place] = self._turn(place, calls, lead, barrier=self._barrier)
+                times[place] = self._turn(place, turn, self._barrier)
             for place in self._alive:
                 self._turns[place].append(times[place])
             self._send_off()
 
     def _run_long(self, order: random.Random) -> bool:
-        """Under a load, rounds of long turns; whether there was a load, and time for a round.
-
-        The time that is left is shared out evenly, so that the last turn ends with it.
-        """
-        if self._barrier is not None or not self._is_under_load():
+        """Under a load, rounds of long turns; whether there was a load, and time for a round."""
+        if self._is_settled() or self._barrier is not None or not self._is_under_load():
             return False
         if not self._least_rounds:
             self._send_off_far()
-        for number in range(_MOST_ROUNDS):
+        for number in range(schedule.MOST_ROUNDS):
             if self._is_settled():
                 return True
-            share = self._share(self._least_rounds - number)
-            if share < max(_LEAST_SHARE, *(2 * self._usual(place) for place in self._alive)):
+            left = self._deadline - time.perf_counter()
+            usual = [self._usual(place) for place in self._alive]
+            share = schedule.share_of(left, usual, self._least_rounds - number)
+            if share is None:
                 return number > 0
-            some = order.sample(self._alive, len(self._alive))
-            times = {place: self._long_turn(place, share) for place in some}
+            times: dict[int, float] = {}
+            for place in order.sample(self._alive, len(self._alive)):
+                times[place] = self._turn(place, schedule.long_turn(self._usual(place), share))
             for place in self._alive:
                 before = self._turns[place] if number else []
                 self._turns[place] = [*before, times[place]]
@@ -264,44 +231,25 @@ class _Race:
         return True
 
     def _is_under_load(self) -> bool:
-        return self._track.waiting > _BUSY
-
-    def _long_turn(self, place: int, share: float) -> float:
-        """As :meth:`_turn`. Lead and turn each end with a whole call: half a call late or early."""
-        usual = self._usual(place)
-        calls, _ = self._plan(place, _TURN)
-        lead = min(share * _LOADED_LEAD / (_LOADED_LEAD + _LOADED_TURN), _LOADED_LEAD)
-        rest = share - lead - usual / 2
-        return self._turn(place, calls, max(lead - usual / 2, 0.0), rest)
+        return self._track.waiting > schedule.BUSY
 
     def _send_off_far(self) -> None:
         """Drop the entrants whose best turn is far behind another's worst."""
         costs = {place: self._costs(place) for place in self._alive}
-        limit = max(_FAR, margin_of(self._within)) * min(max(each) for each in costs.values())
+        limit = max(schedule.FAR, margin_of(self._within)) * min(
+            max(each) for each in costs.values()
+        )
         self._alive = [place for place, each in costs.items() if min(each) <= limit]
 
-    def _share(self, least_rounds: int) -> float:
-        """Seconds of a lead and a long turn, for all rounds that there is still time for.
+    def _fits(self, number: int) -> bool:
+        """Whether there is time for the short turns of this round."""
+        turns = {place: self._short_turn(place, number) for place in self._alive}
+        taken = sum(turn.seconds(self._usual(place)) for place, turn in turns.items())
+        return not self._is_over(after=taken)
 
-        Turns are shorter where otherwise there would be fewer than ``least_rounds``.
-        """
-        left = (self._deadline - time.perf_counter()) / len(self._alive)
-        return left / max(1, least_rounds, int(left / (_LOADED_LEAD + _LOADED_TURN)))
-
-    def _fits(self, length: float) -> bool:
-        """Whether there is time for a round of turns of that length."""
-        return not self._is_over(after=self._expected(*self._alive, length=length))
-
-    def _plan(self, place: int, length: float) -> tuple[int, float]:
-        """How many calls a turn of that length is of, and the seconds of calls before it."""
-        usual = self._usual(place)
-        calls = min(math.ceil(length / max(usual, 1e-9)), _MOST_CALLS)
-        return calls, _LEAD if usual < _LONG else 0.0
-
-    def _expected(self, *places: int, length: float) -> float:
-        """Seconds that turns of that length are likely to take."""
-        plans = [(self._usual(place), *self._plan(place, length)) for place in places]
-        return sum(lead + calls * usual for usual, calls, lead in plans)
+    def _short_turn(self, place: int, number: int) -> Turn:
+        beside_program = self._barrier is not None
+        return schedule.short_turn(self._usual(place), number, beside_program=beside_program)
 
     def _usual(self, place: int) -> float:
         return mean(self._turns[place] or [self._warm[place]])
@@ -312,35 +260,21 @@ class _Race:
         The others wait for the result with the times that they have.
         """
         costs = {p: self._usual(p) + self._entrants[p].handicap for p in self._alive}
-        limit = max(_CLOSE, margin_of(self._within)) * min(costs.values())
+        limit = max(schedule.CLOSE, margin_of(self._within)) * min(costs.values())
         self._alive = [place for place, cost in costs.items() if cost <= limit]
         self._waiting += [place for place, cost in costs.items() if cost > limit]
 
-    def _length(self, number: int) -> float:
-        """Seconds of a turn in this round."""
-        if self._barrier is not None:
-            return _TURN
-        return min(math.ldexp(_TURN, number // _LONGER), _LONGEST_TURN)
-
-    def _turn(
-        self,
-        place: int,
-        calls: int,
-        lead: float = 0.0,
-        least: float = 0.0,
-        barrier: Barrier | None = None,
-    ) -> float:
+    def _turn(self, place: int, turn: Turn, barrier: Barrier | None = None) -> float:
         """Seconds of a call; an entrant that raises is out, and takes infinitely long.
 
         Raises:
             _Undecided: the floor itself raises.
         """
         handled = sys.exception()
+        run = self._entrants[place].run
+        take = functools.partial(self._track.time, run, turn.calls, turn.lead, turn.least)
         try:
-            turn = functools.partial(
-                self._track.time, self._entrants[place].run, calls, lead, least
-            )
-            return turn() if barrier is None else self._between_calls(turn, barrier)
+            return take() if barrier is None else self._between_calls(take, barrier)
         except BaseException as error:  # noqa: BLE001  # recorded: its attempt has failed
             interrupts.pass_on(error)
             if place == len(self._entrants) - 1:

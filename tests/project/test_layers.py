@@ -43,7 +43,7 @@ LAYERS = [
     {"runtime.answers"},
     {"runtime.calls"},
     {"runtime"},
-    {"select.footprint", "select.rules", "select.track"},
+    {"select.footprint", "select.rules", "select.schedule", "select.track"},
     {"select.contest"},
     {"select.turns"},
     {"select"},

@@ -31,7 +31,7 @@ from composer.errors import CacheWarning, ChildRefusal, OptionError
 from composer.passes import fingerprint
 from composer.policy import Facts
 from composer.records import Reason, Status
-from composer.select import remembered, turns
+from composer.select import remembered, schedule
 from composer.store import shared_store, verdicts
 from composer.system import disk, warned
 from composer.testing import FakeBackend
@@ -108,8 +108,8 @@ def chain(monkeypatch: pytest.MonkeyPatch) -> Chain:
     """Its engines have no threads to wait for, are far apart, and hold no memory; no load."""
     monkeypatch.setattr(machine, "seconds_without_a_core", lambda: 0.0)
     monkeypatch.setattr(remembered, "free_memory", lambda: None)  # most of these tests' time
-    monkeypatch.setattr(turns, "_LEAD", 0.0)
-    monkeypatch.setattr(turns, "_TURN", 0.001)
+    monkeypatch.setattr(schedule, "_LEAD", 0.0)
+    monkeypatch.setattr(schedule, "_FIRST", 0.001)
     return Chain()
 
 
@@ -379,7 +379,7 @@ def test_verdict_in_a_hurry_is_not_used_where_there_is_more_time(
     """It is of two calls each, and one of the engines needs those."""
     chain.engines = [Warming("warming"), Engine("steady", NAP * 0.6)]
     with monkeypatch.context() as hurry:
-        hurry.setattr(turns, "_MOST_ROUNDS", 0)
+        hurry.setattr(schedule, "MOST_ROUNDS", 0)
         assert chain.compile(select={"seconds": 2}).chosen == "steady"
         assert [a.engine["timing"]["rounds"] for a in last().attempts] == [0, 0]
         assert is_remembered(chain.compile(select={"seconds": 2}))
