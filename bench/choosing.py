@@ -46,7 +46,7 @@ if importlib.util.find_spec("openvino") is not None:
 WRONG = 1.05
 SETTLE, TURN = 0.3, 0.5
 """Seconds before an engine's turn and, of the quickest, of the turn. Beside a load, Linux took 200
-ms to part an engine's threads that had woken on one core: see :mod:`composer.select.turns`."""
+ms to part an engine's threads that had woken on one core: see :mod:`composer.select.rounds`."""
 SPIN = """
 import os, sys
 os.sched_setaffinity(0, {int(sys.argv[1])})
@@ -111,15 +111,15 @@ def choose(
     selections: int, rounds: int, request: GraphRequest, runs: dict[str, Any], seconds: float
 ) -> dict[str, Any]:
     """Who was picked how often, and how long picking took."""
-    entrants = [select.Entrant(name, run) for name, run in runs.items()]
-    budget = select.Contest().budget(seconds)
+    participants = [select.Participant(name, run) for name, run in runs.items()]
+    budget = select.Benchmark().budget(seconds)
     calls = {n: functools.partial(run, *request.example_inputs) for n, run in runs.items()}
     halves = [_taken(calls, rounds)]
     picks: Counter[str] = Counter()
     taken = []
     for _ in range(selections):
-        result = select.race(entrants, request, budget)
-        picks["nobody" if result.winner is None else entrants[result.winner].name] += 1
+        result = select.measure(participants, request, budget)
+        picks["nobody" if result.winner is None else participants[result.winner].name] += 1
         taken.append(result.seconds)
     halves.append(_taken(calls, rounds))
     truth = {name: statistics.fmean(half[name] for half in halves) for name in runs}
@@ -132,7 +132,7 @@ def choose(
         "wrong": wrong,
         "selections": selections,
         "build_seconds": seconds,
-        "budget_seconds": budget.turns,
+        "budget_seconds": budget.seconds,
         "seconds": {"median": statistics.median(taken), "most": max(taken)},
         "share_of_build": {
             "median": statistics.median(taken) / seconds,

@@ -26,7 +26,7 @@ def walk(
     request: GraphRequest,
     contenders: Sequence[Contender],
     shared: SharedPasses | None = None,
-    contest: select.Contest | None = None,
+    benchmark: select.Benchmark | None = None,
     *,
     strict: bool,
     agree_within: float = 0.0,
@@ -35,14 +35,14 @@ def walk(
 ) -> Outcome:
     """Try one candidate after the other, and choose who serves the graph.
 
-    Without a ``contest`` that is the first candidate that is accepted, else the fastest of those
+    Without a ``benchmark`` that is the first candidate that is accepted, else the fastest of those
     that are. The floor serves where no candidate does.
 
     Args:
         request: The graph, as the passes of the stages ``torch`` and ``aten`` left it.
         contenders: The chain.
         shared: The passes of the later stages, which every candidate and the floor run.
-        contest: How the fastest is found; ``None`` takes the first that is accepted.
+        benchmark: How the fastest is found; ``None`` takes the first that is accepted.
         strict: End the walk at the first candidate that is not accepted.
         agree_within: Seconds to wait for other ranks of ``torch.distributed``; 0 asks none.
         at_run_time: Whether Dynamo's compile is over. Its control-flow exceptions then fail a
@@ -55,7 +55,7 @@ def walk(
     shared = shared or SharedPasses()
     made = {} if made is None else made
     floor = functools.partial(make_floor, request, shared)
-    obstacle = select.obstacle(request, among_ranks=agree_within > 0) if contest else ""
+    obstacle = select.obstacle(request, among_ranks=agree_within > 0) if benchmark else ""
     again = _torch.dynamo.is_recompile()
     with agreement.among_ranks(request.key_among_ranks, agree_within, again=again) as ballot:
 
@@ -78,20 +78,22 @@ def walk(
             return dataclasses.replace(tried, passes=passes.records)
 
         tries = functools.partial(_try_in_turn, trial, len(contenders), strict=strict)
-        if contest is None or obstacle:
+        if benchmark is None or obstacle:
             return choice.first(tries(), floor, why=obstacle)
-        cache = None if at_run_time else verdict_cache(request, contenders, contest)
-        return remembered.fastest(trial, tries, floor, request, contest, cache)
+        cache = None if at_run_time else verdict_cache(request, contenders, benchmark)
+        return remembered.fastest(trial, tries, floor, request, benchmark, cache)
 
 
 def verdict_cache(
-    request: GraphRequest, contenders: Sequence[Contender], contest: select.Contest
+    request: GraphRequest, contenders: Sequence[Contender], benchmark: select.Benchmark
 ) -> verdicts.VerdictCache | None:
-    """Where the verdict of a contest is kept; ``None`` where the policy remembers none."""
-    if not contest.terms:
+    """Where the verdict of a benchmark is kept; ``None`` where the policy remembers none."""
+    if not benchmark.terms:
         return None
     engines = [(each.candidate.name, each.backend) for each in contenders]
-    return verdicts.VerdictCache(request, engines, contest.terms, [each.key for each in contenders])
+    return verdicts.VerdictCache(
+        request, engines, benchmark.terms, [each.key for each in contenders]
+    )
 
 
 def _try_in_turn(

@@ -186,7 +186,7 @@ def _prepare(request: GraphRequest, options: Mapping[str, Any] | None) -> _Case:
 
 
 def _walk(case: _Case, postponed: background.BackgroundSelection | None) -> Outcome:
-    """Try the candidates; with a contest ``postponed``, only until the first is accepted.
+    """Try the candidates; with a benchmark ``postponed``, only until the first is accepted.
 
     The others are then built and measured in the background.
     """
@@ -194,7 +194,7 @@ def _walk(case: _Case, postponed: background.BackgroundSelection | None) -> Outc
         case.request,
         case.contenders,
         case.shared,
-        contest=None if postponed else select.Contest.of(case.policy, case.rules.cache),
+        benchmark=None if postponed else select.Benchmark.of(case.policy, case.rules.cache),
         strict=case.policy.strict,
         agree_within=case.rules.distributed.timeout,
     )

@@ -175,7 +175,7 @@ def test_eagers_run_of_a_comparison_is_interrupted() -> None:
     assert last().runtime.fallbacks == 0
 
 
-def test_contest_that_is_interrupted_is_not_decided() -> None:
+def test_benchmark_that_is_interrupted_is_not_decided() -> None:
     """The next compile holds it."""
     engine, x = Engine(at=5), torch.ones(3)
     with pytest.raises(BackendCompilerFailed, match="TimeIsUpError"):

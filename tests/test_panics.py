@@ -124,7 +124,7 @@ def test_backward_that_panics_is_answered_by_torch() -> None:
     "fields", [{"verify": "compile"}, {"select": {"by": "fastest", "seconds": 0.2}}]
 )
 def test_engine_that_panics_when_it_is_tried_is_not_accepted(fields: dict[str, Any]) -> None:
-    """In a comparison before it serves, and in a contest."""
+    """In a comparison before it serves, and in a benchmark."""
     x = torch.ones(3)
     f = compiled(torch.sin, Engine(at=1), **fields)
     assert torch.equal(f(x), x.sin())
@@ -132,7 +132,7 @@ def test_engine_that_panics_when_it_is_tried_is_not_accepted(fields: dict[str, A
     assert last().chosen == "eager"
 
 
-def test_engine_that_panics_in_a_contest_at_the_gate_does_not_break_a_call() -> None:
+def test_engine_that_panics_in_a_benchmark_at_the_gate_does_not_break_a_call() -> None:
     """Its turn may be taken in the program's thread."""
     x = torch.ones(3)
     f = compiled(torch.sin, honest, Engine(at=3), select={"by": "fastest", "background": True})

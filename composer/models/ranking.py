@@ -360,14 +360,18 @@ def _timed(
     """
     places = [i for i, (_, run) in enumerate(found) if run is not None]
     order = sorted(places, reverse=True)  # eager, the first, is the floor: it stands last
-    entrants = [select.Entrant(found[i][0].label, run) for i in order if (run := found[i][1])]
-    result = select.race(entrants, request, select.Budget(seconds, least_rounds=ENOUGH_ROUNDS))
+    participants = [
+        select.Participant(found[i][0].label, run) for i in order if (run := found[i][1])
+    ]
+    result = select.measure(
+        participants, request, select.Budget(seconds, least_rounds=ENOUGH_ROUNDS)
+    )
     if result.winner is None:
         raise RankingError(f"nothing could be timed: {result.why}")
     standings = [standing for standing, _ in found]
     for at, place in enumerate(order):
         if at in result.timings:
-            turns = result.timings[at].turns
+            turns = result.timings[at].samples
             standings[place] = dataclasses.replace(standings[place], turns=turns)
         else:
             raised = result.errors[at]

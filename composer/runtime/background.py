@@ -64,7 +64,7 @@ _OWN_GRAPHS = ("reduce-overhead", "max-autotune")
 class BackgroundSelection:
     """The contest that a policy asks for in the background, and why it cannot be held, if so."""
 
-    contest: select.Contest
+    contest: select.Benchmark
     obstacle: str
 
     @staticmethod
@@ -76,7 +76,7 @@ class BackgroundSelection:
         That is also so where memory is the objective, since the memory of an engine cannot be told
         from that of the running program; and where the fastest is remembered already.
         """
-        contest = select.Contest.of(policy, rules.cache)
+        contest = select.Benchmark.of(policy, rules.cache)
         waits = policy.strict or policy.select.objective == "memory"
         if contest is None or waits or not policy.select.background:
             return None
@@ -159,7 +159,7 @@ class _Task:
     """
 
     successors: Succession
-    contest: select.Contest
+    contest: select.Benchmark
     attempts: tuple[Attempt, ...]
     slot: Slot
     run: Compiled

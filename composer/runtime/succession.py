@@ -83,7 +83,7 @@ class Succession:
         self.recovers = not (policy.on_runtime_error.action == "raise" or policy.strict)
         self.retry_after = policy.on_runtime_error.retry_after
         self.collective = collectives.meets_other_ranks(request.gm)
-        self._contest = select.Contest.of(policy, cache)
+        self._contest = select.Benchmark.of(policy, cache)
         self._unpublished: deque[CompileReport] = deque()
         self._unheard: list[tuple[int, CompileReport, bool]] = []
         self._publishing = forks.lock()
@@ -247,7 +247,7 @@ class Succession:
         self,
         args: Sequence[Any],
         contenders: Sequence[Contender],
-        contest: select.Contest | None = None,
+        contest: select.Benchmark | None = None,
         *,
         alongside: bool = False,
         made: dict[str, object] | None = None,

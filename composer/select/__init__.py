@@ -3,26 +3,26 @@
 :mod:`~composer.select.choice` takes the first, or the fastest;
 :mod:`~composer.select.remembered` goes straight to the one that was the fastest before.
 
-To find the fastest, :func:`race` (:mod:`~composer.select.turns`) has the entrants of a
-:mod:`~composer.select.contest` take turns on the first call's inputs
-(:mod:`~composer.select.track`), measures time and memory (:mod:`~composer.select.footprint`), and
-ends when :mod:`~composer.select.rules` say who has won.
+To find the fastest, :func:`measure` (:mod:`~composer.select.rounds`) times the participants of
+a :mod:`~composer.select.benchmark` in rounds, on the first call's inputs
+(:mod:`~composer.select.timer`), measures memory (:mod:`~composer.select.footprint`), and ends when
+:mod:`~composer.select.rules` say who has won.
 """
 
 from __future__ import annotations
 
-from composer.select.contest import Budget, Contest, Entrant, Result, Timing, obstacle
+from composer.select.benchmark import Benchmark, Budget, Participant, Result, Timing, obstacle
+from composer.select.rounds import measure
 from composer.select.rules import TIE, surely_ahead
-from composer.select.turns import race
 
 __all__ = [
     "Budget",
-    "Contest",
-    "Entrant",
+    "Benchmark",
+    "Participant",
     "Result",
     "TIE",
     "Timing",
     "obstacle",
-    "race",
+    "measure",
     "surely_ahead",
 ]

@@ -32,10 +32,10 @@ Made = tuple[Callable[..., Any], tuple[PassRecord, ...]]
 """What serves a graph, and the shared passes that ran within it."""
 
 LOST_A_TIE = "; a tie goes to whoever stands first in the chain"
-"""What is said of an entrant whose time is no longer than that of the one that serves."""
+"""What is said of a participant whose time is no longer than that of the one that serves."""
 
 UNDER_LOAD = "; measured under a load"
-"""What is said of a contest while which other programs kept taking the cores."""
+"""What is said of a benchmark during which other programs kept taking the cores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ def fastest(
     tries: Iterable[Tried],
     floor: Callable[[], Made],
     request: GraphRequest,
-    contest: select.Contest,
+    benchmark: select.Benchmark,
 ) -> Outcome:
     """All are tried; of those accepted, and the floor, the one that takes the least time serves.
 
@@ -91,9 +91,9 @@ def fastest(
         tries: Tries the candidates in the order of the chain.
         floor: Makes what runs the captured graph.
         request: The graph and the inputs to measure with.
-        contest: How the policy wants them measured.
+        benchmark: How the policy wants them measured.
     """
-    gauge = None if contest.within is None else Gauge(devices(request.example_inputs))
+    gauge = None if benchmark.within is None else Gauge(devices(request.example_inputs))
     if gauge is not None and not gauge.works:
         return first(tries, floor, "this system does not tell what memory a process holds")
     made = list(tries if gauge is None else _weighed(tries, gauge))
@@ -103,10 +103,12 @@ def fastest(
     field = [made[place] for place in racing]
     if not field[-1].is_floor:
         field.append(floor_of(floor()))
-    budget = contest.budget(sum(each.attempt.seconds for each in made))
+    budget = benchmark.budget(sum(each.attempt.seconds for each in made))
     with session.current().progress.step(request, "measuring"):
-        entrants = [_entrant(each, contest) for each in field]
-        result = select.race(entrants, request, budget, contest.within, gauge, contest.barrier)
+        participants = [_participant(each, benchmark) for each in field]
+        result = select.measure(
+            participants, request, budget, benchmark.within, gauge, benchmark.barrier
+        )
     winner, judged = _judged(field, result)
     for place, each in zip(racing, judged, strict=False):  # the floor may stand behind the chain
         made[place] = each
@@ -146,18 +148,18 @@ def floor_of(made: Made) -> Tried:
     return Tried(attempt, compiled, None, passes, is_floor=True)
 
 
-def _entrant(each: Tried, contest: select.Contest) -> select.Entrant:
+def _participant(each: Tried, benchmark: select.Benchmark) -> select.Participant:
     assert each.compiled is not None
-    counts = contest.calls is not None and not each.is_floor
-    handicap = each.attempt.seconds / contest.calls if counts and contest.calls else 0.0
-    return select.Entrant(each.attempt.backend, each.compiled, handicap, each.grown)
+    counts = benchmark.calls is not None and not each.is_floor
+    build_share = each.attempt.seconds / benchmark.calls if counts and benchmark.calls else 0.0
+    return select.Participant(each.attempt.backend, each.compiled, build_share, each.grown)
 
 
 def _judged(field: Sequence[Tried], result: select.Result) -> tuple[int, list[Tried]]:
-    """The place of the entrant that serves, and all entrants with the result in their attempts.
+    """The place of the participant that serves, and all of them with the result in their attempts.
 
-    Without a result that is the first entrant that did not raise. The others lose their compiled
-    callables here.
+    Without a result that is the first participant that did not raise. The others lose their
+    compiled callables here.
     """
     fit = (at for at in range(len(field)) if at not in result.errors)
     winner = next(fit) if result.winner is None else result.winner
@@ -181,7 +183,7 @@ def _beaten(each: Tried, at: int, winner: str, result: select.Result, floor: int
         )
         return Tried(attempt, None, refusal)
     timing = result.timings[at]
-    counted = ", its build counted" if timing.handicap else ""
+    counted = ", its build counted" if timing.build_share else ""
     best = result.timings[result.winner]
     tie = LOST_A_TIE if timing.grown is None and lost_a_tie(timing.cost, best.cost) else ""
     own = f"{_ms(timing.cost):.3g} ms a call{_and_memory(timing)}{counted}"
@@ -201,17 +203,17 @@ def _and_memory(timing: select.Timing) -> str:
 
 
 def _figures(result: select.Result, at: int, floor: int) -> str | dict[str, Any]:
-    """What the record says of an entrant's time; the floor's stands with every other's."""
+    """What the record says of a participant's time; the floor's stands with every other's."""
     if result.winner is None:
         return f"no: {result.why}"
     timing = result.timings[at]
     return {
         "ms": _ms(timing.seconds),
-        "least_ms": _ms(min(timing.turns)),
+        "least_ms": _ms(min(timing.samples)),
         "ratio": round(timing.seconds / result.timings[result.winner].seconds, 4),
         "rounds": timing.rounds,
         "eager_ms": _ms(result.timings[floor].seconds),
-        **({"build_ms": _ms(timing.handicap)} if timing.handicap else {}),
+        **({"build_ms": _ms(timing.build_share)} if timing.build_share else {}),
         **({"under_load": True} if result.under_load else {}),
         **({} if timing.grown is None else {"mib": round(timing.grown / MIB, 1)}),
         "seconds": round(result.seconds, 4),
@@ -219,7 +221,7 @@ def _figures(result: select.Result, at: int, floor: int) -> str | dict[str, Any]
 
 
 def _raised(each: Tried, error: BaseException) -> Tried:
-    """The entrant without its engine, which raised in a turn, or was refused for what it did."""
+    """The participant without its engine, which raised in a sample or was refused."""
     what = f"raised when it was measured on the first inputs: {first_line(text_of(error))}"
     refusal = Refusal(Status.FAILED, Reason.RAISED_AT_RUNTIME, what)
     refusal = error if isinstance(error, Refusal) else refusal

@@ -1,8 +1,8 @@
-"""The winner of an earlier contest for this graph; without one, that of a contest held now.
+"""The winner of an earlier benchmark of this graph; without one, that of a benchmark run now.
 
 Where a verdict is remembered only its winner is tried: no other candidate is built, probed or
 imported. The winner is proven and verified like any candidate. If it is not accepted, the verdict
-is forgotten and the others have their contest.
+is forgotten and the others are measured.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ def fastest(
     tries: Callable[[Mapping[int, Tried]], Iterator[Tried]],
     floor: Callable[[], Made],
     request: GraphRequest,
-    contest: select.Contest,
+    benchmark: select.Benchmark,
     cache: VerdictCache | None,
 ) -> Outcome:
-    """The winner of a remembered verdict serves, or that of a contest, which is then remembered.
+    """The winner of a remembered verdict serves, or that of a benchmark, which is then remembered.
 
     Args:
         trial: Tries the candidate at a place of the chain, given how many of the first products
@@ -39,7 +39,7 @@ def fastest(
         tries: Tries the chain, except for candidates that were tried already, given by place.
         floor: Makes what runs the captured graph.
         request: The graph and the inputs to measure with.
-        contest: What the policy wants of a measurement.
+        benchmark: What the policy wants of a measurement.
         cache: Where verdicts on this graph are kept; ``None`` where none is to be remembered.
     """
     done: dict[int, Tried] = {}
@@ -53,7 +53,7 @@ def fastest(
             return _outcome(recalled, tried)
         cache.forget()
         done[winner] = tried
-    outcome = choice.fastest(tries(done), floor, request, contest)
+    outcome = choice.fastest(tries(done), floor, request, benchmark)
     free_memory()  # of those that lost
     if cache:
         cache.keep(outcome)
@@ -61,7 +61,7 @@ def fastest(
 
 
 def _outcome(recalled: Recalled, serves: Tried) -> Outcome:
-    """The outcome of the remembered contest, with what was tried now in the place of the winner."""
+    """The outcome of the remembered benchmark, with the winner as it was tried now."""
     verdict, made = recalled.verdict, list[Tried]()
     for place, each in enumerate(verdict.candidates):
         if place == verdict.winner:

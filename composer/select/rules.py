@@ -1,18 +1,19 @@
-"""The rules by which measured times decide a contest: pure functions, without a clock.
+"""The rules by which measured times decide a benchmark: pure functions, without a clock.
 
 - *The mean.* What a program waits for under a load is the sum of its calls, and a load does not
   treat all engines alike: one whose threads wait for one another loses a time slice where another
   loses none. Any quantile hides that, and is less certain besides (``bench/choosing.py``). So that
-  no single standstill of a second decides, a turn counts for ten times the lower quartile at most.
-- *Leaving early.* An entrant is out against the one in front when it was more than 2 % behind on
+  no single standstill of a second decides, a sample counts for at most ten times the lower
+  quartile.
+- *Leaving early.* A participant is out against the one in front when it was more than 2 % behind on
   the average of the rounds, by so much that chance alone would do that in 1 of 1,000 cases (a
-  paired t-test, after six rounds at least). It is also out when even its quickest turn is far
+  paired t-test, after six rounds at least). It is also out when even its quickest sample is far
   behind the other's median: four times after two rounds, three times after four, one and a half
-  times after six. An entrant that is 5 % quicker is lost by this only after such a streak of bad
+  times after six. A participant that is 5 % quicker is lost by this only after such a streak of bad
   luck.
 - *A tie* goes to the one that stands first in the chain, among those that are not out and within
   2 % of the best. The floor stands last, so no engine serves that is more than 2 % slower than it.
-  The contest ends as soon as the first of those left is known, with the same certainty, to be no
+  The benchmark ends as soon as the first of those left is known, with the same certainty, to be no
   more than 2 % behind any other.
 - *Memory.* Where memory is the objective, the policy's ``within`` takes the place of the 2 % for
   leaving early, and :func:`least_memory` decides among those that are left.
@@ -34,7 +35,7 @@ _SURE_ROUNDS = 6
 _SURE = statistics.NormalDist().inv_cdf(1 - 1 / 1000)
 _OUTLIER = 10.0
 _FAR_BEHIND = ((2, 4.0), (4, 3.0), (6, 1.5))
-"""After how many rounds an entrant is out whose best turn is so many times the other's median."""
+"""After how many rounds a participant is out whose best is so many times the other's median."""
 
 
 def least_memory(
@@ -43,7 +44,7 @@ def least_memory(
     """Those that take the least memory, among those that are not much slower than the fastest.
 
     Args:
-        costs: Seconds of a call of each entrant, by its place.
+        costs: Seconds of a call of each participant, by its place.
         grown: Bytes that each takes.
         within: By which share one may be slower than the fastest.
 
@@ -74,7 +75,7 @@ def lost_a_tie(cost: float, winner: float) -> bool:
 
 
 def surely_ahead(front: Sequence[float], other: Sequence[float], margin: float) -> bool:
-    """Whether one entrant is faster than another, and chance can be ruled out.
+    """Whether one participant is faster than another, and chance can be ruled out.
 
     Args:
         front: Seconds of a call of the one, in each round.
@@ -108,7 +109,7 @@ def _student(freedom: int) -> float:
 
 
 def mean(times: Sequence[float]) -> float:
-    """The mean of an entrant's times, outliers cut to ten times the lower quartile."""
+    """The mean of a participant's times, outliers cut to ten times the lower quartile."""
     return statistics.fmean(_limited(times))
 
 

@@ -1,22 +1,22 @@
-"""How long each turn is: pure functions, without a clock.
+"""How long each sample is: pure functions, without a clock.
 
-A turn begins with a lead, calls that are not timed. Then calls are timed together.
+A sample begins with a lead, calls that are not timed. Then calls are timed together.
 
 | | lead | calls that are timed |
 |---|---|---|
 | usually | 10 ms; none before calls of 50 ms | 10 ms, doubled every 3 rounds, at most 160 ms |
-| beside a running program | likewise | 10 ms, since its calls wait for turns |
+| beside a running program | likewise | 10 ms, since its calls wait for samples |
 | under a load | 200 ms | 300 ms |
 
-- *The lead.* The threads of the previous entrant spin for some milliseconds, waiting for more work,
-  and take the cores from the next: on two cores ONNX Runtime's threads made Inductor's code four
-  times as slow. Of calls of 50 ms or more that is a small part.
-- *Turns that grow.* A clear case is decided soon, and an unclear one by long turns.
+- *The lead.* The threads of the previous participant spin for some milliseconds, waiting for more
+  work, and take the cores from the next: on two cores ONNX Runtime's threads made Inductor's code
+  four times as slow. Of calls of 50 ms or more that is a small part.
+- *Samples that grow.* A clear case is decided soon, and an unclear one by long samples.
 - *A load.* Where the system keeps taking cores from this process, two rounds only send off those
-  that are far behind; then the long turns begin, and only these count. An engine's threads that
+  that are far behind; then the long samples begin, and only these count. An engine's threads that
   have slept often wake on the same core. On two cores with a program beside it Linux took 200 ms to
   part them: ONNX Runtime's calls took 5.2 ms until then, and 3.7 ms afterwards. Where time is
-  short, lead and turn are cut by the same factor, so that the last turn ends with the time.
+  short, lead and sample are cut by the same factor, so that the last sample ends with the time.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ cores: 0.02 to 0.05 alone, 0.12 to 0.15 beside a program that runs for a quarter
 0.65 beside one that always runs."""
 
 SCOUTING, FAR = 2, 2.0
-"""How many rounds stay short under a load, and who is far behind in them: whose best turn took so
+"""How many rounds stay short under a load, and who is far behind in them: whose best sample took so
 many times as long as the worst of another."""
 
 _LEAD, _NEEDS_NO_LEAD = 0.010, 0.050
 _FIRST, _LONGEST, _ROUNDS_OF_A_LENGTH = 0.010, 0.160, 3
-_LOADED_LEAD, _LOADED_TURN, _LEAST_SHARE = 0.200, 0.300, 0.100
+_LOADED_LEAD, _LOADED_SAMPLE, _LEAST_SHARE = 0.200, 0.300, 0.100
 _MOST_CALLS = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """A turn that is to be taken.
+class Plan:
+    """How one sample is to be taken.
 
     Attributes:
         calls: How many calls are timed together.
@@ -64,8 +64,8 @@ class Turn:
         return self.lead + self.calls * usual
 
 
-def short_turn(usual: float, number: int, *, beside_program: bool) -> Turn:
-    """A turn where there is no load.
+def short_sample(usual: float, number: int, *, beside_program: bool) -> Plan:
+    """A sample where there is no load.
 
     Args:
         usual: Seconds of a call, as far as known.
@@ -75,31 +75,31 @@ def short_turn(usual: float, number: int, *, beside_program: bool) -> Turn:
     doubled = 0 if beside_program else number // _ROUNDS_OF_A_LENGTH
     length = min(math.ldexp(_FIRST, doubled), _LONGEST)
     lead = _LEAD if usual < _NEEDS_NO_LEAD else 0.0
-    return Turn(_calls(length, usual), lead)
+    return Plan(_calls(length, usual), lead)
 
 
-def long_turn(usual: float, share: float) -> Turn:
-    """A turn under a load.
+def long_sample(usual: float, share: float) -> Plan:
+    """A sample under a load.
 
     Args:
         usual: Seconds of a call, as far as known.
-        share: Seconds of lead and turn. Each ends with a whole call: half a call late or early.
+        share: Seconds of lead and sample. Each ends with a whole call: half a call late or early.
     """
-    lead = min(share * _LOADED_LEAD / (_LOADED_LEAD + _LOADED_TURN), _LOADED_LEAD)
+    lead = min(share * _LOADED_LEAD / (_LOADED_LEAD + _LOADED_SAMPLE), _LOADED_LEAD)
     rest = share - lead - usual / 2
-    return Turn(_calls(_FIRST, usual), max(lead - usual / 2, 0.0), rest)
+    return Plan(_calls(_FIRST, usual), max(lead - usual / 2, 0.0), rest)
 
 
 def share_of(left: float, usual: Collection[float], least_rounds: int) -> float | None:
-    """Seconds of each long turn with its lead; ``None`` where there is no time for a round.
+    """Seconds of each long sample with its lead; ``None`` where there is no time for a round.
 
     Args:
         left: Seconds that are left.
-        usual: Seconds of a call of each entrant. A turn is of two calls at least.
-        least_rounds: Turns are shorter where otherwise there would be fewer rounds.
+        usual: Seconds of a call of each participant. A sample is of two calls at least.
+        least_rounds: Samples are shorter where otherwise there would be fewer rounds.
     """
     for_each = left / len(usual)
-    rounds = max(1, least_rounds, int(for_each / (_LOADED_LEAD + _LOADED_TURN)))
+    rounds = max(1, least_rounds, int(for_each / (_LOADED_LEAD + _LOADED_SAMPLE)))
     share = for_each / rounds
     return share if share >= max(_LEAST_SHARE, 2 * max(usual)) else None
 

@@ -1,4 +1,4 @@
-"""A verdict as it is kept: what a contest measured of a graph's candidates, and who won.
+"""A verdict as it is kept: what a benchmark measured of a graph's candidates, and who won.
 
 It may come from anybody's file, so every text and number in it is bounded when it is read.
 """
@@ -38,7 +38,7 @@ Number = Annotated[int, Field(ge=0, le=1 << 53)] | Annotated[float, Field(ge=0.0
 
 
 class CandidateRecord(BaseModel):
-    """What became of one candidate, whether or not it took part in the contest.
+    """What became of one candidate, whether or not it took part in the benchmark.
 
     Attributes:
         backend: As the chain spelled it.
@@ -78,7 +78,7 @@ class Verdict(BaseModel):
     Attributes:
         version: Of the format; 1.
         key: What the verdict is kept under.
-        measured: When the contest was held.
+        measured: When the benchmark was run.
         chosen: The backend that won; ``eager`` for the captured graph itself.
         ranking: Places in the chain of those that may serve, best first; empty where the captured
             graph itself was the fastest.
@@ -87,8 +87,8 @@ class Verdict(BaseModel):
         machine: The processor or GPU (:func:`composer.machine.describe`).
         threads: torch's number of threads.
         versions: Of torch, Python and the engines' packages.
-        process: The one that held the contest (:func:`composer.system.disk.this_process`).
-        select_seconds: What the policy allowed for the contest at least.
+        process: The one that ran the benchmark (:func:`composer.system.disk.this_process`).
+        select_seconds: What the policy allowed for the benchmark at least.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -131,11 +131,11 @@ class Verdict(BaseModel):
 
     @property
     def under_load(self) -> bool:
-        """Whether other programs kept taking the cores while the contest was held."""
+        """Whether other programs kept taking the cores while the benchmark was run."""
         return any(each.timing and each.timing.get("under_load") for each in self.candidates)
 
     @property
-    def in_a_hurry(self) -> bool:
+    def has_too_few_rounds(self) -> bool:
         """Whether there was time for two calls only of one that may well be the fastest."""
         near = _NEAR * self.milliseconds
         return any(
@@ -145,7 +145,7 @@ class Verdict(BaseModel):
 
     @property
     def seconds(self) -> float:
-        """How long the contest might have taken, as far as that is known."""
+        """How long the benchmark might have taken, as far as that is known."""
         taken = (each.timing["seconds"] for each in self.candidates if each.timing)
         return max(self.select_seconds or 0.0, *taken)
 

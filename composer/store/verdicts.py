@@ -14,8 +14,9 @@ How long verdicts are kept:
   weights, which may have been the program's doing: it gets another chance;
 - a day at most, if other programs kept taking the cores and another candidate was close: it may
   well win on a quieter machine; or if there was time for two calls only of one that was close;
-- otherwise for the days of ``[cache] verdicts``. The verdict of a contest in which an engine was
-  missing does not outlive that: the versions of its packages and the machine are part of the key.
+- otherwise for the days of ``[cache] verdicts``. The verdict of a benchmark in which an engine
+  was missing does not outlive that: the versions of its packages and the machine are part of the
+  key.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _DAY = 86_400.0
 _PASSING = (Reason.QUARANTINED, Reason.OUT_OF_MEMORY)
 _DAYS_IF_UNSURE = 1.0
 _LEAST_SECONDS = 1.0
-"""For a contest, where the policy does not say."""
+"""For a benchmark, where the policy does not say."""
 
 _SKEW = 1.0
 """By how many days another machine's clock may be ahead."""
@@ -62,12 +63,13 @@ class Terms:
 
     Attributes:
         days: For how many days.
-        days_with_failures: The same for verdicts of contests in which a candidate failed.
+        days_with_failures: The same for verdicts of benchmarks in which a candidate failed.
         days_if_unsure: The same for those that were reached under a load, which may slow one engine
-            down fifty times and another not at all, so no lead is a sure one; or in a hurry.
+            down fifty times and another not at all, so no lead is a sure one; or in too few
+            rounds.
         store: Path or URL of the shared store; ``None`` for none.
-        seconds: How long a contest may take at least; what was found in a hurry and in less is not
-            used.
+        seconds: How long a benchmark may take at least. An unsure result that was found in less
+            time is not used.
     """
 
     days: float
@@ -91,7 +93,7 @@ class Terms:
         days = [self.days]
         if verdict.has_failures():
             days.append(self.days_with_failures)
-        if verdict.under_load or verdict.in_a_hurry:
+        if verdict.under_load or verdict.has_too_few_rounds:
             days.append(self.days_if_unsure)
         return min(days)
 
@@ -147,7 +149,7 @@ class VerdictCache:
         return self._noted(recalled or shared)
 
     def keep(self, outcome: Outcome) -> None:
-        """Remember the outcome of a contest, unless it may well be another the next time.
+        """Remember the outcome of a benchmark, unless it may well be another the next time.
 
         What :func:`composer.reset` was called after is not remembered by this process.
         """
@@ -206,7 +208,7 @@ class VerdictCache:
         serves = FLOOR if verdict.winner is None else self._keys[verdict.winner]
         if here.is_quarantined(self._request.graph_key, serves):
             return False
-        if verdict.in_a_hurry and self._terms.seconds > verdict.seconds:
+        if verdict.has_too_few_rounds and self._terms.seconds > verdict.seconds:
             return False
         days = (datetime.now(UTC) - verdict.measured).total_seconds() / _DAY
         return -_SKEW < days < self._terms.days_of(verdict)

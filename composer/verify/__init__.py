@@ -6,7 +6,7 @@ And at what that returns when it is called: can the graph's outputs be taken out
 in doubt with the graph in float64 (:mod:`~composer.verify.double`). :func:`rewrite`
 (:mod:`~composer.verify.rewrites`) runs the shared passes and holds them to eager's numbers where
 they declare to keep them. The other names are the steps of that comparison, which
-:mod:`composer.runtime.sampling` and :mod:`composer.select.track` also use.
+:mod:`composer.runtime.sampling` and :mod:`composer.select.timer` also use.
 """
 
 from __future__ import annotations

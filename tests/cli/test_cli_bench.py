@@ -594,12 +594,12 @@ def test_bench_says_that_the_machine_was_busy(
     models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the table, in JSON, and in what it writes."""
-    race = ranking.select.race
+    measure = ranking.select.measure
 
     def under_load(*args: Any) -> Any:
-        return dataclasses.replace(race(*args), under_load=True)
+        return dataclasses.replace(measure(*args), under_load=True)
 
-    monkeypatch.setattr(ranking.select, "race", under_load)
+    monkeypatch.setattr(ranking.select, "measure", under_load)
     asked = ("own_models:slow", "--chain", "own_models:quick", "--seconds", "0.3")
     _, output = bench(*asked, "--json")
     said = "Other programs were using the cores: measure again"

@@ -369,7 +369,7 @@ def test_engine_that_raises_is_answered_for_where_nothing_was_looked_at(
 
 @pytest.mark.parametrize("kind", [torch.nn.Embedding, torch.nn.EmbeddingBag])
 def test_buffers_are_put_back_where_rows_of_an_embedding_are_shortened(kind: Any) -> None:
-    """Both write to their weight; the contest leaves everything else as it was."""
+    """Both write to their weight; the benchmark leaves everything else as it was."""
 
     class Net(torch.nn.Module):
         def __init__(self) -> None:

@@ -27,7 +27,7 @@ from composer.graphs.capture import read_request
 from composer.policy import read_policy
 from composer.runtime.barrier import Barrier
 from composer.select.rules import least_memory, lost_a_tie
-from composer.select.track import Track
+from composer.select.timer import Timer
 from composer.testing import FakeBackend, expect
 
 pytestmark = [
@@ -169,7 +169,7 @@ def test_slow_fake_loses_against_eager() -> None:
 
 def test_tie_goes_to_the_earlier_in_the_chain(monkeypatch: pytest.MonkeyPatch) -> None:
     """And to an engine rather than to eager; here all take the same time to the last digit."""
-    monkeypatch.setattr(Track, "time", lambda *_: 1e-3)
+    monkeypatch.setattr(Timer, "time", lambda *_: 1e-3)
     fastest(double, Engine("one"), Engine("two"))(torch.ones(2))
     assert last().chosen == "one"
     assert [attempt.engine["timing"]["ratio"] for attempt in last().attempts] == [1.0, 1.0]
@@ -488,18 +488,18 @@ def test_time_is_bounded() -> None:
 
 
 @pytest.mark.parametrize(
-    ("built", "turns", "first"),
+    ("built", "seconds", "first"),
     [(0.0, 1.0, 5.0), (2.0, 1.0, 5.0), (20.0, 3.0, 5.0), (34.0, 5.0, 5.1), (100.0, 5.0, 15.0)],
 )
-def test_budget_is_a_share_of_the_builds(built: float, turns: float, first: float) -> None:
+def test_budget_is_a_share_of_the_builds(built: float, seconds: float, first: float) -> None:
     """Within limits; a budget of the policy's own is what it says."""
-    found = select.Contest().budget(built)
-    assert (found.turns, found.first) == pytest.approx((turns, first))
-    assert select.Contest(seconds=60.0).budget(built) == select.Budget(60.0)
+    found = select.Benchmark().budget(built)
+    assert (found.seconds, found.first) == pytest.approx((seconds, first))
+    assert select.Benchmark(seconds=60.0).budget(built) == select.Budget(60.0)
 
 
 CALLS = {"far": [0.2], "near": [0.11], "best": [0.1], "floor": [0.25]}
-"""Seconds of an entrant's calls, the last one for all that follow."""
+"""Seconds of a participant's calls, the last one for all that follow."""
 
 
 @pytest.mark.parametrize(
@@ -518,7 +518,7 @@ def test_long_calls_are_measured_within_a_short_time(
 
     No round is begun that cannot be ended.
     """
-    seen = race_by_the_clock(CALLS, budget, monkeypatch)
+    seen = measure_by_the_clock(CALLS, budget, monkeypatch)
     assert (seen.winner, seen.rounds) == ("best", rounds)
     assert sum(seen.calls.values()) == 8 + sum(rounds.values())
 
@@ -528,7 +528,7 @@ def test_time_that_is_too_short_for_two_calls_of_each(
     budget: select.Budget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether first calls count or not."""
-    seen = race_by_the_clock(CALLS, budget, monkeypatch)
+    seen = measure_by_the_clock(CALLS, budget, monkeypatch)
     assert seen.winner is None
     assert "too short for two calls of each" in seen.why
 
@@ -536,32 +536,32 @@ def test_time_that_is_too_short_for_two_calls_of_each(
 def test_who_does_not_go_on_for_want_of_time_may_still_win(monkeypatch: pytest.MonkeyPatch) -> None:
     """The captured graph: no engine serves that was measured to be slower."""
     calls = {"one": [0.1, 0.1, 0.17], "two": [0.12, 0.12, 0.17], "floor": [0.16]}
-    seen = race_by_the_clock(calls, select.Budget(0.75, 5.0), monkeypatch)
+    seen = measure_by_the_clock(calls, select.Budget(0.75, 5.0), monkeypatch)
     assert (seen.winner, seen.rounds) == ("floor", {"one": 1, "two": 1, "floor": 0})
 
 
 def test_all_that_go_on_may_raise(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who waits with the time it has wins; where none does, nobody."""
     calls = {"one": [0.1, 0.1, -1], "two": [0.12, 0.12, -1], "floor": [0.16]}
-    seen = race_by_the_clock(calls, select.Budget(0.75, 5.0), monkeypatch)
+    seen = measure_by_the_clock(calls, select.Budget(0.75, 5.0), monkeypatch)
     assert (seen.winner, seen.raised) == ("floor", {"one", "two"})
     calls = {"one": [0.001] * 60 + [-1], "two": [0.001] * 60 + [-1], "floor": [0.1]}
-    seen = race_by_the_clock(calls, ENDLESS, monkeypatch)
+    seen = measure_by_the_clock(calls, ENDLESS, monkeypatch)
     assert (seen.winner, seen.raised) == (None, {"one", "two"})
     assert seen.why == "all that were left raised"
 
 
 def test_round_that_takes_longer_than_expected_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next turn is not begun once the time is over; what was known before decides."""
+    """The next sample is not begun once the time is over; what was known before decides."""
     calls = {"one": [0.1, 0.1, 0.5], "two": [0.12, 0.12, 0.5], "floor": [0.16, 0.16, 0.5]}
-    seen = race_by_the_clock(calls, select.Budget(1.0, 5.0), monkeypatch)
+    seen = measure_by_the_clock(calls, select.Budget(1.0, 5.0), monkeypatch)
     assert (seen.winner, set(seen.rounds.values())) == ("one", {0})
     assert sum(seen.calls.values()) == 7
 
 
 @dataclass
 class Seen:
-    """A contest's result, by the names of the entrants."""
+    """A benchmark's result, by the names of the participants."""
 
     winner: str | None
     rounds: dict[str, int]
@@ -570,17 +570,17 @@ class Seen:
     why: str
 
 
-def race_by_the_clock(
+def measure_by_the_clock(
     seconds: dict[str, list[float]], budget: select.Budget, monkeypatch: pytest.MonkeyPatch
 ) -> Seen:
-    """Hold a contest between calls of so many seconds, a negative number of which raises.
+    """Run a benchmark between calls of so many seconds, a negative number of which raises.
 
     The clock is the test's.
     """
     now, calls, names = 0.0, Counter(), list(seconds)
     monkeypatch.setattr("time.perf_counter", lambda: now)
 
-    def entrant(name: str) -> select.Entrant:
+    def participant(name: str) -> select.Participant:
         def run(x: torch.Tensor) -> list[torch.Tensor]:
             nonlocal now
             taken = seconds[name][min(calls[name], len(seconds[name]) - 1)]
@@ -590,11 +590,11 @@ def race_by_the_clock(
             now += taken
             return [x]
 
-        return select.Entrant(name, run)
+        return select.Participant(name, run)
 
     gm = torch.fx.symbolic_trace(lambda x: x.sin())
     request = read_request(gm, [torch.ones(2)])
-    result = select.race([entrant(each) for each in names], request, budget)
+    result = select.measure([participant(each) for each in names], request, budget)
     winner = None if result.winner is None else names[result.winner]
     rounds = {names[at]: each.rounds for at, each in result.timings.items()}
     return Seen(winner, rounds, {names[at] for at in result.errors}, calls, result.why)
@@ -607,7 +607,7 @@ def test_least_rounds_keep_in_who_is_far_behind(
     """A table of all engines needs them; a choice does not."""
     times = {"quick": [0.01], "slow": [0.5], "floor": [0.02]}
     budget = select.Budget(60.0, least_rounds=least)
-    seen = race_by_the_clock(times, budget, monkeypatch)
+    seen = measure_by_the_clock(times, budget, monkeypatch)
     assert (seen.winner, seen.rounds["slow"]) == ("quick", found)
 
 
@@ -686,27 +686,29 @@ def test_who_is_surely_no_slower() -> None:
 
 
 @pytest.mark.parametrize(("barrier", "longest"), [(None, 0.160), (Barrier(), 0.010)])
-def test_turns_grow_while_nothing_is_decided_unless_calls_wait_for_them(
+def test_samples_grow_while_nothing_is_decided_unless_calls_wait_for_them(
     barrier: Barrier | None, longest: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A load shows in long turns only; a program whose calls wait does not get any."""
+    """A load shows in long samples only; a program whose calls wait does not get any."""
     lengths, noise = [], random.Random(0)
 
-    def time_taken(track: Track, run: Any, calls: int, lead: float, least: float) -> float:
+    def time_taken(timer: Timer, run: Any, calls: int, lead: float, least: float) -> float:
         lengths.append(calls * 0.001)
         return noise.choice((0.0005, 0.0015))
 
-    monkeypatch.setattr(Track, "time", time_taken)
-    monkeypatch.setattr(Barrier, "perform", lambda barrier, turn: turn())
-    assert race_of_two(barrier) == 40
+    monkeypatch.setattr(Timer, "time", time_taken)
+    monkeypatch.setattr(Barrier, "perform", lambda barrier, sample: sample())
+    assert measure_two(barrier) == 40
     assert max(lengths) == pytest.approx(longest, rel=0.5)
 
 
-def race_of_two(barrier: Barrier | None = None) -> int:
-    """Hold a contest between equals; in how many rounds they took part."""
+def measure_two(barrier: Barrier | None = None) -> int:
+    """Run a benchmark between equals; in how many rounds they took part."""
     gm = torch.fx.symbolic_trace(lambda x: x.sin())
-    entrants = [select.Entrant(name, gm.forward) for name in ("one", "floor")]
-    result = select.race(entrants, read_request(gm, [torch.ones(2)]), ENDLESS, barrier=barrier)
+    participants = [select.Participant(name, gm.forward) for name in ("one", "floor")]
+    result = select.measure(
+        participants, read_request(gm, [torch.ones(2)]), ENDLESS, barrier=barrier
+    )
     (rounds,) = {each.rounds for each in result.timings.values()}
     return rounds
 
@@ -717,34 +719,34 @@ QUIET, LOADED = 0.05, 0.2
 
 @dataclass
 class Clock:
-    """What the contest takes for the time, by how long calls are said to take.
+    """What the benchmark takes for the time, by how long calls are said to take.
 
     Attributes:
         waiting: The share of the time for which a thread waits for a core.
         now: The seconds so far.
-        turns: Seconds of each turn, its lead included, and of the lead.
+        samples: Seconds of each sample, its lead included, and of the lead.
     """
 
     waiting: float
     now: float = 0.0
-    turns: list[tuple[float, float]] = field(default_factory=list)
+    samples: list[tuple[float, float]] = field(default_factory=list)
 
     def take(self, monkeypatch: pytest.MonkeyPatch, call: Callable[[Any], float]) -> None:
         """Have time pass by ``call``, which says what one call of something takes."""
-        time_taken = Track.time
+        time_taken = Timer.time
 
-        def timed(track: Track, run: Any, calls: int, lead: float, least: float = 0.0) -> float:
+        def timed(timer: Timer, run: Any, calls: int, lead: float, least: float = 0.0) -> float:
             before = self.now
-            taken = time_taken(track, run, calls, lead, least)
-            self.turns.append((self.now - before, lead))
+            taken = time_taken(timer, run, calls, lead, least)
+            self.samples.append((self.now - before, lead))
             return taken
 
-        def called(track: Track, run: Any) -> None:
+        def called(timer: Timer, run: Any) -> None:
             self.now += call(run)
 
-        monkeypatch.setattr(Track, "time", timed)
-        monkeypatch.setattr(Track, "_call", called)
-        monkeypatch.setattr(Barrier, "perform", lambda barrier, turn: turn())
+        monkeypatch.setattr(Timer, "time", timed)
+        monkeypatch.setattr(Timer, "_call", called)
+        monkeypatch.setattr(Barrier, "perform", lambda barrier, sample: sample())
         monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
         monkeypatch.setattr("time.perf_counter", lambda: self.now)
         waits = "composer.machine.seconds_without_a_core"
@@ -759,7 +761,7 @@ class Clock:
         (LOADED, Barrier(), [0.020, 0.020, 0.020, 0.020]),
     ],
 )
-def test_turns_are_long_at_once_where_others_take_the_cores(
+def test_samples_are_long_at_once_where_others_take_the_cores(
     waiting: float, barrier: Barrier | None, lengths: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """But for two rounds that send off whoever is far behind.
@@ -768,18 +770,20 @@ def test_turns_are_long_at_once_where_others_take_the_cores(
     """
     noise, clock = random.Random(0), Clock(waiting)
     clock.take(monkeypatch, lambda run: noise.choice((0.0009, 0.0011)))
-    race_of_two(barrier)
-    turns = clock.turns[4:12:2]  # after two calls of each, those of one of the two
-    assert [length for length, _ in turns] == pytest.approx(lengths, rel=0.3)
+    measure_two(barrier)
+    samples = clock.samples[4:12:2]  # after two calls of each, those of one of the two
+    assert [length for length, _ in samples] == pytest.approx(lengths, rel=0.3)
 
 
-def test_under_a_load_only_long_turns_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_under_a_load_only_long_samples_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """The scheduler needs a while to part an engine's threads; the time is shared out all the same.
 
-    Calls of the one that wins are slow for 180 ms of each turn.
+    Calls of the one that wins are slow for 180 ms of each sample.
     """
     clock = Clock(LOADED)
-    entrants = [select.Entrant(name, lambda x, name=name: name) for name in ("a", "b", "floor")]
+    participants = [
+        select.Participant(name, lambda x, name=name: name) for name in ("a", "b", "floor")
+    ]
     running, since = "", 0.0
 
     def call(run: Any) -> float:
@@ -792,22 +796,22 @@ def test_under_a_load_only_long_turns_count(monkeypatch: pytest.MonkeyPatch) -> 
 
     clock.take(monkeypatch, call)
     gm = torch.fx.symbolic_trace(lambda x: x.sin())
-    result = select.race(entrants, read_request(gm, [torch.ones(2)]), select.Budget(2.0))
+    result = select.measure(participants, read_request(gm, [torch.ones(2)]), select.Budget(2.0))
     assert result.winner == 1
     assert result.timings[1].seconds == pytest.approx(0.001, rel=0.05)
     assert [result.timings[place].rounds for place in range(3)] == [1, 1, 2]  # the floor was far
     assert 1.8 < result.seconds <= 2.02
 
 
-def test_under_a_load_short_turns_decide_where_there_is_no_time_for_long_ones(
+def test_under_a_load_short_samples_decide_where_there_is_no_time_for_long_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Fewer than two calls of each, or less than a tenth of a second."""
     clock = Clock(LOADED)
-    entrants = [select.Entrant(name, lambda x, name=name: name) for name in ("a", "b")]
+    participants = [select.Participant(name, lambda x, name=name: name) for name in ("a", "b")]
     clock.take(monkeypatch, lambda run: {"a": 0.0012, "b": 0.001}[run(0)])
     gm = torch.fx.symbolic_trace(lambda x: x.sin())
-    result = select.race(entrants, read_request(gm, [torch.ones(2)]), select.Budget(0.2))
+    result = select.measure(participants, read_request(gm, [torch.ones(2)]), select.Budget(0.2))
     assert (result.winner, {t.rounds > 2 for t in result.timings.values()}) == (1, {True})
     assert result.seconds <= 0.21
 
@@ -816,21 +820,21 @@ def test_under_a_load_short_turns_decide_where_there_is_no_time_for_long_ones(
 @pytest.mark.usefixtures("real_time")
 def test_waiting_for_a_core_is_counted() -> None:
     """Two processes that share one core each wait for half of the time, of which a tenth counts."""
-    track = Track(read_request(torch.fx.symbolic_trace(lambda x: x.sin()), [torch.ones(2)]))
-    assert track.waiting == 0
+    timer = Timer(read_request(torch.fx.symbolic_trace(lambda x: x.sin()), [torch.ones(2)]))
+    assert timer.waiting == 0
     cores = os.sched_getaffinity(0)
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as rival:
         try:
             only = {min(cores)}
             os.sched_setaffinity(rival.pid, only)
             os.sched_setaffinity(0, only)
-            with track.laid_out():
-                track.time(lambda x: [x], 1, lead=0.0, least=2.0)
+            with timer.laid_out():
+                timer.time(lambda x: [x], 1, lead=0.0, least=2.0)
         finally:
             os.sched_setaffinity(0, cores)
             rival.kill()
     assert machine.cores() == len(cores)
-    assert track.waiting > 0.2 / torch.get_num_threads()
+    assert timer.waiting > 0.2 / torch.get_num_threads()
 
 
 MIB = 1 << 20

@@ -360,7 +360,7 @@ def test_error_of_measuring_itself_is_recorded(monkeypatch: pytest.MonkeyPatch) 
     def broken(*args: Any) -> Any:
         raise OSError("out of luck")
 
-    monkeypatch.setattr("composer.select.race", broken)
+    monkeypatch.setattr("composer.select.measure", broken)
     f = beside(double, Engine("first"), Engine("second"))
     for _ in range(3):
         f(torch.ones(2))

@@ -207,7 +207,7 @@ def test_model_of_any_name_is_remembered(chain: Chain) -> None:
 
 
 def test_winner_that_is_refused_is_forgotten(chain: Chain) -> None:
-    """The others have their contest; it is not tried twice; what they come to is remembered."""
+    """The others are measured; it is not tried twice; what they come to is remembered."""
     chain.compile(verify="compile")
     chain.quick.factor = 3
     report = chain.compile(verify="compile")
@@ -244,7 +244,7 @@ def test_winner_that_fails_at_a_call_is_followed_by_the_next_fastest(chain: Chai
 
 
 def test_engine_in_quarantine_is_not_recalled(chain: Chain) -> None:
-    """It failed in this process: the others have their contest, which nobody remembers."""
+    """It failed in this process: the others are measured, which nobody remembers."""
     chain.compile()
     (before,) = kept()
     f = chain.quick
@@ -301,7 +301,7 @@ def test_slip_in_an_engines_identity_is_told_of(chain: Chain) -> None:
         ChildRefusal(Status.TIMED_OUT, Reason.TIMEOUT, "did not start", by_others=True),
     ],
 )
-def test_contest_without_one_that_may_be_well_later_is_not_remembered(
+def test_benchmark_without_one_that_may_be_well_later_is_not_remembered(
     chain: Chain, error: Exception
 ) -> None:
     """Memory that was short, a disk that was full, a child that a busy machine did not start."""
@@ -310,7 +310,7 @@ def test_contest_without_one_that_may_be_well_later_is_not_remembered(
     assert kept() == []
 
 
-def test_contest_with_a_failure_is_remembered_as_long_as_failures(
+def test_benchmark_with_a_failure_is_remembered_as_long_as_failures(
     chain: Chain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Seven days, where others are remembered for thirty."""
@@ -373,13 +373,13 @@ class Warming(Engine):
         return warming
 
 
-def test_verdict_in_a_hurry_is_not_used_where_there_is_more_time(
+def test_verdict_of_too_few_rounds_is_not_used_where_there_is_more_time(
     chain: Chain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is of two calls each, and one of the engines needs those."""
     chain.engines = [Warming("warming"), Engine("steady", NAP * 0.6)]
-    with monkeypatch.context() as hurry:
-        hurry.setattr(schedule, "MOST_ROUNDS", 0)
+    with monkeypatch.context() as patched:
+        patched.setattr(schedule, "MOST_ROUNDS", 0)
         assert chain.compile(select={"seconds": 2}).chosen == "steady"
         assert [a.engine["timing"]["rounds"] for a in last().attempts] == [0, 0]
         assert is_remembered(chain.compile(select={"seconds": 2}))
@@ -786,7 +786,7 @@ def test_engine_of_another_package_is_identified_without_its_import(
     "name", ["tensorrt", "inductor", "onnxrt", "eager", "aot_eager", "cudagraphs", "openvino"]
 )
 def test_known_engines_say_what_they_are_made_of(name: str) -> None:
-    """A contest among them can be remembered."""
+    """A benchmark among them can be remembered."""
     before = set(sys.modules)
     assert find_backend(name).identity()
     engines = {"tensorrt", "onnxruntime", "onnx", "openvino"} & (set(sys.modules) - before)
@@ -794,7 +794,7 @@ def test_known_engines_say_what_they_are_made_of(name: str) -> None:
 
 
 def test_name_that_nobody_registers_is_part_of_the_key(chain: Chain) -> None:
-    """One policy serves many machines; where the name is known, there is another contest."""
+    """One policy serves many machines; where the name is known, there is another benchmark."""
     engines = [*chain.engines, "nobody_registers_this"]
     chain.compile(chain=engines)
     again = chain.compile(chain=engines)

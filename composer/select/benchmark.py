@@ -1,4 +1,4 @@
-"""What the policy wants of a choice by measurement, who takes part in it, and what it comes to."""
+"""A benchmark: what the policy asks for, who takes part, and the result."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ calls may take the share as well, or the most if that is longer."""
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How long a contest may take; readings of memory and waits at the barrier come on top.
+    """How long a benchmark may take; readings of memory and waits at the barrier come on top.
 
     Attributes:
-        turns: Seconds for all but the first call of each entrant. In that an engine may compile,
+        seconds: For all but the first call of each participant. In that call an engine may compile,
             allocate and tune, so it belongs to the build.
-        first: Seconds for those first calls; what they take beyond that is taken from ``turns``.
-        least_rounds: Rounds that every entrant takes part in, however far behind it is, if the time
-            allows. A choice needs none; a table that compares all entrants does.
+        first: Seconds for those first calls; what they take beyond that is taken from ``seconds``.
+        least_rounds: Rounds that every participant takes part in, however far behind it is, if
+            there is time. A choice needs none; a table that compares all participants does.
     """
 
-    turns: float
+    seconds: float
     first: float = 0.0
     least_rounds: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Contest:
+class Benchmark:
     """What the policy wants of a choice by measurement.
 
     Attributes:
@@ -46,8 +46,8 @@ class Contest:
         within: By which share an engine that takes less memory may be slower than the fastest and
             still win; ``None`` does not look at memory.
         terms: How long its verdict is remembered; ``None`` for not at all.
-        barrier: Lets turns be taken between the calls of a running program; ``None`` where the
-            program waits for the contest.
+        barrier: Lets samples be taken between the calls of a running program; ``None`` where the
+            program waits for the benchmark.
     """
 
     seconds: float | None = None
@@ -57,76 +57,76 @@ class Contest:
     barrier: Barrier | None = None
 
     @staticmethod
-    def of(policy: Policy, cache: Cache) -> Contest | None:
-        """The contest that a policy asks for; ``None`` for ``select = "first"``."""
+    def of(policy: Policy, cache: Cache) -> Benchmark | None:
+        """The benchmark that a policy asks for; ``None`` for ``select = "first"``."""
         asked = policy.select
         if asked.by == "first":
             return None
         calls = asked.calls if asked.objective == "amortised" else None
         within = asked.within if asked.objective == "memory" else None
-        return Contest(asked.seconds, calls, within, verdicts.Terms.of(policy, cache))
+        return Benchmark(asked.seconds, calls, within, verdicts.Terms.of(policy, cache))
 
     def budget(self, built: float) -> Budget:
-        """The time for a contest among engines that took ``built`` seconds to build."""
+        """The time for a benchmark among engines that took ``built`` seconds to build."""
         if self.seconds is not None:
             return Budget(self.seconds)
         share = SHARE * built
-        return Budget(turns=min(MOST, max(LEAST, share)), first=max(MOST, share))
+        return Budget(seconds=min(MOST, max(LEAST, share)), first=max(MOST, share))
 
 
 @dataclass(frozen=True, slots=True)
-class Entrant:
-    """One that takes part in a contest.
+class Participant:
+    """One of the callables that a benchmark compares.
 
     Attributes:
         name: The backend, for messages.
         run: What is called.
-        handicap: Seconds added to each of its calls: its share of the build.
+        build_share: Seconds of the build that are added to each call; 0 where builds do not count.
         grown: By how many bytes the process grew when it was built.
     """
 
     name: str
     run: Callable[..., Any]
-    handicap: float = 0.0
+    build_share: float = 0.0
     grown: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """What was measured of one entrant.
+    """What was measured of one participant.
 
     Attributes:
-        turns: Seconds of a call, one figure for each turn.
+        samples: Seconds of a call, one figure for each sample.
         rounds: How many rounds it took part in; 0 where there was time for the warm-up only.
-        handicap: As in :class:`Entrant`.
+        build_share: As in :class:`Participant`.
         grown: Bytes that it takes; ``None`` where memory was not looked at.
     """
 
-    turns: tuple[float, ...]
+    samples: tuple[float, ...]
     rounds: int
-    handicap: float = 0.0
+    build_share: float = 0.0
     grown: int | None = None
 
     @property
     def seconds(self) -> float:
-        """Seconds of a call: the mean of the turns, outliers cut."""
-        return mean(self.turns)
+        """Seconds of a call: the mean of the samples, outliers cut."""
+        return mean(self.samples)
 
     @property
     def cost(self) -> float:
-        """What entrants are compared by: seconds of a call, and the handicap."""
-        return self.seconds + self.handicap
+        """What participants are compared by: seconds of a call and the share of the build."""
+        return self.seconds + self.build_share
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a contest came to; entrants are named by their places.
+    """The result of a benchmark; participants are named by their places.
 
     Attributes:
-        winner: Who is to serve; ``None`` where the contest could not be held.
-        timings: Of the entrants that were measured.
-        errors: Of the entrants that raised.
-        why: Why the contest could not be held.
+        winner: Who is to serve; ``None`` where the benchmark could not be run.
+        timings: Of the participants that were measured.
+        errors: Of the participants that raised.
+        why: Why the benchmark could not be run.
         under_load: Whether other programs kept taking the cores meanwhile.
         seconds: How long it took.
     """

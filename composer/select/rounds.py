@@ -1,15 +1,15 @@
 """``select = "fastest"``: which of several accepted engines runs a graph in the least time?
 
-All engines and the floor (the captured graph's own forward) take turns on copies of the first
+All engines and the floor (the captured graph's own forward) are timed on copies of the first
 call's inputs. In training a call is a forward and a backward. What a run changes is put back.
 
-- *Turns, not blocks.* The machine may be busy with other things as well. A round gives each entrant
-  one turn, in an order drawn anew for each round. So a load that comes and goes meets all of them
-  alike, and rounds are compared as pairs.
-- *How long a turn is* :mod:`composer.select.schedule` says, by whether there is a load.
+- *Rounds, not blocks.* The machine may be busy with other things as well. A round takes one sample
+  of each participant, in an order drawn anew for each round. So a load that comes and goes meets
+  all of them alike, and rounds are compared as pairs. A sample is the mean time of some calls.
+- *How long a sample is* :mod:`composer.select.schedule` says, by whether there is a load.
 - *Who is out, who has won, and when that is clear* :mod:`composer.select.rules` says.
-- *The time is bounded.* No turn begins that is likely to end too late, by what the entrant took
-  before. A call cannot be interrupted, so one that takes longer than before may overrun. Where
+- *The time is bounded.* No sample begins that is likely to end too late, by what the participant
+  took before. A call cannot be interrupted, so one that takes longer than before may overrun. Where
   there is no time for a round of all, those that are close to the one in front go on alone.
 """
 
@@ -29,7 +29,7 @@ from composer.errors import error_line, without_locals
 from composer.records import GraphRequest
 from composer.runtime.barrier import Barrier
 from composer.select import schedule
-from composer.select.contest import Budget, Entrant, Result, Timing
+from composer.select.benchmark import Budget, Participant, Result, Timing
 from composer.select.footprint import Gauge
 from composer.select.rules import (
     TIE,
@@ -39,81 +39,81 @@ from composer.select.rules import (
     mean,
     surely_ahead,
 )
-from composer.select.schedule import Turn
-from composer.select.track import Track
+from composer.select.schedule import Plan
+from composer.select.timer import Timer
 
 
 class _Undecided(Exception):
-    """The contest cannot be held, and why."""
+    """The benchmark cannot be run, and why."""
 
 
-def race(
-    entrants: Sequence[Entrant],
+def measure(
+    participants: Sequence[Participant],
     request: GraphRequest,
     budget: Budget,
     within: float | None = None,
     gauge: Gauge | None = None,
     barrier: Barrier | None = None,
 ) -> Result:
-    """Let the entrants take turns until one is surely ahead, or the time is over.
+    """Time the participants in rounds until one is surely ahead, or the time is over.
 
     Args:
-        entrants: In the order of the chain; the last is the floor.
+        participants: In the order of the chain; the last is the floor.
         request: The graph and the first call's inputs, which are not changed.
         budget: How long this may take.
-        within: As in :class:`Contest`.
+        within: As in :class:`Benchmark`.
         gauge: Measures memory; ``None`` where that is not the objective.
-        barrier: As in :class:`Contest`; waiting at it does not count as time of the contest.
+        barrier: As in :class:`Benchmark`; waiting at it does not count as time of the benchmark.
 
     Returns:
         The result, without a winner where the floor itself raises for these inputs, inputs cannot
-        be copied, or the time was too short for two calls of each entrant.
+        be copied, or the time was too short for two calls of each participant.
     """
     started = time.perf_counter()
     errors: dict[int, BaseException] = {}
     try:
         with contextlib.ExitStack() as laid_out:
-            track = _track(request, laid_out)
-            turns = _Race(
-                entrants,
-                track,
+            timer = _timer(request, laid_out)
+            rounds = _Rounds(
+                participants,
+                timer,
                 budget=budget,
                 within=within,
                 gauge=gauge,
                 barrier=barrier,
                 errors=errors,
             )
-            turns.warm_up()
-            turns.run()
-        result = turns.result()
+            rounds.warm_up()
+            rounds.run()
+        result = rounds.result()
     except _Undecided as undecided:
         result = Result(None, {}, errors, str(undecided))
     return dataclasses.replace(result, seconds=time.perf_counter() - started)
 
 
-def _track(request: GraphRequest, laid_out: contextlib.ExitStack) -> Track:
-    """The copied inputs that turns are taken on, until the stack ``laid_out`` is closed.
+def _timer(request: GraphRequest, laid_out: contextlib.ExitStack) -> Timer:
+    """The copied inputs that samples are taken on, until the stack ``laid_out`` is closed.
 
     Raises:
         _Undecided: inputs cannot be copied.
     """
     try:
-        track = Track(request)
-        laid_out.enter_context(track.laid_out())
+        timer = Timer(request)
+        laid_out.enter_context(timer.laid_out())
     except BaseException as error:  # noqa: BLE001  # recorded: what serves needs no copies
         interrupts.pass_on(error)
         what = error_line(error)
         raise _Undecided(f"inputs cannot be copied: {what}") from None
-    return track
+    return timer
 
 
-class _Race:
-    """The turns that were taken so far, and who may still win."""
+class _Rounds:
+    """The samples that were taken so far, and who may still win."""
 
     def __init__(
         self,
-        entrants: Sequence[Entrant],
-        track: Track,
+        participants: Sequence[Participant],
+        timer: Timer,
         *,
         budget: Budget,
         within: float | None,
@@ -123,14 +123,14 @@ class _Race:
     ) -> None:
         self._within, self._gauge, self._barrier = within, gauge, barrier
         self._grown: dict[int, int] = {}
-        self._entrants = entrants
-        self._track = track
-        self._deadline = time.perf_counter() + budget.turns
+        self._participants = participants
+        self._timer = timer
+        self._deadline = time.perf_counter() + budget.seconds
         self._spare = budget.first
         self._least_rounds = budget.least_rounds
         self._warm: dict[int, float] = {}
         self._waiting: list[int] = []
-        self._turns: dict[int, list[float]] = {}
+        self._samples: dict[int, list[float]] = {}
         self.errors = errors
         self._alive: list[int] = []
 
@@ -140,9 +140,9 @@ class _Race:
         Raises:
             _Undecided: it does, or there was no time.
         """
-        *engines, floor = range(len(self._entrants))
+        *engines, floor = range(len(self._participants))
         self._alive = [*engines, floor]
-        self._turns = {place: [] for place in self._alive}
+        self._samples = {place: [] for place in self._alive}
         for place in (floor, *engines):
             with self._weighed(place):
                 started = time.perf_counter()
@@ -154,7 +154,7 @@ class _Race:
         if self._is_over():
             raise _Undecided("the time for it was too short for two calls of each engine")
         if place in self._alive:
-            self._warm[place] = self._turn(place, Turn(calls=1), barrier)
+            self._warm[place] = self._sample(place, Plan(calls=1), barrier)
 
     def _extend(self, taken: float) -> None:
         """Do not count a first call, as far as the budget allows."""
@@ -164,9 +164,9 @@ class _Race:
 
     @contextlib.contextmanager
     def _weighed(self, place: int) -> Iterator[None]:
-        """Note the memory that an entrant takes, the peak of its first calls included.
+        """Note the memory that a participant takes, the peak of its first calls included.
 
-        A reading collects garbage first; the time for that does not count as time of the contest.
+        A reading collects garbage first; the time for that does not count as time of the benchmark.
         """
         if self._gauge is None:
             yield
@@ -175,7 +175,7 @@ class _Race:
         self._gauge.begin_peak()
         yield
         taken = max(self._gauge.peak(), self._read(self._gauge)) - before
-        self._grown[place] = self._entrants[place].grown + max(taken, 0)
+        self._grown[place] = self._participants[place].grown + max(taken, 0)
 
     def _read(self, gauge: Gauge) -> int:
         started = time.perf_counter()
@@ -184,7 +184,7 @@ class _Race:
         return held
 
     def run(self) -> None:
-        """Rounds, until one is left or the next turn would take too long.
+        """Rounds, until one is left or the next sample would take too long.
 
         A round that is cut short is left out.
         """
@@ -199,16 +199,16 @@ class _Race:
                     return
             times: dict[int, float] = {}
             for place in order.sample(self._alive, len(self._alive)):
-                turn = self._short_turn(place, number)
-                if self._is_over(after=turn.seconds(self._usual(place))):
+                plan = self._short_sample(place, number)
+                if self._is_over(after=plan.seconds(self._usual(place))):
                     return
-                times[place] = self._turn(place, turn, self._barrier)
+                times[place] = self._sample(place, plan, self._barrier)
             for place in self._alive:
-                self._turns[place].append(times[place])
+                self._samples[place].append(times[place])
             self._send_off()
 
     def _run_long(self, order: random.Random) -> bool:
-        """Under a load, rounds of long turns; whether there was a load, and time for a round."""
+        """Under a load, rounds of long samples; whether there was a load, and time for a round."""
         if self._is_settled() or self._barrier is not None or not self._is_under_load():
             return False
         if not self._least_rounds:
@@ -223,18 +223,18 @@ class _Race:
                 return number > 0
             times: dict[int, float] = {}
             for place in order.sample(self._alive, len(self._alive)):
-                times[place] = self._turn(place, schedule.long_turn(self._usual(place), share))
+                times[place] = self._sample(place, schedule.long_sample(self._usual(place), share))
             for place in self._alive:
-                before = self._turns[place] if number else []
-                self._turns[place] = [*before, times[place]]
+                before = self._samples[place] if number else []
+                self._samples[place] = [*before, times[place]]
             self._send_off()
         return True
 
     def _is_under_load(self) -> bool:
-        return self._track.waiting > schedule.BUSY
+        return self._timer.waiting > schedule.BUSY
 
     def _send_off_far(self) -> None:
-        """Drop the entrants whose best turn is far behind another's worst."""
+        """Drop the participants whose best sample is far behind another's worst."""
         costs = {place: self._costs(place) for place in self._alive}
         limit = max(schedule.FAR, margin_of(self._within)) * min(
             max(each) for each in costs.values()
@@ -242,65 +242,65 @@ class _Race:
         self._alive = [place for place, each in costs.items() if min(each) <= limit]
 
     def _fits(self, number: int) -> bool:
-        """Whether there is time for the short turns of this round."""
-        turns = {place: self._short_turn(place, number) for place in self._alive}
-        taken = sum(turn.seconds(self._usual(place)) for place, turn in turns.items())
+        """Whether there is time for the short samples of this round."""
+        plans = {place: self._short_sample(place, number) for place in self._alive}
+        taken = sum(plan.seconds(self._usual(place)) for place, plan in plans.items())
         return not self._is_over(after=taken)
 
-    def _short_turn(self, place: int, number: int) -> Turn:
+    def _short_sample(self, place: int, number: int) -> Plan:
         beside_program = self._barrier is not None
-        return schedule.short_turn(self._usual(place), number, beside_program=beside_program)
+        return schedule.short_sample(self._usual(place), number, beside_program=beside_program)
 
     def _usual(self, place: int) -> float:
-        return mean(self._turns[place] or [self._warm[place]])
+        return mean(self._samples[place] or [self._warm[place]])
 
     def _narrow(self) -> None:
         """For want of time, let only those go on that are close to the one in front.
 
         The others wait for the result with the times that they have.
         """
-        costs = {p: self._usual(p) + self._entrants[p].handicap for p in self._alive}
+        costs = {p: self._usual(p) + self._participants[p].build_share for p in self._alive}
         limit = max(schedule.CLOSE, margin_of(self._within)) * min(costs.values())
         self._alive = [place for place, cost in costs.items() if cost <= limit]
         self._waiting += [place for place, cost in costs.items() if cost > limit]
 
-    def _turn(self, place: int, turn: Turn, barrier: Barrier | None = None) -> float:
-        """Seconds of a call; an entrant that raises is out, and takes infinitely long.
+    def _sample(self, place: int, plan: Plan, barrier: Barrier | None = None) -> float:
+        """Seconds of a call; a participant that raises is out, and takes infinitely long.
 
         Raises:
             _Undecided: the floor itself raises.
         """
         handled = sys.exception()
-        run = self._entrants[place].run
-        take = functools.partial(self._track.time, run, turn.calls, turn.lead, turn.least)
+        run = self._participants[place].run
+        take = functools.partial(self._timer.time, run, plan.calls, plan.lead, plan.least)
         try:
             return take() if barrier is None else self._between_calls(take, barrier)
         except BaseException as error:  # noqa: BLE001  # recorded: its attempt has failed
             interrupts.pass_on(error)
-            if place == len(self._entrants) - 1:
+            if place == len(self._participants) - 1:
                 what = error_line(error)
                 raise _Undecided(f"eager itself raises {what}") from None
             self.errors[place] = without_locals(error, handled)
             self._alive.remove(place)
             return math.inf
 
-    def _between_calls(self, turn: Callable[[], float], barrier: Barrier) -> float:
-        """Take a turn at the barrier; waiting there does not count as time of the contest."""
+    def _between_calls(self, take: Callable[[], float], barrier: Barrier) -> float:
+        """Take a sample at the barrier; waiting there does not count as time of the benchmark."""
         waited = barrier.waited
         try:
-            return barrier.perform(turn)
+            return barrier.perform(take)
         finally:
             self._deadline += barrier.waited - waited
 
     def _is_over(self, after: float = 0.0) -> bool:
-        """Whether the time of the contest is over, or will be ``after`` so many seconds."""
+        """Whether the time of the benchmark is over, or will be ``after`` so many seconds."""
         return time.perf_counter() + after >= self._deadline
 
     def _costs(self, place: int) -> list[float]:
-        return [each + self._entrants[place].handicap for each in self._turns[place]]
+        return [each + self._participants[place].build_share for each in self._samples[place]]
 
     def _send_off(self) -> None:
-        """Drop the entrants that are surely behind the one in front."""
+        """Drop the participants that are surely behind the one in front."""
         if not self._alive:
             return
         front = min(self._alive, key=lambda place: mean(self._costs(place)))
@@ -331,7 +331,7 @@ class _Race:
         Raises:
             _Undecided: those that were not surely behind have raised.
         """
-        measured = (place for place in self._turns if place not in self.errors)
+        measured = (place for place in self._samples if place not in self.errors)
         timings = {place: self._timing(place) for place in measured}
         costs = {p: timings[p].cost for p in sorted((*self._alive, *self._waiting))}
         if not costs:
@@ -342,6 +342,6 @@ class _Race:
         return Result(winner, timings, self.errors, under_load=loaded)
 
     def _timing(self, place: int) -> Timing:
-        turns, handicap = self._turns[place], self._entrants[place].handicap
-        known = tuple(turns) or (self._warm[place],)
-        return Timing(known, len(turns), handicap, self._grown.get(place))
+        samples, build_share = self._samples[place], self._participants[place].build_share
+        known = tuple(samples) or (self._warm[place],)
+        return Timing(known, len(samples), build_share, self._grown.get(place))

@@ -17,7 +17,7 @@ from composer.graphs.comparison import Values, devices, pattern, requires_grad
 from composer.records import GraphRequest, Reason, Status
 
 
-class Track:
+class Timer:
     """The copied inputs of one graph, and what it takes to start every call from the same state.
 
     A graph that writes to its inputs needs that: numbers that grow from call to call end as
@@ -39,7 +39,7 @@ class Track:
 
     @property
     def waiting(self) -> float:
-        """The share of its turns for which a thread waited for a core that others had.
+        """The share of its samples for which a thread waited for a core that others had.
 
         More threads than cores wait for each other; that is left out.
         """
@@ -97,7 +97,7 @@ class Track:
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
-        """Count the turn, and for how long its threads waited. A reading takes 20 us a thread."""
+        """Count the sample, and for how long its threads waited. A reading takes 20 us a thread."""
         before, started = machine.seconds_without_a_core(), time.perf_counter()
         yield
         self._seconds += time.perf_counter() - started
