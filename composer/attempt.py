@@ -238,7 +238,7 @@ def _build_within_limits(
         facts=trial.facts,
     )
     if terms.limits.isolate and not (backend.may_return_original or backend.isolates_itself):
-        isolate.rehearse(request, contender.candidate, contender.min_coverage, terms)
+        isolate.trial_build(request, contender.candidate, contender.min_coverage, terms)
         terms = dataclasses.replace(terms, clock=Clock())
     try:
         run = _build(request, contender, terms)

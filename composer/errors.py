@@ -14,7 +14,7 @@
     │   ├── BisectError                    ``passes.bisect``: there is nothing to compare with
     │   ├── RankingError                   ``composer bench``: calls of a model cannot be compared
     │   ├── Refusal                        an engine says no, with a status and a reason code
-    │   │   ├── ChildRefusal               ``isolate``: what a child process came to
+    │   │   ├── SandboxRefusal             ``isolate``: the build in a sandbox was not accepted
     │   │   └── SharedInputs               a graph writes to an input that shares memory
     │   ├── CandidateError                 ``strict``: a candidate was not accepted
     │   └── ChainExhausted(ExceptionGroup) ``on_exhausted="raise"``: no candidate was accepted
@@ -115,16 +115,16 @@ class SharedInputs(Refusal):
     """A graph writes to an input that shares memory with another: eager alone is right then."""
 
 
-class ChildRefusal(Refusal):
-    """What became of a build in a child process, where that is not what was hoped for.
+class SandboxRefusal(Refusal):
+    """A build in a sandbox, a child process, was not accepted.
 
     Args:
-        status: What became of it.
+        status: The status of the attempt.
         reason: The stable code.
         message: One sentence.
         error_type: Class of the exception that was raised there; empty where none was.
         traceback: Its traceback, as text.
-        output: The last that the child printed, where it ended without an exception.
+        output: The last that the sandbox printed, where it ended without an exception.
         by_others: Whether it ended by no doing of the engine's.
     """
 

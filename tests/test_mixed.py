@@ -410,7 +410,7 @@ def test_openvino_keeps_float32_where_it_takes_nothing_of_the_rest() -> None:
 
 
 def test_marks_are_sent_to_a_child_process() -> None:
-    """So what is rehearsed there is what is built here."""
+    """So what is built there first is what is built here."""
     gm = torch.fx.symbolic_trace(lambda x: torch.relu(x).exp())
     (exp,) = gm.graph.find_nodes(op="call_method", target="exp")
     low_precision.mark(exp)

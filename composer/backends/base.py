@@ -62,7 +62,7 @@ class Backend(ABC):
     isolates_itself: ClassVar[bool] = False
     """Whether the build itself runs its native part in a child process, where the request's limits
     say so, and uses the artefact that the child made. ``isolate`` is then on by default. For any
-    other backend a child builds and runs the whole candidate as a rehearsal, and is thrown away."""
+    other backend a sandbox builds the whole candidate and runs it once: a trial build."""
 
     chooses_precision: ClassVar[bool] = False
     """Whether the build itself computes in what the request's terms say, and of a graph with marks

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from composer.child.servers import Server, servers
 from composer.child.serving import kill
-from composer.errors import ChildRefusal, refuse
+from composer.errors import SandboxRefusal, refuse
 from composer.records import Reason, Status
 
 START_SECONDS = 120.0
@@ -167,7 +167,7 @@ class _Sandbox:
     ) -> NoReturn:
         self._kill()
         output = self._server.printed.decode(errors="replace").strip()
-        raise ChildRefusal(status, reason, what, output=output, by_others=by_others)
+        raise SandboxRefusal(status, reason, what, output=output, by_others=by_others)
 
 
 def _how_it_ended(code: int) -> str:

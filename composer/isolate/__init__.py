@@ -1,13 +1,12 @@
-"""``isolate = true``: a candidate is tried in a child process first.
+"""``isolate = true``: a candidate is first built in a sandbox, a child process.
 
-:func:`rehearse` (:mod:`~composer.isolate.caller`) sends a parcel
-(:mod:`~composer.isolate.parcel`) to a child process, where :mod:`~composer.isolate.isolated` makes
-the attempt. How a child is started, limited and ended is :mod:`composer.child`'s, which engines
-use as well.
+:func:`trial_build` (:mod:`~composer.isolate.caller`) sends a parcel
+(:mod:`~composer.isolate.parcel`) to a sandbox, where :mod:`~composer.isolate.isolated` makes the
+attempt. :mod:`composer.child` starts, limits and ends sandboxes. Engines use it as well.
 """
 
 from __future__ import annotations
 
-from composer.isolate.caller import rehearse
+from composer.isolate.caller import trial_build
 
-__all__ = ["rehearse"]
+__all__ = ["trial_build"]

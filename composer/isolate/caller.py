@@ -1,7 +1,7 @@
-"""A rehearsal in a child process: an engine that ends or hangs its process does so there.
+"""A trial build in a sandbox: an engine that ends or hangs its process does so there.
 
-The child (:mod:`composer.isolate.isolated`) builds the candidate, runs it once, and ends; only then
-does the caller build.
+The sandbox (:mod:`composer.isolate.isolated`) builds the candidate, runs it once, and ends. Only
+then does the caller build.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from composer import child
 from composer.backends.base import BuildTerms
-from composer.errors import ChildRefusal, refuse
+from composer.errors import SandboxRefusal, refuse
 from composer.graphs import collectives
 from composer.isolate import parcel
 from composer.passes.resolve import SharedPasses
@@ -19,10 +19,10 @@ from composer.policy import Candidate
 from composer.records import GraphRequest, Reason, Status
 
 
-def rehearse(
+def trial_build(
     request: GraphRequest, candidate: Candidate, min_coverage: float, terms: BuildTerms
 ) -> None:
-    """Build the candidate in a child process, and run it once there.
+    """Build the candidate in a sandbox, and run it once there.
 
     Args:
         request: The graph; neither it nor its tensors are changed.
@@ -33,7 +33,7 @@ def rehearse(
 
     Raises:
         Refusal: ``crashed``, ``timed_out``, ``failed`` with ``out_of_memory``, ``declined`` with
-            ``not_isolatable``; or what the child's own attempt came to.
+            ``not_isolatable``; or the refusal of the attempt there.
     """
     if collectives.meets_other_ranks(request.gm):
         what = "the graph has collectives, and a child process is no rank"
@@ -58,7 +58,7 @@ def rehearse(
 
 
 def _judge(attempt: dict[str, Any]) -> None:
-    """End the caller's attempt as the child's ended."""
+    """End the attempt here as the one in the sandbox ended."""
     if attempt["status"] == Status.SUCCEEDED:
         return
     status, reason = Status(attempt["status"]), Reason(attempt["reason"])
@@ -66,4 +66,4 @@ def _judge(attempt: dict[str, Any]) -> None:
     if reason is Reason.NOT_REGISTERED:  # here it is: the caller's own probe found it
         status, reason = Status.DECLINED, Reason.NOT_ISOLATABLE
         message = f"in a child process {message}"
-    raise ChildRefusal(status, reason, message, attempt["error_type"], attempt["traceback"])
+    raise SandboxRefusal(status, reason, message, attempt["error_type"], attempt["traceback"])

@@ -1,4 +1,4 @@
-"""The work of a child process for :mod:`composer.isolate`: make one attempt, and run it once."""
+"""The work of a sandbox for :mod:`composer.isolate`: make one attempt, and run the result once."""
 
 from __future__ import annotations
 

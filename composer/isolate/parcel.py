@@ -1,6 +1,6 @@
-"""A graph, its inputs and a candidate as bytes, for a child process of this one.
+"""A graph, its inputs and a candidate as bytes, for a sandbox of this process.
 
-Python's pickle, by ``torch.save``: it goes through a pipe to a child that this process started,
+Python's pickle, by ``torch.save``: it goes through a socket to a process that this one started,
 and never through a file. Graphs are taken apart into nodes (:func:`composer.graphs.written.apart`).
 Floating-point parameters are made up by the receiver; everything else keeps its values.
 """

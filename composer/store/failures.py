@@ -21,7 +21,7 @@ import torch
 from composer import _torch, distribution, session
 from composer.backends.base import Backend, BuildFacts
 from composer.distribution import version_of
-from composer.errors import ChildRefusal, Refusal, causes, chained, first_line
+from composer.errors import Refusal, SandboxRefusal, causes, chained, first_line
 from composer.policy import Candidate
 from composer.records import Attempt, GraphRequest, Reason, Status
 from composer.system.disk import DiskCache, digest_of, this_process
@@ -117,7 +117,7 @@ def is_expensive(attempt: Attempt, error: BaseException) -> bool:
         attempt: What became of the candidate.
         error: What ended it.
     """
-    if isinstance(error, ChildRefusal) and error.by_others:
+    if isinstance(error, SandboxRefusal) and error.by_others:
         return False
     if attempt.status in (Status.CRASHED, Status.TIMED_OUT):
         return True

@@ -34,7 +34,7 @@ from pydantic import ValidationError
 from composer import _torch, distribution, interrupts, machine, session
 from composer.backends.base import Backend
 from composer.distribution import version_of
-from composer.errors import ChildRefusal, Refusal, causes, error_line
+from composer.errors import Refusal, SandboxRefusal, causes, error_line
 from composer.policy import Cache, Policy
 from composer.records import FLOOR, GraphRequest, Outcome, Reason
 from composer.store.shared_store import SharedStore
@@ -310,6 +310,6 @@ def _is_over_soon(error: BaseException) -> bool:
 
     A file that is missing, such as a compiler, stays missing.
     """
-    if isinstance(error, ChildRefusal):
+    if isinstance(error, SandboxRefusal):
         return error.by_others
     return isinstance(error, OSError) and not isinstance(error, FileNotFoundError)

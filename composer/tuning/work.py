@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from composer import book, child, machine, session
-from composer.errors import ChildRefusal, Refusal, error_line, first_line, text_of
+from composer.errors import Refusal, SandboxRefusal, error_line, first_line, text_of
 from composer.records import CompileReport
 from composer.tuning.plan import Job
 
@@ -34,7 +34,7 @@ def perform(job: Job, limits: child.Limits) -> dict[str, Any]:
     began = time.perf_counter()
     try:
         done = child.ask("composer.tuning.work:measure", pickle.dumps(job), limits)
-    except ChildRefusal as ended:
+    except SandboxRefusal as ended:
         last = next((line for line in reversed(ended.traceback.splitlines()) if line.strip()), "")
         told = (first_line(text_of(ended)), *([first_line(last)] if last else []))
         done = {"graphs": [], "error": f"{ended.reason}: {'; '.join(told)}"}

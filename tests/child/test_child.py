@@ -19,7 +19,7 @@ import pytest
 from common import in_child
 
 from composer.child import NONE, Limits, ask, servers, serving
-from composer.errors import ChildRefusal
+from composer.errors import SandboxRefusal
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="children are forked")
 
@@ -166,7 +166,7 @@ def test_server_that_nobody_asks_ends_and_the_next_is_started(
 
 def test_server_that_is_killed_is_nobodys_failure() -> None:
     """Its child goes with it. The next question starts another."""
-    with pytest.raises(ChildRefusal, match="killed by SIGKILL") as caught:
+    with pytest.raises(SandboxRefusal, match="killed by SIGKILL") as caught:
         ask("children:ends_the_server", b"", NONE)
     assert caught.value.by_others
     assert look_around()["pid"]
@@ -176,7 +176,7 @@ def test_server_that_imports_for_ever_is_ended(monkeypatch: pytest.MonkeyPatch) 
     """By the limit of a start. The next question is for another server."""
     monkeypatch.setattr("composer.child.asking.START_SECONDS", 0.5)
     monkeypatch.setattr("composer.child.asking.END_SECONDS", 0.5)
-    with pytest.raises(ChildRefusal, match="had not started its work") as caught:
+    with pytest.raises(SandboxRefusal, match="had not started its work") as caught:
         ask("children_that_hang:work", b"", NONE)
     assert caught.value.by_others
     monkeypatch.undo()
@@ -186,7 +186,7 @@ def test_server_that_imports_for_ever_is_ended(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
 def test_what_an_import_started_ends_with_a_server_that_fails() -> None:
     """It holds nothing of the server's that anybody waits for."""
-    with pytest.raises(ChildRefusal, match="before it had imported composer") as caught:
+    with pytest.raises(SandboxRefusal, match="before it had imported composer") as caught:
         ask("children_with_a_helper:work", b"", NONE)
     helper = int(caught.value.traceback.removeprefix("started "))
     wait_until(lambda: not is_alive(helper))
@@ -195,7 +195,7 @@ def test_what_an_import_started_ends_with_a_server_that_fails() -> None:
 def test_limit_of_time_holds_where_the_server_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever it is stuck in. The caller ends both then."""
     monkeypatch.setattr("composer.child.asking.END_SECONDS", 0.5)
-    with pytest.raises(ChildRefusal, match=r"stopped after 0\.3 s"):
+    with pytest.raises(SandboxRefusal, match=r"stopped after 0\.3 s"):
         ask("children:stops_the_server", b"", Limits(isolate=True, timeout=0.3))
     assert look_around()["pid"]
 
@@ -236,7 +236,7 @@ def test_questions_leave_nothing_open() -> None:
     before = len([*Path("/proc/self/fd").iterdir()])
     for _ in range(5):
         look_around()
-        with pytest.raises(ChildRefusal):
+        with pytest.raises(SandboxRefusal):
             ask("children:prints_and_exits", b"", NONE)
     assert len([*Path("/proc/self/fd").iterdir()]) == before
 
@@ -253,7 +253,7 @@ def test_thread_that_started_the_server_may_end() -> None:
 def test_child_beyond_its_time_is_ended_and_the_server_goes_on() -> None:
     """The limit counts from when the child is ready."""
     server = look_around()["server"]
-    with pytest.raises(ChildRefusal, match=r"stopped after 0\.3 s in a child process"):
+    with pytest.raises(SandboxRefusal, match=r"stopped after 0\.3 s in a child process"):
         ask("children:waits", b"", Limits(isolate=True, timeout=0.3))
     assert look_around()["server"] == server
 
@@ -261,7 +261,7 @@ def test_child_beyond_its_time_is_ended_and_the_server_goes_on() -> None:
 def test_last_words_are_kept_of_each_child() -> None:
     """Of the one that the server was started for, and of the next."""
     for _ in range(2):
-        with pytest.raises(ChildRefusal, match="exited with status 7") as caught:
+        with pytest.raises(SandboxRefusal, match="exited with status 7") as caught:
             ask("children:prints_and_exits", b"", NONE)
         assert caught.value.traceback == "the last word"
         assert not caught.value.by_others
@@ -270,7 +270,7 @@ def test_last_words_are_kept_of_each_child() -> None:
 def test_work_that_cannot_be_imported_is_named() -> None:
     """By the server's traceback, or by the child's."""
     for _ in range(2):
-        with pytest.raises(ChildRefusal, match="before it had imported composer") as caught:
+        with pytest.raises(SandboxRefusal, match="before it had imported composer") as caught:
             ask("no_such_module:work", b"", NONE)
         assert "No module named 'no_such_module'" in caught.value.traceback
         look_around()
@@ -331,7 +331,7 @@ def test_caller_may_ignore_its_children(monkeypatch: pytest.MonkeyPatch) -> None
     """A process that is started inherits that, and its children would be nobody's to wait for."""
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
-        with pytest.raises(ChildRefusal, match="exited with status 7"):
+        with pytest.raises(SandboxRefusal, match="exited with status 7"):
             ask("children:prints_and_exits", b"", NONE)
     finally:
         signal.signal(signal.SIGCHLD, before)

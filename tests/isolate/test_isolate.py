@@ -22,7 +22,7 @@ import composer
 from composer import _torch
 from composer.backends.base import Backend, Build, BuildFacts, BuildRequest
 from composer.child.asking import START_SECONDS
-from composer.errors import ChildRefusal, OptionError, Refusal
+from composer.errors import OptionError, Refusal, SandboxRefusal
 from composer.isolate import parcel
 from composer.policy import Policy, read_policy
 from composer.testing import FakeBackend
@@ -119,7 +119,7 @@ def test_exception_in_the_child_is_the_attempts() -> None:
     backend = FakeBackend("raises")
     with pytest.raises(Exception, match="made to raise") as caught:
         attempt(backend, strict=True)
-    assert isinstance(caught.value.inner_exception.__cause__, ChildRefusal)
+    assert isinstance(caught.value.inner_exception.__cause__, SandboxRefusal)
     failed = last().attempts[0]
     assert verdict(failed) == ("failed", "build_failed", "fake_raises was made to raise")
     assert failed.error_type == "RuntimeError"

@@ -27,7 +27,7 @@ from composer.backends import dynamo, find_backend
 from composer.backends.dynamo import NamedBackend
 from composer.book import resolve
 from composer.cli import app
-from composer.errors import CacheWarning, ChildRefusal, OptionError
+from composer.errors import CacheWarning, OptionError, SandboxRefusal
 from composer.passes import fingerprint
 from composer.policy import Facts
 from composer.records import Reason, Status
@@ -298,7 +298,7 @@ def test_slip_in_an_engines_identity_is_told_of(chain: Chain) -> None:
     [
         torch.OutOfMemoryError("80 GiB"),
         OSError(28, "No space left"),
-        ChildRefusal(Status.TIMED_OUT, Reason.TIMEOUT, "did not start", by_others=True),
+        SandboxRefusal(Status.TIMED_OUT, Reason.TIMEOUT, "did not start", by_others=True),
     ],
 )
 def test_benchmark_without_one_that_may_be_well_later_is_not_remembered(

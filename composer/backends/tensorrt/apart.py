@@ -1,6 +1,6 @@
-"""A plan built in a child process: a builder that crashes or hangs does so there.
+"""A plan built in a sandbox: a builder that crashes or hangs does so there.
 
-The child is given the model, by bytes, and the weights, by files that it maps; it leaves the plan
+The sandbox is given the model, by bytes, and the weights, by files that it maps; it leaves the plan
 in a file. Nothing of TensorRT's builder runs in the calling process then, which only loads it.
 """
 
@@ -21,23 +21,23 @@ from composer import child
 from composer.backends.base import BuildTerms
 from composer.backends.tensorrt.library import Library, load_library
 from composer.backends.tensorrt.plan import Recipe, build_plan
-from composer.errors import ChildRefusal, Refusal, text_of
+from composer.errors import Refusal, SandboxRefusal, text_of
 from composer.records import Reason, Status
 
 _PLAN = "plan"
 
 
 def build(library: Library, recipe: Recipe, terms: BuildTerms) -> bytes:
-    """A plan: from a child process, or from this one.
+    """A plan: from a sandbox, or from this process.
 
     Args:
         library: The TensorRT to use.
         recipe: What to build.
-        terms: Of the build: whether in a child process, and what is left to it.
+        terms: Of the build: whether to build in a sandbox, and what is left to it.
 
     Raises:
         Refusal: what :func:`~composer.backends.tensorrt.plan.build_plan` raises, there or here;
-            ``crashed``, ``timed_out`` or ``failed`` with ``out_of_memory`` for the child.
+            ``crashed``, ``timed_out`` or ``failed`` with ``out_of_memory`` for the sandbox.
     """
     limits = terms.limits_left()
     if not limits.isolate:
@@ -48,13 +48,13 @@ def build(library: Library, recipe: Recipe, terms: BuildTerms) -> bytes:
         answer = child.ask(f"{__name__}:work", payload, limits, began=terms.clock.excuse)
         if answer["status"] != Status.SUCCEEDED:
             status, reason = Status(answer.pop("status")), Reason(answer.pop("reason"))
-            raise ChildRefusal(status, reason, **answer)
+            raise SandboxRefusal(status, reason, **answer)
         terms.facts.extra["isolated"] = {"seconds": round(time.perf_counter() - started, 3)}
         return (Path(folder) / _PLAN).read_bytes()
 
 
 def work(payload: bytes, ready: Callable[[], None]) -> dict[str, Any]:
-    """What the child does: build the plan, leave it in its file, say what became of it."""
+    """The work of the sandbox: build the plan, leave it in its file, say what became of it."""
     recipe, folder = _received(payload)
     library = load_library()
     ready()
