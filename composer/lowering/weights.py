@@ -1,4 +1,7 @@
-"""Weights bound into an engine by address, and the check that they are still the same."""
+"""Weights bound into an engine by address, and the check that they are still the same.
+
+:mod:`~composer.lowering.watchable` says which weights may be bound.
+"""
 
 from __future__ import annotations
 
@@ -24,23 +27,24 @@ _versions = operator.attrgetter("_version")
 
 
 class _Watch(weakref.ref[torch.Tensor]):
-    """A weak reference of ours, to be told from those of others."""
+    """A weak reference of composer's, as opposed to those of others."""
 
     __slots__ = ()
 
 
 class WeightSet:
-    """The weights of one module among those that call an engine; keeps none of them alive.
+    """The weights of one of the modules that call an engine. It keeps no weight alive.
 
-    ``witnesses`` map an index among the weights to another tensor that is written to whenever the
-    weight is, for those that torch writes to without raising their version. ``changes`` count by
-    index how often a weight was not what had been bound, ``calls`` those before it was bound.
+    Attributes:
+        changes: By index, how often a weight was not what had been bound.
+        calls: How many calls came before the set was bound.
 
     Args:
         tensors: The weights.
-        witnesses: As above.
-        forget: What to do when the first weight dies, or is swapped for another tensor; called
-            with its reference. It has to let go of the set.
+        witnesses: By index among the weights, another tensor that is written to whenever the weight
+            is; for weights that torch writes to without raising their version.
+        forget: Called with a reference to the first weight that dies or is swapped for another
+            tensor. It has to let go of the set.
     """
 
     def __init__(
@@ -59,7 +63,7 @@ class WeightSet:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Weights of which elements changed, by their index, and their versions then."""
+    """The versions, by index, that weights had when some of their elements were found changed."""
 
     versions: Mapping[int, int]
     at: float = field(default_factory=time.monotonic)
@@ -74,18 +78,23 @@ class Found:
 
 
 class BoundWeights:
-    """The state of the tensors that an engine took by address, of those of one set.
+    """The weights of one set that an engine took by address, as they were then.
 
-    A weight is the same while its identity, ``data_ptr`` and ``_version`` are: an in-place update
-    raises the version, ``load_state_dict`` too, ``p.data = new`` keeps it and moves the address, a
-    replaced parameter is another object and makes another set (:func:`identities`).
-    ``p.data.mul_()`` and writes through numpy keep all three: :func:`refresh` is for them, and
-    :mod:`~composer.lowering.samples` finds most after which it was not called. Small buffers are
-    compared by value.
+    A weight is the same while its identity, ``data_ptr`` and ``_version`` are:
 
-    Memory that was freed may be given to new values, which then lie at the old address. On the CPU
-    it is held until the weights are bound anew, or let go. A GPU's is too scarce for that, where
-    models are moved off it between calls: there it is watched.
+    | change | seen by |
+    |---|---|
+    | an update in place, ``load_state_dict`` | the version |
+    | ``p.data = new`` | the address |
+    | a replaced parameter | the identity: another set of weights (:func:`identities`) |
+    | ``p.data.mul_()``, a write through numpy | none of them; :func:`refresh` says so |
+
+    :mod:`~composer.lowering.samples` finds most changes of the last kind where :func:`refresh` was
+    not called. Small buffers are compared by value.
+
+    Memory that was freed may be given to new values, which then lie at the old address. So memory
+    of the CPU is held until the weights are bound again or let go. Memory of a GPU is too scarce
+    for that, since programs move models off it between calls; there it is watched.
 
     Args:
         tensors: Index among the weights of the set to the tensor bound there.
@@ -124,27 +133,32 @@ class BoundWeights:
 
     @property
     def expired(self) -> bool:
-        """Whether somebody said that the weights are not what was bound."""
+        """Whether :meth:`expire` was called."""
         return self._expected is None
 
     def expire(self) -> None:
-        """Be taken for changed at the next look."""
+        """Count as changed at the next look."""
         self._expected = None
 
     def unchanged(self, given: tuple[torch.Tensor, ...]) -> bool:
         """Whether every bound tensor of the set is at its address, in its version."""
         bound = given if self._pick is None else self._pick(given)
-        return (
-            list(map(_versions, bound)) == self._expected
-            and list(map(torch.Tensor.data_ptr, bound)) == self._addresses
-            and (not self._distinct or list(map(_versions, self._distinct)) == self._witnessed)
-            and not (self._gone and any(gone() for gone in self._gone.values()))
-            and (self._samples is None or self._samples.are_whole_unchanged())
-            and not (self._samples is not None and self._samples.is_due() and self._differ(given))
-        )
+        if list(map(_versions, bound)) != self._expected:
+            return False
+        if list(map(torch.Tensor.data_ptr, bound)) != self._addresses:
+            return False
+        if self._distinct and list(map(_versions, self._distinct)) != self._witnessed:
+            return False
+        if self._gone and any(gone() for gone in self._gone.values()):
+            return False
+        if self._samples is None:
+            return True
+        if not self._samples.are_whole_unchanged():
+            return False
+        return not (self._samples.is_due() and self._differ(given))
 
     def _differ(self, given: Sequence[torch.Tensor]) -> bool:
-        """Whether elements of the weights are not what they were; all are then read again."""
+        """Whether elements of weights have changed; all engines then read their weights again."""
         assert self._samples is not None
         if self.found is not None and self.found.is_settled():
             if self.found.untold(given):
@@ -160,9 +174,9 @@ class BoundWeights:
         """Indices of the weights that are not what was bound."""
         bound = zip(self._indices, self._versions, self._addresses, strict=True)
         moved = {i for i, v, a in bound if (given[i]._version, given[i].data_ptr()) != (v, a)}
-        seen = zip(self._distinct, self._witnessed, strict=True)
-        written = {id(each) for each, version in seen if each._version != version}
-        moved |= {i for i, w in self._witnesses.items() if id(w) in written}
+        witnesses = zip(self._distinct, self._witnessed, strict=True)
+        written = {id(each) for each, version in witnesses if each._version != version}
+        moved |= {i for i, witness in self._witnesses.items() if id(witness) in written}
         if self._samples is not None:  # memory that moved is not read: it may be gone
             still = (n for n, i in enumerate(self._indices) if i not in moved)
             moved |= {self._indices[n] for n in still if self._samples.is_whole_changed(n)}
@@ -193,7 +207,7 @@ def refresh() -> None:
 def picker(positions: tuple[int, ...]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
     """``itemgetter`` of a tuple's items that gives a tuple for any number of positions.
 
-    Those that follow one another are a slice: of 200 that takes a fifth of the time.
+    Consecutive positions are taken as a slice: for 200 items that takes a fifth of the time.
     """
     first = positions[0] if positions else 0
     end = first + len(positions)

@@ -207,17 +207,21 @@ def _figures(result: select.Result, at: int, floor: int) -> str | dict[str, Any]
     if result.winner is None:
         return f"no: {result.why}"
     timing = result.timings[at]
-    return {
+    figures = {
         "ms": _ms(timing.seconds),
         "least_ms": _ms(min(timing.samples)),
         "ratio": round(timing.seconds / result.timings[result.winner].seconds, 4),
         "rounds": timing.rounds,
         "eager_ms": _ms(result.timings[floor].seconds),
-        **({"build_ms": _ms(timing.build_share)} if timing.build_share else {}),
-        **({"under_load": True} if result.under_load else {}),
-        **({} if timing.grown is None else {"mib": round(timing.grown / MIB, 1)}),
         "seconds": round(result.seconds, 4),
     }
+    if timing.build_share:
+        figures["build_ms"] = _ms(timing.build_share)
+    if result.under_load:
+        figures["under_load"] = True
+    if timing.grown is not None:
+        figures["mib"] = round(timing.grown / MIB, 1)
+    return figures
 
 
 def _raised(each: Tried, error: BaseException) -> Tried:

@@ -1,14 +1,13 @@
-"""How much memory an engine takes: by what the process holds more of since it is there.
+"""How much memory an engine takes: what the process holds more than before it was built.
 
 On the CPU that is resident memory that no file stands behind (``RssAnon`` of Linux): engines make
 their own copies of weights, in layouts of their own, and nobody counts them. Garbage is collected
 and free memory handed back before each reading. On CUDA devices it is what torch's allocator has
 given out, and the peak of a call above that.
 
-What the figures do not tell: a library that is loaded for an engine counts for the first engine
-that needs it, and so does what several share, a model that was exported. What the process needs
-only while a call runs is counted on CUDA only. Anything else that goes on in the process counts for
-the engine that is built meanwhile.
+The figures have limits. A library that several engines load, or a model exported for several,
+counts for the first of them. Memory that is needed only while a call runs is counted on CUDA only.
+Memory that other threads of the process take meanwhile counts for the engine that is built.
 """
 
 from __future__ import annotations
@@ -27,11 +26,10 @@ _STATUS = Path("/proc/self/status")
 
 
 class Gauge:
-    """What is held now, where it can be told.
+    """Reads how much memory the process holds.
 
     Args:
-        devices: Where the graph computes; only accelerators of the kind ``cuda`` are looked at, and
-            the CPU's memory is where there are none.
+        devices: Where the graph computes: CUDA devices, or none for the CPU.
     """
 
     def __init__(self, devices: Sequence[torch.device]) -> None:
@@ -39,11 +37,11 @@ class Gauge:
 
     @property
     def works(self) -> bool:
-        """Whether it can be told here."""
+        """Whether this system tells."""
         return bool(self._devices) or _anonymous() is not None
 
     def held(self) -> int:
-        """Bytes, with all that is garbage let go of first."""
+        """Bytes that are held, after garbage was collected."""
         gc.collect()
         if self._devices:
             return sum(torch.cuda.memory_allocated(each) for each in self._devices)
@@ -51,12 +49,12 @@ class Gauge:
         return _anonymous() or 0
 
     def begin_peak(self) -> None:
-        """Let :meth:`peak` tell of what comes from now on."""
+        """Let :meth:`peak` count from now on."""
         for each in self._devices:
             torch.cuda.reset_peak_memory_stats(each)
 
     def peak(self) -> int:
-        """Bytes that were given out at most at a time; 0 on the CPU."""
+        """The most bytes that were held at a time; 0 on the CPU."""
         return sum(torch.cuda.max_memory_allocated(each) for each in self._devices)
 
 
