@@ -11,7 +11,7 @@ import atexit
 import contextlib
 import json
 import os
-import select
+import selectors
 import signal
 import socket
 import subprocess
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from composer import forks
-from composer.child.serving import SIZE
+from composer.child.serving import SIZE, wait
 
 NOT_INHERITED = {
     *("COMPOSER_DUMP", "COMPOSER_SINKS", "COMPOSER_TELEMETRY"),
@@ -82,8 +82,8 @@ class Server:
 
     def exchange(self, seconds: float) -> list[list[Any]]:
         """Send and receive for so long at most; the messages that came, oldest first."""
-        writers = [self._channel] if self._unsent else []
-        select.select([self._channel], writers, [], seconds)
+        sends = selectors.EVENT_WRITE if self._unsent else 0
+        wait(self._channel, selectors.EVENT_READ | sends, seconds)
         with contextlib.suppress(OSError):  # the server is full, or gone
             sent = self._channel.send(self._unsent, _NO_SIGNAL) if self._unsent else 0
             self._unsent = self._unsent[sent:]

@@ -35,7 +35,7 @@ import importlib
 import json
 import os
 import pkgutil
-import select
+import selectors
 import signal
 import socket
 import struct
@@ -117,8 +117,8 @@ class _Link:
 
         A process that the caller forked may hold the channel open: hence the process number.
         """
-        readable, _, _ = select.select([self._channel], [], [], seconds)
-        return os.getppid() != self._caller or bool(readable and not self._peek())
+        readable = wait(self._channel, selectors.EVENT_READ, seconds)
+        return os.getppid() != self._caller or (readable and not self._peek())
 
     def _peek(self) -> bytes:
         try:
@@ -134,15 +134,22 @@ class _Link:
         read = bytearray()
         until = time.monotonic() + patience
         while len(read) < size:
-            readable, _, _ = select.select([self._channel], [], [], _LOOK_SECONDS)
+            readable = wait(self._channel, selectors.EVENT_READ, _LOOK_SECONDS)
             if readable:
                 some = self._channel.recv(min(size - len(read), 1 << 20))
                 read += some
                 until = time.monotonic() + patience
-            is_closed = bool(readable) and not some
+            is_closed = readable and not some
             if is_closed or os.getppid() != self._caller or time.monotonic() > until:
                 _end_all()
         return bytes(read)
+
+
+def wait(channel: socket.socket, events: int, seconds: float) -> bool:
+    """Wait for a socket of any number; ``select.select`` takes those below 1,024 only."""
+    with selectors.PollSelector() as selector:
+        selector.register(channel, events)
+        return bool(selector.select(seconds))
 
 
 def _can_fork() -> bool:

@@ -241,6 +241,19 @@ def test_questions_leave_nothing_open() -> None:
     assert len([*Path("/proc/self/fd").iterdir()]) == before
 
 
+def test_program_may_have_a_thousand_files_open() -> None:
+    """``select.select`` would not take the sockets that are opened then."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        assert look_around()["pid"]
+    finally:
+        for each in files:
+            os.close(each)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
 def test_thread_that_started_the_server_may_end() -> None:
     """Linux would tell the server of the death of that thread, not of the process."""
     servers: list[int] = []
