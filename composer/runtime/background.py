@@ -12,9 +12,9 @@ of it except the cores, the memory and the interpreter time that it takes:
 - A graph that writes, draws random numbers, trains or meets other ranks keeps its first engine:
   additional calls of it would have effects.
 - Meanwhile the program may draw random numbers, write to weights and compile. So nothing is
-  restored to an earlier state, as is done where the program waits for the contest.
-- The engines and the floor take turns as in any contest, each turn between two calls of the graph.
-  A call may have to wait for one turn (:mod:`composer.runtime.barrier`).
+  restored to an earlier state, as is done where the program waits for the benchmark.
+- The engines and the floor are timed in rounds as in any benchmark, each sample between two calls
+  of the graph. A call may have to wait for one sample (:mod:`composer.runtime.barrier`).
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ _OWN_GRAPHS = ("reduce-overhead", "max-autotune")
 
 @dataclass(frozen=True, slots=True)
 class BackgroundSelection:
-    """The contest that a policy asks for in the background, and why it cannot be held, if so."""
+    """The benchmark that a policy asks for in the background, and why it cannot be run, if so."""
 
-    contest: select.Benchmark
+    benchmark: select.Benchmark
     obstacle: str
 
     @staticmethod
@@ -76,16 +76,16 @@ class BackgroundSelection:
         That is also so where memory is the objective, since the memory of an engine cannot be told
         from that of the running program; and where the fastest is remembered already.
         """
-        contest = select.Benchmark.of(policy, rules.cache)
+        benchmark = select.Benchmark.of(policy, rules.cache)
         waits = policy.strict or policy.select.objective == "memory"
-        if contest is None or waits or not policy.select.background:
+        if benchmark is None or waits or not policy.select.background:
             return None
-        cache = chain.verdict_cache(request, contenders, contest)
+        cache = chain.verdict_cache(request, contenders, benchmark)
         if cache is not None and cache.recall():
             return None
         among_ranks = rules.distributed.timeout > 0
         obstacle = select.obstacle(request, among_ranks=among_ranks) or _obstacle(request)
-        return BackgroundSelection(contest, obstacle)
+        return BackgroundSelection(benchmark, obstacle)
 
     def announced(self, outcome: Outcome) -> Outcome:
         """The outcome of the compile, with a note in its attempt of what is still to come."""
@@ -115,7 +115,7 @@ class BackgroundSelection:
             try:
                 copies = clones.copy_inputs(args, keep=request.weights)
                 task = _Task(
-                    successors, self.contest, attempts, slot, run, home, copies, _settings()
+                    successors, self.benchmark, attempts, slot, run, home, copies, _settings()
                 )
                 home.background.submit(in_this_context(task, request.device))
             except BaseException as error:  # noqa: BLE001  # recorded: the call is made all the same
@@ -140,14 +140,14 @@ def _obstacle(request: GraphRequest) -> str:
 
 
 def _tell(successors: Succession, slot: Slot, why: str) -> None:
-    """Record why the contest came to nothing."""
+    """Record why there is no result of the benchmark."""
     with slot.lock:
         successors.tell(f"no: {why}")
     successors.publish()
 
 
 class _Dropped(Exception):
-    """The contest is abandoned, and why."""
+    """The benchmark is abandoned, and why."""
 
 
 @dataclass
@@ -159,7 +159,7 @@ class _Task:
     """
 
     successors: Succession
-    contest: select.Benchmark
+    benchmark: select.Benchmark
     attempts: tuple[Attempt, ...]
     slot: Slot
     run: Compiled
@@ -178,7 +178,7 @@ class _Task:
         try:
             self._check()
             request = successors.request_for(self.inputs)
-            cache = chain.verdict_cache(request, successors.contenders, self.contest)
+            cache = chain.verdict_cache(request, successors.contenders, self.benchmark)
             outcome = self._race(request)
             self._check()
             self._choose(outcome)
@@ -229,7 +229,7 @@ class _Task:
                 itertools.chain(refused, (serving,), self._others()),
                 self._floor,
                 dataclasses.replace(request, example_inputs=tuple(inputs), alongside=True),
-                dataclasses.replace(self.contest, barrier=barrier),
+                dataclasses.replace(self.benchmark, barrier=barrier),
             )
 
     def _others(self) -> Iterator[choice.Tried]:

@@ -83,7 +83,7 @@ class Succession:
         self.recovers = not (policy.on_runtime_error.action == "raise" or policy.strict)
         self.retry_after = policy.on_runtime_error.retry_after
         self.collective = collectives.meets_other_ranks(request.gm)
-        self._contest = select.Benchmark.of(policy, cache)
+        self._benchmark = select.Benchmark.of(policy, cache)
         self._unpublished: deque[CompileReport] = deque()
         self._unheard: list[tuple[int, CompileReport, bool]] = []
         self._publishing = forks.lock()
@@ -194,7 +194,7 @@ class Succession:
         """
         contender = self.contenders[place]
         session.current().release(self.request.graph_key, contender.key)
-        outcome, backwards = self.walk(args, (contender,), self._contest)
+        outcome, backwards = self.walk(args, (contender,), self._benchmark)
         attempts = (*self.report.attempts, *outcome.attempts)
         if not outcome.attempts[0].accepted:
             self._record(attempts, self.report.chosen)
@@ -229,7 +229,7 @@ class Succession:
         self._record((*self.report.attempts, attempt), attempt.backend)
 
     def tell(self, timing: str) -> None:
-        """Record why the background contest came to nothing."""
+        """Record why there is no result of the background benchmark."""
         attempts = [
             each if each.timing is None else each.timed(timing) for each in self.report.attempts
         ]
@@ -247,7 +247,7 @@ class Succession:
         self,
         args: Sequence[Any],
         contenders: Sequence[Contender],
-        contest: select.Benchmark | None = None,
+        benchmark: select.Benchmark | None = None,
         *,
         alongside: bool = False,
         made: dict[str, object] | None = None,
@@ -257,7 +257,7 @@ class Succession:
         Args:
             args: The inputs to build for.
             contenders: The candidates.
-            contest: How the fastest is found; ``None`` takes the first that is accepted.
+            benchmark: How the fastest is found; ``None`` takes the first that is accepted.
             alongside: Whether the program runs meanwhile.
             made: What engines have made of the graph in another walk.
         """
@@ -267,7 +267,7 @@ class Succession:
                 request,
                 contenders,
                 self._shared,
-                contest,
+                benchmark,
                 strict=False,
                 at_run_time=True,
                 made=made,
