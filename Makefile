@@ -26,7 +26,7 @@ test: $(STAMP)
 #   make smoke: the engines' main tests with the newest of everything but torch
 OTHER_TESTS = bin/python -m pytest -q -n auto --dist worksteal -m "not docs and not thorough"
 SMOKE = $(addprefix tests/,backends/onnxrt/test_onnxrt.py backends/onnxrt/test_onnxrt_memory.py \
-	backends/openvino/test_openvino.py backends/test_inductor.py test_selftest.py cli/test_doctor.py)
+	backends/openvino/test_openvino.py backends/test_inductor.py chain/test_selftest.py cli/test_doctor.py)
 
 test-torch: OTHER = .venv-torch-$(TORCH)
 test-torch:

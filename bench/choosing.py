@@ -32,9 +32,9 @@ import torch
 from compiles import cold_compiles
 from timing import machine, measure, write_json
 
-from composer import select
-from composer.attempt import try_candidate
-from composer.contenders import contenders_of
+from composer.chain import select
+from composer.chain.attempt import try_candidate
+from composer.chain.candidates import contenders_of
 from composer.graphs import capture, keys
 from composer.passes.late import LatePasses
 from composer.policy import Cache, Policy
@@ -46,7 +46,7 @@ if importlib.util.find_spec("openvino") is not None:
 WRONG = 1.05
 SETTLE, TURN = 0.3, 0.5
 """Seconds before an engine's turn and, of the quickest, of the turn. Beside a load, Linux took 200
-ms to part an engine's threads that had woken on one core: see :mod:`composer.select.rounds`."""
+ms to part an engine's threads that had woken on one core: see ``chain/select/rounds.py``."""
 SPIN = """
 import os, sys
 os.sched_setaffinity(0, {int(sys.argv[1])})

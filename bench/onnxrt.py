@@ -41,7 +41,7 @@ import composer
 from composer import _torch
 from composer.backends import onnxrt
 from composer.build import Artefacts, BuildTerms, building
-from composer.lowering import onnx as lowering
+from composer.lowering.export import onnx as lowering
 
 SHAPES = {"1 in, 1 out": (1, 1, 0), "8 in, 1 out": (8, 1, 0), "1 in, 8 out": (1, 8, 0)}
 SHAPES |= {"1 in, 1 out, 200 weights": (1, 1, 200)}

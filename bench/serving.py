@@ -19,9 +19,9 @@ from compiles import Outputs, flat
 from torch import Tensor, nn
 from torch.nn import functional
 
+from composer.chain.verify.double import in_double
 from composer.graphs.capture import read_request
 from composer.passes.resolve import SharedPasses
-from composer.verify.double import in_double
 
 Inputs = dict[str, Tensor]
 

@@ -30,7 +30,7 @@ from composer.backends.tensorrt.profiles import profile_of, ranges_of
 from composer.backends.tensorrt.settings import Settings
 from composer.build import BuildTerms
 from composer.lowering.aot import FunctionalGraph, compile_functional
-from composer.lowering.plain import shapes_with_symbols
+from composer.lowering.export.plain import shapes_with_symbols
 
 COLUMNS = ("coverage", "regions", "nodes", "translate_s", "parse_s", "build_s", "plan_mib")
 

@@ -13,17 +13,17 @@ from __future__ import annotations
 import importlib as _importlib
 import typing as _typing
 
-from composer import forks as _forks
+from composer.system import forks as _forks
 
 if _typing.TYPE_CHECKING:
     __version__: str
     from composer import errors, passes, testing
-    from composer.book import PolicyBook, using
-    from composer.explanation import explain
-    from composer.lowering.weights import refresh
+    from composer.config import PolicyBook, using
+    from composer.lowering.weights.by_address import refresh
     from composer.policy import Candidate, Policy
     from composer.records import Attempt, CompileReport, Reason, Status
     from composer.session import configure, report, reports, reset
+    from composer.tools.explain import explain
 
 __all__ = [
     "Attempt",
@@ -46,12 +46,12 @@ __all__ = [
 ]
 
 _HOMES = {
-    "book": ("PolicyBook", "using"),
-    "explanation": ("explain",),
-    "lowering.weights": ("refresh",),
+    "config": ("PolicyBook", "using"),
+    "lowering.weights.by_address": ("refresh",),
     "policy": ("Candidate", "Policy"),
     "records": ("Attempt", "CompileReport", "Reason", "Status"),
     "session": ("configure", "report", "reports", "reset"),
+    "tools.explain": ("explain",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -65,7 +65,7 @@ if not _typing.TYPE_CHECKING:  # for type checkers there is no other name than t
     def __getattr__(name: str) -> _typing.Any:
         """A public name, a module of this package, or the installed version."""
         if name == "__version__":
-            distribution = _module("distribution")
+            distribution = _module("system.distribution")
             return distribution.version_of(distribution.NAME)
         if name not in __all__:
             return _module(name)

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import torch.fx
 
-from composer.child import NONE, Limits
 from composer.errors import refuse
 from composer.records import Reason, Status
+from composer.system.subprocesses import NONE, Limits
 
 if TYPE_CHECKING:
     from composer.passes.late import LatePasses

@@ -3,20 +3,21 @@
 The steps, in order, and the package that each of them lives in:
 
 1. :mod:`composer.graphs` reads what Dynamo captured into a :class:`~composer.records.GraphRequest`;
-2. :mod:`composer.book` and :mod:`composer.policy` find the policy in force for that graph;
-3. :mod:`composer.passes` rewrites the graph, once for all candidates; :mod:`composer.verify` holds
-   passes to eager's numbers where they declare to keep them, and the policy asks for it;
-4. :mod:`composer.chain` tries the candidates, each in one :mod:`composer.attempt`. Engines are in
-   :mod:`composer.backends`; most of them share the ONNX :mod:`composer.lowering`. Where the policy
-   asks for it, a candidate is first built in a child process (:mod:`composer.isolate`),
-   compared with eager (:mod:`composer.verify`), and measured against the others
-   (:mod:`composer.select`). The :mod:`composer.floor` serves where none is accepted;
+2. :mod:`composer.config` and :mod:`composer.policy` find the policy in force for that graph;
+3. :mod:`composer.passes` rewrites the graph, once for all candidates; :mod:`composer.chain.verify`
+   holds passes to eager's numbers where they declare to keep them, and the policy asks for it;
+4. :mod:`composer.chain.walk` tries the candidates, each in one :mod:`composer.chain.attempt`.
+   Engines are in :mod:`composer.backends`; most of them share the ONNX :mod:`composer.lowering`.
+   Where the policy asks for it, a candidate is first built in a child process
+   (:mod:`composer.chain.sandbox`), compared with eager (:mod:`composer.chain.verify`), and measured
+   against the others (:mod:`composer.chain.select`). The :mod:`composer.chain.eager_fallback`
+   serves where none is accepted;
 5. the record is kept, sent to the sinks and, if needed, warned of (:mod:`composer.telemetry`);
 6. :mod:`composer.runtime` stands around every call of the compiled graph, and answers when its
    engine fails at run time.
 
-:mod:`composer.store` keeps on disk what the next process can use, and :mod:`composer.saved` is what
-torch writes to a file when it saves a compiled function.
+:mod:`composer.store` keeps on disk what the next process can use, and :mod:`composer.runtime.saved`
+is what torch writes to a file when it saves a compiled function.
 """
 
 from __future__ import annotations
@@ -31,15 +32,16 @@ from typing import Any
 
 import torch.fx
 
-from composer import _torch, book, chain, lock, repro, saved, select, session, verify
+from composer import _torch, config, session
 from composer.backends import installed_for
-from composer.contenders import Contender, bounds_of, contenders_of
+from composer.chain import lock, minifier, select, verify, walk
+from composer.chain.candidates import Contender, bounds_of, contenders_of
 from composer.graphs import capture, clones, keys
 from composer.layers import Rules
 from composer.passes.resolve import SharedPasses, shared_passes
 from composer.policy import Facts, Policy
 from composer.records import CompileReport, GraphRequest, Outcome, PassRecord
-from composer.runtime import background, backward, calls
+from composer.runtime import background, backward, calls, saved
 from composer.runtime.succession import Succession
 from composer.telemetry import notices
 
@@ -139,7 +141,7 @@ def _note_without_graph(found: _torch.breaks.Uncaptured) -> None:
 
 
 _torch.breaks.when_uncaptured(_note_without_graph)
-_torch.minifier.begin_scripts_with(repro.preamble, "composer")
+_torch.minifier.begin_scripts_with(minifier.preamble, "composer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,12 +171,12 @@ def _prepare(request: GraphRequest, options: Mapping[str, Any] | None) -> _Case:
     mode = request.mode
     configured = session.current().configured
     installed = functools.partial(installed_for, request)
-    rules = book.resolve(Facts.of(request), mode, options, configured, installed)
-    rules = repro.loud(rules)
+    rules = config.resolve(Facts.of(request), mode, options, configured, installed)
+    rules = minifier.loud(rules)
     policy = rules.policy
-    with book.named_origin(rules.origins.get("chain", ""), configured):
+    with config.named_origin(rules.origins.get("chain", ""), configured):
         contenders = contenders_of(policy, rules.cache)
-    with book.named_origin(rules.origins.get("passes", ""), configured):
+    with config.named_origin(rules.origins.get("passes", ""), configured):
         shared = shared_passes(policy.passes, policy.on_pass_error)
     request = keys.with_key(request, policy.model, f"{mode} {policy.key} {shared.key}")
     request = dataclasses.replace(request, number=next(session.current().numbers))
@@ -190,7 +192,7 @@ def _walk(case: _Case, postponed: background.BackgroundSelection | None) -> Outc
 
     The others are then built and measured in the background.
     """
-    outcome = chain.walk(
+    outcome = walk.walk(
         case.request,
         case.contenders,
         case.shared,
@@ -204,7 +206,7 @@ def _walk(case: _Case, postponed: background.BackgroundSelection | None) -> Outc
 def _publish(case: _Case, outcome: Outcome, seconds: float) -> CompileReport:
     """Keep the record and give it to the sinks; then raise or warn, as the policy has it."""
     policy, here = case.policy, session.current()
-    objection = chain.objection(
+    objection = walk.objection(
         outcome,
         strict=policy.strict,
         on_exhausted=policy.on_exhausted,

@@ -1,4 +1,4 @@
-"""Policies put on top of each other. Where they come from is :mod:`composer.book`'s to know."""
+"""Policies put on top of each other. Where they come from is :mod:`composer.config`'s to know."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from composer.backends import find_backend, names_code
-from composer.book import PolicyBook
+from composer.config import PolicyBook
 from composer.errors import ComposerError
 from composer.passes.resolve import shared_passes
 from composer.policy import AUTO, Candidate, Policy

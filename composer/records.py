@@ -22,8 +22,8 @@ from pydantic import ConfigDict, GetCoreSchemaHandler, TypeAdapter, ValidationEr
 from pydantic_core import CoreSchema
 from pydantic_core.core_schema import no_info_after_validator_function
 
-from composer import forks
 from composer.errors import RecordError, error_line, first_line
+from composer.system import forks
 
 if TYPE_CHECKING:
     import torch

@@ -13,13 +13,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from composer import forks
-from composer.book import Source, is_disabled, read
+from composer.config import Source, is_disabled, read
 from composer.errors import OptionError, UnknownNameError
-from composer.lowering.narrow_weights import Copies
+from composer.lowering.weights.narrow import Copies
 from composer.mistakes import refuse_mistakes
 from composer.records import CompileReport, WithoutGraph
-from composer.system import warned
+from composer.system import forks, warned
 from composer.system.background import Worker
 from composer.telemetry.progress import Progress
 from composer.telemetry.report import Report
@@ -37,7 +36,7 @@ class Session:
         configured: The argument of ``composer.configure``.
         sinks: The sinks, which are given every record.
         witness: Under ``composer lock``, the object that is shown every graph
-            (:mod:`composer.lock.witness`).
+            (:mod:`composer.chain.lock.witness`).
         progress: The compile under way.
         captured: Names of the modules and functions that have a graph.
         noted: The number of compiles that gave no graph.

@@ -189,4 +189,4 @@ def simulated_time(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     clock = _SimulatedTime()
     monkeypatch.setattr("time.perf_counter", clock.perf_counter)
     monkeypatch.setattr("time.sleep", clock.sleep)
-    monkeypatch.setattr("composer.machine.seconds_without_a_core", lambda: 0.0)
+    monkeypatch.setattr("composer.system.hardware.seconds_without_a_core", lambda: 0.0)

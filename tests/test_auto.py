@@ -32,7 +32,7 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     usual = backends.find_backend
     monkeypatch.setattr(backends, "ENGINES", tuple(found))
     monkeypatch.setattr(backends, "find_backend", lambda name: found.get(name) or usual(name))
-    monkeypatch.setattr("composer.contenders.find_backend", backends.find_backend)
+    monkeypatch.setattr("composer.chain.candidates.find_backend", backends.find_backend)
     return ["first", "second"]
 
 
@@ -71,7 +71,7 @@ def test_auto_in_a_table_and_in_a_list(fakes: list[str]) -> None:
 
 def test_options_of_engines_hold_under_auto(fakes: list[str]) -> None:
     """``[backends.NAME]`` is for every candidate of that name."""
-    chain = composer.book.resolve(
+    chain = composer.config.resolve(
         composer.policy.Facts("", "cpu", "float32", training=False, dynamic=False),
         options={"chain": "auto"},
         configured={"backends": {"onnxrt": {"threads": 1}}},

@@ -11,8 +11,8 @@ from common import compiled, last
 from composer import Reason, Status
 from composer.backends.base import Backend, Build, BuildFacts, BuildRequest, current_build
 from composer.build import BuildTerms, building
-from composer.child import Limits
 from composer.errors import Refusal, refuse
+from composer.system.subprocesses import Limits
 
 pytestmark = pytest.mark.filterwarnings("ignore::composer.errors.FallbackWarning")
 

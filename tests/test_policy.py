@@ -13,7 +13,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 
 import composer
 from composer import Candidate, Policy, _torch
-from composer.book import resolve as resolve_for
+from composer.config import resolve as resolve_for
 from composer.dispatch import compose
 from composer.errors import OptionError
 from composer.policy import Facts

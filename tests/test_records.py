@@ -15,7 +15,8 @@ from common import compiled, last
 from engines import honest
 from rewrites import Raises, Scale, at
 
-from composer import CompileReport, verify
+from composer import CompileReport
+from composer.chain import verify
 from composer.errors import RecordError
 from composer.records import Counters, Runtime
 from composer.telemetry import schema

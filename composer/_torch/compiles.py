@@ -16,10 +16,10 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 
-from composer import forks
 from composer._torch.fakes import as_fake, fake_mode_of, forget_met
 from composer._torch.names import optional
 from composer._torch.symbols import with_values
+from composer.system import forks
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ import torch.fx
 from torch._ops import OpOverload
 from torch.fx.traceback import preserve_node_meta
 
-from composer import forks
+from composer.system import forks
 
 if TYPE_CHECKING:
     import onnx_ir

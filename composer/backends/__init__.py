@@ -7,12 +7,13 @@ import pkgutil
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from composer import _torch, interrupts
+from composer import _torch
 from composer.backends.base import Backend
 from composer.backends.dynamo import CallableBackend, NamedBackend
 from composer.errors import ComposerError, UnknownNameError, import_failure
 from composer.records import GraphRequest
 from composer.registry import Registry, nearest, one_slip_apart
+from composer.system import control_flow
 
 BACKENDS: Registry[Any] = Registry(
     "backend",
@@ -86,7 +87,7 @@ def is_here(name: str, request: GraphRequest) -> bool:
     try:
         find_backend(name).probe(request)
     except BaseException as error:  # noqa: BLE001  # it says no, or is another package's and broken
-        interrupts.pass_on(error)
+        control_flow.pass_on(error)
         return False
     return True
 
@@ -146,7 +147,7 @@ def _registered(name: str) -> Backend:
     except ComposerError:  # the user's to hear: two packages have the name, say
         raise
     except BaseException as error:  # noqa: BLE001  # of another package's module, which may do anything
-        interrupts.pass_on(error)
+        control_flow.pass_on(error)
         return NamedBackend(name, functools.partial(_raise, error))
 
 
@@ -160,7 +161,7 @@ def _import(path: str) -> Callable[..., Any]:
     try:
         found = pkgutil.resolve_name(path)
     except BaseException as error:
-        interrupts.pass_on(error)
+        control_flow.pass_on(error)
         why = import_failure(error)
         raise UnknownNameError(f"backend {path!r} cannot be imported: {why}") from error
     if not callable(found):

@@ -13,13 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from composer.build import Build, BuildFacts, BuildRequest, BuildTerms, current_build
-from composer.distribution import version_of
 from composer.errors import OptionError, refuse
 from composer.graphs.comparison import requires_grad
 from composer.graphs.nodes import value_of
 from composer.passes import fingerprint
 from composer.records import GraphRequest, Reason, Status
 from composer.registry import did_you_mean
+from composer.system.distribution import version_of
 
 __all__ = [
     "Backend",
@@ -71,7 +71,7 @@ class Backend(ABC):
 
     has_self_test: ClassVar[bool] = False
     """Whether the engine is tried on small graphs before its first use with the installed versions
-    (:mod:`composer.selftest`). It then compiles a small graph in less than 0.1 s."""
+    (:mod:`composer.chain.selftest`). It then compiles a small graph in less than 0.1 s."""
 
     packages: ClassVar[tuple[str, ...]] = ()
     """The distributions that the engine is made of, besides torch."""

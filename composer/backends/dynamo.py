@@ -12,12 +12,13 @@ from typing import Any
 import torch
 import torch.fx
 
-from composer import _torch, interrupts
+from composer import _torch
 from composer.backends.base import Backend, Build, BuildRequest
 from composer.backends.foreign import foreign
 from composer.errors import OptionError, Refusal, import_failure, refuse
 from composer.passes import fingerprint
 from composer.records import GraphRequest, Reason, Status
+from composer.system import control_flow
 
 _PACKAGES = {"openxla": "torch_xla", "openxla_eval": "torch_xla", "tvm": "tvm"}
 """What Dynamo's own backends import when they compile, once AOTAutograd has traced the graph."""
@@ -115,7 +116,7 @@ class NamedBackend(Backend):
             what = f"no installed package registers a Dynamo backend named {self.name!r}"
             refuse(Status.UNAVAILABLE, Reason.NOT_REGISTERED, what)
         except BaseException as error:
-            interrupts.pass_on(error)
+            control_flow.pass_on(error)
             why = import_failure(error)
             what = f"backend {self.name!r} is registered but cannot be imported: {why}"
             raise Refusal(Status.UNAVAILABLE, Reason.NOT_INSTALLED, what) from error

@@ -13,7 +13,7 @@ from __future__ import annotations
 import ctypes
 from typing import TypeVar
 
-from composer.forks import with_each_child
+from composer.system.forks import with_each_child
 
 T = TypeVar("T")
 

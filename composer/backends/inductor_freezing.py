@@ -19,13 +19,13 @@ from composer import _torch
 from composer.backends.base import BuildRequest
 from composer.graphs import capture, clones, writes
 from composer.graphs.nodes import attribute_at
-from composer.lowering import samples
 from composer.lowering.aot import own_tensors
-from composer.lowering.bindings import BindingEngine
-from composer.lowering.regions import Region
-from composer.lowering.statistics import find_witnesses, is_of_norm
-from composer.lowering.watchable import watchable
-from composer.lowering.weights import picker
+from composer.lowering.partition.regions import Region
+from composer.lowering.weights import samples
+from composer.lowering.weights.bindings import BindingEngine
+from composer.lowering.weights.by_address import picker
+from composer.lowering.weights.statistics import find_witnesses, is_of_norm
+from composer.lowering.weights.watchable import watchable
 
 _NO_CACHE = {"fx_graph_cache": False, "fx_graph_remote_cache": False}
 """The key of Inductor's cache (torch 2.13) leaves out the values of frozen weights, and what it

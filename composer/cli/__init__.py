@@ -13,7 +13,7 @@ from typing import Annotated, Any, cast
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from composer import distribution
+from composer.system import distribution
 
 COMMANDS = {
     "run": ("run:run", "Run a script and print composer's report; the exit code is the script's."),

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from composer import book, session
+from composer import config, session
 from composer.cli.aside import stdout_to_stderr
 from composer.cli.fail import USAGE, fail
 from composer.cli.options import Json
@@ -28,13 +28,13 @@ from composer.cli.progress import shown
 from composer.cli.script import show
 from composer.cli.switches import refuse_switches
 from composer.errors import MISTAKES, ComposerError
-from composer.models import advice
-from composer.models.ranking import Ranking, Standing, rank
-from composer.models.subject import Subject
-from composer.models.workload import Workload
 from composer.policy import Facts
 from composer.records import printable
 from composer.telemetry.report import counted
+from composer.tools.bench import advice
+from composer.tools.bench.ranking import Ranking, Standing, rank
+from composer.tools.bench.subject import Subject
+from composer.tools.bench.workload import Workload
 
 Target = Annotated[
     str,
@@ -126,7 +126,7 @@ def _check_policy() -> None:
     Raises:
         OptionError, UnknownNameError: naming them.
     """
-    book.resolve(Facts("", "", "", False, False), configured=session.current().configured)
+    config.resolve(Facts("", "", "", False, False), configured=session.current().configured)
 
 
 def _policy(ranking: Ranking, workload: Workload) -> str:

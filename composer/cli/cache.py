@@ -13,14 +13,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from composer import selftest
 from composer.backends.tensorrt import cache as tensorrt
+from composer.chain import failures, selftest
+from composer.chain.select import verdicts
 from composer.cli.fail import USAGE, fail
 from composer.cli.options import Json
 from composer.errors import CacheWarning, first_line
-from composer.lowering import artefacts
+from composer.lowering.export import artefacts
 from composer.registry import did_you_mean
-from composer.store import failures, verdicts
 from composer.system.disk import DiskCache, Entry, cache_dir
 
 app = typer.Typer(help="What is kept on disk between processes.", no_args_is_help=True)

@@ -16,16 +16,17 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from composer import _torch, book, child, distribution, interrupts, session
-from composer.attempt import classify
+from composer import _torch, config, session
 from composer.backends import BACKENDS, find_backend, installed_for
+from composer.chain.attempt import classify
 from composer.cli.fail import USAGE, fail
 from composer.cli.options import Json
-from composer.distribution import version_of
 from composer.errors import OptionError, UnknownNameError, first_line, text_of
 from composer.graphs import capture
 from composer.policy import Facts
 from composer.records import GraphRequest, Reason, Status
+from composer.system import control_flow, distribution, subprocesses
+from composer.system.distribution import version_of
 
 _PACKAGES = {
     "tensorrt": ("torch-tensorrt", "tensorrt", "tensorrt-rtx"),
@@ -119,7 +120,7 @@ def _request(device: str) -> GraphRequest:
 def _chain_in_force(request: GraphRequest) -> tuple[list[str], bool]:
     """The engines of the policy in force for any model, and whether the user chose them."""
     try:
-        rules = book.resolve(
+        rules = config.resolve(
             Facts.of(request),
             configured=session.current().configured,
             installed=functools.partial(installed_for, request),
@@ -160,12 +161,12 @@ def _row(name: str, requests: Sequence[GraphRequest], *, in_chain: bool) -> _Row
 def _attempts(name: str, request: GraphRequest) -> Mapping[str, Mapping[str, Any]]:
     """What became of the engine on each small graph. They are built in a child process."""
     payload = json.dumps({"engine": name, "device": torch.device(request.device).type}).encode()
-    limits = child.Limits(isolate=True, timeout=_SECONDS)
+    limits = subprocesses.Limits(isolate=True, timeout=_SECONDS)
     try:
         find_backend(name).probe(request)
-        return child.ask("composer.selftest:in_child", payload, limits)
+        return subprocesses.ask("composer.chain.selftest:in_child", payload, limits)
     except BaseException as error:  # noqa: BLE001  # another package's may raise anything: its row says it
-        interrupts.pass_on(error)
+        control_flow.pass_on(error)
         status, reason = classify(error)
         refused = {"status": status, "reason": reason, "message": text_of(error)}
         return {"inference": refused, "training": refused}

@@ -11,16 +11,16 @@ from typing import Annotated, TextIO
 
 import typer
 
+from composer.chain.lock import difference, file
+from composer.chain.lock.difference import Difference
+from composer.chain.lock.file import LOCK_FILE, Lock
+from composer.chain.lock.hold import lock_path
+from composer.chain.lock.witness import watching
 from composer.cli import run
 from composer.cli.fail import USAGE, fail
 from composer.cli.options import PolicyFile
 from composer.cli.switches import refuse_switches
 from composer.errors import LockError
-from composer.lock import difference, file
-from composer.lock.difference import Difference
-from composer.lock.file import LOCK_FILE, Lock
-from composer.lock.hold import lock_path
-from composer.lock.witness import watching
 from composer.telemetry.recording import Process
 from composer.telemetry.report import counted
 

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from composer import backends
-from composer.book import PolicyBook, Rule
-from composer.contenders import contenders_of
+from composer.chain.candidates import contenders_of
+from composer.chain.select.shared_store import SharedStore
+from composer.config import PolicyBook, Rule
 from composer.errors import OptionError
 from composer.layers import Layer, merge
 from composer.policy import AUTO, Match, Policy
 from composer.registry import did_you_mean
-from composer.store.shared_store import SharedStore
 
 _MEANT = {"gpu": "cuda", "fp64": "float64", "fp32": "float32", "fp16": "float16"}
 _MEANT |= {"bf16": "bfloat16", "double": "float64", "float": "float32", "half": "float16"}

@@ -16,10 +16,10 @@ from rich.table import Column, Table
 from composer.cli.fail import USAGE, fail
 from composer.cli.options import Json
 from composer.errors import ComposerError, OptionError, class_and_text, first_line
-from composer.models.workload import working_directory_first
 from composer.passes.base import GraphPass
 from composer.passes.fingerprint import fields_of
 from composer.passes.resolve import PASSES, check_class, look_up
+from composer.tools.bench.workload import working_directory_first
 
 app = typer.Typer(help="The shared passes that a policy can name.", no_args_is_help=True)
 

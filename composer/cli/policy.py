@@ -16,17 +16,17 @@ from pydantic_core import PydanticOmit
 from rich.console import Console
 from rich.table import Table
 
-from composer import book
+from composer import config
 from composer.cli.fail import fail
 from composer.cli.notes import notes
 from composer.cli.options import Json
 from composer.cli.toml_lines import line_of, line_of_error
 from composer.errors import ComposerError
 from composer.mistakes import mistakes
-from composer.models.workload import working_directory_first
 from composer.policy import AUTO, Cache, Candidate, Distributed, Facts, Policy, Worded
 from composer.records import FLOOR, plain
 from composer.telemetry.report import counted
+from composer.tools.bench.workload import working_directory_first
 from composer.wording import Location
 
 app = typer.Typer(help="Policies of models, in a file.", no_args_is_help=True)
@@ -47,9 +47,9 @@ def check(file: Path) -> None:
         typer.echo(f"{file}:{line}: {told}")
     if wrong:
         raise typer.Exit(1)
-    found = book.read(file)
+    found = config.read(file)
     typer.echo(f"{file}: defaults and {counted(len(found.models), 'rule')}, nothing wrong")
-    for each in book.for_the_user_to_say(found, file.absolute().parent):
+    for each in config.for_the_user_to_say(found, file.absolute().parent):
         typer.echo(f"{file}: {_TO_BE_NAMED}, since it would {each}")
     for each in notes(found):
         typer.echo(f"{file}: {each}")
@@ -60,7 +60,7 @@ def _mistakes(file: Path) -> Iterator[tuple[int, str]]:
     try:
         text = file.read_text(encoding="utf-8-sig")
         content = tomllib.loads(text)
-        table = book.table_in(file, content)
+        table = config.table_in(file, content)
     except tomllib.TOMLDecodeError as error:
         yield line_of_error(error, text), f"this is not TOML: {error}"
         return
@@ -69,14 +69,14 @@ def _mistakes(file: Path) -> Iterator[tuple[int, str]]:
     except ComposerError as error:
         yield 1, str(error)
         return
-    above = ("tool", "composer") if file.name == book.PROJECT_FILE else ()
-    found, wrong = book.validated(table)
+    above = ("tool", "composer") if file.name == config.PROJECT_FILE else ()
+    found, wrong = config.validated(table)
     for location, told in wrong:
         yield line_of(text, (*above, *location)), told
     if found is None:
         _remove(table, [location for location, _ in wrong])
-        found, _ = book.validated(table)
-    for location, mistake in mistakes(found or book.PolicyBook(), imports=True):
+        found, _ = config.validated(table)
+    for location, mistake in mistakes(found or config.PolicyBook(), imports=True):
         yield line_of(text, (*above, *location)), str(mistake)
 
 
@@ -111,7 +111,7 @@ def show(
     if file is not None:
         os.environ["COMPOSER_CONFIG"] = str(file.absolute())  # which goes before all others
     try:
-        rules = book.resolve(graph)
+        rules = config.resolve(graph)
     except ComposerError as error:
         fail(str(error))
     rows = [
@@ -123,7 +123,7 @@ def show(
         names = ("field", "value", "from")
         typer.echo(json.dumps([dict(zip(names, row, strict=True)) for row in rows], indent=2))
         return
-    found = book.file_in_force(None)
+    found = config.file_in_force(None)
     nowhere = "no policy file: COMPOSER_CONFIG names none, and none lies in this folder"
     typer.echo(f"policy file: {found}" if found else nowhere)
     table = Table("field", "value", "from")
@@ -156,7 +156,7 @@ def _text(value: Any) -> Any:
 @app.command()
 def schema() -> None:
     """Print the JSON schema of a policy file, by which editors complete it."""
-    made = book.PolicyBook.model_json_schema(schema_generator=_OfFile)
+    made = config.PolicyBook.model_json_schema(schema_generator=_OfFile)
     typer.echo(json.dumps({"$schema": _OfFile.schema_dialect, "$id": _ID, **made}, indent=2))
 
 

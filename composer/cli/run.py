@@ -13,15 +13,15 @@ from typing import Annotated, TextIO
 
 import typer
 
-from composer import _torch, book, session
+from composer import _torch, config, session
 from composer.cli import override as overriding
 from composer.cli.fail import USAGE, fail
 from composer.cli.options import PolicyFile
 from composer.cli.progress import shown
 from composer.cli.script import run_script
 from composer.errors import ComposerError
-from composer.explanation import Explanation, collecting
 from composer.telemetry.report import Report, untried
+from composer.tools.explain import Explanation, collecting
 
 Script = Annotated[str, typer.Argument(help="A script's path; with -m a module's name.")]
 Arguments = Annotated[list[str] | None, typer.Argument(help="For the script.")]
@@ -67,7 +67,7 @@ def prepare(script: str, module: bool, policy: Path | None, telemetry: Path | No
         fail(f"there is no script {script!r}", USAGE)
     if policy is not None:
         try:
-            book.read(policy)
+            config.read(policy)
         except ComposerError as error:
             fail(str(error), USAGE)
         os.environ["COMPOSER_CONFIG"] = str(policy.absolute())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from composer import book
+from composer import config
 from composer.cli.fail import USAGE, fail
 from composer.errors import OptionError
 
@@ -10,7 +10,7 @@ from composer.errors import OptionError
 def refuse_switches(why: str) -> None:
     """End where the environment says which engines are tried, whatever the policy says."""
     try:
-        switch = book.switch_on_call()
+        switch = config.switch_on_call()
     except OptionError as mistake:
         fail(str(mistake), USAGE)
     if switch:

@@ -13,15 +13,15 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from composer import book
-from composer.child import Limits
+from composer import config
+from composer.chain.select.shared_store import SharedStore
 from composer.cli.fail import USAGE, fail
 from composer.cli.options import PolicyFile
 from composer.cli.switches import refuse_switches
 from composer.errors import ComposerError
-from composer.store.shared_store import SharedStore
-from composer.tuning import Job, perform, read_jobs, this_machine
-from composer.tuning.cluster import on_ray
+from composer.system.subprocesses import Limits
+from composer.tools.tune import Job, perform, read_jobs, this_machine
+from composer.tools.tune.cluster import on_ray
 
 Sources = Annotated[list[str], typer.Argument(help="Plans (.toml), or module:factory.")]
 Store = Annotated[
@@ -76,7 +76,7 @@ def _environment(policy: Path | None, store: str) -> dict[str, str]:
     """What the processes of the jobs are to find, wherever they run."""
     found = {"COMPOSER_VERDICT_STORE": store} if store else {}
     if policy is not None:
-        book.read(policy)
+        config.read(policy)
         found["COMPOSER_CONFIG"] = str(policy.absolute())
     return found
 
@@ -85,7 +85,7 @@ def _store() -> str | None:
     """Where verdicts are to go to; the environment goes over the policy file."""
     if store := os.environ.get("COMPOSER_VERDICT_STORE"):
         return store
-    return book.in_force(None).cache.store
+    return config.in_force(None).cache.store
 
 
 def _here(jobs: Sequence[Job], limits: Limits) -> Iterator[dict[str, Any]]:

@@ -18,18 +18,18 @@ from composer.errors import refuse
 from composer.graphs import capture, checkpoints, clones
 from composer.graphs.comparison import requires_grad
 from composer.graphs.nodes import value_of
-from composer.lowering import samples
 from composer.lowering.decompositions import decompositions
 from composer.lowering.devices import devices_of
 from composer.lowering.operators.entry import Operators
-from composer.lowering.statistics import (
+from composer.lowering.weights import samples
+from composer.lowering.weights.statistics import (
     find_witnesses,
     is_statistic_of,
     may_be_statistic,
     statistics,
     witness_of,
 )
-from composer.lowering.watchable import watchable
+from composer.lowering.weights.watchable import watchable
 from composer.passes import late
 from composer.records import Reason, Stage, Status
 
@@ -60,7 +60,7 @@ class FunctionalGraph:
             Empty while grad mode is on, since weights change in training, and under the policy's
             ``freeze = false``.
         witnesses: Some of these positions to a tensor whose version tells of changes that the
-            version of the weight itself does not (:mod:`composer.lowering.statistics`).
+            version of the weight itself does not (:mod:`composer.lowering.weights.statistics`).
         example_args: Real arguments, those of the first call; ``None`` for a backward, and where
             AOTAutograd removed or added some.
         expected: What each output is in the first call; ``None`` for outputs that are not tensors.

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from composer import _torch
+from composer.lowering.export.vocabulary import vocabulary
 from composer.lowering.operators import operators
 from composer.lowering.operators.entry import Function, Operators
-from composer.lowering.vocabulary import vocabulary
 
 
 def decompositions(dialect: Operators, training: bool) -> dict[Any, Function]:

@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 
-from composer import _torch, interrupts
+from composer import _torch
 from composer.errors import Refusal, refuse, text_of
 from composer.graphs import clones, collectives
 from composer.graphs.comparison import devices
 from composer.lowering.aot import FunctionalGraph, GraphKind
-from composer.memory import lacks_memory
 from composer.records import Reason, Status
+from composer.system import control_flow
+from composer.system.memory import lacks_memory
 
 _ANY = 2
 """What an unbacked size is taken for."""
@@ -43,7 +44,7 @@ def try_once(
     try:
         results = _run(compiled, _with_copies(args, written))
     except BaseException as error:
-        interrupts.pass_on(error)
+        control_flow.pass_on(error)
         if not lacks_memory(error) and _torch_fails(graph, args):
             return
         what = f"the engine fails on the first inputs: {text_of(error)}"
@@ -80,7 +81,7 @@ def _torch_fails(graph: FunctionalGraph, args: Sequence[Any]) -> bool:
     try:
         _run(_torch.sources.settled_forward(graph.gm), args)
     except BaseException as error:  # noqa: BLE001  # the program meets it at the call
-        interrupts.pass_on(error)
+        control_flow.pass_on(error)
         return not lacks_memory(error)
     return False
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch.fx
 
-from composer import _torch, interrupts
+from composer import _torch
 from composer.graphs import clones
 from composer.passes import metadata
 from composer.passes.base import GraphPass
@@ -16,6 +16,7 @@ from composer.passes.canonical import to_aten
 from composer.passes.pipeline import Check, Pipeline
 from composer.passes.resolve import SharedPasses
 from composer.records import BEFORE_AUTOGRAD, GraphRequest, PassRecord, Stage
+from composer.system import control_flow
 
 
 def rewrite(
@@ -58,7 +59,7 @@ def _run_stage(
         with _torch.modes.modes_put_back():
             gm = copy(request)
     except BaseException as error:  # noqa: BLE001  # recorded, or raised where the policy says so
-        interrupts.pass_on(error)
+        control_flow.pass_on(error)
         pipeline.fail(passes, "stage", error)
         return request
     if not pipeline.run(gm, passes):

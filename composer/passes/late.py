@@ -9,13 +9,14 @@ from typing import Any
 
 import torch.fx
 
-from composer import _torch, interrupts
+from composer import _torch
 from composer.errors import PassError, class_and_text
 from composer.passes.function import qualified_name
 from composer.passes.pipeline import Pipeline
 from composer.passes.resolve import SharedPasses
 from composer.passes.snapshot import Snapshot
 from composer.records import PassRecord, Stage
+from composer.system import control_flow
 
 _LATE = (Stage.JOINT, Stage.POST_GRAD)
 
@@ -110,7 +111,7 @@ class LatePasses:
         try:
             forward, backward = mine(gm, inputs, **kwargs)
         except BaseException as fault:
-            interrupts.pass_on(fault)
+            control_flow.pass_on(fault)
             failure = PassError(name, "raises", class_and_text(fault))
             if self.shared.on_error == "raise":
                 raise failure from fault

@@ -9,7 +9,7 @@ from typing import Literal
 
 import torch.fx
 
-from composer import _torch, interrupts
+from composer import _torch
 from composer.errors import PassError, Refusal, class_and_text, text_of
 from composer.passes.base import GraphPass, PassResult
 from composer.passes.debug import dump
@@ -17,6 +17,7 @@ from composer.passes.purity import eliminate_dead_code
 from composer.passes.rules import Broken, Interface, enforce
 from composer.passes.snapshot import Snapshot
 from composer.records import PassRecord
+from composer.system import control_flow
 
 OnError = Literal["skip", "raise"]
 
@@ -124,7 +125,7 @@ def _rewrite(
         with _torch.modes.modes_put_back():  # it may run the graph
             returned = each.run(gm)
     except BaseException as error:
-        interrupts.pass_on(error)
+        control_flow.pass_on(error)
         raise Broken("raises", "", class_and_text(error)) from error
     matches = returned.matches if isinstance(returned, PassResult) else returned
     if not isinstance(matches, int | None):

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
-from composer import _torch, interrupts
+from composer import _torch
 from composer.errors import (
     ComposerError,
     OptionError,
@@ -27,6 +27,7 @@ from composer.passes.function import FunctionPass, qualified_name
 from composer.passes.pipeline import OnError
 from composer.records import BEFORE_AUTOGRAD, Stage
 from composer.registry import OpenRegistry, did_you_mean
+from composer.system import control_flow
 
 PassClass = TypeVar("PassClass", bound=type[GraphPass])
 
@@ -164,7 +165,7 @@ def look_up(entry: Any) -> Any:
     except ComposerError:
         raise
     except BaseException as error:
-        interrupts.pass_on(error)
+        control_flow.pass_on(error)
         why = import_failure(error)
         raise UnknownNameError(f"pass {entry!r} cannot be imported: {why}") from error
 
@@ -220,7 +221,7 @@ def _without_parameters(cls: type) -> Any:
     try:
         return cls()
     except BaseException as error:
-        interrupts.pass_on(error)
+        control_flow.pass_on(error)
         raise OptionError(f"pass {qualified_name(cls)!r}: {_slip(error)}") from error
 
 
@@ -242,7 +243,7 @@ def _instance(cls: type[GraphPass], fields: dict[str, Any]) -> GraphPass:
     try:
         return cls(**_as_annotated(cls, fields))
     except BaseException as error:
-        interrupts.pass_on(error)
+        control_flow.pass_on(error)
         raise OptionError(f"pass {cls.name!r}: {_slip(error)}") from error
 
 

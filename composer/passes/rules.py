@@ -9,7 +9,7 @@
 - ``lint``: every argument is a node of this graph, every attribute exists (``Graph.lint``).
 - ``metadata``: every operation can be run on the fake values of its inputs.
 - ``numbers``: a pass that declares ``keeps_numbers`` does, where the policy compares numbers
-  (:mod:`composer.verify.rewrites`).
+  (:mod:`composer.chain.verify.rewrites`).
 - ``stage``: the graph of the pass's stage could be made at all.
 """
 

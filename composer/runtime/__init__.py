@@ -9,7 +9,7 @@ Read in this order:
 - :mod:`~composer.runtime.succession`: the candidates of the graph, built for the slot and recorded;
 - :mod:`~composer.runtime.background`: ``select`` with ``background``, which measures the other
   candidates in the thread of :mod:`composer.system.background`, between two calls
-  (:mod:`~composer.runtime.barrier`).
+  (:mod:`~composer.system.barrier`).
 
 Smaller subjects: :mod:`~composer.runtime.versions` tells whether an engine wrote to its inputs,
 :mod:`~composer.runtime.schedule` which calls are special, :mod:`~composer.runtime.sampling`

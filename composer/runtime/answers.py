@@ -14,15 +14,17 @@ from typing import Any, cast
 
 import torch
 
-from composer import _torch, interrupts, verify
+from composer import _torch
+from composer.chain import verify
 from composer.errors import SharedInputs
-from composer.memory import free_memory, lacks_memory
 from composer.records import Runtime
-from composer.runtime.barrier import Barrier
 from composer.runtime.sampling import Sampler
 from composer.runtime.schedule import CallKind, Schedule
 from composer.runtime.slot import TABLE, Answer, Built, Chain, Compiled, Engine, Event, Slot
 from composer.runtime.versions import UNSEEN, WRITTEN, Versions
+from composer.system import control_flow
+from composer.system.barrier import Barrier
+from composer.system.memory import free_memory, lacks_memory
 
 Later = Callable[[Sequence[Any], Compiled, Slot], None]
 """Begins background work, given the inputs of the second call of a graph, and what serves it.
@@ -254,7 +256,7 @@ class Answers:
         try:
             return verify.outputs_of(run(*args))
         except BaseException as again:
-            interrupts.pass_on(again)
+            control_flow.pass_on(again)
             if self.versions.of(args) != before:
                 self._runtime.failed(again)
                 raise
@@ -276,7 +278,7 @@ class Answers:
             with self._beside():
                 run = change(args)
         except BaseException as error:
-            interrupts.pass_on(error)
+            control_flow.pass_on(error)
             self._runtime.failed(error)
             raise
         self._chain.publish()
@@ -284,7 +286,7 @@ class Answers:
         try:
             return verify.outputs_of(self._looked_at(run)(*args))
         except BaseException as error:
-            interrupts.pass_on(error)
+            control_flow.pass_on(error)
             outputs = self.answer(error, run, args, before)
             if outputs is None:
                 raise

@@ -14,7 +14,7 @@ of it except the cores, the memory and the interpreter time that it takes:
 - Meanwhile the program may draw random numbers, write to weights and compile. So nothing is
   restored to an earlier state, as is done where the program waits for the benchmark.
 - The engines and the floor are timed in rounds as in any benchmark, each sample between two calls
-  of the graph. A call may have to wait for one sample (:mod:`composer.runtime.barrier`).
+  of the graph. A call may have to wait for one sample (:mod:`composer.system.barrier`).
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ from typing import Any
 
 import torch
 
-from composer import _torch, chain, interrupts, select, session
-from composer.contenders import Contender
+from composer import _torch, session
+from composer.chain import select, walk
+from composer.chain.candidates import Contender
+from composer.chain.select import choice
 from composer.errors import error_line
 from composer.graphs import clones, writes
 from composer.layers import Rules
-from composer.memory import free_memory
 from composer.policy import Policy
 from composer.records import (
     FLOOR,
@@ -46,8 +47,9 @@ from composer.records import (
 from composer.runtime.answers import Later
 from composer.runtime.slot import Compiled, Slot
 from composer.runtime.succession import Succession
-from composer.select import choice
+from composer.system import control_flow
 from composer.system.background import in_this_context
+from composer.system.memory import free_memory
 
 _PENDING = "in the background, from the second call on"
 
@@ -80,7 +82,7 @@ class BackgroundSelection:
         waits = policy.strict or policy.select.objective == "memory"
         if benchmark is None or waits or not policy.select.background:
             return None
-        cache = chain.verdict_cache(request, contenders, benchmark)
+        cache = walk.verdict_cache(request, contenders, benchmark)
         if cache is not None and cache.recall():
             return None
         among_ranks = rules.distributed.timeout > 0
@@ -120,7 +122,7 @@ class BackgroundSelection:
                 home.background.submit(in_this_context(task, request.device))
             except BaseException as error:  # noqa: BLE001  # recorded: the call is made all the same
                 _tell(successors, slot, error_line(error))
-                interrupts.pass_on(error)
+                control_flow.pass_on(error)
 
         return begin
 
@@ -178,7 +180,7 @@ class _Task:
         try:
             self._check()
             request = successors.request_for(self.inputs)
-            cache = chain.verdict_cache(request, successors.contenders, self.benchmark)
+            cache = walk.verdict_cache(request, successors.contenders, self.benchmark)
             outcome = self._race(request)
             self._check()
             self._choose(outcome)
@@ -187,7 +189,7 @@ class _Task:
                 cache.keep(outcome)
         except _Dropped as dropped:
             self._tell(str(dropped))
-        except interrupts.ProcessEnds:
+        except control_flow.ProcessEnds:
             raise
         # An exit in here would end only this thread, which the program knows nothing of.
         except BaseException as error:  # noqa: BLE001  # recorded
@@ -233,7 +235,7 @@ class _Task:
             )
 
     def _others(self) -> Iterator[choice.Tried]:
-        """The rest of the chain, as :mod:`composer.chain` tries it."""
+        """The rest of the chain, as :mod:`composer.chain.walk` tries it."""
         for contender in self.successors.contenders[len(self.attempts) :]:
             time.sleep(_PAUSE)
             self._check()

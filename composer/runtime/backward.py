@@ -17,11 +17,12 @@ from typing import Any
 import torch
 import torch.fx
 
-from composer import _torch, interrupts
+from composer import _torch
 from composer.build import current_build
 from composer.graphs import clones, writes
-from composer.memory import free_memory, lacks_memory
 from composer.records import Stage
+from composer.system import control_flow
+from composer.system.memory import free_memory, lacks_memory
 
 NOTE = (
     "composer: an engine's backward raised, and what it was given is gone or changed, so nobody "
@@ -72,7 +73,7 @@ class Backwards:
             try:
                 return compiled(args)
             except BaseException as error:
-                interrupts.pass_on(error)
+                control_flow.pass_on(error)
                 if self._told is None:
                     raise
                 intact = before is not None and _versions(args) == before

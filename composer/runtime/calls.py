@@ -7,11 +7,13 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from composer import _torch, interrupts, verify
+from composer import _torch
+from composer.chain import verify
 from composer.records import Runtime
 from composer.runtime.answers import Answers
 from composer.runtime.slot import Compiled
 from composer.runtime.versions import UNREADABLE
+from composer.system import control_flow
 
 _TIMED = 16
 """The first 16 calls are timed, then one in 16, whose time counts for all 16 of them."""
@@ -60,7 +62,7 @@ def watch(
                 runtime.spent(max(taken, 0.0) * (1 if number < _TIMED else _TIMED))
             return verify.outputs_of(outputs) if outputs is None else outputs
         except BaseException as error:
-            interrupts.pass_on(error)
+            control_flow.pass_on(error)
             outputs = answers.answer(error, run, args, before)
             if outputs is None:
                 raise

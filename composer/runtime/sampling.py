@@ -19,11 +19,12 @@ from typing import Any
 
 import torch
 
-from composer import interrupts, verify
+from composer.chain import verify
 from composer.errors import Refusal
 from composer.graphs import clones, writes
 from composer.graphs.comparison import Bounds, Values, detached_copy, devices
 from composer.records import GraphRequest, Runtime
+from composer.system import control_flow
 
 Compiled = Callable[..., Any]
 
@@ -69,7 +70,7 @@ class Sampler:
             eager = verify.run(self.floor, args, request)
             call = None if self.apart else _Undoable(args, request)
         except BaseException as error:  # noqa: BLE001  # the program's own: the engine's to meet as well
-            interrupts.pass_on(error)
+            control_flow.pass_on(error)
             return run(*args), None
         if call is None:
             got = verify.run(run, args, request)
@@ -96,7 +97,7 @@ class Sampler:
             self.runtime.compared()
             return refusal.with_traceback(None)  # which holds the frame that is given it
         except BaseException as error:  # noqa: BLE001  # of comparing, as for memory: not the engine's
-            interrupts.pass_on(error)
+            control_flow.pass_on(error)
             return None
         self.runtime.compared()
         return None

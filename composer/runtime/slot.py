@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from enum import Enum, StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from composer import forks
-from composer.runtime.barrier import Barrier
 from composer.runtime.schedule import NEVER, CallKind, Schedule
+from composer.system import forks
+from composer.system.barrier import Barrier
 
 if TYPE_CHECKING:
     from composer.graphs.comparison import Bounds

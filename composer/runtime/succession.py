@@ -17,10 +17,12 @@ from typing import Any
 
 import torch
 
-from composer import _torch, chain, forks, select, session, verify
-from composer.contenders import Contender, bounds_of
+from composer import _torch, session
+from composer.chain import select, verify, walk
+from composer.chain.candidates import Contender, bounds_of
+from composer.chain.eager_fallback import make_floor
+from composer.chain.select import choice
 from composer.errors import FallbackWarning, Refusal, first_line, text_of
-from composer.floor import make_floor
 from composer.graphs import collectives, writes
 from composer.graphs.checkpoints import eager_forward
 from composer.graphs.comparison import Values
@@ -41,7 +43,7 @@ from composer.runtime.backward import Backwards, watched
 from composer.runtime.sampling import Sampler, cannot_undo
 from composer.runtime.slot import Built, Engine
 from composer.runtime.versions import Versions
-from composer.select import choice
+from composer.system import forks
 from composer.telemetry import notices
 
 
@@ -263,7 +265,7 @@ class Succession:
         """
         request = dataclasses.replace(self.request_for(args), alongside=alongside)
         with _torch.compiles.recaptured(request.gm, args), watched() as backwards:
-            outcome = chain.walk(
+            outcome = walk.walk(
                 request,
                 contenders,
                 self._shared,

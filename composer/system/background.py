@@ -39,7 +39,7 @@ from collections.abc import Callable
 
 import torch
 
-from composer import forks, interrupts
+from composer.system import control_flow, forks
 
 Task = Callable[[], None]
 
@@ -91,14 +91,14 @@ class Worker:
         if thread is None or thread is threading.current_thread():
             return
         raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
-        raise_in(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(interrupts.ProcessEnds))
+        raise_in(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(control_flow.ProcessEnds))
         thread.join(_LAST_WAIT)
 
     def _run(self) -> None:
         try:
             while task := self._next():
                 task()
-        except interrupts.ProcessEnds:
+        except control_flow.ProcessEnds:
             return
         finally:
             with self._changed:

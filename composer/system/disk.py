@@ -30,8 +30,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from composer import interrupts
 from composer.errors import CacheWarning
+from composer.system import control_flow
 from composer.system.warned import warn_once
 
 CACHE_DIR = "COMPOSER_CACHE_DIR"
@@ -181,7 +181,7 @@ class DiskCache:
                 try:
                     found.append(_read(path, with_blob=False))
                 except (OSError, _Broken) as error:
-                    interrupts.pass_on(error)
+                    control_flow.pass_on(error)
         return sorted(found, key=lambda entry: entry.written, reverse=True)
 
     def clear(self) -> int:
@@ -252,7 +252,7 @@ class DiskCache:
                 ``OSError``, as ``TimeoutError`` is.
         """
         if isinstance(detail, OSError):
-            interrupts.pass_on(detail)
+            control_flow.pass_on(detail)
         self.trouble = f"the cache {str(self.path)!r} {kind}: {detail}"
         if remedy:
             self.trouble += f"; {remedy}"
@@ -306,7 +306,7 @@ def _opened(record: bytes) -> dict[str, Any]:
         entry: dict[str, Any] = found["entry"]
         genuine = found["sha256"] == digest_of(entry) and entry["schema"] == _SCHEMA
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        interrupts.pass_on(error)
+        control_flow.pass_on(error)
         raise _Broken("it is no record") from error
     if not genuine:
         raise _Broken("its record has another digest or schema")
@@ -328,7 +328,7 @@ def _mark_as_used(path: Path) -> None:
     try:
         os.utime(path)
     except OSError as error:  # the folder is read-only
-        interrupts.pass_on(error)
+        control_flow.pass_on(error)
 
 
 def _write(path: Path, record: bytes, blob: bytes) -> None:

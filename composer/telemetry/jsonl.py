@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from composer import forks
 from composer.errors import OptionError
 from composer.records import CompileReport, Runtime, plain
+from composer.system import forks
 from composer.telemetry.base import Sink
 from composer.telemetry.linefile import LineFile
 from composer.telemetry.recording import Process

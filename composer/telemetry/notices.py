@@ -16,10 +16,10 @@ import os
 import sys
 import warnings
 
-from composer import distribution
 from composer.errors import FallbackWarning
 from composer.records import FLOOR, CompileReport, Reason, Status
 from composer.registry import nearest
+from composer.system import distribution
 
 log = logging.getLogger("composer")
 log.addHandler(logging.NullHandler())

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from composer.distribution import install
 from composer.errors import first_line
 from composer.records import BEFORE_AUTOGRAD, CompileReport, Reason, Status
+from composer.system.distribution import install
 from composer.telemetry.base import Sink
 from composer.telemetry.totals import COMPILE_SECONDS, News, Total, Totals
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from composer.distribution import install
 from composer.records import CompileReport
+from composer.system.distribution import install
 from composer.telemetry.base import Sink
 from composer.telemetry.totals import COMPILE_SECONDS, Total, Totals
 

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
-from composer import forks, interrupts
 from composer.errors import OptionError, TelemetryWarning, class_and_text
 from composer.records import CompileReport
 from composer.registry import Registry, did_you_mean
+from composer.system import control_flow, forks
 
 log = logging.getLogger("composer")
 
@@ -117,7 +117,7 @@ class Sinks:
         try:
             step()
         except BaseException as error:  # whatever a sink raises becomes a warning
-            interrupts.pass_on(error)
+            control_flow.pass_on(error)
             if raises and isinstance(error, OptionError):
                 raise
             if name not in self._reported:

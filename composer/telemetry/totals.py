@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from composer import forks
 from composer.records import CompileReport, Reason, Runtime
+from composer.system import forks
 
 KEPT_GRAPHS = 1000
 COMPILE_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from composer import interrupts
 from composer.errors import MISTAKES, BackendCheckError, CandidateError, causes, error_line
 from composer.passes.debug.compare import Program, deviation
 from composer.passes.debug.examples import programs
 from composer.policy import Candidate, Policy
 from composer.records import Attempt, CompileReport, Reason, Status
+from composer.system import control_flow
 from composer.testing.expectation import expect
 
 _PROGRAMS = ("elementwise", "attention", "in_place")
@@ -179,7 +179,7 @@ class _Trial:
                 run = self._compiled(given[0], entry or self._entry, dynamic)
                 got = [each.run(lambda _: run) for each in given]
         except BaseException as error:  # noqa: BLE001  # becomes the rule that was broken
-            interrupts.pass_on(error)
+            control_flow.pass_on(error)
             return self._note(rule, error)
         self._count(reports)
         for values, expected in zip(got, wanted, strict=True):
@@ -224,7 +224,7 @@ class _Trial:
             with torch.no_grad():
                 program.run(lambda _: run)
         except BaseException as error:  # noqa: BLE001  # any refusal will do
-            interrupts.pass_on(error)
+            control_flow.pass_on(error)
         else:
             self._broken["options"] = f"it took the option {_UNKNOWN!r}, and did not say no"
 

@@ -18,8 +18,8 @@ from rewrites import CosineToSine, Scale
 from typer.testing import CliRunner
 
 import composer
-from composer.book import PolicyBook
 from composer.cli import COMMANDS, app, command
+from composer.config import PolicyBook
 from composer.passes.resolve import PASSES
 
 runner = CliRunner()

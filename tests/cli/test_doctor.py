@@ -12,12 +12,12 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-from composer import distribution
 from composer._torch import names
 from composer.backends import BACKENDS
 from composer.backends.base import Backend, Build, BuildRequest
 from composer.cli import app
 from composer.records import GraphRequest
+from composer.system import distribution
 
 runner = CliRunner()
 

@@ -16,8 +16,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from composer.lowering.aot import FunctionalGraph, GraphKind
 from composer.lowering.decompositions import decompositions
-from composer.lowering.onnx import to_onnx, why_not
-from composer.lowering.regions import split
+from composer.lowering.export.onnx import to_onnx, why_not
+from composer.lowering.partition.regions import split
 
 aten = torch.ops.aten
 reference = torch.nn.functional.scaled_dot_product_attention

@@ -17,7 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
 from composer.lowering.decompositions import decompositions
-from composer.lowering.onnx import _settle_casts, to_onnx
+from composer.lowering.export.onnx import _settle_casts, to_onnx
 from composer.lowering.operators.fused import fusions
 
 pytestmark = pytest.mark.slow

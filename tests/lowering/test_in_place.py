@@ -551,7 +551,7 @@ def test_an_engine_that_is_refused_has_written_to_nothing() -> None:
         raise RuntimeError("not this one")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("composer.attempt._decline_low_coverage", reject)
+        patch.setattr("composer.chain.attempt._decline_low_coverage", reject)
         compiled(by_index, "onnxrt")(cache, *given)
     assert (seen, last().chosen) == ([True], "eager")
 

@@ -15,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import composer
 from composer.build import current_build
 from composer.lowering.devices import devices_of, elsewhere
-from composer.lowering.regions import is_compute
+from composer.lowering.partition.regions import is_compute
 
 pytestmark = pytest.mark.slow
 

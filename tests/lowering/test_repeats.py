@@ -7,7 +7,7 @@ import torch
 from common import compiled, last
 from torch.nn import functional
 
-from composer.lowering import onnx
+from composer.lowering.export import onnx
 
 pytestmark = pytest.mark.slow
 

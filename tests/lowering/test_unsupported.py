@@ -26,7 +26,7 @@ from torch._subclasses import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
 from composer.backends.onnxrt.dialect import dialect, sum_of_integers
-from composer.lowering import onnx
+from composer.lowering.export import onnx
 from composer.lowering.operators import operators
 from composer.lowering.operators.entry import Operators
 from composer.lowering.operators.translations import translator_with

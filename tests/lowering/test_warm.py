@@ -17,8 +17,8 @@ import composer
 from composer import _torch, session
 from composer.build import Artefacts, BuildTerms
 from composer.cli import app
-from composer.lowering import artefacts, onnx, whole
-from composer.lowering.vocabulary import vocabulary
+from composer.lowering.export import artefacts, onnx, whole
+from composer.lowering.export.vocabulary import vocabulary
 
 pytestmark = pytest.mark.slow
 

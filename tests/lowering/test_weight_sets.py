@@ -14,8 +14,8 @@ from common import compiled
 
 from composer.backends import onnxrt
 from composer.backends.onnxrt import engine as engines
-from composer.lowering import bindings
-from composer.lowering.statistics import find_witnesses
+from composer.lowering.weights import bindings
+from composer.lowering.weights.statistics import find_witnesses
 
 pytestmark = pytest.mark.slow
 

@@ -18,9 +18,9 @@ from torch.utils import swap_tensors
 import composer
 from composer import _torch
 from composer.errors import WeightsWarning
-from composer.lowering import samples, weights
-from composer.lowering.statistics import find_witnesses
-from composer.lowering.watchable import watchable
+from composer.lowering.weights import by_address, samples
+from composer.lowering.weights.statistics import find_witnesses
+from composer.lowering.weights.watchable import watchable
 from composer.testing import FakeBackend, settle
 
 
@@ -31,7 +31,7 @@ def test_torch_fused_steps_do_not_raise_versions() -> None:
     parameter.grad = torch.ones(4)
     optimizer = torch.optim.AdamW([parameter], fused=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(weights, "increment_version", lambda tensors: None)
+        patch.setattr(by_address, "increment_version", lambda tensors: None)
         before = parameter._version
         optimizer.step()
     assert parameter._version == before
@@ -160,7 +160,7 @@ def test_a_compiled_fused_step_is_seen(first: str) -> None:
 
 def test_a_compiled_step_that_is_not_fused_has_no_more_breaks() -> None:
     """Dynamo traces the hook, and finds nothing to do."""
-    weights.count_steps()
+    by_address.count_steps()
     weight = torch.nn.Parameter(torch.ones(4))
     weight.grad = torch.ones(4)
     optimizer = torch.optim.AdamW([weight], lr=0.1, foreach=True)
@@ -198,7 +198,7 @@ def test_parameters_that_other_ranks_update_are_seen() -> None:
 
     tensors = [torch.nn.Parameter(torch.ones(4)) for _ in range(2)]
     optimizer = ZeroRedundancyOptimizer(tensors, torch.optim.SGD, lr=0.1)
-    bound = weights.BoundWeights(dict(enumerate(tensors)), {}, 2)
+    bound = by_address.BoundWeights(dict(enumerate(tensors)), {}, 2)
     optimizer.step()
     assert bound.changed(tensors) == {0, 1}
 
@@ -322,21 +322,21 @@ def test_statistics_that_no_norm_owns_are_seen() -> None:
 @pytest.mark.parametrize("in_a_row", [True, False])
 def test_another_object_of_equal_value_has_another_identity(monkeypatch, in_a_row) -> None:
     """One element or several, whatever stands there instead, and how the identities are read."""
-    assert weights._in_a_row(), "another interpreter's tuples: identities take a little longer"
-    monkeypatch.setattr(weights, "_IN_A_ROW", in_a_row)
-    assert weights.identities(()) == weights.identities(())
+    assert by_address._in_a_row(), "another interpreter's tuples: identities take a little longer"
+    monkeypatch.setattr(by_address, "_IN_A_ROW", in_a_row)
+    assert by_address.identities(()) == by_address.identities(())
     for shape in ((1,), (), (3,), (2, 2)):
         bound = torch.ones(shape)
-        known = weights.identities((None, bound))
-        assert weights.identities((None, bound)) == known
-        assert weights.identities((None, torch.ones(shape))) != known
-        assert weights.identities((None, torch.zeros(5))) != known
+        known = by_address.identities((None, bound))
+        assert by_address.identities((None, bound)) == known
+        assert by_address.identities((None, torch.ones(shape))) != known
+        assert by_address.identities((None, torch.zeros(5))) != known
 
 
 def test_a_witness_of_several_weights_is_looked_at_once() -> None:
     """And tells of all of them."""
     tensors, witness = {0: torch.ones(3), 1: torch.ones(3)}, torch.zeros(())
-    bound = weights.BoundWeights(tensors, dict.fromkeys(tensors, witness), 2)
+    bound = by_address.BoundWeights(tensors, dict.fromkeys(tensors, witness), 2)
     assert bound.unchanged((*tensors.values(),))
     witness.add_(1)
     assert not bound.unchanged((*tensors.values(),))
@@ -403,7 +403,7 @@ def test_parts_that_nobody_has_the_whole_of_are_bound() -> None:
 def test_memory_of_what_is_bound_is_not_given_to_other_values() -> None:
     """They would lie at the old address. Memory of that size has pages of its own."""
     weight = torch.nn.Parameter(torch.randn(4096, 4096))
-    bound, address = weights.BoundWeights({0: weight}, {}, 1), weight.data_ptr()
+    bound, address = by_address.BoundWeights({0: weight}, {}, 1), weight.data_ptr()
     weight.data = torch.empty(0)
     weight.data = torch.randn(4096, 4096)
     assert weight.data_ptr() != address
@@ -428,7 +428,7 @@ def test_a_write_that_no_version_tells_of_is_seen_after_refresh(how) -> None:
             composer.refresh()
             torch.testing.assert_close(f(x), model(x))
     assert last().chosen == "onnxrt"
-    (alive,) = (each for each in weights._bound.values() if not each.expired)
+    (alive,) = (each for each in by_address._bound.values() if not each.expired)
     assert alive.unchanged((model.weight, model.bias))
 
 

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 import torch
 
 import composer
-from composer import forks
+from composer.system import forks
 
 PACKAGE = Path(composer.__file__).parent
 FILES = [each for each in sorted(PACKAGE.rglob("*.py")) if each.name != "__main__.py"]
@@ -23,9 +23,9 @@ FILES = [each for each in sorted(PACKAGE.rglob("*.py")) if each.name != "__main_
 STATE = {
     "composer._importing": "torch cannot be imported by several threads at once (2.13)",
     "composer.backends.tensorrt.place._one_records": "one CUDA graph is recorded at a time",
-    "composer.child.servers.servers": "the servers that fork the children of this process",
-    "composer.forks._steps": "what a forked child does with locks, engines and sinks",
-    "composer.lowering.weights._bound": "composer.refresh reaches every engine",
+    "composer.system.subprocesses.servers.servers": "the servers that fork child processes",
+    "composer.system.forks._steps": "what a forked child does with locks, engines and sinks",
+    "composer.lowering.weights.by_address._bound": "composer.refresh reaches every engine",
     "composer.passes.resolve.PASSES": "passes that the program registers",
     "composer.session._current": "all else that this process remembers",
     "composer.system.warned._given": "warnings that are given once",

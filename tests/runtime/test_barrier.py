@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from composer.runtime import barrier as barriers
-from composer.runtime.barrier import Barrier
+from composer.system import barrier as barriers
+from composer.system.barrier import Barrier
 
 WAIT = 30.0
 

@@ -81,7 +81,7 @@ def test_error_of_the_comparison_is_not_the_engines(
     def broken(*args: Any) -> Any:
         raise fault
 
-    monkeypatch.setattr("composer.verify.judge", broken)
+    monkeypatch.setattr("composer.chain.verify.judge", broken)
     compared = last().runtime.verified
     assert torch.equal(f(x), torch.full((2,), 2.0))
     assert torch.equal(x, torch.full((2,), 2.0))

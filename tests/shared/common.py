@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import composer
-from composer import distribution
+from composer.system import distribution
 
 ROOT = Path(__file__).parents[2]
 """The project's folder."""

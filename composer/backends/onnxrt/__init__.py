@@ -33,7 +33,6 @@ from composer.backends.onnxrt.library import is_for_cpu_alone, onnxruntime
 from composer.backends.onnxrt.native import why_not_native
 from composer.backends.onnxrt.partition import partition
 from composer.backends.onnxrt.settings import read_settings
-from composer.distribution import install
 from composer.errors import refuse
 from composer.lowering.aot import (
     FunctionalGraph,
@@ -42,10 +41,11 @@ from composer.lowering.aot import (
     compile_functional,
 )
 from composer.lowering.devices import devices_of
-from composer.lowering.regions import Split
+from composer.lowering.export.whole import whole_of
+from composer.lowering.partition.regions import Split
 from composer.lowering.trial import try_once
-from composer.lowering.whole import whole_of
 from composer.records import GraphRequest, Reason, Status
+from composer.system.distribution import install
 
 
 class OnnxRuntimeBackend(Backend):

@@ -14,7 +14,7 @@ import torch
 from composer import _torch
 from composer.backends.onnxrt.library import onnxruntime
 from composer.backends.onnxrt.ports import Ports, Run
-from composer.lowering.onnx import as_scalar
+from composer.lowering.export.onnx import as_scalar
 
 _NOWHERE = torch.zeros(1, device="cpu")
 """Its address stands for that of a tensor without elements, which is 0 and is refused."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import torch
 
-from composer.memory import available_memory
+from composer.system.memory import available_memory
 
 _HALVES = frozenset({torch.bfloat16, torch.float16})
 _COPIES = 4.5

@@ -15,9 +15,9 @@ from composer.backends.onnxrt.native import native_run, why_not_native
 from composer.backends.onnxrt.ports import Ports, Run
 from composer.backends.onnxrt.session import make_session, nodes_by_provider
 from composer.backends.onnxrt.settings import Settings
-from composer.lowering.bindings import BindingEngine
-from composer.lowering.onnx import OnnxGraph
-from composer.lowering.regions import Region
+from composer.lowering.export.onnx import OnnxGraph
+from composer.lowering.partition.regions import Region
+from composer.lowering.weights.bindings import BindingEngine
 
 
 @dataclass(frozen=True, slots=True)

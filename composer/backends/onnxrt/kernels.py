@@ -16,7 +16,7 @@ import torch.fx
 from composer import _torch
 from composer.backends.onnxrt.dialect import dialect
 from composer.graphs.nodes import tensors_of
-from composer.lowering.onnx import why_not
+from composer.lowering.export.onnx import why_not
 from composer.lowering.views import is_view
 
 _FLOAT8 = frozenset(

@@ -18,7 +18,7 @@ from composer import _torch
 from composer.backends.onnxrt.library import native, onnxruntime
 from composer.backends.onnxrt.ports import Ports, Run
 from composer.errors import class_and_text
-from composer.lowering.onnx import Output, as_scalar
+from composer.lowering.export.onnx import Output, as_scalar
 
 Feed = Callable[[Any, Any], None]
 """Appends an argument of the region to a vector of ONNX Runtime's values."""

@@ -18,10 +18,10 @@ from composer.backends.onnxrt.widening import widen
 from composer.build import Artefacts, BuildTerms
 from composer.errors import Refusal
 from composer.graphs.keys import graph_key
-from composer.lowering import partition as partitions
 from composer.lowering.aot import FunctionalGraph
-from composer.lowering.onnx import to_onnx
-from composer.lowering.regions import Region, alone
+from composer.lowering.export.onnx import to_onnx
+from composer.lowering.partition import by_trial as partitions
+from composer.lowering.partition.regions import Region, alone
 from composer.records import Reason
 
 Partition = partitions.Partition[OnnxRuntimeEngine]

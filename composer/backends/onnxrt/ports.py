@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from composer.graphs import sharing
-from composer.lowering.onnx import OnnxGraph, Output
-from composer.lowering.regions import Region
+from composer.lowering.export.onnx import OnnxGraph, Output
+from composer.lowering.partition.regions import Region
 
 Run = Callable[[tuple[Any, ...]], list[Any]]
 """Runs a session on the arguments of a region, and returns the region's results."""

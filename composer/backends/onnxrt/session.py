@@ -18,7 +18,7 @@ from composer.backends.onnxrt.products import read_weights_as_they_lie
 from composer.backends.onnxrt.settings import CPU, CUDA, Level, Settings
 from composer.backends.tf32 import allows_both
 from composer.errors import Refusal, refuse
-from composer.lowering.onnx import OnnxGraph
+from composer.lowering.export.onnx import OnnxGraph
 from composer.records import Reason, Status
 
 if TYPE_CHECKING:

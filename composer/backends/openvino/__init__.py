@@ -26,7 +26,6 @@ from composer.backends.openvino.dialect import dialect
 from composer.backends.openvino.engine import OpenVinoEngine
 from composer.backends.openvino.partition import partition
 from composer.backends.openvino.settings import read_settings
-from composer.distribution import install
 from composer.errors import refuse
 from composer.graphs import low_precision
 from composer.lowering.aot import (
@@ -37,6 +36,7 @@ from composer.lowering.aot import (
 )
 from composer.lowering.trial import try_once
 from composer.records import GraphRequest, Reason, Status
+from composer.system.distribution import install
 
 NAME = "openvino"
 ONLY_INFERENCE = f"{NAME} runs inference; under torch.no_grad() the graph is that"

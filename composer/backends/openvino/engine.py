@@ -21,8 +21,8 @@ from composer.backends.openvino.settings import Settings
 from composer.backends.openvino.snippets import SEPARATE, config_for
 from composer.backends.openvino.wide import in_float32
 from composer.errors import refuse
-from composer.lowering.bindings import BindingEngine
-from composer.lowering.regions import Region
+from composer.lowering.partition.regions import Region
+from composer.lowering.weights.bindings import BindingEngine
 from composer.records import Reason, Status
 
 _HINTS = {"fp32": "f32", "bf16": "bf16"}

@@ -19,7 +19,7 @@ import torch.fx
 from composer import _torch
 from composer.backends.openvino.lookups import positions_within
 from composer.graphs.nodes import tensors_of
-from composer.lowering.onnx import why_not
+from composer.lowering.export.onnx import why_not
 
 _EXACT = frozenset({torch.float32, torch.float16, torch.bfloat16, torch.bool})
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Set
 import torch
 import torch.fx
 
-from composer.lowering.regions import constant_at
+from composer.lowering.partition.regions import constant_at
 
 aten = torch.ops.aten
 

@@ -11,7 +11,7 @@ import torch
 from composer import _torch
 from composer.backends.arrays import array_over
 from composer.backends.openvino import library
-from composer.lowering.onnx import Output, as_scalar
+from composer.lowering.export.onnx import Output, as_scalar
 
 _NAMES = {
     torch.float32: "f32",

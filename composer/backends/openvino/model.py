@@ -11,7 +11,7 @@ import torch
 
 from composer.backends.openvino import library
 from composer.backends.openvino.memory import as_tensor
-from composer.lowering.onnx import OnnxGraph
+from composer.lowering.export.onnx import OnnxGraph
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,11 @@ from composer.backends.openvino.kernels import why_not_here
 from composer.backends.openvino.model import Model, read_model, unread_nodes
 from composer.build import Artefacts, BuildTerms
 from composer.errors import Refusal
-from composer.lowering import partition as partitions
 from composer.lowering.aot import FunctionalGraph
-from composer.lowering.onnx import to_onnx
-from composer.lowering.plain import to_plain
-from composer.lowering.regions import Region, alone
+from composer.lowering.export.onnx import to_onnx
+from composer.lowering.export.plain import to_plain
+from composer.lowering.partition import by_trial as partitions
+from composer.lowering.partition.regions import Region, alone
 from composer.records import Reason
 
 Partition = partitions.Partition[Model]

@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 
-from composer import child
 from composer.backends.base import BuildTerms
 from composer.backends.tensorrt.library import Library, load_library
 from composer.backends.tensorrt.plan import Recipe, build_plan
 from composer.errors import Refusal, SandboxRefusal, text_of
 from composer.records import Reason, Status
+from composer.system import subprocesses
 
 _PLAN = "plan"
 
@@ -45,7 +45,7 @@ def build(library: Library, recipe: Recipe, terms: BuildTerms) -> bytes:
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="composer-") as folder:
         payload = _sent(recipe, Path(folder))
-        answer = child.ask(f"{__name__}:work", payload, limits, began=terms.clock.excuse)
+        answer = subprocesses.ask(f"{__name__}:work", payload, limits, began=terms.clock.excuse)
         if answer["status"] != Status.SUCCEEDED:
             status, reason = Status(answer.pop("status")), Reason(answer.pop("reason"))
             raise SandboxRefusal(status, reason, **answer)

@@ -10,7 +10,7 @@ import torch.fx
 
 from composer.errors import refuse
 from composer.graphs.nodes import tensors_of
-from composer.lowering.onnx import why_not
+from composer.lowering.export.onnx import why_not
 from composer.records import Reason, Status
 
 TORCH = {

@@ -20,12 +20,12 @@ from composer.backends.tensorrt.profiles import Ranges, met, profile_of, ranges_
 from composer.backends.tensorrt.refit import refit
 from composer.backends.tensorrt.settings import Settings
 from composer.backends.tf32 import allows_both
-from composer.child import Limits
 from composer.errors import Refusal
-from composer.lowering.bindings import BindingEngine
-from composer.lowering.plain import PlainOnnx, shapes_with_symbols
-from composer.lowering.regions import Region
+from composer.lowering.export.plain import PlainOnnx, shapes_with_symbols
+from composer.lowering.partition.regions import Region
+from composer.lowering.weights.bindings import BindingEngine
 from composer.system.disk import digest_of
+from composer.system.subprocesses import Limits
 
 
 class TensorRTEngine(BindingEngine[LoadedPlan]):

@@ -9,7 +9,6 @@ from typing import Any, NoReturn
 
 import torch
 
-from composer import forks
 from composer.backends.tensorrt.allocator import make_allocator
 from composer.backends.tensorrt.library import Library
 from composer.backends.tensorrt.loading import Signature, load, require_same, stream_weights
@@ -18,6 +17,7 @@ from composer.backends.tensorrt.place import Place
 from composer.backends.tensorrt.profiles import Shape, holds
 from composer.backends.tensorrt.refit import without_weights
 from composer.records import Reason
+from composer.system import forks
 
 _ALIGNMENT = 256
 """Bytes at which an input must begin: kernels read many numbers at once."""

@@ -11,12 +11,12 @@ import contextlib
 import importlib
 import io
 
-from composer import interrupts
 from composer.backends.base import Build, BuildRequest
 from composer.backends.dynamo import NamedBackend
 from composer.backends.tensorrt.probe import FOREIGN
 from composer.errors import Refusal, class_and_text
 from composer.records import Reason, Status
+from composer.system import control_flow
 
 
 def build_with_torch_tensorrt(request: BuildRequest) -> Build:
@@ -30,7 +30,7 @@ def _import_torch_tensorrt() -> str:
         with contextlib.redirect_stdout(io.StringIO()):
             module = importlib.import_module(FOREIGN)
     except BaseException as error:
-        interrupts.pass_on(error)
+        control_flow.pass_on(error)
         raise Refusal(
             Status.UNAVAILABLE,
             Reason.NOT_INSTALLED,

@@ -8,12 +8,12 @@ import threading
 from dataclasses import dataclass, field
 from typing import Any
 
-from composer import forks
 from composer.backends.base import is_installed
 from composer.backends.tensorrt.log import make_log
 from composer.backends.tensorrt.probe import LIBRARIES
 from composer.errors import Refusal, class_and_text
 from composer.records import Reason, Status
+from composer.system import forks
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from composer.backends.tensorrt.library import Library
 from composer.backends.tensorrt.log import Lines
 from composer.backends.tensorrt.profiles import Profile
 from composer.errors import Refusal
-from composer.lowering.onnx import Output
+from composer.lowering.export.onnx import Output
 from composer.records import Reason, Status
 
 

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from composer import forks
 from composer.errors import Refusal
 from composer.records import Reason, Status
+from composer.system import forks
 
 _ERRORS = ("INTERNAL_ERROR", "ERROR")
 _NO_DRIVER = ("cudaError 35", "failure with error: 35", "driver version is insufficient")

@@ -11,7 +11,7 @@ import torch
 from composer.backends.tensorrt.library import Library
 from composer.backends.tensorrt.log import Lines
 from composer.errors import Refusal
-from composer.lowering.onnx import OnnxGraph
+from composer.lowering.export.onnx import OnnxGraph
 from composer.records import Reason, Status
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ from composer.backends.tensorrt.library import Library
 from composer.backends.tensorrt.network import parse
 from composer.backends.tensorrt.settings import Settings
 from composer.build import BuildTerms
-from composer.lowering import partition as partitions
 from composer.lowering.aot import FunctionalGraph
-from composer.lowering.onnx import to_onnx
-from composer.lowering.plain import PlainOnnx, to_plain
-from composer.lowering.regions import Region
+from composer.lowering.export.onnx import to_onnx
+from composer.lowering.export.plain import PlainOnnx, to_plain
+from composer.lowering.partition import by_trial as partitions
+from composer.lowering.partition.regions import Region
 
 Partition = partitions.Partition[PlainOnnx]
 """A graph in regions, with the model of each."""

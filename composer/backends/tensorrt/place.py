@@ -10,9 +10,9 @@ from typing import Protocol
 
 import torch
 
-from composer import forks
 from composer.backends.tensorrt.plan import Target
-from composer.machine import nvidia_driver
+from composer.system import forks
+from composer.system.hardware import nvidia_driver
 
 _one_records = forks.lock()
 

@@ -20,7 +20,7 @@ from composer.backends.tensorrt.network import parse, require_no_host_inputs
 from composer.backends.tensorrt.profiles import Profile
 from composer.backends.tensorrt.settings import Settings
 from composer.errors import Refusal
-from composer.lowering.onnx import OnnxGraph
+from composer.lowering.export.onnx import OnnxGraph
 from composer.records import Reason, Status
 from composer.system.disk import digest_of
 

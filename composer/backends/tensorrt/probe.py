@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 
 from composer.backends.base import is_installed, require_installed
-from composer.distribution import install
 from composer.errors import refuse
 from composer.records import Reason, Status
+from composer.system.distribution import install
 
 FOREIGN = "torch_tensorrt"
 """The package whose backend the name ``tensorrt`` means where it is installed."""

@@ -9,7 +9,7 @@ import torch
 
 from composer.backends.tensorrt.library import Library
 from composer.backends.tensorrt.log import Lines
-from composer.lowering.onnx import OnnxGraph
+from composer.lowering.export.onnx import OnnxGraph
 
 
 def refit(

@@ -15,7 +15,7 @@ from composer.backends.tf32 import allows_convolutions, allows_products
 from composer.errors import refuse
 from composer.graphs.nodes import tensors_of
 from composer.lowering.aot import FunctionalGraph
-from composer.lowering.regions import calls_of
+from composer.lowering.partition.regions import calls_of
 from composer.records import Reason, Status
 
 _CONVOLUTION = "aten::convolution"

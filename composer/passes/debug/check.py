@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from composer import _torch, interrupts
+from composer import _torch
 from composer.errors import PassCheckError, PassError, causes, text_of
 from composer.passes.base import GraphPass
 from composer.passes.debug.compare import Program, compiled_anew, deviation
@@ -20,6 +20,7 @@ from composer.passes.debug.examples import programs
 from composer.passes.debug.watch import Again, Findings, Watched
 from composer.passes.function import FunctionPass
 from composer.passes.resolve import shared_passes
+from composer.system import control_flow
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +131,7 @@ class _Trial:
         try:
             got = program.run(functools.partial(compiled_anew, options=self.options()))
         except BaseException as error:  # noqa: BLE001  # becomes the rule that was broken
-            interrupts.pass_on(error)
+            control_flow.pass_on(error)
             alone = functools.partial(program.run, functools.partial(compiled_anew, options=_ALONE))
             self._broke(error, where, alone)
             return
@@ -152,7 +153,7 @@ class _Trial:
         try:
             compose(gm, inputs, options=self.options())
         except BaseException as error:  # noqa: BLE001  # likewise
-            interrupts.pass_on(error)
+            control_flow.pass_on(error)
             alone = functools.partial(compose, gm, inputs, options=_ALONE)
             self._broke(error, f"on {self.title}, called without Dynamo", alone)
         if gm.code != code:

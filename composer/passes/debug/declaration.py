@@ -10,7 +10,6 @@ from typing import Any, cast
 
 import torch
 
-from composer import interrupts
 from composer.errors import PassError, class_and_text
 from composer.passes.base import GraphPass
 from composer.passes.debug.watch import Findings
@@ -18,6 +17,7 @@ from composer.passes.fingerprint import fields_of
 from composer.passes.function import FunctionPass
 from composer.passes.resolve import annotated
 from composer.records import Stage
+from composer.system import control_flow
 
 
 def examine(each: GraphPass, findings: Findings) -> None:
@@ -29,7 +29,7 @@ def examine(each: GraphPass, findings: Findings) -> None:
     try:
         _examine_uuid(each, findings)
     except BaseException as error:  # noqa: BLE001  # becomes the rule that was broken
-        interrupts.pass_on(error)
+        control_flow.pass_on(error)
         broken = PassError(each.name, "uuid", f"it raises {class_and_text(error)}")
         broken.__cause__ = error
         findings.broke(broken)

@@ -16,10 +16,11 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from composer import _torch, forks, interrupts
+from composer import _torch
 from composer.passes.base import GraphPass
 from composer.passes.debug.render import as_python, as_table
 from composer.passes.snapshot import Snapshot
+from composer.system import control_flow, forks
 
 log = logging.getLogger("composer")
 
@@ -59,7 +60,7 @@ class Folder:
             with self._lock:
                 self._write(each, candidate, before, after)
         except Exception as error:  # noqa: BLE001  # never the user's problem
-            interrupts.pass_on(error)
+            control_flow.pass_on(error)
             if not self._complained:
                 log.warning("COMPOSER_DUMP: graphs cannot be written to %s: %r", self._root, error)
             self._complained = True

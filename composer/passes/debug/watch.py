@@ -8,12 +8,12 @@ from typing import Any
 
 import torch.fx
 
-from composer import interrupts
 from composer.errors import PassError, class_and_text
 from composer.graphs.clones import clone_graph
 from composer.passes.base import GraphPass, MatchLimit
 from composer.passes.metadata import key_at
 from composer.passes.snapshot import Snapshot
+from composer.system import control_flow
 
 
 @dataclass
@@ -86,7 +86,7 @@ class Again(Watched):
         try:
             self.inner.run(twin)
         except BaseException as error:  # noqa: BLE001  # becomes advice
-            interrupts.pass_on(error)
+            control_flow.pass_on(error)
             self.findings.advise(f"a second run raises {class_and_text(error)}")
             return 0
         if before.differs(twin):

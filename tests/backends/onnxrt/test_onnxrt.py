@@ -21,10 +21,10 @@ from composer.backends import find_backend, onnxrt
 from composer.backends.onnxrt import session
 from composer.backends.onnxrt.session import session_options
 from composer.backends.onnxrt.settings import Settings, read_settings
-from composer.distribution import install
 from composer.errors import OptionError, Refusal
 from composer.graphs.capture import read_request
-from composer.lowering.onnx import to_onnx
+from composer.lowering.export.onnx import to_onnx
+from composer.system.distribution import install
 
 pytestmark = pytest.mark.slow
 

@@ -19,7 +19,7 @@ from composer.backends import openvino as backend
 from composer.backends.openvino import corrections, engine, kernels, library, memory, wide
 from composer.backends.openvino.model import Model, read_model, unread_nodes, with_weights
 from composer.build import BuildTerms, building
-from composer.lowering.onnx import OnnxGraph
+from composer.lowering.export.onnx import OnnxGraph
 
 openvino = pytest.importorskip("openvino", reason="the engine itself")
 pytestmark = pytest.mark.slow
@@ -456,7 +456,7 @@ def test_what_is_computed_otherwise_stays_torchs(case, monkeypatch) -> None:
     assert (attempt.status, attempt.reason) == ("declined", "unsupported_op")
     monkeypatch.setattr(kernels, "_inexact", lambda node, weights: None)
     monkeypatch.setattr(kernels, "_otherwise", lambda node: None)
-    monkeypatch.setattr("composer.lowering.onnx.why_unsupported", lambda *given: None)
+    monkeypatch.setattr("composer.lowering.export.onnx.why_unsupported", lambda *given: None)
     torch.compiler.reset()
     wrong = compiled(function, NAME)(x)
     assert last().chosen == NAME, last().attempts[0].message

@@ -11,9 +11,9 @@ import torch
 
 from composer.backends import find_backend
 from composer.backends.openvino.settings import read_settings
-from composer.distribution import install
 from composer.errors import OptionError, Refusal
 from composer.graphs import capture
+from composer.system.distribution import install
 
 WRONG = {
     "unknown option": ({"thread": 2}, "did you mean 'threads'"),

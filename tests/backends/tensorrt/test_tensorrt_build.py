@@ -27,11 +27,11 @@ from composer.backends.tensorrt.plan import Recipe, Target, build_plan
 from composer.backends.tensorrt.profiles import around, holds, profile_of, ranges_of, wider
 from composer.backends.tensorrt.settings import Settings, read_settings
 from composer.build import BuildTerms
-from composer.child import Limits
 from composer.errors import OptionError, Refusal
 from composer.lowering.aot import FunctionalGraph, compile_functional
-from composer.lowering.plain import shapes_with_symbols
+from composer.lowering.export.plain import shapes_with_symbols
 from composer.system.disk import digest_of
+from composer.system.subprocesses import Limits
 
 rtx = pytest.importorskip("tensorrt_rtx", reason="its parser and builder run on a CPU")
 

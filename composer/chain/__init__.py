@@ -1,0 +1,16 @@
+"""The candidates of a graph, from the names in a policy to the one that serves.
+
+Read in this order:
+
+- :mod:`~composer.chain.candidates` finds the engine behind each name of the policy;
+- :mod:`~composer.chain.walk` tries one candidate after the other;
+- :mod:`~composer.chain.attempt` is one try: probe, build, proof of work, comparison with eager;
+- :mod:`~composer.chain.select` chooses among those that were accepted;
+- :mod:`~composer.chain.eager_fallback` serves where none was.
+
+An attempt may also build in a child process (:mod:`~composer.chain.sandbox`), compare numbers
+(:mod:`~composer.chain.verify`), compute in bfloat16 (:mod:`~composer.chain.precision`,
+:mod:`~composer.chain.mixed_precision`), ask other ranks (:mod:`~composer.chain.ranks`), and know of
+earlier failures (:mod:`~composer.chain.failures`, :mod:`~composer.chain.selftest`).
+:mod:`~composer.chain.lock` reads and writes ``composer.lock``.
+"""

@@ -1,0 +1,415 @@
+"""One attempt: a candidate is probed, built on a copy of the graph, proven, and verified.
+
+What becomes of it is a record (:class:`~composer.records.Attempt`). Who is tried next, and who
+serves, is :mod:`composer.chain.walk`'s to decide.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import math
+import re
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch.fx
+
+from composer import _torch
+from composer.backends.base import Backend
+from composer.build import (
+    Artefacts,
+    Build,
+    BuildFacts,
+    BuildRequest,
+    BuildTerms,
+    Clock,
+    Precision,
+    building,
+)
+from composer.chain import mixed_precision, ranks, sandbox
+from composer.chain.candidates import Contender
+from composer.chain.precision import Narrow, Stays, narrow
+from composer.chain.select.choice import Tried
+from composer.chain.verify import prove, verify
+from composer.errors import (
+    PassError,
+    Refusal,
+    causes,
+    first_line,
+    refuse,
+    text_of,
+    without_frames,
+)
+from composer.graphs import clones, sharing, writes
+from composer.graphs.comparison import Bounds
+from composer.graphs.modes import leaving_modes
+from composer.lowering.each import compile_each
+from composer.passes import late
+from composer.records import Attempt, GraphRequest, Reason, Status, plain
+from composer.system import control_flow
+from composer.system.memory import lacks_memory
+
+
+@dataclass
+class _Trial:
+    """One attempt under way.
+
+    Attributes:
+        request: The graph.
+        contender: The candidate.
+        passes: The shared passes, as they run within it.
+        ballot: The vote of the other ranks.
+        made: What the engines tried before have made of the graph.
+        facts: What is said of the build at hand.
+        precision: What the policy has the graph computed in; ``None`` where it does not say, or as
+            long as that is not known.
+        in_fp32: In bf16, how many of the first products stay in float32.
+    """
+
+    request: GraphRequest
+    contender: Contender
+    passes: late.LatePasses
+    ballot: ranks.Ballot
+    made: dict[str, object] | None
+    facts: BuildFacts
+    precision: Precision | None = None
+    in_fp32: int = 0
+
+
+def try_candidate(
+    request: GraphRequest,
+    contender: Contender,
+    passes: late.LatePasses,
+    ballot: ranks.Ballot = ranks.NOBODY,
+    in_fp32: int = 0,
+    *,
+    made: dict[str, object] | None = None,
+    require_working: Callable[[Contender, GraphRequest], None] = lambda contender, request: None,
+    at_run_time: bool = False,
+) -> Tried:
+    """One attempt: its record, and either the compiled callable or the error that ended it.
+
+    What the engine had said by then is in the record of an attempt that failed, too. The error
+    has no traceback, which is in the record: the next candidate needs the memory of its frames.
+
+    Args:
+        request: The graph.
+        contender: The candidate.
+        passes: The shared passes of the later stages, which run within it.
+        ballot: The vote of the other ranks; none is asked about eager, which all of them can take.
+        in_fp32: How many of the first products were found to have to stay in float32, earlier.
+        made: What other engines have made of the graph; ``None`` where nothing is shared.
+        require_working: Refuses an engine that does not work with the installed versions.
+        at_run_time: Whether Dynamo's compile is over, whose control flow is passed on before that.
+
+    Raises:
+        KeyboardInterrupt, SystemExit: and what the handler of a signal raises. All else is a
+            failure, an ``Exception`` or not.
+        PassError: a pass failed, and the policy says ``on_pass_error = "raise"``.
+    """
+    is_floor = contender.backend.may_return_original
+    ballot = ranks.NOBODY if is_floor else ballot
+    started, handled = time.perf_counter(), sys.exception()
+    trial = _Trial(request, contender, passes, ballot, made, BuildFacts())
+    if lacks := _torch.names.off(look=False):
+        trial.facts.extra["torch_lacks"] = lacks
+    try:
+        with _torch.modes.modes_put_back():  # else the next would be built in those of a region
+            contender.skip(request)
+            _decline_forward_mode(contender.backend)
+            if not is_floor:
+                sharing.decline_shared(request)
+            contender.backend.probe(request)
+            contender.recall(request, trial.facts)
+            if not contender.limits.isolate:  # else the child process does
+                require_working(contender, request)
+            compiled, bounds = _acceptable(trial, in_fp32)
+        ballot.accept(trial.facts)
+        accepted = _record(trial, started)
+    except BaseException as error:
+        control_flow.pass_on(error)
+        if isinstance(error, _torch.dynamo.DYNAMO_CONTROL_FLOW) and not at_run_time:
+            raise
+        failed = _failed(trial, error, started)
+        ballot.refuse(failed.sentence())
+        _raise_pass_error(error)
+        return Tried(failed, None, without_frames(error, handled), is_floor=is_floor)
+    return Tried(accepted, compiled, is_floor=is_floor, bounds=bounds)
+
+
+_OFF = (Reason.NUMERIC_MISMATCH, Reason.NON_FINITE)
+"""What a smaller part in bf16 may make good."""
+
+
+def _acceptable(trial: _Trial, in_fp32: int) -> tuple[Callable[..., Any], Bounds | None]:
+    """What the candidate compiled: on trial in bf16 the largest part whose numbers hold is in it.
+
+    With how far its numbers may be off.
+
+    Ranks that are to take the same engine may not find the same part: there it is all or nothing.
+    """
+    contender, parts = trial.contender, iter((0,))
+    if contender.on_trial and trial.ballot is ranks.NOBODY and contender.bounds_in_bf16:
+        parts = mixed_precision.parts(trial.request, contender.bounds_in_bf16, trial.passes.shared)
+        parts = itertools.chain((in_fp32,), parts) if in_fp32 else parts
+    part, told, began = next(parts), dict(trial.facts.extra), time.perf_counter()
+    timeout = contender.limits.timeout or math.inf
+    while True:
+        try:
+            return _built_and_verified(trial, part)
+        except Refusal as refusal:
+            in_time = time.perf_counter() - began < timeout
+            smaller = next(parts, None) if in_time and refusal.reason in _OFF else None
+            if smaller is None:
+                raise
+            part, trial.facts = smaller, BuildFacts(extra=dict(told))
+
+
+def _built_and_verified(trial: _Trial, in_fp32: int) -> tuple[Callable[..., Any], Bounds | None]:
+    """Build in the candidate's precision, but for so many of the first products, and compare.
+
+    An engine that computes in bf16 by an option of its own is held to what fp32 is.
+    """
+    contender = trial.contender
+    found = _narrowed(trial, in_fp32)
+    bounds = contender.bounds if found is None else contender.bounds_in_bf16
+    trial.ballot.open()
+    if found is None:
+        compiled = _build_within_limits(trial, trial.request, "fp32")
+    else:
+        own: Precision = "bf16" if contender.backend.chooses_precision else "fp32"
+        compiled = found.around(_build_within_limits(trial, found.request, own))
+    _decline_low_coverage(trial.facts, contender.min_coverage)
+    _verify(compiled, trial, bounds)
+    return compiled, bounds
+
+
+def _narrowed(trial: _Trial, in_fp32: int) -> Narrow | None:
+    """The graph rewritten to bfloat16, if that is the candidate's precision.
+
+    Args:
+        trial: The attempt.
+        in_fp32: How many products, from the first on, stay in float32.
+
+    Raises:
+        Refusal: ``skipped``, for a trial in bf16 where the graph gains nothing from it.
+    """
+    contender = trial.contender
+    if contender.precision != "bf16":
+        trial.precision = contender.precision
+        return None
+    try:
+        marks, on_trial = contender.backend.chooses_precision, contender.on_trial
+        found = narrow(trial.request, on_trial=on_trial, marks=marks, in_fp32=in_fp32)
+    except Stays as stays:
+        if contender.on_trial:
+            refuse(Status.SKIPPED, Reason.POLICY, f"not tried in bf16: {stays}")
+        trial.precision, trial.facts.extra["not_in_bf16"] = "fp32", str(stays)
+        return None
+    trial.precision, trial.in_fp32 = "bf16", in_fp32
+    trial.facts.extra["products_in_bf16"] = found.products
+    return found
+
+
+def _decline_forward_mode(backend: Backend) -> None:
+    """Refuse where tensors may carry tangents: an engine computes without them, and says nothing.
+
+    What AOTAutograd trains has no rule for them; Inductor drops them from what it fuses.
+    """
+    if _torch.modes.is_forward_mode() and not backend.may_return_original:
+        what = "no engine computes the tangents of torch.autograd.forward_ad"
+        refuse(Status.DECLINED, Reason.TRAINING_GRAPH, what)
+
+
+def _build_within_limits(
+    trial: _Trial, request: GraphRequest, precision: Precision
+) -> Callable[..., Any]:
+    contender, backend = trial.contender, trial.contender.backend
+    terms = BuildTerms(
+        limits=contender.limits,
+        precision=precision,
+        freeze=contender.freeze,
+        late=trial.passes,
+        artefacts=Artefacts(contender.keep_gib, trial.made),
+        facts=trial.facts,
+    )
+    if terms.limits.isolate and not (backend.may_return_original or backend.isolates_itself):
+        sandbox.trial_build(request, contender.candidate, contender.min_coverage, terms)
+        terms = dataclasses.replace(terms, clock=Clock())
+    try:
+        run = _build(request, contender, terms)
+    finally:
+        terms.artefacts.made = None  # an engine may keep the terms for later calls
+        terms.facts.check()
+    terms.check_end()
+    return run
+
+
+def _build(request: GraphRequest, contender: Contender, terms: BuildTerms) -> Callable[..., Any]:
+    """Build on copies, and find out what the build wrote to all the same; buffers are put back.
+
+    Raises:
+        Refusal: ``rejected``, where it wrote to the model, or did nothing; or the engine's own.
+    """
+    backend = contender.backend
+    inputs = list(request.example_inputs)
+    if backend.reads_example_inputs:
+        inputs = clones.copy_inputs(inputs, keep=request.weights)
+    gm, options = clones.clone_graph(request.gm), contender.candidate.options
+    asked = BuildRequest(gm, inputs, request.mode, options, terms)
+    left_alone = clones.LeftAlone(request)
+    buffers = clones.Buffers(request) if backend.reads_example_inputs else None
+    try:
+        with _aot_settings(request, backend), building(terms):
+            compiled = _compiled(backend, asked)
+    finally:
+        moved = buffers is not None and buffers.restore()
+    if moved or left_alone.written():
+        who = "the backend, or another thread of the program,"
+        what = f"{who} wrote to the model's weights or buffers while compiling"
+        refuse(Status.REJECTED, Reason.MUTATED_INPUTS, what)
+    run = prove.proven(compiled, None if backend.may_return_original else request.gm)
+    run = run if backend.may_return_original else sharing.watched(run, request)
+    return run if backend.writes_as_the_graph else leaving_modes(run, request.gm)
+
+
+def _compiled(backend: Backend, request: BuildRequest) -> object:
+    """What the backend compiled; with later passes that it does not run itself, part by part."""
+    passes = request.terms.late
+    if passes is None or not passes.shared.late or backend.runs_shared_passes:
+        return _answer(backend, request)
+
+    def compile_part(functional: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        """One of AOTAutograd's graphs, with a proof that the backend did something."""
+        gm = clones.clone_graph(functional)
+        compiled = _answer(backend, dataclasses.replace(request, gm=gm, example_inputs=inputs))
+        return prove.proven(compiled, None if backend.may_return_original else functional)
+
+    return compile_each(request.gm, request.example_inputs, passes, compile_part)
+
+
+def _answer(backend: Backend, request: BuildRequest) -> object:
+    """What the backend compiled; what it says of it is added to the request's facts."""
+    answer = backend.build(request)
+    if not isinstance(answer, Build):
+        return answer
+    if answer.facts is not None and answer.facts is not request.terms.facts:
+        request.terms.facts.add(answer.facts)
+    return answer.compiled
+
+
+@contextlib.contextmanager
+def _aot_settings(request: GraphRequest, backend: Backend) -> Iterator[None]:
+    """Have AOTAutograd make backwards whose failure is the attempt's, and whose numbers are right.
+
+    A backend that runs the shared passes itself has AOTAutograd's step in hand, and with it what
+    is donated to a backward; for any other nothing is.
+    """
+    with contextlib.ExitStack() as settings:
+        settings.enter_context(_torch.aot.backward_lowering_at_once())
+        if not backend.runs_shared_passes:
+            settings.enter_context(_torch.aot.without_donated_buffers())
+        if request.training and writes.reads_what_it_wrote(request.gm):
+            settings.enter_context(_torch.aot.keeping_no_weights_for_free())
+        yield
+
+
+def _verify(compiled: Callable[..., Any], trial: _Trial, bounds: Bounds | None) -> None:
+    """Compare with what the floor computes, where the policy asks for it."""
+    if bounds is None or trial.contender.backend.may_return_original:
+        return
+    compared = verify(compiled, trial.request, trial.passes.shared, bounds, trial.facts)
+    if trial.contender.on_trial and not compared:
+        refuse(Status.SKIPPED, Reason.POLICY, "in bf16 its numbers could not be compared")
+
+
+def _raise_pass_error(error: BaseException) -> None:
+    """Re-raise a pass's error (``on_pass_error="raise"``): it is no fault of the engine's."""
+    for cause in causes(error):
+        if isinstance(cause, PassError):
+            raise cause
+
+
+def _decline_low_coverage(facts: BuildFacts, least: float) -> None:
+    """Refuse an engine that says it takes a smaller share of the graph than the policy asks for."""
+    if facts.coverage is None or facts.coverage >= least:
+        return
+    nodes = f"{facts.taken} of {facts.total} compute nodes"
+    share = nodes if facts.total else f"{facts.coverage:.0%}"
+    rest = f", not {', '.join(facts.left_to_torch)}" if facts.left_to_torch else ""
+    what = f"the engine takes {share}{rest}; min_coverage is {least:g}"
+    refuse(Status.DECLINED, Reason.LOW_COVERAGE, what)
+
+
+def _record(trial: _Trial, started: float) -> Attempt:
+    """The record of an attempt as it stands, accepted so far."""
+    contender, facts = trial.contender, trial.facts
+    options = plain(dict(contender.candidate.options))
+    of_policy = {
+        "options": options,
+        "on_trial": contender.on_trial,
+        "precision": trial.precision,
+        "products_in_fp32": trial.in_fp32,
+    }
+    return Attempt(
+        backend=contender.candidate.name,
+        status=Status.SUCCEEDED,
+        reason=None,
+        message="",
+        seconds=time.perf_counter() - started,
+        coverage=facts.coverage,
+        engine={name: said for name, said in of_policy.items() if said} | facts.record(),
+        options=options,
+        precision=trial.precision,
+        products_in_fp32=trial.in_fp32,
+        on_trial=contender.on_trial,
+    )
+
+
+def _failed(trial: _Trial, error: BaseException, started: float) -> Attempt:
+    """The record of an attempt that ``error`` ended."""
+    status, reason = classify(error)
+    # A plain "no" carries no traceback worth reading; one that wraps an error shows that error.
+    fault = error.__cause__ if isinstance(error, Refusal) else error
+    said = "".join(traceback.format_exception(fault)) if fault else ""
+    kind = type(fault).__name__ if fault else ""
+    if isinstance(error, Refusal) and (error.error_type or error.traceback):
+        kind, said = error.error_type, error.traceback
+    return dataclasses.replace(
+        _record(trial, started),
+        status=status,
+        reason=reason,
+        message=_said(error, reason),
+        error_type=kind,
+        traceback=said,
+    )
+
+
+def _said(error: BaseException, reason: Reason) -> str:
+    """What the record says of an error; where data decide, one line of the five that torch has."""
+    said = text_of(error)
+    if reason is not Reason.DYNAMIC_SHAPE or isinstance(error, Refusal):
+        return said
+    places = re.findall(r'File "([^"]+)", line (\d+).*\n *(.*)', said)
+    where = [f" at {path}:{number}: {code}" for path, number, code in places[-1:]]
+    return f"it needs a number that only the data tell: {first_line(said)}{''.join(where)}"
+
+
+def classify(error: BaseException) -> tuple[Status, Reason]:
+    """The status and the reason code of an exception that ended an attempt."""
+    if isinstance(error, Refusal):
+        return error.status, error.reason
+    chained = tuple(causes(error))
+    if any(map(lacks_memory, chained)):
+        return Status.FAILED, Reason.OUT_OF_MEMORY
+    if any(map(_torch.operators.wants_data, chained)):
+        return Status.DECLINED, Reason.DYNAMIC_SHAPE
+    if any(isinstance(each, ImportError) for each in chained):
+        return Status.UNAVAILABLE, Reason.NOT_INSTALLED
+    return Status.FAILED, Reason.BUILD_FAILED

@@ -1,0 +1,165 @@
+"""The candidates of a policy's chain, each with its engine and what is asked of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from composer import session
+from composer.backends import find_backend
+from composer.backends.base import Backend
+from composer.build import BuildFacts, Freeze, Precision
+from composer.chain import failures
+from composer.errors import OptionError, UnknownNameError, refuse
+from composer.graphs.comparison import Bounds, LowPrecisionBounds
+from composer.policy import Cache, Candidate, Facts, Policy
+from composer.records import Attempt, GraphRequest, Reason, Status
+from composer.system import subprocesses
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A candidate of the policy, the engine that its name stands for, and what is asked of it.
+
+    Attributes:
+        candidate: The entry of the policy's chain.
+        backend: The engine.
+        min_coverage: Share of the graph's compute nodes that the engine has to take.
+        bounds: How far its numbers may be off eager's; ``None`` where they are not compared.
+        limits: What its build may take, and whether a child process builds it first.
+        remember_days: For how many days its failures are remembered; 0 for not at all.
+        keep_gib: GiB on disk for the artefacts that builds keep.
+        freeze: Whether the engine may take weights in.
+        barred: Why it must not be tried; empty where it may be.
+        precision: What it computes in; ``None`` where the policy does not say.
+        on_trial: Whether it serves only if its numbers hold. The same candidate in fp32 is next.
+        bounds_in_bf16: ``bounds`` for a graph that was rewritten to bfloat16. One that has no
+            product of float32, say, is not, though the candidate's precision is bf16.
+    """
+
+    candidate: Candidate
+    backend: Backend
+    min_coverage: float
+    bounds: Bounds | None
+    limits: subprocesses.Limits
+    remember_days: float
+    keep_gib: float
+    freeze: Freeze
+    barred: str = ""
+    precision: Precision | None = None
+    on_trial: bool = False
+    bounds_in_bf16: LowPrecisionBounds | None = None
+
+    @property
+    def key(self) -> str:
+        """Name, options and precision: what identifies it within this process.
+
+        Callables may have one name, as those that one function makes.
+        """
+        candidate = self.candidate
+        engine = candidate.backend
+        held = getattr(engine, "__self__", engine)  # a bound method is made anew each time
+        which = "" if isinstance(engine, str) else f" at {id(held):#x}"
+        given = f" with {sorted(candidate.options.items())}" if candidate.options else ""
+        return f"{candidate.name}{which}{given}{' in bf16' if self.precision == 'bf16' else ''}"
+
+    def skip(self, request: GraphRequest) -> None:
+        """Refuse where the policy bars the candidate, or it is in quarantine for this graph.
+
+        Raises:
+            Refusal: ``skipped``.
+        """
+        if self.barred:
+            refuse(Status.SKIPPED, Reason.POLICY, self.barred)
+        when = self.candidate.when
+        if when is not None and not when.holds(Facts.of(request)):
+            what = f"the policy wants it only when {when}"
+            refuse(Status.SKIPPED, Reason.POLICY, what)
+        if session.current().is_quarantined(request.graph_key, self.key):
+            what = "it failed at run time for this graph, earlier in this process"
+            refuse(Status.SKIPPED, Reason.QUARANTINED, what)
+
+    def remember(self, request: GraphRequest, attempt: Attempt, error: BaseException) -> None:
+        """Keep a failure that was expensive, so that no other process repeats it."""
+        if self.remember_days and failures.is_expensive(attempt, error):
+            failures.remember(self._failure_key(request), request, attempt)
+
+    def recall(self, request: GraphRequest, facts: BuildFacts) -> None:
+        """Refuse what an earlier process has seen fail on this graph.
+
+        Raises:
+            Refusal: ``skipped`` with ``known_failure``.
+        """
+        if self.remember_days and not self.backend.may_return_original:
+            failures.refuse_known(self._failure_key(request), self.remember_days, facts)
+
+    def _failure_key(self, request: GraphRequest) -> str | None:
+        facts = self.candidate, self.backend, self.limits, self.precision
+        return failures.key_of(request, *facts)
+
+
+def contenders_of(policy: Policy, cache: Cache | None = None) -> tuple[Contender, ...]:
+    """Find the engine behind every name, and every slip in them, before anything is tried.
+
+    Args:
+        policy: With the chain.
+        cache: What may be kept on disk; ``None`` for the defaults.
+
+    Raises:
+        UnknownNameError: naming every name that is nearly a known one.
+        OptionError: naming every option that its engine does not know.
+    """
+    contenders: list[Contender] = []
+    cache = cache or Cache()
+    bounds = bounds_of(policy) if policy.verify.when != "off" else None
+    mistakes: list[UnknownNameError | OptionError] = []
+    for candidate in policy.chain:
+        least = policy.min_coverage if candidate.min_coverage is None else candidate.min_coverage
+        try:
+            backend = find_backend(candidate.backend)
+            backend.check_options(candidate.options)
+        except (UnknownNameError, OptionError) as mistake:
+            mistakes.append(mistake)
+        else:
+            contender = Contender(
+                candidate=candidate,
+                backend=backend,
+                min_coverage=least,
+                bounds=bounds,
+                limits=_limits(candidate, policy, backend),
+                remember_days=0.0 if policy.strict else cache.failures,
+                keep_gib=cache.artefacts,
+                freeze=policy.freeze,
+            )
+            contenders += _in_each_precision(contender, policy)
+    if mistakes:
+        raise type(mistakes[0])("; ".join(str(mistake) for mistake in mistakes))
+    return tuple(contenders)
+
+
+def _in_each_precision(contender: Contender, policy: Policy) -> Iterator[Contender]:
+    """The contender as it is, in bf16, or (``precision = "auto"``) in bf16 and then in fp32."""
+    if policy.precision.mode == "fp32" or contender.backend.may_return_original:
+        yield contender
+        return
+    on_trial = policy.precision.mode == "auto"
+    is_bounded = on_trial or contender.bounds is not None
+    lowered = LowPrecisionBounds(share=policy.precision.max_error) if is_bounded else None
+    yield replace(contender, precision="bf16", on_trial=on_trial, bounds_in_bf16=lowered)
+    if on_trial:
+        yield replace(contender, precision="fp32")
+
+
+def _limits(candidate: Candidate, policy: Policy, backend: Backend) -> subprocesses.Limits:
+    """The candidate's own limits, else the policy's; ``isolate`` has the engine's own default."""
+    isolates = policy.isolate if "isolate" in policy.model_fields_set else backend.isolates_itself
+    return subprocesses.Limits(
+        isolates if candidate.isolate is None else candidate.isolate,
+        policy.timeout if candidate.timeout is None else candidate.timeout,
+        policy.memory_limit if candidate.memory_limit is None else candidate.memory_limit,
+    )
+
+
+def bounds_of(policy: Policy) -> Bounds:
+    """How far the policy lets numbers be off."""
+    return Bounds(policy.verify.rtol, policy.verify.atol)

@@ -1,0 +1,56 @@
+"""What runs where no engine does: the captured graph, and the shared passes of the later stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch.fx
+
+from composer import _torch
+from composer.errors import PassError
+from composer.graphs import checkpoints, clones, sharing
+from composer.lowering.each import compile_each
+from composer.passes import late
+from composer.passes.resolve import SharedPasses
+from composer.records import FLOOR, GraphRequest, PassRecord
+from composer.system import control_flow
+
+
+def make_floor(
+    request: GraphRequest, shared: SharedPasses
+) -> tuple[Callable[..., Any], tuple[PassRecord, ...]]:
+    """The floor of a graph, and the records of the passes that ran within it.
+
+    Raises:
+        PassError: a pass failed, and the policy says ``on_pass_error = "raise"``.
+    """
+    passes = late.LatePasses(shared, FLOOR)
+    return _floor(request, passes), passes.records
+
+
+def _floor(request: GraphRequest, passes: late.LatePasses) -> Callable[..., Any]:
+    """The graph's own forward; with passes of the later stages, of AOTAutograd's graphs.
+
+    Where AOTAutograd cannot make those, the passes are recorded as not run.
+    """
+    eager = checkpoints.eager_forward(request.gm)
+    if passes.shared.late:
+        gm = clones.clone_graph(request.gm)
+        try:
+            sharing.decline_shared(request)
+            with _torch.modes.modes_put_back():
+                compiled = compile_each(gm, request.example_inputs, passes, _forward_of)
+            return sharing.watched(compiled, request, eager)
+        except _torch.dynamo.DYNAMO_CONTROL_FLOW:
+            raise
+        except PassError:
+            raise
+        except BaseException as error:  # noqa: BLE001  # recorded; the floor always answers
+            control_flow.pass_on(error)
+            passes.fail(error)
+    return eager
+
+
+def _forward_of(functional: torch.fx.GraphModule, _: list[Any]) -> Callable[..., Any]:
+    return _torch.sources.settled_forward(functional)

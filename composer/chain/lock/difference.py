@@ -1,0 +1,179 @@
+"""What is not as the lock has it, named for a person."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from composer.chain.lock.describe import version_here
+from composer.chain.lock.file import Lock, LockedGraph, LockedPass
+from composer.errors import first_line
+from composer.records import Attempt, spelled
+from composer.telemetry.report import counted
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One thing that is not the same.
+
+    Attributes:
+        graph: Such as ``"graph 0 of my_package.Net"``; empty where all are concerned.
+        kind: ``version``, ``new``, ``gone``, ``engine``, or the part of the graph that changed.
+        message: What was there, and what is here.
+    """
+
+    graph: str
+    kind: str
+    message: str
+
+    def __str__(self) -> str:
+        """In one line."""
+        return f"{self.graph}: {self.message}" if self.graph else self.message
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A graph as it is served here.
+
+    Attributes:
+        graph: What the lock would say of it.
+        versions: Of what serves it.
+        attempts: The candidates that were tried.
+        compiles: How often it was compiled.
+        apart: What the lock would say where another serves, and how many compiles those were.
+    """
+
+    graph: LockedGraph
+    versions: Mapping[str, str]
+    attempts: tuple[Attempt, ...] = ()
+    compiles: int = 1
+    apart: tuple[tuple[LockedGraph, int], ...] = ()
+
+    def minority(self) -> Iterator[tuple[LockedGraph, str]]:
+        """What serves some compiles only, each with a sentence about it."""
+        for graph, count in self.apart:
+            times = f"{count} of {counted(self.compiles, 'compile')}"
+            yield graph, f"served by {_server(graph)} in {times}"
+
+
+def compare(lock: Lock, here: Sequence[Served]) -> list[Difference]:
+    """All that is not as the lock has it.
+
+    A graph that changed is compared with the one that the lock has at its place among the graphs of
+    its model.
+
+    Args:
+        lock: What was.
+        here: What a program compiled, in order.
+    """
+    found = [Difference("", "version", told) for told in versions(lock, lock.versions)]
+    entries = [lock.entry(each.graph) for each in here]
+    left = {each.title: each for each in lock.graphs}
+    for same in entries:
+        left.pop(same.title if same else "", None)
+    for served, same in zip(here, entries, strict=True):
+        graph = served.graph
+        entry = same or left.pop(graph.title, None)
+        if entry is None:
+            found.append(Difference(graph.title, "new", "new; the lock does not hold it"))
+            continue
+        found += [Difference(graph.title, *told) for told in between(entry, graph)]
+        if entry.server != graph.server:
+            found.append(Difference(graph.title, "engine", _moved(entry, served)))
+        found += [
+            Difference(graph.title, "engine", f"{told}; the lock says {called(entry)}")
+            for other, told in served.minority()
+            if other.server != entry.server
+        ]
+    gone = "gone; the lock holds it, and it was not compiled"
+    return found + [Difference(entry.title, "gone", gone) for entry in left.values()]
+
+
+def versions(lock: Lock, packages: Iterable[str]) -> Iterator[str]:
+    """The packages that are here in another version than the lock says."""
+    for package in packages:
+        then, now = lock.versions.get(package, ""), version_here(package)
+        if then != now:
+            yield f"{package} {then or 'not installed'} in the lock, {now or 'not installed'} here"
+
+
+def between(locked: LockedGraph, here: LockedGraph) -> Iterator[tuple[str, str]]:
+    """The parts in which two graphs differ, each with what is to be said of it."""
+    for part in dict.fromkeys((*locked.parts, *here.parts)):
+        if locked.parts.get(part) != here.parts.get(part):
+            yield part, _changed(part, locked, here)
+
+
+def _changed(part: str, locked: LockedGraph, here: LockedGraph) -> str:
+    match part:
+        case "inputs":
+            return _inputs(locked.inputs, here.inputs)
+        case "weights":
+            return "weights changed: their number, shapes, dtypes, or what requires grad"
+        case "operations" if locked.nodes == here.nodes:
+            return f"operations changed (there are {here.nodes}, as in the lock)"
+        case "operations":
+            return f"operations changed: {locked.nodes} in the lock, {here.nodes} here"
+        case "passes":
+            return _passes(locked.passes, here.passes)
+        case "policy":
+            return _policy(locked.policy, here.policy)
+    return f"{part} changed: {locked.parts.get(part)} -> {here.parts.get(part)}"
+
+
+def _inputs(locked: Sequence[str], here: Sequence[str]) -> str:
+    if locked == here:
+        return "inputs changed: strides, or what requires grad"
+    if len(locked) != len(here):
+        return f"inputs changed: {', '.join(locked)} -> {', '.join(here)}"
+    pairs = [f"{a} -> {b}" for a, b in zip(locked, here, strict=True) if a != b]
+    return f"inputs changed: {'; '.join(pairs)}"
+
+
+def _passes(locked: Sequence[LockedPass], here: Sequence[LockedPass]) -> str:
+    before, after = [list(map(_called, each)) for each in (locked, here)]
+    if before == after:
+        edited = [b.name for a, b in zip(locked, here, strict=True) if a != b]
+        return f"passes changed: the source of {', '.join(edited) or 'one of them'}"
+    return f"passes changed: {', '.join(before) or 'none'} -> {', '.join(after) or 'none'}"
+
+
+def _called(each: LockedPass) -> str:
+    return spelled(each.name, each.parameters)
+
+
+def _policy(locked: Mapping[str, Any], here: Mapping[str, Any]) -> str:
+    changed = [
+        f"{name} = {_value(locked, name)} -> {_value(here, name)}"
+        for name in dict.fromkeys((*locked, *here))
+        if locked.get(name) != here.get(name)
+    ]
+    return f"policy changed: {'; '.join(changed) or 'what it means to this composer'}"
+
+
+def _value(policy: Mapping[str, Any], name: str) -> str:
+    return str(policy[name]) if name in policy else "the default"
+
+
+def _moved(entry: LockedGraph, served: Served) -> str:
+    """Who serves the graph instead, and what became of the one that did."""
+    what = f"served by {_server(served.graph)}; the lock says {called(entry)}"
+    tried = [each for each in served.attempts if each.backend == entry.engine]
+    if not tried:
+        return f"{what}, which was not tried"
+    last = tried[-1]
+    if last.accepted:
+        return what
+    why = f" ({last.reason})" if last.reason else ""
+    return f"{what}: {entry.engine} was {last.status}{why}: {first_line(last.message)}"
+
+
+def _server(graph: LockedGraph) -> str:
+    return called(graph) if graph.engine else "nobody"
+
+
+def called(graph: LockedGraph) -> str:
+    """Who serves a graph: ``"onnxrt(threads=2) in bf16"``."""
+    served = spelled(graph.engine, graph.options)
+    return f"{served} in {graph.precision}" if graph.precision else served

@@ -1,0 +1,156 @@
+"""What ``composer lock`` and ``composer lock --check`` see of the program that they run."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from composer import session
+from composer.backends.base import Backend
+from composer.chain.candidates import Contender
+from composer.chain.lock.describe import readable, versions_for
+from composer.chain.lock.difference import Served
+from composer.chain.lock.file import Lock, LockedGraph
+from composer.records import CompileReport, plain
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """One place in a chain: the backend's name, options, precision, and the engine.
+
+    Attributes:
+        told: The options as the attempt's record has them.
+    """
+
+    name: str
+    options: dict[str, Any]
+    told: Any
+    precision: Literal["", "bf16"]
+    backend: Backend
+
+
+def precision_of(contender: Contender) -> Literal["", "bf16"]:
+    """What a candidate computes in, where that is not the graph's own."""
+    return "bf16" if contender.precision == "bf16" else ""
+
+
+class Witness:
+    """A sink that also meets every graph before anything is tried on it.
+
+    Args:
+        lock: What the program is compared with; a ``locked`` policy is held to it.
+    """
+
+    def __init__(self, lock: Lock | None = None) -> None:
+        self.lock = lock
+        self._graphs: dict[str, LockedGraph] = {}
+        self._same: dict[str, str] = {}
+        self._chains: dict[str, tuple[_Place, ...]] = {}
+        self._records: dict[int, dict[str, Any]] = {}
+
+    def meet(self, graph: LockedGraph, contenders: Sequence[Contender]) -> None:
+        """Keep what there is to say of a graph that is about to be compiled.
+
+        Keys may differ where the parts do not: by ``strict``, or by the number of a device.
+        """
+        alike = (key for key, each in self._graphs.items() if each.parts == graph.parts)
+        key = self._same[graph.key] = next(alike, graph.key)
+        self._graphs.setdefault(key, graph)
+        self._chains[key] = tuple(
+            _Place(
+                each.candidate.name,
+                readable(each.candidate.options),
+                plain(dict(each.candidate.options)),
+                precision_of(each),
+                each.backend,
+            )
+            for each in contenders
+        )
+
+    def entry(self, graph: LockedGraph) -> LockedGraph | None:
+        """What the lock that the program is compared with says of a graph."""
+        return self.lock.entry(graph) if self.lock else None
+
+    def emit(self, record: dict[str, Any]) -> None:
+        """Keep the last record of each compile."""
+        self._records[record["number"]] = record
+
+    def served(self) -> list[Served]:
+        """Each graph once, in the order of compiling, with who serves it by now.
+
+        One without a record is none that the program runs: Dynamo captured it anew.
+        """
+        reports = [CompileReport.from_dict(each) for each in self._records.values()]
+        positions = Counter[str]()
+        found = []
+        for key, graph in self._graphs.items():
+            mine = [each for each in reports if self._same.get(each.graph_key) == key]
+            if not mine:
+                continue
+            counted = graph.model_copy(update={"position": positions[graph.model]})
+            positions[graph.model] += 1
+            found.append(self._served(counted, mine))
+        return found
+
+    def _served(self, graph: LockedGraph, reports: Sequence[CompileReport]) -> Served:
+        """Where a graph was compiled more than once, what serves most of them, and who the rest."""
+        groups: list[list[Served]] = []
+        for each in reports:
+            served = self._as_served(graph, each)
+            alike = [group for group in groups if group[0].graph.server == served.graph.server]
+            if alike:
+                alike[0].append(served)
+            else:
+                groups.append([served])
+        most = max(groups, key=lambda group: (bool(group[0].graph.engine), len(group)))
+        apart = [(group[0].graph, len(group)) for group in groups if group is not most]
+        return dataclasses.replace(most[0], compiles=len(reports), apart=tuple(apart))
+
+    def _as_served(self, graph: LockedGraph, report: CompileReport) -> Served:
+        place = self._place(graph.key, report)
+        how = {"options": place.options, "precision": place.precision} if place else {}
+        return Served(
+            graph.model_copy(update={"engine": report.chosen, **how}),
+            versions_for(place.backend if place else None),
+            report.attempts,
+        )
+
+    def _place(self, key: str, report: CompileReport) -> _Place | None:
+        """Where in the chain the engine stands: a name may stand there more than once."""
+        named = [each for each in self._chains[key] if each.name == report.chosen]
+        accepted = [each for each in report.attempts if each.accepted]
+        if accepted:  # the last one serves
+            given = [each for each in named if each.told == accepted[-1].options]
+            on_trial = [each for each in given if (each.precision != "") == accepted[-1].on_trial]
+            named = on_trial or given or named
+        return next(iter(named), None)
+
+    def locks(self) -> Lock:
+        """What the file is to say."""
+        served = self.served()
+        versions: dict[str, str] = {}
+        for each in served:
+            versions |= each.versions
+        graphs = sorted((each.graph for each in served), key=lambda g: (g.model, g.position))
+        return Lock(version=1, versions=dict(sorted(versions.items())), graphs=tuple(graphs))
+
+
+@contextmanager
+def watching(lock: Lock | None = None) -> Iterator[Witness]:
+    """See all that is compiled through composer until the block ends.
+
+    Args:
+        lock: What it is to be compared with.
+    """
+    witness = Witness(lock)
+    session.add_sink(witness)
+    session.current().witness = witness
+    try:
+        yield witness
+    finally:
+        session.current().witness = None
+        session.remove_sink(witness)

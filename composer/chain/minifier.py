@@ -1,0 +1,87 @@
+"""torch's minifier, which is to see the failures that composer would answer for.
+
+It cuts a graph that fails down to the smallest that still does
+(https://docs.pytorch.org/docs/main/user_guide/torch_compiler/torch.compiler_troubleshooting.html).
+While it looks, a candidate that fails raises, and so does an engine at a call. Its script runs in a
+process of its own, and so has the policy in it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch.fx
+from pydantic import BaseModel
+
+from composer import _torch, config, session
+from composer.graphs import capture
+from composer.layers import Rules
+from composer.policy import Candidate, Facts, OnRuntimeError, Verify, Worded
+
+
+def loud(rules: Rules) -> Rules:
+    """The rules; where torch's minifier looks for failures, such as let it see them.
+
+    Where it looks for wrong numbers, they are not compared here first.
+    """
+    looks_for = _torch.minifier.minifier_looks_for()
+    if not looks_for:
+        return rules
+    seen: dict[str, Any] = {"on_runtime_error": OnRuntimeError(action="raise")}
+    if looks_for == "wrong numbers":
+        seen["verify"] = Verify()
+    return dataclasses.replace(
+        rules,
+        policy=rules.policy.model_copy(update=seen),
+        cache=rules.cache.model_copy(update={"failures": 0.0}),
+    )
+
+
+def preamble(gm: torch.fx.GraphModule, inputs: Sequence[Any], given: Mapping[str, Any]) -> str:
+    """The lines by which a script of the minifier has the policy in force for this graph.
+
+    Args:
+        gm: The graph.
+        inputs: Of the call.
+        given: ``mode`` and ``options`` of ``torch.compile``.
+    """
+    mode, options = given.get("mode"), given.get("options")
+    facts = Facts.of(capture.read_request(gm, inputs, mode=mode))
+    rules = config.resolve(facts, mode, options, session.current().configured)
+    policy = rules.policy
+    fields = {name: _spelled(getattr(policy, name)) for name in sorted(policy.model_fields_set)}
+    settings = {"cache": _spelled(rules.cache), "distributed": _spelled(rules.distributed)}
+    return "\n".join(
+        (
+            "import sys",
+            f"sys.path += [each for each in {sys.path!r} if each not in sys.path]",
+            "os.environ.pop('COMPOSER_CONFIG', None)",
+            "import composer",
+            f"composer.configure({ {'version': 1, 'defaults': fields, **settings}!r})",
+        )
+    )
+
+
+def _spelled(value: Any) -> Any:
+    """A value as a file would have it; what code alone can give as ``"module:name"``."""
+    if isinstance(value, Candidate):
+        rest = _spelled({name: getattr(value, name) for name in value.model_fields_set})
+        return rest | {"backend": _spelled(value.backend)}
+    if isinstance(value, Worded):
+        return value.spelled
+    if isinstance(value, BaseModel):
+        return value.model_dump(exclude_defaults=True)
+    if isinstance(value, Mapping):
+        return {key: _spelled(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_spelled(each) for each in value]
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    if not hasattr(value, "__qualname__") and dataclasses.is_dataclass(value):
+        fields = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
+        return {"pass": _spelled(type(value)), **_spelled(fields)}
+    name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
+    return f"{value.__module__}:{name or type(value).__qualname__}"

@@ -1,0 +1,215 @@
+"""The policy's ``precision``: the graph with its matrix products and convolutions in bfloat16.
+
+The graph is rewritten on a copy, for all candidates that compute in bf16
+(:class:`~composer.passes.lower_precision.LowerPrecision`), or in a part of it
+(:mod:`composer.chain.mixed_precision`); the others and the floor keep the graph as it was captured.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.fx
+
+from composer import _torch, session
+from composer.graphs import clones, collectives, low_precision, writes
+from composer.lowering.partition.regions import Region
+from composer.lowering.weights.narrow import Copy, NarrowWeights
+from composer.lowering.weights.watchable import watchable
+from composer.passes import early
+from composer.passes.canonical import to_aten
+from composer.passes.lower_precision import LowerPrecision, casts_in, products_of
+from composer.passes.resolve import SharedPasses
+from composer.records import GraphRequest
+
+
+class Stays(Exception):
+    """The graph is not rewritten, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Narrow:
+    """A graph in bfloat16.
+
+    Attributes:
+        request: The graph, with rounded weights among its inputs. A weight that is read in both
+            precisions stays, and its rounded copy is a further input behind all others.
+        products: How many operations it computes in bfloat16.
+        around: Wraps what was compiled for this graph so that it takes the captured graph's inputs.
+        copies: The rounded weights, kept alive until an engine holds them.
+    """
+
+    request: GraphRequest
+    products: int
+    around: Callable[[Callable[..., Any]], Callable[..., Any]]
+    copies: tuple[Copy, ...] = ()
+
+
+def narrow(
+    request: GraphRequest, *, on_trial: bool, marks: bool = False, in_fp32: int = 0
+) -> Narrow:
+    """The graph with its products in bfloat16, the weights among their operands rounded once.
+
+    Args:
+        request: The graph as every candidate is given it, and the inputs of a call.
+        on_trial: Rewrite only where that may be faster and the numbers can be compared: on a
+            processor with bf16 arithmetic, and not in training.
+        marks: For an engine that chooses its precision: leave the graph as it is where all of it
+            may be in bfloat16, and mark the part that may be where it is a part.
+        in_fp32: How many products, from the first on, stay in float32.
+
+    Raises:
+        Stays: there is nothing to gain, or nothing to rewrite.
+    """
+    why = _why_not(request) or (_why_not_tried(request) if on_trial else "")
+    if why:
+        raise Stays(why)
+    gm, products = _rewritten(request, in_fp32)
+    if not marks:
+        return _with_copies(request, clones.clone_graph(gm), products)
+    given = _marked(request, in_fp32) if in_fp32 else request
+    return Narrow(given, products, lambda compiled: compiled)
+
+
+def _why_not(request: GraphRequest) -> str:
+    if request.device != "cpu":
+        return f"the graph is on {request.device}; only graphs on the CPU are computed in bf16"
+    if torch.is_autocast_enabled("cpu"):
+        return "it runs under torch.autocast, which decides the precision"
+    return ""
+
+
+def _why_not_tried(request: GraphRequest) -> str:
+    """Why bf16 would not be faster here, or its numbers could not be compared."""
+    if request.training:
+        return "the graph trains"
+    if not _torch.processor.multiplies_bf16():
+        return "this processor has no bf16 arithmetic"
+    if any(isinstance(value, _torch.fakes.FakeTensor) for value in request.example_inputs):
+        return "the graph was compiled without real inputs to compare numbers on"
+    if collectives.meets_other_ranks(request.gm):
+        return "other ranks would have to run the graph's collectives to compare numbers"
+    return ""
+
+
+Rewritten = tuple[torch.fx.GraphModule, int]
+"""A graph, and how many of its products take bfloat16."""
+
+
+def _rewritten(request: GraphRequest, in_fp32: int) -> Rewritten:
+    """The graph with all products but the first ``in_fp32`` in bfloat16.
+
+    Raises:
+        Stays: it cannot be rewritten.
+    """
+    known: dict[int, Rewritten | str] = request.made_of_graph().setdefault("rewritten", {})
+    if in_fp32 not in known:
+        for part in known.keys() - {0}:  # one after the other is looked at, and mostly not used
+            del known[part]
+        known[in_fp32] = _rewrite(request, in_fp32)
+    found = known[in_fp32]
+    if isinstance(found, str):
+        raise Stays(found)
+    return found
+
+
+def _marked(request: GraphRequest, in_fp32: int) -> GraphRequest:
+    """The graph with all marked that stands behind so many of its products."""
+    gm = _copy_at_aten(request)
+    nodes = list(gm.graph.nodes)
+    for node in nodes[nodes.index(products_of(gm)[in_fp32]) :]:
+        low_precision.mark(node)
+    _torch.sources.name_sources(gm)
+    return dataclasses.replace(request, gm=gm)
+
+
+def _copy_at_aten(request: GraphRequest) -> torch.fx.GraphModule:
+    """The graph in ATen. It is kept: a candidate at run time cannot capture its symbols again."""
+    made = request.made_of_graph()
+    if "aten" not in made:
+        with _torch.modes.modes_put_back():
+            made["aten"] = to_aten(request.gm, request.example_inputs)
+    return clones.clone_graph(made["aten"], _torch.sources.lazy_graph_module)
+
+
+def _rewrite(request: GraphRequest, in_fp32: int) -> Rewritten | str:
+    passes = SharedPasses((LowerPrecision(in_fp32),))
+    rewritten, (record,) = early.rewrite(request, passes, _copy_at_aten)
+    if record.error:
+        return record.error
+    if not record.matches:
+        nested = any(isinstance(each, torch.fx.GraphModule) for each in request.gm.children())
+        outside = " outside of nested graphs, such as the branches of torch.cond," if nested else ""
+        return f"it has no product or convolution of float32{outside} to compute in bf16"
+    return rewritten.gm, record.matches
+
+
+def _with_copies(request: GraphRequest, gm: torch.fx.GraphModule, products: int) -> Narrow:
+    """Replace the weights that the graph rounds at every call by copies that are rounded once.
+
+    Not in training, where weights change and gradients flow through the rounding.
+    """
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    written = writes.assigned_inputs(request.gm)
+    cast = [i for i in request.weights - written if casts_in(placeholders[i])]
+    fixed = {i: request.example_inputs[i] for i in cast if _is_fixed(placeholders[i])}
+    rounded = sorted(watchable(fixed))
+    if request.training or not rounded:
+        return Narrow(dataclasses.replace(request, gm=gm), products, lambda compiled: compiled)
+    shared = session.current().copies
+    copies = {i: shared.of(request.example_inputs[i]) for i in rounded}
+    inputs = list(request.example_inputs)
+    places: list[int] = []
+    more: list[int] = []
+    for i, copy in copies.items():
+        if len(casts_in(placeholders[i])) == len(placeholders[i].users):
+            places.append(i)
+            inputs[i] = copy.values
+            _retype(placeholders[i], placeholders[i], copy.values)
+        else:
+            more.append(i)
+            inputs.append(copy.values)
+            _retype(placeholders[i], _added(gm.graph, placeholders[i]), copy.values)
+    gm.recompile()
+    weights = request.weights | set(range(len(request.example_inputs), len(inputs)))
+    twin = dataclasses.replace(
+        request, gm=gm, example_inputs=tuple(inputs), weights=frozenset(weights)
+    )
+    values = {i: request.example_inputs[i] for i in rounded}
+    region = Region(gm, values, {}, {})
+    around = functools.partial(
+        NarrowWeights, region=region, places=places, more=more, copies=shared
+    )
+    return Narrow(twin, products, around, tuple(copies.values()))
+
+
+def _is_fixed(placeholder: torch.fx.Node) -> bool:
+    """Whether a weight's sizes are; one of dynamic size is left to the graph."""
+    return all(isinstance(size, int) for size in placeholder.meta["val"].shape)
+
+
+def _added(graph: torch.fx.Graph, weight: torch.fx.Node) -> torch.fx.Node:
+    """A placeholder behind all others, for the copy of a weight that is passed in itself, too."""
+    last = graph.find_nodes(op="placeholder")[-1]
+    with graph.inserting_after(last):
+        added = graph.placeholder(f"{weight.target}_in_bf16")
+    added.meta.update(weight.meta)
+    _torch.sources.carry_no_source(weight, added)
+    return added
+
+
+def _retype(weight: torch.fx.Node, placeholder: torch.fx.Node, copy: torch.Tensor) -> None:
+    """Have all that read the rounded ``weight`` read ``placeholder``, which is the ``copy``."""
+    casts = casts_in(weight)
+    placeholder.meta["val"] = placeholder.meta["example_value"] = casts[0].meta["val"]
+    fake = _torch.fakes.fake_of_fixed_size(copy)
+    if fake is not None:
+        placeholder.meta["example_value"] = fake
+    for cast in casts:
+        cast.replace_all_uses_with(placeholder)
+        cast.graph.erase_node(cast)

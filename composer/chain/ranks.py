@@ -1,0 +1,357 @@
+"""The vote by which all ranks of ``torch.distributed`` take the same candidate for a graph.
+
+The ranks vote through the key-value store of the default group. They use no collective: a rank may
+compile a graph alone, or in another order than the others, and a collective would wait for them.
+
+The decision on a candidate is one key of the store. It is written once (``compare_set``), and
+holds for all ranks:
+
+- The first rank that cannot take the candidate writes that the candidate is passed over.
+- A rank that can take the candidate says so, and waits until all other ranks have said so. Then it
+  writes that the candidate is taken.
+- A rank also writes that the candidate is taken if it need not or cannot wait any longer: at the
+  time limit; where the others compile graphs that this rank has not met, since they wait for it
+  there; and where this rank compiles a function again and the others do not, since a collective of
+  theirs may be waiting for this rank.
+
+So all ranks come to the same candidate. A rank that comes late finds the decision. The eager
+fallback needs no vote. A rank goes on alone only if it cannot take the candidate that the others
+took without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from composer import _torch
+from composer.build import BuildFacts
+from composer.errors import Refusal, error_line, refuse
+from composer.records import Reason, Status
+from composer.system import control_flow
+
+_IMPATIENCE = 4
+"""The divisor of the time limit after each wait that was in vain, on any rank."""
+
+_COMPANY = 5.0
+"""Seconds within which a rank must begin to compile a function again after another one did."""
+
+_SHORTEST, _LONGEST = 0.005, 1.0
+"""Bounds of the seconds between two reads of the store. They grow with the wait and the ranks."""
+
+log = logging.getLogger("composer")
+
+
+class Ballot:
+    """The vote of the ranks on one candidate. The base class is for a process without others."""
+
+    def open(self) -> None:
+        """Check, before anything is built, that the candidate is not passed over already.
+
+        Raises:
+            Refusal: ``skipped``, ``policy``: another rank could not take the candidate.
+        """
+
+    def accept(self, facts: BuildFacts) -> None:
+        """Say that this rank can take the candidate, and wait for the others.
+
+        Args:
+            facts: Of the attempt, where it is said how the ranks agreed.
+
+        Raises:
+            Refusal: ``skipped``, ``policy``: another rank could not take the candidate.
+        """
+
+    def refuse(self, why: str) -> None:
+        """Say that this rank cannot take the candidate.
+
+        Args:
+            why: The reason, for the records of the others.
+        """
+
+
+NOBODY = Ballot()
+"""The vote of the only rank, and of a policy that asks no other ranks."""
+
+
+Ballots = Callable[[int], Ballot]
+"""Gives the vote on the candidate at a place of the chain. The first place is 0."""
+
+
+@contextlib.contextmanager
+def among_ranks(graph: str, within: float, *, again: bool = False) -> Iterator[Ballots]:
+    """Let the ranks of the default group vote on one graph, if there are other ranks.
+
+    Args:
+        graph: The graph's key, which is the same on all ranks.
+        within: Seconds to wait for others, for the whole chain. With 0 they are not asked.
+        again: Whether the function was compiled before, for other inputs.
+    """
+    member = _torch.ranks.group_member() if within else None
+    if member is None:
+        yield lambda _: NOBODY
+    else:
+        with between(member, graph, within, again=again) as ballots:
+            yield ballots
+
+
+@contextlib.contextmanager
+def between(
+    member: _torch.ranks.GroupMember, graph: str, within: float, *, again: bool = False
+) -> Iterator[Ballots]:
+    """Let this rank and the others vote on one graph.
+
+    Args:
+        member: This rank, as a member of the group.
+        graph: The graph's key, which is the same on all ranks.
+        within: Seconds to wait for others, for the whole chain.
+        again: Whether the function was compiled before, for other inputs.
+    """
+    talk = _Agreement(member, graph, within, again=again)
+    with talk.unless_it_fails():
+        talk.begin()
+    try:
+        yield lambda place: _Asked(talk, place)
+    finally:
+        with talk.unless_it_fails():
+            talk.end()
+
+
+@dataclass(frozen=True, slots=True)
+class _Fate:
+    """The decision on a candidate.
+
+    Attributes:
+        taken: Whether all ranks take the candidate. Otherwise they pass it over.
+        by: The rank that decided.
+        why: The reason, where the candidate is passed over or not all ranks take part.
+        without: The ranks that take no part.
+    """
+
+    taken: bool
+    by: int
+    why: str = ""
+    without: tuple[int, ...] = ()
+
+    def text(self) -> str:
+        """The text that the store keeps."""
+        return json.dumps([self.taken, self.by, self.why, self.without])
+
+    @staticmethod
+    def of(text: bytes) -> _Fate:
+        """The decision that :meth:`text` wrote."""
+        taken, by, why, without = json.loads(text)
+        return _Fate(taken, by, why, tuple(without))
+
+
+class _Agreement:
+    """One rank's side of the vote on one graph.
+
+    The keys of the store are below a prefix that has the number of ranks:
+
+    - ``at/RANK`` is the graph that a rank compiles, or the last one that it compiled.
+    - ``GRAPH/here/RANK`` is there if the rank has met the graph.
+    - ``GRAPH/PLACE`` is the decision on the candidate at a place of the chain.
+    - ``GRAPH/PLACE/RANK`` is there if the rank can take that candidate.
+    - ``missed`` counts the waits that were in vain; ``met`` is that count when all last agreed.
+    """
+
+    def __init__(
+        self, member: _torch.ranks.GroupMember, graph: str, within: float, *, again: bool
+    ) -> None:
+        self.alone = ""
+        self._broken = False
+        self._member = member
+        self._rank, self._world = member.rank, member.world
+        self._others = [each for each in range(member.world) if each != member.rank]
+        self._graph = graph
+        self._left = within
+        self._again = again
+        self._began = time.monotonic()
+
+    def begin(self) -> None:
+        """Announce this rank, and read which graphs the others compile and how long to wait."""
+        self._store = self._member.store_below(f"composer/{self._world}")
+        self._store.set(f"{self._graph}/here/{self._rank}", "-")
+        if not self._has(f"{self._graph}/here/{self._rank}"):
+            raise LookupError("it keeps nothing")
+        at = self._read_all([f"at/{each}" for each in self._others])
+        self._before = dict(zip(self._others, at, strict=True))
+        self._turn = self._move("in")
+        missed = self._store.add("missed", 0) - int(self._read("met") or 0)
+        patience = float(_IMPATIENCE) ** -missed  # 0 in the end: a power of it would overflow
+        self._left *= patience
+        self._company = _COMPANY * patience
+
+    def end(self) -> None:
+        """Say that this rank is done with the graph."""
+        if not self._broken:
+            self._move("out")
+
+    def fate(self, place: int) -> _Fate | None:
+        """The decision on a candidate; ``None`` if there is none yet."""
+        text = self._read(f"{self._graph}/{place}")
+        return _Fate.of(text) if text else None
+
+    def decide(self, place: int, fate: _Fate) -> _Fate:
+        """Write the decision on a candidate; returns the earlier one if another rank wrote it."""
+        written = self._store.compare_set(f"{self._graph}/{place}", "", fate.text())
+        return _Fate.of(written)
+
+    def passed_over(self, place: int, why: str) -> _Fate:
+        """Write that the candidate is passed over, since this rank cannot take it."""
+        return self.decide(place, _Fate(taken=False, by=self._rank, why=why))
+
+    def taken(self, place: int) -> _Fate:
+        """Say that this rank can take the candidate, and wait for the decision, or decide."""
+        self._store.set(f"{self._graph}/{place}/{self._rank}", "-")
+        started = time.monotonic()
+        missing = list(self._others)
+        while not (fate := self.fate(place)):
+            missing = self._without([(r, f"{self._graph}/{place}/{r}") for r in missing])
+            awaited = [r for r in missing if not self._is_elsewhere(r) and not self._stays(r)]
+            waited = time.monotonic() - started
+            if not awaited or waited >= self._left:
+                fate = self._take(place, missing, late=bool(awaited))
+                break
+            pause = max(_SHORTEST * len(awaited), waited / 10)
+            time.sleep(min(pause, _LONGEST, self._left - waited))
+        self._left = max(0.0, self._left - (time.monotonic() - started))
+        return fate
+
+    def agreed(self, fate: _Fate, seconds: float) -> dict[str, Any]:
+        """The facts for the attempt's record."""
+        facts: dict[str, Any] = {"ranks": self._world - len(fate.without), "of": self._world}
+        if fate.without:
+            facts |= {"without": list(fate.without), "because": fate.why}
+        return {**facts, "seconds": round(seconds, 3)}
+
+    @contextlib.contextmanager
+    def unless_it_fails(self) -> Iterator[None]:
+        """Let a failure of the store end the vote. This rank then decides alone."""
+        try:
+            yield
+        except Refusal:
+            raise
+        except BaseException as error:  # noqa: BLE001  # recorded; agreement is never the user's problem
+            control_flow.pass_on(error)
+            what = error_line(error)
+            self._broken = True
+            self.alone = f"the store of the default group failed: {what}"
+
+    def _take(self, place: int, missing: list[int], *, late: bool) -> _Fate:
+        if not missing:
+            fate = self.decide(place, _Fate(taken=True, by=self._rank))
+            self._store.set("met", str(self._store.add("missed", 0)))
+            return fate
+        many = len(missing) > 1
+        who = f"{'ranks' if many else 'rank'} {', '.join(map(str, missing))}"
+        stay = any(map(self._stays, missing))
+        if late:
+            what = f"did not come within {self._left:.3g} s"
+        elif stay:
+            what = f"go{'' if many else 'es'} on with what was compiled before"
+        else:
+            what = "compile other graphs" if many else "compiles another graph"
+        mine = _Fate(taken=True, by=self._rank, why=f"{who} {what}", without=tuple(missing))
+        fate = self.decide(place, mine)
+        if (late or stay) and fate == mine:
+            self._store.add("missed", 1)
+            level = logging.WARNING if late else logging.INFO
+            log.log(level, "rank %d goes on without agreement: %s", self._rank, mine.why)
+        return fate
+
+    def _is_elsewhere(self, rank: int) -> bool:
+        """Whether a rank compiles, or has compiled since this one began, a graph unknown here.
+
+        If it waits there, it waits for this rank, so this rank must not wait for it. Nor does this
+        rank wait if the other has compiled as many graphs as this one, and the last of them is
+        unknown here: the other is ahead, with other graphs.
+        """
+        at = self._read(f"at/{rank}")
+        if not at:
+            return False
+        number, state, graph = at.decode().split()
+        gone = state == "in" or at != self._before[rank] or int(number) >= self._turn
+        return gone and not self._has(f"{graph}/here/{self._rank}")
+
+    def _stays(self, rank: int) -> bool:
+        """Whether a rank keeps what it compiled before, while this rank compiles again."""
+        waited = time.monotonic() - self._began
+        return (
+            self._again and waited >= self._company and not self._has(f"{self._graph}/here/{rank}")
+        )
+
+    def _move(self, state: str) -> int:
+        """Write that this rank enters (``in``) or leaves (``out``) the graph.
+
+        Returns:
+            The number of times that it has entered or left a graph.
+        """
+        number = int((self._read(f"at/{self._rank}") or b"0").split()[0]) + 1
+        self._store.set(f"at/{self._rank}", f"{number} {state} {self._graph}")
+        return number
+
+    def _without(self, keys: Sequence[tuple[int, str]]) -> list[int]:
+        """The ranks whose keys are not there. One request asks for all: mostly all are there."""
+        if self._store.check([key for _, key in keys]):
+            return []
+        return [rank for rank, key in keys if not self._has(key)]
+
+    def _read_all(self, keys: Sequence[str]) -> list[bytes]:
+        """The values of several keys, by two requests where the store is able to and has all."""
+        if self._store.has_extended_api() and self._store.check(list(keys)):
+            return [bytes(each) for each in self._store.multi_get(list(keys))]
+        return [self._read(key) for key in keys]
+
+    def _has(self, key: str) -> bool:
+        return bool(self._store.check([key]))
+
+    def _read(self, key: str) -> bytes:
+        """A key's value; empty where there is none. ``get`` by itself would wait for one."""
+        return bytes(self._store.get(key)) if self._has(key) else b""
+
+
+class _Asked(Ballot):
+    """The vote on one candidate among several ranks."""
+
+    def __init__(self, talk: _Agreement, place: int) -> None:
+        self._talk = talk
+        self._place = place
+
+    def open(self) -> None:
+        if self._talk.alone:
+            return
+        with self._talk.unless_it_fails():
+            fate = self._talk.fate(self._place)
+            if fate and not fate.taken:
+                _refuse_with(fate)
+
+    def accept(self, facts: BuildFacts) -> None:
+        started = time.monotonic()
+        if not self._talk.alone:
+            with self._talk.unless_it_fails():
+                fate = self._talk.taken(self._place)
+                if not fate.taken:
+                    _refuse_with(fate)
+                facts.extra["agreed"] = self._talk.agreed(fate, time.monotonic() - started)
+                return
+        facts.extra["agreed"] = f"no: {self._talk.alone}"
+
+    def refuse(self, why: str) -> None:
+        if self._talk.alone:
+            return
+        with self._talk.unless_it_fails():
+            fate = self._talk.passed_over(self._place, why)
+            if fate.taken:
+                self._talk.alone = "the other ranks had taken a candidate that this one cannot take"
+
+
+def _refuse_with(fate: _Fate) -> None:
+    what = f"rank {fate.by} could not take it: {fate.why}"
+    refuse(Status.SKIPPED, Reason.POLICY, what)

@@ -1,0 +1,155 @@
+"""A benchmark: what the policy asks for, who takes part, and the result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from composer import _torch
+from composer.chain.select import verdicts
+from composer.chain.select.rules import mean
+from composer.graphs import collectives
+from composer.policy import Cache, Policy
+from composer.records import GraphRequest
+from composer.system.barrier import Barrier
+
+SHARE, LEAST, MOST = 0.15, 1.0, 5.0
+"""Where the policy gives no time: a share of the seconds that the builds took, within limits. First
+calls may take the share as well, or the most if that is longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How long a benchmark may take; readings of memory and waits at the barrier come on top.
+
+    Attributes:
+        seconds: For all but the first call of each participant. In that call an engine may compile,
+            allocate and tune, so it belongs to the build.
+        first: Seconds for those first calls; what they take beyond that is taken from ``seconds``.
+        least_rounds: Rounds that every participant takes part in, however far behind it is, if
+            there is time. A choice needs none; a table that compares all participants does.
+    """
+
+    seconds: float
+    first: float = 0.0
+    least_rounds: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """What the policy wants of a choice by measurement.
+
+    Attributes:
+        seconds: How long it may take in all; ``None`` for a share of the time that the builds took.
+        calls: Over how many calls the seconds of a build are spread; ``None`` leaves them out.
+        within: By which share an engine that takes less memory may be slower than the fastest and
+            still win; ``None`` does not look at memory.
+        terms: How long its verdict is remembered; ``None`` for not at all.
+        barrier: Lets samples be taken between the calls of a running program; ``None`` where the
+            program waits for the benchmark.
+    """
+
+    seconds: float | None = None
+    calls: int | None = None
+    within: float | None = None
+    terms: verdicts.Terms | None = None
+    barrier: Barrier | None = None
+
+    @staticmethod
+    def of(policy: Policy, cache: Cache) -> Benchmark | None:
+        """The benchmark that a policy asks for; ``None`` for ``select = "first"``."""
+        asked = policy.select
+        if asked.by == "first":
+            return None
+        calls = asked.calls if asked.objective == "amortised" else None
+        within = asked.within if asked.objective == "memory" else None
+        return Benchmark(asked.seconds, calls, within, verdicts.Terms.of(policy, cache))
+
+    def budget(self, built: float) -> Budget:
+        """The time for a benchmark among engines that took ``built`` seconds to build."""
+        if self.seconds is not None:
+            return Budget(self.seconds)
+        share = SHARE * built
+        return Budget(seconds=min(MOST, max(LEAST, share)), first=max(MOST, share))
+
+
+@dataclass(frozen=True, slots=True)
+class Participant:
+    """One of the callables that a benchmark compares.
+
+    Attributes:
+        name: The backend, for messages.
+        run: What is called.
+        build_share: Seconds of the build that are added to each call; 0 where builds do not count.
+        grown: By how many bytes the process grew when it was built.
+    """
+
+    name: str
+    run: Callable[..., Any]
+    build_share: float = 0.0
+    grown: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """What was measured of one participant.
+
+    Attributes:
+        samples: Seconds of a call, one figure for each sample.
+        rounds: How many rounds it took part in; 0 where there was time for the warm-up only.
+        build_share: As in :class:`Participant`.
+        grown: Bytes that it takes; ``None`` where memory was not looked at.
+    """
+
+    samples: tuple[float, ...]
+    rounds: int
+    build_share: float = 0.0
+    grown: int | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of a call: the mean of the samples, outliers cut."""
+        return mean(self.samples)
+
+    @property
+    def cost(self) -> float:
+        """What participants are compared by: seconds of a call and the share of the build."""
+        return self.seconds + self.build_share
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The result of a benchmark; participants are named by their places.
+
+    Attributes:
+        winner: Who is to serve; ``None`` where the benchmark could not be run.
+        timings: Of the participants that were measured.
+        errors: Of the participants that raised.
+        why: Why the benchmark could not be run.
+        under_load: Whether other programs kept taking the cores meanwhile.
+        seconds: How long it took.
+    """
+
+    winner: int | None
+    timings: Mapping[int, Timing]
+    errors: Mapping[int, BaseException]
+    why: str = ""
+    under_load: bool = False
+    seconds: float = 0.0
+
+
+def obstacle(request: GraphRequest, *, among_ranks: bool) -> str:
+    """Why a graph's engines cannot be measured; empty where they can.
+
+    Args:
+        request: The graph and the first call's inputs.
+        among_ranks: Whether other ranks of ``torch.distributed`` are to take the same engine.
+    """
+    if any(isinstance(value, _torch.fakes.FakeTensor) for value in request.example_inputs):
+        return "the graph was compiled without real inputs"
+    if collectives.meets_other_ranks(request.gm):
+        return "other ranks would have to run the graph's collectives as well"
+    if among_ranks and _torch.ranks.world_size() > 1:
+        return "all ranks are to take the same engine, and each would measure another"
+    return ""

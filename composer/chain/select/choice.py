@@ -1,0 +1,267 @@
+"""Which of the candidates that were tried serves the graph: the first accepted, or the fastest.
+
+Both are given the candidates one by one, and a function that makes the floor. What is not chosen is
+released: an outcome refers to one compiled callable only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from composer import session
+from composer.chain import select
+from composer.chain.select.footprint import MIB, Gauge
+from composer.chain.select.rules import lost_a_tie
+from composer.errors import Refusal, first_line, text_of
+from composer.graphs.comparison import Bounds, devices
+from composer.records import (
+    FLOOR,
+    Attempt,
+    End,
+    GraphRequest,
+    Outcome,
+    PassRecord,
+    Reason,
+    Status,
+)
+
+Made = tuple[Callable[..., Any], tuple[PassRecord, ...]]
+"""What serves a graph, and the shared passes that ran within it."""
+
+LOST_A_TIE = "; a tie goes to whoever stands first in the chain"
+"""What is said of a participant whose time is no longer than that of the one that serves."""
+
+UNDER_LOAD = "; measured under a load"
+"""What is said of a benchmark during which other programs kept taking the cores."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """What became of one candidate.
+
+    Attributes:
+        attempt: Its record.
+        compiled: What it compiled; ``None`` where it was not accepted.
+        error: What ended the attempt; ``None`` where it was accepted.
+        passes: The shared passes that ran within it.
+        is_floor: Whether it runs the captured graph as it is (``eager``).
+        bounds: How far its numbers may be off eager's; ``None`` where they are not compared.
+        grown: By how many bytes the process grew when it was built; 0 where nobody looked.
+    """
+
+    attempt: Attempt
+    compiled: Callable[..., Any] | None
+    error: BaseException | None = None
+    passes: tuple[PassRecord, ...] = ()
+    is_floor: bool = False
+    bounds: Bounds | None = None
+    grown: int = 0
+
+
+def first(tries: Iterable[Tried], floor: Callable[[], Made], why: str = "") -> Outcome:
+    """The first that is accepted serves, or the floor.
+
+    Args:
+        tries: Tries the candidates in the order of the chain, one each time it is asked for the
+            next; what stands behind the first that is accepted is not tried.
+        floor: Makes what serves where none is accepted.
+        why: For the record, why the candidates could not be measured; empty where the policy does
+            not ask for that.
+    """
+    made: list[Tried] = []
+    for each in tries:
+        made.append(_with_timing(each, f"no: {why}") if why else each)
+        if each.compiled is not None:
+            return outcome_of(made, each)
+    return outcome_of(made, floor_of(floor()))
+
+
+def fastest(
+    tries: Iterable[Tried],
+    floor: Callable[[], Made],
+    request: GraphRequest,
+    benchmark: select.Benchmark,
+) -> Outcome:
+    """All are tried; of those accepted, and the floor, the one that takes the least time serves.
+
+    Args:
+        tries: Tries the candidates in the order of the chain.
+        floor: Makes what runs the captured graph.
+        request: The graph and the inputs to measure with.
+        benchmark: How the policy wants them measured.
+    """
+    gauge = None if benchmark.within is None else Gauge(devices(request.example_inputs))
+    if gauge is not None and not gauge.works:
+        return first(tries, floor, "this system does not tell what memory a process holds")
+    made = list(tries if gauge is None else _weighed(tries, gauge))
+    racing = [place for place, each in enumerate(made) if each.compiled is not None]
+    if not racing:
+        return outcome_of(made, floor_of(floor()))
+    field = [made[place] for place in racing]
+    if not field[-1].is_floor:
+        field.append(floor_of(floor()))
+    budget = benchmark.budget(sum(each.attempt.seconds for each in made))
+    with session.current().progress.step(request, "measuring"):
+        participants = [_participant(each, benchmark) for each in field]
+        result = select.measure(
+            participants, request, budget, benchmark.within, gauge, benchmark.barrier
+        )
+    winner, judged = _judged(field, result)
+    for place, each in zip(racing, judged, strict=False):  # the floor may stand behind the chain
+        made[place] = each
+    ahead = [racing[at] for at in _ranking(result, len(field)) if at < len(racing)]
+    quarantined = [at for at, e in enumerate(made) if e.attempt.reason is Reason.QUARANTINED]
+    return outcome_of(made, field[winner], ranking=(*ahead, *quarantined))
+
+
+def _weighed(tries: Iterable[Tried], gauge: Gauge) -> Iterator[Tried]:
+    """The candidates, each with the bytes that its build added to the process."""
+    tries, before = iter(tries), gauge.held()
+    for each in tries:
+        held = gauge.held()
+        yield dataclasses.replace(each, grown=max(held - before, 0))
+        before = held
+
+
+def outcome_of(
+    made: Sequence[Tried], serves: Tried, ranking: tuple[int, ...] | None = None
+) -> Outcome:
+    """The outcome of a walk in which these were tried, and one of them, or the floor, serves."""
+    assert serves.compiled is not None
+    return Outcome(
+        ends=tuple(End(each.attempt, each.error) for each in made),
+        chosen=serves.attempt.backend,
+        compiled=serves.compiled,
+        passes=serves.passes,
+        bounds=serves.bounds,
+        ranking=ranking,
+    )
+
+
+def floor_of(made: Made) -> Tried:
+    """The floor as one that was tried and accepted."""
+    compiled, passes = made
+    attempt = Attempt(FLOOR, Status.SUCCEEDED, None, "", 0.0)
+    return Tried(attempt, compiled, None, passes, is_floor=True)
+
+
+def _participant(each: Tried, benchmark: select.Benchmark) -> select.Participant:
+    assert each.compiled is not None
+    counts = benchmark.calls is not None and not each.is_floor
+    build_share = each.attempt.seconds / benchmark.calls if counts and benchmark.calls else 0.0
+    return select.Participant(each.attempt.backend, each.compiled, build_share, each.grown)
+
+
+def _judged(field: Sequence[Tried], result: select.Result) -> tuple[int, list[Tried]]:
+    """The place of the participant that serves, and all of them with the result in their attempts.
+
+    Without a result that is the first participant that did not raise. The others lose their
+    compiled callables here.
+    """
+    fit = (at for at in range(len(field)) if at not in result.errors)
+    winner = next(fit) if result.winner is None else result.winner
+    judged = []
+    for at, each in enumerate(field):
+        if at in result.errors:
+            judged.append(_raised(each, result.errors[at]))
+        elif at == winner:
+            judged.append(_with_timing(each, _figures(result, at, len(field) - 1)))
+        else:
+            judged.append(_beaten(each, at, field[winner].attempt.who, result, len(field) - 1))
+    return winner, judged
+
+
+def _beaten(each: Tried, at: int, winner: str, result: select.Result, floor: int) -> Tried:
+    if result.winner is None:
+        what = f"it was accepted, and not measured: {result.why}"
+        refusal = Refusal(Status.SKIPPED, Reason.POLICY, what)
+        attempt = dataclasses.replace(
+            each.attempt, status=refusal.status, reason=refusal.reason, message=what
+        )
+        return Tried(attempt, None, refusal)
+    timing = result.timings[at]
+    counted = ", its build counted" if timing.build_share else ""
+    best = result.timings[result.winner]
+    tie = LOST_A_TIE if timing.grown is None and lost_a_tie(timing.cost, best.cost) else ""
+    own = f"{_ms(timing.cost):.3g} ms a call{_and_memory(timing)}{counted}"
+    loaded = UNDER_LOAD if result.under_load else ""
+    attempt = dataclasses.replace(
+        _with_timing(each, _figures(result, at, floor)).attempt,
+        status=Status.NOT_CHOSEN,
+        reason=Reason.SLOWER,
+        message=f"{own}; {winner} takes {_ms(best.cost):.3g} ms{_and_memory(best)}{tie}{loaded}",
+    )
+    return Tried(attempt, None)
+
+
+def _and_memory(timing: select.Timing) -> str:
+    """``" and 12 MiB"``; empty where memory was not measured."""
+    return "" if timing.grown is None else f" and {timing.grown / MIB:.0f} MiB"
+
+
+def _figures(result: select.Result, at: int, floor: int) -> str | dict[str, Any]:
+    """What the record says of a participant's time; the floor's stands with every other's."""
+    if result.winner is None:
+        return f"no: {result.why}"
+    timing = result.timings[at]
+    figures = {
+        "ms": _ms(timing.seconds),
+        "least_ms": _ms(min(timing.samples)),
+        "ratio": round(timing.seconds / result.timings[result.winner].seconds, 4),
+        "rounds": timing.rounds,
+        "eager_ms": _ms(result.timings[floor].seconds),
+        "seconds": round(result.seconds, 4),
+    }
+    if timing.build_share:
+        figures["build_ms"] = _ms(timing.build_share)
+    if result.under_load:
+        figures["under_load"] = True
+    if timing.grown is not None:
+        figures["mib"] = round(timing.grown / MIB, 1)
+    return figures
+
+
+def _raised(each: Tried, error: BaseException) -> Tried:
+    """The participant without its engine, which raised in a sample or was refused."""
+    what = f"raised when it was measured on the first inputs: {first_line(text_of(error))}"
+    refusal = Refusal(Status.FAILED, Reason.RAISED_AT_RUNTIME, what)
+    refusal = error if isinstance(error, Refusal) else refusal
+    attempt = dataclasses.replace(
+        each.attempt,
+        status=refusal.status,
+        reason=refusal.reason,
+        message=text_of(refusal),
+        error_type=type(error).__name__,
+        traceback="".join(traceback.format_exception(error)),
+    )
+    return Tried(attempt, None, error)
+
+
+def _ranking(result: select.Result, count: int) -> list[int]:
+    """The winner, then those that may serve if it fails, best first: none slower than the floor.
+
+    Where nothing was measured, all that did not raise, in the order of the chain.
+    """
+    floor = count - 1
+    if result.winner is None:
+        return [at for at in range(count) if at not in result.errors]
+    if result.winner == floor:
+        return [floor]
+    limit = select.TIE * result.timings[floor].cost
+    measured = ((at, timing.cost) for at, timing in result.timings.items())
+    good = {at: cost for at, cost in measured if cost <= limit or at == result.winner}
+    return sorted(good, key=lambda at: (at != result.winner, good[at]))
+
+
+def _with_timing(each: Tried, timing: str | dict[str, Any]) -> Tried:
+    if each.compiled is None:
+        return each
+    return dataclasses.replace(each, attempt=each.attempt.timed(timing))
+
+
+def _ms(seconds: float) -> float:
+    return float(f"{seconds * 1e3:.4g}")

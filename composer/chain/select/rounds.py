@@ -1,0 +1,347 @@
+"""``select = "fastest"``: which of several accepted engines runs a graph in the least time?
+
+All engines and the floor (the captured graph's own forward) are timed on copies of the first
+call's inputs. In training a call is a forward and a backward. What a run changes is put back.
+
+- *Rounds, not blocks.* The machine may be busy with other things as well. A round takes one sample
+  of each participant, in an order drawn anew for each round. So a load that comes and goes meets
+  all of them alike, and rounds are compared as pairs. A sample is the mean time of some calls.
+- *How long a sample is* :mod:`composer.chain.select.schedule` says, by whether there is a load.
+- *Who is out, who has won, and when that is clear* :mod:`composer.chain.select.rules` says.
+- *The time is bounded.* No sample begins that is likely to end too late, by what the participant
+  took before. A call cannot be interrupted, so one that takes longer than before may overrun. Where
+  there is no time for a round of all, those that are close to the one in front go on alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import math
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from composer.chain.select import schedule
+from composer.chain.select.benchmark import Budget, Participant, Result, Timing
+from composer.chain.select.footprint import Gauge
+from composer.chain.select.rules import (
+    TIE,
+    first_of_the_best,
+    least_memory,
+    margin_of,
+    mean,
+    surely_ahead,
+)
+from composer.chain.select.schedule import Plan
+from composer.chain.select.timer import Timer
+from composer.errors import error_line, without_locals
+from composer.records import GraphRequest
+from composer.system import control_flow
+from composer.system.barrier import Barrier
+
+
+class _Undecided(Exception):
+    """The benchmark cannot be run, and why."""
+
+
+def measure(
+    participants: Sequence[Participant],
+    request: GraphRequest,
+    budget: Budget,
+    within: float | None = None,
+    gauge: Gauge | None = None,
+    barrier: Barrier | None = None,
+) -> Result:
+    """Time the participants in rounds until one is surely ahead, or the time is over.
+
+    Args:
+        participants: In the order of the chain; the last is the floor.
+        request: The graph and the first call's inputs, which are not changed.
+        budget: How long this may take.
+        within: As in :class:`Benchmark`.
+        gauge: Measures memory; ``None`` where that is not the objective.
+        barrier: As in :class:`Benchmark`; waiting at it does not count as time of the benchmark.
+
+    Returns:
+        The result, without a winner where the floor itself raises for these inputs, inputs cannot
+        be copied, or the time was too short for two calls of each participant.
+    """
+    started = time.perf_counter()
+    errors: dict[int, BaseException] = {}
+    try:
+        with contextlib.ExitStack() as laid_out:
+            timer = _timer(request, laid_out)
+            rounds = _Rounds(
+                participants,
+                timer,
+                budget=budget,
+                within=within,
+                gauge=gauge,
+                barrier=barrier,
+                errors=errors,
+            )
+            rounds.warm_up()
+            rounds.run()
+        result = rounds.result()
+    except _Undecided as undecided:
+        result = Result(None, {}, errors, str(undecided))
+    return dataclasses.replace(result, seconds=time.perf_counter() - started)
+
+
+def _timer(request: GraphRequest, laid_out: contextlib.ExitStack) -> Timer:
+    """The copied inputs that samples are taken on, until the stack ``laid_out`` is closed.
+
+    Raises:
+        _Undecided: inputs cannot be copied.
+    """
+    try:
+        timer = Timer(request)
+        laid_out.enter_context(timer.laid_out())
+    except BaseException as error:  # noqa: BLE001  # recorded: what serves needs no copies
+        control_flow.pass_on(error)
+        what = error_line(error)
+        raise _Undecided(f"inputs cannot be copied: {what}") from None
+    return timer
+
+
+class _Rounds:
+    """The samples that were taken so far, and who may still win."""
+
+    def __init__(
+        self,
+        participants: Sequence[Participant],
+        timer: Timer,
+        *,
+        budget: Budget,
+        within: float | None,
+        gauge: Gauge | None,
+        barrier: Barrier | None,
+        errors: dict[int, BaseException],
+    ) -> None:
+        self._within, self._gauge, self._barrier = within, gauge, barrier
+        self._grown: dict[int, int] = {}
+        self._participants = participants
+        self._timer = timer
+        self._deadline = time.perf_counter() + budget.seconds
+        self._spare = budget.first
+        self._least_rounds = budget.least_rounds
+        self._warm: dict[int, float] = {}
+        self._waiting: list[int] = []
+        self._samples: dict[int, list[float]] = {}
+        self.errors = errors
+        self._alive: list[int] = []
+
+    def warm_up(self) -> None:
+        """Two calls of each, the floor's first: it tells whether the program itself raises.
+
+        Raises:
+            _Undecided: it does, or there was no time.
+        """
+        *engines, floor = range(len(self._participants))
+        self._alive = [*engines, floor]
+        self._samples = {place: [] for place in self._alive}
+        for place in (floor, *engines):
+            with self._weighed(place):
+                started = time.perf_counter()
+                self._warm_up(place)
+                self._extend(time.perf_counter() - started)
+                self._warm_up(place, self._barrier)
+
+    def _warm_up(self, place: int, barrier: Barrier | None = None) -> None:
+        if self._is_over():
+            raise _Undecided("the time for it was too short for two calls of each engine")
+        if place in self._alive:
+            self._warm[place] = self._sample(place, Plan(calls=1), barrier)
+
+    def _extend(self, taken: float) -> None:
+        """Do not count a first call, as far as the budget allows."""
+        extension = min(taken, self._spare)
+        self._spare -= extension
+        self._deadline += extension
+
+    @contextlib.contextmanager
+    def _weighed(self, place: int) -> Iterator[None]:
+        """Note the memory that a participant takes, the peak of its first calls included.
+
+        A reading collects garbage first; the time for that does not count as time of the benchmark.
+        """
+        if self._gauge is None:
+            yield
+            return
+        before = self._read(self._gauge)
+        self._gauge.begin_peak()
+        yield
+        taken = max(self._gauge.peak(), self._read(self._gauge)) - before
+        self._grown[place] = self._participants[place].grown + max(taken, 0)
+
+    def _read(self, gauge: Gauge) -> int:
+        started = time.perf_counter()
+        held = gauge.held()
+        self._deadline += time.perf_counter() - started
+        return held
+
+    def run(self) -> None:
+        """Rounds, until one is left or the next sample would take too long.
+
+        A round that is cut short is left out.
+        """
+        order = random.Random(0)
+        for number in range(schedule.MOST_ROUNDS):
+            is_long = number >= schedule.SCOUTING and self._run_long(order)
+            if is_long or self._is_settled():
+                return
+            if not self._fits(number):
+                self._narrow()
+                if self._is_settled() or not self._fits(number):
+                    return
+            times: dict[int, float] = {}
+            for place in order.sample(self._alive, len(self._alive)):
+                plan = self._short_sample(place, number)
+                if self._is_over(after=plan.seconds(self._usual(place))):
+                    return
+                times[place] = self._sample(place, plan, self._barrier)
+            for place in self._alive:
+                self._samples[place].append(times[place])
+            self._send_off()
+
+    def _run_long(self, order: random.Random) -> bool:
+        """Under a load, rounds of long samples; whether there was a load, and time for a round."""
+        if self._is_settled() or self._barrier is not None or not self._is_under_load():
+            return False
+        if not self._least_rounds:
+            self._send_off_far()
+        for number in range(schedule.MOST_ROUNDS):
+            if self._is_settled():
+                return True
+            left = self._deadline - time.perf_counter()
+            usual = [self._usual(place) for place in self._alive]
+            share = schedule.share_of(left, usual, self._least_rounds - number)
+            if share is None:
+                return number > 0
+            times: dict[int, float] = {}
+            for place in order.sample(self._alive, len(self._alive)):
+                times[place] = self._sample(place, schedule.long_sample(self._usual(place), share))
+            for place in self._alive:
+                before = self._samples[place] if number else []
+                self._samples[place] = [*before, times[place]]
+            self._send_off()
+        return True
+
+    def _is_under_load(self) -> bool:
+        return self._timer.waiting > schedule.BUSY
+
+    def _send_off_far(self) -> None:
+        """Drop the participants whose best sample is far behind another's worst."""
+        costs = {place: self._costs(place) for place in self._alive}
+        limit = max(schedule.FAR, margin_of(self._within)) * min(
+            max(each) for each in costs.values()
+        )
+        self._alive = [place for place, each in costs.items() if min(each) <= limit]
+
+    def _fits(self, number: int) -> bool:
+        """Whether there is time for the short samples of this round."""
+        plans = {place: self._short_sample(place, number) for place in self._alive}
+        taken = sum(plan.seconds(self._usual(place)) for place, plan in plans.items())
+        return not self._is_over(after=taken)
+
+    def _short_sample(self, place: int, number: int) -> Plan:
+        beside_program = self._barrier is not None
+        return schedule.short_sample(self._usual(place), number, beside_program=beside_program)
+
+    def _usual(self, place: int) -> float:
+        return mean(self._samples[place] or [self._warm[place]])
+
+    def _narrow(self) -> None:
+        """For want of time, let only those go on that are close to the one in front.
+
+        The others wait for the result with the times that they have.
+        """
+        costs = {p: self._usual(p) + self._participants[p].build_share for p in self._alive}
+        limit = max(schedule.CLOSE, margin_of(self._within)) * min(costs.values())
+        self._alive = [place for place, cost in costs.items() if cost <= limit]
+        self._waiting += [place for place, cost in costs.items() if cost > limit]
+
+    def _sample(self, place: int, plan: Plan, barrier: Barrier | None = None) -> float:
+        """Seconds of a call; a participant that raises is out, and takes infinitely long.
+
+        Raises:
+            _Undecided: the floor itself raises.
+        """
+        handled = sys.exception()
+        run = self._participants[place].run
+        take = functools.partial(self._timer.time, run, plan.calls, plan.lead, plan.least)
+        try:
+            return take() if barrier is None else self._between_calls(take, barrier)
+        except BaseException as error:  # noqa: BLE001  # recorded: its attempt has failed
+            control_flow.pass_on(error)
+            if place == len(self._participants) - 1:
+                what = error_line(error)
+                raise _Undecided(f"eager itself raises {what}") from None
+            self.errors[place] = without_locals(error, handled)
+            self._alive.remove(place)
+            return math.inf
+
+    def _between_calls(self, take: Callable[[], float], barrier: Barrier) -> float:
+        """Take a sample at the barrier; waiting there does not count as time of the benchmark."""
+        waited = barrier.waited
+        try:
+            return barrier.perform(take)
+        finally:
+            self._deadline += barrier.waited - waited
+
+    def _is_over(self, after: float = 0.0) -> bool:
+        """Whether the time of the benchmark is over, or will be ``after`` so many seconds."""
+        return time.perf_counter() + after >= self._deadline
+
+    def _costs(self, place: int) -> list[float]:
+        return [each + self._participants[place].build_share for each in self._samples[place]]
+
+    def _send_off(self) -> None:
+        """Drop the participants that are surely behind the one in front."""
+        if not self._alive:
+            return
+        front = min(self._alive, key=lambda place: mean(self._costs(place)))
+        best, margin = self._costs(front), margin_of(self._within)
+        if len(best) < self._least_rounds:
+            return
+        self._alive = [
+            place
+            for place in self._alive
+            if place == front or not surely_ahead(best, self._costs(place), margin)
+        ]
+
+    def _is_settled(self) -> bool:
+        """Whether the first of those left is as good as any other, or there is no other."""
+        if len(self._alive) < 2:
+            return True
+        first, *others = self._alive
+        if self._within is not None:
+            return False  # memory decides among all that are left
+        mine = self._costs(first)
+        if len(mine) < self._least_rounds:
+            return False
+        return all(surely_ahead(mine, self._costs(each), 1 / TIE) for each in others)
+
+    def result(self) -> Result:
+        """What the rules make of the times: the first in the chain that is as good as the best.
+
+        Raises:
+            _Undecided: those that were not surely behind have raised.
+        """
+        measured = (place for place in self._samples if place not in self.errors)
+        timings = {place: self._timing(place) for place in measured}
+        costs = {p: timings[p].cost for p in sorted((*self._alive, *self._waiting))}
+        if not costs:
+            raise _Undecided("all that were left raised")
+        if self._within is not None:
+            costs = least_memory(costs, self._grown, self._within)
+        winner, loaded = first_of_the_best(costs), self._is_under_load()
+        return Result(winner, timings, self.errors, under_load=loaded)
+
+    def _timing(self, place: int) -> Timing:
+        samples, build_share = self._samples[place], self._participants[place].build_share
+        known = tuple(samples) or (self._warm[place],)
+        return Timing(known, len(samples), build_share, self._grown.get(place))

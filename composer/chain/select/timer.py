@@ -1,0 +1,158 @@
+"""Times engines on copies of the first call's inputs, and puts back whatever a call changes."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from composer import _torch
+from composer.chain import verify
+from composer.errors import refuse
+from composer.graphs import clones, writes
+from composer.graphs.comparison import Values, devices, pattern, requires_grad
+from composer.records import GraphRequest, Reason, Status
+from composer.system import hardware
+
+
+class Timer:
+    """The copied inputs of one graph, and what it takes to start every call from the same state.
+
+    A graph that writes to its inputs needs that: numbers that grow from call to call end as
+    infinities, or as an index out of range.
+    """
+
+    def __init__(self, request: GraphRequest) -> None:
+        self._request = request
+        self._inputs = [_torch.symbols.hint(value) for value in request.example_inputs]
+        self._writes = writes.may_write(request.gm)
+        self._buffers = clones.Buffers(request)
+        self._left_alone = clones.LeftAlone(request)
+        self._knows_writes = writes.is_known(request.gm)
+        self._given: list[Any] = []
+        self._leaves: Values = {}
+        self._weights: dict[int, torch.Tensor] = {}
+        self._devices = _accelerators(self._inputs)
+        self._seconds, self._waits = 0.0, 0.0
+
+    @property
+    def waiting(self) -> float:
+        """The share of its samples for which a thread waited for a core that others had.
+
+        More threads than cores wait for each other; that is left out.
+        """
+        threads = torch.get_num_threads()
+        for_each_other = max(1 - hardware.cores() / threads, 0.0)
+        share = self._waits / (threads * self._seconds) if self._seconds else 0.0
+        return max(share - for_each_other, 0.0)
+
+    @contextlib.contextmanager
+    def laid_out(self) -> Iterator[None]:
+        """Copy the inputs; when the context ends, put back buffers and the random state.
+
+        Raises:
+            TypeError: the graph writes to an input that cannot be copied.
+        """
+        with _torch.fakes.unset_fake_temporarily(), _torch.modes.saving_as_it_is(), self._drawing():
+            self._lay_out()
+            try:
+                yield
+            finally:
+                self._buffers.restore()
+                self._given, self._leaves = [], {}
+
+    def _drawing(self) -> contextlib.AbstractContextManager[None]:
+        """Leaves the random state as it was, unless it is the program's to change meanwhile."""
+        if self._request.alongside:
+            return contextlib.nullcontext()
+        return torch.random.fork_rng(devices=devices(self._inputs))
+
+    def _lay_out(self) -> None:
+        self._given, copies = verify.given_copies(self._inputs, self._request)
+        named = {f"input {i}": each for i, each in enumerate(copies)}
+        sources = named | dict(self._request.gm.named_parameters())
+        self._leaves = {n: v for n, v in sources.items() if requires_grad(v) and v.is_leaf}
+
+    def time(self, run: Callable[..., Any], calls: int, lead: float, least: float = 0.0) -> float:
+        """Seconds of a call, by timing several together; a single one if the graph writes.
+
+        Args:
+            run: What is called.
+            calls: How many calls to time together.
+            lead: Seconds to make calls for before timing begins; unless 0, at least one is made.
+            least: Seconds to go on timing for, so many calls together; 0 times once.
+
+        Raises:
+            Refusal: ``rejected``, where parameters were written to that the graph leaves alone.
+            Exception: whatever ``run`` raises.
+        """
+        with self._watched():
+            seconds = self._time(run, calls, lead, least)
+        if self._knows_writes and self._left_alone.written():
+            self._left_alone = clones.LeftAlone(self._request)  # the next is not to blame
+            refuse(Status.REJECTED, Reason.MUTATED_INPUTS, verify.WROTE_TO_WEIGHTS)
+        return seconds
+
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Count the sample, and for how long its threads waited. A reading takes 20 us a thread."""
+        before, started = hardware.seconds_without_a_core(), time.perf_counter()
+        yield
+        self._seconds += time.perf_counter() - started
+        self._waits += max(hardware.seconds_without_a_core() - before, 0.0)
+
+    def _time(self, run: Callable[..., Any], calls: int, lead: float, least: float) -> float:
+        until = time.perf_counter() + lead
+        while lead and time.perf_counter() < until:
+            self._timed(run, 1)
+        until = time.perf_counter() + least
+        taken = [self._timed(run, calls)]
+        while time.perf_counter() < until:
+            taken.append(self._timed(run, calls))
+        return statistics.fmean(taken)
+
+    def _timed(self, run: Callable[..., Any], calls: int) -> float:
+        if self._writes:
+            calls = 1
+            self._buffers.restore()
+            self._lay_out()
+        self._settle()
+        started = time.perf_counter()
+        for _ in range(calls):
+            self._call(run)
+        self._settle()
+        return (time.perf_counter() - started) / calls
+
+    def _settle(self) -> None:
+        """Wait until the devices have done what was launched."""
+        for device in self._devices:
+            torch.accelerator.synchronize(device)
+
+    def _call(self, run: Callable[..., Any]) -> None:
+        outputs = verify.outputs_of(run(*self._given))
+        if not self._request.training or not self._leaves:
+            return
+        roots = {i: each for i, each in enumerate(outputs) if requires_grad(each)}
+        if roots:
+            weights = [self._weight(i, root) for i, root in roots.items()]
+            leaves = list(self._leaves.values())
+            with _torch.modes.own_backward(leaves):
+                torch.autograd.grad(list(roots.values()), leaves, weights, allow_unused=True)
+
+    def _weight(self, index: int, root: torch.Tensor) -> torch.Tensor:
+        """The gradient of an output that a backward starts from; made once, at the first call."""
+        if index not in self._weights:
+            self._weights[index] = pattern(root.detach())
+        return self._weights[index]
+
+
+def _accelerators(values: Sequence[Any]) -> list[torch.device]:
+    """The devices of the tensors that compute while the host goes on."""
+    kind = torch.accelerator.current_accelerator()
+    tensors = (each for each in values if isinstance(each, torch.Tensor))
+    found = {each.device for each in tensors if kind and each.device.type == kind.type}
+    return sorted(found, key=str)

@@ -1,0 +1,189 @@
+"""A verdict as it is kept: what a benchmark measured of a graph's candidates, and who won.
+
+It may come from anybody's file, so every text and number in it is bounded when it is read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
+
+from composer.errors import first_line
+from composer.records import FLOOR, Attempt, Reason, Status, printable
+
+_LONGEST = 1000
+_FAILED = (Status.FAILED, Status.TIMED_OUT, Status.CRASHED)
+_UNCERTAIN = (Reason.KNOWN_FAILURE, Reason.MUTATED_INPUTS)
+_FIGURES = {"ms", "eager_ms", "rounds", "seconds"}
+_NEAR = 1.5
+"""How many times as long as the winner takes one that might have won, had it been measured."""
+
+
+def clipped(text: str) -> str:
+    """Text as a verdict can hold it."""
+    return printable(text)[:_LONGEST]
+
+
+def _printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("has characters that cannot be printed")
+    return text
+
+
+Text = Annotated[str, Field(max_length=_LONGEST), AfterValidator(_printable)]
+Number = Annotated[int, Field(ge=0, le=1 << 53)] | Annotated[float, Field(ge=0.0, lt=math.inf)]
+
+
+class CandidateRecord(BaseModel):
+    """What became of one candidate, whether or not it took part in the benchmark.
+
+    Attributes:
+        backend: As the chain spelled it.
+        status: Of its attempt.
+        reason: Of its attempt.
+        message: Of its attempt, the first line.
+        timing: Its figures; ``None`` where it was not measured.
+        precision: What it computes in, where that is not the graph's own.
+        products_in_fp32: How many of the first products are in float32 all the same.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    backend: Text
+    status: Status
+    reason: Reason | None
+    message: Text
+    timing: dict[Text, Number | bool] | None
+    precision: Literal["bf16"] | None = None
+    products_in_fp32: Annotated[int, Field(ge=0)] = 0
+
+    @property
+    def who(self) -> str:
+        """The backend, and its precision where that is not the graph's own."""
+        return f"{self.backend} in bf16" if self.precision == "bf16" else self.backend
+
+    @property
+    def milliseconds(self) -> float:
+        """What it was compared by: a call, and the share of the build that the policy counts."""
+        timing = self.timing or {}
+        return timing["ms"] + timing.get("build_ms", 0.0)
+
+
+class Verdict(BaseModel):
+    """Who is the fastest for one graph, on one kind of machine, with these versions.
+
+    Attributes:
+        version: Of the format; 1.
+        key: What the verdict is kept under.
+        measured: When the benchmark was run.
+        chosen: The backend that won; ``eager`` for the captured graph itself.
+        ranking: Places in the chain of those that may serve, best first; empty where the captured
+            graph itself was the fastest.
+        candidates: In the order of the chain, as far as it was tried.
+        model: Of the graph's report, as ``graph_key`` and ``device`` are.
+        machine: The processor or GPU (:func:`composer.system.hardware.describe`).
+        threads: torch's number of threads.
+        versions: Of torch, Python and the engines' packages.
+        process: The one that ran the benchmark (:func:`composer.system.disk.this_process`).
+        select_seconds: What the policy allowed for the benchmark at least.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    version: Literal[1] = 1
+    key: Text
+    measured: AwareDatetime
+    chosen: Text
+    ranking: tuple[int, ...]
+    candidates: Annotated[tuple[CandidateRecord, ...], Field(min_length=1)]
+    model: Text
+    graph_key: Text
+    device: Text
+    machine: tuple[Text, ...]
+    threads: int
+    versions: dict[Text, Text]
+    process: Text
+    select_seconds: Annotated[float, Field(ge=0.0, lt=math.inf)] | None = None
+
+    @property
+    def winner(self) -> int | None:
+        """The place of the fastest in the chain; ``None`` for the captured graph itself."""
+        return self.ranking[0] if self.ranking else None
+
+    @property
+    def serves(self) -> str:
+        """The winner's backend, with its precision."""
+        return FLOOR if self.winner is None else self.candidates[self.winner].who
+
+    @property
+    def milliseconds(self) -> float:
+        """What the winner was compared by, in milliseconds."""
+        if self.winner is not None:
+            return self.candidates[self.winner].milliseconds
+        return self._eager_milliseconds
+
+    @property
+    def _eager_milliseconds(self) -> float:
+        return next(each.timing["eager_ms"] for each in self.candidates if each.timing)
+
+    @property
+    def under_load(self) -> bool:
+        """Whether other programs kept taking the cores while the benchmark was run."""
+        return any(each.timing and each.timing.get("under_load") for each in self.candidates)
+
+    @property
+    def has_too_few_rounds(self) -> bool:
+        """Whether there was time for two calls only of one that may well be the fastest."""
+        near = _NEAR * self.milliseconds
+        return any(
+            each.timing is not None and each.timing["rounds"] == 0 and each.milliseconds <= near
+            for each in self.candidates
+        )
+
+    @property
+    def seconds(self) -> float:
+        """How long the benchmark might have taken, as far as that is known."""
+        taken = (each.timing["seconds"] for each in self.candidates if each.timing)
+        return max(self.select_seconds or 0.0, *taken)
+
+    def fits(self, key: str, names: Sequence[str]) -> bool:
+        """Whether it is about this key and chain, and is consistent in itself."""
+        own = [each.backend for each in self.candidates]
+        timings = {at: each.timing for at, each in enumerate(self.candidates) if each.timing}
+        if self.key != key or own != list(names[: len(own)]):
+            return False
+        if not timings or not timings.keys() >= set(self.ranking):
+            return False
+        return (
+            self.chosen == (FLOOR if self.winner is None else own[self.winner])
+            and len(set(self.ranking)) == len(self.ranking)
+            and all(each.keys() >= _FIGURES for each in timings.values())
+            and all(each.timing for each in self.candidates if each.reason is Reason.SLOWER)
+        )
+
+    def has_failures(self) -> bool:
+        """Whether one of the candidates failed, and is to have another chance some day."""
+        return any(each.status in _FAILED or each.reason in _UNCERTAIN for each in self.candidates)
+
+
+def figures_of(attempt: Attempt) -> dict[str, float] | None:
+    """What was measured of a candidate; ``None`` where nothing was."""
+    if not isinstance(attempt.timing, dict):
+        return None
+    return {name: each for name, each in attempt.timing.items() if isinstance(each, int | float)}
+
+
+def record_of(attempt: Attempt) -> CandidateRecord:
+    """What a verdict says of a candidate."""
+    return CandidateRecord.model_construct(
+        backend=attempt.backend,
+        status=attempt.status,
+        reason=attempt.reason,
+        message=clipped(first_line(attempt.message)),
+        timing=figures_of(attempt),
+        precision="bf16" if attempt.precision == "bf16" else None,
+        products_in_fp32=attempt.products_in_fp32,
+    )

@@ -1,0 +1,316 @@
+"""What ``select = "fastest"`` found, kept so that the next process goes straight to the winner.
+
+A verdict (:mod:`composer.chain.select.verdict`) is a JSON object that a person can read: who won,
+everyone's times, when, and on what machine. It is kept in the disk cache and, where the policy
+names one, in a :class:`~composer.chain.select.shared_store.SharedStore`, which others can write to.
+So nothing in it is trusted: it is checked when it is read, it can only choose among the candidates
+of the chain, and the one it chooses is proven and verified like any other.
+
+How long verdicts are kept:
+
+- not at all, if an engine took no part that may take part the next time: one in quarantine, or one
+  for which memory was short or the disk full;
+- as long as failures, if a candidate failed, took too long, crashed, or seems to have written to
+  weights, which may have been the program's doing: it gets another chance;
+- a day at most, if other programs kept taking the cores and another candidate was close: it may
+  well win on a quieter machine; or if there was time for two calls only of one that was close;
+- otherwise for the days of ``[cache] verdicts``. The verdict of a benchmark in which an engine
+  was missing does not outlive that: the versions of its packages and the machine are part of the
+  key.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+
+from composer import _torch, session
+from composer.backends.base import Backend
+from composer.chain.select.shared_store import SharedStore
+from composer.chain.select.verdict import Verdict, clipped, figures_of, record_of
+from composer.errors import Refusal, SandboxRefusal, causes, error_line
+from composer.policy import Cache, Policy
+from composer.records import FLOOR, GraphRequest, Outcome, Reason
+from composer.system import control_flow, distribution, hardware
+from composer.system.disk import DiskCache, digest_of, this_process, warn_of
+from composer.system.distribution import version_of
+
+_LIMIT = 32 << 20
+_DAY = 86_400.0
+_PASSING = (Reason.QUARANTINED, Reason.OUT_OF_MEMORY)
+_DAYS_IF_UNSURE = 1.0
+_LEAST_SECONDS = 1.0
+"""For a benchmark, where the policy does not say."""
+
+_SKEW = 1.0
+"""By how many days another machine's clock may be ahead."""
+
+
+def cache() -> DiskCache:
+    """The disk cache that verdicts are kept in."""
+    return DiskCache("verdicts", limit=_LIMIT)
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How the policy wants verdicts remembered.
+
+    Attributes:
+        days: For how many days.
+        days_with_failures: The same for verdicts of benchmarks in which a candidate failed.
+        days_if_unsure: The same for those that were reached under a load, which may slow one engine
+            down fifty times and another not at all, so no lead is a sure one; or in too few
+            rounds.
+        store: Path or URL of the shared store; ``None`` for none.
+        seconds: How long a benchmark may take at least. An unsure result that was found in less
+            time is not used.
+    """
+
+    days: float
+    days_with_failures: float
+    days_if_unsure: float
+    store: str | None = None
+    seconds: float = 0.0
+
+    @staticmethod
+    def of(policy: Policy, cache: Cache) -> Terms | None:
+        """The policy's terms; ``None`` where nothing is remembered, nor looked for."""
+        days = cache.verdicts
+        if policy.strict or not days:
+            return None
+        failures, unsure = min(days, cache.failures), min(days, _DAYS_IF_UNSURE)
+        seconds = _LEAST_SECONDS if policy.select.seconds is None else policy.select.seconds
+        return Terms(days, failures, unsure, cache.store, seconds)
+
+    def days_of(self, verdict: Verdict) -> float:
+        """For how many days that verdict holds."""
+        days = [self.days]
+        if verdict.has_failures():
+            days.append(self.days_with_failures)
+        if verdict.under_load or verdict.has_too_few_rounds:
+            days.append(self.days_if_unsure)
+        return min(days)
+
+
+@dataclass(frozen=True, slots=True)
+class Recalled:
+    """A verdict, and where it was found."""
+
+    verdict: Verdict
+    source: str
+
+
+class VerdictCache:
+    """Keeps and recalls the verdict on one graph and one chain.
+
+    Args:
+        request: The graph.
+        engines: The chain: names as it spells them, and the engines that they stand for.
+        terms: How the policy wants verdicts remembered.
+        keys: What each candidate is known by in quarantine.
+    """
+
+    def __init__(
+        self,
+        request: GraphRequest,
+        engines: Sequence[tuple[str, Backend]],
+        terms: Terms,
+        keys: Sequence[str],
+    ) -> None:
+        self._request = request
+        self._keys = keys
+        self._engines = engines
+        self._terms = terms
+        self._names = [name for name, _ in engines]
+        self._store = SharedStore(terms.store) if terms.store else None
+        self._session = session.current()
+        self.key = key_of(request, engines)
+
+    def recall(self) -> Recalled | None:
+        """The verdict, if there is one that still holds: the user's own, else the shared one."""
+        if self.key is None:
+            return None
+        own = cache()
+        entry = own.get(self.key)
+        recalled = self._from(str(own.path), json.dumps(entry.facts) if entry else None)
+        if self._store is None or (recalled and not self._session.fills_store):
+            return self._noted(recalled)
+        shared = self._from(self._store.name, self._store.get(self.key))
+        if shared and not recalled:
+            own.put(self.key, shared.verdict.model_dump(mode="json"))
+        if recalled and not shared:
+            return self._noted(recalled, self._share(recalled.verdict, self._store))
+        return self._noted(recalled or shared)
+
+    def keep(self, outcome: Outcome) -> None:
+        """Remember the outcome of a benchmark, unless it may well be another the next time.
+
+        What :func:`composer.reset` was called after is not remembered by this process.
+        """
+        if self.key is None:
+            self._note("nobody knows what the engines are")
+        elif not _deserves_it(outcome):
+            self._note("some candidate may well be measured the next time that was not now")
+        else:
+            verdict = self._verdict(self.key, outcome)
+            self._session.verdicts.add(self.key)
+            own = cache()
+            kept = own.put(self.key, verdict.model_dump(mode="json"))
+            if self._store is not None:
+                self._note(self._share(verdict, self._store))
+            else:
+                self._note("" if kept else own.trouble)
+
+    def _share(self, verdict: Verdict, store: SharedStore) -> str:
+        """Put a verdict into the shared store; why that could not be done."""
+        return "" if store.put(verdict.key, verdict.model_dump_json(indent=1)) else store.trouble
+
+    def _noted(self, recalled: Recalled | None, trouble: str = "") -> Recalled | None:
+        if recalled:
+            self._note(trouble)
+        return recalled
+
+    def _note(self, trouble: str) -> None:
+        self._session.unkept[self._request.graph_key] = trouble
+
+    def forget(self) -> None:
+        """Remove a verdict whose winner was not accepted; a shared one is left to be replaced."""
+        if self.key is not None:
+            cache().remove(self.key)
+            self._session.verdicts.discard(self.key)
+
+    def _from(self, source: str, text: str | None) -> Recalled | None:
+        """The verdict in ``text``, if it can be used; what is no verdict is warned of, once."""
+        if text is None or self.key is None:
+            return None
+        try:
+            verdict = Verdict.model_validate_json(text)
+        except ValidationError as error:
+            first = error.errors()[0]
+            what = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+            warn_of(f"{source!r} holds what is no verdict ({what[:200]!r}); it is not used")
+            return None
+        if not verdict.fits(self.key, self._names):
+            warn_of(f"{source!r} holds a verdict on another chain; it is not used")
+            return None
+        return Recalled(verdict, source) if self._holds(verdict) else None
+
+    def _holds(self, verdict: Verdict) -> bool:
+        here = session.current()
+        if verdict.process == this_process() and self.key not in here.verdicts:
+            return False  # composer.reset() has come since
+        serves = FLOOR if verdict.winner is None else self._keys[verdict.winner]
+        if here.is_quarantined(self._request.graph_key, serves):
+            return False
+        if verdict.has_too_few_rounds and self._terms.seconds > verdict.seconds:
+            return False
+        days = (datetime.now(UTC) - verdict.measured).total_seconds() / _DAY
+        return -_SKEW < days < self._terms.days_of(verdict)
+
+    def _verdict(self, key: str, outcome: Outcome) -> Verdict:
+        request = self._request
+        packages = {name for _, backend in self._engines for name in backend.packages}
+        named = {name: version_of(name) for name in (*sorted(packages), distribution.NAME)}
+        return Verdict.model_construct(
+            key=key,
+            measured=datetime.now(UTC),
+            chosen=outcome.chosen,
+            ranking=outcome.ranking or (),
+            candidates=tuple(map(record_of, outcome.attempts)),
+            model=clipped(request.model),
+            graph_key=request.graph_key,
+            device=request.device,
+            machine=hardware.describe(request.device),
+            threads=torch.get_num_threads(),
+            versions={
+                "torch": torch.__version__,
+                "python": platform.python_version(),
+                **{name: version for name, version in named.items() if version},
+            },
+            process=this_process(),
+            select_seconds=self._terms.seconds,
+        )
+
+
+def key_of(request: GraphRequest, engines: Sequence[tuple[str, Backend]]) -> str | None:
+    """SHA-256 of all that a verdict depends on: equal where the same result is to be expected.
+
+    Args:
+        request: The graph; its key covers shapes, passes, options and the policy's settings.
+        engines: Names and engines of the chain.
+
+    Returns:
+        ``None`` where an engine has no :meth:`~composer.backends.base.Backend.identity`.
+    """
+    try:
+        identities = [(name, _identity(backend)) for name, backend in engines]
+        nameless = any(identity is None for _, identity in identities)
+        return None if nameless else _digest(request, identities)
+    except Exception as error:  # noqa: BLE001  # an engine's slip, say: told of, nothing is remembered
+        control_flow.pass_on(error)
+        why = error_line(error)
+        warn_of(f"no verdict is kept, since nobody knows what the engines are: {why}")
+        return None
+
+
+def _digest(request: GraphRequest, identities: Sequence[tuple[str, str | None]]) -> str:
+    facts = {
+        "graph": request.graph_key,
+        "engines": identities,
+        "machine": hardware.describe(request.device),
+        "threads": torch.get_num_threads(),
+        "float32": _torch.modes.float32_precision(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "versions": [
+            version_of(distribution.NAME),
+            torch.__version__,
+            platform.python_version(),
+        ],
+    }
+    return digest_of(facts)
+
+
+def sentence(facts: Mapping[str, Any]) -> str:
+    """A verdict as it was kept, in one line: who won for which model, and everyone's times."""
+    try:
+        verdict = Verdict.model_validate(facts)
+    except ValidationError:
+        return "no verdict"
+    if not verdict.fits(verdict.key, [each.backend for each in verdict.candidates]):
+        return "no verdict"
+    times = [f"{e.who} {e.milliseconds:.3g} ms" for e in verdict.candidates if e.timing]
+    named = verdict.serves, verdict.model, verdict.device
+    return "  ".join((*named, f"of {', '.join(times)}"))
+
+
+def _identity(backend: Backend) -> str | None:
+    try:
+        return backend.identity()
+    except Refusal as refusal:  # a name that nobody here registers
+        return f"{refusal.status} {refusal.reason}"
+
+
+def _deserves_it(outcome: Outcome) -> bool:
+    """Whether somebody was measured, and nobody was kept from it by what may soon be over."""
+    attempts = outcome.attempts
+    passing = any(each.reason in _PASSING for each in attempts)
+    errors = (each.error for each in outcome.ends if each.error is not None)
+    system = any(_is_over_soon(each) for error in errors for each in causes(error))
+    return any(figures_of(each) for each in attempts) and not passing and not system
+
+
+def _is_over_soon(error: BaseException) -> bool:
+    """Whether a full disk, too many open files or the like is to blame, or who ended a child.
+
+    A file that is missing, such as a compiler, stays missing.
+    """
+    if isinstance(error, SandboxRefusal):
+        return error.by_others
+    return isinstance(error, OSError) and not isinstance(error, FileNotFoundError)

@@ -1,0 +1,210 @@
+"""Small graphs by which an engine proves that it works with the versions that are installed.
+
+:func:`require` runs them before an engine's first use, once for these versions of the engine, torch
+and Python on this machine, and keeps the outcome on disk. An engine that fails is refused with one
+reason, rather than with another error for each graph. ``composer doctor`` runs them each time
+(:func:`run_all`).
+"""
+
+from __future__ import annotations
+
+import contextvars
+import json
+import platform
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.fx
+import torch.nn.functional as F  # noqa: N812  # as torch's own users write it
+
+from composer import _torch, session
+from composer.backends.base import Backend
+from composer.chain.attempt import try_candidate
+from composer.chain.candidates import Contender, contenders_of
+from composer.errors import first_line, refuse
+from composer.graphs import capture
+from composer.passes.late import LatePasses
+from composer.policy import Cache, Candidate, Policy, Verify
+from composer.records import Attempt, GraphRequest, Reason, Status, plain
+from composer.system import distribution, hardware
+from composer.system.disk import DiskCache, digest_of
+from composer.system.distribution import version_of
+
+_LIMIT = 1 << 20
+_INCOMPATIBLE = (Status.FAILED, Status.REJECTED, Status.UNAVAILABLE)
+"""What becomes of an engine that does not work; one that declines a graph says why by itself."""
+
+
+def cache() -> DiskCache:
+    """The disk cache that outcomes are kept in."""
+    return DiskCache("selftests", limit=_LIMIT)
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """A graph that an engine is tried on.
+
+    Attributes:
+        name: What it shows.
+        function: The program.
+        inputs: Its arguments on a device.
+        training: Whether the backward is made and compared as well.
+    """
+
+    name: str
+    function: Callable[..., tuple[torch.Tensor, ...]]
+    inputs: Callable[[torch.device], list[torch.Tensor]]
+    training: bool
+
+
+def _infer(
+    x: torch.Tensor, weight: torch.Tensor, mask: torch.Tensor, index: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """Has a dynamic size, a weight, bools, integers, and a function that ONNX cannot express."""
+    rows = F.linear(x, weight).relu()
+    return rows, ~mask, index + 1, torch.special.i0(rows).sin()
+
+
+def _train(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return (F.linear(x, weight).tanh(),)
+
+
+def _rows(device: torch.device) -> torch.Tensor:
+    return torch.linspace(-2, 2, 20, dtype=torch.float32, device=device).reshape(5, 4)
+
+
+def _weight(device: torch.device) -> torch.Tensor:
+    values = torch.linspace(-1, 1, 12, dtype=torch.float32, device=device)
+    return torch.nn.Parameter(values.reshape(3, 4))
+
+
+def _given(device: torch.device) -> list[torch.Tensor]:
+    mask = torch.tensor([True, False], device=device)
+    index = torch.tensor([3, -7], dtype=torch.int64, device=device)
+    return [_rows(device), _weight(device), mask, index]
+
+
+_CASES = (
+    _Case("inference", _infer, _given, training=False),
+    _Case("training", _train, lambda device: [_rows(device), _weight(device)], training=True),
+)
+
+
+def require(contender: Contender, request: GraphRequest) -> None:
+    """Refuse an engine that does not work with the versions that are installed.
+
+    Args:
+        contender: The candidate that is about to be built.
+        request: The graph that it is to be built for, whose device the engine is tried on.
+
+    Raises:
+        Refusal: ``unavailable`` with ``engine_incompatible``.
+    """
+    backend = contender.backend
+    if not backend.has_self_test:
+        return
+    device = torch.device(request.device).type
+    outcomes, key = session.current().self_tests, (type(backend), device)
+    if key not in outcomes:
+        outcomes[key] = _outcome(contender, device)
+    if why := outcomes[key]:
+        refuse(Status.UNAVAILABLE, Reason.ENGINE_INCOMPATIBLE, why)
+
+
+def _outcome(contender: Contender, device: str) -> str:
+    """Why the engine does not work; empty where it does. Kept from an earlier process, or new."""
+    key = _key(contender.backend, device)
+    entry = cache().get(key) if key else None
+    if entry is not None:
+        return str(entry.facts["why"])
+    attempts = run_all(contender.candidate, device)
+    return _keep(contender, key, attempts)
+
+
+def _keep(contender: Contender, key: str | None, attempts: Mapping[str, Attempt]) -> str:
+    """Keep what became of an engine on the small graphs, and say why it does not work."""
+    failed = [each for each in attempts.values() if each.status in _INCOMPATIBLE]
+    if any(each.reason is Reason.OUT_OF_MEMORY for each in failed):
+        return ""  # which says nothing of the versions
+    name = contender.candidate.name
+    why = _told(name, contender.backend, first_line(failed[0].message)) if failed else ""
+    if key:
+        cache().put(key, {"backend": name, "why": why})
+    return why
+
+
+def in_child(payload: bytes, ready: Callable[[], None]) -> dict[str, Any]:
+    """The work of a child process for ``composer doctor``: the attempts on the small graphs.
+
+    The outcome takes the place of the one that is kept.
+    """
+    asked = json.loads(payload)
+    ready()
+    candidate = Candidate(backend=asked["engine"])
+    attempts = run_all(candidate, asked["device"])
+    (contender,) = contenders_of(Policy(chain=(candidate,)))
+    if contender.backend.has_self_test:
+        _keep(contender, _key(contender.backend, asked["device"]), attempts)
+    return {name: plain(attempt) for name, attempt in attempts.items()}
+
+
+def run_all(candidate: Candidate, device: str) -> dict[str, Attempt]:
+    """What became of the engine on each small graph, by the graph's name.
+
+    The passes and settings of the compile under way do not reach them, nor do the program's modes.
+
+    Args:
+        candidate: The engine.
+        device: The kind of device: ``"cpu"``, ``"cuda"``.
+    """
+    nothing_set = contextvars.Context()
+    return {
+        case.name: nothing_set.run(_try, candidate, case, torch.device(device)) for case in _CASES
+    }
+
+
+def _try(candidate: Candidate, case: _Case, device: torch.device) -> Attempt:
+    """One attempt, compared with eager.
+
+    In this thread: in a forked child of torch 2.11 another thread would end the process.
+    """
+    policy = Policy(
+        chain=(candidate,),
+        min_coverage=0.0,
+        verify=Verify(when="compile"),
+    )
+    (contender,) = contenders_of(policy, Cache(failures=0.0, artefacts=0.0))
+    no_autocast = torch.autocast(device.type, enabled=False)
+    with torch.inference_mode(False), torch.set_grad_enabled(case.training), no_autocast:
+        inputs: list[Any] = case.inputs(device)
+        gm = torch.fx.symbolic_trace(case.function)
+        fakes = _torch.fakes.fakes_of(inputs, dynamic=() if case.training else (0,))
+        for node, fake in zip(gm.graph.find_nodes(op="placeholder"), fakes, strict=True):
+            node.meta["example_value"] = fake
+        with _torch.compiles.captured_with(fakes, inputs):
+            return try_candidate(capture.read_request(gm, inputs), contender, LatePasses()).attempt
+
+
+def _key(backend: Backend, device: str) -> str | None:
+    """By what an outcome is known; ``None`` where the engine cannot say what it is."""
+    identity = backend.identity()
+    if identity is None:
+        return None
+    versions = [version_of(distribution.NAME), torch.__version__, platform.python_version()]
+    return digest_of(
+        {"backend": identity, "versions": versions, "machine": hardware.describe(device)}
+    )
+
+
+def _told(name: str, backend: Backend, why: str) -> str:
+    """For the record: the versions that do not work together, and what to do."""
+    engine = [f"{each} {version}" for each in backend.packages if (version := version_of(each))]
+    around = f"torch {torch.__version__} and Python {platform.python_version()}"
+    unverified = "; ".join(distribution.outside_verified())
+    remedy = f"; {unverified}" if unverified else ""
+    return (
+        f"{', '.join(engine)} with {around} fails composer's own test: {why}{remedy}; "
+        f"`composer doctor {name}` tries it again"
+    )

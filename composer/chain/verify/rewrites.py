@@ -1,0 +1,129 @@
+"""Runs the passes that come before every candidate, and holds passes to what they declare.
+
+An engine is compared with the floor, which runs the same passes. So what a pass changes is never
+found there. A pass that declares ``keeps_numbers`` is compared here, before the first candidate:
+the graph that it left is run like a candidate for the graph without it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch.fx
+
+from composer.build import BuildFacts
+from composer.chain.eager_fallback import make_floor
+from composer.chain.verify.answers import verify
+from composer.errors import PassError, Refusal, text_of
+from composer.graphs.checkpoints import eager_forward
+from composer.graphs.comparison import Bounds
+from composer.passes import early
+from composer.passes.base import GraphPass
+from composer.passes.resolve import SharedPasses
+from composer.passes.snapshot import Snapshot
+from composer.records import BEFORE_AUTOGRAD, GraphRequest, PassRecord
+from composer.system import control_flow
+
+Rewritten = tuple[GraphRequest, SharedPasses, tuple[PassRecord, ...]]
+"""The graph as the passes left it, the passes that are still to run, and records of the others."""
+
+
+def rewrite(request: GraphRequest, shared: SharedPasses, bounds: Bounds | None) -> Rewritten:
+    """Run the passes of the stages ``torch`` and ``aten``.
+
+    Args:
+        request: The captured graph.
+        shared: The passes of the policy.
+        bounds: How far numbers may be off; ``None`` where the policy compares none.
+
+    Raises:
+        PassError: a pass failed, and the policy says ``on_pass_error = "raise"``.
+    """
+    check = None if bounds is None else _Check(request, bounds)
+    rewritten, records = early.rewrite(request, shared, check=check)
+    changed = tuple(each.name for each in records if each.changed)
+    compared = frozenset() if check is None else frozenset(check.compared)
+    rewritten = dataclasses.replace(rewritten, rewritten_by=changed, compared_passes=compared)
+    if bounds is None:
+        return rewritten, shared, records
+    return _hold_later(rewritten, shared, records, bounds)
+
+
+class _Check:
+    """Compares the graph that a pass left with the captured graph.
+
+    Behind a pass that may change numbers it is compared with the graph that this one left.
+    """
+
+    def __init__(self, request: GraphRequest, bounds: Bounds) -> None:
+        self.compared: set[str] = set()
+        self._request = request
+        self._bounds = bounds
+        self._given: torch.fx.GraphModule | None = request.gm
+
+    def __call__(self, each: GraphPass, before: Snapshot, after: torch.fx.GraphModule) -> None:
+        """Compare what a pass left, if it declares that it keeps numbers.
+
+        Raises:
+            Refusal: the numbers are others.
+        """
+        if not each.keeps_numbers:
+            self._given = None
+            return
+        self._given = self._given or before.graph_module()
+        given = dataclasses.replace(self._request, gm=self._given)
+        if _is_compared(eager_forward(after), given, SharedPasses(), self._bounds):
+            self.compared.add(each.name)
+
+
+def _hold_later(
+    request: GraphRequest, shared: SharedPasses, records: tuple[PassRecord, ...], bounds: Bounds
+) -> Rewritten:
+    """Drop passes of the later stages that do not keep numbers, though they declare it.
+
+    The floor with each of them is compared with the floor with none of them.
+    """
+    declared = [p for p in shared.passes if p.keeps_numbers and p.stage not in BEFORE_AUTOGRAD]
+    dropped = list(declared)
+    without = _but_for(shared, dropped)
+    compared = set(request.compared_passes)
+    for each in declared:
+        dropped.remove(each)
+        floor, ran = make_floor(request, _but_for(shared, dropped))
+        if not any(record.changed and record.name == each.name for record in ran):
+            continue
+        try:
+            if _is_compared(floor, request, without, bounds):
+                compared.add(each.name)
+        except Refusal as wrong:
+            failure = PassError(each.name, "numbers", text_of(wrong))
+            if shared.on_error == "raise":
+                raise failure from wrong
+            dropped.append(each)
+            records += (PassRecord(each.name, str(each.stage), error=str(failure)),)
+    request = dataclasses.replace(request, compared_passes=frozenset(compared))
+    return request, _but_for(shared, dropped), records
+
+
+def _but_for(shared: SharedPasses, dropped: list[GraphPass]) -> SharedPasses:
+    kept = tuple(p for p in shared.passes if not any(p is each for each in dropped))
+    return dataclasses.replace(shared, passes=kept)
+
+
+def _is_compared(
+    rewritten: Callable[..., Any], request: GraphRequest, shared: SharedPasses, bounds: Bounds
+) -> bool:
+    """Whether all numbers of a rewritten graph were compared, and are those of the graph before.
+
+    Raises:
+        Refusal: they are others.
+    """
+    try:
+        return verify(rewritten, request, shared, bounds, BuildFacts())
+    except (Refusal, PassError):
+        raise
+    except BaseException as error:  # noqa: BLE001  # of comparing, as for memory: it says so by False
+        control_flow.pass_on(error)
+        return False

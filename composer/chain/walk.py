@@ -1,0 +1,164 @@
+"""The fallback chain: each candidate on its own copy of the graph, until one is accepted."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import TypeVar
+
+from composer import _torch, session
+from composer.chain import ranks, select, selftest
+from composer.chain.attempt import try_candidate
+from composer.chain.candidates import Contender
+from composer.chain.eager_fallback import make_floor
+from composer.chain.select import choice, remembered, verdicts
+from composer.errors import CandidateError, ChainExhausted
+from composer.passes import late
+from composer.passes.resolve import SharedPasses
+from composer.records import Attempt, GraphRequest, Outcome, Status
+
+E = TypeVar("E", bound=BaseException)
+
+
+def walk(
+    request: GraphRequest,
+    contenders: Sequence[Contender],
+    shared: SharedPasses | None = None,
+    benchmark: select.Benchmark | None = None,
+    *,
+    strict: bool,
+    agree_within: float = 0.0,
+    at_run_time: bool = False,
+    made: dict[str, object] | None = None,
+) -> Outcome:
+    """Try one candidate after the other, and choose who serves the graph.
+
+    Without a ``benchmark`` that is the first candidate that is accepted, else the fastest of those
+    that are. The floor serves where no candidate does.
+
+    Args:
+        request: The graph, as the passes of the stages ``torch`` and ``aten`` left it.
+        contenders: The chain.
+        shared: The passes of the later stages, which every candidate and the floor run.
+        benchmark: How the fastest is found; ``None`` takes the first that is accepted.
+        strict: End the walk at the first candidate that is not accepted.
+        agree_within: Seconds to wait for other ranks of ``torch.distributed``; 0 asks none.
+        at_run_time: Whether Dynamo's compile is over. Its control-flow exceptions then fail a
+            candidate, as any other error does.
+        made: What engines have made of the graph in another walk; they share it with these.
+
+    Raises:
+        PassError: a pass failed, and the policy says ``on_pass_error = "raise"``.
+    """
+    shared = shared or SharedPasses()
+    made = {} if made is None else made
+    floor = functools.partial(make_floor, request, shared)
+    obstacle = select.obstacle(request, among_ranks=agree_within > 0) if benchmark else ""
+    again = _torch.dynamo.is_recompile()
+    with ranks.among_ranks(request.key_among_ranks, agree_within, again=again) as ballot:
+
+        def trial(place: int, in_fp32: int = 0) -> choice.Tried:
+            contender = contenders[place]
+            passes = late.LatePasses(shared, contender.candidate.name)
+            with session.current().progress.step(request, contender.candidate.name):
+                tried = try_candidate(
+                    request,
+                    contender,
+                    passes,
+                    ballot(place),
+                    in_fp32,
+                    made=made,
+                    require_working=selftest.require,
+                    at_run_time=at_run_time,
+                )
+            if tried.error is not None:  # one that was expensive is remembered
+                contender.remember(request, tried.attempt, tried.error)
+            return dataclasses.replace(tried, passes=passes.records)
+
+        tries = functools.partial(_try_in_turn, trial, len(contenders), strict=strict)
+        if benchmark is None or obstacle:
+            return choice.first(tries(), floor, why=obstacle)
+        cache = None if at_run_time else verdict_cache(request, contenders, benchmark)
+        return remembered.fastest(trial, tries, floor, request, benchmark, cache)
+
+
+def verdict_cache(
+    request: GraphRequest, contenders: Sequence[Contender], benchmark: select.Benchmark
+) -> verdicts.VerdictCache | None:
+    """Where the verdict of a benchmark is kept; ``None`` where the policy remembers none."""
+    if not benchmark.terms:
+        return None
+    engines = [(each.candidate.name, each.backend) for each in contenders]
+    return verdicts.VerdictCache(
+        request, engines, benchmark.terms, [each.key for each in contenders]
+    )
+
+
+def _try_in_turn(
+    trial: Callable[[int], choice.Tried],
+    number: int,
+    done: Mapping[int, choice.Tried] = MappingProxyType({}),
+    *,
+    strict: bool,
+) -> Iterator[choice.Tried]:
+    """Yield the candidates in turn; an accepted one that is the floor itself ends the chain.
+
+    Args:
+        trial: Tries the candidate at a place of the chain.
+        number: How many candidates there are.
+        done: Those that were tried before, by their places.
+        strict: End at the first that is not accepted.
+    """
+    for place in range(number):
+        tried = done.get(place) or trial(place)
+        attempt = tried.attempt
+        yield tried
+        refused = not (attempt.accepted or attempt.status is Status.SKIPPED or attempt.on_trial)
+        if (strict and refused) or (tried.is_floor and attempt.accepted):
+            return
+
+
+_FAULTS = (Status.FAILED, Status.REJECTED, Status.TIMED_OUT, Status.CRASHED)
+
+
+def objection(
+    outcome: Outcome, *, strict: bool, on_exhausted: str, shows_faults: bool = False
+) -> Exception | None:
+    """The error to raise where the user asked for one rather than for a fallback.
+
+    That is a ``CandidateError`` under ``strict`` when a candidate was not accepted, and
+    ``ChainExhausted`` under ``on_exhausted="raise"`` when none was. A candidate that was measured
+    to be slower had been accepted before, and one on trial need not be accepted. With
+    ``shows_faults`` it is the error itself of the first candidate that failed.
+    """
+    refused = [(attempt, cause) for attempt, cause in outcome.ends if cause is not None]
+    for attempt, cause in refused:
+        if strict and not (attempt.status is Status.SKIPPED or attempt.on_trial):
+            return _candidate_error(attempt, cause)
+        if shows_faults and attempt.status in _FAULTS:
+            return _as_exception(attempt, cause)
+    if on_exhausted == "raise" and len(refused) == len(outcome.ends):
+        return ChainExhausted(outcome.attempts, [_as_exception(*each) for each in refused])
+    return None
+
+
+def _as_exception(attempt: Attempt, cause: BaseException) -> Exception:
+    """What ended an attempt, as a group of exceptions can hold it."""
+    if not isinstance(cause, Exception):
+        return _candidate_error(attempt, cause)
+    return _with_lines(attempt, cause)
+
+
+def _candidate_error(attempt: Attempt, cause: BaseException) -> CandidateError:
+    error = CandidateError(attempt)
+    error.__cause__ = _with_lines(attempt, cause)
+    return error
+
+
+def _with_lines(attempt: Attempt, cause: E) -> E:
+    """The error with its traceback as a note: its frames are gone with the attempt."""
+    if attempt.traceback:
+        cause.add_note(attempt.traceback)
+    return cause

@@ -1,0 +1,74 @@
+"""Matrix products over more than two dimensions become one ``MatMul``, without views around it.
+
+Torch flattens what comes before the matrices and gives the result its dimensions back. ONNX Runtime
+(1.31) runs each view as a node of its own (for a small T5 a tenth of a call), and folds factors and
+transposes only into products that stand beside them.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.fx
+
+from composer import _torch
+from composer.graphs.nodes import drop_unread
+from composer.lowering.export.reshapes import VIEWS
+
+aten = torch.ops.aten
+
+
+def keep_dimensions(gm: torch.fx.GraphModule) -> None:
+    """Remove the views around linear layers without bias, and around batched matrix products.
+
+    ``view(mm(view(x), w))`` becomes ``matmul(x, w)`` where only the last size differs, and
+    ``view(bmm(view(a), view(b)))`` becomes ``matmul(a, b)`` where all have the same leading sizes.
+    """
+    for product in gm.graph.find_nodes(op="call_function", target=aten.mm.default):
+        flat, weight = product.args
+        _replace_views(product, _unflattened(flat), weight)
+    for product in gm.graph.find_nodes(op="call_function", target=aten.bmm.default):
+        left, right = product.args
+        a, b = _unflattened(left), _unflattened(right)
+        stacks = _are_same(_sizes(a)[:-2], _sizes(b)[:-2])
+        matrices = _are_same(
+            _sizes(a)[-2:] + _sizes(b)[-2:], _sizes(left)[-2:] + _sizes(right)[-2:]
+        )
+        if stacks and matrices:
+            _replace_views(product, a, b)
+    drop_unread(gm.graph)
+
+
+def _unflattened(operand: torch.fx.Node) -> torch.fx.Node:
+    """What an operand is a view of, or the operand; a repetition that repeats nothing is left out.
+
+    Torch writes both before ``bmm`` where the user's code says ``matmul``.
+    """
+    source = operand.all_input_nodes[0] if operand.target in VIEWS else operand
+    if source.target is not aten.expand.default:
+        return source
+    whole = source.all_input_nodes[0]
+    return whole if _are_same(_sizes(source), _sizes(whole)) else source
+
+
+def _replace_views(product: torch.fx.Node, a: torch.fx.Node, b: torch.fx.Node) -> None:
+    """Put ``matmul(a, b)`` where a view gives a product the sizes of ``a`` back."""
+    if a is product.args[0]:
+        return
+    wanted = _sizes(a)[:-1] + _sizes(product)[-1:]
+    for view in [user for user in product.users if user.target in VIEWS]:
+        if not _are_same(_sizes(view), wanted):
+            continue
+        with view.graph.inserting_before(view):
+            whole = view.graph.call_function(aten.matmul.default, (a, b))
+        whole.meta = dict(view.meta)
+        view.replace_all_uses_with(whole)
+        view.graph.erase_node(view)
+
+
+def _sizes(node: torch.fx.Node) -> tuple[int | torch.SymInt, ...]:
+    return tuple(node.meta["val"].shape)
+
+
+def _are_same(a: tuple[int | torch.SymInt, ...], b: tuple[int | torch.SymInt, ...]) -> bool:
+    """Whether the sizes are equal, and known to be: to ask a symbol would add a guard."""
+    return len(a) == len(b) and all(map(_torch.symbols.is_same_size, a, b))

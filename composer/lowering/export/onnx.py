@@ -1,0 +1,380 @@
+"""One ONNX model from a region of a functional graph."""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.fx
+
+from composer import _torch
+from composer.build import Artefacts
+from composer.errors import Refusal, class_and_text
+from composer.graphs.keys import graph_key
+from composer.graphs.nodes import attribute_at
+from composer.graphs.written import Unsayable, exact_text
+from composer.lowering.export import artefacts
+from composer.lowering.export.linears import keep_dimensions
+from composer.lowering.export.repeats import share_heads
+from composer.lowering.export.reshapes import join_views
+from composer.lowering.export.vocabulary import vocabulary
+from composer.lowering.operators.entry import Operators
+from composer.lowering.operators.translations import translator
+from composer.lowering.partition.regions import Region, draws, is_complex, seen_by
+from composer.lowering.partition.unsupported import why_unsupported
+from composer.records import Reason, Status
+
+if TYPE_CHECKING:
+    import onnx
+    import onnx_ir
+
+
+def as_scalar(number: int | float) -> torch.Tensor:
+    """What an engine is given for a size: a tensor of no dimension, int64 or float32, on the CPU.
+
+    Torch's defaults for device and dtype are the program's to set.
+    """
+    dtype = torch.float32 if isinstance(number, float) else torch.int64
+    return torch.tensor(number, dtype=dtype, device="cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One output of the model, and how it becomes the region's.
+
+    Attributes:
+        dtype: Of the tensor; ``None`` for an integer that the graph computes with, which the model
+            gives as an int64 tensor of no dimensions.
+        shape: The shape in which the model gives the tensor; ``None`` where a size is dynamic.
+        order: Permutes the model's dimensions to the region's; ``None`` where they are the same.
+            The model gives every output row-major; where eager's strides are other than that, in
+            the order of eager's memory.
+    """
+
+    dtype: torch.dtype | None
+    shape: tuple[int, ...] | None
+    order: tuple[int, ...] | None
+
+    def receiver(self) -> Callable[[torch.Tensor], Any]:
+        """The function that turns a tensor from the engine into the region's output."""
+        order = self.order
+        if self.dtype is None:
+            return torch.Tensor.item
+        return _same if order is None else lambda tensor: tensor.permute(order)
+
+
+def _same(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What a model was translated from, in the region's own words.
+
+    Attributes:
+        nodes: The names of its nodes, in order.
+        symbols: For each placeholder, the symbol that it stands for; empty for a tensor.
+    """
+
+    nodes: tuple[str, ...] = ()
+    symbols: tuple[str, ...] = ()
+
+    @staticmethod
+    def of(gm: torch.fx.GraphModule) -> Source:
+        """That of a region that is to be translated."""
+        values = (node.meta["val"] for node in gm.graph.find_nodes(op="placeholder"))
+        symbols = (str(value) if isinstance(value, torch.SymInt) else "" for value in values)
+        return Source(tuple(node.name for node in gm.graph.nodes), tuple(symbols))
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxGraph:
+    """A region as an ONNX model.
+
+    Attributes:
+        model: Its inputs are the placeholders that it reads, weights among them. Dynamic sizes are
+            named dimensions, after the symbols of the captured graph.
+        inputs: The names of all placeholders, by position, of those that are not read as well.
+        outputs: In the model's order.
+        key: What the model is kept under on disk; empty where it is not kept.
+        source: The region that was translated.
+        nodes: The names of the region's nodes, by those of ``source``: a region may share the model
+            of an equal one.
+    """
+
+    model: onnx.ModelProto
+    inputs: tuple[str, ...]
+    outputs: tuple[Output, ...]
+    key: str = ""
+    source: Source = Source()
+    nodes: Mapping[str, str] | None = None
+
+    def node_of(self, name: str) -> str:
+        """The name of the region's node that a node of ``source`` is; empty if there is none."""
+        return name if self.nodes is None else self.nodes.get(name, "")
+
+    def rounds_to_bfloat16(self) -> bool:
+        """Whether a node of the model does."""
+        import onnx
+
+        casts = (node for node in self.model.graph.node if node.op_type == "Cast")
+        said = (each for cast in casts for each in cast.attribute if each.name == "to")
+        return any(each.i == onnx.TensorProto.BFLOAT16 for each in said)
+
+    def with_weights(self, names: Iterable[str]) -> onnx.ModelProto:
+        """The model with these inputs as initializers whose data the engine is given by address.
+
+        No value enters the protobuf, so its limit of 2 GB never matters.
+        """
+        import onnx
+
+        chosen = set(names)
+        model = onnx.ModelProto()
+        model.CopyFrom(self.model)
+        bound = [each for each in model.graph.input if each.name in chosen]
+        for each in bound:
+            model.graph.input.remove(each)
+            tensor_type = each.type.tensor_type
+            model.graph.initializer.append(
+                onnx.TensorProto(
+                    name=each.name,
+                    data_type=tensor_type.elem_type,
+                    dims=[dim.dim_value for dim in tensor_type.shape.dim],
+                    data_location=onnx.TensorProto.EXTERNAL,
+                    external_data=[onnx.StringStringEntryProto(key="location", value="weights")],
+                )
+            )
+        return model
+
+
+def why_not(node: torch.fx.Node, dialect: Operators = MappingProxyType({})) -> str | None:
+    """Why ONNX cannot say what a call of an operator does; ``None`` if it can.
+
+    Translations are those in the exporter's own registry, and composer's.
+
+    Args:
+        node: The call.
+        dialect: The engine's entries.
+    """
+    values = node.meta.get("val")
+    for each in values if isinstance(values, tuple | list) else (values,):
+        if isinstance(each, torch.SymFloat | torch.SymBool):
+            return "a symbolic number that is no integer"
+    if is_complex(node):
+        return "complex numbers"
+    if any(_torch.symbols.depends_on_data(size) for each in seen_by(node) for size in each.shape):
+        return "a size that only the data tell"
+    if node.target is operator.getitem:
+        return None
+    if any(_is_graph(source) for source in node.all_input_nodes):
+        return "a nested graph"
+    if draws(node):
+        return "random numbers stay torch's"
+    if not vocabulary().translates(node.target):
+        return "no ONNX translation"
+    return why_unsupported(node, dialect)
+
+
+def _is_graph(node: torch.fx.Node) -> bool:
+    gm = node.graph.owning_module
+    return node.op == "get_attr" and isinstance(attribute_at(gm, str(node.target)), torch.nn.Module)
+
+
+def to_onnx(region: Region, models: Artefacts | None = None) -> OnnxGraph:
+    """Translate a region, which is changed on the way.
+
+    The model is made once for each captured graph, whatever engines ask for it, and not at all if
+    an earlier process kept it (:mod:`composer.lowering.export.artefacts`).
+
+    Args:
+        region: A part of a functional graph.
+        models: The models of the build; by default none is shared, and all are kept on disk.
+
+    Raises:
+        Refusal: ``failed`` with ``export_failed`` where the exporter breaks.
+    """
+    gm, outputs = region.gm, _plan_outputs(region.gm)
+    source, models = Source.of(gm), models or Artefacts()
+    made = models.once(
+        graph_key(gm),
+        lambda: dataclasses.replace(_find_or_translate(gm, outputs, models), source=source),
+    )
+    if made.source == source:
+        return made
+    return dataclasses.replace(made, nodes=dict(zip(made.source.nodes, source.nodes, strict=True)))
+
+
+def _find_or_translate(
+    gm: torch.fx.GraphModule, outputs: tuple[Output, ...], models: Artefacts
+) -> OnnxGraph:
+    """The model that is kept for this graph, or a new one, which is kept for the next process."""
+    keep_dimensions(gm)
+    share_heads(gm)
+    join_views(gm)
+    if not artefacts.is_enabled(models):
+        return _translate(gm, outputs)
+    try:
+        key = artefacts.key_of("model", f"{torch.get_default_dtype()}\n{exact_text(gm)}")
+    except Unsayable as why:
+        models.lost.append(str(why))
+        return _translate(gm, outputs)
+    found = read_model(models, key, outputs)
+    if found is not None:
+        models.reused += 1
+        return found
+    values = [node.meta["val"] for node in gm.graph.find_nodes(op="placeholder")]
+    guards = _torch.symbols.guards_on(values)
+    made = _translate(gm, outputs)
+    if (
+        _torch.symbols.guards_on(values) != guards
+    ):  # which a process that finds the model would not set
+        models.lost.append("the translation asked how large a size is")
+        return made
+    return _kept(models, made, key)
+
+
+def read_model(models: Artefacts, key: str, outputs: tuple[Output, ...]) -> OnnxGraph | None:
+    """The model that is kept under this key, if there is one."""
+    entry = artefacts.find(models, key)
+    if entry is None or entry.blob is None:
+        return None
+    import onnx
+
+    model = onnx.ModelProto.FromString(entry.blob)
+    return OnnxGraph(model, tuple(entry.facts["inputs"]), outputs, key)
+
+
+def _kept(models: Artefacts, made: OnnxGraph, key: str) -> OnnxGraph:
+    facts = {"kind": "model", "nodes": len(made.model.graph.node), "inputs": made.inputs}
+    trouble = artefacts.put(models, key, facts, made.model.SerializeToString())
+    if trouble:
+        models.lost.append(trouble)
+        return made
+    models.kept += 1
+    return dataclasses.replace(made, key=key)
+
+
+def _translate(gm: torch.fx.GraphModule, outputs: tuple[Output, ...]) -> OnnxGraph:
+    import onnx_ir
+    from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+    try:
+        model = translator().translate(translator().prepare(gm))
+        _settle_casts(model)
+        RemoveUnusedNodesPass()(model)  # ONNX Runtime (1.31) runs what nobody reads
+        _forget_places(model)
+    except Exception as error:
+        raise Refusal(Status.FAILED, Reason.EXPORT_FAILED, _root_cause(error)) from error
+    names = tuple(str(value.name) for value in model.graph.inputs)
+    unused = [value for value in model.graph.inputs if not value.uses()]
+    for value in unused:  # an engine that is given a weight nobody reads refuses the model
+        model.graph.inputs.remove(value)
+    return OnnxGraph(onnx_ir.to_proto(model), names, outputs)
+
+
+def _forget_places(model: onnx_ir.Model) -> None:
+    """Remove all metadata of nodes but the name of the graph's node that each was made from.
+
+    The exporter writes down every line of the user's code that led to a node: nine tenths of a
+    model's bytes, and ONNX Runtime (1.31) takes a third longer to make a session of it.
+    """
+    origin = "pkg.torch.onnx.fx_node"
+    for node in model.graph:
+        said = node.metadata_props.get(origin, "").partition(" ")[0]
+        node.metadata_props.clear()
+        if said:
+            node.metadata_props[origin] = f"{said} "
+
+
+def _settle_casts(model: onnx_ir.Model) -> None:
+    """Turn each ``CastLike`` into a ``Cast``, where the type is known.
+
+    ``CastLike`` is a function, which ONNX Runtime (1.31) inlines only after it has folded
+    constants: a constant behind one, such as a table of positions, would be computed at each call.
+    """
+    import onnx_ir
+
+    for node in model.graph:
+        if node.op_type != "CastLike":
+            continue
+        dtype = _dtype_of(node.inputs[1])
+        if dtype is not None:
+            node.op_type = "Cast"
+            node.resize_inputs(1)
+            node.attributes.add(onnx_ir.AttrInt64("to", dtype))
+
+
+def _dtype_of(value: onnx_ir.Value | None) -> int | None:
+    """The ONNX type of a value's elements; ``None`` where it cannot be told.
+
+    The exporter types only the values that stand for nodes of the graph. Of those between, the type
+    is known if a ``Cast`` or a constant made them.
+    """
+    from onnx_ir.convenience import get_const_tensor
+
+    assert value is not None
+    made_by = value.producer()
+    if value.dtype is not None or made_by is None:
+        return value.dtype
+    if made_by.op_type == "Cast":
+        return made_by.attributes["to"].as_int()
+    constant = get_const_tensor(value)
+    return None if constant is None else constant.dtype
+
+
+def _strides(value: torch.Tensor) -> list[int]:
+    """Those in the first call; of what repeats in memory (an expanded tensor), a new one's like it.
+
+    Torch draws for it in that order.
+    """
+    strides = [_torch.symbols.usual(stride) for stride in value.stride()]
+    if 0 not in strides:
+        return strides
+    return [_torch.symbols.usual(stride) for stride in torch.empty_like(value).stride()]
+
+
+def _plan_outputs(gm: torch.fx.GraphModule) -> tuple[Output, ...]:
+    """Have the graph return each output in the order of its memory, and say how to permute it back.
+
+    An ONNX output is row-major; that is how any other strides of eager's are reproduced.
+    """
+    (returned,) = gm.graph.find_nodes(op="output")
+    plans: list[Output] = []
+    nodes: list[torch.fx.Node] = []
+    for node in returned.args[0]:
+        value = node.meta["val"]
+        if not isinstance(value, torch.Tensor):
+            plans.append(Output(None, (), None))
+            nodes.append(node)
+            continue
+        strides = _strides(value)
+        order = sorted(range(value.dim()), key=lambda dim, s=strides: -s[dim])  # type: ignore[misc]
+        if order == list(range(value.dim())):
+            inverse = None
+        else:
+            inverse = tuple(order.index(dim) for dim in range(value.dim()))
+            node = _permuted(node, order, before=returned)
+        sizes = tuple(node.meta["val"].shape)
+        static = sizes if all(isinstance(size, int) for size in sizes) else None
+        plans.append(Output(value.dtype, static, inverse))
+        nodes.append(node)
+    returned.args = (tuple(nodes),)
+    return tuple(plans)
+
+
+def _permuted(node: torch.fx.Node, order: list[int], before: torch.fx.Node) -> torch.fx.Node:
+    with node.graph.inserting_before(before):
+        permuted = node.graph.call_function(torch.ops.aten.permute.default, (node, order))
+    permuted.meta["val"] = node.meta["val"].permute(order)
+    return permuted
+
+
+def _root_cause(error: BaseException) -> str:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return class_and_text(error)

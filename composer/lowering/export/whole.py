@@ -1,0 +1,173 @@
+"""Remembers which ONNX model a captured graph becomes: another process can then skip AOTAutograd.
+
+That works only where AOTAutograd's run-time wrapper would have nothing to do at a call: inference
+with grad off, all sizes fixed, no input written to, no output that shares memory, no pass that runs
+within its step, and a single region that is the whole graph. All other graphs go through
+AOTAutograd in every process; only the ONNX models of their regions are found on disk
+(:mod:`composer.lowering.export.onnx`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.fx
+
+from composer import _torch
+from composer.build import BuildTerms
+from composer.graphs.nodes import value_of
+from composer.graphs.written import Unsayable, exact_text
+from composer.lowering.aot import (
+    FunctionalGraph,
+    GraphKind,
+    any_fake,
+    bindable,
+    own_tensors,
+    owners_of,
+)
+from composer.lowering.export import artefacts
+from composer.lowering.export.onnx import OnnxGraph, Output, read_model
+from composer.lowering.partition.regions import WHOLE, Region, Split
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A captured graph whose model may be remembered, and the key that it is kept under."""
+
+    gm: torch.fx.GraphModule
+    key: str
+    terms: BuildTerms
+
+    def find(self, inputs: Sequence[Any]) -> tuple[Split, OnnxGraph] | None:
+        """What an earlier process lowered the graph to, with the weights of this process.
+
+        Args:
+            inputs: The example inputs that the key was made with.
+
+        Returns:
+            The graph as one region, and its model; ``None`` where nothing is kept.
+        """
+        entry = artefacts.find(self.terms.artefacts, self.key)
+        if entry is None:
+            return None
+        facts = entry.facts
+        model = read_model(
+            self.terms.artefacts, facts["model"], tuple(map(_output_of, facts["outputs"]))
+        )
+        if model is None:
+            return None
+        self.terms.artefacts.whole = True
+        owners = owners_of(self.gm, inputs) if self.terms.freeze is not False else {}
+        weights, witnesses = bindable(inputs, owners, frozenset(), dict(facts["statistics"]))
+        region = Region(_placeholders(inputs), weights, witnesses, {})
+        return Split(None, {WHOLE: region}, facts["taken"], facts["taken"], ()), model
+
+    def keep(self, graph: FunctionalGraph, parts: Split, models: Sequence[OnnxGraph]) -> None:
+        """Keep what the graph was lowered to, if that model alone can serve it.
+
+        To be called from within AOTAutograd's compile of the graph.
+
+        Args:
+            graph: What AOTAutograd made of it.
+            parts: How that was cut.
+            models: The models of its regions.
+        """
+        if not (len(models) == 1 and models[0].key and self._is_all(graph, parts, models[0])):
+            return
+        facts = {
+            "kind": "graph",
+            "model": models[0].key,
+            "outputs": [_facts_of(each) for each in models[0].outputs],
+            "statistics": sorted(graph.statistics.items()),
+            "taken": parts.taken,
+        }
+        artefacts.put(self.terms.artefacts, self.key, facts)
+
+    def _is_all(self, graph: FunctionalGraph, parts: Split, model: OnnxGraph) -> bool:
+        """Whether calling the one engine is all that there is to do at a call of the graph."""
+        (returned,) = self.gm.graph.find_nodes(op="output")
+        (region,) = parts.regions.values()
+        outputs = returned.args[0]
+        return (
+            isinstance(outputs, list | tuple)
+            and graph.kind is GraphKind.INFERENCE
+            and graph.example_args is not None
+            and parts.outer is None
+            and not region.constants
+            and all(each.dtype and each.shape is not None for each in model.outputs)
+            and _torch.aot.aot_adds_nothing(len(outputs))
+        )
+
+
+def whole_of(
+    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], engine: str, terms: BuildTerms
+) -> Whole | None:
+    """The captured graph with its key; ``None`` where its model cannot be remembered.
+
+    Args:
+        gm: The captured graph.
+        example_inputs: Tensors and symbols, in the order of the placeholders.
+        engine: Text of all that decides which operators the engine takes, and in what form.
+        terms: Of the build.
+    """
+    if (
+        not artefacts.is_enabled(terms.artefacts)
+        or torch.is_grad_enabled()
+        or _torch.modes.is_watched()
+    ):
+        return None
+    if terms.late is not None and terms.late.shared.late:
+        return None
+    if any_fake(example_inputs) or own_tensors(gm) or not _is_static(gm, example_inputs):
+        return None
+    try:
+        text = f"{engine}\n{_torch.aot.tracing_state()}\n{exact_text(gm, example_inputs)}"
+    except Unsayable:
+        return None
+    return Whole(gm, artefacts.key_of("graph", text), terms)
+
+
+def _is_static(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> bool:
+    """Whether all values are plain tensors of fixed sizes; a symbol might ask for a guard."""
+    return not any(map(_may_vary, (*example_inputs, *map(value_of, gm.graph.nodes))))
+
+
+def _may_vary(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return any(map(_may_vary, value))
+    if not isinstance(value, torch.Tensor):
+        return isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool)
+    if type(value) not in _torch.tensors.PLAIN_TENSORS or value.layout is not torch.strided:
+        return True
+    return any(isinstance(each, torch.SymInt) for each in (*value.shape, *value.stride()))
+
+
+def _placeholders(inputs: Sequence[Any]) -> torch.fx.GraphModule:
+    """A graph of placeholders only: of a region whose model is there, engines read nothing else."""
+    graph = torch.fx.Graph()
+    for index, value in enumerate(inputs):
+        is_tensor = isinstance(value, torch.Tensor)
+        known = torch.empty_like(value, device="meta") if is_tensor else value
+        graph.placeholder(f"arg{index}").meta["val"] = known
+    graph.output(())
+    return torch.fx.GraphModule(torch.nn.Module(), graph)
+
+
+def _facts_of(output: Output) -> dict[str, Any]:
+    return {
+        "dtype": str(output.dtype).removeprefix("torch."),
+        "shape": output.shape,
+        "order": output.order,
+    }
+
+
+def _output_of(facts: dict[str, Any]) -> Output:
+    order = facts["order"]
+    return Output(
+        dtype=getattr(torch, facts["dtype"]),
+        shape=tuple(facts["shape"]),
+        order=None if order is None else tuple(order),
+    )

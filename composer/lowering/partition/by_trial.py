@@ -1,0 +1,138 @@
+"""Which regions of a graph an engine takes, found by trial: its own model reader is asked.
+
+What it refuses becomes torch's, the graph is cut again, and the reader is asked about the new
+regions, until it takes all of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import torch.fx
+
+from composer.errors import Refusal, refuse
+from composer.graphs import clones
+from composer.lowering import in_place
+from composer.lowering.aot import FunctionalGraph
+from composer.lowering.export.origins import mark_origins, origin_of, origins_of
+from composer.lowering.export.plain import PlainOnnx
+from composer.lowering.partition.regions import Region, Split, calls_of, split
+from composer.records import Reason, Status
+
+M = TypeVar("M")
+
+Read = Callable[[Region], tuple[M | None, dict[str, str]]]
+"""Makes the engine's model of a region; or gives ``None``, and why nodes are refused, by their
+names in the functional graph."""
+
+_ROUNDS = 8
+"""How many times a graph is cut: one refused node may hide others that would be refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Partition(Generic[M]):
+    """A graph cut into regions, and the reader's model of each, by the region's name."""
+
+    parts: Split
+    models: dict[str, M]
+
+
+def partition_by_trial(
+    graph: FunctionalGraph,
+    reader: str,
+    why_not: Callable[[torch.fx.Node], str | None],
+    read: Read[M],
+    *,
+    writes: Callable[[torch.fx.Node], bool] = in_place.never,
+) -> Partition[M]:
+    """Cut a functional graph so that an engine's reader takes the whole of every region.
+
+    Args:
+        graph: The graph; it is not changed.
+        reader: What the reader is called, for messages.
+        why_not: Why a call is left to torch without asking the reader; ``None`` if it is asked.
+        read: Reads a region.
+        writes: Whether the engine can do a call that puts rows in place.
+
+    Raises:
+        Refusal: ``declined``, where something is still refused after the last round.
+    """
+    mark_origins(graph.gm)
+    refused: dict[str, str] = {}
+
+    def why(node: torch.fx.Node) -> str | None:
+        return refused.get(origin_of(node)) or why_not(node)
+
+    for _ in range(_ROUNDS):
+        fresh = dataclasses.replace(graph, gm=clones.clone_graph(graph.gm))
+        parts = split(fresh, why, writes=writes)
+        models: dict[str, M] = {}
+        found: dict[str, str] = {}
+        for name, region in parts.regions.items():
+            model, said = read(region)
+            if model is not None:
+                models[name] = model
+            found |= said
+        if not found:
+            return Partition(parts, models)
+        refused |= found
+    what = f"{reader} still refuses {', '.join(found)} after {_ROUNDS} rounds"
+    raise Refusal(Status.DECLINED, Reason.UNSUPPORTED_OP, what)
+
+
+def asking_each_call(
+    graph: FunctionalGraph,
+    read: Read[M],
+    reasons: Collection[Reason],
+    why_alone: Callable[[torch.fx.Node], str | None],
+) -> Read[M]:
+    """Where a region is refused whole, ask about each of its calls by itself.
+
+    Args:
+        graph: The graph.
+        read: Reads a region.
+        reasons: Those for which it may be one call that is refused.
+        why_alone: Why a call is refused as a region of its own; ``None`` if it is taken.
+    """
+
+    def ask(region: Region) -> tuple[M | None, dict[str, str]]:
+        within = {*origins_of(region.gm).values()}
+        try:
+            return read(region)
+        except Refusal as why:
+            if why.reason not in reasons:
+                raise
+            calls = (node for node in calls_of(graph.gm) if node.target is not operator.getitem)
+            asks = (node for node in calls if node.name in within)
+            found = {node.name: said for node in asks if (said := why_alone(node))}
+            if not found:
+                raise
+            return None, found
+
+    return ask
+
+
+def refused_nodes(plain: PlainOnnx, region: Region, why: dict[int, str]) -> dict[str, str]:
+    """Trace a reader's refusals from nodes of the model back to nodes of the functional graph.
+
+    Args:
+        plain: The model that was read.
+        region: What it was made from.
+        why: Why nodes of the model are refused, by their index.
+
+    Returns:
+        Why nodes of the functional graph are refused, by name.
+
+    Raises:
+        Refusal: ``declined``, where none of the refused nodes comes from a node of the graph.
+    """
+    origins = origins_of(region.gm)
+    named = {plain.graph.node_of(plain.origins[at] or ""): said for at, said in why.items()}
+    found = {origins[name]: said for name, said in named.items() if name in origins}
+    if why and not found:
+        refuse(Status.DECLINED, Reason.UNSUPPORTED_OP, "; ".join(dict.fromkeys(why.values())))
+    return found

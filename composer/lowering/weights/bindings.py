@@ -1,0 +1,177 @@
+"""What an engine makes for the weights that it takes in: one thing for each set of weights.
+
+Dynamo may give one engine the weights of several modules in turn, since it compiles their common
+code once. The engine keeps what it made for each such set for as long as the set lives, and makes
+it anew when a weight changes.
+"""
+
+from __future__ import annotations
+
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from composer.lowering.partition.regions import Region
+from composer.lowering.weights.by_address import (
+    BoundWeights,
+    Found,
+    WeightSet,
+    identities,
+    picker,
+)
+from composer.lowering.weights.statistics import find_witnesses
+from composer.lowering.weights.watchable import watchable
+from composer.system import forks
+
+T = TypeVar("T")
+
+_RESTLESS = 2
+"""After so many changes a weight is no longer taken in but passed as an input at every call; and
+after so many sets of weights died, the next ones have to come back to be taken in."""
+
+_PROOF = 3
+"""At which call a set of weights has come back."""
+
+_SETS = 128
+"""How many sets of weights are bound at once; others are passed as inputs at every call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held(Generic[T]):
+    """What was made, and the weights it took in; replaced whole when one of them changes."""
+
+    made: T
+    members: WeightSet
+    weights: BoundWeights
+
+
+class BindingEngine(ABC, Generic[T]):
+    """An engine for one region that takes weights in; may be called from several threads.
+
+    Args:
+        region: The weights to take in by address, and their witnesses.
+    """
+
+    def __init__(self, region: Region) -> None:
+        self._constants = region.constants
+        self._lock: AbstractContextManager[Any] = forks.lock()
+        self._positions = tuple(region.weights)
+        self._pick = picker(self._positions)
+        self._witnessed = [i for i, at in enumerate(self._positions) if at in region.witnesses]
+        self._sets: dict[Hashable, Held[T]] = {}
+        self._waiting: dict[Hashable, WeightSet] = {}
+        self._died = 0
+        self._changes_allowed: float = _RESTLESS
+        self._unbound: Held[T] | None = None
+        self._weightless: Held[T] | None = None
+
+    @abstractmethod
+    def _make(self, values: Mapping[int, torch.Tensor]) -> T:
+        """Make what runs the region with these values taken in, by position among the arguments."""
+
+    @property
+    def bounds(self) -> list[T]:
+        """What is bound now, the oldest first."""
+        return [each.made for each in self._sets.values()]
+
+    def bind_first(self, region: Region) -> T:
+        """Take the region's own weights in; called once, before the first call."""
+        given = tuple(region.weights.values())
+        witnesses = {i: region.witnesses[self._positions[i]] for i in self._witnessed}
+        first = self._bind(given, self._members(given, witnesses))
+        self._sets[identities(given)] = first
+        self._weightless = None if given else first
+        return first.made
+
+    def _made_for(self, args: tuple[Any, ...]) -> T:
+        """What runs the region with the weights among these arguments, as they are now."""
+        if self._weightless is not None:
+            return self._weightless.made
+        given = self._pick(args)
+        held = self._sets.get(identities(given))
+        if held is None or not held.weights.unchanged(given):
+            with self._lock:
+                held = self._renewed(given)
+        return held.made
+
+    def _drop_all(self, made: T) -> None:
+        """Make everything anew at the next calls, unless ``made`` was dropped already."""
+        held = [*self._sets.values(), self._unbound, self._weightless]
+        if any(each is not None and each.made is made for each in held):
+            self._sets.clear()
+            self._unbound = self._weightless = None
+
+    def _renewed(self, given: tuple[torch.Tensor, ...]) -> Held[T]:
+        """One with the weights as they are now. The model is not exported again."""
+        key = identities(given)
+        held = self._sets.get(key)
+        if held is None:
+            return self._met(key, given)
+        changed = held.weights.changed(given)
+        if changed or held.weights.expired:
+            held.members.changes.update(changed)
+            found = held.weights.found
+            held = self._sets[key] = self._bind(given, held.members, found)
+        return held
+
+    def _met(self, key: Hashable, given: tuple[torch.Tensor, ...]) -> Held[T]:
+        """One for a set of weights that has none."""
+        if len(self._sets) >= _SETS:
+            return self._without_weights()
+        members = self._waiting.get(key)
+        if members is None:
+            found = find_witnesses({i: given[i] for i in self._witnessed})
+            witnesses = {i: each for i, each in found.items() if each is not None}
+            members = self._waiting[key] = self._members(given, witnesses)
+        members.calls += 1
+        if self._died >= _RESTLESS and members.calls < _PROOF:
+            return self._without_weights()
+        held = self._sets[key] = self._bind(given, members)
+        self._waiting.pop(key, None)
+        return held
+
+    def _members(
+        self, given: tuple[torch.Tensor, ...], witnesses: Mapping[int, torch.Tensor]
+    ) -> WeightSet:
+        """The weights as a set that the engine forgets when one of them dies.
+
+        That may happen at any moment, in any thread and while the lock is held: it takes none.
+        """
+        key, this = identities(given), weakref.ref(self)
+
+        def forget(_: object) -> None:
+            engine = this()
+            if engine is not None:
+                engine._waiting.pop(key, None)
+                engine._died += engine._sets.pop(key, None) is not None
+
+        return WeightSet(given, witnesses, forget)
+
+    def _without_weights(self) -> Held[T]:
+        """The one that takes all weights as inputs."""
+        if self._unbound is None:
+            self._unbound = self._bind((), self._members((), {}))
+        return self._unbound
+
+    def _bind(
+        self, given: tuple[torch.Tensor, ...], members: WeightSet, found: Found | None = None
+    ) -> Held[T]:
+        witnessed = members.witnesses.keys()
+        weights = watchable(
+            {
+                i: each
+                for i, each in enumerate(given)
+                if members.changes[i] < self._changes_allowed
+                and (i in witnessed or i not in self._witnessed)
+            }
+        )
+        # The state of the weights is read first: a write while their values are taken in is seen.
+        size = len(given)
+        state = BoundWeights(weights, members.witnesses, size, sampled=True, found=found)
+        held = {self._positions[i]: each for i, each in weights.items()} | self._constants
+        return Held(self._make(held), members, state)

@@ -1,0 +1,94 @@
+"""Which weights an engine may take in: those whose change composer could see.
+
+An engine that took a weight in is told of a change by the weight's ``data_ptr`` and ``_version``
+(:mod:`~composer.lowering.weights.by_address`). A tensor that is part of a larger one is a
+difficulty: each has
+a version of its own, unless the one was made as a view of the other::
+
+    vector = parameters_to_vector(model.parameters())        version 0
+    |   weight, version 0    | bias, version 0 |             vector_to_parameters(vector, ...)
+    vector.mul_(2)        changes the weight; its version stays 0
+
+Only if the program still has the larger tensor can it write to it. Weights are often parts of a
+tensor that nobody has any more: transformers cuts up what it loads, and torch's windows are parts
+of what it computed. To leave all parts out would cost such models their frozen weights. torch does
+not tell which tensors lie over a memory, so Python's list of objects is searched for them, once a
+graph, and only where a weight is a part of a larger memory. Invariants:
+
+- A weight is left out if a larger plain tensor that Python knows lies over all of it.
+- All parts are left out if the list does not have the weights themselves, as after ``gc.freeze()``.
+- A larger tensor that only native code holds is not found.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from composer import _torch
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+
+def watchable(values: Mapping[int, Any]) -> dict[int, torch.Tensor]:
+    """The tensors among some values whose change could be seen, and whose memory could be shared.
+
+    Left out are inference tensors, which have no version; subclasses and sparse tensors, which have
+    no single address; memory that other processes write to, of the CPU (of a GPU's torch cannot
+    tell); and parts of a larger tensor that the program has.
+
+    Args:
+        values: By their index among the inputs of a graph.
+    """
+    fit = {i: each for i, each in values.items() if _can_bind(each)}
+    parts = {i: each for i, each in fit.items() if each.untyped_storage().nbytes() > each.nbytes}
+    unseen = _within_others(parts) if parts else set()
+    return {i: each for i, each in fit.items() if i not in unseen}
+
+
+def _can_bind(value: Any) -> bool:
+    return (
+        isinstance(value, torch.Tensor)
+        and type(value) in _PLAIN
+        and value.layout is torch.strided
+        and not value.is_inference()
+        and value.numel() > 0
+        and not (value.device.type == "cpu" and value.untyped_storage().is_shared())
+    )
+
+
+def _within_others(parts: Mapping[int, torch.Tensor]) -> set[int]:
+    """Those that lie within a larger tensor that the program may still have, and write to."""
+    memories = {_torch.tensors.storage_id(each) for each in parts.values()}
+    tensors = [each for each in gc.get_objects() if type(each) in _PLAIN]
+    known = {id(each) for each in tensors}
+    if any(id(each) not in known for each in parts.values()):
+        return set(parts)
+    strided = [each for each in tensors if each.layout is torch.strided]
+    others = [_Span.of(each) for each in strided if _torch.tensors.storage_id(each) in memories]
+    spans = {i: _Span.of(each) for i, each in parts.items()}
+    return {i for i, span in spans.items() if any(span.is_within(other) for other in others)}
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """Where a dense tensor lies: its storage, and the first byte of that and the one behind."""
+
+    storage: int
+    first: int
+    end: int
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> _Span:
+        first = int(tensor.storage_offset()) * tensor.itemsize
+        return cls(_torch.tensors.storage_id(tensor), first, first + int(tensor.nbytes))
+
+    def is_within(self, other: _Span) -> bool:
+        """Whether the other is larger and lies over all of this one."""
+        is_larger = other.end - other.first > self.end - self.first
+        covers = other.first <= self.first and self.end <= other.end
+        return other.storage == self.storage and is_larger and covers

@@ -1,0 +1,193 @@
+"""A sandbox from the caller's side: what it is given, how long it may take, what it answers.
+
+A sandbox is a child process. It is given bytes, answers with lines of JSON, and is killed when it
+is done, when it goes beyond a limit, and when its caller dies.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from composer.errors import SandboxRefusal, refuse
+from composer.records import Reason, Status
+from composer.system.subprocesses.servers import Server, servers
+from composer.system.subprocesses.serving import kill
+
+START_SECONDS = 120.0
+END_SECONDS = 5.0
+"""How long a server may take to tell that its killed sandbox has ended."""
+
+_STEP_SECONDS = 0.02
+_MIB = 1 << 20
+_FROM_OUTSIDE = (signal.SIGTERM, signal.SIGINT)
+"""Signals by which people and schedulers end a process; no engine ends itself so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a build may take: seconds, MiB in a sandbox, and whether it is built in one first."""
+
+    isolate: bool = False
+    timeout: float | None = None
+    memory: int | None = None
+
+
+NONE = Limits()
+"""A build that takes what it takes, in this process."""
+
+
+def ask(
+    work: str,
+    payload: bytes,
+    limits: Limits,
+    began: Callable[[float], object] = lambda seconds: None,
+) -> dict[str, Any]:
+    """Have a sandbox do some work.
+
+    Args:
+        work: ``module:function``. It is given the payload and a function to call when it is ready
+            to begin, from when on the limit of time counts, and returns what JSON can hold.
+        payload: Any bytes.
+        limits: Of the work; the start of the sandbox is not counted.
+        began: Told how many seconds that start took.
+
+    Raises:
+        Refusal: ``crashed``, ``timed_out``, ``failed`` with ``out_of_memory``; ``declined`` with
+            ``not_isolatable`` where there is no way to start a sandbox.
+    """
+    if os.name != "posix" or not sys.executable or getattr(sys, "frozen", False):
+        what = "there is no way to start, and to end, an interpreter here"
+        refuse(Status.DECLINED, Reason.NOT_ISOLATABLE, what)
+    server = servers.take(work)
+    sandbox = _Sandbox(server)
+    try:
+        server.begin(work, payload)
+        return sandbox.answer(limits, began)
+    finally:
+        sandbox.end()
+
+
+class _Sandbox:
+    """What this process knows of a sandbox.
+
+    Its number is that of the server where the server could not fork.
+    """
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._pid: int | None = None
+        self._code: int | None = None
+        self._is_servers_end = False
+
+    def answer(self, limits: Limits, began: Callable[[float], object]) -> dict[str, Any]:
+        """What the work returned.
+
+        Raises:
+            Refusal: the sandbox ended without an answer, or went beyond a limit.
+        """
+        since, seconds = time.perf_counter(), START_SECONDS
+        has_imported = has_begun = False
+        while True:
+            for kind, *values in self._listen():
+                if kind == "answer":
+                    return dict(values[0])
+                if kind == "here":
+                    has_imported = True
+                if kind == "ready":
+                    began(time.perf_counter() - since)
+                    since, has_begun = time.perf_counter(), True
+                    seconds = math.inf if limits.timeout is None else limits.timeout
+            if self._code is not None:
+                self._refuse_crashed(self._code, has_imported=has_imported)
+            if limits.memory is not None:
+                self._check_memory(limits.memory)
+            if time.perf_counter() - since > seconds:
+                self._refuse_late(seconds, has_begun=has_begun)
+
+    def end(self) -> None:
+        """Kill the sandbox and what it started; keep the server if it says that it has ended."""
+        self._kill()
+        if self._code is None or self._is_servers_end:
+            self._server.end()
+        else:
+            servers.keep(self._server)
+
+    def _kill(self) -> None:
+        if self._pid is None or (self._code is not None and not self._is_servers_end):
+            return
+        kill(self._pid)
+        deadline = time.monotonic() + END_SECONDS
+        while self._code is None and time.monotonic() < deadline:
+            self._listen()
+
+    def _listen(self) -> list[list[Any]]:
+        """The messages that came within a moment; the end of the sandbox is noted here."""
+        code = self._server.exit_code()  # asked first: it may have said something before its end
+        messages = self._server.exchange(_STEP_SECONDS)
+        for kind, *values in messages:
+            if kind == "pid":
+                self._pid = values[0]
+            if kind == "ended":
+                self._code = values[0]
+        if self._code is None and code is not None:
+            self._code, self._is_servers_end = code, True
+        return messages
+
+    def _check_memory(self, limit: int) -> None:
+        taken = _resident_bytes(self._pid)
+        if taken <= limit * _MIB:
+            return
+        what = f"took {taken // _MIB} MiB in a child process, and memory_limit is {limit} MiB"
+        self._refuse(Status.FAILED, Reason.OUT_OF_MEMORY, what)
+
+    def _refuse_crashed(self, code: int, *, has_imported: bool) -> NoReturn:
+        what = _how_it_ended(code)
+        if not has_imported:
+            what = f"{what} before it had imported composer"
+        is_orphaned = self._is_servers_end and self._pid != self._server.pid
+        by_others = not has_imported or is_orphaned or -code in _FROM_OUTSIDE
+        self._refuse(Status.CRASHED, Reason.CRASHED, what, by_others=by_others)
+
+    def _refuse_late(self, seconds: float, *, has_begun: bool) -> NoReturn:
+        what = f"stopped after {seconds:g} s in a child process"
+        if not has_begun:
+            what = f"{what}, which had not started its work by then"
+        self._refuse(Status.TIMED_OUT, Reason.TIMEOUT, what, by_others=not has_begun)
+
+    def _refuse(
+        self, status: Status, reason: Reason, what: str, *, by_others: bool = False
+    ) -> NoReturn:
+        self._kill()
+        output = self._server.printed.decode(errors="replace").strip()
+        raise SandboxRefusal(status, reason, what, output=output, by_others=by_others)
+
+
+def _how_it_ended(code: int) -> str:
+    if code >= 0:
+        return f"a child process exited with status {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    return f"a child process was killed by {name}"
+
+
+def _resident_bytes(pid: int | None) -> int:
+    """Physical memory of a process: by /proc on Linux, 0 elsewhere and where there is none yet.
+
+    A limit on address space (``RLIMIT_AS``) would not do: torch and CUDA reserve far more than
+    they use.
+    """
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    except (OSError, IndexError):
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")

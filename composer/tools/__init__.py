@@ -1,0 +1,1 @@
+"""What people run: explain a program, benchmark a model, tune many models ahead."""

@@ -1,0 +1,383 @@
+"""How fast each engine, and composer's own choice, runs a whole model: measured side by side.
+
+Each candidate compiles the model by itself, as ``verify = "compile"`` has it, and so does composer
+with the whole chain and ``select = "fastest"``. Calls of the model, eager's among them, are then
+timed as :mod:`composer.chain.select` times engines: in turns, until it is clear who is ahead.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import threading
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from composer import config
+from composer.backends import BACKENDS, is_here
+from composer.chain import select
+from composer.chain.candidates import contenders_of
+from composer.errors import (
+    MISTAKES,
+    FallbackWarning,
+    OptionError,
+    RankingError,
+    error_line,
+    unwrapped,
+)
+from composer.graphs import clones
+from composer.graphs.comparison import devices
+from composer.policy import Candidate, read_policy
+from composer.records import CompileReport, GraphRequest, Reason, Status, spelled
+from composer.system import control_flow
+from composer.system.memory import free_memory
+from composer.tools.bench.subject import Subject
+from composer.tools.explain import collecting, compiled_beside
+
+EAGER = "eager"
+COMPOSER = "composer, fastest"
+
+ENOUGH_ROUNDS = 7
+"""With fewer rounds no spread is given, and no engine is chosen for good."""
+
+UNDER_LOAD = "Other programs were using the cores: measure again when the machine is idle."
+
+TOO_FEW_ROUNDS = (
+    f"There was no time for {ENOUGH_ROUNDS} rounds of each, so it is not clear which is the "
+    "fastest. Give more --seconds."
+)
+
+ModelCall = Callable[..., tuple[Any, ...]]
+
+_WRONG = {
+    *(Reason.OUTPUT_MISMATCH, Reason.MUTATED_INPUTS),
+    *(Reason.NON_FINITE, Reason.NUMERIC_MISMATCH),
+}
+"""Reasons to refuse an engine for what it computed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """How many times as fast one is as another, over the rounds that both took part in.
+
+    Attributes:
+        median: The median of the ratios of the single rounds.
+        p25: Their lower quartile.
+        p75: Their upper quartile.
+        rounds: How many rounds there were.
+    """
+
+    median: float
+    p25: float
+    p75: float
+    rounds: int
+
+    def __str__(self) -> str:
+        """``"1.14 (0.92-1.20)"``; ``"about 1.1"`` where there were too few rounds for a spread."""
+        if self.rounds < ENOUGH_ROUNDS:
+            return f"about {self.median:.2g}"
+        return f"{self.median:.2f} ({self.p25:.2f}-{self.p75:.2f})"
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What became of one way to run the model.
+
+    Attributes:
+        label: The candidate as a table names it; ``eager`` and ``composer, fastest`` are none.
+        candidate: As a chain holds it.
+        graphs: How many graphs Dynamo made of the model.
+        served: How many of them each engine serves; ``eager`` those that none does.
+        seconds: What the first call took, compiling included.
+        error: The largest relative error against eager, of the graphs that were compared.
+        refusals: Why it does not serve the others, a sentence each.
+        wrong: Whether a graph was refused for what it computed.
+        turns: Seconds a call, one for each round that it took part in.
+        models: The names by which policies match those graphs.
+    """
+
+    label: str
+    candidate: Candidate | None = None
+    graphs: int = 0
+    served: Mapping[str, int] = field(default_factory=dict)
+    seconds: float | None = None
+    error: float | None = None
+    refusals: tuple[str, ...] = ()
+    wrong: bool = False
+    turns: tuple[float, ...] = ()
+    models: tuple[str, ...] = ()
+
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """Those that serve a graph."""
+        return tuple(name for name in self.served if name != EAGER)
+
+    @property
+    def latency(self) -> float | None:
+        """Seconds of a call, the median of its rounds; ``None`` where it was not measured."""
+        return statistics.median(self.turns) if self.turns else None
+
+    def over(self, other: Standing) -> Ratio | None:
+        """How many times as fast as another; ``None`` where either was not measured."""
+        mine, theirs = self._beside(other)
+        if not mine.turns:
+            return None
+        ratios = [b / a for a, b in zip(mine.turns, theirs.turns, strict=True)]
+        if len(ratios) == 1:
+            return Ratio(ratios[0], ratios[0], ratios[0], rounds=1)
+        low, median, high = statistics.quantiles(ratios, n=4, method="inclusive")
+        return Ratio(median, low, high, len(ratios))
+
+    def is_surely_ahead_of(self, other: Standing, margin: float) -> bool:
+        """Whether it is faster by more than ``margin``, and chance can be ruled out."""
+        mine, theirs = self._beside(other)
+        return select.surely_ahead(mine.turns, theirs.turns, margin)
+
+    def _beside(self, other: Standing) -> tuple[Standing, Standing]:
+        """Both with the rounds that both were in."""
+        rounds = min(len(self.turns), len(other.turns))
+        mine, theirs = (dataclasses.replace(e, turns=e.turns[:rounds]) for e in (self, other))
+        return mine, theirs
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON; ``None`` for what is not known."""
+        return {
+            "label": self.label,
+            "graphs": self.graphs,
+            "served": dict(self.served),
+            "first_call_seconds": self.seconds,
+            "max_relative_error": self.error,
+            "refusals": list(self.refusals),
+            "wrong": self.wrong,
+            "ms": None if self.latency is None else self.latency * 1e3,
+            "rounds": len(self.turns),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """What was found for one model: eager first, then the candidates as given, then composer.
+
+    ``under_load`` says that other programs kept taking the cores while it was measured.
+    """
+
+    model: str
+    device: str
+    training: bool
+    standings: tuple[Standing, ...]
+    under_load: bool = False
+
+    @property
+    def eager(self) -> Standing:
+        """The model as it is."""
+        return self.standings[0]
+
+    @property
+    def doubt(self) -> str:
+        """Why these figures decide nothing: a sentence, empty where they can be relied on."""
+        if self.under_load:
+            return UNDER_LOAD
+        rounds = min((len(each.turns) for each in self.standings if each.turns), default=0)
+        return "" if rounds >= ENOUGH_ROUNDS else TOO_FEW_ROUNDS
+
+    @property
+    def composer(self) -> Standing:
+        """The whole chain, with ``select = "fastest"``."""
+        return self.standings[-1]
+
+    @property
+    def candidates(self) -> tuple[Standing, ...]:
+        """Each candidate by itself."""
+        return self.standings[1:-1]
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """What policies match its graphs by: the model's name, unless it is called in other ways.
+
+        A graph is named for the frame that it is of. That can be a module within the model, where
+        Dynamo gave up on the model's own, or the function behind a ``functools.partial``.
+        """
+        found = dict.fromkeys(name for each in self.standings for name in each.models)
+        return tuple(found) or (self.model,)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON, with each one's ratio to eager."""
+        names = ("median", "p25", "p75", "rounds")
+        rows = []
+        for each in self.standings:
+            found = each.over(self.eager)
+            ratio = {name: getattr(found, name) for name in names} if found else None
+            rows.append(each.to_dict() | {"eager_over_this": ratio})
+        names = ("model", "device", "training", "under_load")
+        return {name: getattr(self, name) for name in names} | {"standings": rows}
+
+
+def rank(
+    subject: Subject,
+    chain: Sequence[Any] = (),
+    *,
+    training: bool = False,
+    seconds: float = 10.0,
+) -> Ranking:
+    """Compile a model by each candidate and by composer, and time all against eager.
+
+    The policy in force holds for whatever is not said here. Inputs, buffers, gradients and the
+    random state are left as they were.
+
+    Args:
+        subject: The model and the arguments of a call.
+        chain: Candidates as a policy's chain has them; by default all engines that are here.
+        training: Time forward and backward, with gradients; otherwise calls without gradients.
+        seconds: What timing may take; builds are not counted.
+
+    Raises:
+        OptionError: a candidate has an option that its engine does not know, there is none beside
+            eager, or the policy in force is malformed.
+        UnknownNameError: a candidate's name, or one in the policy, is nearly a known one.
+        RankingError: the model writes to its inputs, or there was no time for two calls of each.
+        Exception: whatever the model itself raises.
+    """
+    with torch.set_grad_enabled(training):
+        request = subject.request()
+        wanted = _chain(chain, request)
+        with torch.random.fork_rng(devices=devices(request.example_inputs)):
+            _refuse_writes(subject, request)
+            alone = [(c, {"chain": [c]}) for c in wanted]
+            found = [
+                _compiled(subject, request, spelled(c.name, c.options), c, each)
+                for c, each in alone
+            ]
+            whole = {"chain": wanted}
+            found.append(_compiled(subject, request, COMPOSER, None, whole))
+            eager = (Standing(EAGER), subject.flat(subject.model))
+            standings, under_load = _timed([eager, *found], request, seconds)
+    return Ranking(subject.name, request.device, request.training, standings, under_load)
+
+
+def engines_here(request: GraphRequest) -> list[Candidate]:
+    """The engines that would take such a graph on this machine; Inductor freezing as well."""
+    found = []
+    for name in BACKENDS.names():
+        if name == EAGER or not is_here(name, request):
+            continue
+        found.append(Candidate(backend=name))
+        if name == "inductor" and not request.training:
+            found.append(Candidate(backend=name, options={"freezing": True}))
+    return found
+
+
+def _chain(given: Sequence[Any], request: GraphRequest) -> list[Candidate]:
+    if not given:
+        return engines_here(request)
+    policy = read_policy({"chain": list(given)})
+    contenders_of(policy)  # mistakes in it, before anything is compiled
+    engines = [each for each in policy.chain if each.name != EAGER]
+    if not engines:
+        raise OptionError("the chain names no engine beside eager: there is nothing to compare")
+    return engines
+
+
+def _refuse_writes(subject: Subject, request: GraphRequest) -> None:
+    """Run the model once. One that writes to its inputs would be timed on ever other numbers."""
+    tensors = [each for each in request.example_inputs if isinstance(each, torch.Tensor)]
+    before = [each._version for each in tensors if not each.is_inference()]
+    buffers = clones.Buffers(request)
+    try:
+        subject.call()
+    finally:
+        buffers.restore()
+    if before != [each._version for each in tensors if not each.is_inference()]:
+        raise RankingError(f"{subject.name} writes to its inputs, so its calls are not alike")
+
+
+def _compiled(
+    subject: Subject,
+    request: GraphRequest,
+    label: str,
+    candidate: Candidate | None,
+    options: Mapping[str, Any],
+) -> tuple[Standing, ModelCall | None]:
+    """Compile the model and call it once; nothing to run where no graph has an engine."""
+    now: dict[str, Any] = {"verify": "compile", "locked": False}
+    now["select"] = {"by": "first" if candidate else "fastest", "background": False}
+    if candidate is not None:
+        now["on_runtime_error"] = "raise"  # else eager would be timed in its place
+    compiled = compiled_beside(subject.model, options={**options, **now})
+    buffers = clones.Buffers(request)
+    error = ""
+    started = time.perf_counter()
+    own = config.using({"cache": {"verdicts": 0}})  # a shared store has those of other runs
+    with own, collecting(threading.get_ident()) as collected, warnings.catch_warnings():
+        warnings.simplefilter("ignore", FallbackWarning)  # the standing says as much
+        try:
+            subject.call(compiled)
+        except BaseException as raised:  # noqa: BLE001  # recorded: this way to run the model failed
+            control_flow.pass_on(raised)
+            if isinstance(mistake := unwrapped(raised), MISTAKES):
+                raise mistake from None
+            error = error_line(raised)
+        finally:
+            buffers.restore()
+    seconds = time.perf_counter() - started
+    free_memory()
+    standing = _standing(label, candidate, collected.explanation.graphs)
+    if error:
+        return dataclasses.replace(standing, refusals=(*standing.refusals, error)), None
+    standing = dataclasses.replace(standing, seconds=seconds)
+    is_run = bool(standing.engines) or candidate is None
+    return standing, subject.flat(compiled) if is_run else None
+
+
+def _standing(label: str, candidate: Candidate | None, graphs: Sequence[CompileReport]) -> Standing:
+    attempts = [attempt for graph in graphs for attempt in graph.attempts]
+    refused = [
+        a for a in attempts if not (a.accepted or a.on_trial or a.status is Status.NOT_CHOSEN)
+    ]
+    checks = [a.engine["verified"] for a in attempts if a.accepted and "verified" in a.engine]
+    errors = [check["max_relative_error"] for check in checks if "max_relative_error" in check]
+    return Standing(
+        label,
+        candidate,
+        graphs=len(graphs),
+        served=Counter(graph.chosen for graph in graphs if graph.chosen),
+        error=max(errors, default=None),
+        refusals=tuple(dict.fromkeys(attempt.sentence() for attempt in refused)),
+        wrong=any(attempt.reason in _WRONG for attempt in refused),
+        models=tuple(dict.fromkeys(graph.model for graph in graphs)),
+    )
+
+
+def _timed(
+    found: Sequence[tuple[Standing, ModelCall | None]], request: GraphRequest, seconds: float
+) -> tuple[tuple[Standing, ...], bool]:
+    """The standings with their turns, and whether there was a load.
+
+    Composer's is first in line, so that a tie leaves it in.
+    """
+    places = [i for i, (_, run) in enumerate(found) if run is not None]
+    order = sorted(places, reverse=True)  # eager, the first, is the floor: it stands last
+    participants = [
+        select.Participant(found[i][0].label, run) for i in order if (run := found[i][1])
+    ]
+    result = select.measure(
+        participants, request, select.Budget(seconds, least_rounds=ENOUGH_ROUNDS)
+    )
+    if result.winner is None:
+        raise RankingError(f"nothing could be timed: {result.why}")
+    standings = [standing for standing, _ in found]
+    for at, place in enumerate(order):
+        if at in result.timings:
+            turns = result.timings[at].samples
+            standings[place] = dataclasses.replace(standings[place], turns=turns)
+        else:
+            raised = result.errors[at]
+            why = f"raised when it was timed: {error_line(raised)}"
+            refusals = (*standings[place].refusals, why)
+            standings[place] = dataclasses.replace(standings[place], refusals=refusals)
+    return tuple(standings), result.under_load

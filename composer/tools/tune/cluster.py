@@ -1,0 +1,131 @@
+"""The jobs of a plan on a Ray cluster: each of them once on every type of machine.
+
+A verdict is good for machines that are alike, so the nodes are asked what they are, and each job
+is done by one node of each kind. A node does one job at a time, with all its processors and cards
+reserved: what runs beside it would be measured as well.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from composer.errors import OptionError
+from composer.system import distribution
+from composer.system.subprocesses import Limits
+from composer.tools.tune.plan import Job
+from composer.tools.tune.work import perform, this_machine
+
+
+@dataclass
+class _Kind:
+    """The nodes that are alike, and the jobs that none of them has begun."""
+
+    nodes: list[Any] = field(default_factory=list)
+    jobs: deque[Job] = field(default_factory=deque)
+
+
+class Node:
+    """Does jobs on the machine it runs on; made by Ray there."""
+
+    def describe(self) -> str:
+        """What the machine is."""
+        return this_machine()
+
+    def perform(self, job: Job, limits: Limits, environment: Mapping[str, str]) -> dict[str, Any]:
+        """Do one job, with as many threads as torch takes where nobody reserves processors."""
+        os.environ.pop("OMP_NUM_THREADS", None)
+        os.environ.update(environment)
+        return perform(job, limits)
+
+
+def on_ray(
+    jobs: Sequence[Job],
+    limits: Limits,
+    address: str,
+    environment: Mapping[str, str],
+    working_dir: str | None = None,
+) -> Iterator[dict[str, Any]]:
+    """Results as they come: what :func:`~composer.tools.tune.work.perform` says, and ``machine``.
+
+    Args:
+        jobs: For every kind of machine.
+        limits: Of each job.
+        address: Of the cluster; ``"auto"`` finds the one of this machine, ``"local"`` starts one.
+        environment: Variables for the jobs, the store of verdicts among them.
+        working_dir: A folder that the nodes are given a copy of, and import from.
+
+    Raises:
+        OptionError: Ray is not installed, or there is no such cluster.
+    """
+    try:
+        import ray
+    except ImportError as error:
+        raise OptionError(f"{error}; {distribution.install('ray')}") from error
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # of the cluster that "local" starts
+    shared = {"working_dir": working_dir} if working_dir else {}
+    try:
+        ray.init(
+            address=address, runtime_env=shared, log_to_driver=False, logging_level=logging.ERROR
+        )
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise OptionError(f"no Ray cluster at {address!r}: {error}") from error
+    try:
+        kinds = _kinds(ray, jobs)
+        yield from _results(ray, kinds, limits, environment)
+    finally:
+        ray.shutdown()
+
+
+def _kinds(ray: Any, jobs: Sequence[Job]) -> dict[str, _Kind]:
+    """A pinned actor on every node that is alive, by what its machine is."""
+    pinned = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+    nodes = []
+    for each in ray.nodes():
+        if each["Alive"]:
+            cpus, cards = (each["Resources"].get(kind, 0) for kind in ("CPU", "GPU"))
+            here = pinned(each["NodeID"], soft=False)
+            asked = {"num_cpus": cpus, "num_gpus": cards, "scheduling_strategy": here}
+            nodes.append(ray.remote(Node).options(**asked).remote())
+    kinds: dict[str, _Kind] = {}
+    for node, name in zip(nodes, ray.get([each.describe.remote() for each in nodes]), strict=True):
+        kinds.setdefault(name, _Kind(jobs=deque(jobs))).nodes.append(node)
+    return kinds
+
+
+def _results(
+    ray: Any, kinds: Mapping[str, _Kind], limits: Limits, environment: Mapping[str, str]
+) -> Iterator[dict[str, Any]]:
+    """A node that is done with a job is given the next; one that is lost leaves them to others."""
+    under_way: dict[Any, tuple[str, Any, Job]] = {}
+
+    def give(name: str, node: Any) -> None:
+        if kinds[name].jobs:
+            job = kinds[name].jobs.popleft()
+            reference = node.perform.remote(job, limits, environment)
+            under_way[reference] = name, node, job
+
+    for name, kind in kinds.items():
+        for node in kind.nodes:
+            give(name, node)
+    while under_way:
+        (done,), _ = ray.wait(list(under_way))
+        name, node, job = under_way.pop(done)
+        try:
+            result = ray.get(done)
+        except ray.exceptions.RayError as error:
+            lost = f"the node was lost: {type(error).__name__}"
+            result = {"job": str(job.workload), "graphs": [], "error": lost, "seconds": 0.0}
+            kinds[name].nodes.remove(node)
+        else:
+            give(name, node)
+        yield {**result, "machine": name}
+    for name, kind in kinds.items():
+        for job in kind.jobs:
+            what = "no node of this kind is left"
+            left = {"job": str(job.workload), "graphs": [], "error": what, "seconds": 0.0}
+            yield {**left, "machine": name}

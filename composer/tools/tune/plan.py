@@ -1,0 +1,138 @@
+"""What to tune: models, the shapes of each, and what of the policy differs for them."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from composer.backends import refuse_slip
+from composer.errors import OptionError, UnknownNameError
+from composer.policy import FormatVersion, read_policy
+from composer.tools.bench.workload import Workload
+from composer.wording import in_words
+
+
+class Job(BaseModel):
+    """One model with one set of arguments, to be compiled and called once.
+
+    Attributes:
+        target: ``module:factory``, see :class:`~composer.tools.bench.workload.Workload`.
+        arguments: What the factory is called with.
+        training: Whether gradients are on for the call.
+        dynamic: ``torch.compile``'s.
+        options: Fields of :class:`~composer.Policy`, over those of the policy in force.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    target: str
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    training: bool = False
+    dynamic: bool | None = None
+    options: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def workload(self) -> Workload:
+        """The model and its arguments."""
+        return Workload(self.target, self.arguments)
+
+
+class PlannedModel(BaseModel):
+    """A model of a plan: a job for each of its ``shapes``, the factory's keyword arguments."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    target: str
+    shapes: tuple[dict[str, Any], ...] = ({},)
+    training: bool = False
+    dynamic: bool | None = None
+    options: dict[str, Any] = Field(default_factory=dict)
+
+    @field_validator("target")
+    @classmethod
+    def _of_two_parts(cls, target: str) -> str:
+        place, _, name = target.rpartition(":")
+        if not place or not name:
+            raise ValueError("a target is module:factory, such as my_models:encoder")
+        return target
+
+    @field_validator("shapes")
+    @classmethod
+    def _at_least_one(cls, shapes: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
+        if not shapes:
+            raise ValueError("without a shape there is nothing to tune; leave the key out for {}")
+        return shapes
+
+    @field_validator("options")
+    @classmethod
+    def _of_a_policy(cls, options: dict[str, Any]) -> dict[str, Any]:
+        try:
+            policy = read_policy(options)
+            for each in policy.chain:
+                refuse_slip(each.name)
+        except (OptionError, UnknownNameError) as mistake:
+            raise ValueError(str(mistake)) from None
+        if policy.locked or ("select" in options and policy.select.by == "first"):
+            raise ValueError("a plan measures: leave out select = 'first' and locked = true")
+        return options
+
+    def jobs(self) -> Iterator[Job]:
+        """One for each shape."""
+        rest: dict[str, Any] = self.model_dump(exclude={"target", "shapes"})
+        for shape in self.shapes:
+            yield Job(target=self.target, arguments=shape, **rest)
+
+
+class Plan(BaseModel):
+    """A TOML file of models; ``version`` is that of the format."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    version: FormatVersion = 1
+    models: tuple[PlannedModel, ...]
+
+    @field_validator("models")
+    @classmethod
+    def _at_least_one(cls, models: tuple[PlannedModel, ...]) -> tuple[PlannedModel, ...]:
+        if not models:
+            raise ValueError("without a model there is nothing to tune")
+        return models
+
+
+def read_jobs(sources: list[str]) -> list[Job]:
+    """The jobs of plans and of single factories, in the order given.
+
+    Args:
+        sources: Paths of TOML files, and ``module:factory``.
+
+    Raises:
+        OptionError: naming every key and value of a plan that is wrong.
+    """
+    return [job for source in sources for job in _jobs_of(source)]
+
+
+def _jobs_of(source: str) -> Iterator[Job]:
+    if not source.endswith(".toml"):
+        if ":" not in source:
+            what = "neither a plan (a .toml file) nor module:factory"
+            raise OptionError(f"{source!r} is {what}")
+        yield Job(target=source)
+        return
+    for entry in _plan(Path(source)).models:
+        yield from entry.jobs()
+
+
+def _plan(path: Path) -> Plan:
+    try:
+        table: Mapping[str, Any] = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise OptionError(f"plan {str(path)!r} cannot be read: {error}") from error
+    try:
+        return Plan.model_validate(table)
+    except ValidationError as error:
+        mistakes = (in_words(each, Plan) for each in error.errors())
+        raise OptionError("; ".join(f"{path}: {each}" for each in mistakes)) from None

@@ -1,0 +1,708 @@
+"""``composer lock``, its ``--check``, and ``locked``: the same engine for the same graph."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+import torch
+from click.testing import Result
+from common import compiled, last
+from forked import Interpreter
+from rewrites import CosineToSine, Scale
+from torch._dynamo.exc import BackendCompilerFailed
+from typer.testing import CliRunner
+
+import composer
+from composer.chain.lock import file
+from composer.chain.lock.describe import readable
+from composer.chain.lock.witness import watching
+from composer.cli import app
+from composer.errors import LockError
+from composer.graphs import capture, keys
+from composer.testing import FakeBackend
+
+pytestmark = pytest.mark.filterwarnings("ignore::composer.errors.FallbackWarning")
+
+LOCK = Path("composer.lock")
+
+
+@pytest.fixture(autouse=True)
+def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An empty folder, no switch of the machine's, and what a script leaves behind undone."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("CONFIG", "CHAIN", "STRICT", "DISABLE"):
+        monkeypatch.delenv(f"COMPOSER_{name}", raising=False)
+    for name in ("argv", "excepthook"):
+        monkeypatch.setattr(sys, name, getattr(sys, name))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+    yield
+    composer.configure(None)
+
+
+def program(*lines: str, **options: Any) -> None:
+    """Write ``script.py``: ``f`` is a cosine, compiled with these options."""
+    head = f"""
+import torch
+from composer.testing import FakeBackend
+
+def f(x):
+    return torch.cos(x) + 1
+
+compiled = torch.compile(f, backend="composer", options={options or None})
+"""
+    Path("script.py").write_text(head + "\n".join(lines or ["compiled(torch.ones(4))"]) + "\n")
+
+
+def run(*args: Any) -> Result:
+    """A command, with a Dynamo that has compiled nothing."""
+    torch.compiler.reset()
+    composer.reset()
+    return CliRunner().invoke(app, [str(each) for each in args])
+
+
+def lock(*args: Any) -> dict[str, Any]:
+    done = run("lock", *args, "script.py")
+    assert done.exit_code == 0, done.output
+    return tomllib.loads(LOCK.read_text())
+
+
+def differences(*args: Any) -> list[str]:
+    """What ``composer lock --check`` says, and that its exit code goes with it."""
+    done = run("lock", "--check", *args, "script.py")
+    first, *told = done.stdout.splitlines()
+    assert done.exit_code == (1 if told else 0), done.output
+    assert first.startswith(str(LOCK.absolute()))
+    return [each.strip() for each in told]
+
+
+def edit(change: Callable[[dict[str, Any]], None]) -> None:
+    """Change the lock file, as a text editor would."""
+    table = tomllib.loads(LOCK.read_text())
+    change(table)
+    LOCK.write_text(f"# composer lock\n{tomli_w.dumps(table)}")
+
+
+def test_lock_says_what_serves_each_graph_and_what_the_graph_is() -> None:
+    """By model and position; with versions, passes, what the policy decides, and the parts."""
+    composer.passes.register(Scale)
+    chain = [{"backend": "aot_eager", "when": {"training": False}}, "eager"]
+    program(chain=chain, passes=[{"pass": "scale", "factor": 3.0}])
+    done = run("lock", "script.py")
+    assert done.stdout == f"{LOCK.absolute()}: 1 graph, served by: aot_eager 1\n"
+    assert LOCK.read_text().startswith("# Written by `composer lock script.py`")
+    table = tomllib.loads(LOCK.read_text())
+    assert table["versions"]["torch"] == torch.__version__
+    (graph,) = table["graphs"]
+    assert (graph["model"], graph["position"], graph["engine"]) == ("__main__.f", 0, "aot_eager")
+    assert graph["key"] == last().graph_key
+    assert (graph["nodes"], graph["inputs"]) == (2, ["l_x_: float32[4] on cpu"])
+    (scale,) = graph["passes"]
+    assert (scale["name"], scale["parameters"]) == ("scale", {"factor": 3.0})
+    assert len(scale["fingerprint"]) == 16
+    assert graph["policy"] == {"chain": chain}
+    parts = ("surroundings", "inputs", "weights", "operations", "mode", "policy", "passes")
+    assert tuple(graph["parts"]) == parts
+
+
+def test_lock_is_the_same_bytes_in_another_process(interpreter: Interpreter) -> None:
+    """Nothing of a process, a clock or a folder is in it."""
+    program(passes=["fold_constants"], chain=[{"backend": "tensorrt", "when": {"dtype": "no"}}])
+    lock()
+    before = LOCK.read_bytes()
+    LOCK.unlink()
+    done = interpreter.run(["-m", "composer", "lock", "script.py"])
+    assert done.returncode == 0, done.stderr
+    assert LOCK.read_bytes() == before
+    assert differences() == []
+
+
+def test_assert_names_the_engine_that_went_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who serves the graph instead, and why not the one that did."""
+    program("with torch.no_grad(): compiled(torch.ones(4))", chain=["onnxrt", "aot_eager"])
+    table = lock()
+    assert table["graphs"][0]["engine"] == "onnxrt"
+    assert table["versions"]["onnxruntime"]
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "onnxscript" else find(name)
+    )
+    monkeypatch.delitem(sys.modules, "onnxscript", raising=False)
+    (told,) = differences()
+    assert told.startswith(
+        "graph 0 of __main__.f: served by aot_eager; the lock says onnxrt: "
+        "onnxrt was unavailable (not_installed): onnxscript not installed"
+    )
+
+
+def test_assert_names_a_changed_pass_parameter() -> None:
+    """Before and after; also a pass that came, and one whose source is another."""
+    composer.passes.register(CosineToSine)
+    composer.passes.register(Scale)
+    policy = Path("composer.toml")
+    told = "[defaults]\nchain = ['aot_eager']\npasses = [{ pass = 'scale', factor = 2.5 }]\n"
+    policy.write_text(told)
+    program()
+    lock()
+    policy.write_text(told.replace("2.5", "3.5"))
+    title = "graph 0 of __main__.f"
+    assert differences() == [f"{title}: passes changed: scale(factor=2.5) -> scale(factor=3.5)"]
+    policy.write_text(told.replace("[{", "['cosine_to_sine', {"))
+    now = "cosine_to_sine, scale(factor=2.5)"
+    assert differences() == [f"{title}: passes changed: scale(factor=2.5) -> {now}"]
+    policy.write_text(told)
+    edit(lambda table: table["graphs"][0]["passes"][0].update(fingerprint="0" * 16))
+    edit(lambda table: table["graphs"][0]["parts"].update(passes="0" * 16))
+    assert differences() == [f"{title}: passes changed: the source of scale"]
+
+
+def test_assert_names_another_torch() -> None:
+    """And any other package that the engines are made of."""
+    program(chain=["aot_eager"])
+    lock()
+    edit(lambda table: table["versions"].update({"torch": "2.12.0", "no-such-package": "1.0"}))
+    assert differences() == [
+        f"torch 2.12.0 in the lock, {torch.__version__} here",
+        "no-such-package 1.0 in the lock, not installed here",
+    ]
+
+
+def test_assert_names_graphs_that_are_new_gone_or_changed() -> None:
+    """One that changed is the one at its place among those of its model."""
+    lines = [
+        "compiled(torch.ones(4))",
+        "g = torch.compile(lambda x: x * 2, backend='composer', options={'chain': ['eager']})",
+        "g(torch.ones(3))",
+    ]
+    program(*lines, chain=["eager"])
+    assert len(lock()["graphs"]) == 2
+    program("compiled(torch.ones(4, 2))", "compiled(torch.ones(4, 2).double())", chain=["eager"])
+    changed, new, gone = differences()
+    what = "l_x_: float32[4] on cpu -> l_x_: float32[4, 2] on cpu"
+    assert changed == f"graph 0 of __main__.f: inputs changed: {what}"
+    assert new == "graph 1 of __main__.f: new; the lock does not hold it"
+    assert gone == (
+        "graph 0 of __main__.<lambda>: gone; the lock holds it, and it was not compiled"
+    )
+
+
+def test_assert_sees_an_engine_that_failed_at_a_call() -> None:
+    """What counts is who serves when the script is over."""
+    call = "for _ in range(3): compiled(torch.ones(4))"
+    engine = "compiled = torch.compile(f, backend='composer', options={'chain': ["
+    program(f"{engine}FakeBackend(name='vendor'), 'eager']}})", call)
+    lock()
+    program(f"{engine}FakeBackend('raises', at=2, name='vendor'), 'eager']}})", call)
+    (told,) = differences()
+    assert "served by eager; the lock says vendor: vendor was failed (raised_at_runtime)" in told
+
+
+def test_lock_has_the_options_of_the_place_that_serves_in_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A name may stand in a chain more than once, and be tried again behind its end."""
+    Path("flaky.py").write_text(
+        "from composer.testing import FakeBackend\n"
+        "made = []\n"
+        "def engine(gm, inputs, *, options):\n"
+        "    made.append(options['n'])\n"
+        "    how = FakeBackend('raises', at=2) if len(made) == 1 else FakeBackend()\n"
+        "    return how(gm, inputs)\n"
+    )
+    monkeypatch.syspath_prepend(Path.cwd())
+    monkeypatch.delitem(sys.modules, "flaky", raising=False)
+    chain = [{"backend": "flaky:engine", "options": {"n": n}} for n in (1, 2)]
+    call = "for _ in range(9): compiled(torch.ones(4))"
+    program(
+        call,
+        "import flaky",
+        "assert flaky.made == [1, 2, 1]",
+        chain=chain,
+        on_runtime_error={"retry_after": 2},
+    )
+    (graph,) = lock()["graphs"]
+    assert (graph["engine"], graph["options"]) == ("flaky:engine", {"n": 1})
+
+
+def test_assert_sees_the_few_compiles_that_another_serves() -> None:
+    """Of a graph that is compiled twice, as for two modules of one class."""
+    twice = ["for chain in CHAINS:", "    torch.compiler.reset()"]
+    twice += ["    torch.compile(f, backend='composer', options={'chain': chain})(torch.ones(4))"]
+    engine = "fake = FakeBackend(name='vendor')"
+    program(engine, "CHAINS = [[fake, 'eager']] * 3", *twice)
+    lock()
+    fails = "CHAINS[1] = [FakeBackend('returns_none', name='vendor'), 'eager']"
+    program(engine, "CHAINS = [[fake, 'eager']] * 3", fails, *twice)
+    (told,) = differences()
+    assert told.endswith("served by eager in 1 of 3 compiles; the lock says vendor")
+    done = run("lock", "script.py")
+    assert "served by eager in 1 of 3 compiles; composer.lock says vendor" in done.stderr
+
+
+def test_assert_speaks_json() -> None:
+    """One line, the last: the file, whether all is the same, each difference with its kind."""
+    program(chain=["aot_eager"])
+    lock()
+    program(chain=["eager"])
+    done = run("lock", "--check", "--json", "script.py")
+    assert done.exit_code == 1
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert (found["file"], found["same"]) == (str(LOCK.absolute()), False)
+    policy, engine = found["differences"]
+    assert policy == {
+        "graph": "graph 0 of __main__.f",
+        "kind": "policy",
+        "message": "policy changed: chain = ['aot_eager'] -> ['eager']",
+    }
+    assert (engine["kind"], engine["message"]) == (
+        "engine",
+        "served by eager; the lock says aot_eager, which was not tried",
+    )
+    written = json.loads(run("lock", "--json", "script.py").stdout.splitlines()[-1])
+    assert written["graphs"][0]["engine"] == "eager"
+
+
+def test_check_fails_where_the_script_does() -> None:
+    """The list of differences comes all the same."""
+    program(chain=["eager"])
+    lock()
+    program("import sys", "sys.exit(3)")
+    done = run("lock", "--check", "script.py")
+    assert done.exit_code == 1
+    assert "the script ended with exit code 3" in done.stderr
+    assert "gone; the lock holds it" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "said"),
+    [
+        ("import sys; sys.exit(4)", 1, "the script ended with exit code 4; composer.lock is as"),
+        ("pass", 1, "nothing was compiled through composer"),
+        (
+            "torch._dynamo.config.suppress_errors = True\ntry: compiled(torch.ones(4))\n"
+            "finally: torch._dynamo.config.suppress_errors = False",
+            1,
+            "graph 0 of __main__.f is served by nobody",
+        ),
+    ],
+)
+def test_lock_writes_nothing_that_would_not_hold(line: str, code: int, said: str) -> None:
+    """A script that failed, or compiled nothing, or has a graph without an engine."""
+    program(line, chain=["tensorrt"], on_exhausted="raise")
+    done = run("lock", "script.py")
+    assert (done.exit_code, LOCK.exists()) == (code, False)
+    assert said in done.stderr
+
+
+def test_lock_leaves_a_file_of_somebody_elses() -> None:
+    """PHP's Composer has one of that name; the script is not even run."""
+    LOCK.write_text('{ "_readme": [] }\n')
+    program("raise SystemExit(9)")
+    done = run("lock", "script.py")
+    assert (done.exit_code, LOCK.read_text()) == (2, '{ "_readme": [] }\n')
+    assert "was not written by composer" in done.stderr
+    assert "there is no folder" in run("lock", "--lock", "no/such.lock", "script.py").stderr
+
+
+@pytest.mark.parametrize(("switch", "value"), [("CHAIN", "eager"), ("DISABLE", "1")])
+def test_lock_holds_nothing_that_is_of_the_night(
+    switch: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under a switch for whoever is on call the script is not even run."""
+    program("raise SystemExit(9)")
+    monkeypatch.setenv(f"COMPOSER_{switch}", value)
+    done = run("lock", "script.py")
+    assert (done.exit_code, LOCK.exists()) == (2, False)
+    assert f"COMPOSER_{switch} is set" in done.stderr
+    monkeypatch.setenv(f"COMPOSER_{switch}", "")
+    assert "the script ended with exit code 9" in run("lock", "script.py").stderr
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_lock_that_is_a_link_stays_one(is_there: bool) -> None:
+    """What it leads to is written."""
+    Path("locks").mkdir()
+    program(chain=["eager"])
+    if is_there:
+        assert run("lock", "--lock", "locks/real.lock", "script.py").exit_code == 0
+    LOCK.symlink_to("locks/real.lock")
+    lock()
+    assert LOCK.is_symlink()
+    assert file.read(Path("locks/real.lock")).graphs[0].engine == "eager"
+    assert [each.name for each in Path("locks").iterdir()] == ["real.lock"]
+
+
+def test_lock_that_is_a_link_to_no_folder_is_found_first() -> None:
+    """Before the script is run."""
+    Path("script.py").write_text("raise SystemExit('it was run')")
+    LOCK.symlink_to("nowhere/real.lock")
+    done = run("lock", "script.py")
+    assert done.exit_code == 2
+    assert "nowhere" in done.output
+
+
+def test_one_of_several_ranks_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first; the others run the script and leave the file to it."""
+    program(chain=["eager"])
+    monkeypatch.setenv("RANK", "1")
+    assert (run("lock", "script.py").exit_code, LOCK.exists()) == (0, False)
+    assert last().chosen == "eager"
+    monkeypatch.setenv("RANK", "0")
+    assert lock()["graphs"][0]["engine"] == "eager"
+
+
+def test_assert_without_a_lock_runs_nothing() -> None:
+    """Exit code 2, and the file's name."""
+    program("raise SystemExit(9)")
+    done = run("lock", "--check", "script.py")
+    assert done.exit_code == 2
+    assert f"lock file '{LOCK.absolute()}' cannot be read: No such file" in done.stderr
+
+
+def cosine(x: torch.Tensor) -> torch.Tensor:
+    return torch.cos(x) + 1
+
+
+def locked_for(**options: Any) -> None:
+    """Write the lock of ``cosine`` with these options."""
+    with watching() as witness:
+        compiled(cosine, **options)(torch.ones(4))
+    file.write(LOCK, witness.locks(), ["by", "hand"])
+    torch.compiler.reset()
+
+
+def refused(x: torch.Tensor | None = None, **options: Any) -> LockError:
+    """The error of a locked compile."""
+    with pytest.raises(BackendCompilerFailed) as caught:
+        compiled(cosine, locked=True, **options)(torch.ones(4) if x is None else x)
+    torch.compiler.reset()
+    error = caught.value.inner_exception
+    assert isinstance(error, LockError)
+    assert error.path == LOCK.absolute()
+    assert "`composer lock` writes it anew" in str(error)
+    return error
+
+
+def test_locked_engine_is_the_only_one_tried() -> None:
+    """The others are skipped, with a word on the lock; nothing is measured."""
+    first, second = FakeBackend(name="first"), FakeBackend(name="second")
+    options = {"chain": [first, second, "aot_eager"], "select": "fastest"}
+    locked_for(**options)
+    edit(lambda table: table["graphs"][0].update(engine="second"))
+    made = first.compiles, second.compiles
+    x = torch.ones(4)
+    torch.testing.assert_close(compiled(cosine, locked=True, **options)(x), cosine(x))
+    assert (first.compiles - made[0], second.compiles - made[1]) == (0, 1)
+    assert last().chosen == "second"
+    skipped, serves = last().attempts
+    assert (skipped.status, skipped.reason) == ("skipped", "policy")
+    assert skipped.message == "composer.lock says second for this graph"
+    assert "timing" not in serves.engine
+
+
+def test_locked_engine_is_told_from_another_by_its_options() -> None:
+    """A name may stand in a chain more than once."""
+
+    def vendor(gm: torch.fx.GraphModule, inputs: list[Any], options: dict[str, Any]) -> Any:
+        if options["level"] == unfit:
+            raise RuntimeError("no such level")
+        return FakeBackend()(gm, inputs)
+
+    chain = [{"backend": vendor, "options": {"level": level}} for level in (1, 2)]
+    unfit = 1
+    locked_for(chain=chain)
+    (graph,) = tomllib.loads(LOCK.read_text())["graphs"]
+    assert (graph["engine"], graph["options"]) == ("vendor", {"level": 2})
+    unfit = 0
+    compiled(cosine, locked=True, chain=chain)(torch.ones(4))
+    assert [each.status for each in last().attempts] == ["skipped", "succeeded"]
+    assert last().attempts[0].message == "composer.lock says vendor(level=2) for this graph"
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_locked_floor_serves_without_a_place_in_the_chain(strict: bool) -> None:
+    """Eager may be the fastest of all, also where nobody else may be missed."""
+    chain = ["aot_eager"]
+    locked_for(chain=chain)
+    edit(lambda table: table["graphs"][0].update(engine="eager"))
+    compiled(cosine, locked=True, chain=chain, on_exhausted="raise", strict=strict)(torch.ones(4))
+    assert last().chosen == "eager"
+    assert [each.status for each in last().attempts] == ["skipped", "succeeded"]
+
+
+def test_locked_engine_that_fails_leaves_the_floor() -> None:
+    """As always: recorded, and an error where the policy asks for one."""
+    locked_for(chain=[FakeBackend(name="vendor"), "aot_eager"])
+    chain = [FakeBackend("raises", name="vendor"), "aot_eager"]
+    compiled(cosine, locked=True, chain=chain)(torch.ones(4))
+    assert last().chosen == "eager"
+    assert [each.reason for each in last().attempts] == ["build_failed", "policy"]
+    torch.compiler.reset()
+    with pytest.raises(BackendCompilerFailed, match="no candidate was accepted"):
+        compiled(cosine, locked=True, chain=chain, on_exhausted="raise")(torch.ones(4))
+
+
+def test_graph_that_is_not_as_the_lock_says_is_the_users_error() -> None:
+    """At once, with every difference."""
+    composer.passes.register(Scale)
+    locked_for(chain=["aot_eager"])
+    edit(lambda table: table["versions"].update(torch="2.12.0"))
+    version = f"torch 2.12.0 in the lock, {torch.__version__} here"
+    title = f"graph 0 of {__name__}.cosine"
+    composer.reset()
+    error = refused(chain=["aot_eager"])
+    assert error.differences == (version,)
+    assert f"holds {title} as another than it is here: torch" in str(error)
+    error = refused(torch.ones(5), chain=["eager"], verify="compile", passes=["scale"])
+    assert error.differences == (
+        "inputs changed: l_x_: float32[4] on cpu -> l_x_: float32[5] on cpu",
+        "policy changed: chain = ['aot_eager'] -> ['eager']; verify = the default -> compile",
+        "passes changed: none -> scale(factor=2.0)",
+        version,
+    )
+
+
+def test_graph_that_the_lock_does_not_hold_is_an_error() -> None:
+    """One more of a model is compared with the nearest; a model may be unknown altogether."""
+    locked_for(chain=["eager"])
+    f = compiled(cosine, chain=["eager"], locked=True)
+    f(torch.ones(4))
+    nearest = r"does not hold graph 1 of \S+cosine; the nearest is graph 0: inputs changed: "
+    with pytest.raises(BackendCompilerFailed, match=nearest):
+        f(torch.ones(4, dtype=torch.float64))
+    unknown = r"does not hold graph 0 of mine, nor any other of it\."
+    with pytest.raises(BackendCompilerFailed, match=unknown):
+        compiled(torch.sin, chain=["eager"], locked=True, model="mine")(torch.ones(4))
+
+
+def test_lock_names_no_code() -> None:
+    """An engine that is not in the chain is refused by its name alone."""
+    locked_for(chain=["eager"])
+    edit(lambda table: table["graphs"][0].update(engine="stranger:backend"))
+    (told,) = refused(chain=["eager"]).differences
+    assert told == "stranger:backend, which it names, is not in the chain"
+    assert "stranger" not in sys.modules
+
+
+def twice(table: dict[str, Any]) -> None:
+    table["graphs"].append(dict(table["graphs"][0], engine="aot_eager"))
+
+
+def at_another_place(table: dict[str, Any]) -> None:
+    table["graphs"].append(dict(table["graphs"][0], position=1))
+
+
+def at_one_place(table: dict[str, Any]) -> None:
+    first = table["graphs"][0]
+    table["graphs"].append(dict(first, parts=first["parts"] | {"mode": "another"}))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (twice, r"graph 0 of \S+cosine stands there twice \(served by eager, and by aot_eager\)"),
+        (at_another_place, r"graph 1 of \S+cosine is the same as graph 0 of \S+cosine"),
+        (
+            at_one_place,
+            r"graph 0 of \S+cosine stands there twice \(served by eager, and by eager\)",
+        ),
+        (lambda t: t.update(version=True), "version: the version of the format is the whole num"),
+        (lambda t: t.update(version=1.0), "version: the version of the format is the whole num"),
+        (lambda t: t["graphs"][0].update(training="yes"), "graphs.0.training: Input should be a"),
+        (lambda t: t["graphs"][0].update(engine=""), r"graph 0 of \S+cosine has no engine"),
+    ],
+)
+def test_lock_that_was_merged_or_edited_wrongly_is_malformed(change: Any, said: str) -> None:
+    """Nobody can tell which of two entries holds."""
+    locked_for(chain=["eager"])
+    edit(change)
+    assert re.search(f"is malformed: {said}", str(refused(chain=["eager"])))
+
+
+def test_lock_may_begin_with_a_byte_order_mark() -> None:
+    """As some editors write it, and a policy file may, too."""
+    locked_for(chain=["eager"])
+    LOCK.write_text(LOCK.read_text(), encoding="utf-8-sig")
+    torch.compiler.reset()
+    compiled(cosine, chain=["eager"], locked=True)(torch.ones(4))
+    assert last().chosen == "eager"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "cannot be read: No such file"),
+        ("[versions\n", "cannot be read"),
+        ("", "is malformed: version: Field required; versions: Field required; graphs"),
+        ("version = 2\nversions = {}\ngraphs = []\n", "is malformed: version: Input should be 1"),
+        (
+            "version = 1\nversions = {}\n[[graphs]]\nengin = 'eager'\n",
+            "unknown key 'graphs.0.engin'; did you mean 'engine'?",
+        ),
+        ("version = 1\nversions = {}\ngraphs = []\ngraph = 1\n", "unknown key 'graph'; did you"),
+    ],
+)
+def test_missing_or_malformed_lock_is_an_error_that_names_it(text: str | None, said: str) -> None:
+    """File, key, and what is nearest."""
+    if text is not None:
+        LOCK.write_text(text)
+    error = refused(chain=["eager"])
+    assert str(error).startswith(f"lock file '{LOCK.absolute()}' ")
+    assert said in str(error)
+
+
+TABLE = "[defaults]\nchain = ['aot_eager']\nlocked = true\n"
+
+
+@pytest.mark.parametrize("source", ["composer.toml", "pyproject.toml", "environment", "configure"])
+def test_lock_lies_beside_the_policy_file(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever the policy comes from; else in the working directory."""
+    locked_for(chain=["aot_eager"])
+    if source in ("environment", "configure"):
+        folder = Path("elsewhere")
+        folder.mkdir()
+        policy = folder / "policy.toml"
+        policy.write_text(TABLE)
+        LOCK.rename(folder / LOCK.name)
+        if source == "configure":
+            composer.configure(policy)
+        else:
+            monkeypatch.setenv("COMPOSER_CONFIG", str(policy))
+    else:
+        table = TABLE.replace("[defaults]", "[tool.composer.defaults]")
+        Path(source).write_text(table if source == "pyproject.toml" else TABLE)
+    compiled(cosine)(torch.ones(4))
+    assert last().chosen == "aot_eager"
+    with pytest.raises(BackendCompilerFailed, match="LockError"):
+        compiled(cosine)(torch.ones(5))
+
+
+def test_switches_on_call_go_over_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever takes an engine away in the night has no lock file to renew."""
+    monkeypatch.setenv("COMPOSER_CHAIN", "aot_eager")
+    compiled(cosine, locked=True)(torch.ones(4))
+    assert last().chosen == "aot_eager"
+    monkeypatch.setenv("COMPOSER_DISABLE", "1")
+    torch.compiler.reset()
+    compiled(cosine, locked=True)(torch.ones(4))
+    assert last().chosen == "eager"
+
+
+def test_lock_and_assert_go_over_a_locked_policy() -> None:
+    """The one writes the lock anew; under the other what is the same is held to it."""
+    Path("composer.toml").write_text(TABLE.replace("['aot_eager']", "['aot_eager', 'eager']"))
+    program()
+    assert lock()["graphs"][0]["engine"] == "aot_eager"
+    edit(lambda table: table["graphs"][0].update(engine="eager"))
+    assert differences() == []
+    program("compiled(torch.ones(6))")
+    changed, moved = differences()
+    assert "inputs changed" in changed
+    assert "served by aot_eager; the lock says eager" in moved
+
+
+def test_graph_is_the_same_however_refusals_are_answered() -> None:
+    """And one whose compile came to no end is none."""
+
+    def raises(gm: torch.fx.GraphModule) -> None:
+        raise RuntimeError("mine")
+
+    broken = {"passes": [raises], "on_pass_error": "raise"}
+    with watching() as witness:
+        for how in ({}, {"strict": True}, {"on_exhausted": "raise"}):
+            torch.compiler.reset()
+            compiled(cosine, "eager", **how)(torch.ones(4))
+        with pytest.raises(BackendCompilerFailed, match="mine"):
+            compiled(torch.sin, "eager", **broken)(torch.ones(4))
+    assert len({each.graph_key for each in composer.reports()}) == 3
+    assert [each.graph.title for each in witness.served()] == [f"graph 0 of {__name__}.cosine"]
+
+
+def test_search_for_a_culprit_asks_no_lock() -> None:
+    """It compiles graphs that no lock holds."""
+    composer.configure({"defaults": {"locked": True}})
+    assert composer.passes.bisect(cosine, [torch.ones(4)], passes=["fold_constants"]) is None
+
+
+def describes(**how: Any) -> tuple[str, dict[str, str], tuple[str, ...]]:
+    """Key, parts and inputs of one compile."""
+    fn, x = how.pop("fn", cosine), how.pop("x", torch.ones(4))
+    torch.compiler.reset()
+    with watching() as witness:
+        compiled(fn, "eager", **how)(x)
+    graph = witness.served()[-1].graph
+    return graph.key, graph.parts, graph.inputs
+
+
+@pytest.mark.parametrize(
+    ("how", "parts"),
+    [
+        ({}, set()),
+        ({"x": torch.ones(4).requires_grad_()}, {"inputs"}),
+        ({"x": torch.ones(2, 2)}, {"inputs"}),
+        ({"fn": lambda x: torch.sin(x) + 1}, {"operations"}),
+        ({"passes": ["fold_constants"]}, {"passes"}),
+        ({"verify": "compile"}, {"policy"}),
+        ({"select": {"seconds": 1.0}}, set()),
+    ],
+)
+def test_parts_differ_where_the_key_does(how: dict[str, Any], parts: set[str]) -> None:
+    """And say in what."""
+    key, before, _ = describes()
+    other, after, _ = describes(**how)
+    assert {name for name in before if before[name] != after[name]} == parts
+    assert (key == other) == (not parts)
+
+
+def test_surroundings_and_weights_are_parts() -> None:
+    """Grad mode, and a layer that has another dtype."""
+    layer = torch.nn.Linear(4, 4)
+    _, before, _ = describes(fn=layer)
+    with torch.no_grad():
+        _, after, _ = describes(fn=layer)
+    assert {name for name in before if before[name] != after[name]} == {"surroundings"}
+    _, after, _ = describes(fn=layer.requires_grad_(False))
+    assert {name for name in before if before[name] != after[name]} == {"weights"}
+
+
+def test_symbols_are_known_by_their_position() -> None:
+    """Their names are torch's own, and change with what was compiled before."""
+    _, _, inputs = describes(dynamic=True)
+    assert inputs == ("sym0: symbol", "l_x_: float32[sym0] on cpu")
+
+
+def test_parts_are_the_same_on_every_rank() -> None:
+    """Where the keys differ by the number of the device."""
+    parts = []
+    for device in ("cuda:0", "cuda:1"):
+        graph = torch.fx.Graph()
+        made = graph.call_function(torch.ones, (2,), {"device": torch.device(device)})
+        graph.output((made,))
+        gm = torch.fx.GraphModule(torch.nn.Module(), graph)
+        request = capture.read_request(gm, [])
+        parts.append((keys.graph_key(gm), keys.parts_of(request, {"mode": "None"})))
+    (key, mine), (other, theirs) = parts
+    assert key != other
+    assert mine == theirs
+
+
+def test_what_the_lock_shows_is_equal_in_every_process() -> None:
+    """Sets are sorted, objects have no address, functions go by their name; TOML can hold it."""
+    value = {"b": {"y", "x"}, "a": None, "c": object(), "d": cosine, "e": torch.float16, "f": (1,)}
+    assert readable(value) == {
+        "a": "None",
+        "b": ["x", "y"],
+        "c": "<object object>",
+        "d": f"{__name__}.cosine",
+        "e": "torch.float16",
+        "f": [1],
+    }

@@ -1,0 +1,131 @@
+"""Each engine proves itself once a version, and is refused with one reason where it cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from common import compiled, last
+
+from composer import session
+from composer.backends import onnxrt
+from composer.chain import selftest
+from composer.policy import Candidate
+from composer.records import Attempt
+
+
+@pytest.fixture(autouse=True)
+def another_process() -> Callable[[], None]:
+    """Forgets that engines have proved themselves, as a new process does not know it."""
+    session.current().self_tests.clear()
+    return session.current().self_tests.clear
+
+
+@pytest.fixture
+def tried(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The engines that were tried on the small graphs."""
+    names: list[str] = []
+    run_all = selftest.run_all
+
+    def counting(candidate: Candidate, device: str) -> object:
+        names.append(candidate.name)
+        return run_all(candidate, device)
+
+    monkeypatch.setattr(selftest, "run_all", counting)
+    return names
+
+
+def fails(*args: object) -> object:
+    raise TypeError("from_dlpack(): incompatible function arguments")
+
+
+def attempt_of(chain: str, function: object = torch.relu) -> Attempt:
+    torch.compiler.reset()
+    with torch.no_grad():
+        compiled(function, chain, "eager")(torch.ones(3))
+    return last().attempts[0]
+
+
+@pytest.mark.parametrize("chain", ["onnxrt", "openvino"])
+def test_engine_that_works_is_tried_once(
+    chain: str, tried: list[str], another_process: Callable[[], None]
+) -> None:
+    """Neither another graph nor another process, whose session is new, pays for it again."""
+    for function in (torch.relu, torch.sin):
+        assert attempt_of(chain, function).status == "succeeded"
+        another_process()
+    assert tried == [chain]
+
+
+def test_engine_that_does_not_work_is_refused_with_one_reason(
+    tried: list[str], another_process: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message has the versions, the error and the command that tries again."""
+    monkeypatch.setattr(onnxrt.engine, "make_session", fails)
+    for function in (torch.relu, torch.sin):
+        attempt = attempt_of("onnxrt", function)
+        assert (attempt.status, attempt.reason) == ("unavailable", "engine_incompatible")
+        another_process()
+    assert tried == ["onnxrt"]
+    for said in (f"torch {torch.__version__}", "onnxruntime 1.", "from_dlpack", "composer doctor"):
+        assert said in attempt.message
+
+
+@pytest.mark.parametrize("version", ["torch", "engine"])
+def test_other_versions_are_tried_anew(
+    version: str,
+    tried: list[str],
+    another_process: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What one release got wrong, the next may have right."""
+    attempt_of("onnxrt")
+    another_process()
+    if version == "torch":
+        monkeypatch.setattr(torch, "__version__", "2.99.0")
+    else:
+        monkeypatch.setattr(onnxrt.OnnxRuntimeBackend, "identity", lambda self: "another release")
+    attempt_of("onnxrt")
+    assert tried == ["onnxrt", "onnxrt"]
+
+
+def test_lack_of_memory_says_nothing_of_the_versions(
+    monkeypatch: pytest.MonkeyPatch, another_process: Callable[[], None]
+) -> None:
+    """It is the attempt's own reason, and is not kept."""
+
+    def lacks(*args: object) -> object:
+        raise MemoryError("no room")
+
+    with monkeypatch.context() as for_a_moment:
+        for_a_moment.setattr(onnxrt.engine, "make_session", lacks)
+        assert attempt_of("onnxrt").reason == "out_of_memory"
+    another_process()
+    assert attempt_of("onnxrt", torch.sin).status == "succeeded"
+
+
+def test_doctor_replaces_the_outcome_that_is_kept(
+    monkeypatch: pytest.MonkeyPatch, another_process: Callable[[], None]
+) -> None:
+    """An engine that was mended in place, with the same version, is used again."""
+    with monkeypatch.context() as broken:
+        broken.setattr(onnxrt.engine, "make_session", fails)
+        attempt_of("onnxrt")
+    another_process()
+    assert attempt_of("onnxrt").reason == "engine_incompatible"
+    selftest.in_child(b'{"engine": "onnxrt", "device": "cpu"}', lambda: None)
+    another_process()
+    assert attempt_of("onnxrt").status == "succeeded"
+
+
+def test_small_graphs_do_not_see_the_modes_of_the_program() -> None:
+    """Nor its default device, which is another one here."""
+    with torch.inference_mode(), torch.autocast("cpu"), torch.device("meta"):
+        attempts = selftest.run_all(Candidate(backend="onnxrt"), "cpu")
+    assert {name: each.status for name, each in attempts.items()} == {
+        "inference": "succeeded",
+        "training": "succeeded",
+    }
+    assert attempts["inference"].coverage == 5 / 6  # one function is left to torch
+    assert attempts["training"].engine["verified"]["against"] == "eager"
