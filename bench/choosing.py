@@ -34,7 +34,7 @@ from timing import machine, measure, write_json
 
 from composer.chain import select
 from composer.chain.attempt import try_candidate
-from composer.chain.candidates import contenders_of
+from composer.chain.candidates import entries_of
 from composer.graphs import capture, keys
 from composer.passes.late import LatePasses
 from composer.policy import Cache, Policy
@@ -93,7 +93,7 @@ def built(model: torch.nn.Module, x: torch.Tensor) -> tuple[GraphRequest, dict[s
 
     def backend(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
         request = keys.with_key(capture.read_request(gm, inputs), None, "")
-        candidates = contenders_of(Policy(chain=ENGINES), Cache(failures=0))
+        candidates = entries_of(Policy(chain=ENGINES), Cache(failures=0))
         made: dict[str, object] = {}
         tried = [try_candidate(request, each, LatePasses(), made=made) for each in candidates]
         runs = {each.attempt.backend: each.compiled for each in tried if each.compiled is not None}

@@ -34,7 +34,7 @@ from rich.markup import escape
 from rich.table import Table
 from timing import Series, machine, paired_ratio, quartiles, write_json
 
-FLOOR = "dynamo"
+EAGER = "dynamo"
 INDUCTOR_COLD, INDUCTOR_WARM = "inductor, cold", "inductor, warm"
 COMPOSER_COLD, COMPOSER_WARM = "composer[onnxrt], cold", "composer[onnxrt], warm"
 INDUCTOR_LOADED, COMPOSER_LOADED = "inductor, loaded", "composer[onnxrt], loaded"
@@ -55,7 +55,7 @@ class Variant:
 
 ONNXRT = {"chain": ["onnxrt"]}
 VARIANTS = (
-    Variant(FLOOR, "eager"),
+    Variant(EAGER, "eager"),
     Variant(INDUCTOR_COLD, "inductor"),
     Variant(INDUCTOR_WARM, "inductor"),
     Variant(COMPOSER_COLD, "composer", ONNXRT),
@@ -166,8 +166,8 @@ def measure(model: str, rounds: int, *, tiny: bool) -> dict[str, Any]:
 
 def _beyond(times: dict[str, list[float]], name: str) -> list[float]:
     """What a variant took beyond Dynamo's own share, at least a millisecond."""
-    pairs = zip(times[name], times[FLOOR], strict=True)
-    return [max(taken - floor, 1e-3) for taken, floor in pairs]
+    pairs = zip(times[name], times[EAGER], strict=True)
+    return [max(taken - fallback, 1e-3) for taken, fallback in pairs]
 
 
 def _spread(taken: Sequence[float]) -> dict[str, float]:

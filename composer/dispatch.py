@@ -35,7 +35,7 @@ import torch.fx
 from composer import _torch, config, session
 from composer.backends import installed_for
 from composer.chain import lock, minifier, select, verify, walk
-from composer.chain.candidates import Contender, bounds_of, contenders_of
+from composer.chain.candidates import ChainEntry, bounds_of, entries_of
 from composer.graphs import capture, clones, keys
 from composer.layers import Rules
 from composer.passes.resolve import SharedPasses, shared_passes
@@ -113,14 +113,14 @@ def serve(
     gm, restore = clones.flat_outputs(gm)
     case = _prepare(capture.read_request(gm, example_inputs, mode=mode), options)
     postponed = background.BackgroundSelection.of(
-        case.policy, case.rules, case.request, case.contenders
+        case.policy, case.rules, case.request, case.entries
     )
     with backward.watched() as backwards:
         outcome = _walk(case, postponed)
     report = _publish(case, outcome, time.perf_counter() - started)
     successors = Succession(
         request=case.request,
-        contenders=case.contenders,
+        entries=case.entries,
         shared=case.shared,
         policy=case.policy,
         cache=case.rules.cache,
@@ -152,7 +152,7 @@ class _Case:
         request: The graph, as the passes of the stages ``torch`` and ``aten`` left it.
         rules: The policy that the user's layers add up to.
         policy: The policy to follow: that of ``rules``, narrowed by the lock if there is one.
-        contenders: The candidates of the policy's chain, each with its engine.
+        entries: The candidates of the policy's chain, each with its engine.
         shared: The passes of the policy; those of the later stages are still to run. A pass that
             was found not to keep numbers, as it declares, is not among them.
         rewritten: Records of the passes that have run.
@@ -161,7 +161,7 @@ class _Case:
     request: GraphRequest
     rules: Rules
     policy: Policy
-    contenders: tuple[Contender, ...]
+    entries: tuple[ChainEntry, ...]
     shared: SharedPasses
     rewritten: tuple[PassRecord, ...]
 
@@ -175,16 +175,16 @@ def _prepare(request: GraphRequest, options: Mapping[str, Any] | None) -> _Case:
     rules = minifier.loud(rules)
     policy = rules.policy
     with config.named_origin(rules.origins.get("chain", ""), configured):
-        contenders = contenders_of(policy, rules.cache)
+        entries = entries_of(policy, rules.cache)
     with config.named_origin(rules.origins.get("passes", ""), configured):
         shared = shared_passes(policy.passes, policy.on_pass_error)
     request = keys.with_key(request, policy.model, f"{mode} {policy.key} {shared.key}")
     request = dataclasses.replace(request, number=next(session.current().numbers))
-    policy, contenders = lock.hold(request, policy, contenders, shared)
+    policy, entries = lock.hold(request, policy, entries, shared)
     with session.current().progress.step(request, "shared passes"):
         bounds = bounds_of(policy) if policy.verify.when != "off" else None
         request, shared, rewritten = verify.rewrite(request, shared, bounds)
-    return _Case(request, rules, policy, contenders, shared, rewritten)
+    return _Case(request, rules, policy, entries, shared, rewritten)
 
 
 def _walk(case: _Case, postponed: background.BackgroundSelection | None) -> Outcome:
@@ -194,7 +194,7 @@ def _walk(case: _Case, postponed: background.BackgroundSelection | None) -> Outc
     """
     outcome = walk.walk(
         case.request,
-        case.contenders,
+        case.entries,
         case.shared,
         benchmark=None if postponed else select.Benchmark.of(case.policy, case.rules.cache),
         strict=case.policy.strict,

@@ -26,7 +26,7 @@ from pydantic.json_schema import JsonSchemaValue
 from composer import _torch
 from composer.build import Freeze
 from composer.errors import OptionError
-from composer.records import FLOOR, GraphRequest
+from composer.records import EAGER, GraphRequest
 from composer.registry import did_you_mean, nearest
 from composer.wording import Hinting, in_words
 
@@ -171,12 +171,12 @@ class Candidate(BaseModel):
     def name(self) -> str:
         """The backend as the chain spelled it; a callable's ``__name__``.
 
-        That of a callable named as the floor is (``eager``) has its module's before it.
+        That of a callable named as the eager fallback is (``eager``) has its module's before it.
         """
         if isinstance(self.backend, str):
             return self.backend
         name = getattr(self.backend, "__name__", None) or type(self.backend).__name__
-        return f"{self.backend.__module__}.{name}" if name == FLOOR else name
+        return f"{self.backend.__module__}.{name}" if name == EAGER else name
 
 
 class Worded(BaseModel):

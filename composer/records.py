@@ -81,7 +81,7 @@ class Reason(StrEnum):
     POLICY = "policy"
 
 
-FLOOR = "eager"
+EAGER = "eager"
 """What records call the captured graph's own forward, which serves where no candidate does."""
 
 
@@ -157,7 +157,7 @@ class GraphRequest:
 
 
 class Stage(StrEnum):
-    """Which graph a pass is given; every stage reaches every engine of the chain and the floor.
+    """Which graph a pass is given; every stage reaches every engine of the chain and eager.
 
     ``TORCH`` is the graph as Dynamo captured it: torch functions, methods, in-place operations.
     ``ATEN`` is canonical ATen before autograd, one overload per call, what ``torch.export`` trains
@@ -270,7 +270,7 @@ class Counters:
     calls: int = 0
     """Calls of the compiled graph, from all threads."""
     fallbacks: int = 0
-    """Calls, and backwards, that the floor answered for the engine."""
+    """Calls, and backwards, that the eager fallback answered for the engine."""
     verified: int = 0
     """Calls that were compared with eager."""
     last_error: str = ""
@@ -329,7 +329,7 @@ class Runtime:
             self.seconds += seconds
 
     def failed(self, error: BaseException, *, answered: bool = False) -> None:
-        """Keep the error of a call, and count it if the floor answered in the engine's place."""
+        """Keep the error of a call, and count it if eager answered in the engine's place."""
         with self._lock:
             self.fallbacks += answered
             self.last_error = error_line(error)
@@ -362,11 +362,12 @@ class Outcome:
 
     Attributes:
         ends: The attempts in the order in which they were made, each with what ended it.
-        chosen: Who serves the graph, as the chain spelled it; ``eager`` for the floor.
+        chosen: Who serves the graph, as the chain spelled it; ``eager`` for the eager fallback.
         compiled: What serves it.
-        passes: The shared passes that ran within the candidate that serves, or within the floor.
-        bounds: How far what serves may be off eager's numbers (``graphs.comparison.Bounds``);
-            ``None`` where the policy does not compare, and for the floor.
+        passes: The shared passes that ran within the candidate that serves, or within the eager
+        fallback. bounds: How far what serves may be off eager's numbers
+        (``graphs.comparison.Bounds``);
+            ``None`` where the policy does not compare, and for the eager fallback.
         ranking: Where candidates were measured, the places in the chain of those that may serve,
             best first; ``None`` where nothing was measured.
     """
@@ -422,7 +423,7 @@ class CompileReport:
     attempts: tuple[Attempt, ...]
     """The candidates in the order they were tried."""
     chosen: str
-    """Who serves the graph, as the chain spelled it; ``eager`` for the floor; empty where the
+    """Who serves the graph, as the chain spelled it; ``eager`` for eager; empty where the
     policy asked for an error instead."""
     seconds: float
     """The whole time that composer took to compile."""

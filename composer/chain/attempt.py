@@ -33,7 +33,7 @@ from composer.build import (
     building,
 )
 from composer.chain import mixed_precision, ranks, sandbox
-from composer.chain.candidates import Contender
+from composer.chain.candidates import ChainEntry
 from composer.chain.precision import Narrow, Stays, narrow
 from composer.chain.select.choice import Tried
 from composer.chain.verify import prove, verify
@@ -62,9 +62,9 @@ class _Trial:
 
     Attributes:
         request: The graph.
-        contender: The candidate.
+        entry: The candidate.
         passes: The shared passes, as they run within it.
-        ballot: The vote of the other ranks.
+        vote: The vote of the other ranks.
         made: What the engines tried before have made of the graph.
         facts: What is said of the build at hand.
         precision: What the policy has the graph computed in; ``None`` where it does not say, or as
@@ -73,9 +73,9 @@ class _Trial:
     """
 
     request: GraphRequest
-    contender: Contender
+    entry: ChainEntry
     passes: late.LatePasses
-    ballot: ranks.Ballot
+    vote: ranks.Vote
     made: dict[str, object] | None
     facts: BuildFacts
     precision: Precision | None = None
@@ -84,13 +84,13 @@ class _Trial:
 
 def try_candidate(
     request: GraphRequest,
-    contender: Contender,
+    entry: ChainEntry,
     passes: late.LatePasses,
-    ballot: ranks.Ballot = ranks.NOBODY,
+    vote: ranks.Vote = ranks.NOBODY,
     in_fp32: int = 0,
     *,
     made: dict[str, object] | None = None,
-    require_working: Callable[[Contender, GraphRequest], None] = lambda contender, request: None,
+    require_working: Callable[[ChainEntry, GraphRequest], None] = lambda entry, request: None,
     at_run_time: bool = False,
 ) -> Tried:
     """One attempt: its record, and either the compiled callable or the error that ended it.
@@ -100,9 +100,9 @@ def try_candidate(
 
     Args:
         request: The graph.
-        contender: The candidate.
+        entry: The candidate.
         passes: The shared passes of the later stages, which run within it.
-        ballot: The vote of the other ranks; none is asked about eager, which all of them can take.
+        vote: The vote of the other ranks; none is asked about eager, which all of them can take.
         in_fp32: How many of the first products were found to have to stay in float32, earlier.
         made: What other engines have made of the graph; ``None`` where nothing is shared.
         require_working: Refuses an engine that does not work with the installed versions.
@@ -113,34 +113,34 @@ def try_candidate(
             failure, an ``Exception`` or not.
         PassError: a pass failed, and the policy says ``on_pass_error = "raise"``.
     """
-    is_floor = contender.backend.may_return_original
-    ballot = ranks.NOBODY if is_floor else ballot
+    is_fallback = entry.backend.may_return_original
+    vote = ranks.NOBODY if is_fallback else vote
     started, handled = time.perf_counter(), sys.exception()
-    trial = _Trial(request, contender, passes, ballot, made, BuildFacts())
+    trial = _Trial(request, entry, passes, vote, made, BuildFacts())
     if lacks := _torch.names.off(look=False):
         trial.facts.extra["torch_lacks"] = lacks
     try:
         with _torch.modes.modes_put_back():  # else the next would be built in those of a region
-            contender.skip(request)
-            _decline_forward_mode(contender.backend)
-            if not is_floor:
+            entry.skip(request)
+            _decline_forward_mode(entry.backend)
+            if not is_fallback:
                 sharing.decline_shared(request)
-            contender.backend.probe(request)
-            contender.recall(request, trial.facts)
-            if not contender.limits.isolate:  # else the child process does
-                require_working(contender, request)
+            entry.backend.probe(request)
+            entry.recall(request, trial.facts)
+            if not entry.limits.isolate:  # else the child process does
+                require_working(entry, request)
             compiled, bounds = _acceptable(trial, in_fp32)
-        ballot.accept(trial.facts)
+        vote.accept(trial.facts)
         accepted = _record(trial, started)
     except BaseException as error:
         control_flow.pass_on(error)
         if isinstance(error, _torch.dynamo.DYNAMO_CONTROL_FLOW) and not at_run_time:
             raise
         failed = _failed(trial, error, started)
-        ballot.refuse(failed.sentence())
+        vote.refuse(failed.sentence())
         _raise_pass_error(error)
-        return Tried(failed, None, without_frames(error, handled), is_floor=is_floor)
-    return Tried(accepted, compiled, is_floor=is_floor, bounds=bounds)
+        return Tried(failed, None, without_frames(error, handled), is_fallback=is_fallback)
+    return Tried(accepted, compiled, is_fallback=is_fallback, bounds=bounds)
 
 
 _OFF = (Reason.NUMERIC_MISMATCH, Reason.NON_FINITE)
@@ -154,12 +154,12 @@ def _acceptable(trial: _Trial, in_fp32: int) -> tuple[Callable[..., Any], Bounds
 
     Ranks that are to take the same engine may not find the same part: there it is all or nothing.
     """
-    contender, parts = trial.contender, iter((0,))
-    if contender.on_trial and trial.ballot is ranks.NOBODY and contender.bounds_in_bf16:
-        parts = mixed_precision.parts(trial.request, contender.bounds_in_bf16, trial.passes.shared)
+    entry, parts = trial.entry, iter((0,))
+    if entry.on_trial and trial.vote is ranks.NOBODY and entry.bounds_in_bf16:
+        parts = mixed_precision.parts(trial.request, entry.bounds_in_bf16, trial.passes.shared)
         parts = itertools.chain((in_fp32,), parts) if in_fp32 else parts
     part, told, began = next(parts), dict(trial.facts.extra), time.perf_counter()
-    timeout = contender.limits.timeout or math.inf
+    timeout = entry.limits.timeout or math.inf
     while True:
         try:
             return _built_and_verified(trial, part)
@@ -176,16 +176,16 @@ def _built_and_verified(trial: _Trial, in_fp32: int) -> tuple[Callable[..., Any]
 
     An engine that computes in bf16 by an option of its own is held to what fp32 is.
     """
-    contender = trial.contender
+    entry = trial.entry
     found = _narrowed(trial, in_fp32)
-    bounds = contender.bounds if found is None else contender.bounds_in_bf16
-    trial.ballot.open()
+    bounds = entry.bounds if found is None else entry.bounds_in_bf16
+    trial.vote.open()
     if found is None:
         compiled = _build_within_limits(trial, trial.request, "fp32")
     else:
-        own: Precision = "bf16" if contender.backend.chooses_precision else "fp32"
+        own: Precision = "bf16" if entry.backend.chooses_precision else "fp32"
         compiled = found.around(_build_within_limits(trial, found.request, own))
-    _decline_low_coverage(trial.facts, contender.min_coverage)
+    _decline_low_coverage(trial.facts, entry.min_coverage)
     _verify(compiled, trial, bounds)
     return compiled, bounds
 
@@ -200,15 +200,15 @@ def _narrowed(trial: _Trial, in_fp32: int) -> Narrow | None:
     Raises:
         Refusal: ``skipped``, for a trial in bf16 where the graph gains nothing from it.
     """
-    contender = trial.contender
-    if contender.precision != "bf16":
-        trial.precision = contender.precision
+    entry = trial.entry
+    if entry.precision != "bf16":
+        trial.precision = entry.precision
         return None
     try:
-        marks, on_trial = contender.backend.chooses_precision, contender.on_trial
+        marks, on_trial = entry.backend.chooses_precision, entry.on_trial
         found = narrow(trial.request, on_trial=on_trial, marks=marks, in_fp32=in_fp32)
     except Stays as stays:
-        if contender.on_trial:
+        if entry.on_trial:
             refuse(Status.SKIPPED, Reason.POLICY, f"not tried in bf16: {stays}")
         trial.precision, trial.facts.extra["not_in_bf16"] = "fp32", str(stays)
         return None
@@ -230,20 +230,20 @@ def _decline_forward_mode(backend: Backend) -> None:
 def _build_within_limits(
     trial: _Trial, request: GraphRequest, precision: Precision
 ) -> Callable[..., Any]:
-    contender, backend = trial.contender, trial.contender.backend
+    entry, backend = trial.entry, trial.entry.backend
     terms = BuildTerms(
-        limits=contender.limits,
+        limits=entry.limits,
         precision=precision,
-        freeze=contender.freeze,
+        freeze=entry.freeze,
         late=trial.passes,
-        artefacts=Artefacts(contender.keep_gib, trial.made),
+        artefacts=Artefacts(entry.keep_gib, trial.made),
         facts=trial.facts,
     )
     if terms.limits.isolate and not (backend.may_return_original or backend.isolates_itself):
-        sandbox.trial_build(request, contender.candidate, contender.min_coverage, terms)
+        sandbox.trial_build(request, entry.candidate, entry.min_coverage, terms)
         terms = dataclasses.replace(terms, clock=Clock())
     try:
-        run = _build(request, contender, terms)
+        run = _build(request, entry, terms)
     finally:
         terms.artefacts.made = None  # an engine may keep the terms for later calls
         terms.facts.check()
@@ -251,17 +251,17 @@ def _build_within_limits(
     return run
 
 
-def _build(request: GraphRequest, contender: Contender, terms: BuildTerms) -> Callable[..., Any]:
+def _build(request: GraphRequest, entry: ChainEntry, terms: BuildTerms) -> Callable[..., Any]:
     """Build on copies, and find out what the build wrote to all the same; buffers are put back.
 
     Raises:
         Refusal: ``rejected``, where it wrote to the model, or did nothing; or the engine's own.
     """
-    backend = contender.backend
+    backend = entry.backend
     inputs = list(request.example_inputs)
     if backend.reads_example_inputs:
         inputs = clones.copy_inputs(inputs, keep=request.weights)
-    gm, options = clones.clone_graph(request.gm), contender.candidate.options
+    gm, options = clones.clone_graph(request.gm), entry.candidate.options
     asked = BuildRequest(gm, inputs, request.mode, options, terms)
     left_alone = clones.LeftAlone(request)
     buffers = clones.Buffers(request) if backend.reads_example_inputs else None
@@ -321,11 +321,11 @@ def _aot_settings(request: GraphRequest, backend: Backend) -> Iterator[None]:
 
 
 def _verify(compiled: Callable[..., Any], trial: _Trial, bounds: Bounds | None) -> None:
-    """Compare with what the floor computes, where the policy asks for it."""
-    if bounds is None or trial.contender.backend.may_return_original:
+    """Compare with what the eager fallback computes, where the policy asks for it."""
+    if bounds is None or trial.entry.backend.may_return_original:
         return
     compared = verify(compiled, trial.request, trial.passes.shared, bounds, trial.facts)
-    if trial.contender.on_trial and not compared:
+    if trial.entry.on_trial and not compared:
         refuse(Status.SKIPPED, Reason.POLICY, "in bf16 its numbers could not be compared")
 
 
@@ -349,16 +349,16 @@ def _decline_low_coverage(facts: BuildFacts, least: float) -> None:
 
 def _record(trial: _Trial, started: float) -> Attempt:
     """The record of an attempt as it stands, accepted so far."""
-    contender, facts = trial.contender, trial.facts
-    options = plain(dict(contender.candidate.options))
+    entry, facts = trial.entry, trial.facts
+    options = plain(dict(entry.candidate.options))
     of_policy = {
         "options": options,
-        "on_trial": contender.on_trial,
+        "on_trial": entry.on_trial,
         "precision": trial.precision,
         "products_in_fp32": trial.in_fp32,
     }
     return Attempt(
-        backend=contender.candidate.name,
+        backend=entry.candidate.name,
         status=Status.SUCCEEDED,
         reason=None,
         message="",
@@ -368,7 +368,7 @@ def _record(trial: _Trial, started: float) -> Attempt:
         options=options,
         precision=trial.precision,
         products_in_fp32=trial.in_fp32,
-        on_trial=contender.on_trial,
+        on_trial=entry.on_trial,
     )
 
 

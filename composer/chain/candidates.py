@@ -18,7 +18,7 @@ from composer.system import subprocesses
 
 
 @dataclass(frozen=True, slots=True)
-class Contender:
+class ChainEntry:
     """A candidate of the policy, the engine that its name stands for, and what is asked of it.
 
     Attributes:
@@ -98,7 +98,7 @@ class Contender:
         return failures.key_of(request, *facts)
 
 
-def contenders_of(policy: Policy, cache: Cache | None = None) -> tuple[Contender, ...]:
+def entries_of(policy: Policy, cache: Cache | None = None) -> tuple[ChainEntry, ...]:
     """Find the engine behind every name, and every slip in them, before anything is tried.
 
     Args:
@@ -109,7 +109,7 @@ def contenders_of(policy: Policy, cache: Cache | None = None) -> tuple[Contender
         UnknownNameError: naming every name that is nearly a known one.
         OptionError: naming every option that its engine does not know.
     """
-    contenders: list[Contender] = []
+    entries: list[ChainEntry] = []
     cache = cache or Cache()
     bounds = bounds_of(policy) if policy.verify.when != "off" else None
     mistakes: list[UnknownNameError | OptionError] = []
@@ -121,7 +121,7 @@ def contenders_of(policy: Policy, cache: Cache | None = None) -> tuple[Contender
         except (UnknownNameError, OptionError) as mistake:
             mistakes.append(mistake)
         else:
-            contender = Contender(
+            entry = ChainEntry(
                 candidate=candidate,
                 backend=backend,
                 min_coverage=least,
@@ -131,23 +131,23 @@ def contenders_of(policy: Policy, cache: Cache | None = None) -> tuple[Contender
                 keep_gib=cache.artefacts,
                 freeze=policy.freeze,
             )
-            contenders += _in_each_precision(contender, policy)
+            entries += _in_each_precision(entry, policy)
     if mistakes:
         raise type(mistakes[0])("; ".join(str(mistake) for mistake in mistakes))
-    return tuple(contenders)
+    return tuple(entries)
 
 
-def _in_each_precision(contender: Contender, policy: Policy) -> Iterator[Contender]:
-    """The contender as it is, in bf16, or (``precision = "auto"``) in bf16 and then in fp32."""
-    if policy.precision.mode == "fp32" or contender.backend.may_return_original:
-        yield contender
+def _in_each_precision(entry: ChainEntry, policy: Policy) -> Iterator[ChainEntry]:
+    """The entry as it is, in bf16, or (``precision = "auto"``) in bf16 and then in fp32."""
+    if policy.precision.mode == "fp32" or entry.backend.may_return_original:
+        yield entry
         return
     on_trial = policy.precision.mode == "auto"
-    is_bounded = on_trial or contender.bounds is not None
+    is_bounded = on_trial or entry.bounds is not None
     lowered = LowPrecisionBounds(share=policy.precision.max_error) if is_bounded else None
-    yield replace(contender, precision="bf16", on_trial=on_trial, bounds_in_bf16=lowered)
+    yield replace(entry, precision="bf16", on_trial=on_trial, bounds_in_bf16=lowered)
     if on_trial:
-        yield replace(contender, precision="fp32")
+        yield replace(entry, precision="fp32")
 
 
 def _limits(candidate: Candidate, policy: Policy, backend: Backend) -> subprocesses.Limits:

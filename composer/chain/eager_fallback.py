@@ -13,23 +13,23 @@ from composer.graphs import checkpoints, clones, sharing
 from composer.lowering.each import compile_each
 from composer.passes import late
 from composer.passes.resolve import SharedPasses
-from composer.records import FLOOR, GraphRequest, PassRecord
+from composer.records import EAGER, GraphRequest, PassRecord
 from composer.system import control_flow
 
 
-def make_floor(
+def make_fallback(
     request: GraphRequest, shared: SharedPasses
 ) -> tuple[Callable[..., Any], tuple[PassRecord, ...]]:
-    """The floor of a graph, and the records of the passes that ran within it.
+    """The eager fallback of a graph, and the records of the passes that ran within it.
 
     Raises:
         PassError: a pass failed, and the policy says ``on_pass_error = "raise"``.
     """
-    passes = late.LatePasses(shared, FLOOR)
-    return _floor(request, passes), passes.records
+    passes = late.LatePasses(shared, EAGER)
+    return _fallback(request, passes), passes.records
 
 
-def _floor(request: GraphRequest, passes: late.LatePasses) -> Callable[..., Any]:
+def _fallback(request: GraphRequest, passes: late.LatePasses) -> Callable[..., Any]:
     """The graph's own forward; with passes of the later stages, of AOTAutograd's graphs.
 
     Where AOTAutograd cannot make those, the passes are recorded as not run.
@@ -46,7 +46,7 @@ def _floor(request: GraphRequest, passes: late.LatePasses) -> Callable[..., Any]
             raise
         except PassError:
             raise
-        except BaseException as error:  # noqa: BLE001  # recorded; the floor always answers
+        except BaseException as error:  # noqa: BLE001  # recorded; the eager fallback always answers
             control_flow.pass_on(error)
             passes.fail(error)
     return eager

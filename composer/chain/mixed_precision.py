@@ -23,7 +23,7 @@ import torch
 import torch.fx
 
 from composer import _torch
-from composer.chain.eager_fallback import make_floor
+from composer.chain.eager_fallback import make_fallback
 from composer.chain.precision import Stays, narrow
 from composer.chain.verify import Run, run
 from composer.graphs.comparison import LowPrecisionBounds
@@ -131,7 +131,7 @@ class _Errors:
 
     def _run_of_eager(self) -> Run:
         try:
-            eager = self._run(self._floor(self._request))
+            eager = self._run(self._fallback(self._request))
         except _NotMeasured:
             raise
         except BaseException as error:
@@ -148,14 +148,14 @@ class _Errors:
             raise _NotMeasured
         return found
 
-    def _floor(self, request: GraphRequest) -> Callable[..., Any]:
-        floor, _ = make_floor(request, self._shared)
-        return floor
+    def _fallback(self, request: GraphRequest) -> Callable[..., Any]:
+        fallback, _ = make_fallback(request, self._shared)
+        return fallback
 
     def _measured(self, in_fp32: int, eager: Run) -> float:
         try:
             narrowed = narrow(self._request, on_trial=True, in_fp32=in_fp32)
-            run = narrowed.around(self._floor(narrowed.request))
+            run = narrowed.around(self._fallback(narrowed.request))
             got = self._run(run).values
             pairs = ((got[name], value) for name, value in eager.values.items())
             return max((_off(mine, eagers, self._bounds) for mine, eagers in pairs), default=0.0)

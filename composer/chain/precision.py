@@ -2,7 +2,8 @@
 
 The graph is rewritten on a copy, for all candidates that compute in bf16
 (:class:`~composer.passes.lower_precision.LowerPrecision`), or in a part of it
-(:mod:`composer.chain.mixed_precision`); the others and the floor keep the graph as it was captured.
+(:mod:`composer.chain.mixed_precision`); the others and the eager fallback keep the graph as it was
+captured.
 """
 
 from __future__ import annotations

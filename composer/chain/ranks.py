@@ -47,7 +47,7 @@ _SHORTEST, _LONGEST = 0.005, 1.0
 log = logging.getLogger("composer")
 
 
-class Ballot:
+class Vote:
     """The vote of the ranks on one candidate. The base class is for a process without others."""
 
     def open(self) -> None:
@@ -75,11 +75,11 @@ class Ballot:
         """
 
 
-NOBODY = Ballot()
+NOBODY = Vote()
 """The vote of the only rank, and of a policy that asks no other ranks."""
 
 
-Ballots = Callable[[int], Ballot]
+Ballots = Callable[[int], Vote]
 """Gives the vote on the candidate at a place of the chain. The first place is 0."""
 
 
@@ -96,8 +96,8 @@ def among_ranks(graph: str, within: float, *, again: bool = False) -> Iterator[B
     if member is None:
         yield lambda _: NOBODY
     else:
-        with between(member, graph, within, again=again) as ballots:
-            yield ballots
+        with between(member, graph, within, again=again) as votes:
+            yield votes
 
 
 @contextlib.contextmanager
@@ -317,7 +317,7 @@ class _Agreement:
         return bytes(self._store.get(key)) if self._has(key) else b""
 
 
-class _Asked(Ballot):
+class _Asked(Vote):
     """The vote on one candidate among several ranks."""
 
     def __init__(self, talk: _Agreement, place: int) -> None:

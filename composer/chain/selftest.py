@@ -22,7 +22,7 @@ import torch.nn.functional as F  # noqa: N812  # as torch's own users write it
 from composer import _torch, session
 from composer.backends.base import Backend
 from composer.chain.attempt import try_candidate
-from composer.chain.candidates import Contender, contenders_of
+from composer.chain.candidates import ChainEntry, entries_of
 from composer.errors import first_line, refuse
 from composer.graphs import capture
 from composer.passes.late import LatePasses
@@ -92,44 +92,44 @@ _CASES = (
 )
 
 
-def require(contender: Contender, request: GraphRequest) -> None:
+def require(entry: ChainEntry, request: GraphRequest) -> None:
     """Refuse an engine that does not work with the versions that are installed.
 
     Args:
-        contender: The candidate that is about to be built.
+        entry: The candidate that is about to be built.
         request: The graph that it is to be built for, whose device the engine is tried on.
 
     Raises:
         Refusal: ``unavailable`` with ``engine_incompatible``.
     """
-    backend = contender.backend
+    backend = entry.backend
     if not backend.has_self_test:
         return
     device = torch.device(request.device).type
     outcomes, key = session.current().self_tests, (type(backend), device)
     if key not in outcomes:
-        outcomes[key] = _outcome(contender, device)
+        outcomes[key] = _outcome(entry, device)
     if why := outcomes[key]:
         refuse(Status.UNAVAILABLE, Reason.ENGINE_INCOMPATIBLE, why)
 
 
-def _outcome(contender: Contender, device: str) -> str:
+def _outcome(entry: ChainEntry, device: str) -> str:
     """Why the engine does not work; empty where it does. Kept from an earlier process, or new."""
-    key = _key(contender.backend, device)
-    entry = cache().get(key) if key else None
-    if entry is not None:
-        return str(entry.facts["why"])
-    attempts = run_all(contender.candidate, device)
-    return _keep(contender, key, attempts)
+    key = _key(entry.backend, device)
+    kept = cache().get(key) if key else None
+    if kept is not None:
+        return str(kept.facts["why"])
+    attempts = run_all(entry.candidate, device)
+    return _keep(entry, key, attempts)
 
 
-def _keep(contender: Contender, key: str | None, attempts: Mapping[str, Attempt]) -> str:
+def _keep(entry: ChainEntry, key: str | None, attempts: Mapping[str, Attempt]) -> str:
     """Keep what became of an engine on the small graphs, and say why it does not work."""
     failed = [each for each in attempts.values() if each.status in _INCOMPATIBLE]
     if any(each.reason is Reason.OUT_OF_MEMORY for each in failed):
         return ""  # which says nothing of the versions
-    name = contender.candidate.name
-    why = _told(name, contender.backend, first_line(failed[0].message)) if failed else ""
+    name = entry.candidate.name
+    why = _told(name, entry.backend, first_line(failed[0].message)) if failed else ""
     if key:
         cache().put(key, {"backend": name, "why": why})
     return why
@@ -144,9 +144,9 @@ def in_child(payload: bytes, ready: Callable[[], None]) -> dict[str, Any]:
     ready()
     candidate = Candidate(backend=asked["engine"])
     attempts = run_all(candidate, asked["device"])
-    (contender,) = contenders_of(Policy(chain=(candidate,)))
-    if contender.backend.has_self_test:
-        _keep(contender, _key(contender.backend, asked["device"]), attempts)
+    (entry,) = entries_of(Policy(chain=(candidate,)))
+    if entry.backend.has_self_test:
+        _keep(entry, _key(entry.backend, asked["device"]), attempts)
     return {name: plain(attempt) for name, attempt in attempts.items()}
 
 
@@ -175,7 +175,7 @@ def _try(candidate: Candidate, case: _Case, device: torch.device) -> Attempt:
         min_coverage=0.0,
         verify=Verify(when="compile"),
     )
-    (contender,) = contenders_of(policy, Cache(failures=0.0, artefacts=0.0))
+    (entry,) = entries_of(policy, Cache(failures=0.0, artefacts=0.0))
     no_autocast = torch.autocast(device.type, enabled=False)
     with torch.inference_mode(False), torch.set_grad_enabled(case.training), no_autocast:
         inputs: list[Any] = case.inputs(device)
@@ -184,7 +184,7 @@ def _try(candidate: Candidate, case: _Case, device: torch.device) -> Attempt:
         for node, fake in zip(gm.graph.find_nodes(op="placeholder"), fakes, strict=True):
             node.meta["example_value"] = fake
         with _torch.compiles.captured_with(fakes, inputs):
-            return try_candidate(capture.read_request(gm, inputs), contender, LatePasses()).attempt
+            return try_candidate(capture.read_request(gm, inputs), entry, LatePasses()).attempt
 
 
 def _key(backend: Backend, device: str) -> str | None:

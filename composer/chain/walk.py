@@ -11,8 +11,8 @@ from typing import TypeVar
 from composer import _torch, session
 from composer.chain import ranks, select, selftest
 from composer.chain.attempt import try_candidate
-from composer.chain.candidates import Contender
-from composer.chain.eager_fallback import make_floor
+from composer.chain.candidates import ChainEntry
+from composer.chain.eager_fallback import make_fallback
 from composer.chain.select import choice, remembered, verdicts
 from composer.errors import CandidateError, ChainExhausted
 from composer.passes import late
@@ -24,7 +24,7 @@ E = TypeVar("E", bound=BaseException)
 
 def walk(
     request: GraphRequest,
-    contenders: Sequence[Contender],
+    entries: Sequence[ChainEntry],
     shared: SharedPasses | None = None,
     benchmark: select.Benchmark | None = None,
     *,
@@ -36,12 +36,12 @@ def walk(
     """Try one candidate after the other, and choose who serves the graph.
 
     Without a ``benchmark`` that is the first candidate that is accepted, else the fastest of those
-    that are. The floor serves where no candidate does.
+    that are. The eager fallback serves where no candidate does.
 
     Args:
         request: The graph, as the passes of the stages ``torch`` and ``aten`` left it.
-        contenders: The chain.
-        shared: The passes of the later stages, which every candidate and the floor run.
+        entries: The chain.
+        shared: The passes of the later stages, which every candidate and the eager fallback run.
         benchmark: How the fastest is found; ``None`` takes the first that is accepted.
         strict: End the walk at the first candidate that is not accepted.
         agree_within: Seconds to wait for other ranks of ``torch.distributed``; 0 asks none.
@@ -54,46 +54,44 @@ def walk(
     """
     shared = shared or SharedPasses()
     made = {} if made is None else made
-    floor = functools.partial(make_floor, request, shared)
+    fallback = functools.partial(make_fallback, request, shared)
     obstacle = select.obstacle(request, among_ranks=agree_within > 0) if benchmark else ""
     again = _torch.dynamo.is_recompile()
-    with ranks.among_ranks(request.key_among_ranks, agree_within, again=again) as ballot:
+    with ranks.among_ranks(request.key_among_ranks, agree_within, again=again) as vote:
 
         def trial(place: int, in_fp32: int = 0) -> choice.Tried:
-            contender = contenders[place]
-            passes = late.LatePasses(shared, contender.candidate.name)
-            with session.current().progress.step(request, contender.candidate.name):
+            entry = entries[place]
+            passes = late.LatePasses(shared, entry.candidate.name)
+            with session.current().progress.step(request, entry.candidate.name):
                 tried = try_candidate(
                     request,
-                    contender,
+                    entry,
                     passes,
-                    ballot(place),
+                    vote(place),
                     in_fp32,
                     made=made,
                     require_working=selftest.require,
                     at_run_time=at_run_time,
                 )
             if tried.error is not None:  # one that was expensive is remembered
-                contender.remember(request, tried.attempt, tried.error)
+                entry.remember(request, tried.attempt, tried.error)
             return dataclasses.replace(tried, passes=passes.records)
 
-        tries = functools.partial(_try_in_turn, trial, len(contenders), strict=strict)
+        tries = functools.partial(_try_in_turn, trial, len(entries), strict=strict)
         if benchmark is None or obstacle:
-            return choice.first(tries(), floor, why=obstacle)
-        cache = None if at_run_time else verdict_cache(request, contenders, benchmark)
-        return remembered.fastest(trial, tries, floor, request, benchmark, cache)
+            return choice.first(tries(), fallback, why=obstacle)
+        cache = None if at_run_time else verdict_cache(request, entries, benchmark)
+        return remembered.fastest(trial, tries, fallback, request, benchmark, cache)
 
 
 def verdict_cache(
-    request: GraphRequest, contenders: Sequence[Contender], benchmark: select.Benchmark
+    request: GraphRequest, entries: Sequence[ChainEntry], benchmark: select.Benchmark
 ) -> verdicts.VerdictCache | None:
     """Where the verdict of a benchmark is kept; ``None`` where the policy remembers none."""
     if not benchmark.terms:
         return None
-    engines = [(each.candidate.name, each.backend) for each in contenders]
-    return verdicts.VerdictCache(
-        request, engines, benchmark.terms, [each.key for each in contenders]
-    )
+    engines = [(each.candidate.name, each.backend) for each in entries]
+    return verdicts.VerdictCache(request, engines, benchmark.terms, [each.key for each in entries])
 
 
 def _try_in_turn(
@@ -103,7 +101,7 @@ def _try_in_turn(
     *,
     strict: bool,
 ) -> Iterator[choice.Tried]:
-    """Yield the candidates in turn; an accepted one that is the floor itself ends the chain.
+    """Yield the candidates in turn; an accepted one that is eager itself ends the chain.
 
     Args:
         trial: Tries the candidate at a place of the chain.
@@ -116,7 +114,7 @@ def _try_in_turn(
         attempt = tried.attempt
         yield tried
         refused = not (attempt.accepted or attempt.status is Status.SKIPPED or attempt.on_trial)
-        if (strict and refused) or (tried.is_floor and attempt.accepted):
+        if (strict and refused) or (tried.is_fallback and attempt.accepted):
             return
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from composer import backends
-from composer.chain.candidates import contenders_of
+from composer.chain.candidates import entries_of
 from composer.chain.select.shared_store import SharedStore
 from composer.config import PolicyBook, Rule
 from composer.errors import OptionError
@@ -75,7 +75,7 @@ def _unlimited(
     merged = merge((Layer("defaults", defaults), Layer(where, policy)), {}).policy
     free = [
         each.candidate.name
-        for each in contenders_of(merged)
+        for each in entries_of(merged)
         if each.limits.memory and not (each.limits.isolate or each.backend.may_return_original)
     ]
     if free:

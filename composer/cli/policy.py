@@ -24,7 +24,7 @@ from composer.cli.toml_lines import line_of, line_of_error
 from composer.errors import ComposerError
 from composer.mistakes import mistakes
 from composer.policy import AUTO, Cache, Candidate, Distributed, Facts, Policy, Worded
-from composer.records import FLOOR, plain
+from composer.records import EAGER, plain
 from composer.telemetry.report import counted
 from composer.tools.bench.workload import working_directory_first
 from composer.wording import Location
@@ -92,7 +92,7 @@ def _remove(table: Any, locations: Sequence[Location]) -> None:
                 del holder[key]
                 break
             if isinstance(holder, list):  # a candidate
-                holder[int(key)] = FLOOR
+                holder[int(key)] = EAGER
                 break
 
 

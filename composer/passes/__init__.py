@@ -1,4 +1,4 @@
-"""Shared passes: written once, run for every engine, and for the floor.
+"""Shared passes: written once, run for every engine, and for the eager fallback.
 
 A pass is an object of a subclass of :class:`GraphPass`; it edits one graph in place. Policies list
 passes by name, by ``"module:Class"``, or as objects; ``docs/writing-a-pass.md`` goes from an empty

@@ -106,7 +106,7 @@ class Answers:
         Raises:
             Exception: whatever the captured graph raises for these inputs.
         """
-        floor = self._chain.floor
+        fallback = self._chain.fallback
         # These two have called an engine and answered for it already, or found none to call.
         if run is self.slot.resuming or run is self._retrying:
             return None
@@ -116,7 +116,7 @@ class Answers:
             self._runtime.failed(error)
             return None
         if isinstance(error, SharedInputs):
-            outputs = floor(*args)
+            outputs = fallback(*args)
             self._runtime.failed(error, answered=True)
             return outputs
         why = self._once_only(args, before)
@@ -129,8 +129,8 @@ class Answers:
         if answer is Answer.AGAIN:
             return self._again(error, run, args)
         try:
-            outputs = floor(*args)
-        except _torch.modes.StopRecomputation:  # of the floor, as of an engine
+            outputs = fallback(*args)
+        except _torch.modes.StopRecomputation:  # of the eager fallback, as of an engine
             self._failed(event, error, run)
             raise
         self._failed(event, error, run)
@@ -199,12 +199,12 @@ class Answers:
 
     def _compared(self, run: Compiled) -> Compiled:
         sampler = self._sampler
-        if sampler is None or run is sampler.floor:
+        if sampler is None or run is sampler.fallback:
             return run
         return functools.partial(self._compare, sampler, run)
 
     def _compare(self, sampler: Sampler, run: Compiled, *args: Any) -> Any:
-        """Answer a call by ``run``, or by the floor where the numbers of ``run`` are wrong.
+        """Answer a call by ``run``, or by eager where the numbers of ``run`` are wrong.
 
         Raises:
             Refusal: they are wrong, and the policy wants errors.
@@ -220,7 +220,7 @@ class Answers:
                 raise refusal
             finally:
                 del refusal  # as in :meth:`answer`: its traceback holds this frame
-        outputs = self._chain.floor(*args)
+        outputs = self._chain.fallback(*args)
         self._failed(Event.WRONG, refusal, run)
         return outputs
 
@@ -247,7 +247,7 @@ class Answers:
         self._chain.publish()
 
     def _again(self, error: BaseException, run: Compiled, args: tuple[Any, ...]) -> Any:
-        """Try the call again with caches emptied, then by the floor; the engine stays.
+        """Try the call again with caches emptied, then by the eager fallback; the engine stays.
 
         One that lacks memory again and again is given up: emptying caches at every call takes time.
         """
@@ -260,7 +260,7 @@ class Answers:
             if self.versions.of(args) != before:
                 self._runtime.failed(again)
                 raise
-        outputs = self._chain.floor(*args)
+        outputs = self._chain.fallback(*args)
         self._failed(Event.LACKED, error, run)
         return outputs
 

@@ -13,8 +13,8 @@ of it except the cores, the memory and the interpreter time that it takes:
   additional calls of it would have effects.
 - Meanwhile the program may draw random numbers, write to weights and compile. So nothing is
   restored to an earlier state, as is done where the program waits for the benchmark.
-- The engines and the floor are timed in rounds as in any benchmark, each sample between two calls
-  of the graph. A call may have to wait for one sample (:mod:`composer.system.barrier`).
+- The engines and the eager fallback are timed in rounds as in any benchmark, each sample between
+  two calls of the graph. A call may have to wait for one sample (:mod:`composer.system.barrier`).
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ import torch
 
 from composer import _torch, session
 from composer.chain import select, walk
-from composer.chain.candidates import Contender
+from composer.chain.candidates import ChainEntry
 from composer.chain.select import choice
 from composer.errors import error_line
 from composer.graphs import clones, writes
 from composer.layers import Rules
 from composer.policy import Policy
 from composer.records import (
-    FLOOR,
+    EAGER,
     Attempt,
     GraphRequest,
     Outcome,
@@ -71,7 +71,7 @@ class BackgroundSelection:
 
     @staticmethod
     def of(
-        policy: Policy, rules: Rules, request: GraphRequest, contenders: Sequence[Contender]
+        policy: Policy, rules: Rules, request: GraphRequest, entries: Sequence[ChainEntry]
     ) -> BackgroundSelection | None:
         """That of a graph; ``None`` where everything is built before the first call.
 
@@ -82,7 +82,7 @@ class BackgroundSelection:
         waits = policy.strict or policy.select.objective == "memory"
         if benchmark is None or waits or not policy.select.background:
             return None
-        cache = walk.verdict_cache(request, contenders, benchmark)
+        cache = walk.verdict_cache(request, entries, benchmark)
         if cache is not None and cache.recall():
             return None
         among_ranks = rules.distributed.timeout > 0
@@ -92,7 +92,7 @@ class BackgroundSelection:
     def announced(self, outcome: Outcome) -> Outcome:
         """The outcome of the compile, with a note in its attempt of what is still to come."""
         told = f"no: {self.obstacle}" if self.obstacle else _PENDING
-        if outcome.chosen == FLOOR:
+        if outcome.chosen == EAGER:
             return outcome
         ends = (
             end._replace(attempt=end.attempt.timed(told)) if end.attempt.accepted else end
@@ -106,7 +106,7 @@ class BackgroundSelection:
         Args:
             successors: The rest of the graph's chain.
         """
-        if self.obstacle or successors.report.chosen == FLOOR:
+        if self.obstacle or successors.report.chosen == EAGER:
             return None
         *refused, serving = successors.report.attempts
         attempts = (*refused, serving.timed(None))
@@ -180,7 +180,7 @@ class _Task:
         try:
             self._check()
             request = successors.request_for(self.inputs)
-            cache = walk.verdict_cache(request, successors.contenders, self.benchmark)
+            cache = walk.verdict_cache(request, successors.entries, self.benchmark)
             outcome = self._race(request)
             self._check()
             self._choose(outcome)
@@ -229,36 +229,34 @@ class _Task:
         with self.slot.barred() as barrier:
             return choice.fastest(
                 itertools.chain(refused, (serving,), self._others()),
-                self._floor,
+                self._fallback,
                 dataclasses.replace(request, example_inputs=tuple(inputs), alongside=True),
                 dataclasses.replace(self.benchmark, barrier=barrier),
             )
 
     def _others(self) -> Iterator[choice.Tried]:
         """The rest of the chain, as :mod:`composer.chain.walk` tries it."""
-        for contender in self.successors.contenders[len(self.attempts) :]:
+        for entry in self.successors.entries[len(self.attempts) :]:
             time.sleep(_PAUSE)
             self._check()
-            tried = self._try(contender)
+            tried = self._try(entry)
             yield tried
-            if tried.is_floor and tried.attempt.accepted:
+            if tried.is_fallback and tried.attempt.accepted:
                 return
 
-    def _floor(self) -> choice.Made:
+    def _fallback(self) -> choice.Made:
         with _torch.compiles.compiling(), _torch.randomness.generators_as_they_are():
-            return self.successors.floor_in_time(self.inputs)
+            return self.successors.fallback_in_time(self.inputs)
 
-    def _try(self, contender: Contender) -> choice.Tried:
+    def _try(self, entry: ChainEntry) -> choice.Tried:
         before = self._states()
         with _torch.compiles.compiling(), _torch.randomness.generators_as_they_are():
-            outcome, _ = self.successors.walk(
-                self.inputs, (contender,), alongside=True, made=self.made
-            )
+            outcome, _ = self.successors.walk(self.inputs, (entry,), alongside=True, made=self.made)
         ((attempt, error),) = outcome.ends
-        is_floor = contender.backend.may_return_original
+        is_fallback = entry.backend.may_return_original
         if attempt.accepted:
             return choice.Tried(
-                attempt, outcome.compiled, None, outcome.passes, is_floor, outcome.bounds
+                attempt, outcome.compiled, None, outcome.passes, is_fallback, outcome.bounds
             )
         if attempt.status is Status.REJECTED and self._states() != before:
             self.undecided.append(attempt.who)
@@ -266,7 +264,7 @@ class _Task:
             attempt = dataclasses.replace(
                 attempt, status=Status.SKIPPED, reason=Reason.POLICY, message=what
             )
-        return choice.Tried(attempt, None, error, (), is_floor)
+        return choice.Tried(attempt, None, error, (), is_fallback)
 
     def _states(self) -> list[tuple[object, ...]]:
         """What tells whether the program has changed a weight, of each."""

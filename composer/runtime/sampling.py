@@ -1,12 +1,12 @@
-"""``verify = "sample"``: every so many calls the engine's answer is compared with the floor's.
+"""``verify = "sample"``: every so many calls the engine's answer is compared with eager's.
 
-The floor runs on copies of the call's inputs, from the same random state, before the engine runs
-on the inputs themselves: it is the answer the user would get that is judged. No gradients are
-compared. Copies are made for these calls only.
+The eager fallback runs on copies of the call's inputs, from the same random state, before the
+engine runs on the inputs themselves: it is the answer the user would get that is judged. No
+gradients are compared. Copies are made for these calls only.
 
 A wrong answer is taken back by writing the copies over what the engine wrote to. That cannot undo
 what autograd has recorded for an input. So where a training graph writes to inputs in place, the
-engine runs on copies, and the floor gives the answer.
+engine runs on copies, and the eager fallback gives the answer.
 """
 
 from __future__ import annotations
@@ -35,16 +35,15 @@ class Sampler:
 
     Attributes:
         every: One call in so many is compared.
-        floor: Runs the graph as eager does.
-        exact: Gives what the floor computes in float64 for a request and the inputs of a call.
-        request: Gives the graph's request with the inputs of a call.
-        bounds: How far an engine may be off that has no bounds of its own.
-        apart: Whether the engine, rather than the floor, runs on copies of the inputs.
-        runtime: Where comparisons are counted.
+        fallback: Runs the graph as eager does.
+        exact: Gives what the eager fallback computes in float64 for a request and the inputs of a
+        call. request: Gives the graph's request with the inputs of a call. bounds: How far an
+        engine may be off that has no bounds of its own. apart: Whether the engine, rather than the
+        eager fallback, runs on copies of the inputs. runtime: Where comparisons are counted.
     """
 
     every: int
-    floor: Compiled
+    fallback: Compiled
     exact: Callable[[Sequence[Any], GraphRequest], Values]
     request: Callable[[Sequence[Any]], GraphRequest]
     bounds: Bounds
@@ -54,9 +53,9 @@ class Sampler:
     def compare(
         self, run: Compiled, args: tuple[Any, ...], bounds: Bounds
     ) -> tuple[Any, Refusal | None]:
-        """Call the engine ``run`` and compare its answer with the floor's.
+        """Call the engine ``run`` and compare its answer with the eager fallback's.
 
-        Where the floor itself raises, or there is no memory for it, nothing is compared.
+        Where the eager fallback itself raises, or there is no memory for it, nothing is compared.
 
         Returns:
             The answer and ``None``; or, where the engine's is wrong, why, after inputs, buffers and
@@ -67,7 +66,7 @@ class Sampler:
         """
         request = dataclasses.replace(self.request(args), training=False)
         try:
-            eager = verify.run(self.floor, args, request)
+            eager = verify.run(self.fallback, args, request)
             call = None if self.apart else _Undoable(args, request)
         except BaseException as error:  # noqa: BLE001  # the program's own: the engine's to meet as well
             control_flow.pass_on(error)
@@ -76,7 +75,7 @@ class Sampler:
             got = verify.run(run, args, request)
             exact = functools.partial(self.exact, args, request)
             refusal = self._verdict(lambda: got, eager, exact, bounds)
-            return (None if refusal else self.floor(*args)), refusal
+            return (None if refusal else self.fallback(*args)), refusal
         outputs = run(*args)
         exact = functools.partial(call.exact, self.exact)
         refusal = self._verdict(functools.partial(call.seen, outputs), eager, exact, bounds)

@@ -165,13 +165,13 @@ class Chain(Protocol):
     """The port to a graph's candidates, by their places in its chain, and to its record.
 
     Attributes:
-        floor: The eager fallback.
+        fallback: The eager fallback.
         recovers: Whether an engine that fails is followed; else its errors reach the caller.
         retry_after: Calls that an engine in quarantine waits at first; ``None`` for ever.
         collective: Whether the graph waits for other ranks, which would not wait a second time.
     """
 
-    floor: Compiled
+    fallback: Compiled
     recovers: bool
     retry_after: int | None
     collective: bool
@@ -245,7 +245,7 @@ class Slot:
 
     def follows(self, run: Compiled) -> bool:
         """Whether something else can serve the graph if ``run`` fails."""
-        return self._chain.recovers and run is not self._chain.floor
+        return self._chain.recovers and run is not self._chain.fallback
 
     def fail(self, event: Event, run: Compiled, error: BaseException, what: str = "raised") -> None:
         """Note a failure of the engine ``run``, unless it serves no more; ``what`` did it."""
@@ -359,7 +359,7 @@ class Slot:
         return then
 
     def _install(self, engine: Engine | None) -> None:
-        run = self._chain.floor if engine is None else self._calls.install(engine)
+        run = self._chain.fallback if engine is None else self._calls.install(engine)
         place = None if engine is None else engine.place
         self._starved, self.engine, self._place, self.run = 0, engine, place, run
 

@@ -19,8 +19,8 @@ import torch
 
 from composer import _torch, session
 from composer.chain import select, verify, walk
-from composer.chain.candidates import Contender, bounds_of
-from composer.chain.eager_fallback import make_floor
+from composer.chain.candidates import ChainEntry, bounds_of
+from composer.chain.eager_fallback import make_fallback
 from composer.chain.select import choice
 from composer.errors import FallbackWarning, Refusal, first_line, text_of
 from composer.graphs import collectives, writes
@@ -29,7 +29,7 @@ from composer.graphs.comparison import Values
 from composer.passes.resolve import SharedPasses
 from composer.policy import Cache, Policy
 from composer.records import (
-    FLOOR,
+    EAGER,
     Attempt,
     CompileReport,
     GraphRequest,
@@ -53,7 +53,7 @@ class Succession:
     Args:
         request: The graph, as the passes of the stages ``torch`` and ``aten`` left it; of the
             example inputs only the symbols are kept.
-        contenders: The chain.
+        entries: The chain.
         shared: The passes of the later stages.
         policy: The policy in force for the graph.
         early: Records of the passes that ran before every candidate.
@@ -65,7 +65,7 @@ class Succession:
         self,
         *,
         request: GraphRequest,
-        contenders: Sequence[Contender],
+        entries: Sequence[ChainEntry],
         shared: SharedPasses,
         policy: Policy,
         cache: Cache,
@@ -74,13 +74,13 @@ class Succession:
         asked_by_name: bool,
     ) -> None:
         self.request = _without_tensors(request)
-        self.contenders = contenders
+        self.entries = entries
         self.report = report
         self._shared = shared
         self._policy = policy
         self._early = early
         self._asked_by_name = asked_by_name
-        self._tracked = _open_to_writes(request, contenders)
+        self._tracked = _open_to_writes(request, entries)
         self._apart = cannot_undo(request)
         self.recovers = not (policy.on_runtime_error.action == "raise" or policy.strict)
         self.retry_after = policy.on_runtime_error.retry_after
@@ -91,12 +91,12 @@ class Succession:
         self._publishing = forks.lock()
         self._answering: Callable[..., Any] | None = None
         self._reverting: Attempt | None = None
-        self.floor: Callable[..., Any]
+        self.fallback: Callable[..., Any]
 
     def answers(self, outcome: Outcome, backwards: Backwards, later: Later | None) -> Answers:
         """What answers the calls of the graph; its walk along the chain ended with ``outcome``."""
-        self.floor = self._floor_of(outcome)
-        everyone = tuple(range(len(self.contenders)))
+        self.fallback = self._fallback_of(outcome)
+        everyone = tuple(range(len(self.entries)))
         order = everyone if outcome.ranking is None else outcome.ranking
         built = self._built(everyone, outcome, backwards, order)
         serves = built.engine is not None or (built.skipped and self.retry_after is not None)
@@ -110,7 +110,7 @@ class Succession:
     def _sampler(self) -> Sampler:
         return Sampler(
             every=self._policy.verify.every,
-            floor=self.floor,
+            fallback=self.fallback,
             exact=self._exact,
             request=self.request_for,
             bounds=bounds_of(self._policy),
@@ -128,29 +128,29 @@ class Succession:
         """What came of trying the candidates at these places, or the first of them."""
         tried = list(zip(places, outcome.attempts, strict=False))
         skipped = tuple(at for at, each in tried if each.reason is Reason.QUARANTINED)
-        if outcome.chosen == FLOOR:
+        if outcome.chosen == EAGER:
             return Built(None, order, skipped)
         place = next(at for at, each in tried if each.accepted)
         bounds = outcome.bounds or bounds_of(self._policy)
         return Built(Engine(outcome.compiled, place, bounds, backwards), order, skipped)
 
-    def _floor_of(self, outcome: Outcome) -> Callable[..., Any]:
-        """What serves already, if that is the floor; else it is made now, or when it is needed."""
-        if outcome.chosen == FLOOR:
+    def _fallback_of(self, outcome: Outcome) -> Callable[..., Any]:
+        """What serves already, if that is eager; else it is made now, or when it is needed."""
+        if outcome.chosen == EAGER:
             return _torch.breaks.undisabled(outcome.compiled)
         return self._answer if self._shared.late else eager_forward(self.request.gm)
 
     def _exact(self, args: Sequence[Any], request: GraphRequest) -> Values:
-        """What the floor computes in float64 for the inputs of a call."""
+        """What the eager fallback computes in float64 for the inputs of a call."""
         late, gm = self._shared.late, self.request.gm
         with _torch.compiles.recaptured(gm, args) if late else contextlib.nullcontext():
             return verify.exact(args, request, self._shared)
 
     def _answer(self, *args: Any) -> Any:
-        """The floor where passes run on AOTAutograd's graphs: compiled when it is first needed."""
+        """Eager where passes run on AOTAutograd's graphs: compiled when it is first needed."""
         if self._answering is None:
             with _torch.compiles.recaptured(self.request.gm, args):
-                self._answering, _ = make_floor(self.request_for(args), self._shared)
+                self._answering, _ = make_fallback(self.request_for(args), self._shared)
         return self._answering(*args)
 
     def compiling(self) -> AbstractContextManager[object]:
@@ -159,7 +159,7 @@ class Succession:
 
     def quarantine(self, place: int) -> None:
         """Have the whole process leave a candidate out for this graph."""
-        engine = self.contenders[place]
+        engine = self.entries[place]
         session.current().quarantine(self.request.graph_key, engine.key, engine.candidate.backend)
 
     def failed(self, error: BaseException, what: str) -> None:
@@ -181,22 +181,22 @@ class Succession:
                 error_type=type(error).__name__,
                 traceback="".join(traceback.format_exception(error)),
             )
-        self._record(tuple(attempts), FLOOR)
+        self._record(tuple(attempts), EAGER)
 
     def build(self, places: Sequence[int], args: Sequence[Any]) -> Built:
         """The first of these candidates that is accepted for these inputs."""
-        outcome, backwards = self.walk(args, [self.contenders[place] for place in places])
+        outcome, backwards = self.walk(args, [self.entries[place] for place in places])
         self._record((*self.report.attempts, *outcome.attempts), outcome.chosen, outcome)
         return self._built(places, outcome, backwards)
 
     def rebuild(self, place: int, args: Sequence[Any]) -> Engine | None:
         """A candidate from quarantine, built once more; ``None`` where it is not accepted.
 
-        Where the policy wants the fastest, the engine is measured against the floor.
+        Where the policy wants the fastest, the engine is measured against the eager fallback.
         """
-        contender = self.contenders[place]
-        session.current().release(self.request.graph_key, contender.key)
-        outcome, backwards = self.walk(args, (contender,), self._benchmark)
+        entry = self.entries[place]
+        session.current().release(self.request.graph_key, entry.key)
+        outcome, backwards = self.walk(args, (entry,), self._benchmark)
         attempts = (*self.report.attempts, *outcome.attempts)
         if not outcome.attempts[0].accepted:
             self._record(attempts, self.report.chosen)
@@ -222,7 +222,7 @@ class Succession:
         )
         attempts = (*outcome.attempts, *since)
         self._record(attempts, outcome.chosen, None if stays else outcome, alongside=True)
-        return self._built(range(len(self.contenders)), outcome, None, tuple(ahead)), may_return
+        return self._built(range(len(self.entries)), outcome, None, tuple(ahead)), may_return
 
     def reverted(self) -> None:
         """Record that the engine which had been replaced serves again."""
@@ -237,18 +237,18 @@ class Succession:
         ]
         self._record(tuple(attempts), self.report.chosen, alongside=True)
 
-    def floor_in_time(self, args: Sequence[Any]) -> choice.Made:
-        """The floor and its passes; compiled now, for these inputs, if it has to be compiled."""
+    def fallback_in_time(self, args: Sequence[Any]) -> choice.Made:
+        """Eager and its passes; compiled now, for these inputs, if it has to be compiled."""
         if not self._shared.late:
-            return self.floor, ()
+            return self.fallback, ()
         outcome, _ = self.walk(args, ())
         self._answering = outcome.compiled
-        return self.floor, outcome.passes
+        return self.fallback, outcome.passes
 
     def walk(
         self,
         args: Sequence[Any],
-        contenders: Sequence[Contender],
+        entries: Sequence[ChainEntry],
         benchmark: select.Benchmark | None = None,
         *,
         alongside: bool = False,
@@ -258,7 +258,7 @@ class Succession:
 
         Args:
             args: The inputs to build for.
-            contenders: The candidates.
+            entries: The candidates.
             benchmark: How the fastest is found; ``None`` takes the first that is accepted.
             alongside: Whether the program runs meanwhile.
             made: What engines have made of the graph in another walk.
@@ -267,7 +267,7 @@ class Succession:
         with _torch.compiles.recaptured(request.gm, args), watched() as backwards:
             outcome = walk.walk(
                 request,
-                contenders,
+                entries,
                 self._shared,
                 benchmark,
                 strict=False,
@@ -318,10 +318,10 @@ class Succession:
 
 
 def _open_to_writes(
-    request: GraphRequest, contenders: Sequence[Contender]
+    request: GraphRequest, entries: Sequence[ChainEntry]
 ) -> tuple[tuple[int, ...], bool]:
     """Inputs that an engine of the chain may write to, and whether some cannot be watched."""
-    engines = (each.backend for each in contenders)
+    engines = (each.backend for each in entries)
     trusted = all(e.writes_as_the_graph or e.may_return_original for e in engines)
     if trusted and not writes.may_write(request.gm) and writes.is_known(request.gm):
         return (), False

@@ -17,7 +17,7 @@ import sys
 import warnings
 
 from composer.errors import FallbackWarning
-from composer.records import FLOOR, CompileReport, Reason, Status
+from composer.records import EAGER, CompileReport, Reason, Status
 from composer.registry import nearest
 from composer.system import distribution
 
@@ -53,7 +53,7 @@ def warn_of_fallbacks(
         what = attempt.backend, str(attempt.reason)
         # One that is absent, or was not tried again, is missed only if it was asked for, or if
         # nothing else serves.
-        missed = asked_by_name or report.chosen == FLOOR
+        missed = asked_by_name or report.chosen == EAGER
         absent = attempt.status is Status.UNAVAILABLE and not missed
         skipped = attempt.status is Status.SKIPPED
         known = attempt.reason is Reason.KNOWN_FAILURE and missed

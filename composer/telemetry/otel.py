@@ -164,7 +164,7 @@ def _observe(meter: Meter, read: Callable[[], Mapping[str, Total]]) -> None:
         ("composer.runtime.calls", "calls", "{call}", "Calls of compiled graphs."),
         (
             *("composer.runtime.fallbacks", "fallbacks", "{call}"),
-            "Calls that the floor answered for the engine.",
+            "Calls that the eager fallback answered for the engine.",
         ),
         ("composer.runtime.time", "seconds", "s", "Host time within the calls, estimated."),
     ):

@@ -111,7 +111,7 @@ def _runtime(totals: Mapping[str, Total]) -> Iterator[Metric]:
     )
     fallbacks = CounterMetricFamily(
         "composer_runtime_fallbacks",
-        "Calls that the floor answered for the engine.",
+        "Calls that the eager fallback answered for the engine.",
         labels=["backend"],
     )
     seconds = CounterMetricFamily(

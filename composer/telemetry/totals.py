@@ -17,7 +17,7 @@ COMPILE_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """Calls, calls that the floor answered, and the time within them.
+    """Calls, calls that the eager fallback answered, and the time within them.
 
     Time is kept in whole nanoseconds: sums of floats in another order may come out a trifle lower,
     which Prometheus would take for a restart of the process.
@@ -57,7 +57,8 @@ class News:
         first: Whether it is the graph's first.
         known: How many of its attempts an earlier one had already; the others are new.
         raised: How many engines raised at run time of which no takeover has told.
-        takeover: Whether candidates were tried anew, or the floor serves since there are none.
+        takeover: Whether candidates were tried anew, or the eager fallback serves since there are
+        none.
     """
 
     first: bool

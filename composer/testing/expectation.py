@@ -45,7 +45,7 @@ def expect(
         served_by: The backend that serves all of them, or how many each one serves.
         reasons: How many attempts end with each reason; those not named do not count.
         calls: Calls of graphs compiled within.
-        fallbacks: Calls that the floor answered for an engine.
+        fallbacks: Calls that the eager fallback answered for an engine.
         verified: Calls that were compared with eager.
         statuses: How many attempts end with each status: ``succeeded=1, failed=2``.
 

@@ -300,7 +300,7 @@ def test_ranks_that_agree_on_an_engine_take_all_of_it(monkeypatch: pytest.Monkey
 
     @contextlib.contextmanager
     def voting(*_: Any, **__: Any) -> Iterator[Any]:
-        yield lambda _: ranks.Ballot()
+        yield lambda _: ranks.Vote()
 
     monkeypatch.setattr(ranks, "among_ranks", voting)
     spy = Builds()

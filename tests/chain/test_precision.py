@@ -634,7 +634,7 @@ def test_child_process_is_sent_what_is_built_here(monkeypatch: pytest.MonkeyPatc
 
 
 def test_passes_of_the_user_come_first_and_the_floor_stays() -> None:
-    """The rewrite is none of the shared passes: they are recorded, and the floor runs them."""
+    """The rewrite is none of the shared passes: they are recorded, and eager runs them."""
     module, x = layers(), torch.randn(4, 32)
     options = {"passes": ["remove_no_ops"], "precision": "bf16"}
     with torch.no_grad():

@@ -39,18 +39,18 @@ class Rank:
         *,
         again: bool = False,
     ) -> int:
-        """The place of the candidate taken; -1 for the floor."""
+        """The place of the candidate taken; -1 for the eager fallback."""
         started = time.monotonic()
-        with ranks.between(self.member, graph, within, again=again) as ballots:
+        with ranks.between(self.member, graph, within, again=again) as votes:
             for place, able in enumerate(can):
                 facts = BuildFacts()
                 try:
-                    ballots(place).open()
+                    votes(place).open()
                     time.sleep(build)
                     if not able:
-                        ballots(place).refuse("no such kernel")
+                        votes(place).refuse("no such kernel")
                         continue
-                    ballots(place).accept(facts)
+                    votes(place).accept(facts)
                 except Refusal as refusal:
                     self.said.append(str(refusal))
                     continue
@@ -216,8 +216,8 @@ def test_patience_that_is_at_its_end_is_no_error() -> None:
     for number in range(600):
         zero.walk([True], graph=f"own{number}", within=0.0001)
     facts = BuildFacts()
-    with ranks.between(zero.member, "last", 60.0) as ballots:
-        ballots(0).accept(facts)
+    with ranks.between(zero.member, "last", 60.0) as votes:
+        votes(0).accept(facts)
     assert facts.extra["agreed"]["ranks"] == 1
 
 
@@ -307,5 +307,5 @@ def test_store_that_fails_ends_the_talk_and_nothing_else() -> None:
 def test_one_rank_asks_nobody() -> None:
     """Nor does any, with a limit of 0."""
     for within in (0.0, 5.0):
-        with ranks.among_ranks("graph", within) as ballots:
-            assert ballots(0) is ranks.NOBODY
+        with ranks.among_ranks("graph", within) as votes:
+            assert votes(0) is ranks.NOBODY

@@ -1,4 +1,4 @@
-"""The chain: order, isolation of candidates from each other, classification, the floor."""
+"""The chain: order, isolation of candidates from each other, classification, the eager fallback."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_order_given_is_order_tried() -> None:
     ],
 )
 def test_every_refusal_has_its_status_and_reason(engine, status, reason) -> None:
-    """And the floor answers."""
+    """And the eager fallback answers."""
     x = torch.randn(3)
     with pytest.warns(composer.errors.FallbackWarning):
         result = compiled(cosine, engine)(x)
@@ -251,7 +251,7 @@ class Residual(torch.nn.Module):
     [("eager", "eager"), (engines.raises, "eager"), ("inductor", "inductor"), ("onnxrt", "onnxrt")],
 )
 def test_regions_that_are_compiled_once_are_any_engines(engine, serves, training: bool) -> None:
-    """The floor has their backward, and engines that read ONNX take what is in them."""
+    """The eager fallback has their backward, and engines that read ONNX take what is in them."""
     model = torch.nn.Sequential(*[Residual() for _ in range(3)])
     twin = copy.deepcopy(model)
     x = torch.randn(3, 8)
@@ -926,7 +926,7 @@ def test_callables_of_one_name_are_told_apart() -> None:
 
 
 def test_callable_named_as_the_floor_is_an_engine_like_any_other() -> None:
-    """It is answered for, and its record does not say that the floor served."""
+    """It is answered for, and its record does not say that the eager fallback served."""
 
     def eager(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
         return breaks_at_call(gm, inputs)

@@ -267,7 +267,7 @@ def test_inductor_generates_triton_kernels_for_a_composed_graph() -> None:
 
 
 def test_default_chain_serves_a_graph_on_the_card() -> None:
-    """By TensorRT where it is, else by Inductor; never by the floor."""
+    """By TensorRT where it is, else by Inductor; never by the eager fallback."""
     net, x = model(), batch()
     with torch.no_grad():
         close(torch.compile(net, backend="composer")(x), net(x))
@@ -394,7 +394,7 @@ def test_engine_out_of_memory_is_called_again_once_there_is_some(two_gib) -> Non
 
 
 def test_engine_that_never_has_the_memory_is_given_up(two_gib) -> None:
-    """The floor answers three times, then the next candidate serves."""
+    """The eager fallback answers three times, then the next candidate serves."""
     x, tries, held = batch(), [], Loop()
     run = compiled(torch.sin, hungry(tries), "aot_eager")
     for _ in range(4):

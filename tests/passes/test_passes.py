@@ -107,7 +107,7 @@ def test_the_floor_runs_the_passes_too() -> None:
 
 
 def test_a_pass_that_changes_nothing_leaves_the_captured_graph() -> None:
-    """The floor is then bit for bit eager, in-place operations and all."""
+    """The eager fallback is then bit for bit eager, in-place operations and all."""
     seen = []
 
     def keeps(gm, example_inputs):

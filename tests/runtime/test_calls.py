@@ -30,7 +30,7 @@ class Chain(FakeChain):
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
-        self.floor = lambda given: self.answered(given, EAGER)
+        self.fallback = lambda given: self.answered(given, EAGER)
 
     def answered(self, given: Input, who: Any) -> tuple[Any]:
         given.answers.append(who)

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::composer.errors.FallbackWarning
 
 
 def test_engine_that_raises_is_answered_for_and_followed() -> None:
-    """The floor answers that call; the next candidate serves those that follow."""
+    """The eager fallback answers that call; the next candidate serves those that follow."""
     first, second = FakeBackend("raises", at=3), FakeBackend(name="second")
     f = compiled(torch.sin, first, second)
     with expect(graphs=1, calls=6, fallbacks=1, failed=1, succeeded=1, served_by="second"):
@@ -343,7 +343,7 @@ def test_checkpoint_that_ends_its_second_forward_early_is_no_failure(options: An
 
 
 def test_engine_that_fails_in_the_second_forward_of_a_checkpoint_is_followed_at_once() -> None:
-    """The floor saves other tensors, which torch refuses; the step after that is well again."""
+    """Eager saves other tensors, which torch refuses; the step after that is well again."""
     f = compiled(torch.nn.Linear(4, 8), FakeBackend("raises", at=2), FakeBackend(name="second"))
 
     def step() -> None:
@@ -385,7 +385,7 @@ def test_in_place_graph_outlives_a_failure() -> None:
 
 
 def test_passes_hold_after_a_failure() -> None:
-    """They are part of the program: the floor and the next engine run them as well."""
+    """They are part of the program: the eager fallback and the next engine run them as well."""
     from rewrites import Scale, at
 
     for stage in ("torch", "aten", "joint", "post_grad"):
@@ -476,7 +476,7 @@ def test_guard_keeps_no_tensor_alive() -> None:
 @pytest.mark.parametrize(
     ("backend", "options"),
     [
-        pytest.param("eager", {}, id="of the floor"),
+        pytest.param("eager", {}, id="of the eager fallback"),
         pytest.param(FakeBackend("raises", at=1), {}, id="of an engine"),
         pytest.param(FakeBackend("mutates_inputs_and_raises", at=1), {}, id="of one that wrote"),
         pytest.param(FakeBackend("fails_in_backward", at=1), {}, id="of a backward"),
@@ -592,7 +592,7 @@ def test_child_forked_while_another_thread_compiles_compiles_itself() -> None:
 
 
 def test_reduce_overhead_outlives_a_failure() -> None:
-    """Torch's mode for CUDA graphs: the answer is the floor's, then the next engine's."""
+    """Torch's mode for CUDA graphs: the answer is the eager fallback's, then the next engine's."""
     f = torch.compile(torch.sin, backend="composer", mode="reduce-overhead")
     with composer.using(chain=[FakeBackend("raises", at=2), "aot_eager"]):
         for _ in range(4):

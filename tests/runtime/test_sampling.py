@@ -295,7 +295,7 @@ def test_call_by_which_the_background_begins_is_compared() -> None:
 
 
 def test_successor_is_sampled_as_well() -> None:
-    """One wrong engine after the other; the floor is not compared with itself."""
+    """One wrong engine after the other; the eager fallback is not compared with itself."""
     f = sampled(torch.sin, *(FakeBackend("wrong_value", at=3, name=f"e{i}") for i in range(2)))
     with expect(rejected=2, fallbacks=2, served_by="eager", calls=8):
         for _ in range(8):
@@ -344,7 +344,7 @@ def test_inference_and_dynamic_shapes_are_sampled(mode: Any) -> None:
 
 
 def test_passes_are_part_of_what_is_sampled() -> None:
-    """The floor runs them as well."""
+    """The eager fallback runs them as well."""
     for stage in ("torch", "aten", "joint", "post_grad"):
         torch.compiler.reset()
         f = sampled(torch.cos, FakeBackend(), passes=[at(stage, Scale)])

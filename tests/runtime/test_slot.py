@@ -120,13 +120,13 @@ def test_slot_follows_the_table(state: State, event: Event) -> None:
     program = Program(FakeChain())
     slot, replaced = program.slot, program.chain.engine(1)
     slot.state, slot._previous = state, replaced if state is State.PROBATION else None
-    slot.run = {State.EAGER: program.chain.floor, State.QUARANTINED: slot.resuming}.get(
+    slot.run = {State.EAGER: program.chain.fallback, State.QUARANTINED: slot.resuming}.get(
         state, slot.run
     )
     before, new = slot.run, program.chain.engine(2)
     then = slot._happen(event, new)
     serves = dict.fromkeys((Then.NEW, Then.TRIAL), new.compiled)
-    serves |= {Then.PREVIOUS: replaced.compiled, Then.EAGER: program.chain.floor}
+    serves |= {Then.PREVIOUS: replaced.compiled, Then.EAGER: program.chain.fallback}
     assert then is PAIRS[state, event]
     assert slot.state is then.value[0]
     assert slot.run is serves.get(then, before)
@@ -197,7 +197,7 @@ def assert_whole(program: Program) -> None:
     assert slot.run is (
         slot.engine.compiled
         if slot.engine
-        else chain.floor
+        else chain.fallback
         if slot.state is State.EAGER
         else slot.resuming
     )

@@ -39,7 +39,7 @@ class FakeChain:
 
     def __init__(self, seed: int = 0, retry_after: int | None = 3, refuses: float = 0.25) -> None:
         self.retry_after = retry_after
-        self.floor: Callable[..., Any] = lambda *args: EAGER
+        self.fallback: Callable[..., Any] = lambda *args: EAGER
         self.record: list[str | int] = []
         self.made: list[weakref.ref[Compiled]] = []
         self.faults: list[str] = []

@@ -228,7 +228,7 @@ def test_record_of_a_graph_taken_over_adds_only_what_is_new(collected: Collected
 
 
 def test_takeover_at_run_time_is_one_span(collected: Collected) -> None:
-    """With the error that led to it, also where nobody but the floor is left."""
+    """With the error that led to it, also where nobody but the eager fallback is left."""
     chain = FakeBackend("raises", at=1), FakeBackend("raises", at=2, name="other")
     f = compiled(torch.sin, *chain)
     for _ in range(4):

@@ -32,7 +32,7 @@ def test_fake_without_a_fault_is_an_honest_engine() -> None:
     ],
 )
 def test_fault_while_compiling_ends_the_attempt(fault: str, status: str, reason: str) -> None:
-    """The floor answers, with eager's numbers."""
+    """The eager fallback answers, with eager's numbers."""
     x = torch.randn(3)
     with expect(graphs=1, served_by="eager", reasons={reason: 1}, **{status: 1}):
         assert torch.equal(compiled(torch.sin, FakeBackend(fault))(x), x.sin())

@@ -46,7 +46,7 @@ class LockedGraph(BaseModel):
     Attributes:
         model: Class or function, or the name that the policy gives it.
         position: How many other graphs of that model were compiled before it.
-        engine: Who serves it, as the chain spelled it; ``eager`` for the floor.
+        engine: Who serves it, as the chain spelled it; ``eager`` for the eager fallback.
         key: The ``graph_key`` of its report.
         device: The most common device.
         dtype: The most common floating dtype.

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from composer import config, session
-from composer.chain.candidates import Contender, contenders_of
+from composer.chain.candidates import ChainEntry, entries_of
 from composer.chain.lock import file
 from composer.chain.lock.describe import describe, readable, versions_for
 from composer.chain.lock.difference import between, called, versions
@@ -16,15 +16,15 @@ from composer.chain.lock.witness import Witness, precision_of
 from composer.errors import LockError
 from composer.passes.resolve import SharedPasses
 from composer.policy import Candidate, Policy
-from composer.records import FLOOR, GraphRequest
+from composer.records import EAGER, GraphRequest
 
 
 def hold(
     request: GraphRequest,
     policy: Policy,
-    contenders: tuple[Contender, ...],
+    entries: tuple[ChainEntry, ...],
     shared: SharedPasses,
-) -> tuple[Policy, tuple[Contender, ...]]:
+) -> tuple[Policy, tuple[ChainEntry, ...]]:
     """The policy and the chain; where the policy is ``locked``, narrowed to what the lock says.
 
     The lock chooses among the candidates of the chain; it names no code. ``composer lock`` does not
@@ -35,17 +35,17 @@ def hold(
     """
     witness: Witness | None = session.current().witness
     if not policy.locked and witness is None:
-        return policy, contenders
+        return policy, entries
     graph = describe(request, policy, shared, _position(request))
     if witness is not None:
-        witness.meet(graph, contenders)
+        witness.meet(graph, entries)
         policy = _in_the_foreground(policy)  # to see who serves in the end
         entry = witness.entry(graph) if policy.locked else None
     else:
-        entry = _entry(graph, contenders)
-    held = _held_to(entry, contenders) if entry else ()
+        entry = _entry(graph, entries)
+    held = _held_to(entry, entries) if entry else ()
     if not held:
-        return policy, contenders
+        return policy, entries
     return _in_the_foreground(policy, by="first"), held
 
 
@@ -67,7 +67,7 @@ def _position(request: GraphRequest) -> int:
     return len(keys - {request.graph_key})
 
 
-def _entry(graph: LockedGraph, contenders: tuple[Contender, ...]) -> LockedGraph:
+def _entry(graph: LockedGraph, entries: tuple[ChainEntry, ...]) -> LockedGraph:
     """The lock's entry of this graph.
 
     Raises:
@@ -80,9 +80,9 @@ def _entry(graph: LockedGraph, contenders: tuple[Contender, ...]) -> LockedGraph
     if entry is None:
         raise LockError(path, f"does not hold {graph.title}, nor any other of it")
     told = [message for _, message in between(entry, graph)]
-    engine = next((each.backend for each in contenders if _is(each, entry)), None)
+    engine = next((each.backend for each in entries if _is(each, entry)), None)
     told += versions(lock, versions_for(engine))
-    if same and not _held_to(same, contenders):
+    if same and not _held_to(same, entries):
         told.append(f"{called(same)}, which it names, is not in the chain")
     if not told:
         return entry
@@ -92,21 +92,22 @@ def _entry(graph: LockedGraph, contenders: tuple[Contender, ...]) -> LockedGraph
     raise LockError(path, f"does not hold {graph.title}; {nearest}", told)
 
 
-def _held_to(entry: LockedGraph, contenders: tuple[Contender, ...]) -> tuple[Contender, ...]:
+def _held_to(entry: LockedGraph, entries: tuple[ChainEntry, ...]) -> tuple[ChainEntry, ...]:
     """The chain with all but the locked engine barred; empty where the chain does not have it.
 
-    The floor is added if it is the locked one: it can be the fastest without being in the chain.
+    The eager fallback is added if it is the locked one: it can be the fastest without being in the
+    chain.
     """
-    if entry.engine == FLOOR and not any(_is(each, entry) for each in contenders):
-        contenders = (*contenders, *contenders_of(Policy(chain=(Candidate(backend=FLOOR),))))
-    if not any(_is(each, entry) for each in contenders):
+    if entry.engine == EAGER and not any(_is(each, entry) for each in entries):
+        entries = (*entries, *entries_of(Policy(chain=(Candidate(backend=EAGER),))))
+    if not any(_is(each, entry) for each in entries):
         return ()
     why = f"{LOCK_FILE} says {called(entry)} for this graph"
     return tuple(
-        each if _is(each, entry) else dataclasses.replace(each, barred=why) for each in contenders
+        each if _is(each, entry) else dataclasses.replace(each, barred=why) for each in entries
     )
 
 
-def _is(each: Contender, entry: LockedGraph) -> bool:
+def _is(each: ChainEntry, entry: LockedGraph) -> bool:
     candidate = each.candidate
     return (candidate.name, readable(candidate.options), precision_of(each)) == entry.server

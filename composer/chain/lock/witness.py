@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from composer import session
 from composer.backends.base import Backend
-from composer.chain.candidates import Contender
+from composer.chain.candidates import ChainEntry
 from composer.chain.lock.describe import readable, versions_for
 from composer.chain.lock.difference import Served
 from composer.chain.lock.file import Lock, LockedGraph
@@ -33,9 +33,9 @@ class _Place:
     backend: Backend
 
 
-def precision_of(contender: Contender) -> Literal["", "bf16"]:
+def precision_of(entry: ChainEntry) -> Literal["", "bf16"]:
     """What a candidate computes in, where that is not the graph's own."""
-    return "bf16" if contender.precision == "bf16" else ""
+    return "bf16" if entry.precision == "bf16" else ""
 
 
 class Witness:
@@ -52,7 +52,7 @@ class Witness:
         self._chains: dict[str, tuple[_Place, ...]] = {}
         self._records: dict[int, dict[str, Any]] = {}
 
-    def meet(self, graph: LockedGraph, contenders: Sequence[Contender]) -> None:
+    def meet(self, graph: LockedGraph, entries: Sequence[ChainEntry]) -> None:
         """Keep what there is to say of a graph that is about to be compiled.
 
         Keys may differ where the parts do not: by ``strict``, or by the number of a device.
@@ -68,7 +68,7 @@ class Witness:
                 precision_of(each),
                 each.backend,
             )
-            for each in contenders
+            for each in entries
         )
 
     def entry(self, graph: LockedGraph) -> LockedGraph | None:

@@ -10,8 +10,8 @@ from typing import Any
 from composer import _torch
 from composer.chain import selftest, verify
 from composer.chain.attempt import try_candidate
-from composer.chain.candidates import contenders_of
-from composer.chain.eager_fallback import make_floor
+from composer.chain.candidates import entries_of
+from composer.chain.eager_fallback import make_fallback
 from composer.chain.sandbox import parcel
 from composer.errors import ComposerError, Refusal, first_line, text_of
 from composer.graphs import capture
@@ -42,7 +42,7 @@ def _attempt(payload: bytes, ready: Callable[[], None]) -> Attempt:
         freeze=around["freeze"],
     )
     try:
-        (contender,) = contenders_of(alone, Cache(failures=0.0, artefacts=0.0))
+        (entry,) = entries_of(alone, Cache(failures=0.0, artefacts=0.0))
     except ComposerError as error:
         what = f"in a child process: {error}"
         return Attempt("", Status.DECLINED, Reason.NOT_ISOLATABLE, what, 0.0)
@@ -51,7 +51,7 @@ def _attempt(payload: bytes, ready: Callable[[], None]) -> Attempt:
         request = capture.read_request(gm, inputs, mode=around["mode"])
         with _torch.compiles.as_if_captured(inputs):
             tried = try_candidate(
-                request, contender, LatePasses(shared), require_working=selftest.require
+                request, entry, LatePasses(shared), require_working=selftest.require
             )
         if tried.compiled is None:
             return tried.attempt
@@ -61,12 +61,12 @@ def _attempt(payload: bytes, ready: Callable[[], None]) -> Attempt:
 def _run(
     compiled: Callable[..., Any], request: GraphRequest, attempt: Attempt, shared: SharedPasses
 ) -> Attempt:
-    """Run once, with a backward in training. Weights are made up, so the floor may raise, too."""
+    """Run once, with a backward in training. Weights are made up, so eager may raise, too."""
     try:
         verify.run(compiled, request.example_inputs, request)
     except BaseException as error:  # noqa: BLE001  # becomes a record in the caller
         control_flow.pass_on(error)
-        if _floor_raises(request, shared):
+        if _fallback_raises(request, shared):
             return attempt
         what = f"raised when it was run on the first inputs: {first_line(text_of(error))}"
         return dataclasses.replace(
@@ -80,11 +80,11 @@ def _run(
     return attempt
 
 
-def _floor_raises(request: GraphRequest, shared: SharedPasses) -> bool:
+def _fallback_raises(request: GraphRequest, shared: SharedPasses) -> bool:
     try:
         with _torch.compiles.as_if_captured(request.example_inputs):
-            floor, _ = make_floor(request, shared)
-        verify.run(floor, request.example_inputs, request)
+            fallback, _ = make_fallback(request, shared)
+        verify.run(fallback, request.example_inputs, request)
     except BaseException as error:  # noqa: BLE001  # that it raises is the answer
         control_flow.pass_on(error)
         return True

@@ -1,7 +1,7 @@
 """Which of the candidates that were tried serves the graph: the first accepted, or the fastest.
 
-Both are given the candidates one by one, and a function that makes the floor. What is not chosen is
-released: an outcome refers to one compiled callable only.
+Both are given the candidates one by one, and a function that makes the eager fallback. What is not
+chosen is released: an outcome refers to one compiled callable only.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from composer.chain.select.rules import lost_a_tie
 from composer.errors import Refusal, first_line, text_of
 from composer.graphs.comparison import Bounds, devices
 from composer.records import (
-    FLOOR,
+    EAGER,
     Attempt,
     End,
     GraphRequest,
@@ -57,18 +57,18 @@ class Tried:
     compiled: Callable[..., Any] | None
     error: BaseException | None = None
     passes: tuple[PassRecord, ...] = ()
-    is_floor: bool = False
+    is_fallback: bool = False
     bounds: Bounds | None = None
     grown: int = 0
 
 
-def first(tries: Iterable[Tried], floor: Callable[[], Made], why: str = "") -> Outcome:
-    """The first that is accepted serves, or the floor.
+def first(tries: Iterable[Tried], fallback: Callable[[], Made], why: str = "") -> Outcome:
+    """The first that is accepted serves, or the eager fallback.
 
     Args:
         tries: Tries the candidates in the order of the chain, one each time it is asked for the
             next; what stands behind the first that is accepted is not tried.
-        floor: Makes what serves where none is accepted.
+        fallback: Makes what serves where none is accepted.
         why: For the record, why the candidates could not be measured; empty where the policy does
             not ask for that.
     """
@@ -77,33 +77,33 @@ def first(tries: Iterable[Tried], floor: Callable[[], Made], why: str = "") -> O
         made.append(_with_timing(each, f"no: {why}") if why else each)
         if each.compiled is not None:
             return outcome_of(made, each)
-    return outcome_of(made, floor_of(floor()))
+    return outcome_of(made, fallback_of(fallback()))
 
 
 def fastest(
     tries: Iterable[Tried],
-    floor: Callable[[], Made],
+    fallback: Callable[[], Made],
     request: GraphRequest,
     benchmark: select.Benchmark,
 ) -> Outcome:
-    """All are tried; of those accepted, and the floor, the one that takes the least time serves.
+    """All are tried; of those accepted, and eager, the one that takes the least time serves.
 
     Args:
         tries: Tries the candidates in the order of the chain.
-        floor: Makes what runs the captured graph.
+        fallback: Makes what runs the captured graph.
         request: The graph and the inputs to measure with.
         benchmark: How the policy wants them measured.
     """
     gauge = None if benchmark.within is None else Gauge(devices(request.example_inputs))
     if gauge is not None and not gauge.works:
-        return first(tries, floor, "this system does not tell what memory a process holds")
+        return first(tries, fallback, "this system does not tell what memory a process holds")
     made = list(tries if gauge is None else _weighed(tries, gauge))
     racing = [place for place, each in enumerate(made) if each.compiled is not None]
     if not racing:
-        return outcome_of(made, floor_of(floor()))
+        return outcome_of(made, fallback_of(fallback()))
     field = [made[place] for place in racing]
-    if not field[-1].is_floor:
-        field.append(floor_of(floor()))
+    if not field[-1].is_fallback:
+        field.append(fallback_of(fallback()))
     budget = benchmark.budget(sum(each.attempt.seconds for each in made))
     with session.current().progress.step(request, "measuring"):
         participants = [_participant(each, benchmark) for each in field]
@@ -111,7 +111,8 @@ def fastest(
             participants, request, budget, benchmark.within, gauge, benchmark.barrier
         )
     winner, judged = _judged(field, result)
-    for place, each in zip(racing, judged, strict=False):  # the floor may stand behind the chain
+    # The eager fallback may stand behind the chain.
+    for place, each in zip(racing, judged, strict=False):
         made[place] = each
     ahead = [racing[at] for at in _ranking(result, len(field)) if at < len(racing)]
     quarantined = [at for at, e in enumerate(made) if e.attempt.reason is Reason.QUARANTINED]
@@ -130,7 +131,7 @@ def _weighed(tries: Iterable[Tried], gauge: Gauge) -> Iterator[Tried]:
 def outcome_of(
     made: Sequence[Tried], serves: Tried, ranking: tuple[int, ...] | None = None
 ) -> Outcome:
-    """The outcome of a walk in which these were tried, and one of them, or the floor, serves."""
+    """The outcome of a walk in which these were tried, and one of them, or eager, serves."""
     assert serves.compiled is not None
     return Outcome(
         ends=tuple(End(each.attempt, each.error) for each in made),
@@ -142,16 +143,16 @@ def outcome_of(
     )
 
 
-def floor_of(made: Made) -> Tried:
-    """The floor as one that was tried and accepted."""
+def fallback_of(made: Made) -> Tried:
+    """The eager fallback as one that was tried and accepted."""
     compiled, passes = made
-    attempt = Attempt(FLOOR, Status.SUCCEEDED, None, "", 0.0)
-    return Tried(attempt, compiled, None, passes, is_floor=True)
+    attempt = Attempt(EAGER, Status.SUCCEEDED, None, "", 0.0)
+    return Tried(attempt, compiled, None, passes, is_fallback=True)
 
 
 def _participant(each: Tried, benchmark: select.Benchmark) -> select.Participant:
     assert each.compiled is not None
-    counts = benchmark.calls is not None and not each.is_floor
+    counts = benchmark.calls is not None and not each.is_fallback
     build_share = each.attempt.seconds / benchmark.calls if counts and benchmark.calls else 0.0
     return select.Participant(each.attempt.backend, each.compiled, build_share, each.grown)
 
@@ -175,7 +176,7 @@ def _judged(field: Sequence[Tried], result: select.Result) -> tuple[int, list[Tr
     return winner, judged
 
 
-def _beaten(each: Tried, at: int, winner: str, result: select.Result, floor: int) -> Tried:
+def _beaten(each: Tried, at: int, winner: str, result: select.Result, fallback: int) -> Tried:
     if result.winner is None:
         what = f"it was accepted, and not measured: {result.why}"
         refusal = Refusal(Status.SKIPPED, Reason.POLICY, what)
@@ -190,7 +191,7 @@ def _beaten(each: Tried, at: int, winner: str, result: select.Result, floor: int
     own = f"{_ms(timing.cost):.3g} ms a call{_and_memory(timing)}{counted}"
     loaded = UNDER_LOAD if result.under_load else ""
     attempt = dataclasses.replace(
-        _with_timing(each, _figures(result, at, floor)).attempt,
+        _with_timing(each, _figures(result, at, fallback)).attempt,
         status=Status.NOT_CHOSEN,
         reason=Reason.SLOWER,
         message=f"{own}; {winner} takes {_ms(best.cost):.3g} ms{_and_memory(best)}{tie}{loaded}",
@@ -203,8 +204,8 @@ def _and_memory(timing: select.Timing) -> str:
     return "" if timing.grown is None else f" and {timing.grown / MIB:.0f} MiB"
 
 
-def _figures(result: select.Result, at: int, floor: int) -> str | dict[str, Any]:
-    """What the record says of a participant's time; the floor's stands with every other's."""
+def _figures(result: select.Result, at: int, fallback: int) -> str | dict[str, Any]:
+    """What the record says of a participant's time; eager's stands with every other's."""
     if result.winner is None:
         return f"no: {result.why}"
     timing = result.timings[at]
@@ -213,7 +214,7 @@ def _figures(result: select.Result, at: int, floor: int) -> str | dict[str, Any]
         "least_ms": _ms(min(timing.samples)),
         "ratio": round(timing.seconds / result.timings[result.winner].seconds, 4),
         "rounds": timing.rounds,
-        "eager_ms": _ms(result.timings[floor].seconds),
+        "eager_ms": _ms(result.timings[fallback].seconds),
         "seconds": round(result.seconds, 4),
     }
     if timing.build_share:
@@ -242,16 +243,16 @@ def _raised(each: Tried, error: BaseException) -> Tried:
 
 
 def _ranking(result: select.Result, count: int) -> list[int]:
-    """The winner, then those that may serve if it fails, best first: none slower than the floor.
+    """The winner, then those that may serve if it fails, best first: none slower than eager.
 
     Where nothing was measured, all that did not raise, in the order of the chain.
     """
-    floor = count - 1
+    fallback = count - 1
     if result.winner is None:
         return [at for at in range(count) if at not in result.errors]
-    if result.winner == floor:
-        return [floor]
-    limit = select.TIE * result.timings[floor].cost
+    if result.winner == fallback:
+        return [fallback]
+    limit = select.TIE * result.timings[fallback].cost
     measured = ((at, timing.cost) for at, timing in result.timings.items())
     good = {at: cost for at, cost in measured if cost <= limit or at == result.winner}
     return sorted(good, key=lambda at: (at != result.winner, good[at]))

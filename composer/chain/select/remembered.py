@@ -26,7 +26,7 @@ from composer.system.memory import free_memory
 def fastest(
     trial: Callable[[int, int], Tried],
     tries: Callable[[Mapping[int, Tried]], Iterator[Tried]],
-    floor: Callable[[], Made],
+    fallback: Callable[[], Made],
     request: GraphRequest,
     benchmark: select.Benchmark,
     cache: VerdictCache | None,
@@ -37,7 +37,7 @@ def fastest(
         trial: Tries the candidate at a place of the chain, given how many of the first products
             were found to have to stay in float32.
         tries: Tries the chain, except for candidates that were tried already, given by place.
-        floor: Makes what runs the captured graph.
+        fallback: Makes what runs the captured graph.
         request: The graph and the inputs to measure with.
         benchmark: What the policy wants of a measurement.
         cache: Where verdicts on this graph are kept; ``None`` where none is to be remembered.
@@ -47,13 +47,13 @@ def fastest(
     if cache and recalled:
         winner = recalled.verdict.winner
         if winner is None:
-            return _outcome(recalled, choice.floor_of(floor()))
+            return _outcome(recalled, choice.fallback_of(fallback()))
         tried = trial(winner, recalled.verdict.candidates[winner].products_in_fp32)
         if tried.compiled is not None:
             return _outcome(recalled, tried)
         cache.forget()
         done[winner] = tried
-    outcome = choice.fastest(tries(done), floor, request, benchmark)
+    outcome = choice.fastest(tries(done), fallback, request, benchmark)
     free_memory()  # of those that lost
     if cache:
         cache.keep(outcome)

@@ -1,7 +1,7 @@
 """``select = "fastest"``: which of several accepted engines runs a graph in the least time?
 
-All engines and the floor (the captured graph's own forward) are timed on copies of the first
-call's inputs. In training a call is a forward and a backward. What a run changes is put back.
+All engines and the eager fallback (the captured graph's own forward) are timed on copies of the
+first call's inputs. In training a call is a forward and a backward. What a run changes is put back.
 
 - *Rounds, not blocks.* The machine may be busy with other things as well. A round takes one sample
   of each participant, in an order drawn anew for each round. So a load that comes and goes meets
@@ -58,7 +58,7 @@ def measure(
     """Time the participants in rounds until one is surely ahead, or the time is over.
 
     Args:
-        participants: In the order of the chain; the last is the floor.
+        participants: In the order of the chain; the last is the eager fallback.
         request: The graph and the first call's inputs, which are not changed.
         budget: How long this may take.
         within: As in :class:`Benchmark`.
@@ -66,8 +66,8 @@ def measure(
         barrier: As in :class:`Benchmark`; waiting at it does not count as time of the benchmark.
 
     Returns:
-        The result, without a winner where the floor itself raises for these inputs, inputs cannot
-        be copied, or the time was too short for two calls of each participant.
+        The result, without a winner where the eager fallback itself raises for these inputs, inputs
+        cannot be copied, or the time was too short for two calls of each participant.
     """
     started = time.perf_counter()
     errors: dict[int, BaseException] = {}
@@ -135,15 +135,15 @@ class _Rounds:
         self._alive: list[int] = []
 
     def warm_up(self) -> None:
-        """Two calls of each, the floor's first: it tells whether the program itself raises.
+        """Two calls of each, eager's first: it tells whether the program itself raises.
 
         Raises:
             _Undecided: it does, or there was no time.
         """
-        *engines, floor = range(len(self._participants))
-        self._alive = [*engines, floor]
+        *engines, fallback = range(len(self._participants))
+        self._alive = [*engines, fallback]
         self._samples = {place: [] for place in self._alive}
-        for place in (floor, *engines):
+        for place in (fallback, *engines):
             with self._weighed(place):
                 started = time.perf_counter()
                 self._warm_up(place)
@@ -268,7 +268,7 @@ class _Rounds:
         """Seconds of a call; a participant that raises is out, and takes infinitely long.
 
         Raises:
-            _Undecided: the floor itself raises.
+            _Undecided: the eager fallback itself raises.
         """
         handled = sys.exception()
         run = self._participants[place].run

@@ -12,9 +12,9 @@
   times after six. A participant that is 5 % quicker is lost by this only after such a streak of bad
   luck.
 - *A tie* goes to the one that stands first in the chain, among those that are not out and within
-  2 % of the best. The floor stands last, so no engine serves that is more than 2 % slower than it.
-  The benchmark ends as soon as the first of those left is known, with the same certainty, to be no
-  more than 2 % behind any other.
+  2 % of the best. The eager fallback stands last, so no engine serves that is more than 2 % slower
+  than it. The benchmark ends as soon as the first of those left is known, with the same certainty,
+  to be no more than 2 % behind any other.
 - *Memory.* Where memory is the objective, the policy's ``within`` takes the place of the 2 % for
   leaving early, and :func:`least_memory` decides among those that are left.
 """

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
 
 from composer.errors import first_line
-from composer.records import FLOOR, Attempt, Reason, Status, printable
+from composer.records import EAGER, Attempt, Reason, Status, printable
 
 _LONGEST = 1000
 _FAILED = (Status.FAILED, Status.TIMED_OUT, Status.CRASHED)
@@ -116,7 +116,7 @@ class Verdict(BaseModel):
     @property
     def serves(self) -> str:
         """The winner's backend, with its precision."""
-        return FLOOR if self.winner is None else self.candidates[self.winner].who
+        return EAGER if self.winner is None else self.candidates[self.winner].who
 
     @property
     def milliseconds(self) -> float:
@@ -158,7 +158,7 @@ class Verdict(BaseModel):
         if not timings or not timings.keys() >= set(self.ranking):
             return False
         return (
-            self.chosen == (FLOOR if self.winner is None else own[self.winner])
+            self.chosen == (EAGER if self.winner is None else own[self.winner])
             and len(set(self.ranking)) == len(self.ranking)
             and all(each.keys() >= _FIGURES for each in timings.values())
             and all(each.timing for each in self.candidates if each.reason is Reason.SLOWER)

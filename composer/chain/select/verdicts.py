@@ -37,7 +37,7 @@ from composer.chain.select.shared_store import SharedStore
 from composer.chain.select.verdict import Verdict, clipped, figures_of, record_of
 from composer.errors import Refusal, SandboxRefusal, causes, error_line
 from composer.policy import Cache, Policy
-from composer.records import FLOOR, GraphRequest, Outcome, Reason
+from composer.records import EAGER, GraphRequest, Outcome, Reason
 from composer.system import control_flow, distribution, hardware
 from composer.system.disk import DiskCache, digest_of, this_process, warn_of
 from composer.system.distribution import version_of
@@ -206,7 +206,7 @@ class VerdictCache:
         here = session.current()
         if verdict.process == this_process() and self.key not in here.verdicts:
             return False  # composer.reset() has come since
-        serves = FLOOR if verdict.winner is None else self._keys[verdict.winner]
+        serves = EAGER if verdict.winner is None else self._keys[verdict.winner]
         if here.is_quarantined(self._request.graph_key, serves):
             return False
         if verdict.has_too_few_rounds and self._terms.seconds > verdict.seconds:

@@ -22,7 +22,7 @@ import torch.fx
 
 from composer import _torch
 from composer.build import BuildFacts
-from composer.chain.eager_fallback import make_floor
+from composer.chain.eager_fallback import make_fallback
 from composer.chain.verify.double import in_double
 from composer.chain.verify.prove import outputs_of
 from composer.errors import Refusal, error_line, first_line, refuse, text_of
@@ -94,14 +94,14 @@ def verify(
     bounds: Bounds,
     facts: BuildFacts,
 ) -> bool:
-    """Run a candidate once, the floor once, and the floor in float64 where that has to decide.
+    """Run a candidate once, eager once, and the eager fallback in float64 where that has to decide.
 
     One that says that it gives NaN wherever eager does is run a second time, on inputs with a NaN.
 
     Args:
         compiled: The candidate.
         request: The graph and the first call's inputs, which are not changed.
-        shared: The passes of the later stages, which the candidate and the floor have run.
+        shared: The passes of the later stages, which the candidate and the eager fallback have run.
         bounds: How far the candidate may be off.
         facts: What the candidate says of itself. What was found is added under ``verified``.
 
@@ -120,8 +120,8 @@ def verify(
         others = "no: other ranks would have to run the graph's collectives as well"
         facts.extra["verified"] = others
         return False
-    floor, later = make_floor(request, shared)
-    eager = _run_of_eager(floor, inputs, request, facts)
+    fallback, later = make_fallback(request, shared)
+    eager = _run_of_eager(fallback, inputs, request, facts)
     if eager is None:
         return False
     try:
@@ -141,13 +141,13 @@ def verify(
 
     all_compared = judge(got, eager, in_float64, bounds, reference, facts)
     if facts.keeps_nan and not eager.random:
-        _compare_nans(compiled, floor, inputs, request)
+        _compare_nans(compiled, fallback, inputs, request)
     return all_compared
 
 
 def _compare_nans(
     compiled: Callable[..., Any],
-    floor: Callable[..., Any],
+    fallback: Callable[..., Any],
     inputs: Sequence[Any],
     request: GraphRequest,
 ) -> None:
@@ -160,7 +160,7 @@ def _compare_nans(
     if all(mine is given for mine, given in zip(wrong, inputs, strict=True)):
         return  # token ids, say
     try:
-        expected = run(floor, wrong, request).values
+        expected = run(fallback, wrong, request).values
     except BaseException as error:  # noqa: BLE001  # eager does not take such inputs
         control_flow.pass_on(error)
         return
@@ -373,7 +373,7 @@ def exact(
     shared: SharedPasses,
     facts: BuildFacts | None = None,
 ) -> Values:
-    """The values of a run of the floor in float64; none where it cannot be run so.
+    """The values of a run of the eager fallback in float64; none where it cannot be run so.
 
     The facts, if there are any, then say why.
     """

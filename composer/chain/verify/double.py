@@ -1,4 +1,4 @@
-"""A graph in float64: what eager, or the floor, would compute without its own rounding."""
+"""A graph in float64: what eager, or the eager fallback, would compute without its own rounding."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from composer.graphs.nodes import attribute_at, value_of
 from composer.lowering.each import compile_each
 from composer.passes.late import LatePasses
 from composer.passes.resolve import SharedPasses
-from composer.records import FLOOR, GraphRequest
+from composer.records import EAGER, GraphRequest
 
 _NARROW = (torch.float16, torch.bfloat16, torch.float32)
 _METHODS = {"float", "half", "bfloat16"}
@@ -38,7 +38,7 @@ _DRAWS_FROM = {
 def in_double(
     request: GraphRequest, inputs: Sequence[Any], shared: SharedPasses
 ) -> tuple[Callable[..., Any], list[Any], GraphRequest]:
-    """What the floor runs, with every floating dtype turned into float64, and inputs to go with it.
+    """What eager runs, with every floating dtype turned into float64, and inputs to go with it.
 
     Args:
         request: The graph; neither it nor its tensors are changed.
@@ -74,7 +74,7 @@ def _forward_after_passes(request: GraphRequest, shared: SharedPasses) -> Callab
         return _torch.sources.settled_forward(wide)
 
     gm = clones.clone_graph(request.gm)
-    passes = LatePasses(shared, FLOOR)
+    passes = LatePasses(shared, EAGER)
     with _torch.modes.modes_put_back():
         return compile_each(gm, request.example_inputs, passes, widened_forward)
 

@@ -1,6 +1,7 @@
 """Runs the passes that come before every candidate, and holds passes to what they declare.
 
-An engine is compared with the floor, which runs the same passes. So what a pass changes is never
+An engine is compared with the eager fallback, which runs the same passes. So what a pass changes is
+never
 found there. A pass that declares ``keeps_numbers`` is compared here, before the first candidate:
 the graph that it left is run like a candidate for the graph without it.
 """
@@ -14,7 +15,7 @@ from typing import Any
 import torch.fx
 
 from composer.build import BuildFacts
-from composer.chain.eager_fallback import make_floor
+from composer.chain.eager_fallback import make_fallback
 from composer.chain.verify.answers import verify
 from composer.errors import PassError, Refusal, text_of
 from composer.graphs.checkpoints import eager_forward
@@ -83,7 +84,7 @@ def _hold_later(
 ) -> Rewritten:
     """Drop passes of the later stages that do not keep numbers, though they declare it.
 
-    The floor with each of them is compared with the floor with none of them.
+    The eager fallback with each of them is compared with the eager fallback with none of them.
     """
     declared = [p for p in shared.passes if p.keeps_numbers and p.stage not in BEFORE_AUTOGRAD]
     dropped = list(declared)
@@ -91,11 +92,11 @@ def _hold_later(
     compared = set(request.compared_passes)
     for each in declared:
         dropped.remove(each)
-        floor, ran = make_floor(request, _but_for(shared, dropped))
+        fallback, ran = make_fallback(request, _but_for(shared, dropped))
         if not any(record.changed and record.name == each.name for record in ran):
             continue
         try:
-            if _is_compared(floor, request, without, bounds):
+            if _is_compared(fallback, request, without, bounds):
                 compared.add(each.name)
         except Refusal as wrong:
             failure = PassError(each.name, "numbers", text_of(wrong))

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from composer.records import FLOOR, Attempt, CompileReport
+from composer.records import EAGER, Attempt, CompileReport
 from composer.telemetry.page.words import percentages, sane
 
 
@@ -29,23 +29,23 @@ class EngineShare:
 
 
 def accepted(graph: CompileReport) -> Attempt | None:
-    """The attempt that serves a graph; none where it is the floor, or nobody."""
+    """The attempt that serves a graph; none where it is the eager fallback, or nobody."""
     return next((each for each in reversed(graph.attempts) if each.accepted), None)
 
 
 def shares(graphs: Iterable[CompileReport]) -> tuple[EngineShare, ...]:
     """Every engine that serves a graph, the one with the most compute nodes first, eager last.
 
-    What an engine leaves to torch counts as eager's, and so do the calls that the floor answered.
-    Time within calls is not known in parts: all of it is the engine's. Graphs that nobody serves
-    do not count.
+    What an engine leaves to torch counts as eager's, and so do the calls that the eager fallback
+    answered. Time within calls is not known in parts: all of it is the engine's. Graphs that nobody
+    serves do not count.
     """
     served = [graph for graph in graphs if graph.chosen]
     engines = dict.fromkeys(graph.chosen for graph in served)
-    totals = {engine: [0.0] * 4 for engine in (*engines, FLOOR)}
+    totals = {engine: [0.0] * 4 for engine in (*engines, EAGER)}
     for graph in served:
         _add(totals, graph)
-    order = sorted(totals, key=lambda name: (name == FLOOR, -totals[name][1], name))
+    order = sorted(totals, key=lambda name: (name == EAGER, -totals[name][1], name))
     kept = [name for name in order if any(totals[name])]
     columns = [percentages([totals[name][i] for name in kept]) for i in (1, 2, 3)]
     return tuple(
@@ -61,12 +61,12 @@ def _add(totals: dict[str, list[float]], graph: CompileReport) -> None:
     coverage = 1.0 if attempt is None or attempt.coverage is None else attempt.coverage
     taken = graph.nodes * min(max(0.0, coverage), 1.0)  # in this order NaN is nothing
     fallen = min(counters.fallbacks, counters.calls)
-    mine, floor = totals[graph.chosen], totals[FLOOR]
+    mine, fallback = totals[graph.chosen], totals[EAGER]
     mine[0] += 1
     mine[1] += taken
-    floor[1] += graph.nodes - taken
+    fallback[1] += graph.nodes - taken
     mine[2] += counters.calls - fallen
-    floor[2] += fallen
+    fallback[2] += fallen
     mine[3] += sane(counters.seconds)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from composer.records import FLOOR, CompileReport
+from composer.records import EAGER, CompileReport
 from composer.telemetry.page.words import sane
 
 LONGEST = 2.0
@@ -52,7 +52,7 @@ def times(graph: CompileReport) -> Times | None:
 def _times(graph: CompileReport) -> Iterator[Time]:
     for each in graph.attempts:
         timing = each.engine.get("timing")
-        if each.backend == FLOOR or not isinstance(timing, dict):
+        if each.backend == EAGER or not isinstance(timing, dict):
             continue
         seconds, eager = _seconds(timing.get("ms")), _seconds(timing.get("eager_ms"))
         if seconds and eager:

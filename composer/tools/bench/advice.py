@@ -11,7 +11,7 @@ import tomli_w
 
 from composer import config
 from composer.chain import select
-from composer.chain.candidates import contenders_of
+from composer.chain.candidates import entries_of
 from composer.errors import first_line
 from composer.records import printable
 from composer.tools.bench.ranking import EAGER, Ranking, Standing
@@ -66,7 +66,7 @@ def text_of(ranking: Ranking, matches: Sequence[str] = (), measured: str = "") -
     for rule in config.read(
         tomllib.loads(text)
     ).models:  # what is written can be read, and resolved
-        contenders_of(rule)
+        entries_of(rule)
     return text
 
 

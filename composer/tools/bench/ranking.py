@@ -22,7 +22,7 @@ import torch
 from composer import config
 from composer.backends import BACKENDS, is_here
 from composer.chain import select
-from composer.chain.candidates import contenders_of
+from composer.chain.candidates import entries_of
 from composer.errors import (
     MISTAKES,
     FallbackWarning,
@@ -276,7 +276,7 @@ def _chain(given: Sequence[Any], request: GraphRequest) -> list[Candidate]:
     if not given:
         return engines_here(request)
     policy = read_policy({"chain": list(given)})
-    contenders_of(policy)  # mistakes in it, before anything is compiled
+    entries_of(policy)  # mistakes in it, before anything is compiled
     engines = [each for each in policy.chain if each.name != EAGER]
     if not engines:
         raise OptionError("the chain names no engine beside eager: there is nothing to compare")
@@ -361,7 +361,7 @@ def _timed(
     Composer's is first in line, so that a tie leaves it in.
     """
     places = [i for i, (_, run) in enumerate(found) if run is not None]
-    order = sorted(places, reverse=True)  # eager, the first, is the floor: it stands last
+    order = sorted(places, reverse=True)  # eager, the first, is the eager fallback: it stands last
     participants = [
         select.Participant(found[i][0].label, run) for i in order if (run := found[i][1])
     ]

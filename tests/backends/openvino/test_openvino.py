@@ -355,7 +355,7 @@ def test_dimensions_that_are_one_are_named() -> None:
 
 
 def test_numbers_beyond_32_bits_are_not_computed_with() -> None:
-    """The floor answers such a call, as any that an engine fails."""
+    """The eager fallback answers such a call, as any that an engine fails."""
     run = compiled(lambda x, n: x * n, NAME, dynamic=True)
     x = torch.randn(5)
     torch.testing.assert_close(run(x, 7), x * 7)

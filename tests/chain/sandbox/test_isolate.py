@@ -313,7 +313,7 @@ def test_shared_passes_within_the_candidate_run_in_the_child_too() -> None:
 
 @SLOW
 def test_child_does_not_blame_the_engine_for_what_a_shared_pass_makes_of_made_up_weights() -> None:
-    """The floor raises as well on these weights, since it runs the pass, too."""
+    """The eager fallback raises as well on these weights, since it runs the pass, too."""
     weight = torch.nn.Parameter(torch.eye(3), requires_grad=False)
     f = compiled(lambda: weight.relu() + 1, "aot_eager", isolate=True, passes=[rewrites.Factors()])
     assert torch.equal(f(), torch.eye(3) + 1)

@@ -115,7 +115,7 @@ def test_slower_engines_are_no_news() -> None:
 
 
 def test_record_has_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of everyone that was measured, the floor's with each; the report shows them."""
+    """Of everyone that was measured, the eager fallback's with each; the report shows them."""
     fastest(double, Engine("slow", NAP / 4), Engine("quick"))(torch.ones(2))
     slow, quick = (attempt.engine["timing"] for attempt in last().attempts)
     assert quick["ratio"] == 1.0
@@ -354,7 +354,7 @@ def test_winner_that_fails_is_followed_by_the_next_fastest() -> None:
 
 
 def test_engine_in_quarantine_is_measured_when_it_is_tried_again() -> None:
-    """Where the floor serves: one that is slower stays out, and waits twice as long."""
+    """Where the eager fallback serves: one that is slower stays out, and waits twice as long."""
     engine = Engine("engine")
     x = torch.ones(2)
     f = fastest(double, engine)
@@ -425,7 +425,7 @@ def test_dynamic_shapes_are_measured_at_the_first_sizes() -> None:
 
 
 def test_passes_are_part_of_what_is_measured() -> None:
-    """The floor runs them as well, in every stage; its passes are recorded if it serves."""
+    """Eager runs them as well, in every stage; its passes are recorded if it serves."""
     from rewrites import Scale, at
 
     for stage in ("torch", "aten", "joint", "post_grad"):
@@ -801,7 +801,11 @@ def test_under_a_load_only_long_samples_count(monkeypatch: pytest.MonkeyPatch) -
     result = select.measure(participants, read_request(gm, [torch.ones(2)]), select.Budget(2.0))
     assert result.winner == 1
     assert result.timings[1].seconds == pytest.approx(0.001, rel=0.05)
-    assert [result.timings[place].rounds for place in range(3)] == [1, 1, 2]  # the floor was far
+    assert [result.timings[place].rounds for place in range(3)] == [
+        1,
+        1,
+        2,
+    ]  # the eager fallback was far
     assert 1.8 < result.seconds <= 2.02
 
 

@@ -113,7 +113,7 @@ def timing(place: int = 0) -> Any:
 
 
 def test_first_accepted_serves_at_once_and_the_fastest_in_the_end() -> None:
-    """The call that finds it does not wait; it is measured with the floor; the report follows."""
+    """The call that finds it does not wait; it is measured with eager; the report follows."""
     refused = FakeBackend("raises")
     slow, quick, slower = Engine("slow", SLOW), Engine("quick"), Engine("slower", SLOW * 2)
     quick.may_build.clear()
@@ -212,7 +212,7 @@ def test_floor_takes_over_where_all_are_slower() -> None:
 
 
 def test_one_that_took_over_and_fails_gives_way_to_the_one_before() -> None:
-    """Which was kept: nothing is built. The floor answers the call that failed."""
+    """Which was kept: nothing is built. The eager fallback answers the call that failed."""
     middling, quick = Engine("middling", SLOW / 20), Engine("quick")
     x = torch.randn(3)
     f = beside(double_slowly, middling, quick)
@@ -794,7 +794,7 @@ def test_calls_of_several_threads_meet_the_change() -> None:
 
 @pytest.mark.parametrize("stage", ["aten", "joint"])
 def test_passes_hold_for_what_takes_over(stage: str) -> None:
-    """The floor runs them as well; its passes are recorded if it is the quickest."""
+    """The eager fallback runs them as well; its passes are recorded if it is the quickest."""
     from rewrites import Scale, at
 
     f = beside(torch.cos, FakeBackend("slow", seconds=SLOW, at=1), passes=[at(stage, Scale)])

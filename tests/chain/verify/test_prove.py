@@ -86,7 +86,7 @@ WORK = {
 
 @pytest.mark.parametrize("wrap", UNTOUCHED.values(), ids=UNTOUCHED)
 def test_running_the_untouched_graph_is_not_success(wrap) -> None:
-    """It is rejected as ``returned_original`` and the floor serves."""
+    """It is rejected as ``returned_original`` and the eager fallback serves."""
     x = torch.randn(3)
     result = compiled(torch.cos, lambda gm, example_inputs: wrap(gm))(x)
     assert torch.equal(result, torch.cos(x))

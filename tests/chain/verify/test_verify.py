@@ -786,7 +786,7 @@ class SineOfFloat32(CosineToSine):
     ids=["joint", "post_grad", "float32"],
 )
 def test_what_a_later_pass_changes_hides_no_wrong_engine(changes: Any, training: bool) -> None:
-    """Float64 is made of the graph that the passes left, as the floor and the engines are."""
+    """Float64 is made of the graph that the passes left, as eager and the engines are."""
     x = torch.linspace(-1, 1, 6, requires_grad=training)
     compiled(torch.cos, off_by_one, "aot_eager", verify="compile", passes=[changes])(x)
     wrong, right = last().attempts
@@ -858,7 +858,7 @@ STAGES = ("torch", "aten", "joint", "post_grad")
 def test_pass_that_keeps_numbers_against_its_word_is_rolled_back(
     stage: str, training: bool
 ) -> None:
-    """The engines and the floor run the graph without it."""
+    """The engines and the eager fallback run the graph without it."""
     x = torch.linspace(-1, 1, 6, requires_grad=training)
     f = compiled(torch.cos, "aot_eager", verify="compile", passes=[at(stage, Unfaithful)])
     with pytest.warns(FallbackWarning, match="pass 'unfaithful' broke the rule 'numbers'"):
