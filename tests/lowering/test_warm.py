@@ -56,7 +56,7 @@ def no_translation(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("the exporter was asked")
 
     for module in ("onnx", "vocabulary"):
-        monkeypatch.setattr(f"composer.lowering.{module}.translator", refuse)
+        monkeypatch.setattr(f"composer.lowering.export.{module}.translator", refuse)
 
 
 def no_autograd(monkeypatch: pytest.MonkeyPatch) -> None:
