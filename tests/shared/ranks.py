@@ -89,6 +89,7 @@ def _one(rank: int, function: Callable[..., Any], args: Any, met_by: str) -> Any
     torch.set_num_threads(1)
     torch.compiler.reset()
     composer.reset()
+    composer.configure(None)
     torch.manual_seed(0)
     store = distributed.FileStore(met_by, 2)
     distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
