@@ -74,7 +74,7 @@ class Program:
     def answered(self, fault: Event, run: Compiled) -> list[Any]:
         match TABLE[fault].answer:
             case Answer.EAGER | Answer.AGAIN:
-                return [self.chain.floor()]
+                return [self.chain.fallback()]
             case Answer.NOBODY:
                 return ["error"]
             case _:
