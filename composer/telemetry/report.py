@@ -131,12 +131,17 @@ def _facts(engine: dict[str, Any]) -> str:
 
 
 def _timing(value: Any) -> str:
-    """``"0.21 ms a call, eager 0.88 ms"``; the other figures are the record's."""
+    """``"0.21 ms a call, 4.20 times as fast as eager (4.10-4.30 in 6 rounds)"``."""
     if not isinstance(value, dict) or not {"ms", "eager_ms"} <= value.keys():
         return f"timing {_fact(value)}"
     size = f" and {_fact(value['mib'])} MiB" if "mib" in value else ""
     then = f", as measured on {str(value['measured'])[:10]}" if "measured" in value else ""
-    return f"{_fact(value['ms'])} ms a call{size}, eager {_fact(value['eager_ms'])} ms{then}"
+    beside = f"eager {value['eager_ms']:.3g} ms"
+    if "over_eager" in value:
+        median, low, high = (value[f"over_eager{end}"] for end in ("", "_p25", "_p75"))
+        spread = f"{low:.2f}-{high:.2f} in {value['rounds']} rounds"
+        beside = f"{median:.2f} times as fast as eager ({spread})"
+    return f"{value['ms']:.3g} ms a call{size}, {beside}{then}"
 
 
 def _fact(value: Any) -> str:

@@ -89,7 +89,7 @@ def test_the_table_says_times_in_words() -> None:
     compiled(torch.cos, "eager")(torch.ones(2))
     measured = {"ms": 0.2123, "eager_ms": 0.881, "rounds": 7, "measured": "2026-11-21T23:58:38Z"}
     for timing, said in (
-        (measured, "0.21 ms a call, eager 0.88 ms, as measured on 2026-11-21"),
+        (measured, "0.212 ms a call, eager 0.881 ms, as measured on 2026-11-21"),
         ({"ms": 1.5, "eager_ms": 3.0, "mib": 8.0}, "1.5 ms a call and 8 MiB, eager 3 ms"),
         ("no: a training graph", "timing no: a training graph"),
         ({"rounds": 1}, "timing rounds 1"),

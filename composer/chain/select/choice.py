@@ -15,7 +15,7 @@ from typing import Any
 from composer import session
 from composer.chain import select
 from composer.chain.select.footprint import MIB, Gauge
-from composer.chain.select.rules import lost_a_tie
+from composer.chain.select.rules import lost_a_tie, times_as_fast
 from composer.errors import Refusal, first_line, text_of
 from composer.graphs.comparison import Bounds, devices
 from composer.records import (
@@ -217,6 +217,11 @@ def _figures(result: select.Result, at: int, fallback: int) -> str | dict[str, A
         "eager_ms": _ms(result.timings[fallback].seconds),
         "seconds": round(result.seconds, 4),
     }
+    both = min(timing.rounds, result.timings[fallback].rounds)
+    if both >= 2 and at != fallback:
+        spread = times_as_fast(timing.samples, result.timings[fallback].samples)
+        names = ("over_eager", "over_eager_p25", "over_eager_p75")
+        figures |= dict(zip(names, (round(each, 4) for each in spread), strict=True))
     if timing.build_share:
         figures["build_ms"] = _ms(timing.build_share)
     if result.under_load:

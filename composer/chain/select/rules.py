@@ -108,6 +108,20 @@ def _student(freedom: int) -> float:
     return z + first / freedom + second / freedom**2 + third / freedom**3
 
 
+def times_as_fast(mine: Sequence[float], theirs: Sequence[float]) -> tuple[float, float, float]:
+    """How many times as fast one is as another: median and quartiles of the rounds' ratios.
+
+    Args:
+        mine: Seconds of a call of the one, in each round.
+        theirs: Those of the other. Only rounds that both took part in count; there is at least one.
+    """
+    ratios = [other / own for own, other in zip(mine, theirs, strict=False)]
+    if len(ratios) == 1:
+        return ratios[0], ratios[0], ratios[0]
+    low, median, high = statistics.quantiles(ratios, n=4, method="inclusive")
+    return median, low, high
+
+
 def mean(times: Sequence[float]) -> float:
     """The mean of a participant's times, outliers cut to ten times the lower quartile."""
     return statistics.fmean(_limited(times))

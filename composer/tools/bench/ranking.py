@@ -23,6 +23,7 @@ from composer import config
 from composer.backends import BACKENDS, is_here
 from composer.chain import select
 from composer.chain.candidates import entries_of
+from composer.chain.select.rules import times_as_fast
 from composer.errors import (
     MISTAKES,
     FallbackWarning,
@@ -128,11 +129,7 @@ class Standing:
         mine, theirs = self._beside(other)
         if not mine.turns:
             return None
-        ratios = [b / a for a, b in zip(mine.turns, theirs.turns, strict=True)]
-        if len(ratios) == 1:
-            return Ratio(ratios[0], ratios[0], ratios[0], rounds=1)
-        low, median, high = statistics.quantiles(ratios, n=4, method="inclusive")
-        return Ratio(median, low, high, len(ratios))
+        return Ratio(*times_as_fast(mine.turns, theirs.turns), rounds=len(mine.turns))
 
     def is_surely_ahead_of(self, other: Standing, margin: float) -> bool:
         """Whether it is faster by more than ``margin``, and chance can be ruled out."""
