@@ -1,6 +1,6 @@
 # make demo: the main job on a real model.  make test: the tests.  make test-thorough: the same in
 # all crosses of their cases, and what watches libraries, benches and the browser.  make test-docs:
-# what the documentation shows.  make check: the quick gate.
+# what the documentation shows.  make docs: the site.  make check: the quick gate.
 # Both make their environment (.venv) first; nothing needs to be installed by hand.
 PYTHON ?= python3
 BIN := .venv/bin
@@ -11,7 +11,7 @@ export HF_HUB_OFFLINE := 1
 unexport PYTHONDONTWRITEBYTECODE
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: demo test test-torch test-newest test-oldest smoke test-thorough test-docs check check-style bench clean
+.PHONY: demo docs test test-torch test-newest test-oldest smoke test-thorough test-docs check check-style bench clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/embeddings.py
@@ -61,6 +61,10 @@ test-thorough: $(STAMP)
 
 test-docs: $(STAMP)
 	$(BIN)/python -m pytest -q -n auto --dist worksteal -m docs
+
+# The site: build/docs/index.html. A link that leads nowhere is an error.
+docs: $(STAMP)
+	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs
 
 check-style: $(STAMP)
 	$(BIN)/ruff check .
