@@ -6,8 +6,8 @@ composer installed::
 
     python bench/edges.py --dtypes float32,int64 --json bench/results/edges.json
 
-What is known and documented (docs/engines.md) is told apart. The exit status is 1 if any other
-operator is wrong, raises what eager does not, or crashes.
+What is known and documented (docs/reference/engines/) is told apart. The exit status is 1 if any
+other operator is wrong, raises what eager does not, or crashes.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ KNOWN = (
     ("openvino", {"nan", "infinities"}, r"nn\.functional\.conv.*"),
     ("openvino", {"extremes"}, r"nn\.functional\.softsign|logit|bmm.*|cummin"),
 )
-"""Engines, kinds of numbers and operators that docs/engines.md names as different."""
+"""Engines, kinds of numbers and operators that docs/reference/engines/ names as different."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

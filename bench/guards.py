@@ -1,10 +1,11 @@
 """What Dynamo's guards are of a call: composer with and without them, against ONNX Runtime itself.
 
 ``python bench/guards.py`` calls a model natively and through composer's ``onnxrt``, with all guards
-and with what each filter of ``torch.compiler`` leaves of them (docs/call-cost.md says what goes
-unnoticed then), in rounds. One more variant calls what composer gave to Dynamo on the graph's own
-inputs: what that takes more than the engine by itself is composer's part. The rest is Dynamo's, and
-every backend of ``torch.compile`` pays it: guards, and fetching each weight of the model.
+and with what each filter of ``torch.compiler`` leaves of them, in rounds
+(docs/explanation/call-cost.md says what goes unnoticed then). One more variant calls what composer
+gave to Dynamo on the graph's own inputs: what that takes more than the engine by itself is
+composer's part. The rest is Dynamo's, and every backend of ``torch.compile`` pays it: guards, and
+fetching each weight of the model.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Writes the tables of ``bench/README.md`` and ``docs`` from the figures in ``bench/results``.
+"""Writes the tables of ``docs/benchmarks``, and that of operators, from ``bench/results``.
 
 ``python bench/tables.py`` replaces what stands between the markers; nothing there is typed by
 hand.
@@ -342,7 +342,6 @@ class Part:
         page: From the repository's root.
         marker: The markers' name, and by default that of the file with the figures.
         render: Makes the text of the figures.
-        results: The file's name, where it is another.
         command: What makes the figures, to be said where there are none. Without it the text that
             is there stays.
     """
@@ -350,60 +349,86 @@ class Part:
     page: str
     marker: str
     render: Callable[[Record], str]
-    results: str = ""
     command: str = ""
 
     def text(self, folder: Path) -> str | None:
         """The text; ``None`` to leave it as it is."""
-        file = folder / f"{self.results or self.marker}.json"
+        file = folder / f"{self.marker}.json"
         if file.exists():
             return self.render(json.loads(file.read_text(encoding="utf-8")))
         return f"Not measured yet: `python bench/{self.command}`." if self.command else None
 
 
-BENCH = "bench/README.md"
 PARTS = (
-    Part(BENCH, "overhead", overhead),
-    Part(BENCH, "guard", guard),
-    Part(BENCH, "faults", faults),
-    Part(BENCH, "soak", soak),
-    Part(BENCH, "telemetry", telemetry),
-    Part(BENCH, "models", models, command="models.py --json bench/results/models.json"),
+    Part("docs/benchmarks/what-composer-adds.md", "overhead", overhead),
+    Part("docs/benchmarks/what-composer-adds.md", "guard", guard),
+    Part("docs/benchmarks/what-an-engine-that-fails-costs.md", "faults", faults),
+    Part("docs/benchmarks/what-an-engine-that-fails-costs.md", "soak", soak),
+    Part("docs/benchmarks/what-telemetry-takes.md", "telemetry", telemetry),
     Part(
-        BENCH,
+        "docs/benchmarks/ten-public-models.md",
+        "models",
+        models,
+        command="models.py --json bench/results/models.json",
+    ),
+    Part(
+        "docs/benchmarks/ten-public-models.md",
         "models_bf16",
         models,
         command="models.py --precisions fp32,bf16 --json bench/results/models_bf16.json",
     ),
-    Part(BENCH, "models_zen4", headline),
-    Part(BENCH, "models_amx", headline),
-    Part(BENCH, "models_amx_bf16", headline),
-    Part(BENCH, "training", models, command="models.py --train --json bench/results/training.json"),
-    Part(BENCH, "scaling", scaling, command="scaling.py --json bench/results/scaling.json"),
-    Part(BENCH, "warm", warm, command="warm.py --json bench/results/warm.json"),
+    Part("docs/benchmarks/ten-public-models.md", "models_zen4", headline),
+    Part("docs/benchmarks/ten-public-models.md", "models_amx", headline),
+    Part("docs/benchmarks/ten-public-models.md", "models_amx_bf16", headline),
     Part(
-        BENCH,
+        "docs/benchmarks/ten-public-models.md",
+        "training",
+        models,
+        command="models.py --train --json bench/results/training.json",
+    ),
+    Part(
+        "docs/benchmarks/how-composer-grows.md",
+        "scaling",
+        scaling,
+        command="scaling.py --json bench/results/scaling.json",
+    ),
+    Part(
+        "docs/benchmarks/warm-starts.md",
+        "warm",
+        warm,
+        command="warm.py --json bench/results/warm.json",
+    ),
+    Part(
+        "docs/benchmarks/choosing-by-measurement.md",
         "choosing",
         choosing,
         command="choosing.py --load 1 --json bench/results/choosing.json",
     ),
-    Part(BENCH, "choosing_amx", choosing),
-    Part(BENCH, "guards", guards, command="guards.py --json bench/results/guards.json"),
+    Part("docs/benchmarks/choosing-by-measurement.md", "choosing_amx", choosing),
     Part(
-        BENCH,
+        "docs/benchmarks/dynamos-guards.md",
+        "guards",
+        guards,
+        command="guards.py --json bench/results/guards.json",
+    ),
+    Part(
+        "docs/benchmarks/generation.md",
         "generation",
         generation,
         command="generation.py --json bench/results/generation.json",
     ),
-    Part(BENCH, "gpu", gpu),
-    Part(BENCH, "onnxrt", onnxrt),
-    Part(BENCH, "halves", halves),
-    Part(BENCH, "passes", passes),
-    Part(BENCH, "pass_costs", pass_costs),
-    Part(BENCH, "edges", edges, command="edges.py --json bench/results/edges.json"),
-    Part("docs/engines.md", "ops", operators),
-    Part("README.md", "fastest", headline, results="models", command="models.py"),
-    Part("README.md", "fastest_bf16", headline, results="models_bf16", command="models.py"),
+    Part("docs/benchmarks/on-a-gpu.md", "gpu", gpu),
+    Part("docs/benchmarks/around-onnx-runtime.md", "onnxrt", onnxrt),
+    Part("docs/benchmarks/around-onnx-runtime.md", "halves", halves),
+    Part("docs/benchmarks/passes-that-ship.md", "passes", passes),
+    Part("docs/benchmarks/what-shared-passes-cost-a-compile.md", "pass_costs", pass_costs),
+    Part(
+        "docs/benchmarks/numbers-at-the-edges.md",
+        "edges",
+        edges,
+        command="edges.py --json bench/results/edges.json",
+    ),
+    Part("docs/reference/engines/onnxrt-numbers.md", "ops", operators),
 )
 
 

@@ -2,8 +2,9 @@
 
 Every start is a process of its own, and the variants take turns: Inductor and composer with ONNX
 Runtime, each cold (empty caches), warm (right after a process that filled them), and loaded from a
-file that another process wrote (docs/saved-functions.md); and Dynamo with nothing behind it, below
-which no engine can come that it has to trace for. Run from anywhere, with composer installed::
+file that another process wrote (docs/how-to/save-a-compile.md); and Dynamo with nothing behind it,
+below which no engine can come that it has to trace for. Run from anywhere, with composer
+installed::
 
     python bench/warm.py --models bert,resnet --rounds 5 --json bench/results/warm.json
 

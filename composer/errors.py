@@ -90,7 +90,7 @@ class Refusal(ComposerError):
 
     Args:
         status: What became of the attempt.
-        reason: The stable code that docs/reasons.md explains.
+        reason: The stable code that docs/reference/reasons.md explains.
         message: One sentence for a person: what was in the way and what would help.
         error_type: Class of an exception that was raised in another process; empty where none was.
         traceback: Its traceback, as text.

@@ -50,7 +50,7 @@ class Status(StrEnum):
 
 
 class Reason(StrEnum):
-    """Why a candidate was not accepted: stable codes, each explained in docs/reasons.md."""
+    """Why a candidate was not accepted: stable codes, explained in docs/reference/reasons.md."""
 
     NOT_INSTALLED = "not_installed"
     NO_DEVICE = "no_device"

@@ -611,7 +611,7 @@ def test_all_variables_that_are_read_are_known() -> None:
     sources = Path(composer.__file__).parent.rglob("*.py")
     read_ = {name for each in sources for name in re.findall(r"COMPOSER_[A-Z_]+", each.read_text())}
     assert read_ - {"COMPOSER_"} == set(VARIABLES)
-    page = (ROOT / "docs" / "command-line.md").read_text()
+    page = (ROOT / "docs" / "reference" / "command-line.md").read_text()
     table = page.partition("## Environment variables")[2].partition("\n## ")[0]
     assert set(re.findall(r"COMPOSER_[A-Z_]+", table)) == set(VARIABLES)
 

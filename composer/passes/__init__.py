@@ -1,8 +1,8 @@
 """Shared passes: written once, run for every engine, and for the eager fallback.
 
 A pass is an object of a subclass of :class:`GraphPass`; it edits one graph in place. Policies list
-passes by name, by ``"module:Class"``, or as objects; ``docs/writing-a-pass.md`` goes from an empty
-file to a package.
+passes by name, by ``"module:Class"``, or as objects; ``docs/how-to/write-a-pass.md`` goes from an
+empty file to a package.
 
 :mod:`~composer.passes.base` says what a pass is. Three kinds make one easy to write:
 :mod:`~composer.passes.pattern` (which finds places by :mod:`~composer.passes.matching`),

@@ -1,4 +1,4 @@
-"""What each reason code means and what to do: the page docs/reasons.md, taken apart.
+"""What each reason code means and what to do: the page docs/reference/reasons.md, taken apart.
 
 ``reasons.md`` beside this file is a link to that page, so that an installed composer has it too.
 """

@@ -1,6 +1,6 @@
 """What torch itself compiles wrongly: ``verify`` rejects what Inductor makes of it, where it can.
 
-The table is that of docs/engines.md.
+The table is that of docs/reference/engines/inductor.md.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def test_verify_rejects_what_inductor_gets_wrong(function: Any, x: Any, mended: 
 @upstream
 @pytest.mark.parametrize(("function", "x", "mended"), BY_INDUCTOR)
 def test_inductor_is_wrong(function: Any, x: Any, mended: str | None) -> None:
-    """Its row of the table in docs/engines.md can go when no supported release is wrong."""
+    """Its row in docs/reference/engines/inductor.md can go when no supported release is wrong."""
     with fault_of("torch", before=mended):
         found = torch.compile(function, backend="inductor")(x.clone())
         assert not torch.equal(found, function(x.clone()))

@@ -1,6 +1,6 @@
 """Dynamo's guards left out by ``guard_filter_fn``: what is noticed all the same, and what is not.
 
-The table of docs/call-cost.md, held to torch and to composer.
+The table of docs/explanation/call-cost.md, held to torch and to composer.
 """
 
 from __future__ import annotations

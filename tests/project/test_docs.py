@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import logging
 import re
 import sys
@@ -17,6 +18,7 @@ import typer
 from common import ROOT
 from pages import FENCE, not_named, python_blocks, sections
 
+import composer.backends.base
 from composer import Attempt, Candidate, CompileReport, Policy, Reason
 from composer.cli import COMMANDS, app, command
 from composer.policy import Cache, Distributed, OnRuntimeError, Precision, Select, Verify
@@ -24,7 +26,7 @@ from composer.records import Counters, GraphInput, PassRecord
 
 pytestmark = pytest.mark.docs
 
-PAGES = sorted(page for page in (*ROOT.glob("docs/*.md"), ROOT / "README.md") if page.is_file())
+PAGES = sorted(page for page in (*ROOT.glob("docs/**/*.md"), ROOT / "README.md") if page.is_file())
 RECORDS = (CompileReport, Attempt, PassRecord, GraphInput, Counters)
 NOT_GIVEN = "No part of this release gives this reason yet."
 
@@ -60,7 +62,7 @@ def test_blocks_keep_their_line_and_the_marked_ones_are_left_out() -> None:
 
 def test_reasons_page_has_one_section_for_each_reason() -> None:
     """Every code, and nothing else."""
-    assert set(sections("reasons.md")) == {f"`{reason}`" for reason in Reason}
+    assert set(sections("reference/reasons.md")) == {f"`{reason}`" for reason in Reason}
 
 
 def test_reasons_page_says_which_reasons_nothing_gives() -> None:
@@ -71,20 +73,34 @@ def test_reasons_page_says_which_reasons_nothing_gives() -> None:
         if path != ROOT / "composer" / "records.py"
     )
     given = {f"`{reason}`" for reason in Reason if re.search(rf"Reason\.{reason.name}\b", code)}
-    said = {heading for heading, text in sections("reasons.md").items() if NOT_GIVEN not in text}
+    page = sections("reference/reasons.md")
+    said = {heading for heading, text in page.items() if NOT_GIVEN not in text}
     assert said == given
 
 
 def test_policy_page_names_every_field() -> None:
     """Of the policy, its tables and those of the process, and of a candidate."""
     models = (Policy, Candidate, Select, Verify, Precision, OnRuntimeError, Cache, Distributed)
-    assert not_named("policy.md", *(name for each in models for name in each.model_fields)) == []
+    names = [name for each in models for name in each.model_fields]
+    assert not_named("reference/policy.md", *names) == []
 
 
 def test_report_page_names_every_field() -> None:
     """Of a graph's record and its parts."""
     records = [field.name for kind in RECORDS for field in dataclasses.fields(kind)]
-    assert not_named("report.md", *records) == []
+    assert not_named("reference/report.md", *records) == []
+
+
+def test_api_page_has_every_public_name_once() -> None:
+    """Of each module that it documents."""
+    page = (ROOT / "docs" / "reference" / "api.md").read_text()
+    documented = re.findall(r"^\.\. auto(?:class|function|exception):: ([\w.]+)", page, re.M)
+    modules = (composer, composer.passes, composer.testing, composer.backends.base)
+    public = {(n, getattr(each, n)) for each in modules for n in each.__all__}
+    public |= set(inspect.getmembers(composer.errors, inspect.isclass))
+    names = {n for n, v in public if "composer" in getattr(v, "__module__", "")}
+    assert names - set(documented) == set()
+    assert len(documented) == len(set(documented))
 
 
 def options_of(command: Any) -> Iterator[str]:

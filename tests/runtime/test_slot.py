@@ -261,7 +261,7 @@ def test_slot_needs_no_torch(fresh_python: Any) -> None:
 
 def test_docs_show_the_table() -> None:
     """Cell by cell, as the code has it."""
-    page = (ROOT / "docs" / "reading-the-code.md").read_text()
+    page = (ROOT / "docs" / "explanation" / "reading-the-code.md").read_text()
     for line in table_lines():
         assert line in page
 

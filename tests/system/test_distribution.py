@@ -62,7 +62,7 @@ def test_verified_versions_begin_with_the_lower_bounds_and_are_documented() -> N
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"].values()
     asked = [*project["dependencies"], *(each for extra in extras for each in extra)]
-    page = (ROOT / "docs/versions.md").read_text()
+    page = (ROOT / "docs/reference/versions.md").read_text()
     for name, (oldest, newest) in distribution.VERIFIED.items():
         if name != "python":
             assert any(each.startswith(f"{name}>={oldest}") for each in asked), name

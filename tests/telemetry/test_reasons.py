@@ -32,14 +32,13 @@ def test_page_in_the_package_is_the_one_in_docs() -> None:
     """One source: a link."""
     package = Path(composer.__file__).parent
     page = package / "telemetry" / "reasons.md"
-    assert page.resolve() == (package.parent / "docs" / "reasons.md").resolve()
+    assert page.resolve() == (package.parent / "docs" / "reference" / "reasons.md").resolve()
 
 
 def test_summary_leaves_out_statuses_and_links() -> None:
     """The first sentence that says what happened."""
-    assert explained(Reason.NOT_REGISTERED).summary == (
-        "Neither composer nor Dynamo knows a backend of this name, and the name is not nearly a "
-        "known one (that would be an UnknownNameError)."
+    assert explained(Reason.TIMEOUT).summary == (
+        "The candidate compiled longer than the policy's timeout."
     )
 
 

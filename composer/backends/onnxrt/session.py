@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _SPINNING = {"session.force_spinning_stop": "1"}
 """Threads wait busily for work during a call, and stop with it: torch's own threads are next
-(figures in bench/README.md)."""
+(figures: bench/onnxrt.py)."""
 
 _KEEPING = frozenset(
     {"Conv", "ConvTranspose", "FusedMatMul", "Gather", "Gemm", "MatMul", "Reshape"}

@@ -195,8 +195,8 @@ def refresh() -> None:
 
     For weights that were changed behind torch's back, where no version tells: by ``p.data.mul_()``,
     through numpy or DLPack, by a collective (``dist.broadcast``, ``dist.all_reduce``), or through
-    the storage (``p.untyped_storage().copy_()``); docs/engines.md lists what is seen. That goes for
-    what Inductor has frozen, too.
+    the storage (``p.untyped_storage().copy_()``); docs/reference/engines/weights.md lists what is
+    seen. That goes for what Inductor has frozen, too.
     """
     for reference in _bound.valuerefs():
         bound = reference()

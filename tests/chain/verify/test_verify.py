@@ -977,7 +977,7 @@ def test_gradients_of_which_only_rounding_is_left_are_compared_by_the_size_of_th
 @upstream
 @pytest.mark.parametrize(("batch", "right"), [(1, False), (2, True)])
 def test_eager_is_wrong_about_a_batch_norm_of_one_image(batch: int, right: bool) -> None:
-    """The day it is not, a paragraph of docs/verify.md may go (torch 2.12 and 2.13)."""
+    """The day it is not, a paragraph of docs/explanation/verify.md may go (torch 2.12 and 2.13)."""
     norm = torch.nn.BatchNorm2d(3)
 
     def tokens(x: torch.Tensor) -> torch.Tensor:
