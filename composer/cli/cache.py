@@ -126,5 +126,7 @@ def _what(facts: dict[str, Any]) -> str:
         return "  ".join([*map(str, facts["library"]), f"for {facts['target']['gpu']}"])
     if facts.get("kind") in _LOWERED:
         return _LOWERED[facts["kind"]].format(**facts)
+    if "why" in facts:
+        return "  ".join((facts["backend"], facts["why"] or "works with the installed versions"))
     named, said = (facts["backend"], facts["model"], facts["device"]), first_line(facts["message"])
     return "  ".join((*named, f"{facts['status']} ({facts['reason']})", said))

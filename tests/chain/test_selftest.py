@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import pytest
 import torch
 from common import compiled, last
+from typer.testing import CliRunner
 
 from composer import session
 from composer.backends import onnxrt
 from composer.chain import selftest
+from composer.cli import app
 from composer.policy import Candidate
 from composer.records import Attempt
 
@@ -34,6 +37,15 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(selftest, "run_all", counting)
     return names
+
+
+def test_cache_list_shows_what_became_of_an_engine() -> None:
+    """A line for each engine that was tried."""
+    attempt_of("onnxrt")
+    listed = CliRunner().invoke(app, ["cache", "list", "selftests", "--json"])
+    assert listed.exit_code == 0, listed.output
+    (entry,) = json.loads(listed.output)["entries"]
+    assert entry["what"] == "onnxrt  works with the installed versions"
 
 
 def fails(*args: object) -> object:
