@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import tempfile
 import tomllib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,8 +21,9 @@ from rich.table import Table
 from composer import config, session
 from composer.cli.aside import stdout_to_stderr
 from composer.cli.fail import USAGE, fail
-from composer.cli.options import Json
+from composer.cli.options import Json, Remember
 from composer.cli.progress import shown
+from composer.cli.scratch import nothing_remembered
 from composer.cli.script import show
 from composer.cli.switches import refuse_switches
 from composer.errors import MISTAKES, ComposerError
@@ -68,6 +67,7 @@ def bench(
     seconds: Seconds = 10.0,
     write: Write = None,
     force: Force = False,
+    remember: Remember = False,
     as_json: Json = False,
 ) -> None:
     """Time eager, each engine and composer on a model, and say which policy follows."""
@@ -84,7 +84,7 @@ def bench(
     try:
         workload = Workload(target)
         with stdout_to_stderr() if as_json else nullcontext():
-            ranking = _ranked(workload, candidates, training, seconds)
+            ranking = _ranked(workload, candidates, training, seconds, remember=remember)
         trouble = advice.obstacle(ranking)
         policy = None if trouble else _policy(ranking, workload)
     except MISTAKES as mistake:
@@ -105,14 +105,19 @@ def bench(
 
 
 def _ranked(
-    workload: Workload, chain: Sequence[Any], training: bool | None, seconds: float
+    workload: Workload,
+    chain: Sequence[Any],
+    training: bool | None,
+    seconds: float,
+    *,
+    remember: bool,
 ) -> Ranking:
     """Run the user's code: import it, make the model and time it. Its own error ends the bench."""
     try:
         subject = workload.build(_check_policy)
-        with shown(), _nothing_remembered():
+        with shown(), nullcontext() if remember else nothing_remembered():
             trains = _trains(subject) if training is None else training
-            return rank(subject, chain, training=trains, seconds=seconds)
+            return rank(subject, chain, training=trains, seconds=seconds, remember=remember)
     except ComposerError:
         raise
     except Exception as error:  # noqa: BLE001  # shown: the user's code may raise anything
@@ -172,20 +177,6 @@ def _of_toml(text: str) -> Sequence[Any]:
     except tomllib.TOMLDecodeError as error:
         example = '--chain \'["onnxrt", {backend = "inductor", options = {freezing = true}}]\''
         fail(f"the chain is no TOML, as in {example}: {error}", USAGE)
-
-
-@contextmanager
-def _nothing_remembered() -> Iterator[None]:
-    """Keep what composer writes to disk in a folder of its own, so that all is measured anew."""
-    variable = "COMPOSER_CACHE_DIR"
-    before = os.environ.get(variable)
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        os.environ[variable] = folder
-        try:
-            yield
-        finally:
-            os.environ.pop(variable)
-            os.environ |= {variable: before} if before is not None else {}
 
 
 def _measured() -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +17,8 @@ from rich.table import Table
 from composer import config
 from composer.chain.select.shared_store import SharedStore
 from composer.cli.fail import USAGE, fail
-from composer.cli.options import PolicyFile
+from composer.cli.options import PolicyFile, Remember
+from composer.cli.scratch import nothing_remembered
 from composer.cli.switches import refuse_switches
 from composer.errors import ComposerError
 from composer.system.subprocesses import Limits
@@ -42,6 +44,7 @@ def tune(
     timeout: Timeout = None,
     ray: Ray = "",
     working_dir: WorkingDir = None,
+    remember: Remember = True,
     as_json: Json = False,
 ) -> None:
     """Measure the engines of the policy in force on models, and keep the verdicts.
@@ -53,6 +56,26 @@ def tune(
         fail("--working-dir is for the nodes of --ray; here modules are found as always", USAGE)
     if working_dir and not working_dir.is_dir():
         fail(f"there is no folder {str(working_dir)!r}", USAGE)
+    if not remember and (store or ray or _store()):
+        fail("--no-remember keeps no verdict, so a store has no use; leave it out", USAGE)
+    with nullcontext() if remember else nothing_remembered():
+        done = _measured(sources, policy, store, timeout, ray, working_dir, as_json=as_json)
+    if not as_json:
+        Console().print(*_tables(done))
+    raise typer.Exit(int(any(each["error"] for each in done)))
+
+
+def _measured(
+    sources: list[str],
+    policy: Path | None,
+    store: str,
+    timeout: float | None,
+    ray: str,
+    working_dir: Path | None,
+    *,
+    as_json: bool,
+) -> list[dict[str, Any]]:
+    """Do the jobs, and tell of each when it is done. A mistake ends the command."""
     try:
         jobs = read_jobs(sources)
         environment = _environment(policy, store)
@@ -64,12 +87,9 @@ def tune(
             SharedStore(url).check()
         folder = str(working_dir) if working_dir else None
         results = on_ray(jobs, limits, ray, environment, folder) if ray else _here(jobs, limits)
-        done = list(_said(results, len(jobs), as_json))
+        return list(_said(results, len(jobs), as_json))
     except ComposerError as error:
         fail(str(error), USAGE)
-    if not as_json:
-        Console().print(*_tables(done))
-    raise typer.Exit(int(any(each["error"] for each in done)))
 
 
 def _environment(policy: Path | None, store: str) -> dict[str, str]:

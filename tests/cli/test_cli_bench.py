@@ -183,6 +183,16 @@ def test_bench_writes_a_policy_without_what_failed_or_was_wrong(models: Path) ->
     assert written.read_text() == text
 
 
+@pytest.mark.parametrize("remember", [True, False])
+def test_bench_keeps_its_verdict_where_it_is_to_be_remembered(models: Path, remember: bool) -> None:
+    """That of composer's own choice."""
+    said = ("--remember",) if remember else ()
+    code, output = bench("own_models:make", "--chain", "onnxrt", "--seconds", "0.5", *said)
+    assert code == 0, output
+    listed = runner.invoke(app, ["cache", "list", "verdicts", "--json"])
+    assert len(json.loads(listed.output)["entries"]) == int(remember)
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
 def test_bench_says_that_a_file_which_names_code_has_to_be_pointed_at(models: Path) -> None:
     """Composer refuses such a file where it is only found."""

@@ -7,6 +7,7 @@ timed as :mod:`composer.chain.select` times engines: in turns, until it is clear
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import statistics
 import threading
@@ -221,6 +222,7 @@ def rank(
     *,
     training: bool = False,
     seconds: float = 10.0,
+    remember: bool = False,
 ) -> Ranking:
     """Compile a model by each candidate and by composer, and time all against eager.
 
@@ -232,6 +234,7 @@ def rank(
         chain: Candidates as a policy's chain has them; by default all engines that are here.
         training: Time forward and backward, with gradients; otherwise calls without gradients.
         seconds: What timing may take; builds are not counted.
+        remember: Keep the verdict of composer's own choice for programs with the same chain.
 
     Raises:
         OptionError: a candidate has an option that its engine does not know, there is none beside
@@ -251,7 +254,7 @@ def rank(
                 for c, each in alone
             ]
             whole = {"chain": wanted}
-            found.append(_compiled(subject, request, COMPOSER, None, whole))
+            found.append(_compiled(subject, request, COMPOSER, None, whole, remember=remember))
             eager = (Standing(EAGER), subject.flat(subject.model))
             standings, under_load = _timed([eager, *found], request, seconds)
     return Ranking(subject.name, request.device, request.training, standings, under_load)
@@ -299,6 +302,8 @@ def _compiled(
     label: str,
     candidate: Candidate | None,
     options: Mapping[str, Any],
+    *,
+    remember: bool = False,
 ) -> tuple[Standing, ModelCall | None]:
     """Compile the model and call it once; nothing to run where no graph has an engine."""
     now: dict[str, Any] = {"verify": "compile", "locked": False}
@@ -309,7 +314,8 @@ def _compiled(
     buffers = clones.Buffers(request)
     error = ""
     started = time.perf_counter()
-    own = config.using({"cache": {"verdicts": 0}})  # a shared store has those of other runs
+    forgetting = config.using({"cache": {"verdicts": 0}})  # a shared store has those of other runs
+    own = contextlib.nullcontext() if remember else forgetting
     with own, collecting(threading.get_ident()) as collected, warnings.catch_warnings():
         warnings.simplefilter("ignore", FallbackWarning)  # the standing says as much
         try:

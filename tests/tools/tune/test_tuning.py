@@ -110,6 +110,7 @@ def test_mistakes_in_a_plan_are_named(folder: Path, plan: str, said: str) -> Non
         (["missing.toml"], "missing.toml"),
         (["plan.toml", "--policy", "missing.toml"], "missing.toml"),
         (["plan.toml", "--ray", "auto"], "--store"),
+        (["plan.toml", "--no-remember", "--store", "s3://a/b"], "a store has no use"),
         (["plan.toml", "--working-dir", "."], "for the nodes of --ray"),
         (["plan.toml", "--working-dir", "nowhere", "--ray", "auto"], "no folder 'nowhere'"),
     ],
@@ -206,6 +207,18 @@ def test_each_job_is_done_in_a_process_of_its_own(folder: Path) -> None:
     (graph,) = fine["graphs"]
     assert (fine["error"], graph["others"].keys() <= {"aot_eager"}) == ("", True)
     assert graph["chosen"] in ("aot_eager", "eager")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("remember", [True, False])
+def test_verdicts_are_kept_unless_nothing_is_to_be_remembered(folder: Path, remember: bool) -> None:
+    """As ``bench`` says it, too."""
+    (folder / "policy.toml").write_text('[defaults]\nchain = ["aot_eager"]\n')
+    said = () if remember else ("--no-remember",)
+    done = composer("models_to_tune:mlp", "--policy", "policy.toml", "--json", *said)
+    assert done.exit_code == 0, done.output
+    listed = CliRunner().invoke(app, ["cache", "list", "verdicts", "--json"])
+    assert len(json.loads(listed.output)["entries"]) == int(remember)
 
 
 @pytest.mark.slow
