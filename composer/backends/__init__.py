@@ -1,4 +1,7 @@
-"""The engines. A new one is a file here and a line in this table."""
+"""The backends that composer knows by name, and how a chain's entry becomes a backend.
+
+To add a backend, add a file to this package and a line to :data:`BACKENDS`.
+"""
 
 from __future__ import annotations
 
@@ -28,17 +31,22 @@ BACKENDS: Registry[Any] = Registry(
 )
 
 DYNAMO = "dynamo:"
-"""Before a name in a chain: what ``lookup_backend`` gives for it, whatever composer has by it."""
+"""The prefix of a name in a chain that is looked up in Dynamo's registry, never in composer's."""
 
 ENGINES = ("tensorrt", "openvino", "onnxrt", "inductor")
-"""Composer's own, in the order in which ``chain = "auto"`` tries them."""
+"""Composer's own engines, in the order in which ``chain = "auto"`` tries them."""
 
 _SLIP = 0.85
-"""How alike an unknown name and a known one must be to count as a slip of the pen, as must those
-that are :func:`~composer.registry.one_slip_apart`."""
+"""The similarity from which an unknown name counts as a misspelled known one.
+
+Names that are :func:`~composer.registry.one_slip_apart` count, too.
+"""
 
 _LONG = 5
-"""Letters that a name needs for one of them to be a slip: ``tvm`` and ``tvx`` are two engines."""
+"""The length from which a known name may be misspelled in one letter.
+
+Shorter names may differ in one letter only: ``tvm`` and ``tvx`` are two engines.
+"""
 
 _ALSO_CALLED = {
     **dict.fromkeys(("onnx", "onnxruntime", "onnx_runtime", "ort"), "onnxrt"),
@@ -46,20 +54,24 @@ _ALSO_CALLED = {
     **dict.fromkeys(("torchinductor", "torch_inductor", "triton"), "inductor"),
     "ov": "openvino",
 }
-"""What people call an engine whose backend has another name."""
+"""Common names of engines whose backend has another name."""
 
 _IN_DYNAMO = {"composer_openvino": "openvino"}
-"""Engines of composer's that Dynamo has by another name, which a chain may have as well."""
+"""Names in Dynamo's registry of composer's own engines. A chain may use these names as well."""
 
 
 def find_backend(spelled: str | Callable[..., Any]) -> Backend:
-    """What a chain's entry stands for; nothing is imported but composer's own file for it.
+    """The backend that an entry of a chain stands for.
 
-    A name that nobody here knows may well be known on another machine, so it becomes a candidate
-    that is ``unavailable``, unless it is nearly a known one.
+    An engine itself is not imported, only composer's own file for it. A name that is unknown here
+    may be known on another machine. So it becomes a candidate that is ``unavailable``, unless the
+    name is almost a known one.
+
+    Args:
+        spelled: A name, ``dynamo:name``, ``module:function``, a function or a backend class.
 
     Raises:
-        UnknownNameError: the name looks like a slip, or ``module:function`` cannot be imported.
+        UnknownNameError: the name looks misspelled, or ``module:function`` cannot be imported.
     """
     if not isinstance(spelled, str):
         return _as_backend(spelled)
@@ -75,38 +87,35 @@ def find_backend(spelled: str | Callable[..., Any]) -> Backend:
 
 
 def installed_for(request: GraphRequest) -> tuple[str, ...]:
-    """The engines of composer's that are installed and take a graph like this, as far as they see.
-
-    They are in the order in which ``chain = "auto"`` tries them.
-    """
+    """Composer's own engines whose probes accept this graph, as ``chain = "auto"`` orders them."""
     return tuple(name for name in ENGINES if is_here(name, request))
 
 
 def is_here(name: str, request: GraphRequest) -> bool:
-    """Whether an engine's probe has nothing against a graph."""
+    """True if an engine's probe accepts a graph."""
     try:
         find_backend(name).probe(request)
-    except BaseException as error:  # noqa: BLE001  # it says no, or is another package's and broken
+    except BaseException as error:  # noqa: BLE001  # a refusal, or a broken package
         control_flow.pass_on(error)
         return False
     return True
 
 
 def names_code(spelled: object) -> bool:
-    """Whether a name in a policy is ``module:name``, which is imported."""
+    """True if a name in a policy has the form ``module:name``, which is imported."""
     return isinstance(spelled, str) and ":" in spelled and not spelled.startswith(DYNAMO)
 
 
 def names() -> set[str]:
-    """Every engine that is known here by a name: composer's, other packages' and Dynamo's."""
+    """The names of all backends known here: those of composer, other packages and Dynamo."""
     return {*_torch.dynamo.list_backends(), *BACKENDS.names()}
 
 
 def refuse_slip(name: str) -> None:
-    """Refuse a name that nobody here knows, if it is nearly a known one, or another word for one.
+    """Refuse an unknown name if it is almost a known one, or a common name of a known engine.
 
     Raises:
-        UnknownNameError: with that one.
+        UnknownNameError: the message suggests the known name.
     """
     prefix = DYNAMO if name.startswith(DYNAMO) else ""
     known = {*_torch.dynamo.list_backends()} if prefix else names()
@@ -127,11 +136,14 @@ def _as_backend(found: Callable[..., Any]) -> Backend:
 
 
 def _given_by_program(name: str) -> Backend | None:
-    """The backend that the program itself registered with Dynamo by a name of composer's.
+    """The backend that the program registered with Dynamo under one of composer's names.
 
-    ``tensorrt`` is the one that is free. ``torch_tensorrt`` takes it as well, when it is imported;
-    composer's own file for the name knows what to ask of that one. What the openvino package
-    registers by its name is not asked for by it: ``dynamo:openvino`` is that one.
+    ``None`` if there is no such backend, or if torch, composer or an engine's package registered
+    it:
+
+    - ``torch_tensorrt`` registers ``tensorrt`` when it is imported. Composer's own backend
+      ``tensorrt`` uses that package.
+    - The openvino package registers ``openvino``. In a chain it is ``dynamo:openvino``.
     """
     function = _torch.dynamo.registered_backend(name)
     whose = getattr(function, "__module__", "").partition(".")[0]
@@ -141,12 +153,12 @@ def _given_by_program(name: str) -> Backend | None:
 
 
 def _registered(name: str) -> Backend:
-    """A backend of composer's or of another package; one that cannot be imported says so later."""
+    """A backend of composer or of another package. If its import fails, its probe refuses."""
     try:
         return _as_backend(BACKENDS.get(name))
-    except ComposerError:  # the user's to hear: two packages have the name, say
+    except ComposerError:  # for the user, such as a name that two packages have
         raise
-    except BaseException as error:  # noqa: BLE001  # of another package's module, which may do anything
+    except BaseException as error:  # noqa: BLE001  # another package's module may raise anything
         control_flow.pass_on(error)
         return NamedBackend(name, functools.partial(_raise, error))
 

@@ -11,8 +11,8 @@ import torch
 class _Memory:
     """The memory of a contiguous tensor, by NumPy's array interface.
 
-    ``Tensor.numpy()`` would do, but a tensor that it was called on cannot be resized any more
-    (torch 2.13), and FSDP resizes weights.
+    ``Tensor.numpy()`` is not used: in torch 2.13 a tensor cannot be resized any more after that
+    call, and FSDP resizes weights.
     """
 
     __slots__ = ("__array_interface__", "tensor")
@@ -28,11 +28,11 @@ class _Memory:
 
 
 def array_over(tensor: torch.Tensor) -> Any:
-    """An array over the memory of a contiguous tensor on the CPU.
+    """An array over the memory of a contiguous tensor on the CPU, without a copy.
 
     Its elements are unsigned integers of the same size, since NumPy lacks some of torch's dtypes.
-    The engine is told the real type beside it.
+    The caller tells the engine the real dtype separately.
     """
-    if not tensor.numel():  # whose address is 0, which NumPy (2.2) does not take
+    if not tensor.numel():  # its address is 0, which NumPy 2.2 refuses
         return numpy.empty(tensor.shape, f"u{tensor.element_size()}")
     return numpy.asarray(_Memory(tensor))

@@ -1,7 +1,8 @@
-"""What an engine is to composer: a probe, a build, and nothing that knows of fallbacks.
+"""The interface between composer and an engine.
 
-:class:`Backend` is the contract; it is asked by a :class:`~composer.build.BuildRequest` and answers
-by a :class:`~composer.build.Build`. The ``require_...`` functions refuse for many engines alike.
+An engine implements :class:`Backend`. It gets a :class:`~composer.build.BuildRequest` and returns a
+:class:`~composer.build.Build`. It knows nothing of fallbacks: the chain handles them. Several
+engines share the checks in the ``require_...`` functions.
 """
 
 from __future__ import annotations
@@ -36,53 +37,55 @@ __all__ = [
 
 
 class Backend(ABC):
-    """One engine. It probes, it builds, it says no with a reason; the chain decides the rest.
+    """One engine: it checks whether it can take a graph, and compiles the graph.
 
-    Both methods run once per graph and candidate. They say no by raising
-    :class:`~composer.errors.Refusal` (see :func:`composer.errors.refuse`); any other exception is
-    a failed attempt.
+    :meth:`probe` and :meth:`build` run once per graph and candidate. They refuse a graph by raising
+    :class:`~composer.errors.Refusal` with a reason (see :func:`composer.errors.refuse`). Any other
+    exception counts as a failed attempt. The chain decides what happens next.
     """
 
     reads_example_inputs: ClassVar[bool] = True
-    """Whether the build may run on, or write to, the example inputs' values. Then it is given
-    copies; an engine that looks only at shapes and dtypes saves that memory by ``False``."""
+    """True if the build reads or writes values of the example inputs; composer then passes copies.
+    An engine that uses only shapes and dtypes sets it to ``False``, which saves the memory."""
 
     may_return_original: ClassVar[bool] = False
-    """Whether running the captured graph as it is counts as this engine's work."""
+    """True if the engine may return the captured graph itself, and this counts as a success."""
 
     runs_shared_passes: ClassVar[bool] = False
-    """Whether the build itself runs the passes of the stages ``joint`` and ``post_grad``
-    (``request.terms.late``). For any other backend composer makes the AOT step, and
-    gives it each functional graph as if captured; without such passes it is given the graph."""
+    """True if the build itself runs the passes of the stages ``joint`` and ``post_grad``
+    (``request.terms.late``). If ``False`` and there are such passes, composer runs AOTAutograd and
+    gives the backend each functional graph, as if it were a captured graph."""
 
     writes_as_the_graph: ClassVar[bool] = False
-    """Whether what it compiles writes only to inputs that the graph itself writes to, even when it
-    raises. For a graph that writes to none, calls are then spared the check for such writes."""
+    """True if the compiled graph writes only to inputs that the graph itself writes to, even when a
+    call raises. If the graph writes to no input, calls then skip the check for such writes."""
 
     isolates_itself: ClassVar[bool] = False
-    """Whether the build itself runs its native part in a child process, where the request's limits
-    say so, and uses the artefact that the child made. ``isolate`` is then on by default. For any
-    other backend a sandbox builds the whole candidate and runs it once: a trial build."""
+    """True if the build itself can run its native part in a child process and use the artefact that
+    the child made. The request's limits tell it to. ``isolate`` is then on by default. If
+    ``False``, isolation is a trial build: a sandbox builds the whole candidate and runs it once."""
 
     chooses_precision: ClassVar[bool] = False
-    """Whether the build itself computes in what the request's terms say, and of a graph with marks
-    (:mod:`composer.graphs.low_precision`) the rest in float32. For any other backend the graph is
-    rewritten where the policy wants ``bf16``."""
+    """True if the build itself applies the precision in the request's terms. If the graph has marks
+    (:mod:`composer.graphs.low_precision`), the build computes the rest in float32. If ``False``,
+    composer rewrites the graph where the policy wants ``bf16``."""
 
     has_self_test: ClassVar[bool] = False
-    """Whether the engine is tried on small graphs before its first use with the installed versions
-    (:mod:`composer.chain.selftest`). It then compiles a small graph in less than 0.1 s."""
+    """True if composer tries the engine on small graphs before its first use with the installed
+    versions (:mod:`composer.chain.selftest`). The engine has to compile a small graph in less than
+    0.1 s."""
 
     packages: ClassVar[tuple[str, ...]] = ()
-    """The distributions that the engine is made of, besides torch."""
+    """Names of the distributions that the engine consists of, besides torch."""
 
     def identity(self) -> str | None:
-        """Text that stays the same for as long as the engine will fail, or be fast, as before.
+        """A text that changes when the engine changes; ``None`` if the engine cannot tell.
 
-        Failures and verdicts are remembered by it. By default: the class, its source file, and the
-        versions of ``packages``; of a class that a function made also what it closes over, which
-        tells it from others that the function made. It must not import the engine, which may not be
-        needed at all. ``None`` where an engine cannot tell; then nothing is remembered of it.
+        Composer stores failures and verdicts under it, and stores nothing if it is ``None``. By
+        default the text depends on the class, its source file, and the versions of ``packages``. If
+        a function made the class, it also depends on the variables that the class closes over,
+        since the function may make several classes. This method must not import the engine, which
+        may not be needed at all.
         """
         kind = type(self)
         source = fingerprint.source_of_class(kind, Backend)
@@ -97,32 +100,34 @@ class Backend(ABC):
             return None
 
     def check_options(self, options: Mapping[str, Any]) -> None:
-        """Find the user's own mistakes before anything is tried.
+        """Check the candidate's options before anything is compiled.
 
         Raises:
-            OptionError: an option is unknown or has a value it cannot take.
+            OptionError: an option is unknown or has an invalid value.
         """
 
     def probe(self, request: GraphRequest) -> None:
-        """Say in under 5 ms, importing nothing heavy, that the engine cannot be here.
+        """Refuse if the engine cannot work here or cannot take the graph.
+
+        This takes less than 5 ms and imports nothing large.
 
         Raises:
-            Refusal: usually ``unavailable``, with what would help.
+            Refusal: usually ``unavailable``; the text says what would help.
         """
 
     @abstractmethod
     def build(self, request: BuildRequest) -> Build | Callable[..., Any]:
         """Compile the graph of the request.
 
-        A callable by itself counts as a :class:`~composer.build.Build` that says nothing more.
+        A plain callable is treated as a :class:`~composer.build.Build` without further information.
 
         Args:
-            request: The graph, its inputs, and what holds for the build.
+            request: The graph, its inputs, and the terms of the build.
         """
 
 
 def is_installed(module: str) -> bool:
-    """Whether a top-level module is imported already or can be found; imports nothing."""
+    """True if a top-level module is imported already, or can be found. Imports nothing."""
     if sys.modules.get(module) is not None:
         return True
     return importlib.util.find_spec(module) is not None
@@ -134,6 +139,9 @@ def require_installed(modules: Sequence[str], remedy: str) -> None:
     Args:
         modules: Names of top-level modules.
         remedy: The command that installs them.
+
+    Raises:
+        Refusal: ``unavailable``; a module is missing.
     """
     missing = [name for name in modules if not is_installed(name)]
     if missing:
@@ -146,10 +154,10 @@ def require_inference(request: GraphRequest, remedy: str) -> None:
 
     Args:
         request: The graph.
-        remedy: What the engine runs instead, for the message.
+        remedy: The text of the refusal, which says what the engine runs instead.
 
     Raises:
-        Refusal: it is one.
+        Refusal: ``declined``; the graph is for training and has such an output.
     """
     (returned,) = request.gm.graph.find_nodes(op="output")
     known = map(value_of, returned.all_input_nodes)

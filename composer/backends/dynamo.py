@@ -1,4 +1,4 @@
-"""Any other backend: a name that Dynamo knows, or a callable of the user's own."""
+"""Backends that are not composer's: a name in Dynamo's registry, or a callable of the user."""
 
 from __future__ import annotations
 
@@ -21,24 +21,27 @@ from composer.records import GraphRequest, Reason, Status
 from composer.system import control_flow
 
 _PACKAGES = {"openxla": "torch_xla", "openxla_eval": "torch_xla", "tvm": "tvm"}
-"""What Dynamo's own backends import when they compile, once AOTAutograd has traced the graph."""
+"""Packages that Dynamo's own backends need. They import them late, when AOTAutograd has run."""
 
 
 @functools.cache
 def _entry_points() -> dict[str, EntryPoint]:
-    """The backends of other packages, by name; cached, since looking for them is slow."""
+    """The backends of other packages, by name. They are cached, since the search is slow."""
     groups = ("composer.backends", "torch_dynamo_backends")
     return {each.name: each for group in groups for each in entry_points(group=group)}
 
 
 class CallableBackend(Backend):
-    """A function ``(gm, example_inputs) -> callable``, with ``options=`` if it has options."""
+    """Wraps a function ``(gm, example_inputs) -> callable``, which may take ``options=``."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
 
     def identity(self) -> str | None:
-        """A digest of its source and of what it closes over; an object may have a ``uuid()``."""
+        """A digest of the function's source and of the variables it closes over.
+
+        If the function has a method ``uuid()``, its result is used instead.
+        """
         uuid = getattr(self.function, "uuid", None)
         says = self.function if uuid is None else uuid()
         try:
@@ -47,12 +50,12 @@ class CallableBackend(Backend):
             return None
 
     def check_options(self, options: Mapping[str, Any]) -> None:
-        """Options need a function that takes them."""
+        """Refuse options if the function does not take them."""
         name = getattr(self.function, "__name__", None) or type(self.function).__name__
         _refuse_options(name, self.function, options)
 
     def build(self, request: BuildRequest) -> Build:
-        """Call the function; ``mode`` is not passed on, since only torch's own engines know it."""
+        """Call the function. ``mode`` is not passed on: only torch's own engines know it."""
         if known := foreign(self.function):
             return Build(known.compiled_by(self.function, request))
         options = {"options": dict(request.options)} if request.options else {}
@@ -60,11 +63,11 @@ class CallableBackend(Backend):
 
 
 class NamedBackend(Backend):
-    """A name looked up when it is needed, by default in Dynamo's registry.
+    """A backend that is looked up by its name when it is needed.
 
     Args:
         name: The backend's name.
-        lookup: Gives the function that the name stands for, or raises.
+        lookup: Returns the function of that name, or raises. By default it asks Dynamo's registry.
     """
 
     def __init__(
@@ -76,7 +79,7 @@ class NamedBackend(Backend):
         self._lookup = lookup
 
     def probe(self, request: GraphRequest) -> None:
-        """Refuse when no package here registers the name, or its package is not here."""
+        """Refuse if no installed package registers the name, or a package it needs is missing."""
         whose = str(getattr(self._function(), "__module__", ""))
         package = _PACKAGES.get(self.name) if whose.startswith("torch.") else None
         if package and not _is_installed(package):
@@ -84,16 +87,16 @@ class NamedBackend(Backend):
             refuse(Status.UNAVAILABLE, Reason.NOT_INSTALLED, what)
 
     def check_options(self, options: Mapping[str, Any]) -> None:
-        """Options need a function that takes them, as far as it is loaded: this loads nothing."""
+        """Refuse options if the function is loaded and does not take them. Loads nothing."""
         function = _torch.dynamo.registered_backend(self.name)
         if function is not None:
             _refuse_options(self.name, function, options)
 
     def identity(self) -> str | None:
-        """The identity of what the name stands for.
+        """The identity of the function that the name stands for.
 
-        For an entry point of another package that is the package's version and the module's source,
-        since loading it would import the engine.
+        For an entry point of another package, it is made from the package's version and the
+        module's source, since loading the entry point would import the engine.
         """
         entry = _entry_points().get(self.name)
         if entry is not None:
@@ -106,7 +109,7 @@ class NamedBackend(Backend):
         return CallableBackend(function).identity()
 
     def build(self, request: BuildRequest) -> Build:
-        """Look the name up and call what it stands for."""
+        """Look up the name and call its function."""
         return CallableBackend(self._function()).build(request)
 
     def _function(self) -> Callable[..., Any]:
@@ -125,21 +128,30 @@ class NamedBackend(Backend):
 def _is_installed(package: str) -> bool:
     try:
         return importlib.util.find_spec(package) is not None
-    except ValueError:  # it is imported, by a stub that says not from where
+    except ValueError:  # it is imported already, and has no spec
         return True
 
 
 def _refuse_options(name: str, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    """Refuse options that the function cannot be given; ``name`` is as the chain spells it."""
+    """Raise an ``OptionError`` if there are options and the function does not take any.
+
+    Args:
+        name: The backend's name, for the message.
+        function: The backend.
+        options: The candidate's options.
+    """
     if options and not _takes_options(function):
         raise OptionError(f"backend {name!r} takes no options=, but is given {dict(options)}")
 
 
 def _takes_options(function: Callable[..., Any]) -> bool:
-    """Torch's own of a compiler take any keyword, and do nothing with it."""
+    """True if a backend has a parameter ``options``, or accepts any keyword.
+
+    Torch's own backends do not count for the second: they accept any keyword and ignore it.
+    """
     try:
         parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # a builtin that does not say
+    except (TypeError, ValueError):  # a builtin without a signature
         return True
     of = inspect.unwrap(getattr(function, "func", function))
     anything = not str(getattr(of, "__module__", "")).startswith("torch.")

@@ -1,4 +1,4 @@
-"""Eager: the captured graph's own forward. As a candidate it is accepted and ends the chain."""
+"""Eager: run the captured graph as it is. As a candidate it always succeeds and ends the chain."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from composer.graphs.checkpoints import eager_forward
 
 
 class EagerBackend(Backend):
-    """No engine, by the user's own choice; nothing is compiled and nothing can fail."""
+    """Runs the graph without an engine. Nothing is compiled, so nothing can fail."""
 
     reads_example_inputs = False
     may_return_original = True
 
     def check_options(self, options: Mapping[str, Any]) -> None:
-        """There are none."""
+        """Refuse any option: there are none."""
         check_known(options, (), "eager")
 
     def build(self, request: BuildRequest) -> Build:
-        """There is nothing to build."""
+        """Return the graph's own forward; nothing is compiled."""
         return Build(eager_forward(request.gm))

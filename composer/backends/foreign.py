@@ -1,7 +1,7 @@
-"""Backends of others that hand their work to torch or Inductor, and do not say so.
+"""Backends of other packages that silently pass their work to torch or Inductor.
 
-The chain would count that as the backend's success. :data:`_BACKENDS` says of each of them how it
-is made to raise instead, and how its engines are found in what it returns.
+The chain would count such a fallback as a success of the backend. :data:`_BACKENDS` says how to
+make each of these backends raise instead, and how to find its engines in the compiled graph.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ from composer.records import Reason, Status
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """What composer knows of one backend.
+    """A backend that may fall back silently, and how composer detects the fallback.
 
     Attributes:
-        name: Of the backend, or of its package.
-        options: Options by which it raises where it would else return the graph itself.
-        raising: Given the terms of a build, makes the context within which it raises where it would
-            else have another backend compile.
-        is_engine: Whether a module of a graph, by its name and itself, is one of its engines.
-            ``None`` where its engines are no modules.
-        gave_up: Attribute of its engines that is true once torch runs their part of the graph.
+        name: The name of the backend or its package.
+        options: Options that make the backend raise instead of returning the graph itself.
+        raising: Takes the terms of a build and returns a context manager. Inside the context the
+            backend raises instead of letting another backend compile.
+        is_engine: Takes the name of a module in a graph, and the module. Returns ``True`` if it is
+            one of the backend's engines. ``None`` if the engines are not modules.
+        gave_up: Name of an attribute of the engines. It is true once torch runs the engine's part
+            of the graph. Empty if there is no such attribute.
     """
 
     name: str
@@ -47,15 +48,18 @@ class Foreign:
     gave_up: str = ""
 
     def compiled_by(self, function: Callable[..., Any], request: BuildRequest) -> Any:
-        """Have the backend compile a graph, and refuse what its engines have no part in.
+        """Let the backend compile a graph, and refuse a result without any of its engines.
 
         Args:
             function: The backend.
-            request: What it is asked. The candidate's options go over :attr:`options`.
+            request: The request. The candidate's options take precedence over :attr:`options`.
+
+        Returns:
+            The compiled graph. If :attr:`gave_up` is set, its calls raise once an engine gave up.
 
         Raises:
             Refusal: ``rejected`` with ``returned_original``.
-            Exception: whatever the backend raised before it handed the graph over.
+            Exception: the backend's own error, which it would hide by its fallback.
         """
         asked = {**self.options, **request.options}
         may_write = writes.may_write(request.gm)
@@ -83,10 +87,10 @@ class Foreign:
         may_write: bool,
         *args: Any,
     ) -> Any:
-        """Call what was compiled; raise where torch does the work of an engine.
+        """Call the compiled graph; raise if torch does the work of an engine.
 
-        A call that may have written to its inputs cannot be answered by anybody else, so it stands,
-        and the next one raises.
+        If the call may have written to its inputs, no other candidate can repeat it. So its result
+        is returned, and the next call raises.
 
         Raises:
             RuntimeError: an engine gave up.
@@ -106,9 +110,10 @@ class Foreign:
 
 @contextlib.contextmanager
 def _openvino_raises(terms: BuildTerms) -> Iterator[None]:
-    """Have the openvino package (2026.4.1) raise its own error.
+    """Make the backend of the openvino package raise its own error.
 
-    Its backend catches that, and returns what ``compile_fx`` of Inductor makes of the graph.
+    In openvino 2026.4.1 the backend catches the error and calls ``compile_fx`` of Inductor instead.
+    Inside this context, ``compile_fx`` raises the error again.
     """
     module: Any = sys.modules.get("openvino.frontend.pytorch.torchdynamo.backend")
     usual, outer = getattr(module, "compile_fx", None), sys.exception()
@@ -133,7 +138,7 @@ def _openvino_raises(terms: BuildTerms) -> Iterator[None]:
 
 
 def _graphs_within(compiled: object) -> list[torch.fx.GraphModule]:
-    """The graphs that a callable runs, as far as functions hold them as variables."""
+    """The graphs that a callable runs, found through closures, bound methods and partials."""
     found: list[torch.fx.GraphModule] = []
     seen: dict[int, object] = {}
     waiting = [compiled]
@@ -154,20 +159,20 @@ def _graphs_within(compiled: object) -> list[torch.fx.GraphModule]:
 
 
 def _variables_of(function: types.FunctionType) -> Iterator[object]:
-    """What a function closes over, but for variables that have no value yet."""
+    """The values that a function closes over; variables without a value are skipped."""
     for cell in function.__closure__ or ():
         with contextlib.suppress(ValueError):
             yield cell.cell_contents
 
 
 def _is_of_tensorrt(_: str, module: torch.nn.Module) -> bool:
-    """``PythonTorchTensorRTModule``, ``TorchTensorRTModule``."""
+    """True for ``PythonTorchTensorRTModule`` and ``TorchTensorRTModule``."""
     kind = type(module)
     return kind.__module__.partition(".")[0] == "torch_tensorrt" or "TensorRT" in kind.__name__
 
 
 def _is_of_openvino(name: str, _: torch.nn.Module) -> bool:
-    """The package itself (2026.4.1) knows the parts that it compiles by this name."""
+    """True for a part that openvino compiles: openvino 2026.4.1 itself finds them by this name."""
     return name.startswith("fused_") and "." not in name
 
 
@@ -184,10 +189,10 @@ _BACKENDS = {
         "cudagraphs", raising=lambda _: _torch.inductor.cudagraphs_or_error()
     ),
 }
-"""By the module that a backend is written in, or by the first part of its name."""
+"""The backends by their full module name, or by its first part."""
 
 
 def foreign(function: Callable[..., Any]) -> Foreign | None:
-    """What is known of a backend; ``None`` where it is not known to hand its work over."""
+    """The entry for a backend; ``None`` if the backend is not known to fall back silently."""
     module = str(getattr(function, "__module__", ""))
     return _BACKENDS.get(module) or _BACKENDS.get(module.partition(".")[0])

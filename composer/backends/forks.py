@@ -1,11 +1,12 @@
-"""What an engine's library may not free in a forked child.
+"""Keep engine objects alive in forked children, where freeing them would hang.
 
-ONNX Runtime's sessions (1.31; microsoft/onnxruntime#31961 would mend it) and OpenVINO's compiled
-models (2026.4) wait for their threads when they are freed. A forked child has none of its parent's
-threads, so it would wait for ever: at a collection of garbage, at a change of weights, or at its
-end. Calls are answered there, and what the child builds itself it may free.
+Sessions of ONNX Runtime 1.31 and compiled models of OpenVINO 2026.4 wait for their threads when
+they are freed (microsoft/onnxruntime#31961 would fix the sessions). A forked child has no threads
+of its parent. So it would wait forever: at a garbage collection, at a change of weights, or at its
+end. The child can still call these objects. It may free objects that it builds itself.
 
-A test of each library frees one in a forked child. When it no longer hangs, this may go.
+For each library a test frees such an object in a forked child. When the child no longer hangs, this
+module can be removed.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ T = TypeVar("T")
 
 
 def never_freed_in_forks(made: T) -> T:
-    """Have children that are forked while ``made`` lives keep it until they end; returns it."""
+    """Return ``made``; children forked while it is alive never free it."""
     return with_each_child(made, _keep)
 
 
 def _keep(made: object) -> None:
-    """A reference that nobody owns outlives the end of the interpreter, too."""
+    """Add a reference without an owner. It survives the end of the interpreter, too."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(made))

@@ -31,7 +31,7 @@ class InductorBackend(Backend):
     packages = ("triton",)
 
     def check_options(self, options: Mapping[str, Any]) -> None:
-        """Let Inductor itself judge names and types."""
+        """Let Inductor itself check names and types."""
         known = _torch.inductor.inductor_options() if options else ()
         unknown = [name for name in options if name.replace("-", "_") not in known]
         if unknown:
@@ -43,9 +43,9 @@ class InductorBackend(Backend):
             raise OptionError(f"backend 'inductor': {error}") from error
 
     def build(self, request: BuildRequest) -> Build:
-        """Compile with the settings that ``mode`` stands for, then the candidate's options.
+        """Compile with the settings of ``mode``; the candidate's options take precedence.
 
-        Shared passes come in by Inductor's own hooks, behind what the user set there.
+        Inductor's own hooks run the shared passes, after the user's own passes in these hooks.
         """
         mode, passes, facts = request.mode, request.terms.late or LatePasses(), request.terms.facts
         config = _torch.inductor.inductor_config(mode, dict(request.options))
@@ -62,12 +62,18 @@ class InductorBackend(Backend):
 
 
 def _complete(passes: LatePasses, key: str) -> bool:
-    """Have the record say what the passes did to a graph, where Inductor had it in its cache.
+    """Complete the record of the passes if Inductor took the graph from its cache.
 
-    A partitioner by itself leaves no record in inference either, where there is nothing to cut.
+    Inductor does not run the passes in that case, so the record is read from the disk. A
+    partitioner alone is no sign of a cached graph: it leaves no record in inference either, where
+    there is nothing to cut.
+
+    Args:
+        passes: The passes of this build.
+        key: The key of their record.
 
     Returns:
-        Whether it had.
+        Whether Inductor took the graph from its cache.
     """
     if passes.ran_all():
         inductor_records.remember(key, passes.records)

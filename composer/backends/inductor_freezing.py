@@ -1,8 +1,8 @@
-"""Inductor's ``freezing``, made safe: a change of a frozen weight is seen, and compiled in anew.
+"""Make Inductor's ``freezing`` safe: detect a change of a frozen weight, and compile again.
 
-Inductor (torch 2.13) freezes only tensors that a graph holds itself, and never checks whether they
-still have the same values (pytorch/pytorch#108863). Dynamo passes weights as inputs; only where
-Inductor's setting is on for the whole process does the graph hold them.
+Inductor in torch 2.13 freezes only tensors that the graph holds itself. It never checks whether
+they still have the same values (pytorch/pytorch#108863). Dynamo passes weights as inputs; the graph
+holds them only if Inductor's setting is on for the whole process.
 """
 
 from __future__ import annotations
@@ -28,22 +28,24 @@ from composer.lowering.weights.statistics import find_witnesses, is_of_norm
 from composer.lowering.weights.watchable import watchable
 
 _NO_CACHE = {"fx_graph_cache": False, "fx_graph_remote_cache": False}
-"""The key of Inductor's cache (torch 2.13) leaves out the values of frozen weights, and what it
-keeps has some of them in the code: numbers of no dimension, and weights packed by a template."""
+"""Turns off Inductor's cache for frozen graphs. In torch 2.13 the cache's key does not contain the
+values of frozen weights, but the cached code contains some of them: scalar tensors, and weights
+packed by a template."""
 
 Config = Mapping[str, Any]
 FrozenCode = Callable[[tuple[Any, ...]], Any]
 
 
 def compiled(request: BuildRequest, config: Config) -> Callable[..., Any]:
-    """Have Inductor compile a graph: frozen, if the candidate, the policy or the process says so.
+    """Compile a graph with Inductor, with frozen weights if that is asked for.
 
-    The first of these that says anything decides. Where only the process asks for it, it is done as
-    Inductor does it: tensors that the graph holds are frozen, and no inputs.
+    The first of these that is set decides: the candidate's option, the policy, the setting of the
+    process. If only the process asks for it, composer freezes what Inductor freezes: tensors that
+    the graph holds, and no inputs. Graphs are never frozen while gradients are enabled.
 
     Args:
         request: The graph, its inputs, and the policy's ``freeze``.
-        config: The candidate's settings; torch's own config stands behind them.
+        config: The candidate's settings. Torch's own config supplies the others.
     """
     gm, example_inputs = request.gm, request.example_inputs
     if torch.is_grad_enabled():
@@ -72,13 +74,13 @@ def _compile(
 
 
 class Frozen(BindingEngine[FrozenCode]):
-    """Calls Inductor's code for the weights as they are; may be called from several threads.
+    """Calls Inductor's code for the present values of the weights. Several threads may call it.
 
     Args:
         gm: The graph.
         example_inputs: Tensors and symbols, in the order of the placeholders.
-        region: The weights to fold in, by position among the tensors that the graph holds itself
-            and the inputs behind them.
+        region: The weights to fold in, by position. The tensors that the graph holds itself are
+            counted first, then the inputs.
         config: Inductor's settings.
     """
 
@@ -92,7 +94,7 @@ class Frozen(BindingEngine[FrozenCode]):
         super().__init__(region)
         self._lock = (
             _torch.compiles.compile_lock
-        )  # a compile takes it, too: of two, one could wait for ever
+        )  # a compile takes this lock, too; with two locks there could be a deadlock
         self._gm = gm
         self._own = tuple(own_tensors(gm))
         self._held = frozenset(i for i in region.weights if i < len(self._own))
@@ -105,11 +107,11 @@ class Frozen(BindingEngine[FrozenCode]):
         self._compiling = functools.partial(_torch.compiles.recompiling, fakes)
 
     def __call__(self, *args: Any) -> Any:
-        """Run the code for the weights among the arguments, as they are now."""
+        """Run the code for the present values of the weights among the arguments."""
         return self._made_for((*self._own, *args))(args)
 
     def _make(self, values: Mapping[int, torch.Tensor]) -> FrozenCode:
-        if not self._held <= values.keys():  # Inductor freezes all that the graph holds, or nothing
+        if not self._held <= values.keys():  # Inductor freezes all tensors of the graph or none
             values = {}
         inlined = {i - len(self._own): v for i, v in values.items() if i >= len(self._own)}
         left = tuple(i for i in range(len(self._inputs)) if i not in inlined)
@@ -126,9 +128,13 @@ class Frozen(BindingEngine[FrozenCode]):
 
 
 def _holding(gm: torch.fx.GraphModule, weights: Mapping[int, torch.Tensor]) -> torch.fx.GraphModule:
-    """Have a graph hold some of its inputs itself.
+    """Turn some inputs of a graph into tensors that the graph holds itself.
 
     It holds other tensors over the same memory, so that it does not keep the weights alive.
+
+    Args:
+        gm: The graph. It is changed in place.
+        weights: The weights, by the position of their placeholders.
     """
     placeholders = gm.graph.find_nodes(op="placeholder")
     with _torch.fakes.unset_fake_temporarily(), torch.inference_mode(False), torch.no_grad():
@@ -149,18 +155,20 @@ def _holding(gm: torch.fx.GraphModule, weights: Mapping[int, torch.Tensor]) -> t
 def _to_freeze(
     gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *, passed: bool
 ) -> Region | None:
-    """What to freeze; ``None`` where a change of what the graph holds could not be seen.
+    """The weights to freeze; ``None`` if the graph holds a tensor whose change is not detectable.
 
     Args:
         gm: The graph.
         example_inputs: Tensors and symbols, in the order of the placeholders.
-        passed: Fold in the weights among the inputs, too.
+        passed: Whether to fold in the weights among the inputs, too.
     """
     own = own_tensors(gm)
     everything = (*own, *example_inputs)
     readers = _readers(gm, own)
     written = {id(each) for each in writes.written_attributes(gm)}
-    held = [i for i, each in enumerate(own) if id(each) not in written]  # these Inductor passes on
+    held = [
+        i for i, each in enumerate(own) if id(each) not in written
+    ]  # Inductor does not freeze written ones
     wanted = [*held, *(len(own) + i for i in _passed(gm, example_inputs) if passed)]
     weights = watchable({i: everything[i] for i in wanted})
     buffers = {
@@ -170,7 +178,7 @@ def _to_freeze(
     }
     owned = find_witnesses({i: b for i, b in buffers.items() if b.is_floating_point()})
     witnesses = {i: each for i, each in owned.items() if each is not None}
-    for i in buffers:  # a norm may move it unseen
+    for i in buffers:  # a norm may update it without a sign of the change
         norms = [node for node in readers[i] if "norm" in str(node.target)]
         unseen = i not in witnesses and (i in owned or norms)
         if unseen or not all(map(is_of_norm, norms)):
@@ -179,11 +187,11 @@ def _to_freeze(
 
 
 def _passed(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> list[int]:
-    """Positions of the weights among the inputs that stay as they are, and are not returned."""
+    """Positions of the inputs that are weights, are not written to, and are not returned."""
     placeholders = gm.graph.find_nodes(op="placeholder")
     (returned,) = gm.graph.find_nodes(op="output")
     still = capture.lasting_weights(gm, example_inputs) - writes.assigned_inputs(gm)
-    if writes.may_write(gm):  # a norm moves its statistics
+    if writes.may_write(gm):  # a norm updates its statistics
         still = frozenset(i for i in still if type(example_inputs[i]) is torch.nn.Parameter)
     return [
         i
@@ -193,7 +201,7 @@ def _passed(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> list[int
 
 
 def _is_fixed(placeholder: torch.fx.Node, value: Any) -> bool:
-    """Whether the compile made no symbol of a size, which would be lost with the input."""
+    """True if all sizes of the input are numbers. A symbolic size would be lost with the input."""
     sizes = placeholder.meta.get("example_value", value).shape
     return all(isinstance(size, int) for size in sizes)
 
@@ -201,7 +209,7 @@ def _is_fixed(placeholder: torch.fx.Node, value: Any) -> bool:
 def _readers(
     gm: torch.fx.GraphModule, own: Sequence[torch.Tensor]
 ) -> dict[int, list[torch.fx.Node]]:
-    """The operations that read each tensor that the graph holds, then each input."""
+    """The users of each tensor that the graph holds, then of each input, by position."""
     found: dict[int, list[torch.fx.Node]] = {i: [] for i in range(len(own))}
     for node in gm.graph.find_nodes(op="get_attr"):
         value = attribute_at(gm, str(node.target))

@@ -1,4 +1,4 @@
-"""Shared passes in the slots of Inductor's config for custom passes, behind those of the user."""
+"""Run shared passes from Inductor's config settings for custom passes, after the user's own."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _SLOTS = {
     (Stage.POST_GRAD, False): "post_grad_custom_pre_pass",
     (Stage.POST_GRAD, True): "post_grad_custom_post_pass",
 }
-"""Stage and ``runs_last`` to slot. In front of Inductor's own rewrites its graph is that of every
-other engine; behind them it is Inductor's."""
+"""Maps a stage and ``runs_last`` to a setting of Inductor. Before Inductor's own rewrites the graph
+is the same as for every other engine; after them it is specific to Inductor."""
 
 
 def hooks(passes: LatePasses, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of Inductor's that make it run these passes in its own AOT step.
+    """The settings that make Inductor run these passes in its own AOT step.
 
     Args:
         passes: The passes of this attempt.
-        config: The settings that the user asked for; torch's own config stands behind them.
+        config: The user's settings. Torch's own config supplies the others.
 
     Raises:
-        Refusal: ``declined``, where the user gave Inductor a partitioner of its own as well.
+        Refusal: ``declined``, if both the policy and Inductor's config have a partitioner.
     """
     settings: dict[str, Any] = {}
     for (stage, last), slot in _SLOTS.items():
@@ -46,7 +46,7 @@ def hooks(passes: LatePasses, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _already(slot: str, config: Mapping[str, Any]) -> tuple[Callable[..., Any], ...]:
-    """What the user set in a slot: nothing, one pass, or (torch >= 2.13) a list of them."""
+    """The user's own passes in a setting: none, one, or from torch 2.13 on a list of them."""
     found = _torch.inductor.inductor_setting(slot, config)
     if found is None:
         return ()
@@ -54,7 +54,7 @@ def _already(slot: str, config: Mapping[str, Any]) -> tuple[Callable[..., Any], 
 
 
 class Hook(_torch.inductor.CustomInferenceAwareGraphPass):
-    """The user's own passes of one slot, then the shared ones of its stage."""
+    """Runs the user's own passes of one setting, then the shared passes of its stage."""
 
     def __init__(
         self, passes: LatePasses, stage: Stage, last: bool, users: Sequence[Callable[..., Any]]
@@ -65,7 +65,13 @@ class Hook(_torch.inductor.CustomInferenceAwareGraphPass):
         self._users = users
 
     def __call__(self, graph: torch.fx.Graph, is_inference: bool | None = None) -> None:
-        """Edit the graph in place; only at ``post_grad`` does Inductor say what kind it is."""
+        """Edit the graph in place.
+
+        Args:
+            graph: The graph.
+            is_inference: Whether the graph is for inference. Inductor passes it only at the stage
+                ``post_grad``.
+        """
         inference = not _has_tangents(graph) if is_inference is None else is_inference
         for each in self._users:
             if isinstance(each, _torch.inductor.CustomInferenceAwareGraphPass):
@@ -77,10 +83,11 @@ class Hook(_torch.inductor.CustomInferenceAwareGraphPass):
         self._passes.run(self._stage, gm, inference=inference, last=self._last)
 
     def uuid(self) -> Any:
-        """All that is in the slot; ``None``, which bypasses the cache, where one has no uuid.
+        """The uuids of all passes in the setting, for the key of Inductor's cache.
 
-        What is to happen when a pass fails belongs to it: a graph that was made without a pass
-        that failed is not served to those who want an error.
+        ``None`` if a pass has no uuid; Inductor then bypasses its cache. The result contains
+        ``on_error``: a graph that was made without a failed pass must not be given to a user who
+        wants an error.
         """
         shared = self._passes.shared
         own = [each.uuid() for each in shared.at(self._stage, last=self._last)]
@@ -88,12 +95,12 @@ class Hook(_torch.inductor.CustomInferenceAwareGraphPass):
         return (*users, *own, shared.on_error, FORMAT) if all((*users, *own)) else None
 
     def __deepcopy__(self, memo: object) -> Hook:
-        """The hook itself: Inductor copies its config, and all copies record into one place."""
+        """Return the hook itself: Inductor copies its config, but all copies share one record."""
         return self
 
 
 class PartitionHook(_torch.inductor.CustomPartitionerFn):
-    """The policy's partitioner, in Inductor's slot for one."""
+    """Runs the policy's partitioner from Inductor's setting for a partitioner."""
 
     def __init__(self, passes: LatePasses) -> None:
         self._passes = passes
@@ -101,17 +108,17 @@ class PartitionHook(_torch.inductor.CustomPartitionerFn):
     def __call__(
         self, gm: torch.fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
     ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
-        """Cut a joint graph into forward and backward."""
+        """Split a joint graph into forward and backward."""
         return self._passes.partition(_torch.aot.min_cut, gm, joint_inputs, **kwargs)
 
     def uuid(self) -> Any:
-        """The partitioner's own, with what a :class:`Hook` adds; ``None`` where it has none."""
+        """The partitioner's uuid, with the additions of :meth:`Hook.uuid`; ``None`` without one."""
         shared = self._passes.shared
         own = shared.partitioner.uuid()
         return (own, shared.on_error, FORMAT) if own else None
 
     def __deepcopy__(self, memo: object) -> PartitionHook:
-        """As for :class:`Hook`."""
+        """Return the hook itself, as in :class:`Hook`."""
         return self
 
 
@@ -120,5 +127,5 @@ def _uuid_of(each: object) -> Any:
 
 
 def _has_tangents(graph: torch.fx.Graph) -> bool:
-    """Whether it is a forward and a backward in one, which takes gradients by that name."""
+    """True for a joint graph of forward and backward, whose gradient inputs are ``tangents...``."""
     return any(node.name.startswith("tangents") for node in graph.find_nodes(op="placeholder"))

@@ -1,4 +1,7 @@
-"""Records of the passes within graphs that Inductor has cached, for when it does not run them."""
+"""Store what the passes did to a graph, for when Inductor takes the graph from its cache.
+
+Inductor then does not run the passes, so they make no new record.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,12 @@ from composer.system.disk import DiskCache
 _LIMIT = 64 << 20
 
 FORMAT = 3
-"""Of the keys that records are kept under. It is part of Inductor's key, so that no graph is served
-whose records nobody finds: counted up whenever ``graph_key`` says a graph otherwise."""
+"""The version of the keys of records. Increase it whenever ``graph_key`` changes. It is part of
+Inductor's key, so Inductor's cache never returns a graph whose record cannot be found."""
 
 
 def remember(key: str, records: Iterable[PassRecord]) -> None:
-    """Keep the records; where they cannot be, the next process knows less, no more.
+    """Store the records. If they cannot be stored, only later reports lack them.
 
     Args:
         key: A SHA-256 over the graph, the settings and the passes.
@@ -28,13 +31,13 @@ def remember(key: str, records: Iterable[PassRecord]) -> None:
 
 
 def recall(key: str) -> tuple[PassRecord, ...]:
-    """The records kept for this key, with no time spent; none where none are kept."""
+    """The records stored for this key, with their times set to zero; empty if there are none."""
     entry = _cache().get(key)
     kept = entry.facts["passes"] if entry else ()
     return tuple(dataclasses.replace(PassRecord(**each), seconds=0.0) for each in kept)
 
 
 def _cache() -> DiskCache:
-    """Beside Inductor's cache, so that the records live as long as what they tell of."""
+    """A cache beside Inductor's own, so that records live as long as the cached graphs."""
     root = Path(_torch.inductor.inductor_cache_dir())
     return DiskCache("composer_passes", limit=_LIMIT, root=root)

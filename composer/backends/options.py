@@ -1,4 +1,4 @@
-"""Options of an engine, read into a model of pydantic's: all mistakes named in one error."""
+"""Read an engine's options into a pydantic model; one error names all mistakes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,13 @@ M = TypeVar("M", bound=BaseModel)
 def read_options(model: type[M], options: Mapping[str, Any], backend: str) -> M:
     """The candidate's options as the engine's settings.
 
+    Args:
+        model: The class of the settings.
+        options: The candidate's options.
+        backend: The name of the engine, for the message.
+
     Raises:
-        OptionError: naming every option that is unknown or malformed.
+        OptionError: an option is unknown or malformed. The message names all of them.
     """
     try:
         return model.model_validate(dict(options))
@@ -28,7 +33,7 @@ def read_options(model: type[M], options: Mapping[str, Any], backend: str) -> M:
 
 
 def _explain(error: Any, known: tuple[str, ...]) -> str:
-    """One of pydantic's errors, as the other backends would say it."""
+    """The text for one pydantic error, in the words of the other backends."""
     where = ".".join(str(part) for part in error["loc"])
     if error["type"] == "extra_forbidden":
         return (

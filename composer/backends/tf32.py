@@ -1,6 +1,7 @@
-"""Whether torch lets a GPU compute float32 in TF32, which engines would do by themselves.
+"""Read torch's settings for TF32. Engines follow them, since by default they would use TF32.
 
-TF32 keeps 10 bits of what is multiplied, for an error of about 1e-3.
+TF32 is a faster mode for products of float32. It keeps 10 bits of each factor's mantissa, so the
+relative error is about 1e-3.
 """
 
 from __future__ import annotations
@@ -13,16 +14,16 @@ _TF32 = "tf32"
 
 
 def allows_products() -> bool:
-    """In matrix products: not, by default."""
+    """True if torch allows TF32 in matrix products. By default it does not."""
     return str(torch.backends.cuda.matmul.fp32_precision) == _TF32
 
 
 def allows_both() -> bool:
-    """In products and convolutions, for engines that have one switch."""
+    """True if torch allows TF32 in both products and convolutions, for engines with one switch."""
     return allows_products() and allows_convolutions()
 
 
 def allows_convolutions() -> bool:
-    """In convolutions: by default."""
-    settings: Any = torch.backends.cudnn  # its stubs lack it
+    """True if torch allows TF32 in convolutions. By default it does."""
+    settings: Any = torch.backends.cudnn  # the type stubs lack this attribute
     return str(settings.conv.fp32_precision) == _TF32

@@ -1,7 +1,7 @@
-"""ONNX Runtime: the shared ONNX lowering, run by inference sessions.
+"""ONNX Runtime: graphs are lowered to ONNX and run by inference sessions.
 
-``torch.compile(model, backend="onnxrt")`` works by itself, as it did until torch removed its own
-backend of that name (pytorch/pytorch#158258), and as a member of composer's chain.
+``onnxrt`` is a candidate of composer's chain. ``torch.compile(model, backend="onnxrt")`` works,
+too: torch had a backend of that name, and removed it (pytorch/pytorch#158258).
 
 :mod:`~composer.backends.onnxrt.partition` decides which regions of a graph ONNX Runtime takes;
 :mod:`~composer.backends.onnxrt.engine` runs one region by a session that
@@ -49,7 +49,7 @@ from composer.system.distribution import install
 
 
 class OnnxRuntimeBackend(Backend):
-    """Inference and training, on the CPU and CUDA; what ONNX cannot say stays torch's.
+    """Runs inference and training on the CPU and CUDA. Torch runs what ONNX cannot express.
 
     Its options are the fields of :class:`~composer.backends.onnxrt.settings.Settings`.
     """
@@ -61,17 +61,20 @@ class OnnxRuntimeBackend(Backend):
     packages = ("onnxruntime", "onnxruntime-gpu", "onnx", "onnxscript")
 
     def check_options(self, options: Mapping[str, Any]) -> None:
-        """Names and values, those of providers and of session entries too."""
+        """Check names and values of the options, also those of providers and session entries."""
         read_settings(options)
 
     def probe(self, request: GraphRequest) -> None:
-        """Packages, device, a build of ONNX Runtime that can work there; nothing is imported."""
+        """Refuse without the packages, the device, or a build of ONNX Runtime for the device.
+
+        Nothing is imported.
+        """
         if _require(request.device).type == "cuda" and is_for_cpu_alone():
             what = "this onnxruntime is for the CPU alone; pip install onnxruntime-gpu in its place"
             refuse(Status.UNAVAILABLE, Reason.NOT_INSTALLED, what)
 
     def build(self, request: BuildRequest) -> Build:
-        """Look ``onnxrt`` up, as any other Dynamo backend."""
+        """Look up ``onnxrt`` in Dynamo's registry and call it, like any other backend."""
         backend: Any = _torch.dynamo.lookup_backend("onnxrt")
         return Build(backend(request.gm, request.example_inputs, options=request.options))
 
@@ -84,17 +87,17 @@ def onnxrt(
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
-    """The Dynamo backend ``onnxrt``: compile a graph for ONNX Runtime or say why not.
+    """The Dynamo backend ``onnxrt``: compile a graph for ONNX Runtime, or raise with the reason.
 
     Args:
         gm: The captured graph.
         example_inputs: Tensors and symbols, in the order of the placeholders.
-        mode: ``torch.compile``'s mode; ONNX Runtime has nothing to choose by it.
+        mode: ``torch.compile``'s mode. ONNX Runtime ignores it.
         options: The fields of :class:`~composer.backends.onnxrt.settings.Settings`.
 
     Raises:
         OptionError: an option is unknown or malformed.
-        Refusal: the graph holds nothing that ONNX Runtime can run, or it cannot be here.
+        Refusal: ONNX Runtime can run no part of the graph, or is not available here.
     """
     settings = read_settings(options or {})
     device = _require(*map(str, devices_of(example_inputs)))
@@ -123,7 +126,7 @@ def onnxrt(
         found = partition(graph, settings, device, terms)
         parts, engines = found.parts, found.models
         facts.covers(parts.taken, parts.total, parts.left)
-        if graph.kind is not GraphKind.BACKWARD:  # which may hold no more than a view
+        if graph.kind is not GraphKind.BACKWARD:  # a backward may hold nothing but a view
             parts.decline_if_empty()
         compiled = assemble(parts, engines)
         try_once(compiled, graph, parts.written)
@@ -146,13 +149,17 @@ def onnxrt(
 
 
 def _how_called(device: torch.device) -> str:
-    """For the record: by which of ONNX Runtime's two ways sessions are called, and why."""
+    """Text for the record: whether sessions are called natively or by the public API, and why."""
     why = why_not_native(device.type)
     return f"by the public API, since the native way fails: {why}" if why else "native"
 
 
 def _require(*devices: str) -> torch.device:
-    """The device of the graph; refuses without the packages, and for any other device."""
+    """The device of the graph.
+
+    Raises:
+        Refusal: a package is missing, or the graph is not on the CPU or on one GPU.
+    """
     require_installed(("onnxruntime", "onnx", "onnxscript"), install("onnxrt"))
     kinds = [torch.device(each) for each in devices] or [torch.device("cpu")]
     elsewhere = [str(each) for each in kinds if each.type not in ("cpu", "cuda")]

@@ -1,7 +1,8 @@
-"""Sessions run by ONNX Runtime's public API, where the native module is not what composer knows.
+"""Run sessions by ONNX Runtime's public API.
 
-Each call binds torch's memory by its address (``IOBinding``). A result whose size is only known
-afterwards is copied.
+This is the fallback where the native way (:mod:`composer.backends.onnxrt.native`) does not work.
+Each call binds torch's memory by its address (``IOBinding``). A result is copied if its size is
+known only after the call.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from composer.backends.onnxrt.ports import Ports, Run
 from composer.lowering.export.onnx import as_scalar
 
 _NOWHERE = torch.zeros(1, device="cpu")
-"""Its address stands for that of a tensor without elements, which is 0 and is refused."""
+"""Its address is used for tensors without elements: their own is 0, and ONNX Runtime refuses 0."""
 
 
 def bound_run(session: Any, ports: Ports) -> Run:
-    """What runs a session by an ``IOBinding``."""
+    """A function that runs a session by an ``IOBinding``."""
     options = onnxruntime().RunOptions()
     if ports.device.type != "cpu":
         options.add_run_config_entry("disable_synchronize_execution_providers", "1")
@@ -65,7 +66,7 @@ def _contiguous(value: torch.Tensor | int | float) -> torch.Tensor:
 
 
 def _copied(value: Any, dtype: torch.dtype) -> torch.Tensor:
-    """A copy of a value that ONNX Runtime has on the CPU."""
+    """A tensor with a copy of a value in ONNX Runtime's memory on the CPU."""
     size = value.tensor_size_in_bytes()
     if not size:
         return torch.empty(value.shape(), dtype=dtype, device="cpu")

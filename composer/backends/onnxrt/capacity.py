@@ -1,8 +1,9 @@
-"""Whether there is memory for the copies that ONNX Runtime makes of weights in half precision.
+"""Check that there is memory for ONNX Runtime's copies of weights in half precision.
 
-On the CPU it computes with them in float32. Twice over: it keeps the values that it cast, and packs
-them for its products, so that a weight of bfloat16 takes about four times its bytes beside torch's
-own (1.31; of float16 three times). A process that runs out of memory is killed, and nobody is told.
+On the CPU, ONNX Runtime computes with such weights in float32. It makes two copies: it keeps the
+cast values, and packs them for its matrix products. With ONNX Runtime 1.31 the copies take about
+four times the bytes of a bfloat16 weight, and three times those of a float16 weight. The operating
+system kills a process that runs out of memory, without an error, so composer checks first.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from composer.system.memory import available_memory
 
 _HALVES = frozenset({torch.bfloat16, torch.float16})
 _COPIES = 4.5
-"""Bytes for each byte of such a weight while a session is made."""
+"""Bytes needed for each byte of such a weight while a session is made."""
 
 
 def require_memory(weights: Iterable[torch.Tensor]) -> None:
-    """Raise a ``MemoryError`` where the copies of these weights would not fit into what is free."""
+    """Raise a ``MemoryError`` if the copies of these weights need more memory than is free."""
     needed = _COPIES * sum(each.nbytes for each in weights if each.dtype in _HALVES)
     free = available_memory() if needed else None
     if free is not None and needed > free:

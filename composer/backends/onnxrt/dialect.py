@@ -1,8 +1,12 @@
-"""What ONNX Runtime's kernels and optimizer compute otherwise than ONNX says.
+"""Operators where ONNX Runtime's kernels or optimizer do not compute what ONNX specifies.
 
-The entries go before composer's own (:mod:`composer.lowering.operators`). All were seen in 1.31.1
-and in 1.32.0. Tests marked ``upstream`` in ``tests/lowering/test_unsupported.py`` fail when one is
-no longer needed.
+Each operator is either rewritten or left to torch. A function that rewrites returns
+``NotImplemented`` for arguments that need no change. A function that takes a node returns the
+reason why the node is left to torch, or ``None``.
+
+These entries take precedence over composer's own (:mod:`composer.lowering.operators`). All problems
+were seen in ONNX Runtime 1.31.1 and 1.32.0. Tests marked ``upstream`` in
+``tests/lowering/test_unsupported.py`` fail when an entry is no longer needed.
 """
 
 from __future__ import annotations
@@ -42,7 +46,7 @@ _COMPARISONS = (
 
 @functools.cache
 def dialect() -> Operators:
-    """The entries of this engine."""
+    """The entries for ONNX Runtime, by torch operator."""
     accumulate, traps = Operator(accumulated, unsupported=(added_at_once,)), (integer_division,)
     crashes = Operator(unsupported=(always("ONNX Runtime's optimizer crashes on it"),))
     compared = {each: Operator(functools.partial(compare, each)) for each in _COMPARISONS}
@@ -71,10 +75,11 @@ def dialect() -> Operators:
 
 
 def _of_large_integers() -> Operators:
-    """Max, Min, Clip, Relu, Sign and reductions compare only the low half of int64.
+    """Entries for operators that compare only the low 32 bits of int64.
 
-    Eigen's code for SSE2 does (microsoft/onnxruntime#32475). Comparisons, ``Where`` and ``TopK``
-    are right.
+    These are ONNX's Max, Min, Clip, Relu, Sign and reductions. The cause is Eigen's code for SSE2
+    (microsoft/onnxruntime#32475). Comparisons, ``Where`` and ``TopK`` are correct, so the rewrites
+    use them.
     """
     large = (large_integers,)
     reductions = {
@@ -103,19 +108,19 @@ def _of_large_integers() -> Operators:
 
 
 def large_integers(node: torch.fx.Node) -> str | None:
-    """The kernels are wrong for int64 beyond 32 bits, or saturate."""
+    """Reject int64: the kernels use only 32 bits of it, or saturate."""
     value = next(tensors_of(node), None)  # indices come second
     is_long = value is not None and value.dtype is torch.int64
     return "int64 is computed with 32 bits, or saturates" if is_long else None
 
 
 def maximum(a: torch.Tensor, b: torch.Tensor) -> Any:
-    """The larger of two integers."""
+    """The larger of two int64 values, by a comparison and ``where``."""
     return torch.where(a > b, a, b) if _are_long(a, b) else NotImplemented
 
 
 def minimum(a: torch.Tensor, b: torch.Tensor) -> Any:
-    """The smaller of two integers."""
+    """The smaller of two int64 values, by a comparison and ``where``."""
     return torch.where(a < b, a, b) if _are_long(a, b) else NotImplemented
 
 
@@ -124,12 +129,12 @@ def _are_long(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def relu(x: torch.Tensor) -> Any:
-    """An integer, or zero for a negative one."""
+    """ReLU of int64, by a comparison and ``where``."""
     return torch.where(x > 0, x, 0) if x.dtype is torch.int64 else NotImplemented
 
 
 def clamp(x: torch.Tensor, min: Any = None, max: Any = None) -> Any:
-    """An integer between bounds, of which one may be missing."""
+    """Clamp int64 by comparisons and ``where``. ``min`` or ``max`` may be ``None``."""
     if x.dtype is not torch.int64 or isinstance(min, float) or isinstance(max, float):
         return NotImplemented
     if min is not None:
@@ -138,7 +143,14 @@ def clamp(x: torch.Tensor, min: Any = None, max: Any = None) -> Any:
 
 
 def extreme(largest: bool, x: torch.Tensor, dims: Sequence[int] = (), keepdim: bool = False) -> Any:
-    """The largest or smallest integer, by sorting: the kernel of ``TopK`` compares all 64 bits."""
+    """The largest or smallest int64, by ``TopK``, whose kernel compares all 64 bits.
+
+    Args:
+        largest: Whether the largest is wanted.
+        x: The operand.
+        dims: The dimensions to reduce; all if empty.
+        keepdim: Whether reduced dimensions stay, with size 1.
+    """
     if x.dtype is not torch.int64 or not x.dim():
         return NotImplemented
     dims = dims or range(x.dim())
@@ -148,7 +160,7 @@ def extreme(largest: bool, x: torch.Tensor, dims: Sequence[int] = (), keepdim: b
 
 
 def extreme_along(largest: bool, x: torch.Tensor, dim: int, keepdim: bool = False) -> Any:
-    """The same along one dimension, and where it is."""
+    """The largest or smallest int64 along one dimension, and its index."""
     if x.dtype is not torch.int64 or not x.dim():
         return NotImplemented
     values, places = torch.topk(x, 1, dim, largest)
@@ -162,12 +174,12 @@ def sum_of_integers(
     *,
     dtype: torch.dtype | None = None,
 ) -> Any:
-    """By a product with ones: ONNX Runtime sums integers in float64, and stops at the largest one.
+    """Sum int32 or int64 by a matrix product with ones.
 
-    See microsoft/onnxruntime#28743.
-
-    Its products wrap, as torch's sums do. What has no more than 16 bits adds up in float64. On a
-    GPU neither torch nor the engines have such products.
+    ONNX Runtime sums integers in float64, and its sums saturate (microsoft/onnxruntime#28743). Its
+    integer products wrap on overflow, as torch's sums do. Integers of up to 16 bits are left as
+    they are, since float64 is exact enough for them. On a GPU, neither torch nor the engines have
+    integer products.
     """
     is_long = x.dtype in (torch.int32, torch.int64) and x.device.type == "cpu"
     if not x.dim() or not is_long or (dtype and dtype.is_floating_point):
@@ -183,7 +195,10 @@ def sum_of_integers(
 
 
 def log_softmax(x: torch.Tensor, dim: int, half_to_float: bool) -> Any:
-    """In float64: of a row with NaN or an infinity ONNX Runtime gives numbers there."""
+    """Log-softmax in float64, written out.
+
+    ONNX Runtime's kernel gives finite numbers for a row that holds NaN or an infinity.
+    """
     if x.dtype is not torch.float64 or not x.dim() or x.shape[dim] == 0:
         return NotImplemented
     x = x.contiguous()  # as eager gives it
@@ -192,15 +207,20 @@ def log_softmax(x: torch.Tensor, dim: int, half_to_float: bool) -> Any:
 
 
 def fmod(a: torch.Tensor, b: Any) -> Any:
-    """Of integers from the quotient: ONNX Runtime takes their rest in float64 before 1.32."""
+    """Remainder of integers, computed from the quotient.
+
+    ONNX Runtime before 1.32 computes it in float64.
+    """
     return a - towards_zero(a, b) * b if are_integers(a, b) else NotImplemented
 
 
 def integer_division(node: torch.fx.Node) -> str | None:
-    """ONNX Runtime divides by the processor's instruction, whose trap ends the process.
+    """Reject integer divisions that may end the process.
 
-    The smallest number by -1 still traps (1.32.0); a division by zero is an error since 1.31
-    (microsoft/onnxruntime#16998). A divisor that the dtype does not hold wraps to one that it does.
+    ONNX Runtime uses the division instruction of the processor, which traps on overflow. In ONNX
+    Runtime 1.32.0 the smallest integer divided by -1 still traps. A division by zero is an error
+    since ONNX Runtime 1.31 (microsoft/onnxruntime#16998). A divisor outside the range of the dtype
+    wraps, and may become -1.
     """
     if not all(map(is_integral, tensors_of(node))):
         return None
@@ -213,7 +233,10 @@ def integer_division(node: torch.fx.Node) -> str | None:
 
 
 def rounded_quotient(node: torch.fx.Node) -> str | None:
-    """ONNX Runtime leaves the rounding out between the division and what follows."""
+    """Reject a truncated quotient of two float16 tensors.
+
+    ONNX Runtime does not round the quotient to float16 before it truncates.
+    """
     if len(node.all_input_nodes) < 2 or next(tensors_of(node)).dtype is not torch.float16:
         return None
     truncates = _torch.operators.argument(node, "rounding_mode") == "trunc"
@@ -221,7 +244,10 @@ def rounded_quotient(node: torch.fx.Node) -> str | None:
 
 
 def compare(operator: Any, x: torch.Tensor, number: Any) -> Any:
-    """With the number as float16 holds it; ONNX Runtime compares in float32."""
+    """Compare float16 with a number that is rounded to float16 first, as torch does.
+
+    ONNX Runtime compares in float32, with the number unrounded.
+    """
     if x.dtype is not torch.float16 or not isinstance(number, int | float):
         return NotImplemented
     try:
@@ -232,10 +258,10 @@ def compare(operator: Any, x: torch.Tensor, number: Any) -> Any:
 
 
 def matrix_vector(matrix: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
-    """The product as one of two matrices, the second with one column.
+    """Compute a matrix-vector product as a product with a matrix of one column.
 
-    For a transposed matrix and a vector, ONNX Runtime's optimizer makes a product that forgets the
-    transposition (``MatmulTransposeFusion``): wrong numbers, or a result of another size.
+    ONNX Runtime's ``MatmulTransposeFusion`` drops the transposition of a matrix that is multiplied
+    by a vector. The result is then wrong, or has another size.
     """
     return torch.mm(matrix, vector.unsqueeze(1)).squeeze(1)
 
@@ -251,9 +277,10 @@ def far_padded(
     output_padding: Sequence[int],
     groups: int,
 ) -> Any:
-    """A transposed convolution whose output is padded by a stride or more: cut from the whole.
+    """Compute a transposed convolution without padding, then crop and pad the result.
 
-    ONNX Runtime refuses it when it runs.
+    This is for output padding that is not smaller than the stride. ONNX Runtime raises an error
+    for it when the model runs.
     """
     dims = x.dim() - 2
     moves = [of_length(each, dims) for each in (stride, padding, dilation, output_padding)]
@@ -269,7 +296,10 @@ def far_padded(
 
 
 def padded_output(node: torch.fx.Node) -> str | None:
-    """ONNX Runtime refuses one that no stride leaves over, when it runs."""
+    """Reject a transposed convolution whose output padding is not smaller than the stride.
+
+    ONNX Runtime raises an error for it when the model runs.
+    """
     if not _torch.operators.argument(node, "transposed"):
         return None
     padding = _torch.operators.argument(node, "output_padding")
@@ -284,10 +314,11 @@ def accumulated(
     values: torch.Tensor | None = None,
     accumulate: bool = False,
 ) -> Any:
-    """What is added at places along one dimension, by ``scatter_add``: an embedding's backward.
+    """Accumulate values at indices along one dimension by ``scatter_add``.
 
-    ONNX Runtime adds up what is put by several threads at once, and loses some where a place is met
-    twice (microsoft/onnxruntime#18048 tells of such threads).
+    The backward of an embedding does this. ONNX Runtime's kernel for ``index_put`` adds with
+    several threads at once, and loses values where an index occurs twice
+    (microsoft/onnxruntime#18048 describes these threads).
     """
     along = [dim for dim, each in enumerate(indices) if each is not None]
     if not accumulate or values is None or len(along) != 1 or x.device.type != "cpu":
@@ -312,7 +343,10 @@ def accumulated(
 
 
 def added_at_once(node: torch.fx.Node) -> str | None:
-    """Those to rows are scattered instead, see :func:`accumulated`."""
+    """Reject an accumulating ``index_put`` with integer indices: threads race, and values are lost.
+
+    Accumulation along one dimension is rewritten by :func:`accumulated` instead.
+    """
     if not _torch.operators.argument(node, "accumulate"):
         return None
     indices = [each.meta["val"] for each in node.args[1] if each is not None]  # type: ignore[union-attr]
@@ -321,14 +355,17 @@ def added_at_once(node: torch.fx.Node) -> str | None:
 
 
 def where(condition: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> Any:
-    """A choice between booleans, by logical operators: no kernel (microsoft/onnxruntime#24127)."""
+    """``where`` of booleans, by logical operators.
+
+    ONNX Runtime has no kernel for it (microsoft/onnxruntime#24127).
+    """
     if a.dtype is not torch.bool or b.dtype is not torch.bool:
         return NotImplemented
     return (condition & a) | (~condition & b)
 
 
 def masked_fill(x: torch.Tensor, mask: torch.Tensor, value: Any) -> Any:
-    """A fill of booleans, by logical operators."""
+    """``masked_fill`` of booleans, by logical operators, for the same reason as :func:`where`."""
     if x.dtype is not torch.bool:
         return NotImplemented
     if isinstance(value, torch.Tensor):
@@ -337,9 +374,9 @@ def masked_fill(x: torch.Tensor, mask: torch.Tensor, value: Any) -> Any:
 
 
 def cast_of_cast(node: torch.fx.Node) -> str | None:
-    """ONNX Runtime casts only once where two casts follow one another.
+    """Reject a cast to an integer dtype whose operand is itself a cast from floating point.
 
-    See microsoft/onnxruntime#13418.
+    ONNX Runtime merges two successive casts into one (microsoft/onnxruntime#13418).
     """
     if not is_integral(node.meta["val"]):
         return None

@@ -1,4 +1,4 @@
-"""One ONNX model in a session, called on torch's memory."""
+"""Run one ONNX model in a session, on torch's memory."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from composer.lowering.weights.bindings import BindingEngine
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A session with the weights it took in.
+    """A session with the weights that it was made with.
 
     Attributes:
         session: The ``onnxruntime.InferenceSession``.
         run: Runs it on the arguments of the region.
-        fed: Positions of the arguments that it is given at a call.
+        fed: Positions of the arguments that the session gets at each call.
         keep_alive: The values of the weights, whose memory the session reads.
     """
 
@@ -38,11 +38,11 @@ class Bound:
 
 
 class OnnxRuntimeEngine(BindingEngine[Bound]):
-    """Calls one model with a region's inputs; may be called from several threads.
+    """Calls one model with a region's inputs. Several threads may call it.
 
     Args:
         graph: The model.
-        region: What the model was made from: its weights are taken in by address.
+        region: The region that the model was made from. Sessions read its weights in place.
         settings: How to make sessions.
         device: Where the region's tensors are.
     """
@@ -58,10 +58,10 @@ class OnnxRuntimeEngine(BindingEngine[Bound]):
         self._device = device
         self._start = bound_run if why_not_native(device.type) else native_run
         self.rewritten = self._ports.rewritten
-        """Position of each output that may lie in the memory of an argument, to the argument's."""
+        """Maps the position of each output that may be written in place to that of its argument."""
         first = self.bind_first(region)
         self.providers: list[str] = list(first.session.get_providers())
-        """The providers of a session, the preferred first."""
+        """The providers of the session, in order of preference."""
         self.nodes = nodes_by_provider(first.session)
         """How many nodes of the model each provider took."""
 
@@ -79,28 +79,29 @@ class OnnxRuntimeEngine(BindingEngine[Bound]):
 
 
 class CudaEngine(OnnxRuntimeEngine):
-    """Runs on a stream beside the caller's, which waits for it. The caller does not.
+    """Runs sessions on a second CUDA stream.
 
-    All engines of a device share it. ONNX Runtime takes the default stream for none, and would work
-    on one that nobody waits for.
+    The caller's stream waits for that stream; the calling thread does not wait. All engines of a
+    device share the second stream. It is needed because ONNX Runtime takes the default stream for
+    "no stream". It would then use a stream of its own, which nothing waits for.
     """
 
     def __init__(
         self, graph: OnnxGraph, region: Region, settings: Settings, device: torch.device
     ) -> None:
         self._stream = _stream_of(device)
-        torch.cuda.synchronize(device)  # weights are read on a stream that waits for no other yet
+        torch.cuda.synchronize(device)  # the stream that reads the weights waits for no other yet
         super().__init__(graph, region, settings, device)
 
     def __call__(self, *args: Any) -> list[Any]:
-        """Order the work after what the caller's stream holds, and that stream after the work."""
+        """Run after the work in the caller's stream; later work in that stream waits for this."""
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
         try:
             with torch.cuda.stream(self._stream):
                 results = super().__call__(*args)
         finally:
-            current.wait_stream(self._stream)  # so what is freed there is not reused too early
+            current.wait_stream(self._stream)  # so memory freed there is not reused too early
         for each in results:
             if isinstance(each, torch.Tensor):
                 each.record_stream(current)
@@ -120,6 +121,13 @@ def _stream_of(device: torch.device) -> torch.cuda.Stream:
 def make_engine(
     graph: OnnxGraph, region: Region, settings: Settings, device: torch.device
 ) -> OnnxRuntimeEngine:
-    """The engine for the device of the region's tensors."""
+    """The engine for a region on this device.
+
+    Args:
+        graph: The model.
+        region: The region that the model was made from.
+        settings: How to make sessions.
+        device: Where the region's tensors are.
+    """
     kind = CudaEngine if device.type == "cuda" else OnnxRuntimeEngine
     return kind(graph, region, settings, device)

@@ -1,8 +1,9 @@
-"""Dtypes for which ONNX Runtime has no kernel on the CPU: what is computed in float32 or by torch.
+"""Calls that ONNX Runtime has no CPU kernel for, because of their dtypes.
 
-What it has no other kernel for it says itself (:mod:`composer.backends.onnxrt.partition`). These
-are dtypes of which whole models are made, and what only shows when it runs (onnxruntime 1.31);
-``tests/backends/onnxrt/test_onnxrt_memory.py`` says when a kernel appears.
+They are computed in float32, or left to torch. This module knows the dtypes that whole models use,
+and the failures of ONNX Runtime 1.31 that show only when a model runs. All other missing kernels
+are found by asking ONNX Runtime (:mod:`composer.backends.onnxrt.partition`).
+``tests/backends/onnxrt/test_onnxrt_memory.py`` fails when a kernel appears.
 """
 
 from __future__ import annotations
@@ -26,35 +27,41 @@ _FLOAT8 = frozenset(
         torch.float8_e8m0fnu,
     }
 )
-"""Their casts came with opset 19, the exporter's translations are for 18."""
+"""Not supported: casts to these dtypes need opset 19, and the exporter writes opset 18."""
 
 _MOVES = frozenset(
     {"aten::cat", "aten::clone", "aten::_to_copy", "aten::embedding", "aten::gather"}
     | {"aten::index_select", "aten::flip", "aten::_unsafe_view"}
 )
-"""What can be done with bfloat16: no arithmetic."""
+"""Operators that only move elements. ONNX Runtime runs them in bfloat16, but no arithmetic."""
 
 _ADD_UP = frozenset(
     {"aten::scatter_add", "aten::scatter_reduce", "aten::index_put", "aten::_unsafe_index_put"}
 )
-"""What brings several elements to one place: for float16 there is a kernel, and it raises."""
+"""Operators that may add several elements into one. The kernel for float16 raises."""
 
 _BY_DEFINITION = frozenset({"aten::logsumexp"})
-"""What has no kernel for float16: ONNX's definition takes its place, where ``exp(720)`` is inf."""
+"""Operators without a float16 kernel: ONNX's definition is used, where ``exp`` overflows."""
 
 
 def why_not_here(node: torch.fx.Node, device: torch.device) -> str | None:
-    """Why ONNX Runtime cannot run a call: ONNX cannot say it, or the CPU has no kernel for it."""
+    """The reason why ONNX Runtime cannot run a call, or ``None``.
+
+    Either ONNX cannot express the call, or there is no CPU kernel for it.
+    """
     return why_not(node, dialect()) or (_no_kernel(node, device) if device.type == "cpu" else None)
 
 
 def widens_bfloat16(device: torch.device) -> bool:
-    """Whether arithmetic in bfloat16 is done in float32: where torch has it, it is the faster."""
+    """True if arithmetic in bfloat16 is computed in float32.
+
+    On a processor that multiplies bfloat16, such calls are left to torch instead: torch is faster.
+    """
     return device.type == "cpu" and not _torch.processor.multiplies_bf16()
 
 
 def narrow_here(node: torch.fx.Node, device: torch.device) -> frozenset[torch.dtype]:
-    """The dtypes of a call's operands and results in whose place it has to be given float32."""
+    """The dtypes of a call's operands and results that have to be replaced by float32."""
     if node.op != "call_function" or device.type != "cpu":
         return frozenset()
     by_definition = _torch.operators.operator_name(node.target) in _BY_DEFINITION
@@ -70,7 +77,7 @@ def dtypes_of(node: torch.fx.Node) -> frozenset[torch.dtype]:
 
 
 def lacking(dtypes: Iterable[torch.dtype]) -> str:
-    """That there is no kernel for these dtypes, in the record's words."""
+    """Text for the record: ONNX Runtime has no kernel for these dtypes."""
     names = sorted(str(dtype).removeprefix("torch.") for dtype in dtypes)
     return f"ONNX Runtime has no kernel for {', '.join(names)}"
 
@@ -79,9 +86,7 @@ def _no_kernel(node: torch.fx.Node, device: torch.device) -> str | None:
     if node.op != "call_function":
         return None
     missing = dtypes_of(node) & _FLOAT8
-    if (
-        _torch.operators.operator_name(node.target) == "aten::scatter_reduce"
-    ):  # there is one, and it raises
+    if _torch.operators.operator_name(node.target) == "aten::scatter_reduce":  # the kernel raises
         missing |= dtypes_of(node) & {torch.bool}
     if not widens_bfloat16(device):
         missing |= _computed(node) & {torch.bfloat16}
@@ -89,7 +94,7 @@ def _no_kernel(node: torch.fx.Node, device: torch.device) -> str | None:
 
 
 def _computed(node: torch.fx.Node) -> frozenset[torch.dtype]:
-    """The dtypes that a call computes with; none where it only moves elements."""
+    """The dtypes that a call computes with; empty if the call only moves elements."""
     moves = node.target is operator.getitem or is_view(node)
     return (
         frozenset()

@@ -1,4 +1,7 @@
-"""The package ``onnxruntime``, imported here only: by itself it tells its makers of its use."""
+"""Import the package ``onnxruntime`` with its telemetry off.
+
+Only this module imports it: by default the package reports its use to its makers.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +15,21 @@ from typing import Any
 
 _PROVIDERS = "*onnxruntime_providers_*"
 _SWITCH = "ORT_DISABLE_TELEMETRY"
-"""Read by the package (1.29 and newer) when it is imported."""
+"""An environment variable that ONNX Runtime 1.29 and newer reads when it is imported."""
 
 
 @functools.cache
 def onnxruntime() -> Any:
-    """The package, with its telemetry off unless the environment has a word on that.
+    """The package ``onnxruntime``, with its telemetry off unless the environment variable is set.
 
-    From 1.29 on a thread sends events away on Linux and macOS too, from a database that it keeps,
-    with an identity of the machine, in the user's cache directory. A forked child has no such
-    thread, and waits for it for ever when it ends. Where the program imported the package itself,
-    its events are no longer recorded from here on.
+    From ONNX Runtime 1.29 on, a thread sends events on Linux and macOS too. It keeps them in a
+    database in the user's cache directory, together with an identifier of the machine. A forked
+    child does not have that thread, and waits for it forever at its end.
+
+    If the program has already imported the package itself, recording of events is turned off now.
 
     Raises:
-        ImportError: it is not installed, or broken.
+        ImportError: the package is not installed, or is broken.
     """
     if _SWITCH in os.environ:
         return importlib.import_module("onnxruntime")
@@ -41,9 +45,10 @@ def onnxruntime() -> Any:
 
 
 def is_for_cpu_alone() -> bool:
-    """Whether the package that is installed was built without any further provider.
+    """True if the installed package was built with no provider except the CPU's.
 
-    Each but the CPU's is a shared library of its own, so that nothing has to be imported.
+    Every other provider is a shared library of its own, so this looks for files and imports
+    nothing.
     """
     spec = importlib.util.find_spec("onnxruntime")
     folders = (spec and spec.submodule_search_locations) or ()
@@ -52,11 +57,11 @@ def is_for_cpu_alone() -> bool:
 
 
 def native() -> Any:
-    """Its native module, which is not public: only what has another way may depend on it."""
+    """The package's native module. It is not public, so use it only where there is a fallback."""
     return onnxruntime().capi.onnxruntime_pybind11_state
 
 
 def errors(*names: str) -> tuple[type[Exception], ...]:
-    """The exceptions of sessions that have these names, as far as the native module has them."""
+    """The exception classes of the native module with these names; unknown names are skipped."""
     found = (getattr(native(), name, None) for name in names)
     return tuple(each for each in found if each is not None)

@@ -1,8 +1,8 @@
-"""Sessions run by ONNX Runtime's native module: the fast way, which has to prove itself first.
+"""Run sessions by ONNX Runtime's native module, which is faster than the public API.
 
-Tensors go in and out by DLPack, without copies and without the checks of the Python wrapper. None
-of that is public, so :func:`why_not_native` makes each native call once on real values, and
-:mod:`~composer.backends.onnxrt.binding` serves where one fails.
+Tensors are passed by DLPack, without copies and without the checks of the Python wrapper. These
+functions are not public. So :func:`why_not_native` first tries each of them once on real values. If
+one fails, :mod:`~composer.backends.onnxrt.binding` is used instead.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from composer.errors import class_and_text
 from composer.lowering.export.onnx import Output, as_scalar
 
 Feed = Callable[[Any, Any], None]
-"""Appends an argument of the region to a vector of ONNX Runtime's values."""
+"""Appends an argument of the region to a vector of ONNX Runtime values."""
 
 
 def native_run(session: Any, ports: Ports) -> Run:
-    """What runs a session by its native call.
+    """A function that runs a session by its native call.
 
-    Results are torch's memory where all their shapes are fixed. Otherwise they are ONNX Runtime's
-    memory, which DLPack hands over.
+    If the shapes of all results are fixed, torch allocates the results. Otherwise ONNX Runtime
+    allocates them, and DLPack passes their memory to torch.
     """
     library = native()
     new_vector, options = library.OrtValueVector, library.RunOptions()
@@ -61,7 +61,7 @@ def native_run(session: Any, ports: Ports) -> Run:
         else:
             results = [new(fetches) for new in allocators]
         run(options, names, given, output_names, fetches, devices)
-        if not results:  # by index: iterating over the vector takes 30 us (onnxruntime 1.31)
+        if not results:  # by index: iterating over the vector takes 30 us (ONNX Runtime 1.31)
             results = [receive(fetches.dlpack_at(i)) for i, receive in enumerate(receivers)]
         return results
 
@@ -82,7 +82,10 @@ def _device(device: torch.device) -> Any:
 
 
 def _feed_for(dtype: torch.dtype | None) -> Feed:
-    """How an argument of this dtype is handed over: by address, copied only to close gaps."""
+    """The function that passes an argument of this dtype. Only a non-contiguous tensor is copied.
+
+    ``None`` stands for a Python number.
+    """
     if dtype is None:
         return _feed_number
     if dtype is torch.bool and _flags_bools():
@@ -101,7 +104,7 @@ def _feed_number(vector: Any, number: int) -> None:
 
 @functools.cache
 def _flags_bools() -> bool:
-    """Whether a tensor of bools is handed over as bytes with a flag beside it, as before 1.32."""
+    """True if a tensor of bools is passed as bytes with a flag, as before ONNX Runtime 1.32."""
     try:
         native().OrtValueVector().push_back(to_dlpack(torch.zeros(1, dtype=torch.bool)))
     except RuntimeError:
@@ -110,12 +113,15 @@ def _flags_bools() -> bool:
 
 
 def _flag() -> tuple[bool, ...]:
-    """The flag of what is no tensor of bools: without it a call takes 0.5 us more (1.31)."""
+    """The flag for a tensor that is not of bools, where there is a flag.
+
+    It could be left out, but then a call of ONNX Runtime 1.31 takes 0.5 us more.
+    """
     return (False,) if _flags_bools() else ()
 
 
 def _allocator(output: Output, device: torch.device) -> Callable[[Any], torch.Tensor]:
-    """What allocates an output of fixed shape and appends it to the vector that is filled."""
+    """A function that allocates an output of fixed shape and appends it to a vector of results."""
     assert output.shape is not None
     assert output.dtype is not None
     empty, order, flag = (
@@ -139,19 +145,19 @@ def _allocator(output: Output, device: torch.device) -> Callable[[Any], torch.Te
 
 
 def _lend(tensor: torch.Tensor, fetches: Any) -> torch.Tensor:
-    """Have an output written to the memory of a contiguous tensor, which is then the result."""
+    """Have an output written to the memory of a contiguous tensor. Returns that tensor."""
     _feed_for(tensor.dtype)(fetches, tensor)
     return tensor
 
 
 def _receiver(output: Output) -> Callable[[Any], Any]:
-    """What makes the region's output of the DLPack capsule of a value that ONNX Runtime made."""
+    """A function that turns a DLPack capsule from ONNX Runtime into an output of the region."""
     finish = output.receiver()
     is_flagged = output.dtype is torch.bool and _flags_bools()
 
     def receive(capsule: Any) -> Any:
         tensor = from_dlpack(capsule)
-        if not tensor.numel():  # its strides are all 0 (onnxruntime 1.32)
+        if not tensor.numel():  # its strides are all 0 (ONNX Runtime 1.32)
             tensor = tensor.new_empty(tensor.shape)
         return finish(tensor.view(torch.bool) if is_flagged else tensor)
 
@@ -172,17 +178,18 @@ identity (bool[2] x0, int64 x1, float[1, 3] x2, float[0, 2] x3)
 => (bool[2] y0, int64 y1, float[1, 3] y2, float[0, 2] y3)
 { y0 = Identity(x0) y1 = Identity(x1) y2 = Identity(x2) y3 = Identity(x3) }
 """
-"""A model that gives back its inputs: bools, a number, floats, and a tensor without elements."""
+"""A model that returns its inputs: bools, a number, floats, and a tensor without elements."""
 
 
 @functools.cache
 def why_not_native(device_type: str) -> str:
-    """Why the native way cannot be taken; empty where every call gave back what it was given.
+    """The reason why the native functions cannot be used; empty if they work.
 
-    It takes about 3 ms, once in a process.
+    The check runs each of them on a model that returns its inputs. It takes about 3 ms, once for
+    each device type in a process.
 
     Args:
-        device_type: Where sessions are to run: ``"cpu"`` or ``"cuda"``.
+        device_type: Where sessions will run: ``"cpu"`` or ``"cuda"``.
     """
     try:
         _device(torch.device(device_type))
@@ -195,7 +202,7 @@ def why_not_native(device_type: str) -> str:
 
 
 def _require_same(*, is_static: bool) -> None:
-    """Hand values to a session that changes nothing, and compare what comes back."""
+    """Raise unless a session of the identity model returns the values that it is given."""
     import onnx
 
     samples = (

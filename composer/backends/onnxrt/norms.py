@@ -1,13 +1,19 @@
-"""Norms written out, as ONNX Runtime's operator for them: a single pass over the numbers.
+"""Fuse the nodes of a norm into the one operator that ONNX Runtime has for it.
 
-Its optimizer makes that operator, too, but (1.31) of much that is no norm: of other powers than
-squares, of quotients upside down, of ``mean - x``; and it takes 1e-5 for epsilons that it cannot
-read. So it is not asked. What is a norm beyond doubt is rewritten here: over the last dimension, of
-float32, with a constant epsilon and a weight, as ``LayerNormalization``
+The fused operator is faster: it reads the elements once.
+
+This module fuses norms over the last dimension, in float32, with a constant epsilon and a weight.
+The following becomes ``LayerNormalization``:
 
     centred = x - mean(x);  centred / sqrt(mean(centred ** 2) + epsilon) * weight [+ bias]
 
-and, without the subtraction and the bias, as ``SimplifiedLayerNormalization``.
+The same without the subtraction and the bias becomes ``SimplifiedLayerNormalization``.
+
+ONNX Runtime's own optimizers for norms are disabled, since those of ONNX Runtime 1.31 are wrong:
+
+- They also fuse graphs that are not norms: with powers other than 2, with a quotient whose operands
+  are swapped, or with ``mean - x`` in place of ``x - mean``.
+- They use 1e-5 where they cannot read the epsilon.
 """
 
 from __future__ import annotations
@@ -20,11 +26,17 @@ if TYPE_CHECKING:
     import onnx
 
 FUSIONS = ("LayerNormFusionL1", "LayerNormFusionL2", "SimplifiedLayerNormFusion")
-"""The optimizers that are not asked."""
+"""ONNX Runtime's optimizers for norms, which are disabled."""
 
 
 class _Norm(NamedTuple):
-    """What is normalised, by the names of its values."""
+    """A norm without its weight and bias.
+
+    Attributes:
+        x: The name of the value that is normalised.
+        epsilon: The number added under the root.
+        centred: Whether the mean is subtracted.
+    """
 
     x: str
     epsilon: float
@@ -32,13 +44,13 @@ class _Norm(NamedTuple):
 
 
 def fuse_norms(model: onnx.ModelProto) -> None:
-    """Rewrite each norm whose parts nobody else reads.
+    """Replace each norm by one operator, if nothing else reads its intermediate values.
 
     Args:
-        model: With its weights as initializers.
+        model: A model with its weights as initializers. It is changed in place.
     """
     if any(each.HasField("g") for node in model.graph.node for each in node.attribute):
-        return  # a graph within, which may read any value
+        return  # a subgraph may read any value
     values = _Values(model)
     changed = [_fuse(node, values) for node in model.graph.node if node.op_type == "Mul"]
     if any(changed):
@@ -46,7 +58,15 @@ def fuse_norms(model: onnx.ModelProto) -> None:
 
 
 def _fuse(scaled: onnx.NodeProto, values: _Values) -> bool:
-    """Make the operator of ``normalised * weight``, or of the sum that adds a bias to it."""
+    """Turn the ``Mul`` by a norm's weight, or the ``Add`` of a bias after it, into the operator.
+
+    Args:
+        scaled: The ``Mul``.
+        values: The values of the model.
+
+    Returns:
+        Whether a node was changed. The nodes of the norm stay; nothing reads them any more.
+    """
     import onnx
 
     for normalised, weight in _both_ways(scaled):
@@ -66,7 +86,7 @@ def _fuse(scaled: onnx.NodeProto, values: _Values) -> bool:
 
 
 class _Values:
-    """The values of a model, by name."""
+    """The values of a model, by name: which nodes make and read them, their shapes and numbers."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         graph = model.graph
@@ -78,7 +98,7 @@ class _Values:
         self._numbers = dict(_numbers(model))
 
     def norm(self, name: str) -> _Norm | None:
-        """Of the value before its weight; ``None`` where it is none."""
+        """The norm that a value is, before the weight; ``None`` if it is not a norm."""
         for numerator, root in self._quotients(name):
             sum_ = self._part(self._input(root, "Sqrt"), "Add")
             for mean, epsilon in _both_ways(sum_):
@@ -91,12 +111,19 @@ class _Values:
         return None
 
     def is_along_last(self, name: str, x: str) -> bool:
-        """Whether a vector has a number for each of the last dimension of ``x``."""
+        """True if the value is a vector as long as the last dimension of ``x``."""
         shape, last = self._shapes.get(name), self._shapes.get(x, ())[-1:]
         return shape is not None and len(shape) == 1 and shape == last
 
     def biased(self, scaled: onnx.NodeProto, x: str) -> tuple[onnx.NodeProto, str] | None:
-        """The sum that alone reads a scaled norm, and the bias that it adds."""
+        """The ``Add`` of a bias to a scaled norm, and the name of the bias.
+
+        ``None`` if there is no such ``Add``, or if something else reads the scaled norm.
+
+        Args:
+            scaled: The ``Mul`` of the norm and its weight.
+            x: The name of the value that is normalised.
+        """
         (name,) = scaled.output
         reader = self._only_reader.get(name) if self._readers[name] == 1 else None
         if reader is not None and reader.op_type == "Add":
@@ -106,16 +133,17 @@ class _Values:
         return None
 
     def _part(self, name: str | None, *op_types: str) -> onnx.NodeProto | None:
-        """What makes a value for one reader only."""
+        """The node that makes a value, if it has one of the types and the value has one reader."""
         node = self._made_by.get(name) if name and self._readers[name] == 1 else None
         return node if node is not None and node.op_type in op_types else None
 
     def _input(self, name: str, op_type: str) -> str | None:
+        """The first input of the node that :meth:`_part` finds."""
         node = self._part(name, op_type)
         return None if node is None else node.input[0]
 
     def _quotients(self, name: str) -> Iterator[tuple[str, str]]:
-        """What the value is a quotient of: ``x / root`` or ``x * (1 / root)``."""
+        """Numerator and divisor of a value that is ``x / root`` or ``x * (1 / root)``."""
         node = self._part(name, "Div", "Mul")
         if node is not None and node.op_type == "Div":
             yield node.input[0], node.input[1]
@@ -125,7 +153,10 @@ class _Values:
                     yield numerator, root
 
     def _mean_over_last(self, name: str, like: str) -> str | None:
-        """What a value of the rank of ``like`` is the mean of over the last dimension, kept."""
+        """The operand of a value that is a mean over the last dimension, with ``keepdims``.
+
+        The operand must have the rank of ``like``, whose shape has to be known.
+        """
         node = self._made_by.get(name)
         if node is None or node.op_type != "ReduceMean" or like not in self._shapes:
             return None
@@ -136,16 +167,17 @@ class _Values:
         return node.input[0] if rank and axis in (-1, rank - 1) else None
 
     def _reshaped(self, name: str) -> str:
-        """The exporter makes a list of a dimension by a reshape."""
+        """The operand of a ``Reshape``: the exporter uses one to make a list of one dimension."""
         node = self._made_by.get(name)
         return node.input[0] if node is not None and node.op_type == "Reshape" else name
 
     def _squares(self, node: onnx.NodeProto) -> bool:
+        """True if a ``Mul`` or ``Pow`` computes a square."""
         base, other = node.input
         return base == other if node.op_type == "Mul" else self._numbers.get(other) == 2
 
     def _same(self, one: str, other: str) -> bool:
-        """Models subtract the mean twice."""
+        """True if both values are one, or both are the same ``x - mean(x)``, computed twice."""
         return one == other or ((x := self._centred(one)) is not None and x == self._centred(other))
 
     def _centred(self, name: str) -> str | None:
@@ -158,7 +190,7 @@ class _Values:
 
 
 def _both_ways(node: onnx.NodeProto | None) -> Iterator[tuple[str, str]]:
-    """The operands of an operator that does not mind their order."""
+    """The two operands of a commutative operator, in both orders."""
     if node is not None:
         one, other = node.input
         yield one, other
@@ -166,7 +198,7 @@ def _both_ways(node: onnx.NodeProto | None) -> Iterator[tuple[str, str]]:
 
 
 def _shapes(model: onnx.ModelProto) -> Iterator[tuple[str, tuple[int | str, ...]]]:
-    """Of values of float32: sizes, or names of sizes."""
+    """Names and shapes of the float32 values. A size is a number or the name of a symbol."""
     import onnx
 
     single, graph = onnx.TensorProto.FLOAT, model.graph
@@ -180,7 +212,7 @@ def _shapes(model: onnx.ModelProto) -> Iterator[tuple[str, tuple[int | str, ...]
 
 
 def _numbers(model: onnx.ModelProto) -> Iterator[tuple[str, float]]:
-    """Of constants that hold one, and of vectors of one."""
+    """Names and numbers of the constants that are scalars, or vectors of one element."""
     from onnx import numpy_helper
 
     for node in model.graph.node:
@@ -199,7 +231,7 @@ def _numbers(model: onnx.ModelProto) -> Iterator[tuple[str, float]]:
 
 
 def _drop_unread(model: onnx.ModelProto) -> None:
-    """ONNX Runtime runs what nobody reads."""
+    """Remove the nodes whose outputs nothing reads: ONNX Runtime would run them."""
     nodes = model.graph.node
     read = {each.name for each in model.graph.output}
     kept = []

@@ -1,15 +1,24 @@
-"""Optimizers of ONNX Runtime that are not asked, always or about some models.
+"""Optimizers of ONNX Runtime that composer disables, for all models or for some.
 
-- Slower, always: ``SkipLayerNormFusion``. On the CPU (1.31) the fused kernel takes 0.26 ms for
-  128 x 768 numbers, LayerNormalization and an Add about 0.1 ms. To try again with each release.
-- Wrong, always: those for norms (:mod:`composer.backends.onnxrt.norms`).
-- Inexact in float64: ``MatMulScaleFusion`` keeps the factor of a product in float32 (1.31).
-- Breaking: models made of some graphs ONNX Runtime refuses itself (1.31). ``Pad_Fusion`` puts zeros
-  that surround an average pool's input into the pool, also more of them than the kernel is wide,
-  which no pool may have, or where ``ceil_mode`` counts otherwise. ``MatMulScaleFusion`` moves
-  ``x * a * b`` into a product and takes ``x * a`` away, though another product reads it.
+Numbers and faults are those of ONNX Runtime 1.31.
 
-``test_onnxrt_optimizers.py`` and ``test_onnxrt_norms.py`` say when they can be asked.
+Disabled for all models:
+
+- ``SkipLayerNormFusion`` makes models slower. On the CPU the fused kernel takes 0.26 ms for
+  128 x 768 elements; LayerNormalization and an Add take about 0.1 ms. Measure it again with each
+  release.
+- The optimizers for norms give wrong results (:mod:`composer.backends.onnxrt.norms`).
+
+Disabled for some models:
+
+- ``MatMulScaleFusion`` is inexact in float64: it keeps the factor of a product in float32.
+- ``MatMulScaleFusion`` makes some models invalid, and ONNX Runtime then refuses them. It moves
+  ``x * a * b`` into a product and removes ``x * a``, although another product reads ``x * a``.
+- ``Pad_Fusion`` makes some models invalid, too. It moves the zero padding of an average pool's
+  input into the pool. The padding may be wider than the kernel, which a pool does not allow. Or
+  ``ceil_mode`` then gives another output size.
+
+``test_onnxrt_optimizers.py`` and ``test_onnxrt_norms.py`` fail when an optimizer can be enabled.
 """
 
 from __future__ import annotations
@@ -31,7 +40,7 @@ _SCALINGS = {"Mul", "Div"}
 
 
 def left_out(model: onnx.ModelProto) -> Iterator[str]:
-    """The names of those that are not to be asked about this model."""
+    """The names of the optimizers to disable for this model."""
     yield from SLOWER
     yield from FUSIONS
     if _pads_averages(model):
@@ -41,13 +50,14 @@ def left_out(model: onnx.ModelProto) -> Iterator[str]:
 
 
 def _pads_averages(model: onnx.ModelProto) -> bool:
+    """True if an average pool reads the result of a ``Pad``."""
     nodes = model.graph.node
     padded = {node.output[0] for node in nodes if node.op_type == "Pad"}
     return any(node.op_type == "AveragePool" and node.input[0] in padded for node in nodes)
 
 
 def _has_doubles(model: onnx.ModelProto) -> bool:
-    """Whether anything is in float64."""
+    """True if any value or initializer is float64."""
     import onnx
 
     graph = model.graph
@@ -57,9 +67,10 @@ def _has_doubles(model: onnx.ModelProto) -> bool:
 
 
 def _scales_again(model: onnx.ModelProto) -> bool:
-    """Whether something is multiplied or divided by a number, and by another one.
+    """True if a value is multiplied or divided by a number, and the result again by a number.
 
-    Who else reads it the optimizer knows best: it makes one of equal operations first.
+    Other users of the first result are not checked here. The optimizer merges equal operations
+    before, so the users it sees may differ from those in this model.
     """
     numbers, scaled = set(_numbers(model)), set[str]()
     for node in model.graph.node:
@@ -71,7 +82,7 @@ def _scales_again(model: onnx.ModelProto) -> bool:
 
 
 def _numbers(model: onnx.ModelProto) -> Iterator[str]:
-    """The names of constants of one element."""
+    """The names of the constants with one element."""
     yield from (each.name for each in model.graph.initializer if math.prod(each.dims) == 1)
     for node in model.graph.node:
         if node.op_type == "Constant":

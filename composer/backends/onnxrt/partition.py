@@ -1,8 +1,8 @@
-"""Which regions of a graph ONNX Runtime takes: if it refuses one, it is asked about single calls.
+"""Decide which regions of a graph ONNX Runtime takes.
 
-When it refuses a model it names one node at most, and for a model that cannot be translated it has
-nothing to name. So each call of a refused region is translated and loaded by itself, which takes
-some milliseconds.
+ONNX Runtime is given a whole region first. If it refuses the region, each call of it is translated
+and loaded by itself, which takes some milliseconds a call. This is needed because ONNX Runtime
+names at most one node when it refuses a model. If the translation to ONNX fails, no node is named.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from composer.lowering.partition.regions import Region, alone
 from composer.records import Reason
 
 Partition = partitions.Partition[OnnxRuntimeEngine]
-"""A graph in regions, with the engine of each."""
+"""A graph cut into regions, with the engine of each region."""
 
 _OF_ONE_CALL = frozenset({Reason.UNSUPPORTED_OP, Reason.EXPORT_FAILED, Reason.BUILD_FAILED})
 """Reasons for which a region is refused because of one of its calls."""
@@ -35,6 +35,12 @@ def partition(
     graph: FunctionalGraph, settings: Settings, device: torch.device, terms: BuildTerms
 ) -> Partition:
     """Partition a functional graph so that ONNX Runtime takes the whole of every region.
+
+    Args:
+        graph: The graph; it is not changed.
+        settings: How to make sessions.
+        device: Where the graph's tensors are.
+        terms: The time limit and the stored artefacts of the build.
 
     Raises:
         Refusal: a region is refused although each of its calls is taken by itself, or calls are
@@ -73,10 +79,10 @@ def partition(
 
 
 def _said(why: Refusal, node: torch.fx.Node) -> str:
-    """Why a call was refused, in a few words.
+    """A short text that says why a call was refused.
 
     Raises:
-        Refusal: ``why`` itself, where the cause is not the call.
+        Refusal: ``why`` itself, if the call is not the cause.
     """
     said, *_ = str(why).partition("\n")
     match why.reason:
@@ -85,5 +91,5 @@ def _said(why: Refusal, node: torch.fx.Node) -> str:
         case Reason.EXPORT_FAILED:
             return f"the exporter fails: {said}"
         case Reason.BUILD_FAILED:
-            return f"ONNX Runtime refuses it: {said.rpartition(' : ')[2]}"  # behind its codes
+            return f"ONNX Runtime refuses it: {said.rpartition(' : ')[2]}"  # without error codes
     raise why

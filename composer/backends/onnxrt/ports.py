@@ -1,4 +1,4 @@
-"""The arguments and results of a region, as both ways of running a session need them."""
+"""The arguments and results of a region, as the native way and the public API need them."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ class Ports:
     Attributes:
         names: The model's name of each argument.
         dtypes: The dtype of each argument; ``None`` for an integer.
-        types: ONNX's number of the element type, by the name of an input or output.
-        outputs: What each result is.
+        types: The ONNX element type (a number) of each input and output, by its name in the model.
+        outputs: The description of each result.
         output_names: The model's name of each result.
         device: Where the tensors are.
         is_static: Whether torch can allocate every result before the call.
-        rewritten: For each result that may be written to the memory of an argument, that argument.
+        rewritten: Maps each result that may be written in place to the argument whose memory it
+            gets.
         read: The arguments that are read at each call: neither weights nor constants.
     """
 
@@ -44,7 +45,7 @@ class Ports:
 
     @staticmethod
     def of(graph: OnnxGraph, region: Region, device: torch.device) -> Ports:
-        """Those of a region that was translated to a model."""
+        """The ports of a region that was translated to a model."""
         model, dtypes = graph.model.graph, region.input_dtypes
         held = region.weights.keys() | region.constants.keys()
         is_static = all(each.shape is not None and each.dtype for each in graph.outputs)
@@ -61,15 +62,18 @@ class Ports:
         )
 
     def fed(self, session: Any) -> tuple[int, ...]:
-        """The arguments that a session asks for. It has the others, or does not read them."""
+        """Positions of the arguments that a session takes as inputs.
+
+        The session holds the other arguments already, or does not read them.
+        """
         asked = {each.name for each in session.get_inputs()}
         return tuple(i for i, name in enumerate(self.names) if name in asked)
 
     def reused(self, args: tuple[Any, ...]) -> dict[int, torch.Tensor]:
-        """For each result of this call that is written to an argument's memory, that argument.
+        """Maps each result that this call writes in place to the argument whose memory it gets.
 
-        An argument that shares its memory with another one is left alone: the other would be read
-        after it was written.
+        An argument that shares memory with another one is not used: the other could be read after
+        its memory is overwritten.
         """
         shared = sharing.overlapping({i: args[i] for i in self.read})
         return {

@@ -1,9 +1,12 @@
-"""Products with weights that are read transposed, as those of linear layers without a bias are.
+"""Avoid a copy of each transposed weight, as in linear layers without a bias.
 
-ONNX says such a product by a ``Transpose`` and a ``MatMul``. ONNX Runtime (1.31) computes the
-transpose when it makes a session: a copy of each weight, before the one that it packs for its
-kernel. Its own operator ``FusedMatMul`` packs the weight from where it lies. A product with a bias
-is left alone: the optimizer makes one ``Gemm`` of both, which reads the weight as it lies, too.
+In ONNX such a product is a ``Transpose`` and a ``MatMul``. ONNX Runtime 1.31 computes the transpose
+when it makes a session. This makes one copy of each weight; packing it for the kernel makes
+another. ONNX Runtime's own operator ``FusedMatMul`` packs the weight directly, without the
+transpose.
+
+A product with a bias is not changed: the optimizer makes one ``Gemm`` of the product and the bias,
+and ``Gemm`` reads the weight directly, too.
 """
 
 from __future__ import annotations
@@ -18,16 +21,16 @@ DOMAIN = "com.microsoft"
 
 
 def read_weights_as_they_lie(model: onnx.ModelProto) -> None:
-    """Have ``FusedMatMul`` read each weight that ``MatMul`` is given the transpose of, in place.
+    """Replace each ``MatMul`` of a transposed weight by a ``FusedMatMul`` of the weight itself.
 
     Args:
-        model: With its weights as initializers.
+        model: A model with its weights as initializers. It is changed in place.
     """
     import onnx
 
     nodes = model.graph.node
     if any(each.HasField("g") for node in nodes for each in node.attribute):
-        return  # a graph within, which may read any value
+        return  # a subgraph may read any value
     weights = dict(_transposed_weights(model))
     biased = set(_with_bias(model))
     changed = False
@@ -44,13 +47,13 @@ def read_weights_as_they_lie(model: onnx.ModelProto) -> None:
     read = {name for node in nodes for name in node.input}
     read |= {each.name for each in model.graph.output}
     for node in [each for each in nodes if each.output[0] in weights.keys() - read]:
-        nodes.remove(node)  # ONNX Runtime runs what nobody reads
+        nodes.remove(node)  # ONNX Runtime would run it, although nothing reads it
     if all(each.domain != DOMAIN for each in model.opset_import):
         model.opset_import.append(onnx.helper.make_opsetid(DOMAIN, 1))
 
 
 def _transposed_weights(model: onnx.ModelProto) -> Iterator[tuple[str, str]]:
-    """Names of transposes of float32 matrices among the initializers, with theirs."""
+    """Names of transposed float32 initializers, each with the name of its initializer."""
     import onnx
 
     given = model.graph.initializer

@@ -1,4 +1,4 @@
-"""Inference sessions: the providers that were asked for, or a refusal."""
+"""Make inference sessions with exactly the requested providers, or refuse."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     import onnx
 
 _SPINNING = {"session.force_spinning_stop": "1"}
-"""Threads wait busily for work during a call, and stop with it: torch's own threads are next
-(figures: bench/onnxrt.py)."""
+"""Threads wait actively for work during a call, and stop at its end, since torch's own threads run
+next. bench/onnxrt.py measures this."""
 
 _KEEPING = frozenset(
     {"Conv", "ConvTranspose", "FusedMatMul", "Gather", "Gemm", "MatMul", "Reshape"}
 )
-"""Operators of several operands whose weights the optimizer (1.31) leaves as they lie."""
+"""Operators of several operands whose weights ONNX Runtime 1.31 never transposes."""
 
 _LEVELS: dict[Level, str] = {
     "disable": "ORT_DISABLE_ALL",
@@ -40,7 +40,7 @@ _LEVELS: dict[Level, str] = {
     "layout": "ORT_ENABLE_LAYOUT",
     "all": "ORT_ENABLE_ALL",
 }
-"""ONNX Runtime's names of the levels."""
+"""ONNX Runtime's name for each optimization level."""
 
 
 def make_session(
@@ -49,18 +49,21 @@ def make_session(
     settings: Settings,
     device: torch.device,
 ) -> tuple[Any, tuple[Any, ...]]:
-    """A session that reads weights where they lie, and the values that have to live as long.
+    """Make a session that reads the weights in place, without copies where that is possible.
 
     Args:
         graph: The model.
         weights: Contiguous tensors on the device, by the names of the model's inputs.
-        settings: How to make it.
+        settings: How to make the session.
         device: Where the graph's tensors are.
 
+    Returns:
+        The session, and the values of the weights. The values must live as long as the session.
+
     Raises:
-        Refusal: ``declined`` where there is no kernel, ``failed`` with ``build_failed`` where the
-            model is refused for another cause, with ``wrong_provider`` where a provider did not
-            arrive.
+        Refusal: ``declined`` if there is no kernel; ``failed`` with ``build_failed`` if the model
+            is refused for another reason; ``failed`` with ``wrong_provider`` if the session lacks a
+            requested provider.
     """
     package = onnxruntime()
     providers = _providers(settings, device)
@@ -76,9 +79,9 @@ def make_session(
     on_cpu = {name: _value(each.cpu(), types[name]) for name, each in given.items()}
     there = on_cpu if device.type == "cpu" else _values_on(device, given)
     if given:
-        # The first lets the optimizer see the values, the second has the kernels read them where
-        # they lie: with the first alone ONNX Runtime (1.31) copies every one. The optimizer reads
-        # from the CPU, and ends the process where it is given the address of a GPU's memory.
+        # The first call lets the optimizer see the values. It needs them on the CPU: the address
+        # of a GPU's memory ends the process. The second call makes the kernels read the values in
+        # place. With the first call alone, ONNX Runtime 1.31 copies every value.
         options.add_external_initializers(list(on_cpu), list(on_cpu.values()))
         for name in there.keys() - _may_be_transposed(model):
             options.add_initializer(name, there[name])
@@ -104,41 +107,48 @@ def make_session(
 
 
 def _value(tensor: torch.Tensor, onnx_type: int) -> Any:
-    """A value over the memory of a contiguous tensor on the CPU."""
+    """An ``OrtValue`` over the memory of a contiguous tensor on the CPU."""
     from_numpy = onnxruntime().OrtValue.ortvalue_from_numpy_with_onnx_type
     return from_numpy(array_over(tensor), onnx_type)
 
 
 def _values_on(device: torch.device, weights: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """Values over the memory of a GPU; none without the native way, and then they are copied."""
+    """``OrtValue`` objects over the memory of GPU tensors.
+
+    Empty if the native way does not work; ONNX Runtime then copies the weights.
+    """
     if why_not_native(device.type):
         return {}
     return {name: onnxruntime().OrtValue(native_value(each)) for name, each in weights.items()}
 
 
 def _may_be_transposed(model: onnx.ModelProto) -> set[str]:
-    """The values that ONNX Runtime's optimizer may replace by their transpose, under one name.
+    """Names of values that the optimizer may replace by their transpose, under the same name.
 
-    It moves a transposition behind an operator of several operands, and transposes the others for
-    it. A weight among them that was given by address would be read as it was before.
+    The optimizer moves a transposition of one operand behind an operator, and transposes the other
+    operands. If another operand is a weight that was given by address, the kernel would still read
+    the weight untransposed.
     """
     several = (node for node in model.graph.node if len(node.input) > 1)
     return {name for node in several if node.op_type not in _KEEPING for name in node.input}
 
 
 def nodes_by_provider(session: Any) -> dict[str, int]:
-    """How many nodes of the optimized graph each provider took; none if it does not say."""
+    """The number of nodes that each provider took; empty if ONNX Runtime does not tell."""
     taken: Counter[str] = Counter()
     try:
         for part in session.get_provider_graph_assignment_info():
             taken[part.ep_name] += len(part.get_nodes())
-    except (AttributeError, TypeError):  # a young function, which serves the record alone
+    except (AttributeError, TypeError):  # the function is new; only the record needs it
         return {}
     return dict(taken)
 
 
 def _providers(settings: Settings, device: torch.device) -> dict[str, dict[str, str]]:
-    """What to ask for, by name, with options; on a GPU the work goes to torch's current stream."""
+    """The providers to request, by name, with their options.
+
+    On a GPU the CUDA provider works in torch's current stream.
+    """
     names = settings.providers or ((CUDA, CPU) if device.type == "cuda" else (CPU,))
     asked = {name: dict(settings.provider_options.get(name, {})) for name in names}
     if CUDA in asked and device.type == "cuda":
@@ -147,9 +157,10 @@ def _providers(settings: Settings, device: torch.device) -> dict[str, dict[str, 
 
 
 def _on_torchs_stream(device: torch.device) -> dict[str, str]:
-    """Options of the CUDA provider: where it works, and as exactly as torch multiplies.
+    """Options that give the CUDA provider torch's device, current stream and TF32 setting.
 
-    With the number of a device it says on stderr that it is no plug-in (1.31).
+    The device is passed only if it is not 0: with a device number, ONNX Runtime 1.31 prints on
+    stderr that the provider is not a plug-in.
     """
     return {
         **({"device_id": str(device.index)} if device.index else {}),
@@ -161,7 +172,7 @@ def _on_torchs_stream(device: torch.device) -> dict[str, str]:
 def _require_built_in(
     providers: Mapping[str, object], available: list[str], settings: Settings
 ) -> None:
-    """ONNX Runtime would leave out what it was not built with, and only warn."""
+    """Refuse if ONNX Runtime was not built with a provider: it would only warn, and go without."""
     missing = [name for name in providers if name not in available]
     if not missing:
         return
@@ -172,7 +183,7 @@ def _require_built_in(
 
 
 def session_options(settings: Settings) -> Any:
-    """What ONNX Runtime is told; the user's own entries come last."""
+    """The options of a session. The user's own entries come last, so they win."""
     package = onnxruntime()
     options = package.SessionOptions()
     options.intra_op_num_threads = settings.threads

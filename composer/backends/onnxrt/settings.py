@@ -1,4 +1,4 @@
-"""Options of ``onnxrt``: read once, refused with the name of what is wrong."""
+"""The options of ``onnxrt``, and the checks that name what is wrong in them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from composer.registry import did_you_mean, nearest
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
 Level = Literal["disable", "basic", "extended", "layout", "all"]
-"""ONNX Runtime's levels of graph optimization; each does what those before it do."""
+"""ONNX Runtime's levels of graph optimization. Each level includes the previous ones."""
 
 SESSION_KEYS = (
     *("session.intra_op.allow_spinning", "session.intra_op.spin_duration_us"),
@@ -37,7 +37,10 @@ SESSION_KEYS = (
     *("optimization.enable_cast_chain_elimination", "optimization.minimal_build_optimizations"),
     *("mlas.enable_gemm_fastmath_arm64_bfloat16", "ep.context_enable", "ep.context_file_path"),
 )
-"""Entries of a session's configuration to recognise slips by; ONNX Runtime takes any in silence."""
+"""Known entries of a session's configuration, to find misspelled ones.
+
+ONNX Runtime accepts unknown entries without an error.
+"""
 
 _SLIP = 0.85
 
@@ -47,9 +50,9 @@ class Settings(BaseModel):
 
     Attributes:
         threads: Threads within one operator.
-        providers: Execution providers in the order of preference; empty for the one that the
-            graph's device asks for (CPU or CUDA).
-        provider_options: Options by provider.
+        providers: Execution providers in order of preference. If empty, the graph's device decides
+            (CPU, or CUDA with CPU behind it).
+        provider_options: Options by the name of the provider.
         graph_optimization_level: How much ONNX Runtime rewrites the graph.
         session_config: Further entries of the session's configuration, as text.
     """
@@ -97,14 +100,17 @@ def read_settings(options: Mapping[str, Any]) -> Settings:
     """The candidate's options as settings.
 
     Raises:
-        OptionError: naming every option that is unknown or malformed.
+        OptionError: an option is unknown or malformed. The message names all of them.
     """
     return read_options(Settings, options, "onnxrt")
 
 
 def _known_providers() -> tuple[str, ...]:
-    """Every provider that this ONNX Runtime has a name for, built in or not."""
+    """Every provider that this ONNX Runtime knows by name, even if it was built without it.
+
+    Empty if ONNX Runtime cannot be imported.
+    """
     try:
         return tuple(onnxruntime().get_all_providers())
-    except ImportError:  # the probe says so; names cannot be judged
+    except ImportError:  # the probe reports it; names cannot be checked
         return ()

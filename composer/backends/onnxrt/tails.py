@@ -1,9 +1,12 @@
-"""Small sigmoids that are right to a part of themselves, where something may ask for that.
+"""Compute small sigmoids with a small relative error, where a user of the value may need it.
 
-ONNX Runtime (1.32; microsoft/onnxruntime#22557) computes a sigmoid to 1e-7 of one: what should be
-3e-7 is off by a third, and from -18 on it is zero. That is as good as any in a gate, whose factor
-is added up with others. Of a probability the logarithm is taken, in the graph or by whoever gets
-it.
+The kernel of ONNX Runtime 1.32 has an absolute error of about 1e-7 (microsoft/onnxruntime#22557).
+So a sigmoid of 3e-7 has a relative error of about a third, and the kernel gives zero for every
+argument below -18.
+
+That is good enough for a gate: the gate multiplies a value, and the product is added to others.
+It is not good enough for a probability. The graph, or the caller who gets the probability, may
+take its logarithm.
 """
 
 from __future__ import annotations
@@ -19,21 +22,27 @@ from composer.lowering.views import is_view
 aten = torch.ops.aten
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-"""Of float64 a decomposition makes the same; integers are left to the engine."""
+"""Dtypes whose sigmoids are rewritten here.
+
+For float64 a decomposition already does the same. Integers are left to the engine.
+"""
 
 _PRODUCTS = (
     *(aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default),
     *(aten.matmul.default, aten.convolution.default),
 )
+# Operators whose results may be positive or negative, whatever the signs of their operands.
 _OF_BOTH_SIGNS = (
     *(aten.tanh.default, aten.silu.default, aten.gelu.default, aten.native_layer_norm.default),
     *(aten.native_group_norm.default, aten._native_batch_norm_legit_no_training.default),
     *_PRODUCTS,
 )
+# Operators that only move, cast, sum up or average the elements of their operands.
 _HANDING_ON = (
     *(aten.cat.default, aten.clone.default, aten._to_copy.default, aten.slice.Tensor),
     *(aten.mean.dim, aten.sum.dim_IntList),
 )
+# Operators whose results have both signs if an operand has both.
 _KEEPING_SIGNS = (
     *(aten.mul.Tensor, aten.add.Tensor, aten.sub.Tensor, aten.neg.default),
     *_HANDING_ON,
@@ -44,8 +53,9 @@ _KEEPING_SMALL = (
     *(aten.gather.default, aten.amax.default, aten.amin.default, aten.prod.dim_int),
     *(*_PRODUCTS, *_KEEPING_SIGNS),
 )
-"""What gives something small where it is given it, or may."""
+"""Operators whose results may be small where an operand is small."""
 
+# Operators that need a small relative error of a small operand.
 _ASKING = (
     *(aten.log.default, aten.log2.default, aten.log10.default, aten.log1p.default),
     *(aten.reciprocal.default, aten.xlogy.Tensor),
@@ -53,13 +63,18 @@ _ASKING = (
 
 
 def keep_tails(gm: torch.fx.GraphModule) -> None:
-    """Write out the sigmoids that are not gates.
+    """Write each sigmoid that is not a gate as ``1 / (1 + exp(-x))``.
 
-    A gate is a factor of what has numbers of both signs, or is read by products of matrices and
-    convolutions alone, and no logarithm or divisor is made of it by arithmetic.
+    A sigmoid is a gate if both of these hold:
+
+    - All its users multiply it by a value of both signs, or are matrix products or convolutions.
+      Between the sigmoid and these users there may be views, and operators that only move, sum up
+      or average elements.
+    - No logarithm is computed from it, and nothing is divided by it, directly or through other
+      nodes.
 
     Args:
-        gm: A region, which is changed.
+        gm: The graph of a region. It is changed in place.
     """
     sigmoids = gm.graph.find_nodes(op="call_function", target=aten.sigmoid.default)
     sigmoids = [each for each in sigmoids if each.args[0].meta["val"].dtype in _FLOATS]
@@ -74,7 +89,7 @@ def keep_tails(gm: torch.fx.GraphModule) -> None:
 
 
 def _signed(gm: torch.fx.GraphModule) -> set[torch.fx.Node]:
-    """The nodes that give numbers of both signs, as far as that can be told from operators."""
+    """The nodes whose values have both signs, judged by their operators alone."""
     found: set[torch.fx.Node] = set()
     for node in gm.graph.nodes:
         keeps = node.target in _KEEPING_SIGNS or is_view(node)
@@ -84,12 +99,15 @@ def _signed(gm: torch.fx.GraphModule) -> set[torch.fx.Node]:
 
 
 def _multiples(x: torch.fx.Node) -> set[torch.fx.Node]:
-    """What a sigmoid of ``x`` makes a swish of: it is small where they are negative, or all are."""
+    """The values whose product with ``sigmoid(x)`` is a swish: ``x``, and its factors.
+
+    Such a value counts as one of both signs, also where its operator does not show that.
+    """
     return {x, *x.all_input_nodes} if x.target is aten.mul.Tensor else {x}
 
 
 def _asked(gm: torch.fx.GraphModule) -> set[torch.fx.Node]:
-    """The nodes of whose small values a logarithm is taken, or that divide, by way of others."""
+    """The nodes that a logarithm or a divisor is computed from, directly or through other nodes."""
     found: set[torch.fx.Node] = set()
     for node in reversed(gm.graph.nodes):
         if any(_asks(user, node, found) for user in node.users):
@@ -98,13 +116,14 @@ def _asked(gm: torch.fx.GraphModule) -> set[torch.fx.Node]:
 
 
 def _asks(user: torch.fx.Node, node: torch.fx.Node, asked: Set[torch.fx.Node]) -> bool:
+    """True if ``user``, or a user of its result, needs a small relative error of ``node``."""
     if user.target in _ASKING or (user.target is aten.div.Tensor and user.args[1] is node):
         return True
     return user in asked and (user.target in _KEEPING_SMALL or is_view(user))
 
 
 def _let_out(gm: torch.fx.GraphModule, signed: Set[torch.fx.Node]) -> set[torch.fx.Node]:
-    """The nodes that are read by anything but gates, by way of views as well."""
+    """The nodes with a user that does not treat them as a gate, directly or through views."""
     found: set[torch.fx.Node] = set()
     for node in reversed(gm.graph.nodes):
         if any(_lets_out(user, node, signed, found) for user in node.users):
@@ -118,6 +137,14 @@ def _lets_out(
     signed: Set[torch.fx.Node],
     let_out: Set[torch.fx.Node],
 ) -> bool:
+    """True if ``user`` does not treat ``gate`` as a gate.
+
+    Args:
+        user: A user of ``gate``.
+        gate: The node that may be a gate.
+        signed: The nodes whose values have both signs.
+        let_out: The nodes that are already known to have a user that does not treat them as a gate.
+    """
     if user.target is aten.mul.Tensor:
         return not any(each in signed and each is not gate for each in user.args)
     if user.target in _PRODUCTS:
@@ -126,7 +153,7 @@ def _lets_out(
 
 
 def _write_out(node: torch.fx.Node) -> None:
-    """As ``1 / (1 + exp(-x))``, of halves in float32."""
+    """Replace a sigmoid by ``1 / (1 + exp(-x))``, computed in float32 also for half precision."""
     (x,) = node.all_input_nodes
     negated = _put(node, aten.neg.default, _cast(node, x, torch.float32))
     divisor = _put(node, aten.add.Tensor, _put(node, aten.exp.default, negated), 1.0)
@@ -136,6 +163,7 @@ def _write_out(node: torch.fx.Node) -> None:
 
 
 def _cast(node: torch.fx.Node, value: torch.fx.Node, dtype: torch.dtype) -> torch.fx.Node:
+    """Insert a cast of ``value`` before ``node``, unless it has the dtype already."""
     if value.meta["val"].dtype is dtype:
         return value
     made = _put(node, aten._to_copy.default, value, dtype=dtype)
@@ -144,6 +172,7 @@ def _cast(node: torch.fx.Node, value: torch.fx.Node, dtype: torch.dtype) -> torc
 
 
 def _put(node: torch.fx.Node, target: Any, *args: Any, **kwargs: Any) -> torch.fx.Node:
+    """Insert a call before ``node``. Its value has the shape of ``node`` and is float32."""
     with node.graph.inserting_before(node):
         made = node.graph.call_function(target, args, kwargs)
     made.meta = node.meta | {"val": node.meta["val"].to(torch.float32)}

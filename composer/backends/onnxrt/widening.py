@@ -1,8 +1,8 @@
-"""Arithmetic on halves computed in float32, between casts, where there are no other kernels.
+"""Compute calls in half precision in float32, between casts, where ONNX Runtime has no kernel.
 
-Torch's own kernels for the CPU do the same within: they read bfloat16, compute in float32 and round
-what they write. A widened call is rounded where eager rounds, so the numbers are eager's but for
-the order in which sums are added up.
+Torch's own kernels for the CPU do the same inside: they read bfloat16, compute in float32 and round
+the result. A widened call is rounded at the same places as in eager. So its results equal those of
+eager, except for the order in which sums are added up.
 """
 
 from __future__ import annotations
@@ -23,18 +23,19 @@ _ROUND_NUMBERS = frozenset(
     {"aten::eq", "aten::ne", "aten::lt", "aten::le", "aten::gt", "aten::ge", "aten::hardshrink"}
     | {"aten::add", "aten::sub", "aten::rsub", "aten::remainder", "aten::fmod", "aten::pow"}
 )
-"""What takes a number of Python's in the dtype of the tensor; all else uses it unrounded (2.13).
+"""Operators that round a Python number to the dtype of the tensor. Others do not (torch 2.13).
 
-``tests/lowering/test_halves.py`` asks eager for each.
+``tests/lowering/test_halves.py`` compares each with eager.
 """
 
 
 def widen(gm: torch.fx.GraphModule, narrow: Callable[[torch.fx.Node], Set[torch.dtype]]) -> None:
-    """Have calls take float32, and round what they give to the dtype that it had.
+    """Insert casts so that calls get float32, and their results have the same dtype as before.
 
     Args:
-        gm: A functional graph, which is changed.
-        narrow: Which dtypes of floating point a call shall not see; none where it stays as it is.
+        gm: A functional graph. It is changed in place.
+        narrow: Returns the floating-point dtypes to replace by float32 for a call. An empty set
+            leaves the call unchanged.
     """
     wide: dict[torch.fx.Node, torch.fx.Node] = {}
     for node in list(gm.graph.nodes):
@@ -46,6 +47,13 @@ def widen(gm: torch.fx.GraphModule, narrow: Callable[[torch.fx.Node], Set[torch.
 def _widen_operands(
     node: torch.fx.Node, narrow: Set[torch.dtype], wide: dict[torch.fx.Node, torch.fx.Node]
 ) -> None:
+    """Replace the operands of a call by float32, and round its Python numbers as eager does.
+
+    Args:
+        node: The call.
+        narrow: The dtypes to replace.
+        wide: The casts made so far, by the node that they cast. New ones are added.
+    """
     numbers = _dtype_of_numbers(node, narrow)
 
     def widened(each: Any) -> Any:
@@ -64,14 +72,15 @@ def _widen_operands(
 
 
 def _dtype_of_numbers(node: torch.fx.Node, narrow: Set[torch.dtype]) -> torch.dtype | None:
-    """What eager rounds the numbers of Python's to among a call's arguments, if it does."""
+    """The dtype that eager rounds a call's Python numbers to; ``None`` if it does not round."""
     if _torch.operators.operator_name(node.target) not in _ROUND_NUMBERS:
         return None
-    computed = node.meta["val"].dtype  # one that compares has a single dtype beside its numbers
+    computed = node.meta["val"].dtype  # a comparison has a single dtype besides its numbers
     return next(iter(narrow)) if computed in narrow | {torch.bool} else None
 
 
 def _widen_results(node: torch.fx.Node, narrow: Set[torch.dtype]) -> None:
+    """Make the results of a call float32, and cast them back for their users."""
     parts = [user for user in node.users if user.target is operator.getitem]
     for each in parts or [node]:
         if _dtype_of(each.meta["val"]) in narrow:
@@ -84,7 +93,7 @@ def _widen_results(node: torch.fx.Node, narrow: Set[torch.dtype]) -> None:
 
 
 def _round(node: torch.fx.Node) -> None:
-    """Have what reads ``node``, whose value becomes float32, read it in the dtype that it had."""
+    """Make the value of ``node`` float32, and give its users a cast to the dtype it had before."""
     value, readers = node.meta["val"], list(node.users)
     node.meta["val"] = value.to(torch.float32)
     with node.graph.inserting_after(node):
