@@ -1,8 +1,8 @@
-"""OpenVINO: the shared ONNX lowering, read and compiled by OpenVINO.
+"""OpenVINO reads and compiles the shared ONNX lowering.
 
-In composer's chain it is ``openvino``, and by itself it is
-``torch.compile(model, backend="composer_openvino")``. The package brings a backend of its own,
-which Dynamo calls ``openvino``, and a chain ``dynamo:openvino``.
+In composer's chain the backend is called ``openvino``, and as a Dynamo backend
+``composer_openvino``. The OpenVINO package has a Dynamo backend of its own named ``openvino``. In a
+chain that one is ``dynamo:openvino``.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ ONLY_INFERENCE = f"{NAME} runs inference; under torch.no_grad() the graph is tha
 
 
 class OpenVinoBackend(Backend):
-    """Inference on the CPU; what OpenVINO does not compute exactly stays torch's.
+    """Inference on the CPU; torch runs what OpenVINO does not compute exactly.
 
     Its options are the fields of :class:`~composer.backends.openvino.settings.Settings`.
     """
@@ -56,16 +56,16 @@ class OpenVinoBackend(Backend):
     packages = ("openvino", "onnx", "onnxscript")
 
     def check_options(self, options: Mapping[str, Any]) -> None:
-        """Names and values, those of OpenVINO's own properties too."""
+        """Check names and values of options, including OpenVINO's own properties."""
         read_settings(options)
 
     def probe(self, request: GraphRequest) -> None:
-        """Packages, device, and that there is no backward."""
+        """Check that packages and device are here, and that the graph needs no backward."""
         _require(request.device)
         require_inference(request, ONLY_INFERENCE)
 
     def build(self, request: BuildRequest) -> Build:
-        """The Dynamo backend of this name, called."""
+        """Compile the graph with the Dynamo backend :func:`composer_openvino`."""
         compiled = composer_openvino(request.gm, request.example_inputs, options=request.options)
         return Build(compiled)
 
@@ -83,12 +83,12 @@ def composer_openvino(
     Args:
         gm: The captured graph.
         example_inputs: Tensors and symbols, in the order of the placeholders.
-        mode: ``torch.compile``'s mode; OpenVINO has nothing to choose by it.
+        mode: ``torch.compile``'s mode; it has no effect here.
         options: The fields of :class:`~composer.backends.openvino.settings.Settings`.
 
     Raises:
         OptionError: an option is unknown or malformed.
-        Refusal: the graph holds nothing that OpenVINO can run, or it cannot be here.
+        Refusal: OpenVINO can run no part of the graph, or OpenVINO or its device is not available.
     """
     settings = read_settings(options or {})
     tensors = (each for each in example_inputs if isinstance(each, torch.Tensor))
@@ -112,7 +112,7 @@ def composer_openvino(
             terms.check_time()
             wanted = "fp32" if is_mixed and not region.is_low_precision else asked
             engines[name] = OpenVinoEngine(pieces.models[name], region, settings, wanted)
-            # What is in low precision comes last, and has the last word.
+            # Regions in low precision come last, so the report shows their precision.
             facts.precision, facts.threads = engines[name].precision, engines[name].threads
             if engines[name].streams is not None:
                 facts.extra["streams"] = engines[name].streams
@@ -129,7 +129,7 @@ def composer_openvino(
 
 
 def _require(*devices: str) -> None:
-    """Refuse without the packages, and for graphs whose tensors are elsewhere than on the CPU."""
+    """Refuse if packages are missing, or if tensors of the graph are not on the CPU."""
     require_installed(("openvino", "onnx", "onnxscript"), install("openvino"))
     if any(torch.device(each).type != "cpu" for each in devices):
         what = f"the graph is on {', '.join(devices)}; {NAME} runs graphs on the CPU"

@@ -1,4 +1,4 @@
-"""OpenVINO's entries of operators, which go before composer's own."""
+"""OpenVINO's translations of operators, which take precedence over composer's own."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ aten = torch.ops.aten
 
 @functools.cache
 def dialect() -> Operators:
-    """ONNX Runtime's fused operators, which OpenVINO's reader knows, and attention in float32."""
+    """Return the translations that OpenVINO needs.
+
+    They are ONNX Runtime's fused operators, which OpenVINO's reader knows, attention in float32,
+    and the mean over all dimensions.
+    """
     fused_attention = aten._scaled_dot_product_flash_attention_for_cpu.default
     return {
         **fused.fusions(),
@@ -30,10 +34,11 @@ def dialect() -> Operators:
 def attention(
     query: torch.Tensor, *given: Any, attn_mask: torch.Tensor | None = None, **how: Any
 ) -> Any:
-    """One fused operator, or else attention in float32.
+    """Translate attention to one fused operator, or else to attention in float32.
 
-    In bfloat16 the lowering leaves attention under a mask as it is where torch has arithmetic for
-    it. OpenVINO would take it all the same, by a translation that gives NaN for rows of padding.
+    Composer's own entry does not rewrite bfloat16 attention with a mask where the processor has
+    bfloat16 arithmetic. OpenVINO would still accept that attention, by the exporter's translation,
+    which returns NaN for rows of padding.
     """
     one = fused.fuse_attention(query, *given, attn_mask=attn_mask, **how)
     if one is not NotImplemented:
@@ -44,10 +49,10 @@ def attention(
 
 
 def _with_infinities(mask: torch.Tensor) -> torch.Tensor:
-    """A mask that was of bfloat16.
+    """Return a converted bfloat16 mask with its infinities restored.
 
-    Of an infinity of bfloat16 OpenVINO (2026.4) makes the lowest float32 on processors without
-    AVX-512. No other number of bfloat16 comes to that.
+    On processors without AVX-512, OpenVINO (2026.4) converts an infinity of bfloat16 to the lowest
+    float32. No other bfloat16 number is converted to that.
     """
     return torch.where(mask > torch.finfo(torch.float32).min, mask, -math.inf)
 
@@ -55,7 +60,7 @@ def _with_infinities(mask: torch.Tensor) -> torch.Tensor:
 def mean_along(
     x: torch.Tensor, dim: Sequence[int] | None, keepdim: bool = False, **kwargs: Any
 ) -> Any:
-    """By its numbers along every dimension: OpenVINO (2026.4) reads no mean without axes."""
+    """Write a mean without axes with all axes: OpenVINO (2026.4) reads no mean without axes."""
     if dim or not x.dim():
         return NotImplemented
     return aten.mean.dim(x, [*range(x.dim())], keepdim, **kwargs)

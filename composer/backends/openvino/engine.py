@@ -1,4 +1,4 @@
-"""One model compiled by OpenVINO, called on torch's memory."""
+"""One model compiled by OpenVINO, which reads and writes torch's memory."""
 
 from __future__ import annotations
 
@@ -30,13 +30,14 @@ _HINTS = {"fp32": "f32", "bf16": "bf16"}
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A compiled model with the weights it took in.
+    """A compiled model with its weights.
 
     Attributes:
         compiled: OpenVINO's compiled model.
-        feeds: For each input, the position of its argument and the function that hands it over.
-        checks: Arguments by which tables are looked up, each with the number of places.
-        places: For each output, the function that gives the memory it is written to.
+        feeds: For each input, the index of its argument and the function that hands it over.
+        checks: Indices of arguments that hold positions in a table, each with the size of the
+            table.
+        places: For each output, the function that makes its memory.
         keep_alive: The weights, whose memory the device may read.
         idle: Requests that no thread is using.
     """
@@ -49,7 +50,7 @@ class Bound:
     idle: list[Any] = field(default_factory=list)
 
     def request(self) -> Any:
-        """A request that no other thread uses; the caller puts it back into ``idle``."""
+        """Return a request that no other thread uses; the caller puts it back into ``idle``."""
         try:
             return self.idle.pop()
         except IndexError:
@@ -57,13 +58,14 @@ class Bound:
 
 
 class OpenVinoEngine(BindingEngine[Bound]):
-    """Calls one model with a region's inputs; may be called from several threads.
+    """Runs one model on the inputs of a region; several threads may call it.
 
     Args:
         model: The model.
-        region: What the model was made from: its weights are taken in by address.
+        region: The region that the model was made from. Its weights are passed by address.
         settings: How to compile.
-        precision: What float32 is computed in: ``"fp32"``, ``"bf16"`` or ``"default"``.
+        precision: The precision in which float32 is computed: ``"fp32"``, ``"bf16"`` or
+            ``"default"``.
     """
 
     def __init__(self, model: Model, region: Region, settings: Settings, precision: str) -> None:
@@ -83,16 +85,19 @@ class OpenVinoEngine(BindingEngine[Bound]):
         self.streams = _number(first.compiled, "NUM_STREAMS")
 
     def __call__(self, *args: Any) -> list[Any]:
-        """Run the model on torch's memory.
+        """Run the model on the arguments.
 
-        Outputs are torch's memory where their shapes are fixed, and OpenVINO's where a size is
-        only known afterwards.
+        An output is in torch's memory if its shape is fixed. It is in OpenVINO's memory if a size
+        is known only after the run.
+
+        Raises:
+            IndexError: a position is outside its table.
         """
         bound = self._made_for(args)
         for at, size in bound.checks:
             require_within(args[at], size)
         request = bound.request()
-        given = [feed(args[at]) for at, feed in bound.feeds]  # they have to live during the call
+        given = [feed(args[at]) for at, feed in bound.feeds]  # they must live during the call
         for i, tensor in enumerate(given):
             request.set_input_tensor(i, tensor)
         fetches = []
@@ -106,10 +111,10 @@ class OpenVinoEngine(BindingEngine[Bound]):
         return results
 
     def _compile(self, made: Any, config: Mapping[str, str]) -> Any:
-        """Compile, and where a kernel of several operations cannot be made, each by itself.
+        """Compile the model; if a fused kernel cannot be made, compile each operation by itself.
 
         Raises:
-            RuntimeError: OpenVINO's own; what it says comes before where it says so.
+            RuntimeError: OpenVINO's own error, with its last line first.
         """
         compiles = library.core().compile_model
         try:
@@ -157,7 +162,7 @@ def _marked(model: Model, region: Region) -> Model:
 
 
 def _config(settings: Settings, precision: str) -> dict[str, str]:
-    """What OpenVINO is told; the user's own properties come last."""
+    """Return the properties for OpenVINO; the user's own properties override composer's."""
     config = {"PERFORMANCE_HINT": "LATENCY"}
     if settings.device == "CPU":
         config["INFERENCE_NUM_THREADS"] = str(settings.threads)
@@ -167,15 +172,15 @@ def _config(settings: Settings, precision: str) -> dict[str, str]:
 
 
 def _by_one_thread(read: Any, config: Mapping[str, str]) -> dict[str, str]:
-    """Single precision, where one thread alone would end the process in any other."""
+    """Return single precision for one thread, if any other precision would end the process."""
     is_alone = config.get("INFERENCE_NUM_THREADS") == "1"
     return {"INFERENCE_PRECISION_HINT": "f32"} if is_alone and has_gate(read) else {}
 
 
 def _require_precision(compiled: Any, config: Mapping[str, str]) -> None:
-    """Single precision is what was asked for, or the numbers are not eager's.
+    """Refuse if single precision was asked for and OpenVINO computes in another one.
 
-    Low precision is an allowance: a processor without it computes in float32.
+    Low precision is only an allowance: a processor without it computes in float32.
     """
     asked, found = config.get("INFERENCE_PRECISION_HINT"), _precision(compiled)
     if asked == "f32" and found != asked:
@@ -184,11 +189,11 @@ def _require_precision(compiled: Any, config: Mapping[str, str]) -> None:
 
 
 def _number(compiled: Any, key: str) -> int | None:
-    """A number that the compiled model says of itself; ``None`` where the device has none."""
+    """Return a numeric property of the compiled model; ``None`` if the device does not have it."""
     known = key in compiled.get_property("SUPPORTED_PROPERTIES")
     return int(compiled.get_property(key)) if known else None
 
 
 def _precision(compiled: Any) -> str:
-    """What float32 is computed in, by OpenVINO's name of it."""
+    """Return the precision in which float32 is computed, by OpenVINO's name."""
     return str(compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name())

@@ -1,8 +1,8 @@
-"""Which models OpenVINO must not compute in bfloat16 by one thread.
+"""Models that OpenVINO must not compute in bfloat16 with one thread.
 
-It has a kernel for a gated layer, ``down(activation(gate(x)) * up(x))``, as Llama's, on processors
-with tiles for bfloat16 (AMX). Made for one thread it ends the process while it is compiled
-(2026.4), whatever is set of snippets and of the precision of single nodes.
+OpenVINO has a kernel for a gated layer, ``down(activation(gate(x)) * up(x))`` as in Llama, on
+processors with AMX tiles for bfloat16. With one thread the process crashes while this kernel is
+compiled (OpenVINO 2026.4). Disabling snippets or marking single nodes as precise does not help.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ _OF_EACH_ELEMENT |= {"Multiply", "Add", "Clamp", "Erf", "Divide", "Convert"}
 
 
 def has_gate(read: Any) -> bool:
-    """Whether a product reads what two others give, multiplied, behind an activation or not.
+    """True if a product reads the element-wise product of two other products' results.
+
+    There may be element-wise operations, such as an activation, in between.
 
     Args:
         read: A model as OpenVINO read it.
     """
-    products: set[str] = set()  # and what operations on each element make of them
+    products: set[str] = set()  # and what element-wise operations make of them
     for node in read.get_ordered_ops():
         from_products = [
             value.get_node().friendly_name in products for value in node.input_values()
@@ -33,6 +35,6 @@ def has_gate(read: Any) -> bool:
 
 
 def _is_multiplied(node: Any) -> bool:
-    """Whether a product reads it."""
+    """True if a matrix product reads the node."""
     readers = (target.get_node() for target in node.output(0).get_target_inputs())
     return any(reader.get_type_name() == "MatMul" for reader in readers)

@@ -1,9 +1,9 @@
-"""What OpenVINO computes otherwise than torch without saying so: such calls stay torch's.
+"""Calls that OpenVINO computes differently from torch without a warning; torch runs them.
 
-Its plugin for the CPU (2026.4) computes int64 in 32 bits (openvinotoolkit/openvino#37766, #37957,
-#35890), most of int32 and all of float64 in single precision (#37968), whatever the model says, and
-lets small integers stop at the largest one where torch's go round. No property tells of it;
-``test_openvino.py`` says when that changes.
+OpenVINO's plugin for the CPU (2026.4) computes int64 in 32 bits (openvinotoolkit/openvino#37766,
+#37957, #35890). It computes most of int32 and all of float64 in single precision (#37968), whatever
+the dtypes of the model are. Its small integers saturate, where torch's wrap around. No property of
+OpenVINO tells this. ``test_openvino.py`` tells when it changes.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ _EXACT = frozenset({torch.float32, torch.float16, torch.bfloat16, torch.bool})
 _POOLS = frozenset({"aten::max_pool2d_with_indices", "aten::max_pool3d_with_indices"})
 
 _POSITIONS = frozenset({"aten::argmax", "aten::argmin", "aten::max", "aten::min"})
-"""Operators whose int64 results are positions in a tensor, which 32 bits hold.
+"""Operators whose int64 results are positions in a tensor, which fit into 32 bits.
 
-Those of pools are not among them: in a window of nothing but minus infinity it is the wrong one.
+Pools are not among them: for a window that holds only minus infinity OpenVINO's position is wrong.
 """
 
 _UNCHECKED = frozenset({"aten::_unsafe_index"})
-"""Operators that read int64 operands as positions, and promise that there are such.
+"""Operators that read int64 operands as positions, and whose positions always exist.
 
-Interpolation is made of them. Elsewhere eager raises for a position that is not there, and OpenVINO
-does not.
+Interpolation is made of them. For all other operators, eager raises for a position outside the
+tensor, and OpenVINO does not.
 """
 
 _OTHERWISE = {
@@ -49,7 +49,10 @@ _OTHERWISE = {
     "aten::sort": "NaN upsets the order of the others",
     "aten::topk": "NaN upsets the order of the others",
 }
-"""Operators that OpenVINO computes otherwise on ordinary values, infinity being one in masks."""
+"""Operators that OpenVINO computes differently on values that models use, and how.
+
+Infinity is such a value: masks contain it.
+"""
 
 _CLAMPS = frozenset({"aten::clamp", "aten::clamp_min", "aten::clamp_max"})
 
@@ -62,11 +65,11 @@ _TRUTHS |= {"aten::logical_or", "aten::logical_xor", "aten::all", "aten::any"}
 def why_not_here(
     node: torch.fx.Node, weights: Mapping[str, torch.Tensor] = MappingProxyType({})
 ) -> str | None:
-    """Why a call is left to torch without asking OpenVINO's reader; ``None`` if it is not.
+    """Return why torch must run a call, without asking OpenVINO's reader; ``None`` if it need not.
 
     Args:
         node: The call.
-        weights: Those that the engine takes in, by the names of their inputs.
+        weights: The weights that the engine takes in, by the names of their inputs.
     """
     if node.op != "call_function" or node.target is operator.getitem:
         return why_not(node)
@@ -83,9 +86,9 @@ def _inexact(node: torch.fx.Node, weights: Mapping[str, torch.Tensor]) -> str | 
 
 
 def _is_number(value: torch.Tensor, node: torch.fx.Node) -> bool:
-    """Whether it is a number in float64 beside tensors in float32: torch reads it in float32, too.
+    """True for a float64 scalar beside float32 tensors; torch reads it in float32, too.
 
-    Dynamo captures one that the program draws by Python's ``random`` so (torch 2.15).
+    Dynamo (torch 2.15) captures a number from Python's ``random`` like this.
     """
     is_double = value.dtype is torch.float64 and value.dim() == 0
     return is_double and all(each.dtype is torch.float32 for each in _results(node))
@@ -112,7 +115,10 @@ def _counted_averages(node: torch.fx.Node, name: str) -> str | None:
 
 
 def _large_windows(node: torch.fx.Node, name: str) -> str | None:
-    """OpenVINO (2026.4) refuses one larger than what it goes over, or ends the process."""
+    """Refuse windows that may be larger than the input.
+
+    OpenVINO (2026.4) rejects such a window, or the process crashes.
+    """
     if name not in _POOLS | _AVERAGES or not _torch.operators.argument(node, "ceil_mode"):
         return None
     (given,) = tensors_of(node.all_input_nodes[0])
@@ -122,7 +128,11 @@ def _large_windows(node: torch.fx.Node, name: str) -> str | None:
 
 
 def _padded_maxima(node: torch.fx.Node, name: str) -> str | None:
-    """Positions come out empty, values end the process at once or a little later (2026.4)."""
+    """Refuse padded maximum pools of dynamic sizes that round output sizes up.
+
+    In OpenVINO (2026.4) the positions are empty, and for the values the process crashes, at once or
+    a little later.
+    """
     if name not in _POOLS or not _torch.operators.argument(node, "ceil_mode"):
         return None
     sizes = (size for each in tensors_of(node.all_input_nodes[0]) for size in each.shape)
@@ -132,9 +142,11 @@ def _padded_maxima(node: torch.fx.Node, name: str) -> str | None:
 
 
 def _padded_points(node: torch.fx.Node, name: str) -> str | None:
-    """A kernel of one place that skips some: what comes before computes only those it reads.
+    """Refuse padded convolutions with a kernel of size one and a stride.
 
-    OpenVINO (2026.4) forgets the padding when it has it so, and counts from the first that is none.
+    OpenVINO (2026.4) lets the operation before the convolution compute only the elements that the
+    convolution reads. It then ignores the padding, and counts from the first element that is not
+    padding.
     """
     if name != "aten::convolution" or any(size != 1 for size in _kernel(node)[2:]):
         return None
@@ -148,7 +160,7 @@ def _padded_points(node: torch.fx.Node, name: str) -> str | None:
 
 
 def _dynamic_kernel(node: torch.fx.Node, name: str) -> str | None:
-    """No model with one can be compiled, whoever else is in it."""
+    """Refuse kernels of dynamic sizes: OpenVINO compiles no model that contains one."""
     if name != "aten::convolution" or all(isinstance(size, int) for size in _kernel(node)):
         return None
     return "OpenVINO has no kernels of dynamic sizes"
@@ -161,23 +173,30 @@ def _kernel(node: torch.fx.Node) -> torch.Size:
 
 
 def _arithmetic_on_sizes(node: torch.fx.Node) -> str | None:
-    """Python's integers know no limit; what comes of them is an input of the model, and checked."""
+    """Refuse arithmetic on sizes: Python's integers have no limit, OpenVINO's have 32 bits.
+
+    The result becomes an input of the model, and is checked there.
+    """
     of_size = node.target is torch.ops.aten.sym_size.int
     is_number = isinstance(node.meta.get("val"), torch.SymInt) and not of_size
     return "OpenVINO computes sizes in 32 bits" if is_number else None
 
 
 def _nothing(node: torch.fx.Node) -> str | None:
-    """An integer division by zero, which ends the process, where a part is taken of nothing."""
+    """Refuse results that may be empty.
+
+    OpenVINO divides integers by the number of elements; a division by zero ends the process.
+    """
     empty = any(map(_torch.symbols.may_be_empty, _results(node)))
     return "OpenVINO divides by the number of elements, which may be zero" if empty else None
 
 
 def _open_bound(node: torch.fx.Node) -> str | None:
-    """A ``Clip`` with one bound: the reader makes the other, of the dtype of what is clipped.
+    """Refuse a ``Clip`` with one bound.
 
-    Behind a node that it does not convert there is none, and it crashes. A bound for each element
-    becomes a maximum or minimum.
+    The reader makes the other bound with the dtype of the input. If the input comes from a node
+    that the reader does not convert, there is no dtype, and the reader crashes. A bound for each
+    element becomes a maximum or a minimum.
     """
     if _torch.operators.operator_name(node.target) not in _CLAMPS:
         return None
@@ -188,7 +207,7 @@ def _open_bound(node: torch.fx.Node) -> str | None:
 
 
 def _values(node: torch.fx.Node, weights: Mapping[str, torch.Tensor]) -> Iterator[torch.Tensor]:
-    """The operands, and those results that are read, but for what are positions."""
+    """Yield the operands and the used results of a call, except those that are positions."""
     name = _torch.operators.operator_name(node.target)
     if _copies_positions(node):
         return
@@ -202,14 +221,14 @@ def _values(node: torch.fx.Node, weights: Mapping[str, torch.Tensor]) -> Iterato
 
 
 def _comes_from_outside(node: torch.fx.Node, weights: Mapping[str, torch.Tensor]) -> bool:
-    """Whether a value is an input, or left to torch."""
+    """True if a value is an input of the graph, or torch computes it."""
     return node.op == "placeholder" or why_not_here(node, weights) is not None
 
 
 def _copies_positions(node: torch.fx.Node) -> bool:
-    """Whether the call copies positions that the graph holds for an operator that trusts them.
+    """True if a call copies positions that are a constant, for operators in ``_UNCHECKED``.
 
-    They are what an interpolation over fixed sizes was folded to.
+    Constant folding makes them of an interpolation with fixed sizes.
     """
     source = node.args[0] if node.target is torch.ops.aten.clone.default else None
     if not isinstance(source, torch.fx.Node) or source.op != "get_attr":
@@ -219,6 +238,7 @@ def _copies_positions(node: torch.fx.Node) -> bool:
 
 
 def _results(node: torch.fx.Node) -> Iterator[torch.Tensor]:
+    """Yield the results of a call; of a tuple, only the elements that have users."""
     if not isinstance(node.meta.get("val"), tuple | list):
         yield from tensors_of(node)
         return

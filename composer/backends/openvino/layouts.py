@@ -1,7 +1,8 @@
-"""Constants that OpenVINO would mistake for one another, since products read them in several ways.
+"""Constants that OpenVINO confuses where matrix products read them in several ways.
 
-OpenVINO (2026.4) knows what it laid out for a product by the address of the constant, and takes
-what it made of the transposed one for the other. What is an input is laid out at every call.
+OpenVINO (2026.4) keeps the layout that it prepared for a product under the address of the constant.
+If one product reads a constant transposed and another does not, it uses the layout of one for both.
+It prepares the layout of an input at every call, so inputs are not affected.
 """
 
 from __future__ import annotations
@@ -15,16 +16,18 @@ _SAME_MEMORY = {"Transpose", "Reshape", "Squeeze", "Unsqueeze"}
 """Nodes that hand a constant on to a product without a copy."""
 
 _SMALL = 4096
-"""Bytes; constants of as many are compared by what is in them, larger ones by name."""
+"""Bytes. Constants up to this size are compared by their values, larger ones by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Value:
     """A tensor that is the same at every call.
 
-    ``looks`` are the memories that it may have, by numbers that are equal for what is made equally,
-    each with how it is seen since. ``weights`` are what it is made of. ``folded`` says whether it
-    is there before the first call.
+    Attributes:
+        looks: The memories that it may have, each with the views taken of it since. A memory is a
+            number; values that are made in the same way have the same number.
+        weights: The names of the weights that it is made of.
+        folded: True if it is known before the first call.
     """
 
     looks: frozenset[tuple[int, str]]
@@ -33,15 +36,15 @@ class _Value:
 
 
 def read_in_several_ways(read: Any, weights: Collection[str]) -> list[frozenset[str]]:
-    """What products read both transposed and as it is, or in other shapes.
+    """Find constants that products read in several ways, such as transposed and not transposed.
 
     Args:
         read: A model as OpenVINO read it.
         weights: Names of its inputs that become constants.
 
     Returns:
-        The names of the weights that each such constant is made of; none, where the model makes it
-        of its own constants.
+        For each such constant, the names of the weights that it is made of. The set is empty if the
+        model makes it of its own constants.
     """
     memories = _Memories(frozenset(weights))
     for node in read.get_ordered_ops():
@@ -60,7 +63,7 @@ class _Memories:
         self.made_of: dict[int, frozenset[str]] = {}
 
     def visit(self, node: Any) -> None:
-        """See what a node reads, and what comes out of it."""
+        """Record what a node reads, and what its outputs are."""
         given = [self._values.get(_place(each)) for each in node.input_values()]
         kind = node.get_type_name()
         if _multiplies(node):
@@ -84,7 +87,7 @@ class _Memories:
             self.ways[memory].add(f"{seen}{way}")
 
     def _source(self, node: Any) -> Hashable:
-        """What a node is known by that gives the same without any operand that is."""
+        """Return a key for a constant node without constant operands; ``None`` for others."""
         kind = node.get_type_name()
         if kind == "Constant":
             return _content(node)
@@ -93,7 +96,11 @@ class _Memories:
         return node.friendly_name if node.friendly_name in self._weights else None
 
     def _make(self, node: Any, made: Hashable, weights: frozenset[str]) -> None:
-        """New memory, or, where a node does nothing (a factor of ones), that of an operand."""
+        """Give the outputs of a node a memory.
+
+        A node that may do nothing, such as a product with ones, may also return the memory of an
+        operand.
+        """
         operands = () if _multiplies(node) else node.input_values()
         for output in node.outputs():
             number = self._numbers.setdefault((made, output.get_index()), len(self._numbers))
@@ -106,7 +113,7 @@ class _Memories:
 
 
 def _multiplies(node: Any) -> bool:
-    """Whether it reads an operand in a layout of its own, and gives what is no operand's."""
+    """True for products: they read operands in a layout of their own, and return new memory."""
     kind = node.get_type_name()
     return kind == "MatMul" or "Convolution" in kind
 
@@ -116,13 +123,13 @@ def _place(output: Any) -> tuple[str, int]:
 
 
 def _is_alike(given: Any, made: Any) -> bool:
-    """Whether a node may have done nothing to an operand: shape and type are the same."""
+    """True if a node may return an operand unchanged: shape and dtype are the same."""
     same = given.get_partial_shape() == made.get_partial_shape()
     return bool(same and given.get_element_type() == made.get_element_type())
 
 
 def _content(constant: Any) -> Hashable:
-    """What a constant is known by: its numbers, or its name."""
+    """Return what identifies a constant: its values if it is small, else its name."""
     if constant.get_byte_size() > _SMALL:
         return str(constant.get_name())
     shape = tuple(constant.get_output_shape(0))
@@ -131,7 +138,10 @@ def _content(constant: Any) -> Hashable:
 
 
 def _way(reader: Any) -> str:
-    """How a node reads one of its inputs: what it is, by which axes or shape, at which place."""
+    """Return how a node reads one of its inputs, as text.
+
+    The text has the type and attributes of the node, its axes or shape, and the index of the input.
+    """
     node = reader.get_node()
     given = (each.get_node() for each in node.input_values())
     said = [

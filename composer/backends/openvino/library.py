@@ -1,6 +1,6 @@
-"""OpenVINO, imported here only: by itself it tells its makers of its use.
+"""OpenVINO itself, which only this module imports, with its telemetry off.
 
-Its core, one for the process, and what it says of devices and their properties.
+The module also has the one core of the process, and what it tells of devices and their properties.
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ from composer.errors import refuse
 from composer.records import Reason, Status
 
 _TELEMETRY = "openvino_telemetry"
-"""What OpenVINO sends events with, where it can import it."""
+"""The package that sends events for OpenVINO, if OpenVINO can import it."""
 
 
 @functools.cache
 def openvino() -> Any:
-    """The package, with its telemetry off; what the program imported itself stays as it is.
+    """Import and return the package, with its telemetry off.
 
-    Its converter, which it imports with itself, sends an event from a thread that forks the process
-    for that, and writes an identity of the user to the home directory (2026.4). No variable stops
-    it. Without the package that sends, it takes a stub of its own.
+    OpenVINO imports its converter with itself. The converter sends an event from a thread that
+    forks the process, and writes an identity of the user to the home directory (OpenVINO 2026.4).
+    No environment variable stops it. If it cannot import the telemetry package, it uses a stub. A
+    package that the program has imported before stays as it is.
 
     Raises:
-        ImportError: it is not installed, or broken.
+        ImportError: OpenVINO is not installed, or broken.
     """
     if "openvino" in sys.modules or _TELEMETRY in sys.modules:
         return importlib.import_module("openvino")
@@ -39,24 +40,24 @@ def openvino() -> Any:
 
 
 def passes() -> Any:
-    """Its passes over models, which it does not import with itself."""
+    """Return OpenVINO's module of passes over models; ``import openvino`` does not import it."""
     openvino()
     return importlib.import_module("openvino.passes")
 
 
 @functools.cache
 def core() -> Any:
-    """What reads and compiles models; it loads the plugin of a device once."""
+    """Return the core, which reads and compiles models; it loads the plugin of a device once."""
     return openvino().Core()
 
 
 def version() -> str:
-    """OpenVINO's version, without the build's name."""
+    """Return OpenVINO's version, without the name of the build."""
     return str(openvino().__version__).partition("-")[0]
 
 
 def require_device(device: str) -> None:
-    """Refuse where OpenVINO does not find a device of this kind.
+    """Refuse if OpenVINO does not find a device of this kind.
 
     Raises:
         Refusal: ``unavailable`` with ``no_device``.
@@ -68,12 +69,15 @@ def require_device(device: str) -> None:
 
 
 def family(device: str) -> str:
-    """The kind of a device: ``"GPU"`` of ``"GPU.1"``."""
+    """Return the kind of a device: ``"GPU"`` for ``"GPU.1"``."""
     return device.partition(".")[0]
 
 
 def properties(device: str) -> tuple[str, ...]:
-    """Names of the properties that models for a device can be compiled with; none if not here."""
+    """Return the names of a device's properties that can be set for compilation.
+
+    The result is empty if there is no such device.
+    """
     if family(device) not in map(family, core().available_devices):
         return ()
     found = core().get_property(device, "SUPPORTED_PROPERTIES")
@@ -81,10 +85,10 @@ def properties(device: str) -> tuple[str, ...]:
 
 
 def complaints(device: str, config: Mapping[str, str]) -> list[str]:
-    """What the device says of each value that it does not take, a line each."""
+    """Return an error message for each value that the device does not accept."""
     said: list[str] = []
     for name, value in config.items():
-        asked = openvino().Core()  # which keeps what it is told, and judges it when it is asked
+        asked = openvino().Core()  # it checks a property only when the property is read
         asked.set_property(device, {name: value})
         try:
             asked.get_property(device, name)
@@ -94,6 +98,6 @@ def complaints(device: str, config: Mapping[str, str]) -> list[str]:
 
 
 def last_line(error: BaseException) -> str:
-    """What OpenVINO says after the places in its sources."""
+    """Return the last line of an error; the lines before it are places in OpenVINO's sources."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__

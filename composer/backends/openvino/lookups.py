@@ -1,9 +1,13 @@
-"""Tables that are looked up: embeddings, the position biases of windowed attention.
+"""Tables that are read by position: embeddings, and the position biases of windowed attention.
 
-Eager raises for a position that is not there, and OpenVINO (2026.4) does not. Positions that are
-weights or constants are held against the table whenever they are bound. An embedding's that come
-from outside are held against it at each call: eager takes none that counts from the end there. All
-others stay torch's.
+Eager raises for a position outside the table, and OpenVINO (2026.4) does not. So composer checks
+positions that OpenVINO gets:
+
+- Positions that are weights or constants are checked each time they are bound.
+- Positions of an embedding that come from outside are checked at each call. Eager accepts no
+  negative position there.
+
+Torch runs all other lookups.
 """
 
 from __future__ import annotations
@@ -23,12 +27,12 @@ def positions_within(
     weights: Mapping[str, torch.Tensor],
     comes_from_outside: Callable[[torch.fx.Node], bool],
 ) -> Set[torch.fx.Node]:
-    """What a call looks a tensor up by, if all of it is there or will be held against it.
+    """Return the nodes whose values a call uses as positions, if composer can check them.
 
     Args:
         node: The call.
-        weights: By the names of their inputs.
-        comes_from_outside: Whether a value will be an input of the region that the call is in.
+        weights: Weights by the names of their inputs.
+        comes_from_outside: Returns True if a value will be an input of the region of the call.
     """
 
     def fits(index: torch.fx.Node, size: int) -> bool:
@@ -50,10 +54,10 @@ def _value_of(node: torch.fx.Node, weights: Mapping[str, torch.Tensor]) -> torch
 
 
 def table_sizes(gm: torch.fx.GraphModule) -> dict[int, int]:
-    """How many places there are for what the calls of a region look up by.
+    """Return the size of the table for each input of a region that holds positions.
 
     Returns:
-        The least number, by the position among the placeholders.
+        The size by the index of the placeholder; the smallest one, if there are several tables.
     """
     number = {each: i for i, each in enumerate(gm.graph.find_nodes(op="placeholder"))}
     found: dict[int, int] = {}
@@ -65,22 +69,22 @@ def table_sizes(gm: torch.fx.GraphModule) -> dict[int, int]:
 
 
 def are_within(positions: torch.Tensor, size: int) -> bool:
-    """Whether all count from the beginning of a table of so many places, and are there."""
+    """True if all positions are from 0 to ``size - 1``."""
     return bool(((positions >= 0) & (positions < size)).all())
 
 
 def require_within(positions: torch.Tensor, size: int) -> None:
-    """Raise where OpenVINO would not: eager then answers, or raises itself.
+    """Raise for positions that OpenVINO would not check; eager then answers, or raises itself.
 
     Raises:
-        IndexError: a position is not from 0 up to ``size``.
+        IndexError: a position is negative, or not less than ``size``.
     """
     if not are_within(positions, size):
         raise IndexError(f"positions that are not from 0 up to {size}")
 
 
 def _positions_of(node: torch.fx.Node) -> Iterator[tuple[torch.fx.Node, int]]:
-    """Each tensor of int64 that a call looks another up by, and the size it has to be within."""
+    """Yield each int64 tensor of positions that a call reads, and the size of the table."""
     if node.target not in (aten.index.Tensor, aten.embedding.default):
         return
     table, indices, *_ = node.args

@@ -1,4 +1,4 @@
-"""Torch's memory as OpenVINO's tensors and back, without copies."""
+"""Torch tensors as OpenVINO tensors and back, without copies."""
 
 from __future__ import annotations
 
@@ -29,28 +29,38 @@ _NAMES = {
 _INT32 = torch.iinfo(torch.int32)
 
 Feed = Callable[[Any], Any]
-"""Makes a tensor of OpenVINO's of an argument of the region."""
+"""Makes an OpenVINO tensor from an argument of the region."""
 
 Place = Callable[[], tuple[Any, Callable[[], Any]]]
-"""Makes a tensor for an output to be written to, and what fetches the region's output of it."""
+"""Makes an OpenVINO tensor for an output, and a function.
+
+OpenVINO writes the output to the tensor; the function then returns the region's output.
+"""
 
 
 def type_of(dtype: torch.dtype) -> Any:
-    """OpenVINO's type of the elements."""
+    """Return OpenVINO's type for a dtype."""
     openvino = library.openvino()
     return getattr(openvino.Type, _NAMES[dtype])
 
 
 def as_tensor(tensor: torch.Tensor) -> Any:
-    """OpenVINO's tensor over the memory of a contiguous one, which has to outlive it."""
+    """Return an OpenVINO tensor over the memory of a contiguous torch tensor.
+
+    The torch tensor must live as long as the OpenVINO tensor.
+    """
     openvino = library.openvino()
     return openvino.Tensor(array_over(tensor), list(tensor.shape), type_of(tensor.dtype))
 
 
 def feed_for(dtype: torch.dtype | None) -> Feed:
-    """How an argument of this dtype is handed over: by address, copied only to close gaps.
+    """Return the function that hands over arguments of a dtype.
 
-    ``None`` is for an integer, which OpenVINO computes with in 32 bits.
+    It passes the address of the memory, and copies only tensors that are not contiguous. ``None``
+    is for an integer; OpenVINO computes with it in 32 bits.
+
+    The function raises ``TypeError`` for another dtype, and ``OverflowError`` for an integer of
+    more than 32 bits.
     """
     openvino = library.openvino()
     if dtype is None:
@@ -72,12 +82,14 @@ def _feed_integer(number: int) -> Any:
 
 
 def place_for(output: Output, said: Any) -> Place:
-    """How an output is received: in torch's memory where its shape is known, else OpenVINO's.
+    """Return the function that makes the memory of an output.
+
+    It is torch's memory if the shape is known, and OpenVINO's otherwise.
 
     Args:
-        output: What the graph knows of it.
-        said: The shape that the compiled model says, which may know sizes that the graph does not:
-            OpenVINO takes no tensor of another size where it knows it.
+        output: What the graph knows of the output.
+        said: The shape in the compiled model. It may have sizes that the graph does not know. If
+            OpenVINO knows a size, it accepts no tensor of another size.
     """
     openvino = library.openvino()
     dtype = output.dtype or torch.int64
@@ -99,7 +111,7 @@ def place_for(output: Output, said: Any) -> Place:
 def _place_by_openvino(
     make: Any, kind: Any, dtype: torch.dtype, finish: Callable[[torch.Tensor], Any]
 ) -> tuple[Any, Callable[[], Any]]:
-    """A tensor of no elements, new for each call: OpenVINO gives it memory that nobody else has."""
+    """Make an empty tensor; OpenVINO allocates memory for it, which nothing else uses."""
     made = make(kind, [0])
 
     def fetch() -> Any:

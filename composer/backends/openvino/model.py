@@ -1,4 +1,4 @@
-"""The shared ONNX model as a model of OpenVINO's, weights by address."""
+"""The shared ONNX model as an OpenVINO model; weights are passed by address."""
 
 from __future__ import annotations
 
@@ -16,20 +16,24 @@ from composer.lowering.export.onnx import OnnxGraph
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What OpenVINO read, and what it was made from; nothing where it could not be read."""
+    """An OpenVINO model, and the ONNX graph it was made from.
+
+    ``read`` is ``None`` if OpenVINO could not read the graph.
+    """
 
     read: Any
     graph: OnnxGraph
 
 
 def read_model(graph: OnnxGraph) -> Model:
-    """Have OpenVINO read a model whose weights are inputs.
+    """Read an ONNX model, whose weights are inputs, with OpenVINO.
 
-    Its reader (2026.4) gives an input the name of a node that does nothing to it, such as the
-    largest of one tensor. The names of its tensor are all there, and the input is known by its own.
+    OpenVINO's reader (2026.4) gives an input the name of a node that does nothing to it, such as a
+    maximum of one tensor. The tensor of the input keeps all its names, so the input gets its own
+    name back.
 
     Raises:
-        RuntimeError: OpenVINO's own, where it cannot convert a node.
+        RuntimeError: OpenVINO cannot convert a node.
     """
     read = library.core().read_model(graph.model.SerializeToString())
     names = set(graph.inputs)
@@ -39,7 +43,7 @@ def read_model(graph: OnnxGraph) -> Model:
 
 
 def unread_nodes(graph: OnnxGraph) -> dict[int, str]:
-    """Why nodes of a model are not converted, by their index; empty where all are."""
+    """Return why OpenVINO does not convert nodes, by node index; empty if it converts all."""
     frontend = library.openvino().frontend.FrontEndManager().load_by_framework("onnx")
     loaded = frontend.load(io.BytesIO(graph.model.SerializeToString()))
     nodes = graph.model.graph.node
@@ -53,10 +57,11 @@ def unread_nodes(graph: OnnxGraph) -> dict[int, str]:
 
 
 def with_weights(model: Model, weights: Mapping[str, torch.Tensor]) -> Any:
-    """A copy of the model in which these inputs are constants over the memory of the tensors.
+    """Return a copy of the model in which these inputs are constants over the tensors' memory.
 
-    No value enters the protobuf, so its limit of 2 GB never matters. What is compiled from it keeps
-    a copy of its own, laid out as the device likes it, and the tensors must live until then.
+    No value enters the protobuf, so its limit of 2 GB does not apply. The compiled model keeps its
+    own copy of the weights, in the layout of the device. The tensors must live until the model is
+    compiled.
 
     Args:
         model: The model.

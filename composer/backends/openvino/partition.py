@@ -1,4 +1,4 @@
-"""Which regions of a graph OpenVINO takes, found by asking its model reader."""
+"""The regions of a graph that OpenVINO runs, found by asking OpenVINO's reader."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from composer.lowering.partition.regions import Region, alone
 from composer.records import Reason
 
 Partition = partitions.Partition[Model]
-"""A graph in regions, with the model of each."""
+"""The regions of a graph, with the model of each."""
 
 
 def partition(graph: FunctionalGraph, terms: BuildTerms) -> Partition:
-    """Partition a functional graph so that OpenVINO's reader takes the whole of every region.
+    """Partition a functional graph into regions that OpenVINO's reader accepts as a whole.
 
     Raises:
-        Refusal: ``declined``, where a region is refused without a node to leave out, or after as
-            many rounds as there are.
+        Refusal: ``declined`` if a region is refused without a node to leave out, or if regions are
+            still refused after the last round.
     """
     inputs = graph.gm.graph.find_nodes(op="placeholder")
     weights = {str(inputs[i].target): weight for i, weight in graph.weights.items()}
@@ -45,7 +45,7 @@ def partition(graph: FunctionalGraph, terms: BuildTerms) -> Partition:
 
 
 def _why_alone(node: torch.fx.Node, artefacts: Artefacts) -> str | None:
-    """Why a call cannot be translated or read by itself; ``None`` if it can."""
+    """Return why a call cannot be translated or read by itself; ``None`` if it can."""
     try:
         _, refused = _read(alone(node), artefacts)
     except Refusal as why:
@@ -57,10 +57,10 @@ def _why_alone(node: torch.fx.Node, artefacts: Artefacts) -> str | None:
 
 
 def _read(region: Region, artefacts: Artefacts) -> tuple[Model, dict[str, str]]:
-    """The model of a region, or why nodes of it are refused.
+    """Return the model of a region, and why nodes of it are refused.
 
-    What the reader does not take at first may be said more plainly; and only there every node of
-    the model is known to come from one of the graph's.
+    If the reader rejects the model, it is translated again to plain ONNX. Plain ONNX may be
+    accepted, and each of its nodes is known to come from one node of the graph.
     """
     graph = to_onnx(region, artefacts)
     try:

@@ -1,4 +1,4 @@
-"""Options of ``openvino``: read once, refused with the name of what is wrong."""
+"""Options of ``openvino``, validated with an error that names the wrong option."""
 
 from __future__ import annotations
 
@@ -15,22 +15,24 @@ from composer.registry import did_you_mean
 Precision = Literal["fp32", "bf16", "default"]
 
 DEVICES = ("CPU", "GPU", "NPU")
-"""OpenVINO's names of devices that compile models; one of several is called ``GPU.1``."""
+"""OpenVINO's kinds of devices; one of several devices of a kind is called ``GPU.1``."""
 
 _OURS = {"INFERENCE_PRECISION_HINT": "precision", "INFERENCE_NUM_THREADS": "threads"}
-"""Properties that composer sets by options of its own."""
+"""Properties that composer sets, and the option that sets each."""
 
 
 class Settings(BaseModel):
     """How models are compiled; each field is an option of the candidate.
 
     Attributes:
-        device: Where OpenVINO runs; the graph's tensors are on the CPU all the same.
-        threads: Threads of the CPU.
-        precision: What float32 is computed in; ``"default"`` leaves it to OpenVINO, and without a
-            value it is what the policy allows.
-        keeps_nan: Whether ``relu``, ``exp``, ``softmax`` and their kin give NaN for NaN.
-        config: Further properties of OpenVINO's, as text.
+        device: The device that OpenVINO runs on. The tensors of the graph are on the CPU in any
+            case.
+        threads: Number of CPU threads.
+        precision: The precision in which float32 is computed. ``"default"`` leaves it to OpenVINO;
+            without a value the policy decides.
+        keeps_nan: True if ``relu``, ``exp``, ``softmax`` and similar operations must return NaN for
+            NaN.
+        config: Further properties of OpenVINO, with values as text.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -55,26 +57,30 @@ class Settings(BaseModel):
         taken = [f"{name} (set {_OURS[name]!r})" for name in self.config if name in _OURS]
         if taken:
             raise ValueError(f"config: composer sets {', '.join(taken)}")
-        if self.config and is_installed("openvino"):  # the probe says where it is not
+        if self.config and is_installed("openvino"):  # otherwise the probe refuses
             _judge(self.device, self.config)
         return self
 
 
 def read_settings(options: Mapping[str, Any]) -> Settings:
-    """The candidate's options as settings.
+    """Return the candidate's options as settings.
 
     Raises:
-        OptionError: naming every option that is unknown or malformed.
+        OptionError: it names every option that is unknown or malformed.
     """
     return read_options(Settings, options, "openvino")
 
 
 def _judge(device: str, config: Mapping[str, str]) -> None:
-    """Complain of properties that the device does not have, and of values it does not take."""
+    """Check that the device has these properties and accepts their values.
+
+    Raises:
+        ValueError: it names the properties, or has the device's messages.
+    """
     from composer.backends.openvino import library
 
     known = library.properties(device)
-    if not known:  # no such device here: what it would take cannot be said
+    if not known:  # no such device here, so nothing can be checked
         return
     wrong = [f"{name!r}{did_you_mean(name, known)}" for name in config if name not in known]
     if wrong:

@@ -1,15 +1,16 @@
-"""Which models OpenVINO must not compile in *snippets*, its kernels of several operations.
+"""Models that OpenVINO must not compile in *snippets*, its kernels of several operations.
 
-Three of those it makes wrongly (2026.4):
+OpenVINO 2026.4 makes three kinds of them wrongly:
 
-- Sequences of products of two dimensions. It takes what follows a product into the kernel; if that
-  is a difference, a quotient or a power with a second operand, compiling ends the process, and
-  ``Mish`` it refuses.
-- Attention whose queries arrive transposed. The kernel reads them where they lie and may write its
-  result over them, which it takes to be as large; where the transpose leaves the shape as it is (as
-  many queries as heads), rows are overwritten before they are read, and the numbers are wrong.
-- Attention whose result is combined with a computed operand and then divided by, or normalized with
-  what its rows add up to: compiling ends the process.
+- Sequences of products of two dimensions. OpenVINO fuses the operations behind a product into the
+  kernel. For a difference, a quotient or a power with a second operand the process crashes during
+  compilation; OpenVINO rejects ``Mish``.
+- Attention with transposed queries. The kernel reads the queries in place, and may write its result
+  over them, because it assumes that both have the same size. If the transpose does not change the
+  shape (as many queries as heads), rows are overwritten before they are read, and the numbers are
+  wrong.
+- Attention whose result is combined with a computed operand, and then divided by or normalized with
+  the sums of its rows. The process crashes during compilation.
 """
 
 from __future__ import annotations
@@ -19,8 +20,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 SEPARATE = {"SNIPPETS_MODE": "DISABLE"}
-"""What has OpenVINO compile each operation by itself, its older way. It is also asked for where a
-kernel is not made at all: a long chain of operations may need more registers than there are."""
+"""The property that makes OpenVINO compile each operation by itself, as it did before snippets.
+
+The engine also sets it where OpenVINO cannot make a kernel: a long chain of operations may need
+more registers than there are.
+"""
 
 _TAKEN_WRONGLY = {"Subtract", "Divide", "Power", "SquaredDifference", "Mod", "FloorMod"}
 _LENGTH, _RANK = 2, 2
@@ -29,7 +33,7 @@ _MOVES = {"Transpose", "Reshape", "Squeeze", "Unsqueeze"}
 
 
 def config_for(read: Any) -> Mapping[str, str]:
-    """What a model must be compiled with; empty unless a kernel for it would be wrong.
+    """Return the properties that a model needs; empty unless a kernel for it would be wrong.
 
     Args:
         read: A model as OpenVINO read it.
@@ -46,7 +50,7 @@ def _breaks_a_sequence(nodes: list[Any]) -> bool:
 
 
 def _is_flat(node: Any) -> bool:
-    """Whether it gives floats in no more than two dimensions."""
+    """True if a node returns floating-point values in at most two dimensions."""
     if node.get_output_size() != 1 or not node.get_output_element_type(0).is_real():
         return False
     rank = node.get_output_partial_shape(0).rank
@@ -60,14 +64,14 @@ def _breaks(node: Any) -> bool:
 
 
 def _is_number(read: Any) -> bool:
-    """Whether an operand is a constant of one element."""
+    """True if an operand is a constant of one element."""
     source = read.get_source_output().get_node()
     elements = math.prod(source.get_output_shape(0)) if source.get_type_name() == "Constant" else 0
     return elements == 1
 
 
 def _is_overwritten(node: Any) -> bool:
-    """Whether it is a transpose that leaves a shape as it is, and a product reads what it gives."""
+    """True for a transpose that does not change the shape, and whose result a product reads."""
     if node.get_type_name() != "Transpose":
         return False
     shape = node.get_output_partial_shape(0)
@@ -78,7 +82,7 @@ def _is_overwritten(node: Any) -> bool:
 
 
 def _is_normalized(node: Any) -> bool:
-    """Whether it is attention, combined with an operand and reduced along a dimension."""
+    """True for attention whose result is combined with an operand, then reduced."""
     readers = _readers(node)
     if node.get_type_name() == "Softmax":
         return any(each.get_type_name() == "MatMul" and _is_reduced(each) for each in readers)
@@ -86,7 +90,7 @@ def _is_normalized(node: Any) -> bool:
 
 
 def _is_reduced(attention: Any) -> bool:
-    """Whether its result is combined with something computed, and that is reduced."""
+    """True if the result of attention is combined with a computed operand, then reduced."""
     combined = filter(_combines, _readers(attention))
     return any(_reduces(reader) for each in combined for reader in _readers(each))
 
@@ -106,9 +110,9 @@ def _is_computed(value: Any) -> bool:
 
 
 def _readers(node: Any) -> Iterator[Any]:
-    """What reads it, and reads what becomes of it by operations on each element and by moves.
+    """Yield the users of a node, also behind element-wise operations and moves.
 
-    Products are readers; what becomes of those is not followed.
+    The search stops at products: they are yielded, but their users are not.
     """
     shape = node.get_output_partial_shape(0)
     found, known = [node], {node.friendly_name}

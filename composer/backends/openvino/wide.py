@@ -1,15 +1,17 @@
-"""What stays in float32 where OpenVINO computes products in bfloat16.
+"""Nodes that stay in float32 where OpenVINO computes products in bfloat16.
 
-By itself its plugin for the CPU (2026.4) computes everything in bfloat16 then. The sums of a
-residual stream are rounded layer by layer, so that what a late layer adds to a large number is
-lost. Other engines keep them, and norms, in float32
-(:class:`~composer.passes.lower_precision.LowerPrecision`). And an image's numbers are rounded
-before anything was computed of them, though the convolution that reads them takes a hundredth of
-the time of a model such as ViT.
+Without this, OpenVINO's plugin for the CPU (2026.4) computes everything in bfloat16. This loses
+precision in two places:
 
-An attribute of a node, ``precise``, has it computed in the precision that the model says. Python
-cannot set it. It can stand in a model's file, so the model is written, marked and read again; its
-weights are inputs, and not written.
+- The sums of a residual stream are rounded in each layer, so a small term that a late layer adds to
+  a large number is lost. Other engines keep these sums, and norms, in float32
+  (:class:`~composer.passes.lower_precision.LowerPrecision`).
+- The values of an image are rounded before anything is computed from them. Float32 is cheap there:
+  the convolution that reads them takes a hundredth of the time of a model such as ViT.
+
+The attribute ``precise`` of a node makes OpenVINO compute it in the precision of the model. Python
+cannot set the attribute, but a model's file can contain it. So the model is written to a file,
+marked and read again. Its weights are inputs, and are not written.
 """
 
 from __future__ import annotations
@@ -29,14 +31,14 @@ _PRODUCTS = _CONVOLUTIONS | {f"{each}BackpropData" for each in _CONVOLUTIONS} | 
 
 
 def in_float32(read: Any, bound: Collection[str]) -> Any:
-    """The model with some of its nodes marked, to be computed in float32.
+    """Return the model with some nodes marked to be computed in float32.
 
-    They are sums and differences of two computed values (a bias that is added to a product is
-    none), layer norms, and convolutions that no other product stands before.
+    The nodes are layer norms, convolutions without another product before them, and sums and
+    differences of two computed values. A bias is not a computed value.
 
     Args:
         read: A model of OpenVINO's.
-        bound: The inputs of it that weights and constants are taken in for.
+        bound: The names of its inputs that become weights or constants.
     """
     openvino = library.openvino()
     with tempfile.TemporaryDirectory() as folder:

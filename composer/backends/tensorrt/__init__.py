@@ -1,10 +1,10 @@
-"""TensorRT: ``torch_tensorrt``'s backend where that is installed, else composer's own engine.
+"""TensorRT: the backend of ``torch_tensorrt`` if that is installed, else composer's own engine.
 
-The name ``tensorrt`` is never registered before it is needed, and never by composer where
-``torch_tensorrt`` is installed: Dynamo's registry refuses duplicates, and a later
-``import torch_tensorrt`` would break in the user's hands (the placeholder in torch itself is
-commented out). After composer's own engine was asked for, ``torch.compile(backend="tensorrt")``
-works as well. What the program itself registers by the name comes before all of that.
+Composer registers the Dynamo backend ``tensorrt`` only when it is needed, and never if
+``torch_tensorrt`` is installed. Dynamo's registry rejects duplicates, so a later
+``import torch_tensorrt`` by the user would fail. (Torch's own placeholder of that name is commented
+out.) After composer's own engine was used once, ``torch.compile(backend="tensorrt")`` works as
+well. A backend that the program itself registers under that name takes precedence.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ ONLY_INFERENCE = "TensorRT has no backward; under torch.no_grad() the graph is i
 
 
 class TensorRTBackend(Backend):
-    """Inference on CUDA devices, after a probe that touches nothing of TensorRT.
+    """Inference on CUDA devices, after a probe that uses nothing of TensorRT.
 
     Its options are the fields of :class:`~composer.backends.tensorrt.settings.Settings`, or those
     of ``torch_tensorrt`` where that is installed.
@@ -59,21 +59,21 @@ class TensorRTBackend(Backend):
         self.runs_shared_passes = self._is_own  # type: ignore[misc]  # as above
 
     def check_options(self, options: Mapping[str, Any]) -> None:
-        """Names and values; what is meant for ``torch_tensorrt`` is left to it."""
+        """Check names and values of options; ``torch_tensorrt`` checks its own."""
         if self._is_own:
             from composer.backends.tensorrt.settings import read_settings
 
             read_settings(options)
 
     def probe(self, request: GraphRequest) -> None:
-        """Device, driver, package, in this order; nothing is imported."""
+        """Check device, driver and package, in this order, without importing TensorRT."""
         probe.require_device(request.device)
         probe.require_package()
         if self._is_own:
             require_inference(request, ONLY_INFERENCE)
 
     def build(self, request: BuildRequest) -> Build:
-        """Look ``tensorrt`` up, as any other Dynamo backend, once it is there."""
+        """Compile with the Dynamo backend ``tensorrt``; register composer's if there is none."""
         if not self._is_own:
             return build_with_torch_tensorrt(request)
         if NAME not in _torch.dynamo.list_backends():
@@ -96,13 +96,13 @@ def tensorrt(
     Args:
         gm: The captured graph.
         example_inputs: Tensors and symbols, in the order of the placeholders.
-        mode: ``torch.compile``'s mode; ``"reduce-overhead"`` runs plans by CUDA graphs where all
-            shapes are fixed.
+        mode: ``torch.compile``'s mode. ``"reduce-overhead"`` replays CUDA graphs where all shapes
+            are fixed.
         options: The fields of :class:`~composer.backends.tensorrt.settings.Settings`.
 
     Raises:
         OptionError: an option is unknown or malformed.
-        Refusal: the graph holds nothing that TensorRT can run, or it cannot be here.
+        Refusal: TensorRT can run no part of the graph, or TensorRT or its device is not available.
     """
     from composer.backends.tensorrt import library, settings
     from composer.backends.tensorrt.engine import TensorRTEngine
@@ -146,7 +146,7 @@ def tensorrt(
 
 
 def _place_of(example_inputs: Sequence[Any]) -> Any:
-    """The one device of the graph's tensors, with nothing of TensorRT touched before."""
+    """Return the one device of the graph's tensors; it is checked before TensorRT is used."""
     from composer.backends.tensorrt.place import CudaPlace
 
     devices = devices_of(example_inputs)

@@ -1,7 +1,7 @@
-"""A plan built in a sandbox: a builder that crashes or hangs does so there.
+"""Builds a plan in a sandbox, so that a crash or hang of the builder happens there.
 
-The sandbox is given the model, by bytes, and the weights, by files that it maps; it leaves the plan
-in a file. Nothing of TensorRT's builder runs in the calling process then, which only loads it.
+The sandbox gets the model as bytes, and the weights as files that it maps into memory. It writes
+the plan to a file. The calling process then builds no plan; it only loads one.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ _PLAN = "plan"
 
 
 def build(library: Library, recipe: Recipe, terms: BuildTerms) -> bytes:
-    """A plan: from a sandbox, or from this process.
+    """Build a plan, in a sandbox or in this process, and return its bytes.
 
     Args:
         library: The TensorRT to use.
         recipe: What to build.
-        terms: Of the build: whether to build in a sandbox, and what is left to it.
+        terms: The terms of the build. Its limits say if a sandbox is used, and how much time is
+            left.
 
     Raises:
-        Refusal: what :func:`~composer.backends.tensorrt.plan.build_plan` raises, there or here;
-            ``crashed``, ``timed_out`` or ``failed`` with ``out_of_memory`` for the sandbox.
+        Refusal: as :func:`~composer.backends.tensorrt.plan.build_plan`, there or here. For the
+            sandbox also ``crashed``, ``timed_out``, or ``failed`` with ``out_of_memory``.
     """
     limits = terms.limits_left()
     if not limits.isolate:
@@ -54,7 +55,7 @@ def build(library: Library, recipe: Recipe, terms: BuildTerms) -> bytes:
 
 
 def work(payload: bytes, ready: Callable[[], None]) -> dict[str, Any]:
-    """The work of the sandbox: build the plan, leave it in its file, say what became of it."""
+    """Build the plan in the sandbox, write it to its file, and return the outcome."""
     recipe, folder = _received(payload)
     library = load_library()
     ready()
@@ -71,7 +72,10 @@ def work(payload: bytes, ready: Callable[[], None]) -> dict[str, Any]:
 
 
 def _sent(recipe: Recipe, folder: Path) -> bytes:
-    """The recipe, its weights left in files: they may be larger than memory allows to be copied."""
+    """Return the recipe as bytes, with its weights in files.
+
+    There may not be enough memory for a copy of the weights.
+    """
     places = {}
     for index, (name, tensor) in enumerate(recipe.weights.items()):
         flat = tensor.reshape(-1).view(torch.uint8)
@@ -81,7 +85,7 @@ def _sent(recipe: Recipe, folder: Path) -> bytes:
 
 
 def _received(payload: bytes) -> tuple[Recipe, Path]:
-    recipe, places, at = pickle.loads(payload)  # from the pipe of the process that started this one
+    recipe, places, at = pickle.loads(payload)  # sent by the parent process
     folder = Path(at)
     weights = {name: _mapped(folder / file, *facts) for name, (file, *facts) in places.items()}
     return replace(recipe, weights=weights), folder

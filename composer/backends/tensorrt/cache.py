@@ -1,4 +1,4 @@
-"""What is kept on disk: plans, which another process then only loads, and times of kernels."""
+"""What is kept on disk: plans, which other processes can load, and measured times of kernels."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from composer.system.disk import DiskCache
 
 _PLANS = 8 << 30
 _TIMINGS = 256 << 20
-"""Bytes that all plans, and all timing caches, may take on disk."""
+"""Bytes on disk that all plans, and all timing caches, may use."""
 
 
 def plans() -> DiskCache:
-    """Plans, by the key of all that they were made of."""
+    """Return the cache of plans; a key covers everything that a plan depends on."""
     return DiskCache("plans", limit=_PLANS)
 
 
 def timings() -> DiskCache:
-    """What builds measured, by library and device."""
+    """Return the cache of kernel times that builds measured, by library and device."""
     return DiskCache("timings", limit=_TIMINGS)

@@ -1,4 +1,4 @@
-"""TensorRT's types and torch's."""
+"""TensorRT types and torch dtypes."""
 
 from __future__ import annotations
 
@@ -24,17 +24,23 @@ TORCH = {
     "UINT8": torch.uint8,
     "FP8": torch.float8_e4m3fn,
 }
-"""Name of a type of TensorRT's to torch's."""
+"""Names of TensorRT's types, with the torch dtype of each."""
 
 _COMPUTED = frozenset(
     {torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.bool}
 )
-"""What TensorRT computes with. It would take float64, and compute float32 in silence; the small
-integers are for quantized models and images."""
+"""The dtypes that composer lets TensorRT compute with.
+
+TensorRT accepts float64, but computes it in float32 without a warning. Its small integers are for
+quantized models and images.
+"""
 
 
 def why_not_here(node: torch.fx.Node) -> str | None:
-    """Why TensorRT cannot run a call: ONNX cannot say it, or it does not compute with the type."""
+    """Return why TensorRT cannot run a call; ``None`` if it may.
+
+    Either ONNX cannot express the call, or TensorRT does not compute with its dtypes.
+    """
     return why_not(node) or _other_dtype(node)
 
 
@@ -48,14 +54,14 @@ def _other_dtype(node: torch.fx.Node) -> str | None:
 
 
 def require_dtypes(what: str, pairs: Iterable[tuple[str, Any, torch.dtype]]) -> None:
-    """Compare what TensorRT made of types with what they are in torch.
+    """Refuse if TensorRT's types of tensors differ from their torch dtypes.
 
     Args:
         what: ``"input"`` or ``"output"``.
-        pairs: Name of a tensor, its type in TensorRT, its dtype in torch.
+        pairs: For each tensor its name, its type in TensorRT and its dtype in torch.
 
     Raises:
-        Refusal: ``declined`` with ``unsupported_dtype``, naming the first that differs.
+        Refusal: ``declined`` with ``unsupported_dtype``; it names the first tensor that differs.
     """
     for name, found, expected in pairs:
         if TORCH.get(found.name) is not expected:

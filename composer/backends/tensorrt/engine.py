@@ -1,4 +1,4 @@
-"""One region of a graph, run by plans: one for each set of weights, built or found on disk."""
+"""One region of a graph, run by plans: one plan for each set of weights, built or from disk."""
 
 from __future__ import annotations
 
@@ -29,16 +29,17 @@ from composer.system.subprocesses import Limits
 
 
 class TensorRTEngine(BindingEngine[LoadedPlan]):
-    """Calls plans with a region's inputs; may be called from several threads.
+    """Runs plans on the inputs of a region; several threads may call it.
 
     Args:
         library: The TensorRT to use.
         plain: The model.
-        region: What it was made from: the weights to take in, and their witnesses.
+        region: The region that the model was made from. It has the weights, and the witnesses that
+            show when they change.
         settings: How to build plans.
-        place: Where they run.
-        record: Whether to run them by CUDA graphs where all shapes are fixed.
-        terms: Of the build.
+        place: The device and its streams.
+        record: True to replay CUDA graphs where all shapes are fixed.
+        terms: The limits of the build.
     """
 
     def __init__(
@@ -66,14 +67,14 @@ class TensorRTEngine(BindingEngine[LoadedPlan]):
         self.ranges: tuple[Ranges, ...] = ranges_of(self._shapes, settings.profiles)
         """The ranges of the dynamic sizes, one set for each profile."""
         self.found_on_disk = 0
-        """How many plans were loaded and not built."""
+        """How many plans were loaded from disk instead of built."""
         self.is_recorded = self.bind_first(region).is_recorded
-        """Whether calls replay a CUDA graph."""
-        # Plans of later calls are built in a child process as well, without a limit of time.
+        """True if calls replay a CUDA graph."""
+        # Plans of later calls have no time limit; they are built in a sandbox if the first was.
         self._terms = BuildTerms(limits=Limits(isolate=terms.limits.isolate))
 
     def __call__(self, *args: Any) -> list[Any]:
-        """Run the plan for the weights among the arguments; build a wider one where none fits."""
+        """Run the plan for these weights; if its profiles do not fit, build a wider one first."""
         plan = self._made_for(args)
         try:
             return plan(args)
@@ -82,9 +83,10 @@ class TensorRTEngine(BindingEngine[LoadedPlan]):
         return self._made_for(args)(args)
 
     def _widen(self, plan: LoadedPlan, call: OutOfProfile) -> None:
-        """Widen the last profile to hold the shapes of a call; all plans are built anew.
+        """Widen the last profile to contain the shapes of a call, and drop all plans.
 
-        Another thread may have been faster, with these shapes or with others.
+        Plans are built again when they are needed. Another thread may have widened the profile
+        before, for these shapes or for others.
         """
         with self._lock:
             values = met(self._shapes, call.shapes)
@@ -107,7 +109,7 @@ class TensorRTEngine(BindingEngine[LoadedPlan]):
         if entry is not None and entry.blob:
             try:
                 plan = self._loaded(entry.blob, signature, self._filler(recipe))
-            except Refusal:  # of another release after all, or damaged: as if it were not there
+            except Refusal:  # damaged, or of another release: build it again
                 plans.remove(key)
             else:
                 self.found_on_disk += 1
@@ -118,7 +120,7 @@ class TensorRTEngine(BindingEngine[LoadedPlan]):
         return plan
 
     def _filler(self, recipe: Recipe) -> Callable[[Any, Lines], None] | None:
-        """What gives a plan on disk its weights, where it has none."""
+        """Return a function that gives a plan from disk its weights; ``None`` if it has them."""
         if not self._settings.refittable:
             return None
         return lambda engine, lines: refit(
@@ -158,7 +160,7 @@ class TensorRTEngine(BindingEngine[LoadedPlan]):
 
 
 def dtypes_of(plain: PlainOnnx, region: Region) -> dict[str, torch.dtype]:
-    """What the model's inputs and outputs are in torch; a number is an int64."""
+    """Return the torch dtypes of the model's inputs and outputs; a number is an int64."""
     inputs = zip(plain.graph.inputs, region.input_dtypes, strict=True)
     results = zip(plain.graph.model.graph.output, plain.graph.outputs, strict=True)
     outputs = ((result.name, output.dtype) for result, output in results)
@@ -168,5 +170,5 @@ def dtypes_of(plain: PlainOnnx, region: Region) -> dict[str, torch.dtype]:
 def in_host_memory(
     names: tuple[str, ...], values: Mapping[int, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """Weights by name, where TensorRT's parser can read them."""
+    """Return weights by name, in host memory, where TensorRT's parser can read them."""
     return {names[i]: each.detach().cpu().contiguous() for i, each in values.items()}

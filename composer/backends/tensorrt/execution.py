@@ -1,4 +1,4 @@
-"""A plan that is loaded, called on torch's memory and torch's stream."""
+"""A loaded plan, called on torch's memory and torch's stream."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ALIGNMENT = 256
 
 
 class OutOfProfile(Exception):
-    """No profile of the plan holds the shapes of a call, so that a wider one has to be built."""
+    """No profile of the plan contains the shapes of a call, so a wider plan must be built."""
 
     def __init__(self, shapes: Mapping[str, Shape]) -> None:
         super().__init__(f"no profile of the plan holds the shapes {dict(shapes)}")
@@ -44,7 +44,7 @@ class Recorded:
 class Lane:
     """An execution context, the profile that is set in it, and the CUDA graph of its work.
 
-    Used by one call at a time.
+    Only one call uses it at a time.
     """
 
     context: Any
@@ -53,21 +53,21 @@ class Lane:
 
 
 class LoadedPlan:
-    """A plan that runs. May be called from several threads, each on a stream of its own or not.
+    """A plan that runs. Several threads may call it, on one stream or on several.
 
-    A context belongs to one stream, since its scratch memory is reused without waiting; contexts
-    that no call uses wait in a pool for that stream.
+    A context belongs to one stream, because TensorRT reuses its scratch memory without waiting. A
+    context that no call uses waits in the pool of its stream.
 
     Args:
         library: The TensorRT that made the plan.
-        plan: The plan.
-        signature: What goes in and comes out.
-        place: Where it runs.
-        record: Whether to run it by CUDA graphs, if its shapes are all fixed.
-        fill: Gives the engine its weights, where the plan has none.
+        plan: The plan, as bytes.
+        signature: The inputs and outputs of the model.
+        place: The device and its streams.
+        record: True to replay CUDA graphs, if all shapes are fixed.
+        fill: Gives the engine its weights, for a plan without weights.
 
     Raises:
-        Refusal: the plan cannot be loaded here, is for another model, or there is no memory.
+        Refusal: the plan cannot be loaded here or is for another model, or memory is short.
     """
 
     def __init__(
@@ -103,14 +103,15 @@ class LoadedPlan:
         self._receivers = [output.receiver() for _, output in signature.outputs]
         fixed = all(output.shape is not None and output.dtype for _, output in signature.outputs)
         self.is_recorded = record and fixed and not signature.profiles and not self._on_host
-        """Whether calls replay a CUDA graph."""
+        """True if calls replay a CUDA graph."""
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
         """Run the plan on the arguments of the region.
 
         Raises:
-            OutOfProfile: the shapes lie in none of the plan's ranges.
+            OutOfProfile: no profile of the plan contains the shapes.
             Refusal: the engine failed.
+            torch.OutOfMemoryError: the engine failed because the device has too little memory.
         """
         with self._place.current():
             return self._run(args)
@@ -130,7 +131,7 @@ class LoadedPlan:
         return [receive(each) for receive, each in zip(self._receivers, results, strict=True)]
 
     def without_weights(self) -> bytes:
-        """The plan for any weights, of one that was built to be refitted.
+        """Return the plan without its weights; the plan must be refittable.
 
         Raises:
             Refusal: TensorRT does not write it.
@@ -158,9 +159,10 @@ class LoadedPlan:
     def _replayed(
         self, lane: Lane, inputs: Mapping[str, torch.Tensor], stream: int, lines: Lines
     ) -> list[torch.Tensor]:
-        """Run by the lane's CUDA graph, whose memory belongs to it: values are copied in and out.
+        """Replay the CUDA graph of the lane.
 
-        All of it happens on the caller's stream, to which the lane belongs.
+        The graph reads and writes memory of its own, so inputs and outputs are copied. Everything
+        runs on the caller's stream, to which the lane belongs.
         """
         recorded = lane.recorded
         if recorded is None:
@@ -180,7 +182,7 @@ class LoadedPlan:
         return Recorded(held, outputs, replay)
 
     def _given(self, name: str, value: Any) -> torch.Tensor:
-        """An argument as TensorRT wants it: in order, aligned, on the device."""
+        """Return an argument as TensorRT needs it: contiguous, aligned and on the device."""
         device, dtype = self._place.device, self._signature.dtypes[name]
         if not isinstance(value, torch.Tensor):
             return torch.tensor(value, dtype=dtype, device=device)
@@ -231,7 +233,10 @@ class LoadedPlan:
             _fail(lines, f"shapes depend on {', '.join(missing)}, which nothing sets")
 
     def _place_output(self, lane: Lane, name: str, lines: Lines) -> Callable[[], torch.Tensor]:
-        """Give an output memory; returns what fetches it once the work is under way."""
+        """Give an output its memory; return a function that fetches the output.
+
+        Call the function only after the work was launched.
+        """
         dtype = self._signature.dtypes[name]
         shape = tuple(lane.context.get_tensor_shape(name))
         device = torch.device("cpu") if name in self._on_host else self._place.device
@@ -245,7 +250,11 @@ class LoadedPlan:
         return lambda: tensor
 
     def _set_address(self, context: Any, name: str, tensor: torch.Tensor, lines: Lines) -> None:
-        """Say where a tensor is; one without elements is nowhere, and that is not accepted."""
+        """Set the address of a tensor.
+
+        A tensor without elements has no address, and TensorRT rejects that, so it gets a dummy
+        address.
+        """
         address = tensor.data_ptr() or self._somewhere.data_ptr()
         if not context.set_tensor_address(name, address):
             _fail(lines, f"TensorRT takes no address for {name}")
@@ -257,7 +266,7 @@ def _execute(context: Any, stream: int, lines: Lines) -> None:
 
 
 def _fail(lines: Lines, what: str) -> NoReturn:
-    """Leave a call, with what the library says of it."""
+    """Raise an error for a failed call, with TensorRT's own message."""
     told = lines.refusal(what, Reason.RAISED_AT_RUNTIME)
     if told.reason is Reason.OUT_OF_MEMORY:
         raise torch.OutOfMemoryError(str(told))

@@ -1,8 +1,8 @@
 """The backend that ``torch_tensorrt`` registers, where that package is installed.
 
-``torch_tensorrt`` has no entry points: its backends exist once it is imported. It is imported only
-when a graph on a CUDA device asks for it, since its import raises anything from ``AssertionError``
-to a bare ``Exception``, and prints.
+``torch_tensorrt`` has no entry points, so its backends exist only after its import. Composer
+imports it only when a graph on a CUDA device needs it. The import prints, and may raise anything
+from ``AssertionError`` to a bare ``Exception``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ from composer.system import control_flow
 
 
 def build_with_torch_tensorrt(request: BuildRequest) -> Build:
-    """Compile with ``torch_tensorrt``; :mod:`composer.backends.foreign` sees that it does."""
+    """Compile with ``torch_tensorrt``.
+
+    :mod:`composer.backends.foreign` checks that it does compile.
+    """
     request.terms.facts.versions["torch_tensorrt"] = _import_torch_tensorrt()
     return NamedBackend("tensorrt").build(request)
 

@@ -1,4 +1,7 @@
-"""The library: ``tensorrt``, else ``tensorrt_rtx``. Nothing else in this package imports either."""
+"""The TensorRT library: ``tensorrt``, or else ``tensorrt_rtx``.
+
+No other module of this package imports either of them.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,9 @@ from composer.system import forks
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """One TensorRT, and its log.
+    """One TensorRT module and its log.
 
-    ``busy`` is held while something is built or loaded, so that the lines of two builds do not mix.
+    ``busy`` is held while a plan is built or loaded, so that the messages of two builds do not mix.
     """
 
     module: Any
@@ -31,27 +34,30 @@ class Library:
 
     @property
     def is_rtx(self) -> bool:
-        """Whether it is TensorRT for RTX, which compiles for named devices without having them."""
+        """True for TensorRT for RTX.
+
+        It can compile for a named device that this machine does not have.
+        """
         return self.name == "tensorrt_rtx"
 
 
 def library_of(module: Any, name: str) -> Library:
-    """A module as a library; for anything that has TensorRT's names."""
+    """Return a module as a library; the module may be anything with TensorRT's names."""
     return Library(module, name, str(module.__version__), make_log(module))
 
 
 def load_library() -> Library:
-    """Import the first library that can be imported. Call it only after the probe has passed.
+    """Import the first library that can be imported; call this only after the probe has passed.
 
     Raises:
-        Refusal: ``unavailable`` with ``not_installed``, naming what each import raised.
+        Refusal: ``unavailable`` with ``not_installed``; it names what each import raised.
     """
     failures: list[str] = []
     cause: Exception | None = None
     for name in filter(is_installed, LIBRARIES):
         try:
             return _load(name)
-        except Exception as error:  # noqa: BLE001  # a package without its libraries raises anything
+        except Exception as error:  # noqa: BLE001  # a broken package raises anything
             failures.append(f"{name} cannot be imported: {class_and_text(error)}")
             cause = error
     what = "; ".join(failures) or "neither tensorrt nor tensorrt_rtx is installed"

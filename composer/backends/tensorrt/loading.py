@@ -1,4 +1,4 @@
-"""From the bytes of a plan to an engine that is the model's, or a reason."""
+"""Loads a plan to an engine, and checks that it fits the model."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from composer.records import Reason, Status
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What goes into a model and comes out.
+    """The inputs and outputs of a model.
 
     Attributes:
-        inputs: Name and position among the arguments.
-        outputs: Name and what becomes of it, in the region's order.
-        dtypes: What each is in torch, by name.
-        profiles: The plan's profiles, in its order.
+        inputs: The name of each input, and its index among the arguments.
+        outputs: The name of each output, and how its value is returned, in the region's order.
+        dtypes: The torch dtype of each, by name.
+        profiles: The profiles of the plan, in its order.
         weights_on_device: Bytes of weights that stay on the device; ``None`` for all.
     """
 
@@ -37,14 +37,14 @@ class Signature:
 
 
 def load(library: Library, plan: bytes, lines: Lines) -> tuple[Any, Any]:
-    """A runtime and the engine of a plan; the runtime must live as long as the engine.
+    """Return a runtime and the engine of a plan; the runtime must live as long as the engine.
 
     Raises:
         Refusal: the plan is damaged or of another release, or there is no driver.
     """
     try:
         runtime = library.module.Runtime(library.log)
-    except TypeError as error:  # a factory returned null: the bindings say no more than that
+    except TypeError as error:  # raised where a factory returns null
         raise lines.refusal("TensorRT makes no runtime") from error
     engine = runtime.deserialize_cuda_engine(plan)
     if engine is None:
@@ -53,7 +53,12 @@ def load(library: Library, plan: bytes, lines: Lines) -> tuple[Any, Any]:
 
 
 def require_same(engine: Any, signature: Signature) -> None:
-    """Refuse a plan with other tensors than the model's: it is not the model's."""
+    """Refuse a plan whose tensors are not those of the model.
+
+    Raises:
+        Refusal: names of tensors differ (``build_failed``), or their dtypes
+            (``unsupported_dtype``).
+    """
     names = {engine.get_tensor_name(index) for index in range(engine.num_io_tensors)}
     expected = {name for name, _ in (*signature.inputs, *signature.outputs)}
     if names != expected:
@@ -65,7 +70,13 @@ def require_same(engine: Any, signature: Signature) -> None:
 
 
 def stream_weights(engine: Any, budget: int | None, lines: Lines) -> None:
-    """Say how much of the weights stays on the device, before there is a context."""
+    """Set how many bytes of the weights stay on the device.
+
+    Call it before a context is created.
+
+    Raises:
+        Refusal: TensorRT does not accept the number.
+    """
     if budget is None:
         return
     engine.weight_streaming_budget_v2 = budget

@@ -1,7 +1,7 @@
-"""What TensorRT says of its failures: its methods return ``None`` or ``False``, its log says why.
+"""TensorRT's log, which says why a method of TensorRT returned ``None`` or ``False``.
 
-TensorRT keeps one logger for the whole process, the first that it is given. So there is one for
-each library, and whoever wants to know what was said meanwhile records it.
+TensorRT uses one logger for the whole process: the first that it is given. So each library has one
+logger, and code that needs the messages of an operation records them.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ _NO_MEMORY = ("OutOfMemory", "out of memory", "Out of memory", "bad_alloc", "cud
 
 @dataclass(slots=True)
 class Lines:
-    """Severity and text of what was logged while this was recording."""
+    """Severity and text of the messages that were logged during a recording."""
 
     said: list[tuple[str, str]] = field(default_factory=list)
 
     @property
     def first_error(self) -> str:
-        """The first error, empty if there was none.
+        """The first error message; empty if there was none.
 
-        Without a driver every error is followed by a line on "cudaError 35", and in builds for
-        another device that is no error at all; it counts only where there is no other.
+        Without a driver, each error is followed by a message with "cudaError 35". In a build for
+        another device that message is not an error. So it counts only if there is no other error.
         """
         errors = [text for severity, text in self.said if severity in _ERRORS]
         telling = [text for text in errors if not any(each in text for each in _NO_DRIVER)]
         return _one_line((telling or errors or [""])[0])
 
     def refusal(self, what: str, reason: Reason = Reason.BUILD_FAILED) -> Refusal:
-        """What failed as an error of ours, with the first error's words and the reason they give.
+        """Return a refusal with the first error's message, and the reason that the message implies.
 
         Args:
-            what: What was being done.
-            reason: The reason where the words give no better one.
+            what: What failed.
+            reason: The reason if the message implies no other.
         """
         error = self.first_error
         message = f"{what}: {error}" if error else f"{what}; its log does not say why"
@@ -58,10 +58,10 @@ class Lines:
 
 
 def make_log(trt: Any) -> Any:
-    """A logger for this library; it must live as long as everything that is made with it."""
+    """Return a logger for this library; it must live as long as all objects made with it."""
 
     class Log(trt.ILogger):  # type: ignore[misc]  # the base is only known at run time
-        """Passes what is said on to whoever records; prints nothing."""
+        """Passes messages to all current recordings; prints nothing."""
 
         def __init__(self) -> None:
             trt.ILogger.__init__(self)
@@ -69,13 +69,13 @@ def make_log(trt: Any) -> Any:
             self._lock = forks.lock()
 
         def log(self, severity: Any, msg: str) -> None:
-            """Called by TensorRT, from any of its threads."""
+            """Record a message. TensorRT calls this from any of its threads."""
             for each in self._recorders:
                 each.said.append((severity.name, msg))
 
         @contextmanager
         def recording(self) -> Iterator[Lines]:
-            """Record what is said, by whichever thread."""
+            """Record all messages while the context is open, from every thread."""
             lines = Lines()
             with self._lock:
                 self._recorders = (*self._recorders, lines)

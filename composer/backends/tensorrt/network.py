@@ -1,4 +1,4 @@
-"""From an ONNX model to TensorRT's network, or to the nodes that its parser refuses."""
+"""Turns an ONNX model into TensorRT's network, or into the nodes that its parser refuses."""
 
 from __future__ import annotations
 
@@ -18,16 +18,22 @@ if TYPE_CHECKING:
     import onnx
 
 _INLINE = 1 << 30
-"""Bytes of weights up to which they are copied into a model to ask what of it is supported; the
-limit of a protobuf is twice that."""
+"""Most bytes of weights that are copied into a model to ask which nodes are supported.
+
+The limit of a protobuf is twice as large.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A network and what must live as long as it; or why there is none.
+    """A network and the objects that must live as long as it, or why there is no network.
 
-    ``refused`` says by index of the model's nodes why the parser does not take them. Where there
-    are none and no network either, ``error`` says what is wrong with the whole.
+    Attributes:
+        builder: TensorRT's builder.
+        parser: TensorRT's parser.
+        network: The network; ``None`` if the parser failed.
+        refused: Why the parser refuses nodes of the model, by node index.
+        error: What is wrong with the whole model, if there is no network and no refused node.
     """
 
     builder: Any
@@ -40,13 +46,13 @@ class Parsed:
 def parse(
     library: Library, graph: OnnxGraph, weights: Mapping[str, torch.Tensor], lines: Lines
 ) -> Parsed:
-    """Parse a model whose weights lie in the host's memory; they are given by address.
+    """Parse a model whose weights are in host memory; they are passed by address.
 
     Args:
         library: The TensorRT to use.
         graph: The model.
-        weights: Contiguous tensors by name, to be kept alive until a plan is built.
-        lines: What the library says meanwhile.
+        weights: Contiguous tensors by name. They must live until a plan is built.
+        lines: The log of the library, which is being recorded.
 
     Raises:
         Refusal: TensorRT makes no builder.
@@ -73,22 +79,25 @@ def _fresh(library: Library, lines: Lines) -> tuple[Any, Any, Any]:
         builder = trt.Builder(library.log)
         network = builder.create_network(_creation_flags(trt))
         return builder, network, trt.OnnxParser(network, library.log)
-    except TypeError as error:  # a factory returned null: the bindings say no more than that
+    except TypeError as error:  # raised where a factory returns null
         raise lines.refusal("TensorRT makes no builder") from error
 
 
 def _creation_flags(trt: Any) -> int:
-    """Types are what the model says. From version 11 on, and in RTX, they always are."""
+    """Return the flags for a network whose dtypes are those of the model.
+
+    From version 11 on, and in TensorRT for RTX, all networks are strongly typed without a flag.
+    """
     if "FP16" not in trt.BuilderFlag.__members__:
         return 0
     return 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
 
 
 def _unsupported(library: Library, model: bytes, lines: Lines) -> dict[int, str]:
-    """All that the parser would refuse, not only what it met first.
+    """Return all nodes that the parser would refuse, not only the first one.
 
-    Its subgraphs are coarse: one node may have it refuse all of them. They count only where it
-    names none.
+    The parser may report a refused subgraph because of one node in it. So subgraphs count only if
+    the parser names no nodes.
     """
     _, _, parser = _fresh(library, lines)
     if parser.supports_model_v2(model, None):
@@ -114,7 +123,7 @@ def _errors(parser: Any) -> Iterator[tuple[int, str]]:
 
 
 def _inlined(model: onnx.ModelProto, weights: Mapping[str, torch.Tensor]) -> bytes:
-    """The model with the values of the weights in it."""
+    """Return the serialized model with the values of the weights in it."""
     import onnx
 
     for each in model.graph.initializer:
@@ -127,7 +136,7 @@ def _inlined(model: onnx.ModelProto, weights: Mapping[str, torch.Tensor]) -> byt
 
 
 def require_no_host_inputs(network: Any) -> None:
-    """Refuse inputs whose values are shapes: sizes come from the shapes of tensors.
+    """Refuse inputs whose values give a shape; sizes must come from the shapes of tensors.
 
     Raises:
         Refusal: ``declined`` with ``dynamic_shape``.

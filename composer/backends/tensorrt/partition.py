@@ -1,4 +1,4 @@
-"""Which regions of a graph TensorRT takes, found by asking its parser."""
+"""The regions of a graph that TensorRT runs, found by asking TensorRT's parser."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from composer.lowering.partition import by_trial as partitions
 from composer.lowering.partition.regions import Region
 
 Partition = partitions.Partition[PlainOnnx]
-"""A graph in regions, with the model of each."""
+"""The regions of a graph, with the model of each."""
 
 
 def partition(
     graph: FunctionalGraph, library: Library, settings: Settings, terms: BuildTerms
 ) -> Partition:
-    """Partition a functional graph so that TensorRT's parser takes the whole of every region.
+    """Partition a functional graph into regions that TensorRT's parser accepts as a whole.
 
     Raises:
-        Refusal: ``declined``, where a region is refused without a node to leave out, or after as
-            many rounds as there are.
+        Refusal: ``declined`` if a region is refused without a node to leave out, or if something is
+            still refused after the last round.
     """
 
     def read(region: Region) -> tuple[PlainOnnx, dict[str, str]]:
@@ -37,10 +37,10 @@ def partition(
 
 
 def _refused(library: Library, plain: PlainOnnx, region: Region) -> dict[str, str]:
-    """Why nodes of the functional graph are refused, by name.
+    """Return why TensorRT refuses nodes of the functional graph, by node name.
 
     Raises:
-        Refusal: the model is refused, and no node of the graph is named.
+        Refusal: TensorRT refuses the model, and names no node.
     """
     weights = in_host_memory(plain.graph.inputs, region.weights | region.constants)
     with library.busy, library.log.recording() as lines:

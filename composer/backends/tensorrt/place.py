@@ -18,29 +18,33 @@ _one_records = forks.lock()
 
 
 class Place(Protocol):
-    """A device, as far as running a plan asks for one."""
+    """A device, with what running a plan needs."""
 
     device: torch.device
-    """Where inputs and outputs are."""
+    """The device of inputs and outputs."""
 
     @property
     def target(self) -> Target:
-        """What plans for it are built for."""
+        """The GPU and driver that plans are built for."""
 
     def stream(self) -> int:
-        """The handle of the stream that the work of the calling thread goes to."""
+        """Return the handle of the stream for the work of the calling thread."""
 
     def current(self) -> AbstractContextManager[object]:
-        """While it is entered, the device is the calling thread's current one.
+        """Return a context in which the device is the calling thread's current one.
 
-        TensorRT loads an engine on the current device, and runs it there and nowhere else.
+        TensorRT loads an engine on the current device, and can run it only there.
         """
 
     def launching(self) -> AbstractContextManager[object]:
-        """While it is entered, the device's stream waits for the caller's."""
+        """Return a context that orders the launched work within the caller's stream."""
 
     def record(self, launch: Callable[[int], None]) -> Callable[[], None]:
-        """Record what ``launch`` puts on a stream, after one run of it; returns what replays it."""
+        """Run ``launch`` once, then record a second run of it; return a function that replays it.
+
+        Args:
+            launch: Puts the work on the stream with this handle.
+        """
 
     def wait(self) -> None:
         """Wait until the work on the calling thread's stream is done."""
@@ -49,10 +53,11 @@ class Place(Protocol):
 class CudaPlace:
     """A CUDA device: work goes to torch's current stream.
 
-    On the default stream TensorRT would wait for the whole device at each call, so that there the
-    work goes to a stream of ours, which waits for the default one before and is waited for after.
+    On the default stream TensorRT would wait for the whole device at each call. In that case the
+    work goes to a side stream. The side stream waits for the default one first, and the default one
+    waits for it afterwards.
 
-    Not run: no machine with a GPU was at hand.
+    Not run: no machine with a GPU was available.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -69,16 +74,16 @@ class CudaPlace:
         return Target(torch.cuda.get_device_name(self.device), capability, _driver())
 
     def stream(self) -> int:
-        """The current stream's handle, or that of the stream beside the default one."""
+        """Return the current stream's handle, or the side stream's instead of the default one's."""
         return self._stream().cuda_stream
 
     def current(self) -> AbstractContextManager[object]:
-        """As torch's own."""
+        """Return torch's context for this device."""
         return torch.cuda.device(self.device)
 
     @contextmanager
     def launching(self) -> Iterator[None]:
-        """Order the work after what the caller's stream holds, and that stream after the work."""
+        """Run the work after the work on the caller's stream, and before what follows there."""
         current, chosen = torch.cuda.current_stream(self.device), self._stream()
         if chosen != current:
             chosen.wait_stream(current)
@@ -87,10 +92,11 @@ class CudaPlace:
             current.wait_stream(chosen)
 
     def record(self, launch: Callable[[int], None]) -> Callable[[], None]:
-        """Record a CUDA graph. The run before it makes what TensorRT makes at the first run.
+        """Record a CUDA graph, and return the function that replays it.
 
-        One at a time, on a stream that nothing else is launched on; what other threads do meanwhile
-        is neither recorded nor forbidden.
+        TensorRT creates some objects at its first run, so ``launch`` runs once before the
+        recording. Only one recording happens at a time, on a stream that is used for nothing else.
+        Work of other threads during a recording is allowed, and is not recorded.
         """
         graph, stream = torch.cuda.CUDAGraph(), self._recording
         with _one_records:
@@ -111,7 +117,7 @@ class CudaPlace:
 
 
 def _driver() -> str:
-    """The version of CUDA that the driver brings, and the driver's own where Linux says it."""
+    """Return the driver's CUDA version, and on Linux the version of the driver itself."""
     number = ctypes.c_int()
     ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(number))
     return f"{number.value} {nvidia_driver()}".strip()

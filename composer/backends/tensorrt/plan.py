@@ -1,7 +1,7 @@
-"""A plan from an ONNX model: TensorRT's builder, told what the settings say.
+"""Builds a plan from an ONNX model with TensorRT's builder.
 
-Nothing here executes anything, so a plan can be built in another process than the one that runs it,
-and with TensorRT for RTX on a machine without a GPU.
+Nothing here executes the plan. So it can be built in another process than the one that runs it, and
+with TensorRT for RTX on a machine without a GPU.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from composer.records import Reason, Status
 from composer.system.disk import digest_of
 
 _SCHEMA = 1
-"""Part of every key: to be raised when the same inputs make another plan."""
+"""Part of every key; raise it when the same inputs give another plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +39,16 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """All that a plan depends on besides the library.
+    """Everything that a plan depends on, except the library.
 
     Attributes:
         graph: The model.
-        weights: Contiguous tensors in the host's memory, by the names of the model's inputs.
-        dtypes: What the model's inputs and outputs are in torch, by name.
+        weights: Contiguous tensors in host memory, by the names of the model's inputs.
+        dtypes: The torch dtypes of the model's inputs and outputs, by name.
         profiles: Ranges of the inputs whose shapes are not fixed.
         settings: The candidate's options.
-        tf32: Whether float32 products may be computed in TF32.
-        target: What it is for.
+        tf32: True if float32 products may be computed in TF32.
+        target: The GPU and driver.
     """
 
     graph: OnnxGraph
@@ -60,10 +60,11 @@ class Recipe:
     target: Target
 
     def facts(self, library: Library) -> dict[str, Any]:
-        """All of it as JSON, the model and the weights by their digests.
+        """Return the recipe as JSON, with digests for the model and the weights.
 
-        Of floating-point weights that can be given later only the kind counts. A plan is kept under
-        their digest, not its own: two builds of one recipe differ in their bytes.
+        The digest of these facts is the key of a plan. The bytes of the plan cannot be the key: two
+        builds of one recipe give different bytes. In a refittable plan, floating-point weights can
+        be replaced, so only their dtype and shape count.
         """
         model = self.graph.with_weights(self.weights)
         used = self.weights.keys() & {each.name for each in model.graph.initializer}
@@ -91,15 +92,15 @@ class Recipe:
 def build_plan(
     library: Library, recipe: Recipe, check_time: Callable[[], None] = lambda: None
 ) -> bytes:
-    """Have TensorRT build a plan.
+    """Build a plan with TensorRT and return its bytes.
 
     Args:
         library: The TensorRT to use.
         recipe: What to build.
-        check_time: Raises a refusal once the build's time is over; asked between its steps.
+        check_time: Called between the steps of the build; raises a refusal once its time is over.
 
     Raises:
-        Refusal: ``declined`` for what the parser refuses or types that it changes; ``timed_out``;
+        Refusal: ``declined`` if the parser refuses nodes or changes dtypes; ``timed_out``;
             ``failed`` with the first error that the library logged.
     """
     with library.busy, library.log.recording() as lines:
@@ -154,7 +155,10 @@ def _configure(library: Library, builder: Any, recipe: Recipe) -> Any:
 
 
 def _add_profile(builder: Any, config: Any, shapes: Profile) -> None:
-    """A profile that TensorRT does not take is told by a number, not by an exception."""
+    """Add a profile, or raise if TensorRT rejects it.
+
+    TensorRT reports a rejected profile by a negative number, not by an exception.
+    """
     profile = builder.create_optimization_profile()
     for name, (least, usual, greatest) in shapes.items():
         profile.set_shape(name, least, usual, greatest)
@@ -164,7 +168,10 @@ def _add_profile(builder: Any, config: Any, shapes: Profile) -> None:
 
 
 def _name_the_device(library: Library, config: Any, target: Target) -> None:
-    """RTX compiles for the device that is named, or else for every one that it supports."""
+    """Make TensorRT for RTX compile for the target only.
+
+    Without a named device it compiles for every device that it supports.
+    """
     capability = named_capability(library, target) if library.is_rtx else None
     if capability is not None:
         config.num_compute_capabilities = 1
@@ -172,18 +179,19 @@ def _name_the_device(library: Library, config: Any, target: Target) -> None:
 
 
 def named_capability(library: Library, target: Target) -> Any:
-    """What TensorRT for RTX calls the compute capability of a GPU; ``None`` for no name."""
+    """Return RTX's name for the compute capability of a GPU; ``None`` if it has none."""
     name = "SM" + "".join(map(str, target.capability))
     return library.module.ComputeCapability.__members__.get(name)
 
 
 def _make_monitor(trt: Any, check_time: Callable[[], None]) -> Any:
-    """What TensorRT asks between its steps whether to go on."""
+    """Return the monitor that TensorRT asks between its steps if it may continue."""
 
     class Monitor(trt.IProgressMonitor):  # type: ignore[misc]  # the base is only known at run time
-        """Ends the build when the attempt's time is over.
+        """Ends the build when the time of the attempt is over.
 
-        It may be asked by another thread, and nothing may be raised into TensorRT.
+        TensorRT may call it from another thread. It must raise nothing into TensorRT, so it keeps
+        the refusal for later.
         """
 
         def __init__(self) -> None:
@@ -194,7 +202,7 @@ def _make_monitor(trt: Any, check_time: Callable[[], None]) -> Any:
             """Nothing to do."""
 
         def step_complete(self, phase_name: str, step: int) -> bool:
-            """Whether to go on."""
+            """Return True to continue the build."""
             try:
                 check_time()
             except Refusal as refusal:
@@ -208,7 +216,10 @@ def _make_monitor(trt: Any, check_time: Callable[[], None]) -> Any:
 
 
 def _recall_timings(library: Library, config: Any, recipe: Recipe) -> None:
-    """Give the builder the times of kernels that earlier builds measured; RTX measures none."""
+    """Give the builder the kernel times that earlier builds measured.
+
+    TensorRT for RTX measures no kernels.
+    """
     if library.is_rtx or not recipe.settings.timing_cache:
         return
     entry = cache.timings().get(digest_of(_measured_on(library, recipe.target)))

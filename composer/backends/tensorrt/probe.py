@@ -1,7 +1,7 @@
-"""Whether TensorRT can be here at all: device, driver, package, asked without importing any.
+"""Checks device, driver and package of TensorRT without importing TensorRT.
 
-Without a driver TensorRT's own factories end the process with a segmentation fault, so nothing of
-it is touched before this probe has passed.
+Without a driver, TensorRT's factories crash the process. So nothing of TensorRT is used before this
+probe has passed.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from composer.records import Reason, Status
 from composer.system.distribution import install
 
 FOREIGN = "torch_tensorrt"
-"""The package whose backend the name ``tensorrt`` means where it is installed."""
+"""The package that provides the backend ``tensorrt`` if it is installed."""
 
 LIBRARIES = ("tensorrt", "tensorrt_rtx")
-"""Modules that composer's own engine can work with, the preferred first."""
+"""Modules that composer's own engine can use; the first one is preferred."""
 
 _PCI_DEVICES = Path("/sys/bus/pci/devices")
 _NVIDIA = "0x10de"
 
 
 def require_device(device: str) -> None:
-    """Refuse without a CUDA device that torch can use, and for a graph that is elsewhere.
+    """Refuse if torch can use no CUDA device, or if the graph is on another device.
 
     Raises:
         Refusal: ``unavailable`` with ``no_device`` or ``driver_missing``.
@@ -40,7 +40,7 @@ def require_device(device: str) -> None:
 
 
 def require_package() -> None:
-    """Refuse unless torch_tensorrt can be found, or what composer's own engine needs.
+    """Refuse if neither torch_tensorrt nor the packages of composer's own engine are installed.
 
     Raises:
         Refusal: ``unavailable`` with ``not_installed``.

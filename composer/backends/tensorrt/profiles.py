@@ -1,4 +1,4 @@
-"""Optimization profiles: in which ranges a plan can run, from the graph's symbols."""
+"""Optimization profiles: the ranges of sizes in which a plan can run, from the graph's symbols."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from composer.errors import refuse
 from composer.records import Reason, Status
 
 Ranges = dict[str, Sizes]
-"""Name of a symbol to its least, usual and greatest value."""
+"""Maps the name of a symbol to its least, usual and greatest value."""
 
 Shape = tuple[int, ...]
 Profile = dict[str, tuple[Shape, Shape, Shape]]
-"""Name of an input to its least, usual and greatest shape."""
+"""Maps the name of an input to its least, usual and greatest shape."""
 
 _ROOM = 4
-"""How many times the first call's size the greatest may be, where nobody says otherwise."""
+"""By default, the greatest size is this factor times the size of the first call."""
 
 
 def ranges_of(
     shapes: Mapping[str, Sequence[Any]], asked: Sequence[Mapping[str, Sizes]]
 ) -> tuple[Ranges, ...]:
-    """One set of ranges for each profile that is asked for, or one around the first call.
+    """Return one set of ranges for each profile in ``asked``, or one set around the first call.
 
     Args:
-        shapes: Name of each input whose shape is not fixed, to that shape.
-        asked: What the policy says; symbols that it does not name get the usual range.
+        shapes: The shape of each input whose shape is not fixed, by name.
+        asked: The profiles of the policy. Symbols without an entry get the default range.
 
     Raises:
         Refusal: ``declined`` with ``dynamic_shape``, for an unbacked size.
@@ -51,19 +51,20 @@ def ranges_of(
 
 
 def around(size: int, low: int | None = 1, top: int | None = None) -> Sizes:
-    """The range around a size that was met, within its bounds."""
+    """Return the default range around a size of a call, within the bounds of its symbol."""
     low = 1 if low is None else low
     greatest = size * _ROOM if top is None else min(size * _ROOM, top)
     return (max(1, min(low, size)), max(1, size), max(1, size, greatest))
 
 
 def profile_of(shapes: Mapping[str, Sequence[Any]], ranges: Ranges) -> Profile:
-    """The shapes of every dynamic input within these ranges.
+    """Return the shapes of every dynamic input for these ranges.
 
-    TensorRT takes a profile without a range for an input, and then computes nonsense or nothing.
+    TensorRT accepts a profile that lacks the range of an input, and then computes wrong numbers or
+    nothing. So the profile has all inputs.
 
     Raises:
-        Refusal: ``declined`` with ``dynamic_shape``, where a size falls as a symbol grows.
+        Refusal: ``declined`` with ``dynamic_shape``, if a size decreases as a symbol grows.
     """
     profile: Profile = {}
     for name, shape in shapes.items():
@@ -83,7 +84,7 @@ def profile_of(shapes: Mapping[str, Sequence[Any]], ranges: Ranges) -> Profile:
 
 
 def holds(profile: Profile, shapes: Mapping[str, Shape]) -> bool:
-    """Whether shapes lie within a profile."""
+    """True if the shapes lie within a profile."""
     return all(
         all(a <= size <= c for a, size, c in zip(least, shapes[name], greatest, strict=True))
         for name, (least, _, greatest) in profile.items()
@@ -91,7 +92,7 @@ def holds(profile: Profile, shapes: Mapping[str, Shape]) -> bool:
 
 
 def met(shapes: Mapping[str, Sequence[Any]], given: Mapping[str, Shape]) -> dict[str, int]:
-    """The values of the symbols in a call, of those that are a size by themselves."""
+    """Return the values of the symbols in a call, for symbols that are a size by themselves."""
     return {
         str(size): value
         for name, shape in shapes.items()
@@ -101,7 +102,10 @@ def met(shapes: Mapping[str, Sequence[Any]], given: Mapping[str, Shape]) -> dict
 
 
 def wider(ranges: Ranges, values: Mapping[str, int]) -> Ranges:
-    """Ranges that hold what they held and these values, with some room above."""
+    """Return the ranges, extended to contain these values.
+
+    If a value exceeds the greatest size, the new greatest size is ``_ROOM`` times the value.
+    """
     return {
         name: (
             min(least, values.get(name, least)),

@@ -1,4 +1,4 @@
-"""New weights for a plan that was built to take them, and such a plan without any."""
+"""Gives a refittable plan new weights, and writes such a plan without weights."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ def refit(
     weights: Mapping[str, torch.Tensor],
     lines: Lines,
 ) -> None:
-    """Give an engine the values of its weights; none of its contexts may be at work.
+    """Give an engine the values of its weights; none of its contexts may be running.
 
     Args:
         library: The TensorRT that built the plan.
-        engine: What was loaded.
+        engine: The loaded engine.
         graph: The model that the plan was built from.
-        weights: Contiguous tensors in the host's memory, by name.
-        lines: What the library says meanwhile.
+        weights: Contiguous tensors in host memory, by name.
+        lines: The log of the library, which is being recorded.
 
     Raises:
-        Refusal: ``failed`` with ``build_failed``, where TensorRT does not take them.
+        Refusal: ``failed`` with ``build_failed`` if TensorRT does not accept the weights.
     """
     trt = library.module
     try:
         refitter = trt.Refitter(engine, library.log)
         reader = trt.OnnxParserRefitter(refitter, library.log)
-    except TypeError as error:  # a factory returned null: the bindings say no more than that
+    except TypeError as error:  # raised where a factory returns null
         raise lines.refusal("TensorRT makes no refitter") from error
     model = graph.with_weights(weights)
     taken = reader.load_model_proto(model.SerializeToString(), None)
@@ -47,10 +47,12 @@ def refit(
 
 
 def without_weights(library: Library, engine: Any, lines: Lines) -> bytes:
-    """The plan of an engine that can be refitted, small and good for any weights.
+    """Return the plan of a refittable engine without its weights.
+
+    Such a plan is small, and can take any weights.
 
     Raises:
-        Refusal: ``failed`` with ``build_failed``, where TensorRT does not write it.
+        Refusal: ``failed`` with ``build_failed`` if TensorRT does not write it.
     """
     serialization = engine.create_serialization_config()
     serialization.set_flag(library.module.SerializationFlag.EXCLUDE_WEIGHTS)

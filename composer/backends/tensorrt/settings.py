@@ -1,4 +1,4 @@
-"""Options of composer's own TensorRT engine: read once, refused with the name of what is wrong."""
+"""Options of composer's own TensorRT engine, validated with an error that names the wrong one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Sizes = tuple[Annotated[int, Strict()], Annotated[int, Strict()], Annotated[int,
 """The least, the usual and the greatest value of a dynamic size."""
 
 EVERY = "*"
-"""In a profile: each symbol that has no entry of its own."""
+"""In a profile: each symbol without an entry of its own."""
 
 _Count = Annotated[int, Strict(), Field(ge=0)]
 _Positive = Annotated[int, Strict(), Field(gt=0)]
@@ -24,19 +24,20 @@ class Settings(BaseModel):
     """How plans are built; each field is an option of the candidate.
 
     Attributes:
-        precision: What matrix products and convolutions over float32 compute in.
-        workspace_mib: Most scratch memory on the device that a layer may use, in MiB; by default
-            all there is.
-        optimization_level: 0 to 5, how long the builder looks for fast kernels; by default the
-            library's own (3).
-        max_aux_streams: How many further streams an engine may use.
-        timing_cache: Whether the times of kernels are kept on disk for later builds.
-        plan_cache: Whether plans are kept on disk, for later processes.
-        refittable: Whether plans take other weights without being built anew; they are slower.
-        weight_streaming_mib: How much of the weights stays on the device, in MiB, the rest being
-            brought there at each call; by default all stays.
-        profiles: Ranges of the dynamic sizes, each table one profile: name of a symbol, or ``*``,
-            to least, usual and greatest value. By default one profile around the first call.
+        precision: The precision of matrix products and convolutions over float32.
+        workspace_mib: Most scratch memory on the device for one layer, in MiB; by default all
+            memory.
+        optimization_level: How long the builder looks for fast kernels, from 0 to 5; by default the
+            library's own level (3).
+        max_aux_streams: How many additional streams an engine may use.
+        timing_cache: True to keep the times of kernels on disk for later builds.
+        plan_cache: True to keep plans on disk for later processes.
+        refittable: True if plans can take new weights without a new build; they are slower.
+        weight_streaming_mib: How much of the weights stays on the device, in MiB; by default all.
+            The rest is copied to the device at each call.
+        profiles: Ranges of the dynamic sizes, one table for each profile. A table maps the name of
+            a symbol, or ``*``, to its least, usual and greatest value. By default there is one
+            profile around the sizes of the first call.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -65,9 +66,9 @@ class Settings(BaseModel):
 
 
 def read_settings(options: Mapping[str, Any]) -> Settings:
-    """The candidate's options as settings.
+    """Return the candidate's options as settings.
 
     Raises:
-        OptionError: naming every option that is unknown or malformed.
+        OptionError: it names every option that is unknown or malformed.
     """
     return read_options(Settings, options, "tensorrt")

@@ -1,7 +1,8 @@
-"""Whether products of float32 are computed as torch allows it.
+"""Refuses float32 products that TensorRT would compute in TF32 where torch forbids it.
 
-Where TensorRT for RTX has no name for a GPU it makes a plan for any, and multiplies float32 in TF32
-there, with the builder's flag or without (1.6.1 on an H200: 3e-4 off where eager is 5e-7).
+If TensorRT for RTX has no name for a GPU, it makes a plan for all GPUs. Such a plan computes
+float32 products in TF32, whatever the builder's flag says. The error was 3e-4 with TensorRT for RTX
+1.6.1 on an H200, where eager's is 5e-7.
 """
 
 from __future__ import annotations

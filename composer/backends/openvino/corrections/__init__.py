@@ -1,7 +1,8 @@
-"""Edits of OpenVINO's models for what it would compute wrongly; results stay what they are.
+"""Rewrites of OpenVINO models that work around wrong results of OpenVINO.
 
-Each module knows one fault of OpenVINO's (2026.4): a kernel, or a pattern that it takes for another
-one. A test of each (``tests/backends/openvino``) says when it is gone, and the edit may go.
+Each module works around one fault of OpenVINO 2026.4: a wrong kernel, or a pattern that matches
+more than it should. Each has a test in ``tests/backends/openvino``, which tells when OpenVINO is
+fixed and the module can be deleted.
 """
 
 from __future__ import annotations
@@ -37,15 +38,21 @@ ALWAYS: tuple[Edit, ...] = (
     keep_windows,
     widen_channels,
 )
-"""For what is wrong in every precision."""
+"""Rewrites that are needed in every precision."""
 
 IN_BFLOAT16: tuple[Edit, ...] = (bound_masks,)
-"""For what is wrong where float32 may be computed in bfloat16."""
+"""Rewrites that are needed where OpenVINO may compute float32 in bfloat16."""
 
 
 def correct(model: Any, *, in_bfloat16: bool, keeps_nan: bool) -> None:
-    """Edit a model, with its weights in it, in place."""
+    """Apply all rewrites that a model needs, in place.
+
+    Args:
+        model: A model of OpenVINO's, with its weights as constants.
+        in_bfloat16: True if OpenVINO may compute float32 in bfloat16.
+        keeps_nan: True if operations must return NaN where an operand is NaN.
+    """
     for edit in (*ALWAYS, *(IN_BFLOAT16 if in_bfloat16 else ())):
         edit(model)
-    if keeps_nan:  # behind the others, which know operations by what reads them
+    if keeps_nan:  # last: the other rewrites look at the users of a node
         keep_nans(model)

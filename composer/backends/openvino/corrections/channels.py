@@ -1,12 +1,14 @@
-"""Operands for each channel behind a linear layer, which OpenVINO lays along the last dimension.
+"""Constants with one element per channel that OpenVINO reads as one element per output of a layer.
 
-A product with a constant, of four dimensions and more and without a bias, computes what follows it
-element by element in the same kernel (2026.4). A constant there that has one element for each index
-of dimension 1, the channels of a convolution, is taken for one of the layer's own outputs, which
-are the last dimension: the numbers are wrong, or, where the two sizes differ, there are none. With
-sizes that vary that is so for most operands; with fixed ones for the slopes of ``PRelu``.
+OpenVINO (2026.4) fuses element-wise operations into the matrix product before them. It does so
+where the product has a constant weight, a result of four or more dimensions, and no bias. A
+constant of such an operation may have one element for each index of dimension 1 (the channels of a
+convolution). The fused kernel reads it along the last dimension, which holds the outputs of the
+layer. The numbers are then wrong; if the two sizes differ, OpenVINO fails instead. With dynamic
+sizes this affects most operations; with fixed sizes it affects the slopes of ``PRelu``.
 
-A layer with one output is left as it is: where it cannot be built, that is a failure with a reason.
+A layer with one output is not changed. If OpenVINO cannot compile it, the attempt fails with a
+reason.
 """
 
 from __future__ import annotations
@@ -30,10 +32,10 @@ _ELEMENT_BY_ELEMENT = frozenset(
 
 
 def widen_channels(model: Any) -> None:
-    """Give such an operand the size of the last dimension, which no kernel of a layer takes.
+    """Repeat such constants along the last dimension; OpenVINO does not fuse that shape.
 
     Args:
-        model: A model of OpenVINO's, changed in place; its results stay what they are.
+        model: A model of OpenVINO's, changed in place; its results stay the same.
     """
     nodes = model.get_ordered_ops()
     constants = _constants(nodes)
@@ -45,7 +47,7 @@ def widen_channels(model: Any) -> None:
 
 
 def _constants(nodes: Sequence[Any]) -> set[str]:
-    """The names of what is made of constants alone."""
+    """Return the names of constants, and of nodes that are computed from constants only."""
     found = set[str]()
     for node in nodes:
         given = [value.get_node().get_name() for value in node.input_values()]
@@ -55,7 +57,7 @@ def _constants(nodes: Sequence[Any]) -> set[str]:
 
 
 def _is_layer(node: Any, constants: Container[str]) -> bool:
-    """Whether it is a product of four dimensions with a constant, of more outputs than one."""
+    """True for a product with a constant matrix, of 4+ dimensions and several outputs."""
     if node.get_type_name() != "MatMul" or node.get_name() in constants:
         return False
     weight, sizes = node.input_value(1), _sizes(node.output(0))
@@ -64,7 +66,7 @@ def _is_layer(node: Any, constants: Container[str]) -> bool:
 
 
 def _behind(node: Any) -> Iterator[Any]:
-    """What follows element by element."""
+    """Yield the element-wise operations that follow a node, directly or behind one another."""
     seen, found = set[str](), [node]
     while found:
         for target in found.pop().output(0).get_target_inputs():
@@ -77,6 +79,7 @@ def _behind(node: Any) -> Iterator[Any]:
 
 
 def _part_from_channels(node: Any, width: int, constants: Container[str]) -> None:
+    """Rewrite one element-wise operation so that no operand has one element per channel."""
     opset13, kind = library.openvino().opset13, node.get_type_name()
     if kind == "PRelu":
         x, slopes = node.input_values()
@@ -91,7 +94,7 @@ def _part_from_channels(node: Any, width: int, constants: Container[str]) -> Non
 
 
 def _spell_out(norm: Any, width: int) -> None:
-    """Write a norm, whose vectors lie along the channels, as a product and a sum."""
+    """Replace a batch norm, whose parameters are per channel, by a product and a sum."""
     opset13 = library.openvino().opset13
     x, gain, shift, mean, variance = norm.input_values()
     epsilon = opset13.constant(norm.get_attributes()["epsilon"], dtype=variance.get_element_type())
@@ -112,7 +115,7 @@ def _replace(node: Any, by: Any) -> None:
 
 
 def _widen(operand: Any, width: int) -> None:
-    """Repeat what has several elements in dimension 1 of the result and one in the last."""
+    """Repeat an operand along the last dimension if it varies along dimension 1 only."""
     value = operand.get_source_output()
     sizes, rank = _sizes(value), len(_sizes(operand.get_node().output(0)))
     place = 1 - rank + len(sizes)
@@ -122,7 +125,7 @@ def _widen(operand: Any, width: int) -> None:
 
 
 def _sizes(value: Any) -> list[int]:
-    """The sizes of each dimension, -1 for one that varies; none where their number does."""
+    """Return the size of each dimension, -1 if it is dynamic; an empty list if the rank is."""
     shape = value.get_partial_shape()
     if shape.rank.is_dynamic:
         return []

@@ -1,4 +1,4 @@
-"""Comparisons with NaN, which OpenVINO takes for greater than, or equal to, any number."""
+"""Comparisons with NaN: OpenVINO returns true for ``nan > x`` and ``nan >= x``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from composer.backends.openvino import library
 
 
 def turn_comparisons(model: Any) -> None:
-    """Ask whether one is less than the other, which is right, not whether that is greater.
+    """Write ``a > b`` as ``b < a``, and ``a >= b`` as ``b <= a``, which is right for NaN.
 
     Args:
         model: A model of OpenVINO's, changed in place.

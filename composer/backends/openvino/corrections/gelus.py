@@ -1,7 +1,8 @@
-"""Functions that are almost GELU, which OpenVINO takes for it.
+"""Functions that are almost GELU, which OpenVINO replaces by GELU.
 
-It knows GELU written out by its constants, and by those only roughly (2026.4): ``erf(x / 1.415)``
-and ``tanh(0.79 * (x + 0.044715 * x**3))`` are computed with GELU's own, off by as much as 1.5 %.
+OpenVINO recognises GELU by its constants, and compares them only roughly (2026.4). It replaces
+``erf(x / 1.415)`` and ``tanh(0.79 * (x + 0.044715 * x**3))`` by GELU's own functions, with a
+relative error of up to 1.5 %.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ _NEAR, _SAME = 0.05, 1e-5
 
 
 def tell_from_gelu(model: Any) -> None:
-    """Compute odd functions of what is almost GELU's argument from the negated argument.
+    """Write ``erf(x)`` as ``-erf(-x)``, and ``tanh`` alike, if x is almost a GELU's argument.
+
+    OpenVINO's pattern for GELU then no longer matches, and its wrong fused kernel is not used.
 
     Args:
-        model: A model of OpenVINO's, changed in place; its results stay what they are.
+        model: A model of OpenVINO's, changed in place; its results stay the same.
     """
     opset13 = library.openvino().opset13
     for node in model.get_ordered_ops():
@@ -35,12 +38,12 @@ def tell_from_gelu(model: Any) -> None:
 
 
 def _is_almost(number: float) -> bool:
-    """Whether it is near a constant of GELU's, farther from it than as one may write it."""
+    """True if a number is near a constant of GELU, but not equal up to rounding."""
     return any(_SAME < abs(number / each - 1) < _NEAR for each in _CONSTANTS)
 
 
 def _numbers(node: Any) -> Iterator[float]:
-    """The constants of one element in what sums, products and quotients a node reads."""
+    """Yield the one-element constants in the sums, products and quotients that a node reads."""
     found, known = [node], set[str]()
     while found:
         for value in found.pop().input_values():

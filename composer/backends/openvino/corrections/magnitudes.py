@@ -1,8 +1,8 @@
-"""Magnitudes, which OpenVINO computes with the arithmetic of shapes in mind.
+"""Absolute values, which OpenVINO computes wrongly by rules that are meant for shapes.
 
-It takes none where it believes that no number is negative, and moves that of a concatenated vector
-before the concatenation (2026.4), whoever else reads that: of ``v = torch.cat([a, b])`` it would
-give ``v * v.abs()`` as ``v.abs() * v.abs()``.
+OpenVINO (2026.4) removes ``Abs`` where it believes that no number is negative. It also moves
+``Abs`` of a concatenated vector before the concatenation, and ignores other users of that vector:
+for ``v = torch.cat([a, b])`` it computes ``v * v.abs()`` as ``v.abs() * v.abs()``.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ _ROWS = numpy.array([0])
 
 
 def compute_magnitudes(model: Any) -> None:
-    """Have constants computed before OpenVINO looks for magnitudes that it need not take.
+    """Fold constants before OpenVINO decides which ``Abs`` it can remove.
 
-    It is wrong about what is made of constants (2026.4); of a constant itself it is right.
+    OpenVINO (2026.4) decides wrongly for values that are computed from constants. It decides right
+    for constants themselves.
 
     Args:
         model: A model of OpenVINO's, changed in place.
@@ -32,10 +33,10 @@ def compute_magnitudes(model: Any) -> None:
 
 
 def keep_signs(model: Any) -> None:
-    """Take magnitudes of vectors as those of matrices of one row.
+    """Compute ``Abs`` of a vector as that of a matrix with one row, which OpenVINO does not move.
 
     Args:
-        model: A model of OpenVINO's, changed in place; its results stay what they are.
+        model: A model of OpenVINO's, changed in place; its results stay the same.
     """
     opset13 = library.openvino().opset13
     for node in model.get_ordered_ops():

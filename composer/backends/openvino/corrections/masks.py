@@ -1,9 +1,9 @@
 """Masks of attention, where OpenVINO computes in bfloat16.
 
-Programs mask by the least number of float32, which is beyond the range of bfloat16: rounded to it
-(2026.4), it is minus infinity, and a row that is masked everywhere is NaN, where in float32 it is
-as if nothing in it were masked. From there NaN goes on to rows that are not masked at all. Zero
-times it, where nothing is masked, is NaN as well.
+Programs mask with the lowest float32 number, which is outside the range of bfloat16. OpenVINO
+(2026.4) rounds it to minus infinity. The softmax of a row that is fully masked is then NaN; in
+float32 it is finite. NaN spreads from there to rows that are not masked. Masks are also computed as
+a product with the lowest number; zero times infinity, where nothing is masked, is NaN as well.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MOVES = {"Transpose", "Reshape", "Squeeze", "Unsqueeze", "Broadcast"}
 
 
 def bound_masks(model: Any) -> None:
-    """Keep numbers, and what is added to scores of attention, within the range of bfloat16.
+    """Limit constants, and terms that are added to attention scores, to the range of bfloat16.
 
     Args:
         model: A model of OpenVINO's, changed in place.
@@ -41,7 +41,7 @@ def bound_masks(model: Any) -> None:
 
 
 def _bound_number(number: Any) -> None:
-    """Put the last number within the range in place of a constant beyond it."""
+    """Replace a constant outside the range of bfloat16 by the nearest number within it."""
     opset13 = library.openvino().opset13
     bound = _RANGE.max if number.data.item() > 0 else _RANGE.min
     shape = number.get_output_shape(0)
@@ -49,10 +49,11 @@ def _bound_number(number: Any) -> None:
 
 
 def _bounded(source: Any) -> Any:
-    """What is added, within the range, for all that read it if it is a product.
+    """Return a term that is added to scores, clamped to the range of bfloat16.
 
-    That is one with the least number, and whoever looks for infinities must see it as it is added;
-    an infinity that the program means is given, or picked, not multiplied.
+    If the term is a product, all its users read the clamped value. Such a product is a mask times
+    the lowest number, and a user that looks for infinities must see the same value as the sum. An
+    infinity that the program intends is a constant, an input or a selected value, never a product.
     """
     opset13 = library.openvino().opset13
     is_scaled = source.get_node().get_type_name() == "Multiply"
@@ -64,14 +65,17 @@ def _bounded(source: Any) -> Any:
 
 
 def _is_beyond(node: Any) -> bool:
-    """Whether it is a single number that float32 holds and bfloat16 does not."""
+    """True for a single float32 constant that is finite and outside the range of bfloat16."""
     if node.get_type_name() != "Constant" or node.data.dtype != "float32" or node.data.size != 1:
         return False
     return bool(_RANGE.max < abs(node.data.item()) < math.inf)
 
 
 def _terms(read: Any, *, is_sum: bool) -> Iterator[Any]:
-    """The inputs by which what is read was added up; none where it was not."""
+    """Yield the inputs that hold the terms of a sum, except constants; nothing if there is no sum.
+
+    The search passes through nodes that move elements, and through the branches of ``Select``.
+    """
     node = read.get_source_output().get_node()
     kind = node.get_type_name()
     if kind == "Add":
@@ -87,14 +91,17 @@ def _terms(read: Any, *, is_sum: bool) -> Iterator[Any]:
 
 
 def _is_constant(node: Any) -> bool:
-    """Whether it is a constant, or one in another type; an infinity there is meant."""
+    """True for a constant, possibly converted to another dtype.
+
+    An infinity in a constant is intended by the program.
+    """
     if node.get_type_name() in {"Convert", "ConvertLike"}:
         return _is_constant(node.input_value(0).get_node())
     return bool(node.get_type_name() == "Constant")
 
 
 def _is_of_a_product(node: Any) -> bool:
-    """Whether a matrix product is among what it is computed from, as scores are."""
+    """True if a value is computed from a matrix product, as scores are."""
     found, known = [node], {node.friendly_name}
     while found:
         for value in found.pop().input_values():

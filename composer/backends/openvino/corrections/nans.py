@@ -1,8 +1,8 @@
-"""NaN, which OpenVINO's kernels for the CPU take for a number, so that a model's fault is hidden.
+"""NaN, which OpenVINO's kernels for the CPU turn into a number; this hides faults of a model.
 
-``relu(nan)`` is zero (openvinotoolkit/openvino#35649), ``exp(nan)`` infinite (2026.4): the kernels
-compute them by a maximum or a minimum, which give the other operand for NaN. ``softmax`` has NaN in
-NaN's own place alone.
+``relu(nan)`` is zero (openvinotoolkit/openvino#35649), and ``exp(nan)`` is infinite (OpenVINO
+2026.4). The kernels use a maximum or a minimum, which return the other operand for NaN. ``softmax``
+of a row with a NaN is NaN only in that one place, not in the whole row.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ _ALONG_A_ROW = frozenset({"Softmax", "LogSoftmax"})
 
 
 def keep_nans(model: Any) -> None:
-    """Give NaN where an operand is NaN, once for several such operations in a row.
+    """Make operations return NaN where an operand is NaN.
 
-    The softmax of attention is left as it is: its product with the values has NaN all the same.
+    A chain of element-wise operations gets one check, behind its last operation. The softmax of
+    attention is not changed: its product with the values is NaN anyway.
 
     Args:
         model: A model of OpenVINO's, changed in place.
@@ -52,7 +53,7 @@ def _multiplies(reader: Any) -> bool:
 
 
 def _loses_nans(node: Any) -> bool:
-    """Whether it computes each element of one tensor so."""
+    """True for an element-wise operation that turns NaN of its one operand into a number."""
     if node.get_type_name() not in _OF_EACH_ELEMENT or len(_computed(node)) != 1:
         return False
     return bool(node.get_output_element_type(0).is_real())
@@ -68,7 +69,7 @@ def _computed(node: Any) -> list[Any]:
 
 
 def _is_constant(node: Any) -> bool:
-    """Whether it is a constant, perhaps in the dtype or shape of what it is compared with."""
+    """True for a constant, possibly converted to another dtype or shape."""
     while node.get_type_name() in ("Convert", "ConvertLike", "Reshape", "Unsqueeze"):
         node = node.input_value(0).get_node()
     return bool(node.get_type_name() == "Constant")

@@ -1,8 +1,9 @@
-"""Factors and summands of one element that have more dimensions than what they go with.
+"""One-element operands that have more dimensions than the other operand.
 
-OpenVINO takes them for numbers where it makes one operation of several (2026.4), and forgets the
-dimensions that they add: ``F.conv1d(x * ones(1, 1, 1), w)`` of a matrix ``x``, a leaky rectifier or
-a swish by such a slope. It then refuses the model, or gives a result without those dimensions.
+OpenVINO (2026.4) treats them as scalars when it fuses operations, and loses the dimensions that
+they add. Examples are ``F.conv1d(x * ones(1, 1, 1), w)`` of a matrix ``x``, and a leaky rectifier
+or a swish with such a slope. OpenVINO then rejects the model, or returns a result without those
+dimensions.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ _ARITHMETIC = {"Add", "Subtract", "Multiply", "Divide"}
 
 
 def spell_out_ranks(model: Any) -> None:
-    """Give the other operand as many dimensions beforehand.
+    """Give the other operand the same number of dimensions, by leading ones.
 
     Args:
-        model: A model of OpenVINO's, changed in place; its results stay what they are.
+        model: A model of OpenVINO's, changed in place; its results stay the same.
     """
     for node in model.get_ordered_ops():
         if node.get_type_name() in _ARITHMETIC:
@@ -30,7 +31,7 @@ def spell_out_ranks(model: Any) -> None:
 
 
 def _raise(operand: Any, shape: Any) -> None:
-    """Put ones before the sizes of an operand, where the other has nothing but ones."""
+    """Add leading ones to the sizes of an operand, if the other operand has only sizes of one."""
     opset13 = library.openvino().opset13
     rank = operand.get_partial_shape().rank
     if rank.is_dynamic or shape.rank.is_dynamic:

@@ -1,15 +1,16 @@
-"""Reductions, which OpenVINO computes over other dimensions, or takes for those of a norm.
+"""Reductions that OpenVINO computes over the wrong dimensions, or takes for part of a norm.
 
-Three faults (2026.4), all of what it makes of a reduction and its neighbours:
+OpenVINO 2026.4 has three faults where it rewrites a reduction together with its neighbours:
 
-- It moves what adds a dimension, ``Unsqueeze`` or such a ``Reshape``, behind a reduction, and does
-  not count negative axes anew: ``x.unsqueeze(-1).sum(-2)`` would add up the second last dimension
-  of ``x``, not the last.
-- It moves a transpose that brings a dimension of one place elsewhere behind a reduction, and drops
-  the wrong dimension: ``x.permute(1, 2, 0).sum(0)`` of ``(1, 3, 8)`` would be a row of ``(1, 8)``.
-- Norms are found without a look at whether a mean keeps its dimension: of a square ``x``,
-  ``x - x.mean(-1)`` subtracts from each column the mean of one row, and would be computed as
-  ``x - x.mean(-1, keepdim=True)``.
+- It moves ``Unsqueeze``, or a ``Reshape`` that adds a dimension, behind a reduction, and does not
+  adjust negative axes. For ``x.unsqueeze(-1).sum(-2)`` it sums over the second last dimension of
+  ``x``, not the last.
+- It moves a transpose behind a reduction if the transpose only moves a dimension of size one, and
+  then drops the wrong dimension. For ``x.permute(1, 2, 0).sum(0)`` with ``x`` of shape
+  ``(1, 3, 8)`` it returns the shape ``(1, 8)``.
+- Its pattern for norms does not check if a mean keeps its dimension. If ``x`` is square,
+  ``x - x.mean(-1)`` subtracts from each column the mean of one row. OpenVINO keeps the dimension of
+  the mean, and so subtracts from each row its own mean.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from composer.backends.openvino import library
 
 
 def spell_out_reductions(model: Any) -> None:
-    """Count axes from the first; keep dimensions, and drop them behind the reduction.
+    """Make axes non-negative and keep reduced dimensions; a squeeze then drops them.
 
     Args:
-        model: A model of OpenVINO's, changed in place; its results stay what they are.
+        model: A model of OpenVINO's, changed in place; its results stay the same.
     """
     for node in model.get_ordered_ops():
         if node.get_type_name().startswith("Reduce"):
@@ -43,7 +44,10 @@ def _count_from_the_first(reduction: Any) -> None:
 
 
 def _constant(node: Any) -> Any:
-    """Where the axes are written; the exporter makes a list of a single one by a reshape."""
+    """Return the constant that holds the axes, or ``None``.
+
+    For a single axis the exporter makes the list by a reshape, which is skipped here.
+    """
     if node.get_type_name() == "Reshape":
         node = node.input_value(0).get_node()
     return node if node.get_type_name() == "Constant" else None

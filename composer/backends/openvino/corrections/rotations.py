@@ -1,11 +1,13 @@
-"""Rotary embeddings, which OpenVINO computes by a kernel of its own.
+"""Rotary embeddings, which OpenVINO computes with a fused kernel.
 
-It takes ``x * a + cat(-x2, x1) * b`` for one, whatever ``a`` and ``b`` are (2026.4). The kernel
-reads as many of each as a row of ``x`` has, also where there is one for all of the row, and what
-lies behind it in memory becomes part of the result, or ends the process.
+OpenVINO (2026.4) uses the kernel for any ``x * a + cat(-x2, x1) * b``, with two faults:
 
-Nor does it look at where ``x1`` and ``x2`` lie: it computes with the halves of the row, the second
-one first, also for a part that is no half, or for ``cat(-x1, x2)``.
+- The kernel reads as many elements of ``a`` and ``b`` as a row of ``x`` has. If ``a`` or ``b`` has
+  one element for the whole row, the kernel reads memory behind it. The result is wrong, or the
+  process crashes.
+- The pattern does not check where ``x1`` and ``x2`` lie in the row. The kernel always swaps the
+  halves of the row and negates the second one. This is wrong for parts that are not halves, and for
+  ``cat(-x1, x2)``.
 """
 
 from __future__ import annotations
@@ -26,12 +28,13 @@ _SAME_NUMBER = {"Convert", "Reshape"}
 
 
 def line_up_rotations(model: Any) -> None:
-    """Repeat what multiplies a rotated row as a whole, so that there is one for each element.
+    """Prevent both faults, by repeated factors and by a changed form of ``cat(-x2, x1)``.
 
-    What is not known to be rotated by half of a row is written so that it is not taken for it.
+    A factor with one element for a row is repeated to one for each element. A concatenation that
+    does not seem to swap the halves of a row is written so that OpenVINO's pattern does not match.
 
     Args:
-        model: A model of OpenVINO's, changed in place; its results stay what they are.
+        model: A model of OpenVINO's, changed in place; its results stay the same.
     """
     for node in model.get_ordered_ops():
         if node.get_type_name() not in _SUMS:
@@ -49,13 +52,13 @@ def line_up_rotations(model: Any) -> None:
 
 
 def _seems_rotated(rotated: Any) -> bool:
-    """Whether it is a product, by -1 perhaps, before a part of a row."""
+    """True if OpenVINO may see ``cat(-x2, x1)``: a product or negation, then part of a row."""
     kinds = [value.get_node().get_type_name() for value in rotated.input_values()]
     return len(kinds) == 2 and kinds[0] in _NEGATED and kinds[1] in _PARTS
 
 
 def _swaps_halves(rotated: Any, row: int | None) -> bool:
-    """Whether it may be the second half of a row before the first."""
+    """True if it may be the second half of a row before the first."""
     _, last = rotated.input_values()
     widths = {_width(part) for part in rotated.inputs()}
     if None in widths and row is not None:
@@ -67,7 +70,7 @@ def _swaps_halves(rotated: Any, row: int | None) -> bool:
 
 
 def _taken(part: Any, row: int) -> int | None:
-    """How many elements of a row a slice takes by its bounds, negated or not."""
+    """Return how many elements of a row a slice takes, negated or not; ``None`` if unknown."""
     if part.get_node().get_type_name() == "Negative":
         part = part.get_node().input_value(0)
     begin, end = _bound(part, 1), _bound(part, 2)
@@ -77,7 +80,7 @@ def _taken(part: Any, row: int) -> int | None:
 
 
 def _bound(part: Any, index: int) -> int | None:
-    """Where a slice begins or ends; ``None`` where it is none, or that is not known."""
+    """Return the begin or end of a slice; ``None`` if unknown or not a slice."""
     node = part.get_node()
     if node.get_type_name() != "Slice":
         return None
@@ -88,7 +91,7 @@ def _bound(part: Any, index: int) -> int | None:
 
 
 def _tell_apart(rotated: Any) -> None:
-    """Negate the parts, and the whole again."""
+    """Negate each part of a concatenation, and negate the result again."""
     opset13 = library.openvino().opset13
     targets = rotated.output(0).get_target_inputs()
     for part in rotated.inputs():
@@ -99,7 +102,7 @@ def _tell_apart(rotated: Any) -> None:
 
 
 def _products(node: Any) -> list[Any]:
-    """The products that a sum adds up, and those that they are products of."""
+    """Return the products that a sum adds, and the products that are factors of those."""
     found, known = [node], dict[str, Any]()
     while found:
         for value in found.pop().input_values():
@@ -112,7 +115,7 @@ def _products(node: Any) -> list[Any]:
 
 
 def _widen(product: Any) -> None:
-    """Repeat whichever factor has one element for a row of the other."""
+    """Repeat a factor with one element for each row, if rows of the other factor are longer."""
     opset13 = library.openvino().opset13
     for narrow, wide in itertools.permutations(product.inputs()):
         if _width(narrow) == 1 and _width(wide) != 1:
@@ -125,7 +128,7 @@ def _widen(product: Any) -> None:
 
 
 def _width(factor: Any) -> int | None:
-    """How many elements a row has; ``None`` where that is not known."""
+    """Return the number of elements in a row; ``None`` if unknown."""
     shape = factor.get_partial_shape()
     if shape.rank.is_dynamic:
         return None

@@ -1,8 +1,8 @@
-"""Slopes of leaky rectifiers, which OpenVINO takes for one for each channel.
+"""Slopes of leaky rectifiers, which OpenVINO reads as one slope per channel.
 
-It makes ``PRelu`` of ``relu(x) - relu(-x) * slope`` (2026.4), where a slope of one dimension lies
-along the second dimension of ``x``, and not along the last as in the product. The numbers are
-wrong, or, where the sizes differ, there are none.
+OpenVINO (2026.4) replaces ``relu(x) - relu(-x) * slope`` by ``PRelu``. In ``PRelu`` a slope of one
+dimension lies along the second dimension of ``x``; in the product it lies along the last. The
+numbers are wrong; if the sizes differ, OpenVINO fails instead.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _SUMS = {"Add", "Subtract"}
 
 
 def line_up_slopes(model: Any) -> None:
-    """Give what multiplies along the last dimension a second one, next to rectified values.
+    """Give one-dimensional factors in a sum with ``relu`` a second, leading dimension of size one.
 
     Args:
-        model: A model of OpenVINO's, changed in place; its results stay what they are.
+        model: A model of OpenVINO's, changed in place; its results stay the same.
     """
     for node in model.get_ordered_ops():
         read = [value.get_node() for value in node.input_values()]
@@ -31,7 +31,7 @@ def line_up_slopes(model: Any) -> None:
 
 
 def _line_up(product: Any) -> None:
-    """Do so in a product, and in those that it is a product of."""
+    """Change the factors of a product, and of the products that are its factors."""
     opset13 = library.openvino().opset13
     if product.get_type_name() != "Multiply":
         return

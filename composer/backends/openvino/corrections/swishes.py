@@ -1,7 +1,7 @@
-"""Factors within a swish that are vectors of one element.
+"""Factors within a swish that are tensors of one element with dimensions.
 
-OpenVINO makes ``Swish`` of ``x * sigmoid(x * b)`` where ``b`` has one element (2026.4), and then
-refuses it if ``b`` is no constant and has dimensions.
+OpenVINO (2026.4) replaces ``x * sigmoid(x * b)`` by ``Swish`` if ``b`` has one element. It then
+rejects ``Swish`` if ``b`` is not a constant and has dimensions.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ _NO_SIZES = numpy.zeros(0, numpy.int64)
 
 
 def drop_dimensions_of_factors(model: Any) -> None:
-    """Give a sigmoid's argument its computed factor of one element as a number.
+    """Reshape a computed one-element factor in the argument of a sigmoid to a scalar.
 
     Args:
-        model: A model of OpenVINO's, changed in place; its results stay what they are.
+        model: A model of OpenVINO's, changed in place; its results stay the same.
     """
     opset13 = library.openvino().opset13
     for node in model.get_ordered_ops():
@@ -36,7 +36,7 @@ def drop_dimensions_of_factors(model: Any) -> None:
 
 
 def _is_single(factor: Any) -> bool:
-    """Whether it has one element, and is computed."""
+    """True if a factor has one element and is not a constant."""
     shape = factor.get_partial_shape()
     computed = factor.get_source_output().get_node().get_type_name() != "Constant"
     return bool(computed and shape.is_static and all(size == 1 for size in shape))

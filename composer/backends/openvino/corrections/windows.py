@@ -1,8 +1,8 @@
-"""Factors of places, which OpenVINO takes for factors of a convolution's kernel.
+"""Factors of a convolution's input, which OpenVINO multiplies into the convolution's kernel.
 
-It multiplies the kernel with what multiplies the input (2026.4), and looks only whether the shapes
-go together: ``F.conv1d(x * window, weight)``, where the window is as long as the kernel is wide,
-would have the kernel weighted, not the places.
+OpenVINO (2026.4) multiplies the kernel by what should multiply the input, and checks only if the
+shapes are compatible. In ``F.conv1d(x * window, weight)`` with a window as long as the kernel, it
+weights the elements of the kernel, not the positions of the input.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ _PRODUCTS = {"Multiply", "Divide"}
 
 
 def keep_windows(model: Any) -> None:
-    """Put an operation that changes nothing between such a product and the convolution.
+    """Insert ``maximum(x, x)``, which changes nothing, between such a product and the convolution.
 
     Args:
-        model: A model of OpenVINO's, changed in place; its results stay what they are.
+        model: A model of OpenVINO's, changed in place; its results stay the same.
     """
     opset13 = library.openvino().opset13
     for node in model.get_ordered_ops():
@@ -33,7 +33,7 @@ def keep_windows(model: Any) -> None:
 
 
 def _goes_with(factor: Any, convolution: Any) -> bool:
-    """Whether it has a number for each place, as many as the kernel."""
+    """True if a factor varies over positions and fits the spatial shape of the kernel."""
     shape, kernel = factor.get_partial_shape(), convolution.get_input_partial_shape(1)
     if shape.is_dynamic or kernel.rank.is_dynamic:
         return False
