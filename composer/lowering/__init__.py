@@ -1,22 +1,23 @@
-"""From a captured graph to what engines read: AOTAutograd's functional graph, one ONNX model.
+"""Lowers a captured graph to what engines read: functional graphs, and ONNX models of their parts.
 
-In the order in which a graph goes through them:
+A graph goes through the modules in this order:
 
-- :mod:`~composer.lowering.aot` has AOTAutograd make functional graphs; in these
-  :mod:`~composer.lowering.operators` writes out what ONNX does not say as eager does;
-- :mod:`~composer.lowering.partition.by_trial` and :mod:`~composer.lowering.partition.regions` part
-  a graph into what an engine takes and what stays torch's (``constants``, ``views``, ``origins``);
-  :mod:`~composer.lowering.partition.unsupported` knows which calls must not be translated;
-- :mod:`~composer.lowering.export.onnx` makes a model of a region, by the exporter's translations
-  and by composer's own (:mod:`~composer.lowering.export.vocabulary` knows all of them);
-  ``linears``, ``repeats`` and ``reshapes`` prepare the region for that, and
-  :mod:`~composer.lowering.export.plain` simplifies the model;
-- :mod:`~composer.lowering.weights.bindings` has an engine take weights in, by address, and make
-  itself anew when one changes (``weights``, ``statistics``, ``narrow_weights``; ``freeze`` is the
-  policy's);
-- :mod:`~composer.lowering.trial` runs once what was built.
+- :mod:`~composer.lowering.aot` has AOTAutograd make functional graphs. The entries of
+  :mod:`~composer.lowering.operators` decompose operators that ONNX does not compute as eager does.
+- :mod:`~composer.lowering.partition.by_trial` and :mod:`~composer.lowering.partition.regions` cut a
+  graph into regions for an engine and calls for torch, with ``constants``, ``views`` and
+  ``origins``. :mod:`~composer.lowering.partition.unsupported` finds calls that must not be
+  translated.
+- :mod:`~composer.lowering.export.onnx` makes a model of a region, with the exporter's translations
+  and composer's own (:mod:`~composer.lowering.export.vocabulary` lists both). ``linears``,
+  ``repeats`` and ``reshapes`` prepare the region, and :mod:`~composer.lowering.export.plain`
+  simplifies the model.
+- :mod:`~composer.lowering.weights.bindings` has an engine take weights in by address, and build
+  itself again when a weight changes. The policy's ``freeze`` decides if weights are taken in.
+- :mod:`~composer.lowering.trial` runs the compiled graph once.
 
-A model is made once a graph (:class:`composer.build.Artefacts`) and kept for other processes
-(:mod:`~composer.lowering.export.artefacts`), which :mod:`~composer.lowering.export.whole` may spare
-AOTAutograd as well. :mod:`~composer.lowering.each` is for backends that know nothing of all this.
+A model is made once for each graph (:class:`composer.build.Artefacts`) and kept on disk for other
+processes (:mod:`~composer.lowering.export.artefacts`). With
+:mod:`~composer.lowering.export.whole` another process can also skip AOTAutograd.
+:mod:`~composer.lowering.each` is for backends that use none of these modules.
 """

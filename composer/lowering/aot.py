@@ -1,4 +1,4 @@
-"""The captured graph made functional by AOTAutograd: forward, backward, or inference graph."""
+"""Makes a captured graph functional with AOTAutograd: a forward, backward or inference graph."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ _CPU = torch.device("cpu")
 DynamoBackend = TypeVar("DynamoBackend", bound=Callable[..., Callable[..., Any]])
 
 Expected = tuple[tuple[int | None, ...], torch.dtype]
-"""Sizes of an output, ``None`` for those that torch knows no value of, and its dtype."""
+"""The sizes and the dtype of an output. A size is ``None`` where torch knows no value of it."""
 
 
 class GraphKind(StrEnum):
-    """Which of AOTAutograd's graphs."""
+    """The kinds of graphs that AOTAutograd makes."""
 
     INFERENCE = "inference"
     FORWARD = "forward"
@@ -51,25 +51,29 @@ class GraphKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FunctionalGraph:
-    """Functional ATen: no mutation, fake tensors in every node's ``meta["val"]``.
+    """A graph of functional ATen operators, without mutation.
+
+    Every node has fake tensors in ``meta["val"]``.
 
     Attributes:
         gm: The graph.
         kind: Which of AOTAutograd's graphs it is.
-        weights: Positions among the placeholders to tensors whose values an engine may take in.
+        weights: Tensors whose values an engine may take in, by position among the placeholders.
             Empty while grad mode is on, since weights change in training, and under the policy's
             ``freeze = false``.
-        witnesses: Some of these positions to a tensor whose version tells of changes that the
-            version of the weight itself does not (:mod:`composer.lowering.weights.statistics`).
-        example_args: Real arguments, those of the first call; ``None`` for a backward, and where
-            AOTAutograd removed or added some.
-        expected: What each output is in the first call; ``None`` for outputs that are not tensors.
-        statistics: Positions of placeholders that are running statistics of a batch norm, and
-            whether only its own forward reads them.
-        device: Where the captured graph's inputs are; the CPU, if it has none.
-        written: Positions of outputs that are inputs' new values and are copied to them after the
-            call, to the positions of those inputs. Told in inference, where AOTAutograd removed or
-            added no inputs.
+        witnesses: For some of these positions, a tensor whose version rises when the weight is
+            written to without raising its own version
+            (:mod:`composer.lowering.weights.statistics`).
+        example_args: The real arguments of the first call; ``None`` for a backward, and where
+            AOTAutograd removed or added arguments.
+        expected: Sizes and dtype of each output in the first call; ``None`` for outputs that are
+            not tensors.
+        statistics: Positions of placeholders that are running statistics of a batch norm; the value
+            is True if only the batch norm's own forward reads them.
+        device: The device of the captured graph's inputs; the CPU if it has no inputs.
+        written: Position of each output that is the new value of an input, mapped to the input's.
+            The output is copied to the input after the call. Filled for inference graphs only, and
+            only where AOTAutograd removed or added no inputs.
     """
 
     gm: torch.fx.GraphModule
@@ -87,10 +91,11 @@ GraphBuilder = Callable[[FunctionalGraph], Callable[..., Any]]
 
 
 def as_dynamo_backend(backend: DynamoBackend) -> DynamoBackend:
-    """Have a backend take what AOTAutograd and engines do not, where composer does not call it.
+    """Adapt a backend to graphs and arguments that AOTAutograd and engines do not take.
 
-    A graph that Dynamo did not capture may return a tensor or a dict; what is compiled returns the
-    same. Numbers that the program draws are passed in another dtype than they were captured in.
+    This is for callers other than composer. A graph that Dynamo did not capture may return a tensor
+    or a dict; the compiled graph then returns the same. Numbers that the program draws are passed
+    in another dtype than they were captured in; they are converted.
     """
 
     @functools.wraps(backend)
@@ -101,7 +106,7 @@ def as_dynamo_backend(backend: DynamoBackend) -> DynamoBackend:
         name: str | None = None,
         **options: Any,
     ) -> Callable[..., Any]:
-        del name  # of the region, from torch 2.15 on: these engines label nothing by it
+        del name  # the region's name, passed from torch 2.15 on; these engines do not use it
         _torch.symbols.learn_sizes(gm, example_inputs)
         flat, restore = clones.flat_outputs(gm)
         adapt = clones.with_captured_dtypes(gm, example_inputs)
@@ -126,18 +131,18 @@ def compile_functional(
     dialect: Operators = MappingProxyType({}),
     terms: BuildTerms | None = None,
 ) -> Callable[..., Any]:
-    """Have ``build`` compile the functional graphs; AOTAutograd does the rest around them.
+    """Compile a captured graph: AOTAutograd makes it functional, and ``build`` compiles the result.
 
-    A graph that needs a backward becomes two, any other one. Mutated inputs are written back and
-    views of inputs are made anew by AOTAutograd's run-time wrapper, so an engine sees only pure
-    functions.
+    A graph that needs a backward becomes two functional graphs, and any other graph becomes one.
+    AOTAutograd's run-time wrapper writes mutated inputs back and makes views of inputs again, so an
+    engine sees only pure functions.
 
     Args:
         gm: The captured graph.
         example_inputs: Tensors and symbols, in the order of the placeholders.
         build: Compiles a functional graph.
-        dialect: This engine's entries of operators; they go before composer's own.
-        terms: Of the build; ``freeze`` and the shared passes are read.
+        dialect: This engine's entries of operators. They have priority over composer's own.
+        terms: The terms of the build; ``freeze`` and the shared passes are read.
 
     Raises:
         Refusal: ``declined``, for inputs and outputs that are not plain dense tensors.
@@ -166,7 +171,7 @@ def compile_functional(
         )
         unbacked = _unbacked(fakes)
         if args is not None and _any_empty(args, unbacked):
-            args = None  # nothing to try an engine on
+            args = None  # an engine cannot be tried on empty inputs
         expected = _expected(functional)
         written = _torch.aot.copied_back() if same and kind is GraphKind.INFERENCE else {}
         graph = FunctionalGraph(
@@ -192,7 +197,7 @@ def compile_functional(
         whole = checkpoints.without_regions(gm)
         table = decompositions(dialect, needs_grad)
         return through_aot(whole, example_inputs, compiler, table, terms.late)
-    finally:  # AOTAutograd keeps the compiler of a graph that trains, and what it refers to
+    finally:  # AOTAutograd keeps the compiler of a training graph alive, with these variables
         everything.clear()
         owners.clear()
 
@@ -207,13 +212,13 @@ def through_aot(
     decompositions: dict[Any, Callable[..., Any]],
     passes: late.LatePasses | None = None,
 ) -> Callable[..., Any]:
-    """AOTAutograd's step, with the shared passes of the stages within it.
+    """Run AOTAutograd on a captured graph, with the shared passes of the stages within it.
 
     Args:
         gm: The captured graph.
         example_inputs: Tensors and symbols, in the order of the placeholders.
-        compiler: Makes a boxed callable of a functional graph and its fake inputs.
-        decompositions: Operators to write out while the graph is made functional.
+        compiler: Makes a boxed callable from a functional graph and its fake inputs.
+        decompositions: Operators to decompose while the graph is made functional.
         passes: The shared passes; ``None`` for none.
     """
     passes = passes or late.LatePasses()
@@ -251,13 +256,13 @@ def through_aot(
 
 
 def _note_numbers(functional: torch.fx.GraphModule, fakes: Sequence[Any]) -> None:
-    """Note the inputs that are plain numbers: AOTAutograd (torch 2.13) does so for some only."""
+    """Set ``meta["val"]`` of each input; AOTAutograd (torch 2.13) leaves out some plain numbers."""
     for node, fake in zip(functional.graph.find_nodes(op="placeholder"), fakes, strict=True):
         node.meta.setdefault("val", fake)
 
 
 def _unbacked(fakes: Sequence[Any]) -> tuple[int, ...]:
-    """Positions of the inputs that have a size, or are a number, that torch knows nothing of."""
+    """Return the positions of the inputs that are, or have a size that is, an unbacked symbol."""
     return tuple(
         i
         for i, fake in enumerate(fakes)
@@ -275,12 +280,12 @@ def _or_of_nothing(
 ) -> Callable[..., Any]:
     """Have torch answer the calls in which one of these inputs has no elements.
 
-    Engines differ in what they make of nothing (OpenVINO 2026.4 ends the process), and there is no
-    time to gain. Where a size is not unbacked, the graph's guards say whether it is zero.
+    Engines differ in what they do with empty tensors (OpenVINO 2026.4 ends the process), and there
+    is no time to gain. For a size that is not unbacked, the graph's guards tell if it is zero.
 
     Args:
-        engine: What was compiled.
-        plain: The graph itself.
+        engine: The compiled graph.
+        plain: The functional graph, run by torch.
         unbacked: Positions of the inputs with unbacked sizes.
     """
 
@@ -291,7 +296,7 @@ def _or_of_nothing(
 
 
 def _any_empty(args: Sequence[Any], positions: Sequence[int]) -> bool:
-    """Whether a tensor at one of these positions has no elements, or a number there is zero."""
+    """True if a tensor at one of these positions has no elements, or a number there is zero."""
     for i in positions:
         value = args[i]
         if not (value.numel() if isinstance(value, torch.Tensor) else value):
@@ -300,7 +305,7 @@ def _any_empty(args: Sequence[Any], positions: Sequence[int]) -> bool:
 
 
 def _with_memory(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Have lazily zero or negated gradients written to memory before an engine reads them.
+    """Write lazily zero or lazily negated gradients to memory before an engine reads them.
 
     Autograd may hand such tensors to any compiled backward, since no guard looks at gradients.
     """
@@ -320,7 +325,10 @@ def _in_memory(value: Any) -> Any:
 
 
 def _decline_complex_outputs(gm: torch.fx.GraphModule) -> None:
-    """Gradients of one that is conjugated lazily are not what AOTAutograd assumes (torch 2.13)."""
+    """Refuse a graph with a complex output.
+
+    The gradient of a lazily conjugated output is not what AOTAutograd assumes (torch 2.13).
+    """
     (returned,) = gm.graph.find_nodes(op="output")
     for node in returned.all_input_nodes:
         value = value_of(node)
@@ -330,11 +338,11 @@ def _decline_complex_outputs(gm: torch.fx.GraphModule) -> None:
 
 
 def decline_special_tensors(values: Iterable[Any]) -> None:
-    """Engines read plain dense memory; everything else is eager's.
+    """Refuse tensors that are not plain dense memory, since engines read nothing else.
 
     Raises:
-        Refusal: ``declined`` with ``unsupported_dtype``, for a subclass of tensor, a sparse or
-            quantized one, complex numbers, or a tensor that the program made fake.
+        Refusal: ``declined`` with ``unsupported_dtype``, for a tensor subclass, a sparse or
+            quantized tensor, complex numbers, or a tensor that the program made fake.
     """
     for value in values:
         if _torch.fakes.is_users_fake(value):
@@ -356,9 +364,10 @@ def _is_plain(value: torch.Tensor) -> bool:
 
 
 def _lazily(value: torch.Tensor) -> str:
-    """What its memory does not hold, since torch computes it when it reads the tensor.
+    """Return words for a value that torch computes when it reads the tensor; empty otherwise.
 
-    A subclass is not asked: its methods may be anything.
+    The memory of such a tensor does not hold its value. A subclass is not asked, since its methods
+    may do anything.
     """
     if type(value) not in _torch.tensors.PLAIN_TENSORS:
         return ""
@@ -373,17 +382,16 @@ def bindable(
     unfit: frozenset[int],
     statistics: Mapping[int, bool],
 ) -> tuple[dict[int, torch.Tensor], dict[int, torch.Tensor]]:
-    """Weights that an engine may take in, by position.
+    """Return the weights that an engine may take in, by position, and their witnesses.
 
     Args:
         everything: The inputs of a functional graph.
-        owners: Positions of the weights among them, and the module that each buffer belongs to.
-        unfit: Positions that the graph writes to, and of tensors whose sizes are dynamic.
-        statistics: As of :class:`FunctionalGraph`.
+        owners: By position of each weight, the module that owns it, if known.
+        unfit: Positions of inputs that the graph writes to or whose sizes are dynamic.
+        statistics: As in :class:`FunctionalGraph`.
 
     Returns:
-        The weights, and the witnesses of those among them that have one
-        (:class:`FunctionalGraph`).
+        The weights, and the witnesses of the weights that have one (:class:`FunctionalGraph`).
     """
     still = sorted(owners.keys() - unfit)
     weights = watchable({i: everything[i] for i in still})
@@ -398,7 +406,7 @@ def bindable(
 
 
 def _dynamic(fakes: Sequence[Any]) -> frozenset[int]:
-    """Positions of tensors with a size that may be another at the next call."""
+    """Return the positions of tensors with a dynamic size."""
     return frozenset(
         i
         for i, fake in enumerate(fakes)
@@ -407,7 +415,7 @@ def _dynamic(fakes: Sequence[Any]) -> frozenset[int]:
 
 
 def any_fake(values: Sequence[Any]) -> bool:
-    """Whether one of them is a tensor without data."""
+    """True if one of the values is a fake tensor, which has no data."""
     return any(isinstance(value, _torch.fakes.FakeTensor) for value in values)
 
 
@@ -431,7 +439,7 @@ def _expected(gm: torch.fx.GraphModule) -> tuple[Expected | None, ...]:
 
 
 def owners_of(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> dict[int, object]:
-    """Positions of the weights among AOTAutograd's inputs, and the owner of each, if known."""
+    """Return the owner of each weight, if known, by the weight's index in AOTAutograd's inputs."""
     own = [*dict(gm.named_parameters(remove_duplicate=False))]
     own += [*dict(gm.named_buffers(remove_duplicate=False))]
     owners: dict[int, object] = {
@@ -444,7 +452,7 @@ def owners_of(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> dict[i
 
 
 def own_tensors(gm: torch.fx.GraphModule) -> list[torch.Tensor]:
-    """Parameters and buffers that the graph module holds itself, as AOTAutograd lifts them."""
+    """Return the graph module's own parameters and buffers, in the order of AOTAutograd."""
     return [
         *dict(gm.named_parameters(remove_duplicate=False)).values(),
         *dict(gm.named_buffers(remove_duplicate=False)).values(),

@@ -1,6 +1,6 @@
-"""What no data reaches, such as a range or a sum over nothing, evaluated by torch itself.
+"""Evaluates constant calls, such as a range or a sum of an empty tensor, with torch itself.
 
-Only the calls for which the engine has no faithful translation: the others are left to it.
+This is done only for calls that the engine would decline. The engine evaluates the others.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from composer.lowering.views import is_dense, is_view
 aten = torch.ops.aten
 
 _MEMORY = aten.empty_permuted.default
-"""What it gives is to be written to."""
+"""Not evaluated, since its result is memory that is written to later."""
 
 _ARITHMETIC = {aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor}
 
@@ -28,11 +28,14 @@ _ARITHMETIC = {aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tenso
 def evaluate_constants(
     gm: torch.fx.GraphModule, is_declined: Callable[[torch.fx.Node], bool]
 ) -> None:
-    """Replace calls that would be declined by their results, where those are always the same.
+    """Replace declined calls by their results, where the result is always the same.
 
-    These are calls without operands, or on literals, calls whose results have no elements, and
-    calls of which every operand is such a result, or an input without elements. Shapes must be
-    static.
+    The result is always the same if the call has no operands, if it has no elements, or if every
+    operand is a literal, such a result, or an input without elements. Shapes must be static.
+
+    Args:
+        gm: The graph. It is changed.
+        is_declined: Returns True if the engine would not take the call.
     """
     known: dict[torch.fx.Node, Any] = {}
     for node in list(gm.graph.nodes):
@@ -49,9 +52,9 @@ def evaluate_constants(
 
 
 def lift_scalars(gm: torch.fx.GraphModule) -> None:
-    """Turn the numbers among the operands of float64 arithmetic into tensors of one element.
+    """Turn scalar operands of float64 arithmetic into float64 tensors of one element.
 
-    Torchlib writes a number as float32 and widens it.
+    Torchlib writes a scalar as float32 and widens it, which would round it.
     """
     for node in list(gm.graph.nodes):
         value = node.meta.get("val")
@@ -73,14 +76,17 @@ def lift_scalars(gm: torch.fx.GraphModule) -> None:
 def _constant(
     gm: torch.fx.GraphModule, value: torch.Tensor, node: torch.fx.Node, index: int = 0
 ) -> torch.fx.Node:
-    """A new node, where the graph is being inserted into, for a tensor that the graph holds."""
+    """Register a tensor in the graph module, and return a new node for it.
+
+    The node is inserted at the graph's current insertion point.
+    """
     name = f"_composer_{node.name}_{index}"
     gm.register_buffer(name, value.detach())
     return gm.graph.get_attr(name)
 
 
 def _is_empty(node: torch.fx.Node) -> bool:
-    """Whether the node is one tensor, whose layout is known and one of its sizes zero."""
+    """True if the node is one strided tensor without elements, of static sizes and strides."""
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or node.op not in ("placeholder", "call_function"):
         return False
@@ -93,7 +99,7 @@ def _is_empty(node: torch.fx.Node) -> bool:
 
 
 def _is_literal(node: torch.fx.Node) -> bool:
-    """Whether the node is a tensor written in the user's code, which is copied at every call."""
+    """True if the node is a tensor literal of the user's code, which is copied at every call."""
     copies = {aten.lift_fresh_copy.default, aten.lift_fresh.default}
     return node.op == "get_attr" and copies.issuperset(user.target for user in node.users)
 
@@ -103,7 +109,7 @@ def _empty(value: torch.Tensor) -> torch.Tensor:
 
 
 def _depends_on(node: torch.fx.Node, known: dict[torch.fx.Node, Any]) -> bool:
-    """Whether the call needs nothing but what is known, and gives the same every time."""
+    """True if all operands are known constants, and the call is deterministic."""
     seeded = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
     is_operator = (
         isinstance(node.target, _torch.operators.OpOverload) or node.target is operator.getitem
@@ -112,21 +118,21 @@ def _depends_on(node: torch.fx.Node, known: dict[torch.fx.Node, Any]) -> bool:
 
 
 def _replace(gm: torch.fx.GraphModule, node: torch.fx.Node, known: dict[Any, Any]) -> None:
-    """Put the call's tensor into the graph, in place of the call."""
-    value, expected = _value(node, known), node.meta.get("val")  # an assertion has none
+    """Replace the call by a constant that holds its result."""
+    value, expected = _value(node, known), node.meta.get("val")  # an assertion has no "val"
     if not isinstance(value, torch.Tensor) or not isinstance(expected, torch.Tensor):
-        return  # its parts come later
-    if value._is_zerotensor():  # a derivative that is nothing has no memory
+        return  # a tuple's tensors are replaced at their getitem nodes
+    if value._is_zerotensor():  # a derivative that is zero has no memory
         value = torch.zeros(value.shape, dtype=value.dtype, device=value.device)
     if any(map(_torch.symbols.is_unbacked, expected.shape)):
-        return  # others of its size have the same symbol
+        return  # other tensors have a size of the same symbol
     if (value.shape, value.dtype) != (expected.shape, expected.dtype):
         return
     if not is_dense(expected):
-        return  # a copy would have no gaps
+        return  # a copy would not have the same gaps
     with gm.graph.inserting_before(node):
         constant = _constant(gm, value, node)
-        constant.meta["val"] = expected.clone()  # of other memory than its copy
+        constant.meta["val"] = expected.clone()  # memory other than that of its copy
         known[constant] = value
         if _is_returned(node):
             copy = gm.graph.call_function(aten.clone.default, (constant,))
@@ -138,13 +144,13 @@ def _replace(gm: torch.fx.GraphModule, node: torch.fx.Node, known: dict[Any, Any
 
 
 def _is_returned(node: torch.fx.Node) -> bool:
-    """Whether the caller is given the tensor itself or a view of it, to write to as they like."""
+    """True if the tensor or a view of it is returned: the caller may then write to it."""
     users = (user for user in node.users if user.op == "output" or is_view(user))
     return any(user.op == "output" or _is_returned(user) for user in users)
 
 
 def _value(node: torch.fx.Node, known: dict[Any, Any]) -> Any:
-    """The node's result; torch runs what leads to it when it is first asked for."""
+    """Return the node's result. At the first request, torch runs the calls that lead to it."""
     if known[node] is node:
         args, kwargs = map_arg((node.args, node.kwargs), lambda each: _value(each, known))
         known[node] = node.target(*args, **kwargs)

@@ -1,7 +1,7 @@
-"""The table by which AOTAutograd writes operators out while it makes a graph functional.
+"""Makes the table by which AOTAutograd decomposes operators while it makes a graph functional.
 
-It is put together from the exporter's decompositions, composer's entries
-(:mod:`composer.lowering.operators`) and those of the engine, which is asked first.
+The table combines the engine's entries, composer's entries (:mod:`composer.lowering.operators`) and
+the exporter's decompositions, with priority in this order.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from composer.lowering.operators.entry import Function, Operators
 
 
 def decompositions(dialect: Operators, training: bool) -> dict[Any, Function]:
-    """The table for AOTAutograd: an engine's entries first, then composer's, then the exporter's.
+    """Return the table for AOTAutograd: an engine's entries first, then composer's, then others.
 
     Args:
         dialect: The engine's entries.
-        training: Whether a backward will be made.
+        training: True if a backward will be made.
     """
     table = dict(_exporters())
     for entries in (operators(), dialect):
@@ -37,9 +37,10 @@ def decompositions(dialect: Operators, training: bool) -> dict[Any, Function]:
 
 @functools.cache
 def _exporters() -> Mapping[Any, Function]:
-    """The exporter's entries; a thousand, so that it pays to make them once.
+    """Return the exporter's decompositions: about a thousand, so they are made once.
 
-    None for what draws random numbers, which would be others than those of eager's kernel.
+    Operators that draw random numbers are left out, since a decomposition would draw other numbers
+    than eager's kernel.
     """
     found = vocabulary().decompositions.items()
     kept = {each: function for each, function in found if not _torch.operators.draws_itself(each)}
@@ -47,7 +48,7 @@ def _exporters() -> Mapping[Any, Function]:
 
 
 def _of_real_numbers(function: Function) -> Function:
-    """Leave calls with complex numbers whole: torch runs them, and few entries allow for them."""
+    """Leave calls with complex numbers whole: torch runs them, and few entries support them."""
 
     def decompose(*args: Any, **kwargs: Any) -> Any:
         is_complex = any(map(_is_complex, args)) or any(map(_is_complex, kwargs.values()))
@@ -63,7 +64,7 @@ def _is_complex(given: Any) -> bool:
 
 
 def _first_of(first: Function, second: Function | None) -> Function:
-    """What ``first`` returns, or ``second`` where that is ``NotImplemented``."""
+    """Return a function that calls ``first``, and ``second`` if that returns ``NotImplemented``."""
     if second is None:
         return first
 

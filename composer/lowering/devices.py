@@ -1,4 +1,4 @@
-"""The device of a graph, and the calls whose tensors are on another one."""
+"""Finds the devices of a graph, and the calls with tensors on another device."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ WHY = "a tensor on another device"
 
 
 def devices_of(example_inputs: Iterable[Any]) -> list[torch.device]:
-    """The devices of the tensors that a graph is given, each once.
+    """Return the devices of the tensors among a graph's inputs, each once.
 
-    A tensor without dimensions may be a number that Dynamo passes so, on the CPU wherever the graph
-    is: it counts only where there is no other tensor.
+    A tensor without dimensions may be a number that Dynamo passes as a tensor. It is then on the
+    CPU, whatever the graph's device. So such tensors count only if there are no others.
     """
     tensors = [each for each in example_inputs if isinstance(each, torch.Tensor)]
     return [*dict.fromkeys(each.device for each in [t for t in tensors if t.dim()] or tensors)]
 
 
 def elsewhere(gm: torch.fx.GraphModule, home: torch.device) -> set[torch.fx.Node]:
-    """The calls of a functional graph that read or give a tensor on another device.
+    """Return the calls of a functional graph that read or return a tensor on another device.
 
-    What no data reaches may be on the CPU all the same, unless it is returned: an engine on a GPU
-    computes it where it needs it.
+    A constant may be on the CPU, unless it is returned: an engine on a GPU computes it where it
+    needs it.
 
     Args:
         gm: The graph.
-        home: Where the engine reads its inputs, and leaves its outputs.
+        home: The device on which the engine reads its inputs and leaves its outputs.
     """
     (returned,) = gm.graph.find_nodes(op="output")
     constants: set[torch.fx.Node] = set()

@@ -1,6 +1,6 @@
-"""Runs the later passes for a backend that knows of none: it compiles each of AOTAutograd's graphs.
+"""Runs AOTAutograd and the shared passes within it, for a backend that does not run them itself.
 
-The backend is given each functional graph as if Dynamo had captured it.
+The backend compiles each of AOTAutograd's functional graphs as if Dynamo had captured it.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def compile_each(
         gm: The captured graph.
         example_inputs: Tensors and symbols, in the order of the placeholders.
         passes: The shared passes to run.
-        build: Compiles a functional graph; it is given inputs of the right shapes, dtypes and
-            symbols whose values mean nothing.
+        build: Compiles a functional graph. Its example inputs have the right shapes, dtypes and
+            symbols, but arbitrary values.
     """
 
     def compiler(

@@ -1,23 +1,25 @@
-"""Inputs of which a graph writes a part, as to a cache of keys and values: written in place.
+"""Writes to a part of an input, such as a cache of keys and values, are done in place.
 
-A functional graph makes a new tensor of such an input, which is copied back after the call. Of a
-cache all of it moves several times then, for the place of one token. Where nothing else reads what
-the input was, torch writes the part into the input itself, and what comes after reads it there.
+A functional graph makes a new tensor from such an input, and the tensor is copied back after the
+call. The whole cache then moves several times to write the place of one token. Where no other call
+reads the old value of the input, the part can be written into the input itself, and later calls
+read it there.
 
-Without the new tensor nothing but the program's order says what comes before the write. So it waits
-for calls that might see it, through an input that turns out to be the same memory, and for calls
-that might raise, since then nothing is to be written. The version of the input rises when it is
-copied back, onto itself: should an engine fail behind a write, the call is answered for by whoever
-writes to the same places.
+**Torch writes.** Without the new tensor, the graph no longer says which calls come before the
+write. So the write waits for two kinds of calls before it: those that might read the same memory
+through another input, and those that might raise, since a call that raises must write nothing. The
+version of the input rises when AOTAutograd copies the input back onto itself. If an engine fails
+after a write, the fallback answers the call and writes to the same places again.
 
-An engine may also do it: one whose operator copies the input first unless it is given the same
-memory for its result, as ONNX Runtime's ``ScatterND``. The graph stays functional then, and is not
-cut. What might raise before the write has to come before it by what it reads. Another input that
-turns out to be the same memory is found at the call (:mod:`composer.graphs.sharing`): the result is
-new then, and copied back. That sees the inputs of one region, so where the graph is cut anyway,
-whoever reads an input before the write has to come before it by what it reads, too.
+**An engine writes.** This needs an operator that copies its input first, unless its result is given
+the same memory, such as ONNX Runtime's ``ScatterND``. The graph then stays functional and is not
+cut. Each call before the write that might raise must be one of the nodes that the write depends on.
+If another input turns out to be the same memory at a call (:mod:`composer.graphs.sharing`), the
+result gets memory of its own and is copied back. That check sees only the inputs of one region.
+Where the graph is cut anyway, the write must therefore also depend on each earlier call that reads
+an input.
 
-Kin: Inductor's reinplacing pass.
+Inductor's reinplacing pass is similar.
 """
 
 from __future__ import annotations
@@ -47,26 +49,28 @@ _TWINS: Mapping[Any, Callable[..., Any]] = {
     aten.scatter.src: aten.scatter_.src,
     aten.scatter.value: aten.scatter_.value,
 }
-"""Operators that put numbers to places of a tensor, to what writes them into the tensor itself."""
+"""Operators that write values to places of a copy, and the operators that write in place."""
 
 _VIEWS: Mapping[Any, Callable[..., Any]] = {
     aten.slice_scatter.default: aten.slice.Tensor,
     aten.select_scatter.default: aten.select.int,
 }
-"""Operators that replace what a view shows, to the view."""
+"""Operators that replace the part that a view shows, and the view."""
 
 _WHERE = {
     aten.slice.Tensor: ("dim", "start", "end", "step"),
     aten.select.int: ("dim", "index"),
 }
-"""The arguments that say what a view shows; those operators have them by the same names."""
+"""The arguments that say what a view shows. The operators of ``_VIEWS`` use the same names."""
 
 _LARGE = 1 << 17
-"""Bytes of an input that take as long to move, on two cores, as cutting the graph
-(bench/generation.py)."""
+"""Size in bytes of an input that takes as long to move as cutting the graph costs.
+
+Measured on two cores (bench/generation.py).
+"""
 
 _DIVISIONS = frozenset({"aten::div", "aten::floor_divide", "aten::remainder", "aten::fmod"})
-"""Element by element, and of integers they may still raise."""
+"""Elementwise operators that may still raise, where the operands are integers."""
 
 _COPIES = (
     *(aten._to_copy.default, torch.ops.prims.convert_element_type.default),
@@ -74,18 +78,18 @@ _COPIES = (
 )
 
 _BY_ENGINE = "composer_written_by_engine"
-"""Key of a node's meta: its result may be the memory of its first argument."""
+"""Key in a node's ``meta``: the node's result may use the memory of its first argument."""
 
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """A call that makes a new tensor of another one, but for some places.
+    """A call that copies a tensor and replaces some places of the copy.
 
     Attributes:
         call: The call.
-        before: What it makes it of, and nothing else reads.
-        twin: What writes to ``before`` instead, and returns it.
-        args: The further arguments of that.
+        before: The tensor that is copied. No other call reads it.
+        twin: The function that writes to ``before`` instead, and returns it.
+        args: The arguments of ``twin`` after ``before``.
     """
 
     call: torch.fx.Node
@@ -99,9 +103,9 @@ class Written:
     """An input that may be written to.
 
     Attributes:
-        at: Its position.
-        is_large: Whether moving it takes longer than cutting the graph.
-        writes: The calls that make its new value of it, the last one first.
+        at: The position of the input.
+        is_large: True if moving the input takes longer than cutting the graph.
+        writes: The calls that make the new value from the input, the last one first.
     """
 
     at: int
@@ -110,15 +114,15 @@ class Written:
 
     @property
     def calls(self) -> set[torch.fx.Node]:
-        """The calls of its writes."""
+        """The calls of all writes to this input."""
         return {each.call for each in self.writes}
 
 
 def writable_inputs(graph: FunctionalGraph) -> list[Written]:
-    """The inputs of a graph to which all that it writes can be written in place.
+    """Return the inputs whose new values the graph could write in place.
 
     Args:
-        graph: The graph, whose ``written`` says what is copied back.
+        graph: The graph. Its ``written`` says which outputs are copied back to inputs.
     """
     inputs = graph.gm.graph.find_nodes(op="placeholder")
     (returned,) = graph.gm.graph.find_nodes(op="output")
@@ -135,14 +139,15 @@ def leave_to_engine(
     writes: Callable[[torch.fx.Node], bool],
     refused: Collection[torch.fx.Node],
 ) -> list[Written]:
-    """Mark the writes that an engine may do, in whatever order it computes the graph.
+    """Mark the writes that an engine may do in place, whatever order it computes the graph in.
 
-    They put rows along one dimension of a contiguous input, and all sizes are known.
+    Such a write puts rows along one dimension of a contiguous input. All sizes in the graph must be
+    known.
 
     Args:
         graph: The graph.
         inputs: Some of its :func:`writable_inputs`.
-        writes: Whether the engine can do such a write.
+        writes: Returns True if the engine can do this call in place.
         refused: The calls that are left to torch.
 
     Returns:
@@ -159,7 +164,7 @@ def leave_to_engine(
             places, written = found[node]
             needed = set[torch.fx.Node]()
             _settle(node, needed)
-            # where one of these raises, all do
+            # where one write to these places raises, all do
             needed |= {call for call, (others, _) in found.items() if others == places}
             if needed.issuperset(noticing):
                 node.meta[_BY_ENGINE] = True
@@ -170,12 +175,12 @@ def leave_to_engine(
 
 
 def never(_: torch.fx.Node) -> bool:
-    """Of an engine that leaves all writes to torch."""
+    """Return False: the answer of an engine that leaves all writes to torch."""
     return False
 
 
 def rewritten(gm: torch.fx.GraphModule) -> dict[int, int]:
-    """Position of each output that may be the memory of a placeholder, to the placeholder's."""
+    """Map the position of each output that may use a placeholder's memory to the placeholder's."""
     inputs = {node: i for i, node in enumerate(gm.graph.find_nodes(op="placeholder"))}
     (returned,) = gm.graph.find_nodes(op="output")
     outputs = enumerate(returned.args[0])
@@ -186,7 +191,7 @@ def rewritten(gm: torch.fx.GraphModule) -> dict[int, int]:
 def put_in_place(
     graph: FunctionalGraph, inputs: Iterable[Written], refused: Collection[torch.fx.Node]
 ) -> None:
-    """Have torch write to these inputs what the graph was to make new tensors of.
+    """Have torch write into these inputs, instead of making new tensors from them.
 
     Args:
         graph: The graph, which is changed.
@@ -203,10 +208,16 @@ def put_in_place(
 
 
 def write_by(x: torch.Tensor, operator: Callable[..., Any], *args: Any, after: Any = ()) -> Any:
-    """Have an operator write to a tensor, and return that.
+    """Have an operator write to ``x`` in place, and return ``x``.
 
-    Its version stays (``data`` has one of its own): AOTAutograd raises it when it copies back.
-    ``after`` only makes the call wait.
+    The version of ``x`` does not rise here, since ``x.data`` has a version of its own. AOTAutograd
+    raises it when it copies back.
+
+    Args:
+        x: The tensor that is written to.
+        operator: An operator that writes to its first argument.
+        args: The operator's further arguments.
+        after: Results of calls that must run first. They are not used.
     """
     operator(x.data, *args)
     return x
@@ -215,7 +226,15 @@ def write_by(x: torch.Tensor, operator: Callable[..., Any], *args: Any, after: A
 def write_to_view(
     x: torch.Tensor, source: torch.Tensor, path: Sequence[Any], *, after: Any = ()
 ) -> Any:
-    """As above, to a view of a view ...; each step is an operator and its arguments."""
+    """Copy ``source`` into a view of ``x``, and return ``x``; otherwise like :func:`write_by`.
+
+    Args:
+        x: The tensor that is written to.
+        source: The values.
+        path: The chain of views that leads from ``x`` to the view. Each step is an operator and its
+            arguments.
+        after: Results of calls that must run first. They are not used.
+    """
     view = x.data
     for operator, *where in path:
         view = operator(view, *where)
@@ -226,7 +245,7 @@ def write_to_view(
 def _keep_order(
     graph: FunctionalGraph, written: set[torch.fx.Node], refused: Collection[torch.fx.Node]
 ) -> None:
-    """Have each write wait for the one before it, and for what may see it or raise before it."""
+    """Have each write wait for earlier writes, and for calls that read inputs or might raise."""
     settled, noticing = set[torch.fx.Node](), list[torch.fx.Node]()
     seen = _inputs(graph)
     for node in list(graph.gm.graph.nodes):
@@ -253,7 +272,10 @@ def _has_known_sizes(node: torch.fx.Node) -> bool:
 
 
 def _places_of(written: Written) -> tuple[torch.fx.Node, int] | None:
-    """At which places rows are put along one dimension, and its size."""
+    """Return the places at which rows are put along one dimension, and the dimension's size.
+
+    ``None`` if an engine cannot do this write in place.
+    """
     write, *more = written.writes
     value = write.before.meta["val"]
     if more or write.call.target is not aten.index_put.default or write.before.op != "placeholder":
@@ -273,16 +295,17 @@ def _places_of(written: Written) -> tuple[torch.fx.Node, int] | None:
 
 
 def _inputs(graph: FunctionalGraph) -> set[torch.fx.Node]:
-    """Those that are no weights."""
+    """Return the placeholders that are not weights."""
     inputs = enumerate(graph.gm.graph.find_nodes(op="placeholder"))
     return {node for i, node in inputs if i not in graph.weights}
 
 
 def _may_raise(call: torch.fx.Node, refused: Collection[torch.fx.Node]) -> bool:
-    """Whether it might for some inputs: all but what is done element by element, or by engines.
+    """True if a call might raise for some values of its inputs.
 
-    Those have what raises refused, but for places that are not there, masks of another length and
-    assertions. An integer may be divided by zero.
+    Elementwise calls do not raise, except where an integer is divided by zero. Operators that raise
+    are refused, so a call that an engine takes can raise only for an index out of range or a mask
+    of the wrong length. Such a call reads integers or truth values. Assertions have an effect.
     """
     name, counts = _torch.operators.operator_name(call.target), map(_counts, call.all_input_nodes)
     if name in _DIVISIONS:
@@ -293,13 +316,13 @@ def _may_raise(call: torch.fx.Node, refused: Collection[torch.fx.Node]) -> bool:
 
 
 def _counts(node: torch.fx.Node) -> bool:
-    """Whether it stands for integers, truth values among them."""
+    """True if the node is a tensor of integers or truth values."""
     value = node.meta.get("val")
     return isinstance(value, torch.Tensor) and not (value.is_floating_point() or value.is_complex())
 
 
 def _settle(node: torch.fx.Node, settled: set[torch.fx.Node]) -> None:
-    """Add a node, and all that it needs."""
+    """Add a node, and all nodes that it depends on, to ``settled``."""
     open_ones = [node]
     while open_ones:
         each = open_ones.pop()
@@ -311,7 +334,7 @@ def _settle(node: torch.fx.Node, settled: set[torch.fx.Node]) -> None:
 def _notices(
     node: torch.fx.Node, inputs: set[torch.fx.Node], refused: Collection[torch.fx.Node]
 ) -> bool:
-    """Whether it is a call that reads one of these inputs, or might raise."""
+    """True if the node is a call that reads one of these inputs, or that might raise."""
     if node.op != "call_function" or is_view(node):
         return False
     return any(_base(each) in inputs for each in node.all_input_nodes) or _may_raise(node, refused)
@@ -324,7 +347,10 @@ def _base(node: torch.fx.Node) -> torch.fx.Node:
 
 
 def _writes_between(source: torch.fx.Node, value: Any) -> tuple[Write, ...]:
-    """What makes ``value`` of ``source`` one by one; empty where anything else takes part."""
+    """Return the chain of writes that turns ``source`` into ``value``, the last one first.
+
+    Empty if a call that is not a write takes part.
+    """
     found: list[Write] = []
     while value is not source:
         write = _write(value) if isinstance(value, torch.fx.Node) else None
@@ -349,10 +375,11 @@ def _write(value: torch.fx.Node) -> Write | None:
 
 
 def _write_by_views(value: torch.fx.Node) -> Write | None:
-    """``x[0, :, 3:5] = y`` is a chain of views down, a copy, and the same chain up again.
+    """Return the write that a call such as ``x[0, :, 3:5] = y`` makes, if it is one.
 
-    Functional graphs make the views anew for each step of the way up. They and the steps have to be
-    all that reads ``x``: then nobody is there who sees what was there before.
+    In a functional graph this is a chain of views of ``x``, a copy, and one ``_VIEWS`` operator for
+    each view, in reverse order. The graph makes the views again for each of these operators. No
+    other call may read ``x`` or the views, so that no call sees the old values.
     """
     before = value.all_input_nodes[0]
     path, parts, views, step = list[Any](), {value}, [before], value
@@ -375,7 +402,7 @@ def _write_by_views(value: torch.fx.Node) -> Write | None:
 
 
 def _shown(call: torch.fx.Node) -> tuple[Any, ...]:
-    """The view that a call is or replaces, and its arguments; empty for any other call."""
+    """Return the view that a call makes or replaces, with its arguments; empty for other calls."""
     view = _VIEWS.get(call.target, call.target)
     if view not in _WHERE:
         return ()
@@ -383,7 +410,7 @@ def _shown(call: torch.fx.Node) -> tuple[Any, ...]:
 
 
 def _adds(call: torch.fx.Node) -> bool:
-    """Whether it reads the numbers that it replaces."""
+    """True if the call adds to the numbers at its places instead of replacing them."""
     return call.target is aten.index_put.default and bool(
         _torch.operators.argument(call, "accumulate")
     )
@@ -396,7 +423,7 @@ def _nodes(values: Any) -> set[torch.fx.Node]:
 
 
 def _memory(value: Any) -> object:
-    """Equal for what may share memory."""
+    """Return a key that is equal for values that may share memory."""
     fake = value.meta.get("val") if isinstance(value, torch.fx.Node) else None
     if isinstance(fake, torch.Tensor) and fake.layout is torch.strided:
         return _torch.tensors.storage_id(fake)

@@ -1,7 +1,7 @@
-"""Rows that are put along one dimension of a tensor, as the keys of a token are to a cache.
+"""Tells if rows along one dimension of a tensor, such as a token's in a cache, are few and long.
 
-Torchlib has that dimension come first, and moves all of the tensor for it, there and back. Rows can
-be named one by one instead, by all their indices.
+To write such rows, Torchlib transposes the whole tensor so that the dimension comes first, and then
+transposes it back. Instead, each row can be addressed by all its indices.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from collections.abc import Sequence
 from typing import Any
 
 _MOST = 1 << 16
-"""Rows: the indices of that many are a model's constants of some MiB."""
+"""Number of rows whose indices take some MiB as constants of a model."""
 
 _LEAST = 16
-"""Numbers in a row, beside which its indices are few."""
+"""Length of a row, in elements, compared with which its indices are few."""
 
 
 def are_few(shape: Sequence[Any], dim: int, count: Any) -> bool:
-    """Whether the rows that so many places along a dimension name are few, and long.
+    """True if the rows at ``count`` places along a dimension are few and long.
 
     Args:
-        shape: Of the tensor.
+        shape: The shape of the tensor.
         dim: The dimension.
-        count: How many places there are.
+        count: The number of places.
     """
     if not all(isinstance(size, int) for size in (*shape, count)):
         return False

@@ -1,4 +1,4 @@
-"""One run of a compiled graph before it is accepted, for errors that show only at run time."""
+"""Runs a compiled graph once before it is accepted, to find errors that show only at run time."""
 
 from __future__ import annotations
 
@@ -17,26 +17,27 @@ from composer.system import control_flow
 from composer.system.memory import lacks_memory
 
 _ANY = 2
-"""What an unbacked size is taken for."""
+"""The value that is used for an unbacked size."""
 
 
 def try_once(
     compiled: Callable[..., Any], graph: FunctionalGraph, written: Collection[int] = ()
 ) -> None:
-    """Run ``compiled`` on the inputs of the first call; a backward on ones of the right shapes.
+    """Run ``compiled`` once, and refuse it if it fails or its outputs have wrong shapes or dtypes.
 
-    Nothing is run where there are no real inputs to be had, nor what waits for other ranks: they
-    would not take part, or not with what belongs to this call. Torch's random state stays as it is.
-    Inputs on which torch itself fails say nothing of the engine: the program meets that error at
-    the call, and other inputs may be right.
+    It runs on the inputs of the first call; a backward runs on made-up inputs of the right shapes.
+    Torch's random state does not change. Nothing is run if there are no real inputs. Nor is a graph
+    that waits for other ranks: they would not take part, or with values of another call. If torch
+    itself fails on these inputs, the engine is accepted. The program gets torch's error at the
+    call, and other inputs may work.
 
     Args:
-        compiled: What was made of the graph.
-        graph: The graph.
-        written: Positions of the inputs that ``compiled`` writes to: it is given copies.
+        compiled: The compiled graph.
+        graph: The functional graph.
+        written: Positions of the inputs that ``compiled`` writes to. It gets copies of these.
 
     Raises:
-        Refusal: the run fails, or an output has not the shape or dtype of eager's.
+        Refusal: the run fails, or an output has another shape or dtype than eager's.
     """
     args = placeholder_values(graph.gm) if graph.kind is GraphKind.BACKWARD else graph.example_args
     if args is None or collectives.meets_other_ranks(graph.gm):
@@ -62,7 +63,7 @@ def _with_copies(args: Sequence[Any], written: Collection[int]) -> Sequence[Any]
 
 
 def _fits(got: torch.Tensor, sizes: Sequence[int | None], dtype: torch.dtype) -> bool:
-    """Whether it has the dtype, and all sizes that are known beforehand."""
+    """True if the output has the dtype, and all sizes that are known beforehand."""
     alike = zip(got.shape, sizes, strict=False)
     return (
         got.dtype == dtype
@@ -77,7 +78,7 @@ def _run(compiled: Callable[..., Any], args: Sequence[Any]) -> Any:
 
 
 def _torch_fails(graph: FunctionalGraph, args: Sequence[Any]) -> bool:
-    """Whether the graph's own operators raise on these inputs, for any cause but memory."""
+    """True if torch raises on these inputs too, for any cause but a lack of memory."""
     try:
         _run(_torch.sources.settled_forward(graph.gm), args)
     except BaseException as error:  # noqa: BLE001  # the program meets it at the call
@@ -87,7 +88,7 @@ def _torch_fails(graph: FunctionalGraph, args: Sequence[Any]) -> bool:
 
 
 def placeholder_values(gm: torch.fx.GraphModule) -> tuple[Any, ...]:
-    """A value for each placeholder: ones if it is floating point, else zeros (valid as indices)."""
+    """Return a value for each placeholder: ones if floating point, else zeros (valid indices)."""
     return tuple(
         _placeholder_value(node.meta["val"]) for node in gm.graph.find_nodes(op="placeholder")
     )
@@ -102,7 +103,7 @@ def _placeholder_value(value: Any) -> Any:
 
 
 def _number(size: Any) -> Any:
-    """That of the first call; with some number for each symbol that torch knows no value of."""
+    """Return a size in the first call, with a fixed number for each unbacked symbol."""
     if not _torch.symbols.is_unbacked(size):
         return _torch.symbols.hint(size)
     facts = _torch.symbols.symbol_facts(size).items()

@@ -1,4 +1,4 @@
-"""Returned views: torch makes them itself, since an engine's outputs share memory with nothing."""
+"""Gives returned views to torch, since an engine's outputs share memory with no other tensor."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from composer.records import Reason, Status
 
 
 def give_returned_views_to_torch(gm: torch.fx.GraphModule) -> set[torch.fx.Node]:
-    """Give views that share memory with another output or an input, or have gaps, their own nodes.
+    """Give returned views nodes of their own, which torch runs.
 
-    Each chain of views is copied down from what it looks at, so that torch can run the copy on the
-    engine's result or on the input: memory, strides and offsets are then eager's, whatever the
-    shapes. What the graph computes from these views keeps the original nodes.
+    These are the views that share memory with another output or an input, and those that have gaps.
+    Each chain of views is copied, from its base on, so that torch can run the copy on the engine's
+    result or on the input. Memory, strides and offsets are then as in eager mode, for all shapes.
+    Calls of the graph that read these views keep reading the original nodes.
 
     Returns:
         The new nodes, which an engine must not take.
 
     Raises:
-        Refusal: ``declined``, where outputs share memory in another way.
+        Refusal: ``declined``, where outputs share memory otherwise than as views.
     """
     (returned,) = gm.graph.find_nodes(op="output")
     nodes = dict.fromkeys(n for n in returned.args[0] if isinstance(n, torch.fx.Node))
@@ -42,7 +43,7 @@ def give_returned_views_to_torch(gm: torch.fx.GraphModule) -> set[torch.fx.Node]
 
 
 def is_view(node: torch.fx.Node) -> bool:
-    """Whether the node looks at its first argument's memory: a view, or one of several."""
+    """True if the result is a view of the first argument, or one item of a list of views."""
     if node.target is operator.getitem:
         return isinstance(node.args[0], torch.fx.Node) and is_view(node.args[0])
     return node.op == "call_function" and _torch.operators.is_view(node.target)
@@ -52,21 +53,25 @@ _READ_MEMORY = {"aten::as_strided", "aten::as_strided_copy", "aten::as_strided_s
 _READ_MEMORY |= {"prims::as_strided", "prims::as_strided_scatter"}
 _BY_ROWS = {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"}
 _BY_ROWS |= {"aten::mean", "aten::sum", "aten::amax", "aten::amin"}
-"""Products and reductions, of which results lie row by row whatever the operands do."""
+"""Products and reductions, whose results are row-major whatever the strides of the operands."""
 
 
 def reads_memory(node: torch.fx.Node) -> bool:
-    """Whether the call goes by how its operand lies in memory, of which ONNX knows nothing."""
+    """True if the result depends on the strides of the operand, which ONNX does not know."""
     return _torch.operators.operator_name(node.target) in _READ_MEMORY
 
 
 def decline_unsure_memory(gm: torch.fx.GraphModule) -> None:
-    """Refuse a graph that reads memory of which torch does not say surely how it lies.
+    """Refuse a graph that reads memory by strides where torch may predict other strides.
 
-    Of some operators torch's fake tensors have other strides than the kernels (2.13), such as
-    ``roll`` and ``channel_shuffle`` of what does not lie row by row (pytorch/pytorch#174963). So
-    what memory is read of has to come of operands that do, of products or reductions, which always
-    lie so, or of elementwise operations.
+    For some operators, torch's fake tensors have other strides than the results of the kernels
+    (torch 2.13). Examples are ``roll`` and ``channel_shuffle`` of a tensor that is not row-major
+    (pytorch/pytorch#174963). The strides are taken as known for the result of a product or a
+    reduction, which is always row-major, and of an elementwise operation on dense operands. For any
+    other operator, all operands have to be row-major.
+
+    Raises:
+        Refusal: ``declined``, where memory of unknown strides is read.
     """
     if not any(map(reads_memory, gm.graph.nodes)):
         return
@@ -76,7 +81,7 @@ def decline_unsure_memory(gm: torch.fx.GraphModule) -> None:
         if behind and reads_memory(node):
             what = f"{node.target} reads memory of which torch does not say surely how it lies"
             refuse(Status.DECLINED, Reason.OUTPUT_MISMATCH, what)
-        sure = is_view(node) or reads_memory(node)  # its result lies as its first operand does
+        sure = is_view(node) or reads_memory(node)  # its strides follow from its first operand's
         sure = sure or _torch.operators.operator_name(node.target) in _BY_ROWS
         if node.op != "call_function" or sure:
             continue
@@ -93,16 +98,16 @@ def _says_how_it_lies(node: torch.fx.Node) -> bool:
 
 
 def _is_permuted(value: torch.Tensor) -> bool:
-    """Whether a dense tensor does not lie row by row."""
+    """True if a dense tensor is not row-major."""
     sizes, strides = map(_torch.symbols.hint, value.shape), map(_torch.symbols.hint, value.stride())
     steps = [stride for size, stride in zip(sizes, strides, strict=True) if size != 1]
     return steps != sorted(steps, reverse=True)
 
 
 def is_dense(value: torch.Tensor) -> bool:
-    """Whether the elements lie without gaps or repetition, in some order of the dimensions.
+    """True if the elements lie without gaps or repetition, in some order of the dimensions.
 
-    They might not, for all that is known, where a size depends on data.
+    False where a size or a stride depends on data, since it cannot be known then.
     """
     if any(map(_torch.symbols.depends_on_data, (*value.shape, *value.stride()))):
         return False
@@ -124,7 +129,7 @@ def is_dense(value: torch.Tensor) -> bool:
 def _copy_chain(
     node: torch.fx.Node, before: torch.fx.Node, copies: dict[torch.fx.Node, torch.fx.Node]
 ) -> torch.fx.Node:
-    """A copy of the views from ``node`` down to what they look at, which is not copied."""
+    """Copy the chain of views that ends at ``node``, without its base, and return the copy."""
     if not is_view(node):
         return node
     if node not in copies:
@@ -137,13 +142,17 @@ def _copy_chain(
 
 
 def _decline_unless_views(nodes: Iterable[torch.fx.Node], inputs: Set[int]) -> None:
-    """All that share memory must be views of inputs, or of one and the same computed node.
+    """Refuse outputs that share memory, unless they are views of inputs or of one computed node.
 
-    Inputs may share memory with each other: a view of one is torch's view of what the caller gave.
+    Inputs may share memory with each other: torch makes a view of an input from the tensor that the
+    caller passes.
 
     Args:
-        nodes: What is returned and shares memory.
-        inputs: The memories of the inputs.
+        nodes: The outputs that share memory.
+        inputs: The storages of the inputs.
+
+    Raises:
+        Refusal: ``declined``.
     """
     bases: dict[int, torch.fx.Node] = {}
     for node in nodes:
@@ -156,7 +165,7 @@ def _decline_unless_views(nodes: Iterable[torch.fx.Node], inputs: Set[int]) -> N
 
 
 def base_of(node: torch.fx.Node) -> torch.fx.Node:
-    """What a chain of views looks at."""
+    """Return the base of a chain of views: the first node that is not a view."""
     while is_view(node):
         (node, *_) = node.all_input_nodes
     return node

@@ -1,1 +1,1 @@
-"""One region of a functional graph as one ONNX model, made once and kept on disk."""
+"""Translates regions of functional graphs to ONNX models, made once and kept on disk."""

@@ -1,10 +1,11 @@
-"""The artefact cache: what the lowering keeps on disk, so that another process need not make it.
+"""The artefact cache: results of the lowering on disk, which other processes use again.
 
-There are three kinds: what the exporter can translate (:mod:`composer.lowering.export.vocabulary`),
-the ONNX models of regions (:mod:`composer.lowering.export.onnx`), and which model a whole captured
-graph becomes (:mod:`composer.lowering.export.whole`). The key of each is a digest of the text of
-all that it was made from; what has no such text (:class:`composer.graphs.written.Unsayable`) is
-made anew every time. No artefact holds the value of a weight or code, and nothing is ever
+There are three kinds of artefacts: which operators the exporter can translate
+(:mod:`composer.lowering.export.vocabulary`), the ONNX models of regions
+(:mod:`composer.lowering.export.onnx`), and which model a whole captured graph becomes
+(:mod:`composer.lowering.export.whole`). The key of each is a digest of a text of everything that it
+was made from. Without such a text (:class:`composer.graphs.written.Unsayable`) the artefact is made
+again in every process. No artefact holds code or the value of a weight, and nothing is ever
 unpickled.
 """
 
@@ -27,41 +28,41 @@ from composer.system.disk import DiskCache, Entry
 from composer.system.distribution import version_of
 
 _PACKAGES = ("onnx", "onnx-ir", "onnxscript", "torchvision")
-"""What the exporter consists of; where torchvision is installed it translates more operators."""
+"""The packages of the exporter. It translates more operators if torchvision is installed."""
 
 _IMPORTED = time.time()
 
 
 def is_enabled(models: Artefacts) -> bool:
-    """Whether artefacts are kept and looked for, by the policy and torch's switch for caches."""
+    """True if the policy and torch's switch for caches allow to keep and find artefacts."""
     return models.keep_gib > 0 and not torch.compiler.config.force_disable_caches
 
 
 def cache(gib: float = DEFAULT_GIB) -> DiskCache:
-    """The disk cache that artefacts are kept in, up to so many GiB."""
+    """Return the disk cache for artefacts, which keeps up to ``gib`` GiB."""
     return DiskCache("onnx", limit=int(gib * (1 << 30)))
 
 
 def find(models: Artefacts, key: str | None) -> Entry | None:
-    """The entry of this key; ``None`` where there is none, or the cache is off."""
+    """Return the entry of this key; ``None`` where there is none, or the cache is off."""
     return cache(models.keep_gib).get(key) if key and is_enabled(models) else None
 
 
 def put(models: Artefacts, key: str, facts: Mapping[str, Any], blob: bytes | None = None) -> str:
-    """Keep an entry. Returns why it cannot be kept; empty if it is."""
+    """Keep an entry. Returns why it cannot be kept; an empty string if it is kept."""
     kept = cache(models.keep_gib)
     return "" if kept.put(key, facts, blob) else kept.trouble
 
 
 def key_of(kind: str, text: str) -> str:
-    """SHA-256 of a text and of all else that decides what becomes of it."""
-    halves = _torch.processor.multiplies_bf16()  # decides what of a graph in bfloat16 is taken
+    """Return the SHA-256 of a text and of everything else that the result depends on."""
+    halves = _torch.processor.multiplies_bf16()  # decides which bfloat16 calls are taken
     return hashlib.sha256(f"{kind}\n{environment()} {halves}\n{text}".encode()).hexdigest()
 
 
 @functools.cache
 def environment() -> str:
-    """What the lowering is made of: composer's own sources, torch, the exporter, the processor."""
+    """Return a text that identifies composer's sources, torch, the exporter and the processor."""
     versions = {name: version_of(name) for name in _PACKAGES}
     built = torch.__version__, torch.version.git_version, platform.python_version()
     machine = platform.machine(), torch.backends.cpu.get_cpu_capability()
@@ -69,9 +70,9 @@ def environment() -> str:
 
 
 def _sources() -> str:
-    """SHA-256 over every file of composer: any of them may have a part in what is made.
+    """Return the SHA-256 of all files of composer: each of them may affect the result.
 
-    A random text, equal to no other, where a file was changed after it was imported.
+    If a file was changed after the import, the result is a random text, which equals no other.
     """
     root = Path(__file__).parents[1]
     digest = hashlib.sha256()

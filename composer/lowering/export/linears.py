@@ -1,8 +1,8 @@
-"""Matrix products over more than two dimensions become one ``MatMul``, without views around it.
+"""Turns matrix products over more than two dimensions into one ``MatMul`` without views around it.
 
-Torch flattens what comes before the matrices and gives the result its dimensions back. ONNX Runtime
-(1.31) runs each view as a node of its own (for a small T5 a tenth of a call), and folds factors and
-transposes only into products that stand beside them.
+Torch flattens the leading dimensions before the product, and restores them in the result. ONNX
+Runtime 1.31 runs each view as a node of its own, which takes a tenth of a call of a small T5. It
+also folds factors and transposes only into products that are next to them.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def keep_dimensions(gm: torch.fx.GraphModule) -> None:
 
 
 def _unflattened(operand: torch.fx.Node) -> torch.fx.Node:
-    """What an operand is a view of, or the operand; a repetition that repeats nothing is left out.
+    """Return the base of an operand that is a view, without an ``expand`` that repeats nothing.
 
-    Torch writes both before ``bmm`` where the user's code says ``matmul``.
+    Torch makes both calls before ``bmm`` where the user's code calls ``matmul``.
     """
     source = operand.all_input_nodes[0] if operand.target in VIEWS else operand
     if source.target is not aten.expand.default:
@@ -51,7 +51,7 @@ def _unflattened(operand: torch.fx.Node) -> torch.fx.Node:
 
 
 def _replace_views(product: torch.fx.Node, a: torch.fx.Node, b: torch.fx.Node) -> None:
-    """Put ``matmul(a, b)`` where a view gives a product the sizes of ``a`` back."""
+    """Replace each view that restores the leading sizes of ``a`` by ``matmul(a, b)``."""
     if a is product.args[0]:
         return
     wanted = _sizes(a)[:-1] + _sizes(product)[-1:]
@@ -70,5 +70,5 @@ def _sizes(node: torch.fx.Node) -> tuple[int | torch.SymInt, ...]:
 
 
 def _are_same(a: tuple[int | torch.SymInt, ...], b: tuple[int | torch.SymInt, ...]) -> bool:
-    """Whether the sizes are equal, and known to be: to ask a symbol would add a guard."""
+    """True if the sizes are known to be equal. Symbols are not compared, which would add guards."""
     return len(a) == len(b) and all(map(_torch.symbols.is_same_size, a, b))

@@ -1,4 +1,4 @@
-"""One ONNX model from a region of a functional graph."""
+"""Translates a region of a functional graph to one ONNX model."""
 
 from __future__ import annotations
 
@@ -35,9 +35,10 @@ if TYPE_CHECKING:
 
 
 def as_scalar(number: int | float) -> torch.Tensor:
-    """What an engine is given for a size: a tensor of no dimension, int64 or float32, on the CPU.
+    """Return a number as a tensor without dimensions, int64 or float32, on the CPU.
 
-    Torch's defaults for device and dtype are the program's to set.
+    Engines take sizes in this form. Device and dtype are explicit, since the program may set other
+    defaults.
     """
     dtype = torch.float32 if isinstance(number, float) else torch.int64
     return torch.tensor(number, dtype=dtype, device="cpu")
@@ -45,15 +46,15 @@ def as_scalar(number: int | float) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """One output of the model, and how it becomes the region's.
+    """One output of the model, and how it is turned into the region's output.
 
     Attributes:
-        dtype: Of the tensor; ``None`` for an integer that the graph computes with, which the model
-            gives as an int64 tensor of no dimensions.
-        shape: The shape in which the model gives the tensor; ``None`` where a size is dynamic.
+        dtype: The dtype of the tensor. ``None`` for an integer that the graph computes with; the
+            model returns it as an int64 tensor without dimensions.
+        shape: The shape in which the model returns the tensor; ``None`` where a size is dynamic.
         order: Permutes the model's dimensions to the region's; ``None`` where they are the same.
-            The model gives every output row-major; where eager's strides are other than that, in
-            the order of eager's memory.
+            The model returns every output row-major. Where eager's strides are not row-major, the
+            model returns the dimensions in the order of eager's memory.
     """
 
     dtype: torch.dtype | None
@@ -61,7 +62,7 @@ class Output:
     order: tuple[int, ...] | None
 
     def receiver(self) -> Callable[[torch.Tensor], Any]:
-        """The function that turns a tensor from the engine into the region's output."""
+        """Return the function that turns the engine's tensor into the region's output."""
         order = self.order
         if self.dtype is None:
             return torch.Tensor.item
@@ -74,10 +75,10 @@ def _same(tensor: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What a model was translated from, in the region's own words.
+    """Names in the region that a model was translated from.
 
     Attributes:
-        nodes: The names of its nodes, in order.
+        nodes: The names of the region's nodes, in order.
         symbols: For each placeholder, the symbol that it stands for; empty for a tensor.
     """
 
@@ -86,7 +87,7 @@ class Source:
 
     @staticmethod
     def of(gm: torch.fx.GraphModule) -> Source:
-        """That of a region that is to be translated."""
+        """Return the source of a region that is to be translated."""
         values = (node.meta["val"] for node in gm.graph.find_nodes(op="placeholder"))
         symbols = (str(value) if isinstance(value, torch.SymInt) else "" for value in values)
         return Source(tuple(node.name for node in gm.graph.nodes), tuple(symbols))
@@ -99,12 +100,12 @@ class OnnxGraph:
     Attributes:
         model: Its inputs are the placeholders that it reads, weights among them. Dynamic sizes are
             named dimensions, after the symbols of the captured graph.
-        inputs: The names of all placeholders, by position, of those that are not read as well.
-        outputs: In the model's order.
-        key: What the model is kept under on disk; empty where it is not kept.
-        source: The region that was translated.
-        nodes: The names of the region's nodes, by those of ``source``: a region may share the model
-            of an equal one.
+        inputs: The names of all placeholders, by position, with those that no node reads.
+        outputs: The outputs, in the model's order.
+        key: The key of the model on disk; empty where it is not kept.
+        source: Names in the region that was translated.
+        nodes: The names of this region's nodes, by names in ``source``, where this region shares
+            the model of an equal one; ``None`` where it was translated itself.
     """
 
     model: onnx.ModelProto
@@ -115,11 +116,11 @@ class OnnxGraph:
     nodes: Mapping[str, str] | None = None
 
     def node_of(self, name: str) -> str:
-        """The name of the region's node that a node of ``source`` is; empty if there is none."""
+        """Return the name of the region's node for a name in ``source``; empty if there is none."""
         return name if self.nodes is None else self.nodes.get(name, "")
 
     def rounds_to_bfloat16(self) -> bool:
-        """Whether a node of the model does."""
+        """True if a node of the model casts to bfloat16."""
         import onnx
 
         casts = (node for node in self.model.graph.node if node.op_type == "Cast")
@@ -127,9 +128,10 @@ class OnnxGraph:
         return any(each.i == onnx.TensorProto.BFLOAT16 for each in said)
 
     def with_weights(self, names: Iterable[str]) -> onnx.ModelProto:
-        """The model with these inputs as initializers whose data the engine is given by address.
+        """Return the model with these inputs as initializers without data.
 
-        No value enters the protobuf, so its limit of 2 GB never matters.
+        The engine gets the data by address. No value is in the protobuf, so its limit of 2 GB does
+        not matter.
         """
         import onnx
 
@@ -153,9 +155,9 @@ class OnnxGraph:
 
 
 def why_not(node: torch.fx.Node, dialect: Operators = MappingProxyType({})) -> str | None:
-    """Why ONNX cannot say what a call of an operator does; ``None`` if it can.
+    """Return why a call cannot be translated to ONNX; ``None`` if it can.
 
-    Translations are those in the exporter's own registry, and composer's.
+    The translations are those of the exporter's registry and composer's own.
 
     Args:
         node: The call.
@@ -186,17 +188,17 @@ def _is_graph(node: torch.fx.Node) -> bool:
 
 
 def to_onnx(region: Region, models: Artefacts | None = None) -> OnnxGraph:
-    """Translate a region, which is changed on the way.
+    """Translate a region to an ONNX model.
 
-    The model is made once for each captured graph, whatever engines ask for it, and not at all if
-    an earlier process kept it (:mod:`composer.lowering.export.artefacts`).
+    The model is made once for each captured graph, also if several engines ask for it. It is not
+    made at all if an earlier process kept it (:mod:`composer.lowering.export.artefacts`).
 
     Args:
-        region: A part of a functional graph.
+        region: A part of a functional graph. It is changed.
         models: The models of the build; by default none is shared, and all are kept on disk.
 
     Raises:
-        Refusal: ``failed`` with ``export_failed`` where the exporter breaks.
+        Refusal: ``failed`` with ``export_failed`` where the exporter fails.
     """
     gm, outputs = region.gm, _plan_outputs(region.gm)
     source, models = Source.of(gm), models or Artefacts()
@@ -212,7 +214,7 @@ def to_onnx(region: Region, models: Artefacts | None = None) -> OnnxGraph:
 def _find_or_translate(
     gm: torch.fx.GraphModule, outputs: tuple[Output, ...], models: Artefacts
 ) -> OnnxGraph:
-    """The model that is kept for this graph, or a new one, which is kept for the next process."""
+    """Return the model that is kept on disk for this graph, or make one and keep it."""
     keep_dimensions(gm)
     share_heads(gm)
     join_views(gm)
@@ -232,14 +234,14 @@ def _find_or_translate(
     made = _translate(gm, outputs)
     if (
         _torch.symbols.guards_on(values) != guards
-    ):  # which a process that finds the model would not set
+    ):  # a process that finds the model on disk would not set these guards
         models.lost.append("the translation asked how large a size is")
         return made
     return _kept(models, made, key)
 
 
 def read_model(models: Artefacts, key: str, outputs: tuple[Output, ...]) -> OnnxGraph | None:
-    """The model that is kept under this key, if there is one."""
+    """Return the model that is kept under this key; ``None`` if there is none."""
     entry = artefacts.find(models, key)
     if entry is None or entry.blob is None:
         return None
@@ -266,13 +268,13 @@ def _translate(gm: torch.fx.GraphModule, outputs: tuple[Output, ...]) -> OnnxGra
     try:
         model = translator().translate(translator().prepare(gm))
         _settle_casts(model)
-        RemoveUnusedNodesPass()(model)  # ONNX Runtime (1.31) runs what nobody reads
+        RemoveUnusedNodesPass()(model)  # ONNX Runtime 1.31 runs nodes without users
         _forget_places(model)
     except Exception as error:
         raise Refusal(Status.FAILED, Reason.EXPORT_FAILED, _root_cause(error)) from error
     names = tuple(str(value.name) for value in model.graph.inputs)
     unused = [value for value in model.graph.inputs if not value.uses()]
-    for value in unused:  # an engine that is given a weight nobody reads refuses the model
+    for value in unused:  # an engine refuses a model with a weight that no node reads
         model.graph.inputs.remove(value)
     return OnnxGraph(onnx_ir.to_proto(model), names, outputs)
 
@@ -280,8 +282,8 @@ def _translate(gm: torch.fx.GraphModule, outputs: tuple[Output, ...]) -> OnnxGra
 def _forget_places(model: onnx_ir.Model) -> None:
     """Remove all metadata of nodes but the name of the graph's node that each was made from.
 
-    The exporter writes down every line of the user's code that led to a node: nine tenths of a
-    model's bytes, and ONNX Runtime (1.31) takes a third longer to make a session of it.
+    The exporter writes every line of the user's code that led to a node. That is nine tenths of a
+    model's bytes, and ONNX Runtime 1.31 takes a third longer to make a session from the model.
     """
     origin = "pkg.torch.onnx.fx_node"
     for node in model.graph:
@@ -294,8 +296,8 @@ def _forget_places(model: onnx_ir.Model) -> None:
 def _settle_casts(model: onnx_ir.Model) -> None:
     """Turn each ``CastLike`` into a ``Cast``, where the type is known.
 
-    ``CastLike`` is a function, which ONNX Runtime (1.31) inlines only after it has folded
-    constants: a constant behind one, such as a table of positions, would be computed at each call.
+    ``CastLike`` is a function, which ONNX Runtime 1.31 inlines only after it has folded constants.
+    A constant that is cast by it, such as a table of positions, would be computed at each call.
     """
     import onnx_ir
 
@@ -310,10 +312,10 @@ def _settle_casts(model: onnx_ir.Model) -> None:
 
 
 def _dtype_of(value: onnx_ir.Value | None) -> int | None:
-    """The ONNX type of a value's elements; ``None`` where it cannot be told.
+    """Return the ONNX type of a value's elements; ``None`` if it is not known.
 
-    The exporter types only the values that stand for nodes of the graph. Of those between, the type
-    is known if a ``Cast`` or a constant made them.
+    The exporter sets types only on values that stand for nodes of the graph. For a value in
+    between, the type is known if a ``Cast`` or a constant made it.
     """
     from onnx_ir.convenience import get_const_tensor
 
@@ -328,9 +330,10 @@ def _dtype_of(value: onnx_ir.Value | None) -> int | None:
 
 
 def _strides(value: torch.Tensor) -> list[int]:
-    """Those in the first call; of what repeats in memory (an expanded tensor), a new one's like it.
+    """Return a tensor's strides in the first call.
 
-    Torch draws for it in that order.
+    An expanded tensor repeats in memory. For it, the strides of ``torch.empty_like`` are returned,
+    since torch draws random numbers for it in that order.
     """
     strides = [_torch.symbols.usual(stride) for stride in value.stride()]
     if 0 not in strides:
@@ -339,9 +342,10 @@ def _strides(value: torch.Tensor) -> list[int]:
 
 
 def _plan_outputs(gm: torch.fx.GraphModule) -> tuple[Output, ...]:
-    """Have the graph return each output in the order of its memory, and say how to permute it back.
+    """Have the graph return each output in the order of its memory, and return how to undo that.
 
-    An ONNX output is row-major; that is how any other strides of eager's are reproduced.
+    An ONNX output is always row-major. By the permutation, any other strides of eager's are
+    reproduced.
     """
     (returned,) = gm.graph.find_nodes(op="output")
     plans: list[Output] = []

@@ -8,16 +8,16 @@ _ORIGIN = "composer_origin"
 
 
 def mark_origins(gm: torch.fx.GraphModule) -> None:
-    """Have every node carry its name along, wherever its metadata is copied to."""
+    """Write each node's name to its metadata, which is copied to nodes that are made from it."""
     for node in gm.graph.nodes:
         node.meta[_ORIGIN] = node.name
 
 
 def origin_of(node: torch.fx.Node) -> str:
-    """The name that the node had when it was marked; its own where it was made later."""
+    """Return the name of the marked node that this node comes from, or else its own name."""
     return str(node.meta.get(_ORIGIN, node.name))
 
 
 def origins_of(gm: torch.fx.GraphModule) -> dict[str, str]:
-    """Name of each node to its origin's."""
+    """Map the name of each node to the name of its origin."""
     return {node.name: origin_of(node) for node in gm.graph.nodes}

@@ -1,8 +1,9 @@
-"""A simpler ONNX model, for engines whose parsers take only a part of the standard.
+"""Simplifies an ONNX model, for engines whose parsers support only a part of the standard.
 
 ONNX Runtime inlines functions, folds constants and reads sequences by itself. TensorRT's parser
-wants axes, shapes and splits as constants, no functions, no sequences, and sizes that come from the
-shapes of tensors; OpenVINO's reader takes more of such a model, too. The folding is onnxscript's.
+needs axes, shapes and splits as constants, and sizes that come from the shapes of tensors. It reads
+neither functions nor sequences. OpenVINO's reader takes more nodes of such a model, too. onnxscript
+does the folding.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 Precision = Literal["fp32", "fp16", "bf16"]
 
 _PRODUCTS = ("MatMul", "Gemm", "Conv", "ConvTranspose")
-"""What is computed in low precision: only the operands are rounded, sums are kept in float32."""
+"""Operators computed in low precision: operands are rounded, sums are kept in float32."""
 
 _LOW = {"fp16": "FLOAT16", "bf16": "BFLOAT16"}
 _NODE = re.compile(r"%(\w+) ")
@@ -38,7 +39,7 @@ class PlainOnnx:
 
     Attributes:
         graph: The model.
-        origins: For each of its nodes, the name of the node in ``graph.source`` that it was
+        origins: For each node of the model, the name of the node in ``graph.source`` that it was
             translated from; ``None`` where that is not known.
     """
 
@@ -51,10 +52,10 @@ def to_plain(graph: OnnxGraph, precision: Precision = "fp32") -> PlainOnnx:
 
     Args:
         graph: The model; it is not changed.
-        precision: What matrix products and convolutions over float32 are computed in.
+        precision: The precision for matrix products and convolutions of float32 operands.
 
     Raises:
-        Refusal: ``failed`` with ``export_failed`` where onnxscript's folding breaks.
+        Refusal: ``failed`` with ``export_failed`` where onnxscript's folding fails.
     """
     import numpy as np
     import onnx_ir
@@ -82,9 +83,10 @@ def to_plain(graph: OnnxGraph, precision: Precision = "fp32") -> PlainOnnx:
 
 
 def _read_sizes_off(model: onnx_ir.Model, symbols: Mapping[str, str]) -> None:
-    """Take the value of a symbol from the shape of an input that has it, where there is one.
+    """Compute each symbol's value from the shape of an input tensor, where one has the symbol.
 
-    An input that only says a size would have to lie in the host's memory, with ranges of its own.
+    Otherwise the symbol would be an input of its own. Such an input would have to be in the host's
+    memory and would need a range of values.
     """
     import onnx_ir
 
@@ -107,7 +109,7 @@ def _read_sizes_off(model: onnx_ir.Model, symbols: Mapping[str, str]) -> None:
 
 
 def _compute_products_in(model: onnx_ir.Model, low: onnx_ir.DataType) -> None:
-    """Cast what goes into products of float32 down, and what comes out up again."""
+    """Cast the operands of float32 products to ``low``, and the results back to float32."""
     import onnx_ir
     from onnx_ir.passes.common import ShapeInferencePass
 
@@ -161,7 +163,7 @@ def _forget_where_it_came_from(model: onnx_ir.Model) -> None:
 def shapes_with_symbols(
     graph: OnnxGraph, gm: torch.fx.GraphModule
 ) -> dict[str, tuple[int | torch.SymInt, ...]]:
-    """Shapes of the tensors that the model is given and whose sizes are not all known."""
+    """Return the shapes, by name, of the model's input tensors with symbolic sizes."""
     given = {each.name for each in graph.model.graph.input}
     values = (node.meta["val"] for node in gm.graph.find_nodes(op="placeholder"))
     tensors = (

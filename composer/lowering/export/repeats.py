@@ -1,8 +1,8 @@
-"""Products with keys and values that several heads share, without a copy for each head.
+"""Multiplies with keys and values that several heads share, without a copy for each head.
 
-A program with grouped-query attention (arXiv:2305.13245) repeats what is shared for every head of
-the query. At a step of generation, whose query is one token, that is most of the work: of a cache
-with 4,096 places an engine moved four times all of it, and multiplied by one row.
+A program with grouped-query attention (arXiv:2305.13245) repeats shared keys and values for every
+head of the query. In a step of generation, whose query is one token, the copies are most of the
+work. For a cache with 4,096 places, an engine moved four times the cache to multiply it by one row.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from composer.lowering.export.reshapes import VIEWS
 aten = torch.ops.aten
 
 _ROWS = 16
-"""Of a query: with more the product takes longer than the copy, and engines fuse the usual form."""
+"""Most rows of a query. With more, the product takes longer, and engines fuse the usual form."""
 
 _DIMS = 4
 _HANDING_ON = (aten.transpose.int, aten._to_copy.default)
 
 
 def share_heads(gm: torch.fx.GraphModule) -> None:
-    """Have the heads of a query that share a key be rows of one product.
+    """Make the heads of a query that share a key rows of one product.
 
-    ``matmul(a, repeated(b))`` of (batch, heads, rows, size) becomes ``matmul`` of ``a`` viewed as
-    (batch, shared heads, heads for each * rows, size) with ``b``.
+    ``matmul(a, repeated(b))`` with ``a`` of shape (batch, heads, rows, size) becomes
+    ``matmul(a, b)`` with ``a`` of shape (batch, groups, heads / groups * rows, size). A group is
+    the heads that share a key, and ``b`` has one head for each group.
     """
     for product in gm.graph.find_nodes(op="call_function", target=aten.matmul.default):
         if len(product.all_input_nodes) > 1:
@@ -61,7 +62,7 @@ def _share(product: torch.fx.Node, left: torch.fx.Node, right: torch.fx.Node) ->
 
 
 def _repeated(node: torch.fx.Node) -> torch.fx.Node | None:
-    """What a tensor has each head of several times, one after the other."""
+    """Return the tensor whose heads ``node`` repeats, each several times in a row, or ``None``."""
     if node.target not in VIEWS or node.meta["val"].dim() != _DIMS:
         return None
     spread = node.all_input_nodes[0]
@@ -81,7 +82,7 @@ def _repeated(node: torch.fx.Node) -> torch.fx.Node | None:
 
 
 def _sliced(node: torch.fx.Node) -> torch.fx.Node:
-    """What slices are taken of that leave nothing out; ``x[:, None]`` makes such."""
+    """Return the base of slices that leave nothing out; ``x[:, None]`` makes such slices."""
     while node.target is aten.slice.Tensor:
         source = node.all_input_nodes[0]
         if not all(
@@ -105,9 +106,10 @@ def _called(operator: Any, x: torch.fx.Node, *args: Any, **how: Any) -> torch.fx
 
 
 def _reshaped(x: torch.fx.Node, sizes: list[Any]) -> torch.fx.Node:
-    """The same numbers in another shape, one size of which may be a symbol.
+    """Return the same numbers in another shape. One size may be a symbol.
 
-    No view: the exporter runs the graph with torch's strides once more.
+    It is a ``reshape`` and not a view, since the exporter runs the graph again with torch's
+    strides, for which the view may be impossible.
     """
     said = [size if isinstance(size, int) else -1 for size in sizes]
     made = x.graph.call_function(aten.reshape.default, (x, said))

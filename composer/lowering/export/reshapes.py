@@ -1,4 +1,4 @@
-"""Joins chains of views: ONNX Runtime (1.31) runs each view as a node, about 1 us a call."""
+"""Joins chains of views: ONNX Runtime 1.31 runs each view as a node, about 1 us per call."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _shorten(view: torch.fx.Node) -> None:
     shape, given = (tuple(node.meta["val"].shape) for node in (view, source))
     if not all(isinstance(size, int) for size in (*shape, *given)):
         return
-    if shape == given:  # what the graph returns stays a result of its own
+    if shape == given:  # a returned view stays a node of its own
         view.replace_all_uses_with(source, delete_user_cb=lambda user: user.op != "output")
     else:
         view.args = (source, list(shape))

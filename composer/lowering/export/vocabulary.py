@@ -1,7 +1,7 @@
-"""Which operators can be translated to ONNX, and into what the others are decomposed.
+"""Lists the operators that can be translated to ONNX, and decompositions for the others.
 
-Asking the exporter takes two seconds, most of them imports. Its answer is the same for the same
-versions, so it is kept on disk, and the exporter is imported only to translate.
+Asking the exporter takes two seconds, mostly for imports. Its answer depends only on versions, so
+the answer is kept on disk, and the exporter is imported only to translate.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class Vocabulary:
     """The operators that can be translated, by their names in the exporter's registry.
 
     Args:
-        known: Those that the exporter itself translates.
-        translated: Those, and the ones of composer's own translations.
+        known: The operators that the exporter itself translates.
+        translated: ``known``, and the operators of composer's own translations.
     """
 
     def __init__(self, known: frozenset[str], translated: frozenset[str]) -> None:
@@ -32,7 +32,7 @@ class Vocabulary:
         self._decompositions: dict[Any, Callable[..., Any]] | None = None
 
     def translates(self, target: Any) -> bool:
-        """Whether there is a translation for a node's target."""
+        """True if there is a translation for a node's target."""
         return _torch.operators.registry_name(target) in self._translated
 
     @property
@@ -46,9 +46,9 @@ class Vocabulary:
 
 @functools.cache
 def vocabulary() -> Vocabulary:
-    """The vocabulary of this process: from disk if it is kept there, else from the exporter.
+    """Return the vocabulary of this process, from disk if it is there, else from the exporter.
 
-    The build that asks first decides whether it is kept on disk.
+    The first build that calls this decides if it is kept on disk.
     """
     models = current_build().artefacts
     key = artefacts.key_of("vocabulary", "")

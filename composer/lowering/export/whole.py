@@ -1,6 +1,6 @@
-"""Remembers which ONNX model a captured graph becomes: another process can then skip AOTAutograd.
+"""Keeps on disk which ONNX model a captured graph becomes, so other processes skip AOTAutograd.
 
-That works only where AOTAutograd's run-time wrapper would have nothing to do at a call: inference
+This works only where AOTAutograd's run-time wrapper would have nothing to do at a call: inference
 with grad off, all sizes fixed, no input written to, no output that shares memory, no pass that runs
 within its step, and a single region that is the whole graph. All other graphs go through
 AOTAutograd in every process; only the ONNX models of their regions are found on disk
@@ -35,14 +35,14 @@ from composer.lowering.partition.regions import WHOLE, Region, Split
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """A captured graph whose model may be remembered, and the key that it is kept under."""
+    """A captured graph whose model may be kept, and the key that it is kept under."""
 
     gm: torch.fx.GraphModule
     key: str
     terms: BuildTerms
 
     def find(self, inputs: Sequence[Any]) -> tuple[Split, OnnxGraph] | None:
-        """What an earlier process lowered the graph to, with the weights of this process.
+        """Return what an earlier process lowered the graph to, with the weights of this process.
 
         Args:
             inputs: The example inputs that the key was made with.
@@ -66,14 +66,14 @@ class Whole:
         return Split(None, {WHOLE: region}, facts["taken"], facts["taken"], ()), model
 
     def keep(self, graph: FunctionalGraph, parts: Split, models: Sequence[OnnxGraph]) -> None:
-        """Keep what the graph was lowered to, if that model alone can serve it.
+        """Keep what the graph was lowered to, if one model alone can answer its calls.
 
-        To be called from within AOTAutograd's compile of the graph.
+        To be called while AOTAutograd compiles the graph.
 
         Args:
-            graph: What AOTAutograd made of it.
-            parts: How that was cut.
-            models: The models of its regions.
+            graph: The functional graph.
+            parts: The functional graph, cut into regions.
+            models: The models of the regions.
         """
         if not (len(models) == 1 and models[0].key and self._is_all(graph, parts, models[0])):
             return
@@ -87,7 +87,7 @@ class Whole:
         artefacts.put(self.terms.artefacts, self.key, facts)
 
     def _is_all(self, graph: FunctionalGraph, parts: Split, model: OnnxGraph) -> bool:
-        """Whether calling the one engine is all that there is to do at a call of the graph."""
+        """True if a call of the graph consists of nothing but a call of the one engine."""
         (returned,) = self.gm.graph.find_nodes(op="output")
         (region,) = parts.regions.values()
         outputs = returned.args[0]
@@ -105,13 +105,13 @@ class Whole:
 def whole_of(
     gm: torch.fx.GraphModule, example_inputs: Sequence[Any], engine: str, terms: BuildTerms
 ) -> Whole | None:
-    """The captured graph with its key; ``None`` where its model cannot be remembered.
+    """Return the captured graph with its key; ``None`` where its model cannot be kept.
 
     Args:
         gm: The captured graph.
         example_inputs: Tensors and symbols, in the order of the placeholders.
-        engine: Text of all that decides which operators the engine takes, and in what form.
-        terms: Of the build.
+        engine: A text with everything that decides which operators the engine takes, and how.
+        terms: The terms of the build.
     """
     if (
         not artefacts.is_enabled(terms.artefacts)
@@ -131,7 +131,7 @@ def whole_of(
 
 
 def _is_static(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> bool:
-    """Whether all values are plain tensors of fixed sizes; a symbol might ask for a guard."""
+    """True if all values are plain tensors of fixed sizes; a symbol might need a guard."""
     return not any(map(_may_vary, (*example_inputs, *map(value_of, gm.graph.nodes))))
 
 
@@ -146,7 +146,7 @@ def _may_vary(value: Any) -> bool:
 
 
 def _placeholders(inputs: Sequence[Any]) -> torch.fx.GraphModule:
-    """A graph of placeholders only: of a region whose model is there, engines read nothing else."""
+    """Return a graph of placeholders only: engines read nothing else of a region with a model."""
     graph = torch.fx.Graph()
     for index, value in enumerate(inputs):
         is_tensor = isinstance(value, torch.Tensor)

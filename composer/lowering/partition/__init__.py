@@ -1,1 +1,1 @@
-"""Which calls of a graph an engine takes, in which regions, and what stays with torch."""
+"""Cuts a graph into regions that an engine takes, and calls that torch runs."""

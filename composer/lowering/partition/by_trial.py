@@ -1,7 +1,7 @@
-"""Which regions of a graph an engine takes, found by trial: its own model reader is asked.
+"""Finds the regions that an engine takes by trial: the engine's own model reader is asked.
 
-What it refuses becomes torch's, the graph is cut again, and the reader is asked about the new
-regions, until it takes all of them.
+Torch runs the nodes that the reader refuses. The graph is then cut again, and the reader is asked
+about the new regions, until it takes all of them.
 """
 
 from __future__ import annotations
@@ -26,11 +26,13 @@ from composer.records import Reason, Status
 M = TypeVar("M")
 
 Read = Callable[[Region], tuple[M | None, dict[str, str]]]
-"""Makes the engine's model of a region; or gives ``None``, and why nodes are refused, by their
-names in the functional graph."""
+"""Returns the engine's model of a region, and an empty dict.
+
+If nodes are refused: ``None``, and the reasons, by the nodes' names in the functional graph.
+"""
 
 _ROUNDS = 8
-"""How many times a graph is cut: one refused node may hide others that would be refused."""
+"""Number of times that a graph is cut: one refused node may hide others that are refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +56,13 @@ def partition_by_trial(
     Args:
         graph: The graph; it is not changed.
         reader: What the reader is called, for messages.
-        why_not: Why a call is left to torch without asking the reader; ``None`` if it is asked.
+        why_not: Returns why a call is left to torch without asking the reader; ``None`` if the
+            reader is asked.
         read: Reads a region.
-        writes: Whether the engine can do a call that puts rows in place.
+        writes: Returns True if the engine can do a call that writes rows in place.
 
     Raises:
-        Refusal: ``declined``, where something is still refused after the last round.
+        Refusal: ``declined``, where a node is still refused after the last round.
     """
     mark_origins(graph.gm)
     refused: dict[str, str] = {}
@@ -90,13 +93,13 @@ def asking_each_call(
     reasons: Collection[Reason],
     why_alone: Callable[[torch.fx.Node], str | None],
 ) -> Read[M]:
-    """Where a region is refused whole, ask about each of its calls by itself.
+    """Extend ``read``: where a region is refused whole, ask about each of its calls alone.
 
     Args:
         graph: The graph.
         read: Reads a region.
-        reasons: Those for which it may be one call that is refused.
-        why_alone: Why a call is refused as a region of its own; ``None`` if it is taken.
+        reasons: The reasons of a refusal that a single call may cause.
+        why_alone: Returns why a call is refused as a region of its own; ``None`` if it is taken.
     """
 
     def ask(region: Region) -> tuple[M | None, dict[str, str]]:
@@ -121,11 +124,11 @@ def refused_nodes(plain: PlainOnnx, region: Region, why: dict[int, str]) -> dict
 
     Args:
         plain: The model that was read.
-        region: What it was made from.
-        why: Why nodes of the model are refused, by their index.
+        region: The region that the model was made from.
+        why: The reasons of the refusals, by index of the model's nodes.
 
     Returns:
-        Why nodes of the functional graph are refused, by name.
+        The reasons of the refusals, by name of the functional graph's nodes.
 
     Raises:
         Refusal: ``declined``, where none of the refused nodes comes from a node of the graph.

@@ -1,10 +1,10 @@
-"""Which parts of a functional graph an engine takes, and what torch runs around them.
+"""Cuts a functional graph into regions that an engine takes and calls that torch runs.
 
-A graph that is taken whole is one region, with nothing to run around it. Otherwise torch.fx's
-``CapabilityBasedPartitioner`` finds the connected regions, and the rest runs in place as eager
-ATen: operators that were refused, and views that are returned, since only torch can have them share
-memory as eager's do. Where a part of the graph may be computed in low precision
-(:mod:`composer.graphs.low_precision`), its regions are its own.
+A graph that is taken whole is one region, and torch runs nothing around it. Otherwise torch.fx's
+``CapabilityBasedPartitioner`` finds the connected regions, and torch runs the other calls between
+them as eager ATen. These are refused operators and returned views: only torch can make a view share
+memory as it does in eager mode. A part of the graph that may be computed in low precision
+(:mod:`composer.graphs.low_precision`) gets regions of its own.
 """
 
 from __future__ import annotations
@@ -43,16 +43,17 @@ WHOLE = f"{_PREFIX}0"
 """The name of a region that is the whole graph."""
 
 _CONJUGATING = (torch.ops.aten.linalg_pinv.atol_rtol_tensor,)
-"""Kernels of torch's that take conjugates of complex numbers within.
+"""Kernels of torch that conjugate complex numbers internally.
 
-They lose them under any ``TorchDispatchMode``, and AOTAutograd runs a first call under one.
-To be removed with https://github.com/pytorch/pytorch/issues/198118.
+The conjugation is lost under any ``TorchDispatchMode``, and AOTAutograd runs a first call under
+one. To be removed with https://github.com/pytorch/pytorch/issues/198118.
 """
 
 _OF_RNN = (torch.ops.aten.mkldnn_rnn_layer_backward.default,)
-"""Reads a workspace that a graph of AOTAutograd's does not keep: on another it ends the process.
+"""Operators that read a workspace that AOTAutograd's graphs do not keep.
 
-``aot_eager`` and Inductor raise at the call (torch 2.13, with Dynamo's ``allow_rnn``).
+With another workspace such an operator ends the process. ``aot_eager`` and Inductor raise at the
+call (torch 2.13, with Dynamo's ``allow_rnn``).
 """
 
 _COMPUTING_NOTHING = (
@@ -60,7 +61,7 @@ _COMPUTING_NOTHING = (
     torch.ops.aten.empty.memory_format,
     torch.ops.aten.empty_permuted.default,
 )
-"""Calls that give what is there already, or memory as it is."""
+"""Calls that return an existing value, or memory that is not initialized."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +70,13 @@ class Region:
 
     Attributes:
         gm: The part.
-        weights: Those of :class:`FunctionalGraph`, by position among the part's own placeholders.
-        witnesses: As for weights.
+        weights: The weights of :class:`FunctionalGraph`, by position among the part's own
+            placeholders.
+        witnesses: The witnesses of :class:`FunctionalGraph`, by the same positions.
         constants: Tensors that the graph held itself, by the position of the placeholder that
-            stands for each. Those behind the last argument need not be passed at a call.
-        rewritten: Positions of outputs that the engine may write to the memory of an input, to the
-            input's (:func:`~composer.lowering.in_place.leave_to_engine`).
+            replaces each. Constants after the last argument need not be passed at a call.
+        rewritten: Position of each output that the engine may write to the memory of an input,
+            mapped to the input's (:func:`~composer.lowering.in_place.leave_to_engine`).
     """
 
     gm: torch.fx.GraphModule
@@ -85,7 +87,7 @@ class Region:
 
     @property
     def is_low_precision(self) -> bool:
-        """Whether it is of the part of the graph that may be computed in low precision."""
+        """True if the region may be computed in low precision."""
         return bool(low_precision.marked(self.gm.graph))
 
     @property
@@ -97,14 +99,16 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A functional graph cut into what an engine takes and what stays torch's.
+    """A functional graph, cut into regions for an engine and calls for torch.
 
     Attributes:
-        outer: Calls the regions by name; ``None`` where a single region is the whole graph.
-        regions: What the engine takes.
-        taken: How many of the graph's compute nodes are in the regions.
-        total: How many there are.
-        left: A line for each operator outside of them: why, and where in the user's code it is.
+        outer: The graph that calls the regions by name; ``None`` where a single region is the whole
+            graph.
+        regions: The regions that the engine takes, by name.
+        taken: Number of the graph's compute nodes that are in the regions.
+        total: Number of the graph's compute nodes.
+        left: One line for each operator that is outside of the regions: the reason, and the place
+            in the user's code.
         written: Positions of the inputs that are written to in place, by torch between the
             regions or by the engine.
     """
@@ -120,8 +124,8 @@ class Split:
         """Refuse where there is no region for an engine.
 
         Raises:
-            Refusal: ``declined``, with ``unsupported_dtype`` where all that is computed is computed
-                with complex numbers, else with ``unsupported_op``.
+            Refusal: ``declined``, with ``unsupported_dtype`` if every compute node uses complex
+                numbers, otherwise with ``unsupported_op``.
         """
         if not self.regions:
             why = f"nothing can be taken: {', '.join(self.left)}" if self.left else None
@@ -132,7 +136,7 @@ class Split:
             refuse(Status.DECLINED, reason, why or "the graph computes nothing")
 
     def assemble(self, engines: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
-        """The whole graph as a callable, each region run by the engine of its name."""
+        """Return the whole graph as a callable; the engine of a region's name runs the region."""
         if self.outer is None:
             (engine,) = engines.values()
             return engine
@@ -148,17 +152,17 @@ def split(
     *,
     writes: Callable[[torch.fx.Node], bool] = in_place.never,
 ) -> Split:
-    """Cut a functional graph, which is changed on the way.
+    """Cut a functional graph into regions for an engine and calls for torch.
 
     Args:
-        graph: The graph.
-        why_not: Why an engine cannot take a call of an operator; ``None`` if it can.
-        writes: Whether the engine can do a call that puts rows in place.
+        graph: The graph. It is changed.
+        why_not: Returns why the engine cannot take a call; ``None`` if it can.
+        writes: Returns True if the engine can do a call that writes rows in place.
 
     Raises:
         Refusal: ``declined``, where a value is not a plain dense tensor, where torch itself cannot
-            run a call of the graph, or where outputs share memory in a way that cannot be made
-            anew.
+            run a call of the graph, or where outputs share memory in a way that cannot be
+            reproduced.
     """
     gm = graph.gm
     for node in gm.graph.nodes:
@@ -173,7 +177,7 @@ def split(
     written = tuple(each.at for each in (*by_engine, *by_torch))
     torchs = {call for each in by_torch for call in each.calls}
     refused |= dict.fromkeys(torchs, in_place.WHY)
-    left = _described(filter(is_compute, refused), refused)  # by what the calls are until here
+    left = _described(filter(is_compute, refused), refused)  # before the calls are changed
     in_place.put_in_place(graph, by_torch, refused)
     refused = {node: refused[node] for node in calls_of(gm) if node in refused}
     compute = [node for node in calls_of(gm) if is_compute(node) and node not in torchs]
@@ -201,10 +205,11 @@ def _written_in_place(
     refused: Mapping[torch.fx.Node, str],
     writes: Callable[[torch.fx.Node], bool],
 ) -> tuple[list[in_place.Written], list[in_place.Written]]:
-    """The inputs to which the engine writes, and those to which torch does.
+    """Return the inputs that the engine writes to in place, and those that torch writes to.
 
-    Those of torch's are what it has to write, and what takes long to move. Where an engine has
-    nothing else to compute, it is not asked to leave that as well.
+    Torch writes to an input if one of the writes is refused. It also writes to large inputs,
+    since the copies would take longer than cutting the graph. A large input stays with the engine
+    if the engine would otherwise have nothing to compute.
     """
     found = in_place.writable_inputs(graph)
     free = [each for each in found if each.calls.isdisjoint(refused)]
@@ -217,28 +222,28 @@ def _written_in_place(
 
 
 def is_compute(node: torch.fx.Node) -> bool:
-    """Whether the node makes tensors anew: no view, no arithmetic on sizes, no assertion."""
+    """True if the node computes new tensors: no view, no arithmetic on sizes, no assertion."""
     if node.op != "call_function" or node.target in _COMPUTING_NOTHING or is_view(node):
         return False
     return draws(node) or any(True for _ in tensors_of(node))
 
 
 def is_complex(node: torch.fx.Node) -> bool:
-    """Whether a call reads or gives complex numbers."""
+    """True if a call reads or returns complex numbers."""
     return any(each.dtype.is_complex for each in seen_by(node))
 
 
 def seen_by(node: torch.fx.Node) -> Iterator[torch.Tensor]:
-    """The tensors that a call reads and gives."""
+    """Yield the tensors that a call reads and returns."""
     for each in (*node.all_input_nodes, node):
         yield from tensors_of(each)
 
 
 def alone(node: torch.fx.Node) -> Region:
-    """One call as a region of its own, with a placeholder for each of its operands.
+    """Return one call as a region of its own, with a placeholder for each of its operands.
 
-    Names of nodes say nothing of the graph it came from, so an answer about this region holds for
-    every call that is like it.
+    The names of the placeholders do not depend on the graph that the call is from. So an answer
+    about this region holds for every call that is like it.
     """
     graph = torch.fx.Graph()
     copies: dict[torch.fx.Node, torch.fx.Node] = {}
@@ -255,12 +260,12 @@ def alone(node: torch.fx.Node) -> Region:
 
 
 def calls_of(gm: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
-    """The nodes that call something."""
+    """Yield the nodes that call a function."""
     return (node for node in gm.graph.nodes if node.op == "call_function")
 
 
 def _decline_broken(node: torch.fx.Node) -> None:
-    """Refuse a graph with a call that torch itself cannot make right in a compiled one."""
+    """Refuse a graph with a call that torch itself cannot run correctly in a compiled graph."""
     if node.target in _CONJUGATING and is_complex(node):
         what = f"{node.target} of complex numbers is wrong in torch itself, when compiled"
         refuse(Status.DECLINED, Reason.UNSUPPORTED_DTYPE, what + source_line(node))
@@ -270,10 +275,10 @@ def _decline_broken(node: torch.fx.Node) -> None:
 
 
 def _in_order(gm: torch.fx.GraphModule, refused: Iterable[torch.fx.Node]) -> list[torch.fx.Node]:
-    """The refused nodes, with those that draw random numbers chained in their order.
+    """Return the refused nodes, and make each node that draws random numbers wait for the last.
 
-    Cutting out regions may move a node that depends on nothing, but a random number depends on how
-    many were drawn before it.
+    Cutting out regions may move a node that depends on no other node. But a random number depends
+    on how many were drawn before it.
     """
     kept: list[torch.fx.Node] = []
     before: torch.fx.Node | None = None
@@ -295,17 +300,18 @@ def _in_order(gm: torch.fx.GraphModule, refused: Iterable[torch.fx.Node]) -> lis
 
 
 def _is_made_for(outside: set[torch.fx.Node], node: torch.fx.Node) -> bool:
-    """Whether a call reads no tensor, and what it gives is read by nodes outside alone."""
+    """True if a call reads no tensor, and all its users are outside of the regions."""
     reads = any(True for each in node.all_input_nodes for _ in tensors_of(each))
     return not reads and bool(node.users) and not node.users.keys() - outside
 
 
 def draws(node: torch.fx.Node) -> bool:
-    """Whether a call reads torch's generator.
+    """True if a call draws random numbers from torch's generator.
 
-    Attention is said to, for its dropout, which is mostly zero. What a checkpoint draws, the
-    partitioner gives to ``run_and_save_rng_state``, and in the backward to
-    ``run_with_rng_state``, as an argument. A branch or a loop draws what its graphs draw.
+    Torch marks attention as drawing, because of its dropout, but the dropout is mostly zero. The
+    partitioner passes an operator that a checkpoint repeats as an argument to
+    ``run_and_save_rng_state``, and in the backward to ``run_with_rng_state``. A branch or a loop
+    draws if a node of its graphs draws.
     """
     if _torch.operators.draws(node.target):
         return bool(_torch.operators.argument(node, "dropout_p") != 0.0)
@@ -313,7 +319,7 @@ def draws(node: torch.fx.Node) -> bool:
 
 
 def _within(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
-    """The nodes of the graphs that a call is given."""
+    """Yield the nodes of the graphs that a call has as operands."""
     owner = node.graph.owning_module
     for each in node.all_input_nodes:
         value = attribute_at(owner, str(each.target)) if owner and each.op == "get_attr" else None
@@ -322,12 +328,12 @@ def _within(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
 
 
 def call_after(_: object, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call ``function``; the first argument only makes the call wait for it."""
+    """Call ``function``. The first argument is not used: it only makes the call wait."""
     return function(*args, **kwargs)
 
 
 def _returns_computed_values(gm: torch.fx.GraphModule) -> bool:
-    """Whether every output is the result of a call, and none is returned twice."""
+    """True if every output is the result of a call, and no result is returned twice."""
     (returned,) = gm.graph.find_nodes(op="output")
     nodes = [n for n in returned.args[0] if isinstance(n, torch.fx.Node)]
     computed = all(node.op == "call_function" for node in nodes)
@@ -337,7 +343,7 @@ def _returns_computed_values(gm: torch.fx.GraphModule) -> bool:
 def _partition(
     gm: torch.fx.GraphModule, outside: set[torch.fx.Node]
 ) -> list[dict[torch.fx.Node, Any]]:
-    """The nodes of each region; regions that compute nothing are left out."""
+    """Return the nodes of each region, without the regions that compute nothing."""
 
     def taken(_: object, node: torch.fx.Node) -> bool:
         of = node.args[0] if node.target is operator.getitem else node
@@ -345,7 +351,7 @@ def _partition(
 
     nodes = [node for node in gm.graph.nodes if taken(gm, node)]
     if all(user.op == "output" or user in outside for node in outside for user in node.users):
-        regions = [dict.fromkeys(nodes)]  # only the tail is torch's: no need to look for a cut
+        regions = [dict.fromkeys(nodes)]  # only the tail is torch's: there is no cut to find
     else:
         support = create_op_support(taken)
         partitioner = CapabilityBasedPartitioner(gm, support, allows_single_node_partition=True)
@@ -354,9 +360,9 @@ def _partition(
 
 
 def _fuse(graph: FunctionalGraph, parts: Sequence[dict[torch.fx.Node, Any]]) -> dict[str, Region]:
-    """Replace the nodes of each part by one call; returns the parts as graphs of their own."""
+    """Replace the nodes of each part by one call, and return the parts as graphs of their own."""
     gm = graph.gm
-    # By name: what fuses the parts makes every node of the graph anew (torch 2.13).
+    # By name, since fuse_by_partitions() creates every node of the graph again (torch 2.13).
     position = {node.target: i for i, node in enumerate(gm.graph.find_nodes(op="placeholder"))}
     fuse_by_partitions(gm, list(parts), prefix=_PREFIX, always_return_tuple=True)
     gm.recompile()
@@ -378,7 +384,7 @@ def _fuse(graph: FunctionalGraph, parts: Sequence[dict[torch.fx.Node, Any]]) -> 
 
 
 def _lift_constants(gm: torch.fx.GraphModule) -> dict[int, torch.Tensor]:
-    """Turn tensors that the graph holds itself into placeholders after all others."""
+    """Replace tensors that the graph holds itself by new placeholders after all others."""
     constants: dict[int, torch.Tensor] = {}
     placeholders = gm.graph.find_nodes(op="placeholder")
     for node in gm.graph.find_nodes(op="get_attr"):
@@ -395,14 +401,14 @@ def _lift_constants(gm: torch.fx.GraphModule) -> dict[int, torch.Tensor]:
 
 
 def constant_at(gm: torch.fx.GraphModule, node: torch.fx.Node) -> torch.Tensor:
-    """The tensor that a ``get_attr`` node reads."""
+    """Return the tensor that a ``get_attr`` node reads."""
     return cast(torch.Tensor, attribute_at(gm, str(node.target)))
 
 
 def _described(
     nodes: Iterable[torch.fx.Node], refused: Mapping[torch.fx.Node, str]
 ) -> tuple[str, ...]:
-    """One line for each operator and reason, with the first place in the user's code."""
+    """Return one line for each operator and reason, with the first place in the user's code."""
     lines: dict[str, str] = {}
     for node in nodes:
         lines.setdefault(f"{node.target} ({refused[node]})", source_line(node))
@@ -410,6 +416,6 @@ def _described(
 
 
 def source_line(node: torch.fx.Node) -> str:
-    """``" at file:line"`` of the user's code that the node comes from, as far as it is known."""
+    """Return ``" at file:line"`` in the user's code for a node; empty if it is not known."""
     places = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
     return f" at {places[-1][0]}:{places[-1][1]}" if places else ""

@@ -1,9 +1,10 @@
-"""Calls that must not be translated to ONNX, since the model would mean something else.
+"""Finds calls that must not be translated to ONNX, since the results would differ from eager's.
 
-What holds for one operator stands in its entry (:mod:`composer.lowering.operators`), here is what
-holds for all. The rules were found by running torch's own operator samples (``op_db``) through ONNX
-Runtime and comparing with eager (torch 2.13, onnxscript 0.7, onnxruntime 1.31). Each rule is one
-reason; when upstream mends it, ``tests/lowering/test_unsupported.py`` says so and the rule can go.
+Rules for one operator are in its entry (:mod:`composer.lowering.operators`). Rules for all
+operators are here. All rules were found by running torch's own operator samples (``op_db``) through
+ONNX Runtime and comparing with eager (torch 2.13, onnxscript 0.7, ONNX Runtime 1.31). Each rule has
+one reason. When upstream fixes it, ``tests/lowering/test_unsupported.py`` fails and the rule can be
+removed.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _INEXACT_CONSTANTS = (
 
 
 def why_unsupported(node: torch.fx.Node, dialect: Operators) -> str | None:
-    """Why the translation of this call would give other results than eager; ``None`` if not.
+    """Return why the translation of this call would differ from eager; ``None`` if it would not.
 
     Args:
         node: The call.
@@ -48,7 +49,7 @@ def _rules_of(target: Any, entries: Operators) -> Iterator[Rule]:
 
 
 def _numbers_alone(node: torch.fx.Node) -> str | None:
-    """``torch.div(16, 4)``: ONNX's ``Div`` makes an integer of two."""
+    """Refuse numbers in place of tensors: ``torch.div(16, 4)`` would be ONNX's integer ``Div``."""
     if (
         not isinstance(node.target, _torch.operators.OpOverload)
         or node.all_input_nodes
@@ -61,9 +62,10 @@ def _numbers_alone(node: torch.fx.Node) -> str | None:
 
 
 def _double_precision(node: torch.fx.Node) -> str | None:
-    """Scalars and constants within translations are written as float32, and so are symbols.
+    """Refuse float64 calls with scalars, symbols or internal constants that float32 would round.
 
-    A comparison has operands in float64 only.
+    Translations write all of these as float32. The dtypes of the operands count as well as that of
+    the result: in a comparison, only the operands are float64.
     """
     if not any(v.dtype is torch.float64 for v in (*tensors_of(node), *operands_of(node))):
         return None
@@ -76,7 +78,7 @@ def _double_precision(node: torch.fx.Node) -> str | None:
 
 
 def _empty_operand(node: torch.fx.Node) -> str | None:
-    """Reductions and products of nothing: identity elements and shapes differ."""
+    """Refuse reductions and products of empty tensors: identity elements and shapes differ."""
     harmless = (
         torch.Tag.pointwise in _tags(node)
         or _torch.operators.operator_name(node.target) in _KEEP_EMPTY
@@ -91,10 +93,10 @@ def _empty_operand(node: torch.fx.Node) -> str | None:
 
 
 def _strides_of_memory(node: torch.fx.Node) -> str | None:
-    """ONNX's nodes see elements in order: the operand has to be all of its memory, row by row.
+    """Refuse calls that read memory by strides, unless the operand is all of its memory, row-major.
 
-    Where it was in the first call does not tell where an input is in the others, so positions that
-    count from the beginning of an input's memory are torch's.
+    ONNX nodes see the elements in row-major order. An offset that counts from the beginning of an
+    input's memory is refused too, since the input may lie elsewhere in its memory at another call.
     """
     if not reads_memory(node):
         return None
@@ -117,7 +119,7 @@ def _strides_of_memory(node: torch.fx.Node) -> str | None:
 
 
 def _looked_at_by_strides(node: torch.fx.Node) -> str | None:
-    """A view that leads to such a call: torch makes it, so that it lies where it does in eager."""
+    """Refuse a view that leads to such a call: torch makes it, so that its strides are eager's."""
     if not is_view(node):
         return None
     leads = any(_strides_of_memory(user) or _looked_at_by_strides(user) for user in node.users)
@@ -125,7 +127,7 @@ def _looked_at_by_strides(node: torch.fx.Node) -> str | None:
 
 
 def _gaps(node: torch.fx.Node) -> str | None:
-    """What an engine gives lies without gaps; what eager does, goes by memory that was there."""
+    """Refuse calls whose returned result has gaps in memory: an engine's results have none."""
     if is_view(node) or all(map(is_dense, tensors_of(node))):
         return None
     return "its result has gaps in memory" if _is_returned(node) else None

@@ -1,1 +1,1 @@
-"""Weights that an engine takes in: by address, watched at each call, read anew after a change."""
+"""Takes weights into engines: by address, checked at each call, read again after a change."""

@@ -1,8 +1,8 @@
-"""What an engine makes for the weights that it takes in: one thing for each set of weights.
+"""Base class of engines that take weights in: they make one object for each set of weights.
 
 Dynamo may give one engine the weights of several modules in turn, since it compiles their common
-code once. The engine keeps what it made for each such set for as long as the set lives, and makes
-it anew when a weight changes.
+code once. The engine makes an object, such as a session, for each such set of weights. It keeps the
+object while the set lives, and makes it again when a weight changes.
 """
 
 from __future__ import annotations
@@ -31,19 +31,21 @@ from composer.system import forks
 T = TypeVar("T")
 
 _RESTLESS = 2
-"""After so many changes a weight is no longer taken in but passed as an input at every call; and
-after so many sets of weights died, the next ones have to come back to be taken in."""
+"""After this many changes a weight is passed as an input at every call, and not taken in.
+
+After this many sets of weights died, a new set is taken in only if it comes back.
+"""
 
 _PROOF = 3
-"""At which call a set of weights has come back."""
+"""A set of weights counts as come back at this many calls with it."""
 
 _SETS = 128
-"""How many sets of weights are bound at once; others are passed as inputs at every call."""
+"""Number of sets that are bound at once. Weights of other sets are passed as inputs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Held(Generic[T]):
-    """What was made, and the weights it took in; replaced whole when one of them changes."""
+    """The object made for a set of weights, and these weights; replaced when one changes."""
 
     made: T
     members: WeightSet
@@ -51,10 +53,10 @@ class Held(Generic[T]):
 
 
 class BindingEngine(ABC, Generic[T]):
-    """An engine for one region that takes weights in; may be called from several threads.
+    """An engine for one region that takes weights in. Several threads may call it.
 
     Args:
-        region: The weights to take in by address, and their witnesses.
+        region: The region, with the weights to take in by address and their witnesses.
     """
 
     def __init__(self, region: Region) -> None:
@@ -72,15 +74,15 @@ class BindingEngine(ABC, Generic[T]):
 
     @abstractmethod
     def _make(self, values: Mapping[int, torch.Tensor]) -> T:
-        """Make what runs the region with these values taken in, by position among the arguments."""
+        """Make an object that runs the region with these values, by argument position, taken in."""
 
     @property
     def bounds(self) -> list[T]:
-        """What is bound now, the oldest first."""
+        """The objects of all sets that are bound now, the oldest first."""
         return [each.made for each in self._sets.values()]
 
     def bind_first(self, region: Region) -> T:
-        """Take the region's own weights in; called once, before the first call."""
+        """Take in the region's own weights. To be called once, before the first call."""
         given = tuple(region.weights.values())
         witnesses = {i: region.witnesses[self._positions[i]] for i in self._witnessed}
         first = self._bind(given, self._members(given, witnesses))
@@ -89,7 +91,7 @@ class BindingEngine(ABC, Generic[T]):
         return first.made
 
     def _made_for(self, args: tuple[Any, ...]) -> T:
-        """What runs the region with the weights among these arguments, as they are now."""
+        """Return the object for the weights among these arguments, with their present values."""
         if self._weightless is not None:
             return self._weightless.made
         given = self._pick(args)
@@ -100,14 +102,17 @@ class BindingEngine(ABC, Generic[T]):
         return held.made
 
     def _drop_all(self, made: T) -> None:
-        """Make everything anew at the next calls, unless ``made`` was dropped already."""
+        """Drop all objects, so that the next calls make them again.
+
+        Nothing is done if ``made`` was dropped already.
+        """
         held = [*self._sets.values(), self._unbound, self._weightless]
         if any(each is not None and each.made is made for each in held):
             self._sets.clear()
             self._unbound = self._weightless = None
 
     def _renewed(self, given: tuple[torch.Tensor, ...]) -> Held[T]:
-        """One with the weights as they are now. The model is not exported again."""
+        """Return an object with the present values. The model is not exported again."""
         key = identities(given)
         held = self._sets.get(key)
         if held is None:
@@ -120,7 +125,7 @@ class BindingEngine(ABC, Generic[T]):
         return held
 
     def _met(self, key: Hashable, given: tuple[torch.Tensor, ...]) -> Held[T]:
-        """One for a set of weights that has none."""
+        """Return an object for a set of weights that has none yet."""
         if len(self._sets) >= _SETS:
             return self._without_weights()
         members = self._waiting.get(key)
@@ -138,9 +143,10 @@ class BindingEngine(ABC, Generic[T]):
     def _members(
         self, given: tuple[torch.Tensor, ...], witnesses: Mapping[int, torch.Tensor]
     ) -> WeightSet:
-        """The weights as a set that the engine forgets when one of them dies.
+        """Return the weights as a set that the engine forgets when one of them dies.
 
-        That may happen at any moment, in any thread and while the lock is held: it takes none.
+        A weight may die at any moment, in any thread and while the lock is held. So ``forget``
+        takes no lock.
         """
         key, this = identities(given), weakref.ref(self)
 
@@ -153,7 +159,7 @@ class BindingEngine(ABC, Generic[T]):
         return WeightSet(given, witnesses, forget)
 
     def _without_weights(self) -> Held[T]:
-        """The one that takes all weights as inputs."""
+        """Return the object that takes all weights as inputs."""
         if self._unbound is None:
             self._unbound = self._bind((), self._members((), {}))
         return self._unbound
@@ -170,7 +176,7 @@ class BindingEngine(ABC, Generic[T]):
                 and (i in witnessed or i not in self._witnessed)
             }
         )
-        # The state of the weights is read first: a write while their values are taken in is seen.
+        # The state of the weights is read before their values: a write in between is then seen.
         size = len(given)
         state = BoundWeights(weights, members.witnesses, size, sampled=True, found=found)
         held = {self._positions[i]: each for i, each in weights.items()} | self._constants

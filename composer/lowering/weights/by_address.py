@@ -1,4 +1,4 @@
-"""Weights bound into an engine by address, and the check that they are still the same.
+"""Binds weights into an engine by address, and checks that they have not changed.
 
 :mod:`~composer.lowering.weights.watchable` says which weights may be bound.
 """
@@ -27,7 +27,7 @@ _versions = operator.attrgetter("_version")
 
 
 class _Watch(weakref.ref[torch.Tensor]):
-    """A weak reference of composer's, as opposed to those of others."""
+    """A weak reference that composer made, as opposed to those of other packages."""
 
     __slots__ = ()
 
@@ -36,15 +36,15 @@ class WeightSet:
     """The weights of one of the modules that call an engine. It keeps no weight alive.
 
     Attributes:
-        changes: By index, how often a weight was not what had been bound.
-        calls: How many calls came before the set was bound.
+        changes: By index, how often a weight differed from what had been bound.
+        calls: Number of calls before the set was bound.
 
     Args:
         tensors: The weights.
         witnesses: By index among the weights, another tensor that is written to whenever the weight
-            is; for weights that torch writes to without raising their version.
+            is. Needed for weights that torch writes to without raising their version.
         forget: Called with a reference to the first weight that dies or is swapped for another
-            tensor. It has to let go of the set.
+            tensor. It has to drop the set.
     """
 
     def __init__(
@@ -63,45 +63,45 @@ class WeightSet:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The versions, by index, that weights had when some of their elements were found changed."""
+    """Weights found changed by their elements: the version of each at that time, by index."""
 
     versions: Mapping[int, int]
     at: float = field(default_factory=time.monotonic)
 
     def is_settled(self) -> bool:
-        """Whether a write that was under way then has raised the version by now."""
+        """True if a write that was under way then must have raised the version by now."""
         return time.monotonic() >= self.at + samples.PATIENCE
 
     def untold(self, given: Sequence[torch.Tensor]) -> bool:
-        """Whether no version tells of the write to one of them."""
+        """True if one of the weights still has the same version: the write did not raise it."""
         return any(given[i]._version == version for i, version in self.versions.items())
 
 
 class BoundWeights:
-    """The weights of one set that an engine took by address, as they were then.
+    """The state of a set's weights at the time when an engine took them by address.
 
-    A weight is the same while its identity, ``data_ptr`` and ``_version`` are:
+    A weight counts as unchanged while its identity, ``data_ptr`` and ``_version`` are the same:
 
     | change | seen by |
     |---|---|
     | an update in place, ``load_state_dict`` | the version |
     | ``p.data = new`` | the address |
     | a replaced parameter | the identity: another set of weights (:func:`identities`) |
-    | ``p.data.mul_()``, a write through numpy | none of them; :func:`refresh` says so |
+    | ``p.data.mul_()``, a write through numpy | none of these: call :func:`refresh` |
 
-    :mod:`~composer.lowering.weights.samples` finds most changes of the last kind where
-    :func:`refresh` was not called. Small buffers are compared by value.
+    If :func:`refresh` was not called, :mod:`~composer.lowering.weights.samples` finds most changes
+    of the last kind. Small buffers are compared by value.
 
-    Memory that was freed may be given to new values, which then lie at the old address. So memory
-    of the CPU is held until the weights are bound again or let go. Memory of a GPU is too scarce
-    for that, since programs move models off it between calls; there it is watched.
+    Memory that was freed may be reused for new values, which then lie at the old address. So CPU
+    memory is held until the weights are bound again or dropped. GPU memory is too scarce for that,
+    since programs move models off the GPU between calls. There composer watches for its release.
 
     Args:
-        tensors: Index among the weights of the set to the tensor bound there.
-        witnesses: Those of the set.
-        size: How many weights the set has.
-        sampled: Whether to look at elements of them now and then.
-        found: What the state before this one had found so.
+        tensors: The bound tensors, by index among the weights of the set.
+        witnesses: The witnesses of the set.
+        size: Number of weights in the set.
+        sampled: True to compare some elements of the weights now and then.
+        found: The ``found`` of the state that this one replaces.
     """
 
     def __init__(
@@ -126,22 +126,22 @@ class BoundWeights:
         self._gone = {i: _torch.tensors.memory_gone(each) for i, each in elsewhere.items()}
         self._samples = samples.Samples([*tensors.values()]) if sampled and tensors else None
         self.found = found
-        """Weights of which elements changed, until it is known whether a version told."""
+        """Weights whose elements changed, until it is known if the write raised the version."""
         if tensors:
             count_steps()
             _bound[id(self)] = self
 
     @property
     def expired(self) -> bool:
-        """Whether :meth:`expire` was called."""
+        """True if :meth:`expire` was called."""
         return self._expected is None
 
     def expire(self) -> None:
-        """Count as changed at the next look."""
+        """Make :meth:`unchanged` return False from now on."""
         self._expected = None
 
     def unchanged(self, given: tuple[torch.Tensor, ...]) -> bool:
-        """Whether every bound tensor of the set is at its address, in its version."""
+        """True if no change of a bound tensor is seen."""
         bound = given if self._pick is None else self._pick(given)
         if list(map(_versions, bound)) != self._expected:
             return False
@@ -158,7 +158,7 @@ class BoundWeights:
         return not (self._samples.is_due() and self._differ(given))
 
     def _differ(self, given: Sequence[torch.Tensor]) -> bool:
-        """Whether elements of weights have changed; all engines then read their weights again."""
+        """True if elements of weights have changed. All engines then read their weights again."""
         assert self._samples is not None
         if self.found is not None and self.found.is_settled():
             if self.found.untold(given):
@@ -171,20 +171,20 @@ class BoundWeights:
         return bool(changed)
 
     def changed(self, given: Sequence[torch.Tensor]) -> frozenset[int]:
-        """Indices of the weights that are not what was bound."""
+        """Return the indices of the weights that differ from what was bound."""
         bound = zip(self._indices, self._versions, self._addresses, strict=True)
         moved = {i for i, v, a in bound if (given[i]._version, given[i].data_ptr()) != (v, a)}
         witnesses = zip(self._distinct, self._witnessed, strict=True)
         written = {id(each) for each, version in witnesses if each._version != version}
         moved |= {i for i, witness in self._witnesses.items() if id(witness) in written}
-        if self._samples is not None:  # memory that moved is not read: it may be gone
+        if self._samples is not None:  # moved weights are not read: their memory may be gone
             still = (n for n, i in enumerate(self._indices) if i not in moved)
             moved |= {self._indices[n] for n in still if self._samples.is_whole_changed(n)}
         return frozenset(moved | {i for i, gone in self._gone.items() if gone()})
 
 
 _bound: weakref.WeakValueDictionary[int, BoundWeights] = weakref.WeakValueDictionary()
-"""All that is bound in this process, by identity, for as long as its engines live.
+"""All states of bound weights in this process, by identity, while their engines live.
 
 Other threads may add to it at any time: ``valuerefs`` copies it in one step.
 """
@@ -193,10 +193,10 @@ Other threads may add to it at any time: ``valuerefs`` copies it in one step.
 def refresh() -> None:
     """Have every engine read its weights again at its next call.
 
-    For weights that were changed behind torch's back, where no version tells: by ``p.data.mul_()``,
-    through numpy or DLPack, by a collective (``dist.broadcast``, ``dist.all_reduce``), or through
-    the storage (``p.untyped_storage().copy_()``); docs/reference/engines/weights.md lists what is
-    seen. That goes for what Inductor has frozen, too.
+    Call it after writes to weights that do not raise a version: by ``p.data.mul_()``, through numpy
+    or DLPack, by a collective (``dist.broadcast``, ``dist.all_reduce``), or through the storage
+    (``p.untyped_storage().copy_()``). docs/reference/engines/weights.md lists which writes are
+    seen. The call also refreshes weights that Inductor has frozen.
     """
     for reference in _bound.valuerefs():
         bound = reference()
@@ -205,7 +205,7 @@ def refresh() -> None:
 
 
 def picker(positions: tuple[int, ...]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
-    """``itemgetter`` of a tuple's items that gives a tuple for any number of positions.
+    """Return a function that picks these items of a tuple, as a tuple.
 
     Consecutive positions are taken as a slice: for 200 items that takes a fifth of the time.
     """
@@ -217,11 +217,11 @@ def picker(positions: tuple[int, ...]) -> Callable[[tuple[Any, ...]], tuple[Any,
 
 
 def identities(given: tuple[Any, ...]) -> Hashable:
-    """The identities of some tensors, good for as long as they live.
+    """Return a key made of the identities of some tensors, valid while the tensors live.
 
-    A tuple of the tensors themselves would keep them alive. CPython's tuple has their identities
-    side by side, behind its header: those bytes take a ninth of the time of ``map(id, given)`` for
-    200 weights (0.8 of 7.0 us, looked up).
+    A tuple of the tensors themselves would keep them alive. A tuple of CPython holds the identities
+    of its items in a row, after its header. Copying these bytes takes a ninth of the time of
+    ``map(id, given)``: 0.8 us instead of 7.0 us for 200 weights, with the look-up.
     """
     return _pointers(given) if _IN_A_ROW else tuple(map(id, given))
 
@@ -235,7 +235,7 @@ def _pointers(items: tuple[Any, ...]) -> bytes:
 
 
 def _in_a_row() -> bool:
-    """Whether this interpreter's tuples and identities are those of CPython."""
+    """True if this interpreter's tuples hold the identities of their items, as in CPython."""
     if sys.implementation.name != "cpython":
         return False
     items = (object(), None, ())
@@ -248,9 +248,9 @@ _IN_A_ROW = _in_a_row()
 
 @functools.cache
 def forget_swapped() -> None:
-    """Have the sets of a weight forgotten before torch swaps it for another tensor.
+    """Forget the sets of a weight before torch swaps the weight for another tensor.
 
-    Torch refuses to while there are weak references to it.
+    Torch refuses to swap a tensor while there are weak references to it.
     """
     _torch.tensors.before_swaps(_let_go)
 
@@ -265,16 +265,20 @@ def _let_go(weight: torch.Tensor) -> None:
 def count_steps() -> None:
     """Have the steps of optimizers raise the versions of the parameters that they wrote to.
 
-    Two kinds of torch's do not (2.13): the fused kernels (``AdamW(..., fused=True)`` and kin), and
-    the collectives by which ``ZeroRedundancyOptimizer`` gets the parameters that other ranks
-    updated; the day they do, ``tests/lowering/test_weights.py`` says so. Kernels of other packages
-    write to addresses that they are given (DeepSpeed's, apex's).
+    In torch 2.13 two kinds of steps do not raise them: fused kernels (such as
+    ``AdamW(..., fused=True)``), and the collectives by which ``ZeroRedundancyOptimizer`` receives
+    the parameters that other ranks updated. ``tests/lowering/test_weights.py`` fails when torch
+    changes this. Kernels of other packages (DeepSpeed, apex) write to raw addresses.
     """
     register_optimizer_step_post_hook(_count_step)
 
 
 def _count_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Dynamo traces it where a step is compiled: of a plain one it must not break the graph."""
+    """Raise the versions after one step.
+
+    Dynamo traces this function where a step is compiled. For an optimizer of torch that is not
+    fused, it must not break the graph.
+    """
     receives = foreign = False
     if not torch.compiler.is_compiling():
         receives = _torch.tensors.receives_parameters(optimizer)

@@ -1,6 +1,6 @@
-"""Weights in bfloat16 beside the model's own: made once, and anew when a weight changes.
+"""Keeps copies of weights in bfloat16: made once, and again when a weight changes.
 
-To round the weights within the graph would cost, at every call, the memory traffic that computing
+Rounding the weights within the graph would cost memory traffic at every call, as much as computing
 in bfloat16 saves.
 """
 
@@ -21,7 +21,10 @@ from composer.lowering.weights.by_address import BoundWeights
 
 
 class Copy:
-    """What a weight is in bfloat16, as of a certain state of it; does not keep the weight alive."""
+    """A bfloat16 copy of a weight, and the state of the weight that it was made from.
+
+    It does not keep the weight alive.
+    """
 
     def __init__(self, weight: torch.Tensor) -> None:
         self._weight = weakref.ref(weight)
@@ -30,12 +33,12 @@ class Copy:
         self.values = torch.nn.Parameter(narrowed(weight), requires_grad=False)
 
     def follow(self, weight: torch.Tensor) -> bool:
-        """Have the values of this weight, as it is now; false if it is another one.
+        """Update the copy to the weight's present values; False if it is no copy of this weight.
 
-        They are written where they were, which raises the version of ``values``. An engine that
-        takes copies in as constants sees one weight that keeps changing, not ever new ones. A call
-        that runs meanwhile in another thread may read both, as in eager one does while a weight is
-        updated in place.
+        The new values are written in place, which raises the version of ``values``. An engine that
+        takes copies in as constants then sees one weight that changes, not a new weight each time.
+        A call that runs at the same time in another thread may read old and new values. The same
+        happens in eager mode while a weight is updated in place.
         """
         if self._weight() is not weight or self._layout != _layout(weight):
             return False
@@ -48,26 +51,29 @@ class Copy:
 
 
 def _state(weight: torch.Tensor) -> BoundWeights:
-    """To be read before the values are: a write while they are taken is seen then."""
+    """Return the state of a weight.
+
+    Call it before the values are read: a write while they are read is then seen.
+    """
     return BoundWeights({0: weight}, {}, 1)
 
 
 def _layout(weight: torch.Tensor) -> tuple[torch.Size, tuple[int, ...]]:
-    """How memory is read: ``p.data = p.data.t()`` changes neither its address nor a version."""
+    """Return shape and strides: ``p.data = p.data.t()`` changes neither address nor version."""
     return weight.shape, weight.stride()
 
 
 class Copies:
-    """The weights that engines read in bfloat16, each as long as an engine holds it.
+    """The bfloat16 copies of weights. A copy lives as long as an engine holds it.
 
-    Graphs that share a weight, and the candidates for one graph, share its copy.
+    Graphs that share a weight share its copy, and so do the candidates for one graph.
     """
 
     def __init__(self) -> None:
         self._of: weakref.WeakValueDictionary[int, Copy] = weakref.WeakValueDictionary()
 
     def of(self, weight: torch.Tensor) -> Copy:
-        """The weight in bfloat16, as it is now."""
+        """Return the copy of a weight, with the weight's present values."""
         known = self._of.get(id(weight))
         if known is None or not known.follow(weight):
             known = self._of[id(weight)] = Copy(weight)
@@ -75,7 +81,7 @@ class Copies:
 
 
 def narrowed(weight: torch.Tensor) -> torch.Tensor:
-    """A tensor of the values in bfloat16 that is nobody's view, and that has a version."""
+    """Return the values in bfloat16, as a tensor that is not a view and that has a version."""
     with _outside_of_modes():
         return weight.detach().to(torch.bfloat16)
 
@@ -90,11 +96,12 @@ class NarrowWeights(BindingEngine[dict[int, Copy]]):
     """Calls what was compiled for a graph that takes some of its weights in bfloat16.
 
     Args:
-        compiled: Takes the arguments with the weights at ``places`` rounded, then ``more``.
-        region: The graph as it was, and the weights at all these positions.
-        places: Of weights that are read in bfloat16 only.
-        more: Of weights that are read as they are as well; rounded, they follow the arguments.
-        copies: Where other graphs find the rounded weights.
+        compiled: The compiled graph. It takes the arguments, with the weights at ``places`` in
+            bfloat16, and then the weights at ``more`` in bfloat16.
+        region: The graph before the change, with the weights at all these positions.
+        places: Positions of weights that the graph reads in bfloat16 only.
+        more: Positions of weights that the graph reads both in bfloat16 and as they are.
+        copies: The copies, shared with other graphs.
     """
 
     def __init__(
@@ -106,7 +113,8 @@ class NarrowWeights(BindingEngine[dict[int, Copy]]):
         copies: Copies,
     ) -> None:
         super().__init__(region)
-        self._changes_allowed = math.inf  # to round one anew costs no more than at each call
+        # Rounding a weight after each change costs no more than rounding it at each call.
+        self._changes_allowed = math.inf
         self._run = _torch.breaks.undisabled(compiled)
         self._places = tuple(places)
         self._more = tuple(more)

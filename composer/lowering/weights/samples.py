@@ -1,13 +1,13 @@
-"""Elements of each bound weight, by which most writes are seen that raise no version.
+"""Compares some elements of each bound weight, to find writes that raise no version.
 
-``p.data += d``, as peft merges an adapter and averages of weights are swapped in, changes neither
-identity nor address nor version. Elements that are compared now and then tell of it, a little late
-and not surely: one that was written alone is missed. So a program that writes so should still call
-:func:`composer.refresh`, and is told. Not at once: torch raises the version behind a write, which
-another thread may be at.
+``p.data += d`` changes neither identity nor address nor version. peft merges an adapter so, and
+programs swap in averaged weights so. Composer compares a few elements of each weight now and then,
+and finds most of these writes a little late. It misses a write to few elements. So a program that
+writes this way should still call :func:`composer.refresh`, and a warning says so. The warning does
+not come at once, since torch raises the version after a write, and another thread may be writing.
 
-Small buffers are compared whole, at each call: they may be statistics of a batch norm, which torch
-moves without raising their version. The 108 of a ResNet-50 take 11 us.
+Small buffers are compared whole at each call. They may be statistics of a batch norm, which torch
+changes without raising their version. The 108 such buffers of a ResNet-50 take 11 us.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from composer.lowering.weights.statistics import may_be_statistic
 from composer.system.warned import warn_once
 
 _ELEMENTS = 8
-"""Of each weight at least, evenly spread."""
+"""Elements that are compared of each weight, at least; they are evenly spread."""
 
 PATIENCE = 1.0
-"""Seconds after which a write that is counted has been counted."""
+"""Seconds after which a write that raises the version must have raised it."""
 
 _SHARE = 1 / 200
-"""Of the time, that comparisons take at most, all engines together."""
+"""The part of the time that the comparisons of all engines take at most."""
 
 _FOUND = (
     "weights were written to through .data, numpy or a collective, which raises no version; a few "
@@ -40,19 +40,19 @@ _FOUND = (
 
 
 _SMALL = 2**16
-"""Bytes up to which a buffer is compared whole: statistics of 16,384 channels."""
+"""Size in bytes up to which a buffer is compared whole: statistics of 16,384 channels."""
 
 
 def are_compared_whole(weight: torch.Tensor) -> bool:
-    """Whether all elements are compared at each call: a small buffer in the host's memory."""
+    """True if all elements are compared at each call: a small buffer in the host's memory."""
     return may_be_statistic(weight) and weight.nbytes <= _SMALL and _is_readable(weight)
 
 
 class Samples:
-    """Elements of weights in the host's memory, read where they lie.
+    """Elements of weights in the host's memory, read without a copy of the weight.
 
     Args:
-        weights: Those on other devices, or with gaps, are left out.
+        weights: The weights. Those on other devices, or with gaps, are left out.
     """
 
     def __init__(self, weights: Sequence[torch.Tensor]) -> None:
@@ -66,22 +66,22 @@ class Samples:
         self._due = time.perf_counter()
 
     def are_whole_unchanged(self) -> bool:
-        """Whether the weights that are compared whole have all elements that they had."""
+        """True if no weight that is compared whole has changed."""
         return {i: view.tobytes() for i, view in self._whole.items()} == self._all
 
     def is_whole_changed(self, i: int) -> bool:
-        """Whether the weight at this position is one of those, and is not what it was."""
+        """True if the weight at this position is compared whole and has changed."""
         return i in self._whole and self._whole[i].tobytes() != self._all[i]
 
     def is_due(self) -> bool:
-        """Whether enough time has passed since the last comparison."""
+        """True if enough time has passed since the last comparison."""
         return time.perf_counter() >= self._due
 
     def changed(self, others: int) -> frozenset[int]:
-        """Positions of the weights of which an element is not what it was.
+        """Return the positions of the weights with a changed element.
 
         Args:
-            others: How many more samples share the time that comparisons may take.
+            others: Number of other ``Samples`` that share the time for comparisons.
         """
         started = time.perf_counter()
         found = self._read()
@@ -95,7 +95,7 @@ class Samples:
 
 
 def warn() -> None:
-    """Say, once, that weights were written to and no version told."""
+    """Warn once that weights were written to without a new version."""
     warn_once(WeightsWarning(_FOUND))
 
 
@@ -107,22 +107,22 @@ def _is_readable(weight: torch.Tensor) -> bool:
     return (
         _HAS_NUMPY
         and weight.device.type == "cpu"
-        and not (weight.is_conj() or weight.is_neg())  # computed where it is read
+        and not (weight.is_conj() or weight.is_neg())  # computed by torch at each read
         and weight.itemsize in _WORDS
         and _span(weight.shape, weight.stride()) == weight.numel()
     )
 
 
 def _span(shape: Sequence[int], strides: Sequence[int]) -> int:
-    """How many elements lie from the first to the last."""
+    """Return the number of elements between the first and the last, both included."""
     return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
 
 
 def _spread(weight: torch.Tensor, *, whole: bool = False) -> Any:
-    """Elements of a dense tensor, or all, as an array of NumPy's, which shares its memory.
+    """Return some or all elements of a dense tensor as a NumPy array that shares its memory.
 
-    By DLPack: behind ``Tensor.numpy()`` the memory of the weight cannot be resized any more, which
-    FSDP does (torch 2.13).
+    The array is made by DLPack. After ``Tensor.numpy()`` the memory of the weight could not be
+    resized any more (torch 2.13), and FSDP resizes it.
     """
     import numpy
 

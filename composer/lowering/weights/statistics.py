@@ -1,11 +1,11 @@
-"""Batch norm's running statistics, which torch writes to without raising their version.
+"""Finds batch norm's running statistics, which torch writes to without raising their version.
 
-An eager forward in training mode (torch 2.13) moves ``running_mean`` and ``running_var`` unseen.
-Small buffers in the host's memory, which all such statistics there are, an engine compares by value
-at each call (:mod:`composer.lowering.weights.samples`). For others it watches
-``num_batches_tracked``, the witness: the forward of the batch norm that owns them raises its
-version. A program that calls ``F.batch_norm`` itself raises none, so statistics that are read so
-stay inputs, as do those without a witness.
+An eager forward in training mode changes ``running_mean`` and ``running_var`` without raising their
+version (torch 2.13). On the CPU these are small buffers, which an engine compares by value at each
+call (:mod:`composer.lowering.weights.samples`). On other devices an engine watches
+``num_batches_tracked``, the witness: the forward of the batch norm that owns the statistics raises
+its version. A program that calls ``F.batch_norm`` itself raises no version. So statistics that are
+read by such a call stay inputs, and so do statistics without a witness.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _STATISTICS = {
     torch.ops.aten._native_batch_norm_legit_no_training.default: (3, 4),
     torch.ops.aten.native_batch_norm.default: (3, 4),
 }
-"""Where the operators take running mean and variance."""
+"""Positions of the running mean and variance among the operators' arguments."""
 
 
 def statistics(gm: torch.fx.GraphModule) -> dict[int, bool]:
-    """Positions of the placeholders that an operator of the graph reads as running statistics.
+    """Return the positions of the placeholders that a batch norm operator reads as statistics.
 
-    Each with whether only the forward of a batch norm reads it so.
+    The value is True if only the forward of a batch norm module reads the placeholder so.
     """
     position = {node: i for i, node in enumerate(gm.graph.find_nodes(op="placeholder"))}
     found: dict[int, bool] = {}
@@ -41,36 +41,43 @@ def statistics(gm: torch.fx.GraphModule) -> dict[int, bool]:
 
 
 def is_of_norm(node: torch.fx.Node) -> bool:
-    """Whether the forward of a batch norm, and not the program itself, made this call."""
+    """True if the forward of a batch norm module, and not the program itself, made this call."""
     *_, (_, module) = (node.meta.get("nn_module_stack") or {"": ("", None)}).values()
     return isinstance(module, type) and issubclass(module, _torch.tensors.BATCH_NORMS)
 
 
 def witness_of(owner: object) -> torch.Tensor | None:
-    """``num_batches_tracked`` of the module that owns statistics, if there is one to watch."""
+    """Return ``num_batches_tracked`` of a batch norm; ``None`` if the owner has none."""
     witness = owner.num_batches_tracked if isinstance(owner, _torch.tensors.BATCH_NORMS) else None
     return witness if isinstance(witness, torch.Tensor) else None
 
 
 def may_be_statistic(weight: torch.Tensor) -> bool:
-    """Whether a batch norm somewhere may own it: a buffer of numbers that are not whole."""
+    """True if a batch norm may own this weight: it is a floating-point buffer."""
     return type(weight) is not torch.nn.Parameter and weight.is_floating_point()
 
 
 def is_statistic_of(owner: object, buffer: torch.Tensor) -> bool:
-    """Whether it is one of the running statistics of the module that owns it."""
+    """True if the buffer is one of the owner's running statistics."""
     if not isinstance(owner, _torch.tensors.BATCH_NORMS):
         return False
     return any(buffer is each for each in (owner.running_mean, owner.running_var))
 
 
 def find_witnesses(statistics: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor | None]:
-    """A witness for each tensor that batch norms in memory own, where all have the same one.
+    """Find a witness for each tensor that a batch norm owns, by a search through Python's objects.
 
-    Several do where Dynamo copied a module: the copy has the very tensors. ``None`` stands where
-    there is no one witness; what no batch norm owns is left out. Of what ``gc.freeze()`` hides
-    nobody knows what owns it.
-    A graph made for one module and called by another tells nothing of the other's batch norms.
+    The search is needed since a graph that was made for one module and is called by another does
+    not know the other's batch norms. Several batch norms own the same tensor where Dynamo copied a
+    module.
+
+    Args:
+        statistics: Tensors that a batch norm may own, by index.
+
+    Returns:
+        A witness by index. It is ``None`` if the owners have different witnesses or none, or if
+        ``gc.freeze()`` hides the tensor, since its owner is then unknown. Tensors that no batch
+        norm owns are left out.
     """
     if not statistics:
         return {}

@@ -1,19 +1,18 @@
-"""Which weights an engine may take in: those whose change composer could see.
+"""Finds the weights that an engine may take in: those whose changes composer can see.
 
-An engine that took a weight in is told of a change by the weight's ``data_ptr`` and ``_version``
-(:mod:`~composer.lowering.weights.by_address`). A tensor that is part of a larger one is a
-difficulty: each has
-a version of its own, unless the one was made as a view of the other::
+Composer sees a change of a weight by its ``data_ptr`` and ``_version``
+(:mod:`~composer.lowering.weights.by_address`). This fails for a weight that is part of a larger
+tensor. Each of the two has a version of its own, unless one was made as a view of the other::
 
     vector = parameters_to_vector(model.parameters())        version 0
     |   weight, version 0    | bias, version 0 |             vector_to_parameters(vector, ...)
     vector.mul_(2)        changes the weight; its version stays 0
 
-Only if the program still has the larger tensor can it write to it. Weights are often parts of a
-tensor that nobody has any more: transformers cuts up what it loads, and torch's windows are parts
-of what it computed. To leave all parts out would cost such models their frozen weights. torch does
-not tell which tensors lie over a memory, so Python's list of objects is searched for them, once a
-graph, and only where a weight is a part of a larger memory. Invariants:
+The program can write to the larger tensor only if it still holds it. Weights are often parts of a
+tensor that no longer exists: transformers splits the tensors that it loads, and torch's windows are
+parts of a computed tensor. If all parts were left out, such models would have no frozen
+weights. torch does not list the tensors of a storage. So Python's list of objects is searched, once
+for each graph, and only if a weight is a part of a larger memory. Invariants:
 
 - A weight is left out if a larger plain tensor that Python knows lies over all of it.
 - All parts are left out if the list does not have the weights themselves, as after ``gc.freeze()``.
@@ -35,14 +34,17 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
 def watchable(values: Mapping[int, Any]) -> dict[int, torch.Tensor]:
-    """The tensors among some values whose change could be seen, and whose memory could be shared.
+    """Return the tensors whose changes can be seen, and whose memory an engine can share.
 
-    Left out are inference tensors, which have no version; subclasses and sparse tensors, which have
-    no single address; memory that other processes write to, of the CPU (of a GPU's torch cannot
-    tell); and parts of a larger tensor that the program has.
+    These tensors are left out:
+
+    - inference tensors, which have no version;
+    - subclasses and sparse tensors, which have no single address;
+    - tensors in CPU memory that other processes may write to (for a GPU torch cannot tell);
+    - parts of a larger tensor that the program still has.
 
     Args:
-        values: By their index among the inputs of a graph.
+        values: Values by their index among the inputs of a graph.
     """
     fit = {i: each for i, each in values.items() if _can_bind(each)}
     parts = {i: each for i, each in fit.items() if each.untyped_storage().nbytes() > each.nbytes}
@@ -62,7 +64,7 @@ def _can_bind(value: Any) -> bool:
 
 
 def _within_others(parts: Mapping[int, torch.Tensor]) -> set[int]:
-    """Those that lie within a larger tensor that the program may still have, and write to."""
+    """Return the indices of parts of a larger tensor that the program may still write to."""
     memories = {_torch.tensors.storage_id(each) for each in parts.values()}
     tensors = [each for each in gc.get_objects() if type(each) in _PLAIN]
     known = {id(each) for each in tensors}
@@ -76,7 +78,7 @@ def _within_others(parts: Mapping[int, torch.Tensor]) -> set[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """Where a dense tensor lies: its storage, and the first byte of that and the one behind."""
+    """The place of a dense tensor: its storage, its first byte, and the byte after its last."""
 
     storage: int
     first: int
@@ -88,7 +90,7 @@ class _Span:
         return cls(_torch.tensors.storage_id(tensor), first, first + int(tensor.nbytes))
 
     def is_within(self, other: _Span) -> bool:
-        """Whether the other is larger and lies over all of this one."""
+        """True if the other span is larger and covers all of this one."""
         is_larger = other.end - other.first > self.end - self.first
         covers = other.first <= self.first and self.end <= other.end
         return other.storage == self.storage and is_larger and covers
