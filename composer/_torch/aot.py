@@ -1,4 +1,4 @@
-"""AOTAutograd: its settings, its step, what it found out."""
+"""AOTAutograd: its settings, a compile through it, and what it found out about a graph."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _CONFIG = "torch._functorch.config:"
 
 
 def _decline_training(*args: object, **kwargs: object) -> Any:
-    """Decline a graph that trains, where this torch cannot be told what composer needs for it."""
+    """Decline a graph that trains, because this torch lacks a setting that training needs."""
     refuse(Status.DECLINED, Reason.TRAINING_GRAPH, "; ".join(off(look=False)))
 
 
 def _inference_alone() -> contextlib.AbstractContextManager[None]:
-    """Nothing to set without a backward; a graph that may have one is declined."""
+    """Decline a graph that may have a backward; other graphs need no setting."""
     if torch.is_grad_enabled():
         _decline_training()
     return contextlib.nullcontext()
@@ -45,9 +45,10 @@ def _inference_alone() -> contextlib.AbstractContextManager[None]:
     without=_inference_alone,
 )
 def backward_lowering_at_once() -> contextlib.AbstractContextManager[None]:
-    """Compile the backward with the forward, so that its failure is the attempt's.
+    """Compile the backward together with the forward.
 
-    AOTAutograd leaves it for the first ``.backward()`` otherwise, past every fallback.
+    Otherwise AOTAutograd compiles it at the first ``.backward()``. If that failed, it would be too
+    late for a fallback.
     """
     import torch._functorch.config as functorch_config
 
@@ -63,10 +64,11 @@ def backward_lowering_at_once() -> contextlib.AbstractContextManager[None]:
     without=_decline_training,
 )
 def keeping_no_weights_for_free() -> contextlib.AbstractContextManager[None]:
-    """Have what the backward needs be kept at the same cost, whether it is a weight or not.
+    """Make the partitioner count weights and buffers like other values to keep for the backward.
 
-    The partitioner keeps a buffer, which costs nothing, and computes anew from it what the forward
-    wrote to it: from the buffer as it is then, so gradients are wrong (torch 2.13).
+    By default they cost nothing. The partitioner then keeps a buffer, and recomputes from it in the
+    backward what the forward wrote to it. The buffer has changed by then, so gradients are wrong
+    (torch 2.13).
     """
     import torch._functorch.config as functorch_config
 
@@ -83,10 +85,10 @@ def keeping_no_weights_for_free() -> contextlib.AbstractContextManager[None]:
 )
 @contextlib.contextmanager
 def without_donated_buffers() -> Iterator[None]:
-    """Keep AOTAutograd from donating what the forward saved to the backward, to be overwritten.
+    """Keep AOTAutograd from letting the backward overwrite what the forward saved.
 
-    Only Inductor makes use of such memory. As long as no engine writes to it, another engine can
-    answer for one that failed.
+    Only Inductor makes use of such memory ("donated" buffers). If no engine writes to saved
+    tensors, another engine can compute the backward after a failure.
     """
     import torch._functorch.config as functorch_config
 
@@ -95,10 +97,11 @@ def without_donated_buffers() -> Iterator[None]:
 
 
 def donate_nothing() -> None:
-    """Let ``backward(retain_graph=True)`` work; to be called while a backward is compiled.
+    """Allow ``backward(retain_graph=True)``. Call this while a backward is compiled.
 
     AOTAutograd forbids it where a backward may write to what the forward saved ("donated" buffers,
-    meant for Inductor). Its own switch is read at run time as well (torch 2.13), and is not ours.
+    meant for Inductor). AOTAutograd's own setting is not used, because it is read at run time as
+    well (torch 2.13), and belongs to the program.
     """
     context = TracingContext.try_get()
     if context is not None and context.fw_metadata is not None:
@@ -106,7 +109,7 @@ def donate_nothing() -> None:
 
 
 def boxed(function: Callable[..., Any]) -> Callable[[Sequence[Any]], Any]:
-    """``function`` with its arguments in one list, as AOTAutograd calls what it compiled."""
+    """Wrap ``function`` to take its arguments in one list, as AOTAutograd calls compiled code."""
     from functorch.compile import make_boxed_func  # type: ignore[import-untyped]  # no py.typed
 
     return cast(Callable[[Sequence[Any]], Any], make_boxed_func(function))
@@ -130,8 +133,15 @@ def aot_compile(
 ) -> Callable[..., Any]:
     """Compile through AOTAutograd, which makes graphs functional and replays mutations.
 
-    A graph that needs a backward is cut in two by ``partition``; the halves go to ``forward`` and
-    ``backward``, in this order and both before this returns. Any other goes to ``inference``.
+    Args:
+        gm: The captured graph.
+        example_inputs: Its inputs, in the order of the placeholders.
+        forward: Compiles the forward half of a graph that needs a backward.
+        backward: Compiles the backward half. It is called after ``forward``, before this function
+            returns.
+        inference: Compiles a graph that needs no backward.
+        partition: Cuts the joint graph of forward and backward in two.
+        decompositions: Functions by which operators are replaced.
     """
     from torch._dynamo.backends.common import aot_autograd
 
@@ -149,7 +159,10 @@ def aot_compile(
 def min_cut(
     gm: torch.fx.GraphModule, joint_inputs: Sequence[Any], **kwargs: Any
 ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
-    """Cut a joint graph where the least memory has to be kept in between, as for Inductor."""
+    """Cut a joint graph into forward and backward where the least memory has to be kept in between.
+
+    Inductor uses the same partitioner. Errors that it makes with random operators are corrected.
+    """
     from functorch.compile import min_cut_rematerialization_partition
 
     drawn = [node for node in gm.graph.nodes if draws(node.target)]
@@ -167,12 +180,13 @@ def min_cut(
 )
 @contextlib.contextmanager
 def _draws_saved(drawn: Sequence[torch.fx.Node]) -> Iterator[None]:
-    """Have the partitioner keep what is drawn, whatever memory it is to save.
+    """Make the partitioner keep random numbers for the backward, however little memory it may keep.
 
-    Where it may compute more anew in the backward (``aggressive_recomputation``,
-    ``activation_memory_budget``), it has other numbers drawn there (torch 2.13, ``aot_eager`` too).
-    With no budget at all it keeps the inputs alone, with next to none also what has to be kept, and
-    a call that gives several tensors where they should be.
+    With ``aggressive_recomputation`` or ``activation_memory_budget``, the partitioner may draw
+    again in the backward, and the numbers differ (torch 2.13, ``aot_eager`` too). So the nodes are
+    marked to be saved. With a budget of 0, the partitioner ignores such marks and keeps the inputs
+    alone; a tiny budget is given instead. The partitioner may then keep a call that returns several
+    tensors; its ``getitem`` nodes are kept instead.
     """
     from torch._functorch import partitioners
     from torch.utils.checkpoint import CheckpointPolicy
@@ -193,7 +207,7 @@ def _draws_saved(drawn: Sequence[torch.fx.Node]) -> Iterator[None]:
 
 
 def _tensors_drawn(node: torch.fx.Node) -> list[torch.fx.Node]:
-    """What stands for the tensors that a call draws, or gives."""
+    """The nodes of the tensors that a call returns: its ``getitem`` nodes if it returns several."""
     parts = [user for user in node.users if user.target is operator.getitem]
     return parts if parts and draws(node.target) else [node]
 
@@ -206,10 +220,10 @@ def _tensors_drawn(node: torch.fx.Node) -> list[torch.fx.Node]:
 )
 @contextlib.contextmanager
 def _draws_kept_apart(drawn: Sequence[torch.fx.Node]) -> Iterator[None]:
-    """Have the partitioner leave calls alone that are alike, where they draw.
+    """Keep the partitioner from merging two equal calls that draw random numbers.
 
-    It knows some operators by name and makes one of two calls of any other: two
-    ``torch.zeros(3).uniform_()`` get the same numbers (torch 2.13, ``aot_eager`` too).
+    It merges equal calls, except of the operators in a list of names. Two
+    ``torch.zeros(3).uniform_()`` then get the same numbers (torch 2.13, ``aot_eager`` too).
     """
     from torch._functorch import compile_utils
 
@@ -224,7 +238,10 @@ def _draws_kept_apart(drawn: Sequence[torch.fx.Node]) -> Iterator[None]:
     lazily=True,
 )
 def _describe_second_draws(backward: torch.fx.GraphModule) -> None:
-    """Say what is drawn once more for a checkpoint; the partitioner does not (torch 2.13)."""
+    """Set the metadata of draws that are repeated for a checkpoint.
+
+    The partitioner does not set them (torch 2.13).
+    """
     from torch._prims.rng_prims import run_with_rng_state
 
     for node in backward.graph.find_nodes(op="call_function", target=run_with_rng_state):
@@ -235,7 +252,7 @@ def _describe_second_draws(backward: torch.fx.GraphModule) -> None:
 
 
 def mutated_inputs() -> frozenset[int]:
-    """Positions of the inputs that the graph AOTAutograd has just traced writes to."""
+    """Positions of the inputs that the graph just traced by AOTAutograd writes to."""
     context = TracingContext.try_get()
     if context is None or context.fw_metadata is None:
         return frozenset()
@@ -244,10 +261,11 @@ def mutated_inputs() -> frozenset[int]:
 
 
 def copied_back() -> dict[int, int]:
-    """Positions of outputs that AOTAutograd's run-time wrapper copies to inputs after each call.
+    """The outputs that AOTAutograd's run-time wrapper copies to inputs after each call.
 
-    Of the graph that it has just traced, to the positions of those inputs. Inputs of which more
-    than the numbers changes are left out.
+    Returns:
+        A map from positions of outputs to positions of inputs, for the graph that AOTAutograd has
+        just traced. Inputs whose metadata change as well are left out.
     """
     context = TracingContext.try_get()
     known = context.fw_metadata if context else None
@@ -265,10 +283,13 @@ def copied_back() -> dict[int, int]:
     lazily=True,
 )
 def aot_adds_nothing(outputs: int) -> bool:
-    """Whether AOTAutograd's run-time wrapper has nothing to do for the graph it has just traced.
+    """True if AOTAutograd's run-time wrapper has nothing to do for the graph it has just traced.
 
-    That is so where no input is written to, no output is a view of one, and the graph has as many
-    ``outputs`` as the captured one. ``False`` where AOTAutograd does not say.
+    That is so if no input is written to, every output has memory of its own, and AOTAutograd has
+    added no output. The result is false if AOTAutograd does not say.
+
+    Args:
+        outputs: The number of outputs of the captured graph.
     """
     from torch._functorch._aot_autograd.schemas import OutputType
 
@@ -284,8 +305,8 @@ def aot_adds_nothing(outputs: int) -> bool:
 def tracing_state() -> str:
     """Text of the global settings that decide what AOTAutograd makes of a graph.
 
-    They are those in the key of AOTAutograd's own cache (torch 2.13), the kernels of attention that
-    are allowed, and all that float32 is computed in.
+    They are the settings in the key of AOTAutograd's own cache (torch 2.13), the kernels of
+    attention that are allowed, and the precisions in which float32 is computed.
     """
     attention: Any = torch.backends.cuda
     facts = (

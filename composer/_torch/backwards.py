@@ -23,12 +23,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class BuiltBackward:
-    """A backward as an engine compiled it; it takes its arguments in one list.
+    """A backward as an engine compiled it.
 
-    ``graph`` gives the functional graph that it was compiled from, ``None`` where that was not
-    kept; it is as AOTAutograd made it, or, where it is ``exact``, as :func:`compiled_from` was
-    told. ``donated`` are the positions of arguments that the forward saved and the backward may
-    write to.
+    Attributes:
+        compiled: The compiled function. It takes its arguments in one list.
+        graph: Returns the functional graph that the backward was compiled from; ``None`` if that
+            graph was not kept.
+        exact: True if :func:`compiled_from` recorded the graph. Otherwise it is the graph as
+            AOTAutograd made it.
+        donated: Positions of the arguments that the forward saved and the backward may write to.
     """
 
     compiled: Callable[[list[Any]], Any]
@@ -49,11 +52,11 @@ _guard_backward: ContextVar[GuardBackward | None] = ContextVar("composer_backwar
 )
 @contextlib.contextmanager
 def backwards_by(guard: GuardBackward) -> Iterator[None]:
-    """Give autograd what ``guard`` makes of each backward that is compiled within, on this thread.
+    """Replace each backward that is compiled within, on this thread, by what ``guard`` makes of it.
 
-    AOTAutograd has one place where a compiled backward, new or from its cache, meets autograd. A
-    backend's own ``bw_compiler`` does not see those from the cache, and only composer's own
-    lowering has one to wrap.
+    AOTAutograd gives each compiled backward to autograd at one place, whether it is new or from
+    AOTAutograd's cache. That place is patched. A backend's ``bw_compiler`` would not do: it does
+    not see backwards from the cache, and only composer's own lowering has one to wrap.
     """
     from torch._functorch._aot_autograd.runtime_wrappers import AOTDispatchAutograd
 
@@ -69,10 +72,11 @@ def backwards_by(guard: GuardBackward) -> Iterator[None]:
 
 
 def _with_guard(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """``post_compile`` with the backward replaced; as it is where no guard is in force.
+    """Call ``post_compile`` with the backward replaced, if a guard is in force.
 
-    AOTAutograd refuses ``retain_graph=True`` where memory is donated. It is told that none is: the
-    guard sees to it. Its cache keeps the metadata themselves, so they are left as they are.
+    AOTAutograd refuses ``retain_graph=True`` where memory is donated. The guard handles that case,
+    so AOTAutograd is told that no memory is donated. Its cache keeps the metadata object, so a copy
+    of that is changed.
     """
     guard = _guard_backward.get()
     if guard is None:
@@ -96,9 +100,10 @@ def _with_guard(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 def _at_autograd(
     original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Mapping[str, Any], Callable[..., Any]]:
-    """What ``post_compile`` is given, by name, and a call of it with some of that replaced.
+    """The arguments of ``post_compile`` by name, and a function that calls it with some replaced.
 
-    They are the fields of its first argument, or (torch < 2.13) arguments of its own.
+    From torch 2.13 on, they are the fields of its first argument. Before, they are arguments of
+    their own.
     """
     spec = args[0] if args else None
     if dataclasses.is_dataclass(spec) and not isinstance(spec, type):
@@ -119,14 +124,14 @@ def _at_autograd(
     without=lambda: True,
 )
 def keeps_graph() -> bool:
-    """Whether the backward that runs on this thread may be followed by another of its graph."""
+    """True if the backward that runs on this thread keeps its graph, so another may follow."""
     return torch._C._autograd._get_current_graph_task_keep_graph()
 
 
 def _kept_backward(kept: Any) -> torch.fx.GraphModule | None:
     """The graph of a backward, which AOTAutograd keeps for compiled autograd.
 
-    One from the cache is read when it is asked for.
+    The graph of a backward from AOTAutograd's cache is read only now.
     """
     graph = getattr(kept, "bw_module", None)
     if graph is None and hasattr(kept, "bw_module_fn"):
@@ -135,6 +140,6 @@ def _kept_backward(kept: Any) -> torch.fx.GraphModule | None:
 
 
 def compiled_from(graph: torch.fx.GraphModule, compiled: T) -> T:
-    """Say which graph a backward was compiled from, for :func:`backwards_by`."""
+    """Record which graph a backward was compiled from, for :func:`backwards_by`."""
     cast(Any, compiled)._composer_graph = graph
     return compiled

@@ -25,8 +25,8 @@ T = TypeVar("T")
 def undisabled(compiled: T) -> T:
     """The callable within ``torch.compiler.disable``'s wrapper, or ``compiled`` itself.
 
-    The wrapper of ``torch.compile`` keeps its original in the same attribute, but is no wrapper
-    to take off: the mark tells them apart, and the context where a module was wrapped.
+    The wrapper of ``torch.compile`` keeps its original in the same attribute, but has to stay. A
+    function's wrapper is told apart by torch's mark, and a module's wrapper by its context.
     """
     if isinstance(compiled, OptimizedModule) and not _compiles(compiled):
         return cast(T, compiled._orig_mod)
@@ -56,7 +56,7 @@ def disabled(
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """What ``torch.compile`` was given for a callable; torch has no public way to ask."""
+    """The arguments of ``torch.compile`` for a callable. Torch has no public way to ask."""
 
     original: Callable[..., Any]
     backend: Callable[..., Any]
@@ -72,10 +72,11 @@ class Compiled:
     "torch._dynamo.eval_frame:innermost_backend",
 )
 def compiled_as(function: Callable[..., Any]) -> Compiled | None:
-    """How a callable was compiled; ``None`` for one that was not.
+    """The arguments with which a callable was compiled; ``None`` if it was not compiled.
 
-    That is a compiled function, an ``OptimizedModule``, or a module after ``module.compile()``.
-    The context of the compile is a module's attribute, and the closure of a function's wrapper.
+    The callable is a compiled function, an ``OptimizedModule``, or a module after
+    ``module.compile()``. The context of the compile is an attribute of an ``OptimizedModule``, and
+    is in the closure of a function's wrapper.
     """
     if isinstance(function, OptimizedModule):
         context: Any = function.dynamo_ctx
@@ -111,9 +112,9 @@ def compiled_as(function: Callable[..., Any]) -> Compiled | None:
     "torch._dynamo.eval_frame:_debug_get_cache_entry_list",
 )
 def forget_given_up() -> None:
-    """Have Dynamo try again the functions that it gave up on, for whatever backend that was.
+    """Make Dynamo try again the functions that it gave up, for any backend.
 
-    Only code without cache entries is reset; other code keeps its entries.
+    Only code without cache entries is reset. Other code keeps its entries.
     """
     from torch._C._dynamo.eval_frame import reset_code
     from torch._dynamo import convert_frame, eval_frame
@@ -130,8 +131,9 @@ def forget_given_up() -> None:
 _Break = tuple[str, Sequence[traceback.FrameSummary], bool]
 
 OnBreak = Callable[[str, Sequence[traceback.FrameSummary], bool], None]
-"""Called at a graph break with torch's message, the traced frames, the innermost last, and whether
-the whole function was given up. Before that, it may have been called for the same place without."""
+"""Called at a graph break with torch's message, the traced frames (the innermost last), and true if
+the whole function was given up. Before a call with true, there may be a call with false for the
+same place."""
 
 
 _BREAKS = (
@@ -147,12 +149,12 @@ class Uncaptured:
     """A frame of which Dynamo captured no graph.
 
     Attributes:
-        frame: As :func:`traced_frame` gives it.
-        backend: What it was compiled for.
-        message: Why, as torch says it; empty where it says nothing.
-        stack: Where Dynamo met that, the innermost frame last.
-        given_up: Whether all of it runs as plain Python. Otherwise there may be graphs of what
-            comes behind a graph break.
+        frame: In the form of :func:`traced_frame`.
+        backend: The backend that it was compiled for.
+        message: The reason in torch's words; empty if torch gives none.
+        stack: The frames at the place where Dynamo stopped, the innermost last.
+        given_up: True if the whole frame runs as plain Python. Otherwise Dynamo may capture graphs
+            behind a graph break.
     """
 
     frame: tuple[types.CodeType, dict[str, Any], str]
@@ -174,9 +176,9 @@ _listeners: ContextVar[tuple[OnBreak, ...]] = ContextVar("composer_breaks", defa
 def graph_breaks_to(listener: OnBreak) -> Iterator[None]:
     """Tell ``listener`` of every graph break that this thread meets within.
 
-    A graph carries the reason for its end (``compile_subgraph_reason``), but no graph does for a
-    break that no operation precedes, or for a function that Dynamo gives up. It logs the former;
-    the latter leave the conversion of the frame as exceptions.
+    A graph carries the reason for its end (``compile_subgraph_reason``). Two kinds of break have no
+    graph: a break that no operation precedes, and a function that Dynamo gives up. Dynamo logs the
+    first kind, and raises an exception from the conversion of the frame for the second kind.
     """
     _follow_breaks()
     token = _listeners.set((*_listeners.get(), listener))
@@ -196,9 +198,9 @@ def graph_breaks_to(listener: OnBreak) -> Iterator[None]:
 def when_uncaptured(listener: Callable[[Uncaptured], None]) -> None:
     """From now on, tell ``listener`` of each frame that is compiled and has no graph.
 
-    Those are the functions that Dynamo gives up, and of those that it skips or finds nothing in,
-    the ones that the program compiled itself. No backend is called for them. What raises, under
-    ``fullgraph``, is not told.
+    These frames are the functions that Dynamo gives up, and those functions compiled by the program
+    itself that Dynamo skips or finds no operation in. No backend is called for them. A function
+    that raises under ``fullgraph`` is not reported.
     """
     from torch._dynamo.convert_frame import CatchErrorsWrapper
 
@@ -223,7 +225,10 @@ def when_uncaptured(listener: Callable[[Uncaptured], None]) -> None:
 
 @functools.cache
 def _follow_breaks() -> None:
-    """Be told of graph breaks, from now on. Dynamo converts a frame once, not at every call."""
+    """Patch Dynamo so that it tells the listeners of graph breaks from now on.
+
+    This does not slow calls down, because Dynamo converts a frame once and not at every call.
+    """
     from torch._dynamo.convert_frame import ConvertFrameAssert
     from torch._dynamo.exc import Unsupported, UserError
     from torch._dynamo.symbolic_convert import InstructionTranslatorBase
@@ -248,13 +253,13 @@ def _follow_breaks() -> None:
 
 
 def _uncaptured(wrapper: Any, frame: Any, met: _Break | None, skipped: str) -> Uncaptured | None:
-    """A frame without a graph, if it was given up or is what the program compiled.
+    """A frame without a graph; ``None`` unless it was given up, or is what the program compiled.
 
     Args:
         wrapper: Dynamo's conversion of frames for one ``torch.compile``.
         frame: The frame.
-        met: The last graph break within it; ``None`` where there was none.
-        skipped: Why Dynamo skipped it (torch 2.13); empty where it did not.
+        met: The last graph break in the frame; ``None`` if there was none.
+        skipped: Dynamo's reason for skipping the frame (torch 2.13); empty if it did not skip it.
     """
     from torch._dynamo.eval_frame import innermost_backend
 
@@ -268,7 +273,7 @@ def _uncaptured(wrapper: Any, frame: Any, met: _Break | None, skipped: str) -> U
 
 
 def _is_called(frame: Any) -> bool:
-    """Whether it is the frame of what the program compiled, and calls now."""
+    """True if this is the frame of the callable that the program compiled and calls now."""
     from torch._dynamo import external_utils
 
     called = called_frame()

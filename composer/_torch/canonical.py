@@ -1,4 +1,4 @@
-"""Passes: canonical ATen, Inductor's pattern matcher."""
+"""What passes need of torch: canonical ATen, and Inductor's pattern matcher."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from composer._torch.sources import lazily
 
 
 def is_pattern_matcher_pass(value: object) -> bool:
-    """Whether it is one of Inductor's; its heavy module is not imported to find out."""
+    """True for a pass of Inductor's pattern matcher; its heavy module is not imported for that."""
     module = sys.modules.get("torch._inductor.pattern_matcher")
     return module is not None and isinstance(value, module.PatternMatcherPass)
 
 
 def is_canonical(target: Any) -> bool:
-    """Whether :func:`capture_aten` keeps what a call of this function means."""
+    """True if :func:`capture_aten` keeps the meaning of a call of this function."""
     if isinstance(target, HigherOrderOperator):
         return target is torch.ops.higher_order.cond
     return not is_functorchs(target)
 
 
 def _is_static(symbolic: Any) -> bool:
-    """Whether Dynamo gave none of a tensor's sizes and strides a symbol."""
+    """True if Dynamo gave no symbol to any size or stride of a tensor."""
     from torch.fx.experimental.symbolic_shapes import DimDynamic
 
     kinds = (*symbolic.dynamic_sizes, *symbolic.dynamic_strides)
@@ -42,11 +42,12 @@ def _is_static(symbolic: Any) -> bool:
 
 
 def capture_aten(run: Callable[..., Any], example_inputs: Sequence[Any]) -> torch.fx.GraphModule:
-    """Canonical ATen of a captured graph, before autograd, with the sizes' own symbols.
+    """Trace a captured graph to canonical ATen, before autograd, with the same symbols for sizes.
 
-    ``make_fx(pre_dispatch=True)`` records one overload a call above autograd and autocast, as
-    ``torch.export`` does for training. Inputs are faked anew, in a mode that shares Dynamo's
-    symbols but not its fake tensors: running the graph may change what a fake tensor says.
+    ``make_fx(pre_dispatch=True)`` records each call as one overload, above autograd and autocast,
+    as ``torch.export`` does for training. The inputs get new fake tensors, in a mode that shares
+    Dynamo's symbols. Dynamo's own fake tensors are not used, because running the graph may change
+    their metadata.
 
     Args:
         run: Runs the captured graph.
@@ -63,7 +64,7 @@ def capture_aten(run: Callable[..., Any], example_inputs: Sequence[Any]) -> torc
         if not isinstance(value, torch.Tensor):
             return value
         symbolic = None if context is None else cast(Any, context.tensor_to_context).get(value)
-        if symbolic is None or (value.dim() and _is_static(symbolic)):  # half the work
+        if symbolic is None or (value.dim() and _is_static(symbolic)):  # saves half of the work
             return mode.from_tensor(value, static_shapes=True)
         return mode.from_tensor(
             value, symbolic_context=symbolic, source=symbolic.tensor_source, trace=False
@@ -77,7 +78,7 @@ def capture_aten(run: Callable[..., Any], example_inputs: Sequence[Any]) -> torc
 
 
 def untraced() -> contextlib.AbstractContextManager[Any]:
-    """Calls of operators on fake tensors that are not recorded, nor decomposed."""
+    """Call operators on fake tensors without recording or decomposing them."""
     from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
     return disable_proxy_modes_tracing()

@@ -1,4 +1,4 @@
-"""Compiles outside of Dynamo's own: after it, beside it, within another."""
+"""Compiles that Dynamo does not run: after its own compile, beside it, or within another."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ from composer.system import forks
 
 @contextlib.contextmanager
 def patched(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Put something in the place of what ``owner``, a module or a class, has by this name.
+    """Replace an attribute of a module or a class within, and restore it at the end.
 
-    By one thread at a time: what two put there in turn is not taken away in turn.
+    Only one thread at a time may patch an attribute. If two did, the last one to end could restore
+    the wrong value.
     """
     before = inspect.getattr_static(owner, name)
     setattr(owner, name, value)
@@ -40,9 +41,9 @@ def patched(owner: Any, name: str, value: Any) -> Iterator[None]:
 def compiling() -> Iterator[None]:
     """Compile as Dynamo does: one compile at a time in the process, which says that it compiles.
 
-    FX has one flag for all threads that says it traces. Two compiles at once leave it set for good,
-    and every compiled function refuses to run from then on; while one compiles, those of other
-    threads run only if ``torch.compiler.is_compiling()``.
+    FX has one flag for all threads that says that FX traces. Two compiles at once leave the flag
+    set for good, and then every compiled function refuses to run. While one thread compiles,
+    compiled functions run in other threads only if ``torch.compiler.is_compiling()`` is true.
     """
     with compile_lock, _saying_so():
         yield
@@ -54,7 +55,7 @@ def compiling() -> Iterator[None]:
     without=contextlib.nullcontext,
 )
 def _saying_so() -> contextlib.AbstractContextManager[None]:
-    """torch.compiler tells of its flag, and has no public way to set it."""
+    """Make ``torch.compiler.is_compiling()`` true. There is no public way to set its flag."""
     return patched(torch.compiler, "_is_compiling_flag", True)
 
 
@@ -64,9 +65,9 @@ def _saying_so() -> contextlib.AbstractContextManager[None]:
     without=lambda: False,
 )
 def is_in_bad_fork() -> bool:
-    """Whether this process is forked from one that used a device, which it cannot use then.
+    """True if this process was forked from one that used a device. Then it cannot use the device.
 
-    No public name says so before the device is asked for, and that raises.
+    The public way to find out is to use the device, and that raises.
     """
     devices = (torch.cuda, torch.xpu, torch.mtia)
     return any(each._is_in_bad_fork() for each in devices)
@@ -74,9 +75,9 @@ def is_in_bad_fork() -> bool:
 
 @forks.in_child
 def _forget_other_threads_compile() -> None:
-    """Free the compile lock that a thread of the parent's held, and take its flags down.
+    """In a forked child, free the compile lock if another thread held it, and reset its flags.
 
-    That thread does not exist in the child, so nobody else would.
+    That thread does not exist in the child, so nothing else would do it.
     """
     if forks.freed(compile_lock):
         torch.compiler._is_compiling_flag = False
@@ -87,9 +88,10 @@ def _forget_other_threads_compile() -> None:
 
 @contextlib.contextmanager
 def captured_with(fakes: Sequence[Any], inputs: Sequence[Any]) -> Iterator[None]:
-    """Compile within a compile: AOTAutograd, run again, meets ``fakes`` where it sees ``inputs``.
+    """Compile within a compile: AOTAutograd takes ``fakes`` for the fake tensors of ``inputs``.
 
-    It writes what it finds out to the context of the compile; the inner one is given its own.
+    AOTAutograd writes what it finds out to the context of the compile. So the inner compile gets a
+    context of its own.
     """
     mode = fake_mode_of(fakes)
     for fake, value in zip(fakes, inputs, strict=True):
@@ -117,16 +119,16 @@ def recaptured(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Iterator[None
 
 @contextlib.contextmanager
 def recompiling(fakes: Sequence[Any]) -> Iterator[None]:
-    """Compile for these fakes, after the compile that met them is over."""
+    """Compile for the fake tensors of a compile that is over (:func:`fakes_met`)."""
     with compiling(), tracing(TracingContext(fake_mode_of(fakes))):
         yield
 
 
 @contextlib.contextmanager
 def as_if_captured(inputs: Sequence[Any]) -> Iterator[None]:
-    """Compile as within Dynamo's compile, of inputs with fixed sizes.
+    """Compile as within Dynamo's compile, for inputs with fixed sizes.
 
-    Without its fake mode Inductor fails on a graph that holds graphs (``torch.cond``).
+    Without Dynamo's fake mode, Inductor fails on a graph that contains graphs (``torch.cond``).
     """
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 

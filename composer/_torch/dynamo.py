@@ -1,4 +1,4 @@
-"""What Dynamo compiles now: its registry, the compile's id, the frame, its inputs."""
+"""The compile that Dynamo runs now, and Dynamo's registry of backends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from torch._dynamo.exc import RestartAnalysis, SkipFrame
 from composer._torch.names import optional
 
 DYNAMO_CONTROL_FLOW: tuple[type[Exception], ...] = (RestartAnalysis, SkipFrame)
-"""Exceptions with which Dynamo's own control flow passes through a backend: no engine's fault."""
+"""Exceptions by which Dynamo restarts or skips a frame. They pass through a backend, and are not
+failures of an engine."""
 
 
 def list_backends() -> list[str]:
@@ -36,11 +37,11 @@ def override_backend(rule: str) -> bool:
     """Set which backend compiles which graph, whatever backend the program names.
 
     Args:
-        rule: As the environment variable ``TORCH_COMPILE_OVERRIDE_BACKENDS`` has it, which is read
-            only when torch is imported.
+        rule: Text in the format of the environment variable ``TORCH_COMPILE_OVERRIDE_BACKENDS``.
+            Torch reads that variable only when it is imported.
 
     Returns:
-        Whether this torch has such a setting.
+        True if this torch has such a setting.
     """
     torch._dynamo.config.debug_backend_override = rule
     return True
@@ -51,7 +52,11 @@ def override_backend(rule: str) -> bool:
     "torch._dynamo.backends.registry:_COMPILER_FNS",
 )
 def registered_backend(name: str) -> Callable[..., Any] | None:
-    """What the name stands for; ``None`` without any, or for an entry point not loaded yet."""
+    """The backend registered under a name.
+
+    Returns:
+        ``None`` if there is no such backend, or if it is an entry point that is not loaded yet.
+    """
     from torch._dynamo.backends.registry import _COMPILER_FNS
 
     return _COMPILER_FNS.get(name)
@@ -71,7 +76,7 @@ def compile_id() -> str | None:
 
 @optional("waiting longer for other ranks at a recompile", _COMPILE_ID, without=lambda: False)
 def is_recompile() -> bool:
-    """Whether Dynamo compiles code that it has compiled before, for other inputs or objects."""
+    """True if Dynamo has compiled this code before, for other inputs or objects."""
     from torch._guards import CompileContext
 
     current = CompileContext.current_compile_id()
@@ -84,7 +89,7 @@ def is_recompile() -> bool:
     without=lambda: 0,
 )
 def captured_graphs() -> int:
-    """How many graphs Dynamo gave to any backend since this process started."""
+    """The number of graphs that Dynamo gave to any backend since this process started."""
     from torch._dynamo.utils import counters
 
     return counters["stats"]["unique_graphs"]
@@ -101,14 +106,21 @@ FRAMES = (
 
 @optional("the name of the class that is compiled", *FRAMES)
 def traced_frame() -> tuple[types.CodeType, dict[str, Any], str] | None:
-    """The frame that Dynamo is tracing: its original code, its locals, its module's name.
+    """The frame that Dynamo is tracing, as its original code, its locals and its module's name.
 
-    After a graph break Dynamo traces a generated function that goes on in the middle of the
-    user's; its metadata lead back to the user's code, whose frame waits on the Python stack.
-    ``torch.compile(torch.nn.Linear(...))`` traces a frame of torch's own around ``fn``: the frame
-    given is then that of the ``forward`` within; around a function in C, which has no frame, it has
-    that one's name. What ``aot_compile`` was asked for has been traced when a backend is called.
-    ``None`` outside of a compile.
+    In three cases Dynamo does not trace the user's frame itself:
+
+    - After a graph break, Dynamo traces a generated function that continues in the middle of the
+      user's function. Its metadata lead back to the user's code. The user's frame still waits on
+      the Python stack, and the locals are read from there.
+    - For ``torch.compile(torch.nn.Linear(...))``, Dynamo traces a wrapper of torch's around the
+      callable ``fn``. The result is the frame of the module's ``forward``. A function in C has no
+      frame; then the result carries the function's name.
+    - ``aot_compile`` calls the backend after tracing. The result is the frame of the model that it
+      was asked to compile.
+
+    Returns:
+        ``None`` outside of a compile.
     """
     from torch._dynamo import aot_compile
     from torch._dynamo.symbolic_convert import InstructionTranslator
@@ -122,7 +134,7 @@ def traced_frame() -> tuple[types.CodeType, dict[str, Any], str] | None:
 
 
 def users(frame: Any) -> tuple[types.CodeType, dict[str, Any], str]:
-    """The user's frame that a frame which Dynamo converts stands for."""
+    """The user's frame for a frame that Dynamo converts, as :func:`traced_frame` describes."""
     from torch._dynamo import external_utils
     from torch._dynamo.resume_execution import ContinueExecutionCache
 
@@ -146,9 +158,10 @@ def users(frame: Any) -> tuple[types.CodeType, dict[str, Any], str]:
     "torch._dynamo.external_utils:__file__",
 )
 def called_frame() -> tuple[types.CodeType, dict[str, Any], str] | None:
-    """As :func:`traced_frame`, for what the program gave ``torch.compile`` and calls now.
+    """The frame of the callable that the program gave ``torch.compile`` and calls now.
 
-    They differ behind a graph break in a submodule: Dynamo traces its ``forward`` by itself then.
+    The result has the form of :func:`traced_frame`. The two differ after a graph break in a
+    submodule, because Dynamo then traces the submodule's ``forward`` by itself.
     """
     from torch._dynamo import external_utils
 
@@ -160,10 +173,10 @@ def called_frame() -> tuple[types.CodeType, dict[str, Any], str] | None:
 
 
 def _frame_to_be(called: Any) -> tuple[types.CodeType, dict[str, Any], str] | None:
-    """What :func:`traced_frame` says of a call of this; ``None`` where it has no code in Python."""
+    """The result of :func:`traced_frame` for a call; ``None`` if ``called`` has no Python code."""
     method: Any = called.forward if isinstance(called, torch.nn.Module) else called
     method = method.func if isinstance(method, functools.partial) else method
-    if callable(method) and not hasattr(method, "__code__"):  # an object of a class with __call__
+    if callable(method) and not hasattr(method, "__code__"):  # an instance of a class with __call__
         method = method.__call__
     function = getattr(method, "__func__", method)
     code = getattr(function, "__code__", None)
@@ -177,14 +190,14 @@ def _frame_to_be(called: Any) -> tuple[types.CodeType, dict[str, Any], str] | No
 
 @functools.cache
 def _around_forward() -> tuple[types.CodeType, ...]:
-    """The code by which a module calls its ``forward``; Dynamo leaves it alone."""
+    """The code by which a module calls its ``forward``. Dynamo does not compile it."""
     module = torch.nn.Module
     return module._call_impl.__code__, module._wrapped_call_impl.__code__
 
 
 @functools.cache
 def _call_of_compiled() -> types.CodeType:
-    """The code of what ``torch.compile`` returns."""
+    """The code of the function that ``torch.compile`` returns."""
     from torch._dynamo import eval_frame
 
     within = eval_frame._TorchDynamoContext.__call__.__code__.co_consts
@@ -193,7 +206,10 @@ def _call_of_compiled() -> types.CodeType:
 
 
 def locals_on_the_stack(code: types.CodeType) -> dict[str, Any]:
-    """Locals of the nearest running frame of ``code``; Dynamo's rewritten copy counts as it."""
+    """The locals of the nearest running frame of ``code``; empty if there is none.
+
+    Dynamo runs a rewritten copy of the code. Frames are therefore compared by file, line and name.
+    """
     frame: types.FrameType | None = sys._getframe()
     while frame is not None:
         running = frame.f_code
@@ -208,14 +224,15 @@ def locals_on_the_stack(code: types.CodeType) -> dict[str, Any]:
 
 
 def is_static_input(node: torch.fx.Node) -> bool:
-    """Whether Dynamo marked the placeholder as a weight: fixed in place between calls."""
+    """True if Dynamo marked the placeholder as static, that is, fixed in place between calls."""
     return bool(node.meta.get("tensor_dict", {}).get("_dynamo_static_input_type"))
 
 
 def is_marked_by_program(node: torch.fx.Node) -> bool:
-    """Whether the mark is the program's own, ``torch._dynamo.mark_static_address``, as on caches.
+    """True if the program itself marked the placeholder as static.
 
-    Dynamo itself marks parameters, and tensors that it reads from a module.
+    Programs mark caches by ``torch._dynamo.mark_static_address``. Dynamo itself marks parameters,
+    and tensors that it reads from a module.
     """
     source = getattr(node, "_dynamo_source", None)
     found = getattr(source, "guard_source", None)
@@ -228,7 +245,7 @@ def is_marked_by_program(node: torch.fx.Node) -> bool:
     without=lambda placeholder: False,
 )
 def is_random_number(placeholder: torch.fx.Node) -> bool:
-    """Whether the input is a number that the program draws by Python's ``random`` at each call."""
+    """True if the input is a number that the program draws by Python's ``random`` at each call."""
     from torch._dynamo.source import RandomValueSource
 
     return isinstance(getattr(placeholder, "_dynamo_source", None), RandomValueSource)
@@ -238,7 +255,8 @@ def is_random_number(placeholder: torch.fx.Node) -> bool:
 def owner_of_buffer(placeholder: torch.fx.Node) -> object | None:
     """The module that Dynamo read a buffer's placeholder from; ``None`` for any other input.
 
-    Dynamo's source is an expression over the traced frame's locals and globals, made for guards.
+    For its guards, Dynamo keeps the source of each input: an expression over the locals and globals
+    of the traced frame. This function evaluates the part of it that stands for the module.
     """
     from torch._dynamo.symbolic_convert import InstructionTranslator
 
@@ -250,7 +268,7 @@ def owner_of_buffer(placeholder: torch.fx.Node) -> object | None:
     try:
         root = InstructionTranslator.current_tx().output.root_tx
         return cast(object, eval(module, {"L": root.f_locals, "G": root.f_globals}))
-    except (AttributeError, KeyError, NameError):  # not being traced, or read through a cell
+    except (AttributeError, KeyError, NameError):  # no trace, or the module is in a closure
         return None
 
 
@@ -263,10 +281,10 @@ _TRACE = "torch._logging._internal:"
     without=lambda: False,
 )
 def structured_trace_is_on() -> bool:
-    """Whether torch writes what ``tlparse`` reads (``TORCH_TRACE=folder``).
+    """True if torch writes its structured trace (``TORCH_TRACE=folder``), which ``tlparse`` reads.
 
-    Torch writes it by a handler of its own. One without a folder stands for off: it takes itself
-    away at the first event.
+    Torch writes the trace by a logging handler of its own. If that handler has no folder, the trace
+    is off: the handler removes itself at the first event.
     """
     from torch._logging._internal import LazyTraceHandler, trace_log
 
@@ -282,10 +300,10 @@ def trace_artifact(name: str, encoding: str, payload: str, graph_id: str) -> Non
     """Write a file into torch's structured trace; ``tlparse`` shows it with that compile.
 
     Args:
-        name: What ``tlparse`` calls it.
+        name: The name that ``tlparse`` shows.
         encoding: ``"json"`` or ``"string"``.
         payload: The file's text.
-        graph_id: Dynamo's compile id, for when none is under way; ignored if it is no such id.
+        graph_id: Dynamo's compile id, for calls outside of a compile. Other text is ignored.
     """
     from torch._guards import CompileId
     from torch._logging._internal import trace_structured_artifact

@@ -25,10 +25,10 @@ from composer._torch.operators import registry_name
 class OnnxTranslator:
     """The exporter's translation of functional ATen graphs, without its capture and retracing.
 
-    ``torch.onnx.export`` accepts only programs from ``torch.export``, refuses symbolic integers
-    as inputs and runs every decomposition again, which is most of its time. Its last step does
-    all we need: one pass over the nodes with torchlib's registry. Making one takes about a second,
-    most of it imports.
+    ``torch.onnx.export`` accepts only programs from ``torch.export``, refuses symbolic integers as
+    inputs, and runs every decomposition again, which takes most of its time. Only its last step is
+    needed here: one pass over the nodes with torchlib's registry. To make a translator takes about
+    a second, most of it for imports.
     """
 
     def __init__(self) -> None:
@@ -44,30 +44,31 @@ class OnnxTranslator:
             self._registry = _registration.ONNXRegistry.from_torchlib()
         known = _decomp.get_onnx_implemented_overloads(self._registry)
         self.known: frozenset[str] = frozenset(map(registry_name, known))
-        """What the exporter itself translates, by :func:`registry_name`."""
+        """The operators that the exporter itself translates, by :func:`registry_name`."""
 
     def register(self, translations: Mapping[Any, Callable[..., Any]]) -> None:
-        """Have these functions translate their operators, in place of the exporter's own."""
+        """Register functions that translate these operators, in place of the exporter's own."""
         for target, function in translations.items():
             self._registry.register_op(target, function)
 
     @property
     def translated(self) -> frozenset[str]:
-        """What it translates by now, by :func:`registry_name`."""
+        """The operators that can be translated by now, by :func:`registry_name`."""
         targets = (each for each, found in self._registry.functions.items() if found)
         return frozenset(each if isinstance(each, str) else registry_name(each) for each in targets)
 
     def prepare(self, gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
-        """Make type promotion explicit and drop assertions, as the exporter does. In place."""
+        """Make type promotion explicit and drop assertions, in place, as the exporter does."""
         mixed = {node: rule for node in gm.graph.nodes if (rule := self._rule_of(node))}
         if mixed:
             self._promote(gm, mixed)
         return self._passes.remove_assertion_nodes(gm)
 
     def _promote(self, gm: torch.fx.GraphModule, mixed: Mapping[torch.fx.Node, Any]) -> None:
-        """Insert casts before and after those of these nodes that promote types, by their rules.
+        """Insert casts before and after the nodes that promote types, by the rule of each node.
 
-        The exporter runs every node again for that. What each gives is known here.
+        The exporter runs every node again to learn its result. Here the metadata of the nodes say
+        it.
         """
         interpreter = self._interpreter(gm, self._promotions)
         interpreter.env = {n: n.meta["val"] for n in gm.graph.nodes if "val" in n.meta}
@@ -78,7 +79,7 @@ class OnnxTranslator:
                     interpreter._maybe_promote_node(node, rule)
 
     def _rule_of(self, node: torch.fx.Node) -> Any:
-        """How an operator promotes types that is given, or makes, more than one of them."""
+        """The rule of type promotion for a node that mixes types; ``None`` for other nodes."""
         if not isinstance(node.target, OpOverload):
             return None
         rule = self._promotions.get_rule(node.target.overloadpacket)
@@ -93,9 +94,12 @@ class OnnxTranslator:
         return bool(numbers) and not all(dtype.is_floating_point for dtype in dtypes)
 
     def translate(self, gm: torch.fx.GraphModule) -> onnx_ir.Model:
-        """An ONNX model with an input for each placeholder and an output for each returned node."""
+        """Translate a graph to an ONNX model.
+
+        The model has an input for each placeholder, and an output for each returned node.
+        """
         for node in gm.graph.nodes:
-            node.meta.setdefault("nn_module_stack", {})  # else a warning for every node without
+            node.meta.setdefault("nn_module_stack", {})  # else a warning for each such node
         program = types.SimpleNamespace(
             graph_module=gm,
             graph_signature=_signature(gm),
@@ -104,21 +108,22 @@ class OnnxTranslator:
             named_parameters=tuple,
             named_buffers=tuple,
         )
-        # onnx_ir warns of the empty list that stands for the shape of a number, the exporter of an
-        # operator with several results for which it makes one.
+        # onnx_ir warns of an empty list, which stands for the shape of a number. The exporter warns
+        # of an operator with several results if it makes only one.
         ir, exporter = logging.getLogger("onnx_ir._convenience"), self._core.logger
         with self._lock, self._signatures_read_once(), _quiet(ir), _quiet(exporter):
             translated = self._core._exported_program_to_onnx_program(
                 cast(Any, program), registry=self._registry
             )
-        # A model without any node has no opset, which ONNX Runtime (1.31) refuses.
+        # ONNX Runtime 1.31 refuses a model without an opset. A model without nodes has none.
         translated.model.opset_imports.setdefault("", self._registry.opset_version)
         return translated.model
 
     def _signatures_read_once(self) -> contextlib.AbstractContextManager[None]:
-        """Keep what the exporter reads from the schema of each ONNX operator.
+        """Keep the signatures that the exporter reads from the schemas of ONNX operators.
 
-        It would read it anew for every node it makes, a third of all its time (torch 2.13).
+        The exporter reads the schema again for each node that it makes, which takes a third of its
+        time (torch 2.13).
         """
         from onnx_ir import schemas
 
@@ -134,10 +139,10 @@ class OnnxTranslator:
 
 
 def onnx_decompositions(known: frozenset[str]) -> dict[Any, Callable[..., Any]]:
-    """The exporter's table of decompositions, made without the exporter: that is slow to import.
+    """The exporter's table of decompositions, made without importing the exporter, which is slow.
 
     Args:
-        known: The operators that it translates, and so does not decompose.
+        known: The operators that the exporter translates. They are left out of the table.
     """
     from torch._decomp import decomposition_table
     from torch.export import default_decompositions

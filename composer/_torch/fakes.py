@@ -25,7 +25,7 @@ def fake_mode_of(values: Sequence[Any]) -> FakeTensorMode:
 
 
 def as_fake(mode: FakeTensorMode, value: Any) -> Any:
-    """A real tensor's fake in ``mode``, with its own sizes; everything else as it is."""
+    """The fake of a real tensor in ``mode``, with fixed sizes; any other value as it is."""
     if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor):
         return value
     return mode.from_tensor(value, static_shapes=True)
@@ -33,7 +33,7 @@ def as_fake(mode: FakeTensorMode, value: Any) -> Any:
 
 @contextlib.contextmanager
 def faking(mode: FakeTensorMode) -> Iterator[None]:
-    """Run operations on fake tensors; a size that only data decide may get a new symbol."""
+    """Run operations on fake tensors. A size that depends on data may get a new symbol."""
     shape_env = mode.shape_env
     fresh = shape_env.ignore_fresh_unbacked_symbols() if shape_env else contextlib.nullcontext()
     with fresh, mode, _python_dispatcher():
@@ -46,17 +46,20 @@ def faking(mode: FakeTensorMode) -> Iterator[None]:
     without=contextlib.nullcontext,
 )
 def _python_dispatcher() -> contextlib.AbstractContextManager[None]:
-    """As Dynamo does: kernels that call operators with symbols for sizes fail without it."""
+    """Enable torch's Python dispatcher, as Dynamo does.
+
+    Without it, kernels fail if they call operators with symbols for sizes.
+    """
     from torch._dispatch.python import enable_python_dispatcher
 
     return cast(contextlib.AbstractContextManager[None], enable_python_dispatcher())
 
 
 def is_users_fake(value: object) -> bool:
-    """Whether the program itself made this tensor fake, so that calls will have no data either.
+    """True if the program itself made this tensor fake, so that calls will have no data either.
 
-    The fakes that torch compiles with, such as the inputs of the graphs that DDP cuts, are of the
-    compile's own mode.
+    The other fake tensors are torch's, such as the inputs of the graphs that DDP cuts. They belong
+    to the fake mode of the compile.
     """
     context = TracingContext.try_get()
     own = None if context is None else context.fake_mode
@@ -64,10 +67,13 @@ def is_users_fake(value: object) -> bool:
 
 
 def fake_of_fixed_size(value: torch.Tensor) -> FakeTensor | None:
-    """The fake that AOTAutograd is to meet for a tensor Dynamo has not seen; ``None`` outside.
+    """A fake tensor with fixed sizes, for a tensor that Dynamo has not seen.
 
-    Where sizes are dynamic by default it would give such a tensor symbols that nobody knows. The
-    fake has to be kept until then.
+    Where sizes are dynamic by default, AOTAutograd would give such a tensor symbols that nobody
+    knows. The caller has to keep the fake tensor until AOTAutograd has met it.
+
+    Returns:
+        ``None`` outside of a compile.
     """
     context = TracingContext.try_get()
     if context is None or context.fake_mode is None:
@@ -76,17 +82,17 @@ def fake_of_fixed_size(value: torch.Tensor) -> FakeTensor | None:
 
 
 def share_fake(original: torch.Tensor, copy: torch.Tensor) -> None:
-    """Let AOTAutograd see the original's fake tensor when it meets the copy.
+    """Make AOTAutograd use the original's fake tensor for the copy.
 
-    It fakes inputs by identity: without this a copy gets symbols of its own, and views lose the
-    base they share. Outside of a compile there is nothing to share.
+    AOTAutograd finds the fake tensor of an input by identity. Otherwise a copy would get symbols of
+    its own, and views would lose the base that they share. Outside of a compile nothing is done.
     """
     context = TracingContext.try_get()
     if context is None or context.fake_mode is None:
         return
     fake = _fake_in(context, original)
     context.fake_mode.fake_tensor_converter.set_tensor_memo(copy, fake)
-    cast(Any, copy)._composer_fake = fake  # the memo holds it weakly; it lives as long as the copy
+    cast(Any, copy)._composer_fake = fake  # the memo holds it weakly; the copy keeps it alive
 
 
 def _fake_in(context: TracingContext, value: torch.Tensor) -> FakeTensor:
@@ -109,7 +115,7 @@ def fakes_of(inputs: Sequence[torch.Tensor], dynamic: Iterable[int]) -> list[Fak
 
     Args:
         inputs: The tensors.
-        dynamic: Positions of those whose first size gets a symbol.
+        dynamic: Positions of the tensors whose first size gets a symbol.
     """
     from torch._dynamo.source import ConstantSource
     from torch.fx.experimental.symbolic_shapes import (
@@ -131,9 +137,9 @@ def fakes_of(inputs: Sequence[torch.Tensor], dynamic: Iterable[int]) -> list[Fak
 
 
 def fakes_met(inputs: Sequence[Any]) -> list[Any]:
-    """What AOTAutograd meets for inputs in the compile under way: fakes, with their symbols.
+    """The fake tensors, with their symbols, that AOTAutograd uses for inputs in this compile.
 
-    To be asked before it runs, and kept for :func:`recompiling`.
+    Call this before AOTAutograd runs, and keep the result for :func:`recompiling`.
     """
     context = TracingContext.try_get()
     if context is None or context.fake_mode is None:
@@ -145,10 +151,10 @@ def fakes_met(inputs: Sequence[Any]) -> list[Any]:
 
 
 def forget_met(mode: FakeTensorMode) -> None:
-    """Let go of the tensors that a mode has met, to which it keeps weak references.
+    """Drop the weak references that a mode keeps to the tensors that it has met.
 
-    ``torch.utils.swap_tensors`` refuses tensors that have some; Dynamo clears those of its own
-    modes after a compile. What is faked from then on is faked anew.
+    ``torch.utils.swap_tensors`` refuses tensors that have weak references. Dynamo clears those of
+    its own modes after a compile. A tensor that the mode meets again gets a new fake tensor.
     """
     met = mode.fake_tensor_converter.meta_converter.describer
     met.lookup_tensor.clear()

@@ -1,4 +1,4 @@
-"""Graphs in files."""
+"""Graphs that are written to files and read back."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def _serializable() -> Any:
 
 
 SerializableCallable: Any = _serializable()
-"""The base of what torch writes to a file in a compiled function's place."""
+"""The base class of objects that torch saves to a file in place of a compiled function."""
 
 
 @optional(_SAVING, *_NAMES, without=lambda: False)
 def will_be_saved() -> bool:
-    """Whether torch is about to save what is being compiled to a file (``aot_compile``).
+    """True if torch is about to save the compiled function to a file (``aot_compile``).
 
-    Dynamo's own ``eager`` backend asks the same.
+    Dynamo's own ``eager`` backend reads the same setting.
     """
     from torch._functorch import config as functorch_config
 
@@ -48,7 +48,8 @@ def will_be_saved() -> bool:
 def not_saving() -> contextlib.AbstractContextManager[None]:
     """Compile as if nothing were saved to a file.
 
-    While it saves, AOTAutograd accepts what Inductor makes and refuses that of any other compiler.
+    While a function is saved, AOTAutograd accepts what Inductor compiled, and refuses the results
+    of any other compiler.
     """
     from torch._functorch import config as functorch_config
 
@@ -63,14 +64,14 @@ def not_saving() -> contextlib.AbstractContextManager[None]:
 
 
 def graph_as_bytes(gm: torch.fx.GraphModule) -> bytes:
-    """A graph with its symbols, for another process; the tensors that it holds as well."""
+    """Serialize a graph for another process, with its symbols and the tensors that it holds."""
     from torch.fx._graph_pickler import GraphPickler, Options
 
     return GraphPickler.dumps(gm, Options(ops_filter=None))
 
 
 def graph_of_bytes(data: bytes) -> torch.fx.GraphModule:
-    """The graph that was written, ready to be compiled by :func:`recaptured`."""
+    """Read a graph that :func:`graph_as_bytes` wrote; :func:`recaptured` can compile it."""
     from torch.fx._graph_pickler import GraphPickler
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
@@ -83,10 +84,12 @@ def graph_of_bytes(data: bytes) -> torch.fx.GraphModule:
 
 
 def _pass_for_captured(gm: torch.fx.GraphModule) -> None:
-    """Have AOTAutograd look for Dynamo's mark of weights, which it does in graphs of Dynamo's only.
+    """Make a graph from a file look like one that Dynamo captured.
 
-    Weights cost nothing to keep for the backward. Where it knows of none, it cuts the graph in two
-    elsewhere than it did when the graph was captured, and no model that was kept is the backward's.
+    AOTAutograd looks for Dynamo's mark of weights only in graphs that Dynamo captured. Weights cost
+    nothing to keep for the backward. If AOTAutograd knows of no weights, it cuts the graph into
+    forward and backward at another place than when the graph was captured. Then no kept model fits
+    the backward.
     """
     gm.meta.setdefault("dynamo_compile_id", None)
     for node in gm.graph.find_nodes(op="placeholder"):
@@ -96,10 +99,11 @@ def _pass_for_captured(gm: torch.fx.GraphModule) -> None:
 
 
 def _give_numbers_their_symbols(gm: torch.fx.GraphModule) -> None:
-    """Have the fakes of inputs that stand for dynamic numbers know their symbols, as Dynamo's do.
+    """Restore the symbols of dynamic numbers, as they are in a graph of Dynamo's.
 
-    Files leave that out, and AOTAutograd takes a symbol that no ``item`` has for one that an engine
-    needs as a constant: it asks Dynamo to start again.
+    The graph reads such a number from an input by ``item``, and the input's fake tensor remembers
+    the symbol in ``item_memo``. Files leave that out. AOTAutograd then assumes that an engine needs
+    the number as a constant, and asks Dynamo to start again.
     """
     for node in gm.graph.find_nodes(op="call_method", target="item"):
         fake, number = (each.meta.get("example_value") for each in (node.args[0], node))

@@ -24,7 +24,7 @@ from composer.errors import refuse
 from composer.records import Reason, Status
 
 CUSTOM_PASSES = (CustomGraphPass, CustomGraphModulePass, CustomPartitionerFn)
-"""Inductor's kinds of pass; they have one base class from torch 2.13 on."""
+"""The classes of Inductor's kinds of pass. They have a common base class from torch 2.13 on."""
 
 
 if TYPE_CHECKING or hasattr(custom_graph_pass, "CustomInferenceAwareGraphPass"):
@@ -52,7 +52,7 @@ def modes() -> list[str]:
 
 
 def _config_of(mode: str | None, options: dict[str, Any]) -> dict[str, Any]:
-    """The same by public names, without a judgement on the options."""
+    """The same as :func:`inductor_config` by public names. The options are not checked."""
     import torch._inductor
 
     return {**(torch._inductor.list_mode_options(mode) if mode else {}), **options}
@@ -74,15 +74,15 @@ def inductor_config(mode: str | None, options: dict[str, Any]) -> dict[str, Any]
 
 
 def inductor_setting(name: str, config: Mapping[str, Any]) -> Any:
-    """A setting as Inductor would see it: the compile's own, else the one of its config."""
+    """A setting as Inductor sees it: from the compile's own ``config``, or else from Inductor's."""
     import torch._inductor.config as inductor_config
 
     return config[name] if name in config else getattr(inductor_config, name)
 
 
 def is_compilers(error: BaseException) -> bool:
-    """Whether Inductor raised it since the system's compiler failed, or there is none."""
-    raised = sys.modules.get("torch._inductor.exc")  # else there was nothing to raise it
+    """True if Inductor raised the error because the system's compiler failed or is missing."""
+    raised = sys.modules.get("torch._inductor.exc")  # not imported: nothing can have raised it
     kinds = (raised.CppCompileError, raised.InvalidCxxCompiler) if raised else ()
     return isinstance(error, kinds)
 
@@ -94,7 +94,7 @@ def is_compilers(error: BaseException) -> bool:
     lazily=True,
 )
 def inductor_cache_dir() -> str:
-    """Where Inductor keeps what it compiled."""
+    """The folder in which Inductor keeps what it compiled."""
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
     return cache_dir()
@@ -109,7 +109,7 @@ def inductor_cache_dir() -> str:
 def fresh_compiles() -> Iterator[None]:
     """Compile anew: neither Inductor nor AOTAutograd takes a graph from its cache.
 
-    ``torch.compiler.config.force_disable_caches`` does that, too, and warns.
+    ``torch.compiler.config.force_disable_caches`` does the same, but it warns.
     """
     from torch._functorch import config as functorch_config
     from torch._inductor import config as inductor_config
@@ -131,8 +131,8 @@ def fresh_compiles() -> Iterator[None]:
 def constants_let_go() -> Iterator[None]:
     """Let the code that Inductor loads within be freed when nothing refers to it any more.
 
-    Otherwise Inductor keeps the modules of all code that it has loaded for as long as the process
-    lives, and in them the constants of frozen graphs (torch 2.13).
+    Otherwise Inductor keeps the modules of all code that it has loaded until the process ends. The
+    modules hold the constants of frozen graphs (torch 2.13).
     """
     from torch._inductor.codecache import PyCodeCache
 
@@ -159,10 +159,10 @@ def _refuse() -> Any:
 )
 @contextlib.contextmanager
 def constants_kept_apart() -> Iterator[None]:
-    """Have what Inductor freezes within give out copies of its constants.
+    """Make the graphs that Inductor freezes within return copies of their constants.
 
-    Otherwise an output of weights alone is one tensor for all calls (torch 2.13), and whoever gets
-    it may write to it.
+    Otherwise an output that is computed from weights alone is the same tensor in all calls (torch
+    2.13), and the program may write to it.
     """
     from torch._inductor import freezing
 
@@ -183,7 +183,7 @@ def _copy_what_is_given_out(gm: torch.fx.GraphModule) -> None:
         base = node
         while isinstance(base.target, OpOverload) and shares_memory(base.target):
             base = base.args[0]
-        if base.op == "get_attr":  # a clone of it would be taken for one that does nothing
+        if base.op == "get_attr":  # Inductor would remove a clone as useless
             with gm.graph.inserting_before(returned):
                 copy = gm.graph.call_function(torch.ops.aten.lift_fresh_copy.default, (node,))
             copy.meta.update(node.meta)
@@ -191,11 +191,11 @@ def _copy_what_is_given_out(gm: torch.fx.GraphModule) -> None:
 
 
 CUDAGRAPHS = "torch._dynamo.backends.cudagraphs"
-"""Where Dynamo's backend of that name is written."""
+"""The module of Dynamo's backend ``cudagraphs``."""
 
 
 def cudagraphs_or_error() -> contextlib.AbstractContextManager[None]:
-    """Have it raise where no CUDA graph can be made, instead of running the graph without one."""
+    """Make that backend raise if no CUDA graph can be made, and not run the graph without one."""
     from torch._inductor import config
 
     return cast(

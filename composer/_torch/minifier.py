@@ -22,7 +22,8 @@ _MINIFIERS = {
     "dynamo_accuracy_minifier_backend": "wrong numbers",
     "backend_accuracy_fails": "wrong numbers",
 }
-"""Functions of torch's that call a backend to see whether it fails, in the minifier's scripts."""
+"""Functions in the minifier's scripts that call a backend to see whether it fails, each with the
+kind of failure that it looks for."""
 
 
 @optional(
@@ -33,10 +34,11 @@ _MINIFIERS = {
     lazily=True,
 )
 def minifier_looks_for() -> str:
-    """``"errors"`` or ``"wrong numbers"`` while torch's minifier is to see them; else empty.
+    """What torch's minifier looks for: ``"errors"`` or ``"wrong numbers"``; empty if it is off.
 
-    It is set by ``TORCHDYNAMO_REPRO_AFTER`` and ``TORCHDYNAMO_REPRO_LEVEL``. In the scripts that it
-    writes neither is set, and it is known by the functions that call the backend.
+    The user turns the minifier on by ``TORCHDYNAMO_REPRO_AFTER`` and ``TORCHDYNAMO_REPRO_LEVEL``.
+    The scripts that the minifier writes set neither of them. There it is recognized by its
+    functions on the Python stack.
     """
     from torch._dynamo.repro import after_dynamo
 
@@ -55,13 +57,15 @@ def minifier_looks_for() -> str:
 
 
 _ACCURACY = 4
-"""The level on which torch's minifier compares numbers."""
+"""The ``repro_level`` at which torch's minifier compares numbers."""
 
 
 def for_minifier(compiled: Callable[..., Any], gm: torch.fx.GraphModule) -> Callable[..., Any]:
-    """A compiled graph as torch's minifier calls it: by separate arguments, and as a module.
+    """Wrap a compiled graph so that torch's minifier can call it.
 
-    What AOTAutograd gives says that it takes a list, and takes none (torch 2.11 to 2.15).
+    The minifier passes separate arguments, and expects some methods of a module. What AOTAutograd
+    returns is marked to take one list, but takes separate arguments (torch 2.11 to 2.15). If the
+    minifier is not used, the compiled graph is returned as it is.
     """
     if not minifier_looks_for():
         return compiled
@@ -85,12 +89,12 @@ Preamble = Callable[[torch.fx.GraphModule, Sequence[Any], Mapping[str, Any]], st
     lazily=True,
 )
 def begin_scripts_with(preamble: Preamble, compiler_name: str) -> None:
-    """Have the scripts that torch's minifier writes for a backend begin with lines of its own.
+    """Make the scripts that torch's minifier writes for a backend begin with additional lines.
 
     Args:
-        preamble: Makes them, of the graph, its inputs, and what ``torch.compile`` was given for the
-            backend.
-        compiler_name: The backend.
+        preamble: Returns the lines. It is called with the graph, its inputs, and the arguments that
+            ``torch.compile`` was given for the backend.
+        compiler_name: The backend's name. Scripts for other backends are not changed.
     """
     from torch._dynamo.eval_frame import innermost_backend
     from torch._dynamo.repro import after_dynamo

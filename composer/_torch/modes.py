@@ -30,7 +30,8 @@ def _stop_recomputation() -> type[BaseException]:
 
 
 StopRecomputation = _stop_recomputation()
-"""How a checkpoint ends its second forward: raised within whatever saves the last tensor."""
+"""The exception by which a checkpoint ends its second forward. It is raised within the operation
+that saves the last tensor."""
 
 
 def autocasts() -> list[tuple[str, torch.dtype]]:
@@ -44,14 +45,17 @@ _FLOAT32_SETTINGS = (
     *(("cuda", each) for each in ("all", "matmul", "conv", "rnn")),
     *(("mkldnn", each) for each in ("all", "matmul", "conv", "rnn")),
 )
-"""Those of ``torch.backends``, each behind the one that it follows while it is not set itself. By
-their private names: what ``torch.backends.mkldnn.fp32_precision`` sets is that of all (2.13)."""
+"""Settings of ``torch.backends``. A setting that is not set itself follows a more general one,
+which stands before it. They are read by their private names, because
+``torch.backends.mkldnn.fp32_precision`` sets the precision of all (torch 2.13)."""
 
 
 def float32_precision() -> tuple[str, ...]:
-    """In what torch computes float32: the word for matrix products, then each newer setting.
+    """The precisions in which torch computes float32.
 
-    The word is empty where the newer settings are none that it stands for: torch then raises.
+    Returns:
+        The word for matrix products (``torch.get_float32_matmul_precision``), then each newer
+        setting. The word is empty if none stands for the newer settings; torch raises in that case.
     """
     try:
         word = torch.get_float32_matmul_precision()
@@ -75,9 +79,9 @@ def _set_newer_settings(settings: Sequence[str]) -> None:
 
 
 def set_float32_precision(given: Sequence[str]) -> None:
-    """Have torch compute float32 in what :func:`float32_precision` has given."""
+    """Set the precisions of float32 to those that :func:`float32_precision` has returned."""
     word, *settings = given
-    torch.set_float32_matmul_precision(word or "highest")  # as it is before it is set
+    torch.set_float32_matmul_precision(word or "highest")  # torch's default
     _set_newer_settings(settings)
 
 
@@ -96,7 +100,7 @@ _enter_autocast, _exit_autocast = _autocast_calls()
 
 
 def enters_autocast(target: Any) -> bool:
-    """Whether a graph's node opens a region of autocast."""
+    """True if a graph's node opens a region of autocast."""
     return target is _enter_autocast
 
 
@@ -111,7 +115,7 @@ def autocast_dtype(node: torch.fx.Node) -> torch.dtype | None:
 
 
 def changes_autocast(target: Any) -> bool:
-    """Whether a graph's node opens or closes a region of autocast."""
+    """True if a graph's node opens or closes a region of autocast."""
     return target is _enter_autocast or target is _exit_autocast
 
 
@@ -125,7 +129,7 @@ def _changes_grad_mode(target: Any) -> bool:
 
 
 def changes_state(target: Any) -> bool:
-    """Whether a graph's node changes grad mode or autocast for the nodes behind it."""
+    """True if a graph's node changes grad mode or autocast for the nodes behind it."""
     return _changes_grad_mode(target) or changes_autocast(target)
 
 
@@ -133,16 +137,20 @@ _FUNCTORCH = ("torch._functorch", "torch._C._functorch", "torch.autograd", "torc
 
 
 def is_functorchs(target: Any) -> bool:
+    """True if a function belongs to ``torch.autograd`` or to what ``torch.func`` is made of."""
     return str(getattr(target, "__module__", "")).startswith(_FUNCTORCH)
 
 
 def sets_modes(target: Any) -> bool:
-    """Whether a graph's node may set what :func:`modes_put_back` puts back."""
+    """True if a graph's node may set a mode that :func:`modes_put_back` puts back."""
     return changes_state(target) or is_functorchs(target)
 
 
 def _leave_inference_modes(error: BaseException) -> None:
-    """Leave those that a graph entered and did not leave: they are locals of its code."""
+    """Leave the inference modes that a graph has entered and not left.
+
+    They are local variables of the graph's code, and are found in the frames of the traceback.
+    """
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
     mode: Any = torch._C._InferenceMode
     entered = [v for f in frames for v in f.f_locals.values() if isinstance(v, mode)]
@@ -151,7 +159,10 @@ def _leave_inference_modes(error: BaseException) -> None:
 
 
 class _Autocast:
-    """How deep autocast is nested, and what it computes in; whether it is on, keys say."""
+    """The depth to which autocast is nested, its dtypes, and whether it caches.
+
+    Whether autocast is on is kept in dispatch keys, not here.
+    """
 
     def __init__(self) -> None:
         kinds = {"cpu", *([each.type] if (each := torch.accelerator.current_accelerator()) else [])}
@@ -166,7 +177,7 @@ class _Autocast:
         return depth
 
     def put_back(self) -> None:
-        """Leave what was entered since; the copies of weights that it made go with the last."""
+        """Leave the regions entered since. The last one clears autocast's copies of weights."""
         for _ in range(self._nesting() - self._depth):
             if torch.autocast_decrement_nesting() == 0:
                 torch.clear_autocast_cache()
@@ -230,7 +241,7 @@ def modes_put_back() -> Iterator[None]:
     without=lambda: False,
 )
 def is_forward_mode() -> bool:
-    """Whether a level of ``torch.autograd.forward_ad`` is open: tensors may carry tangents."""
+    """True if a level of ``torch.autograd.forward_ad`` is open: tensors may carry tangents."""
     from torch.autograd import forward_ad
 
     return forward_ad._current_level >= 0
@@ -242,9 +253,9 @@ def is_forward_mode() -> bool:
     "torch._dynamo.source:GlobalStateSource",
 )
 def compile_anew_in_forward_mode() -> None:
-    """Have Dynamo compile the graph at hand again where :func:`is_forward_mode` changes.
+    """Make Dynamo compile the current graph again when :func:`is_forward_mode` changes.
 
-    Dynamo (2.13) guards on it only where a function opens a level itself. Outside of Dynamo
+    Dynamo (torch 2.13) guards on it only if a function opens a level itself. Outside of Dynamo
     nothing is done.
     """
     from torch._dynamo.guards import GuardBuilder
@@ -263,7 +274,7 @@ def compile_anew_in_forward_mode() -> None:
     without=lambda: True,
 )
 def is_watched() -> bool:
-    """Whether a mode is active that may change what is called (``torch.set_default_device``)."""
+    """True if a mode is active that may change what is called (``torch.set_default_device``)."""
     from torch import overrides
     from torch.utils import _python_dispatch as dispatch
 
@@ -280,10 +291,10 @@ def is_watched() -> bool:
 def saving_as_it_is() -> contextlib.AbstractContextManager[Any]:
     """Hide what autograd saves from the hooks of a checkpoint, which counts saved tensors.
 
-    They are detached, since a result that its own operation saves would keep itself alive for good
-    otherwise: torch's documentation of the hooks warns of that. torch has no public way to ask
-    whether hooks are set, or may be. Where none are, none are set: ``torch.func`` refuses to
-    differentiate then.
+    The tensors are saved detached. Otherwise a result that its own operation saves would keep
+    itself alive for good, as torch's documentation of the hooks warns. If no hooks are set, this
+    function sets none, because ``torch.func`` refuses to differentiate where hooks are set. Torch
+    has no public way to ask whether hooks are set, or may be set.
     """
     asked: Any = torch._C._autograd  # torch's stub leaves these out
     allowed = asked._saved_tensors_hooks_is_enabled()
@@ -294,10 +305,10 @@ def saving_as_it_is() -> contextlib.AbstractContextManager[Any]:
 
 @contextlib.contextmanager
 def own_backward(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
-    """Run a backward of composer's own: no hook of these tensors is called, and torch traces none.
+    """Run a backward of composer's own, without the hooks of these tensors and without tracing.
 
-    There is no public way to remove all hooks of a tensor and put them back, nor to leave the
-    tracing of backwards (``compiled_autograd``) out where the program has switched it on.
+    Torch has no public way to remove all hooks of a tensor and put them back. It has none either to
+    leave out the tracing of backwards (``compiled_autograd``) that the program has switched on.
     """
     kept = [(each, each._backward_hooks) for each in tensors if each._backward_hooks]
     for tensor, _ in kept:

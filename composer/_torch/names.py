@@ -1,9 +1,13 @@
-"""Private names of torch: those that composer cannot do without, and those that one feature needs.
+"""The private names of torch that composer uses, and what is off where torch lacks one.
 
-Torch may rename or remove a private name in any release. Without an :data:`ESSENTIAL` one composer
-cannot work, and says so when it is imported. Every other one is named by the function that uses it
-(:func:`optional`). Without it that function does less, and ``composer doctor`` and the record say
-which feature is off.
+Torch may rename or remove a private name in any release. There are three kinds of private name:
+
+- Composer cannot work without the names in :data:`ESSENTIAL`. If one is missing, the import of
+  composer fails with a message.
+- The engines that read ONNX cannot work without the names in :data:`ESSENTIAL_FOR_ONNX`.
+- Any other name belongs to one feature. The function that uses the name declares it by the
+  decorator :func:`optional`. If the name is missing, that function does less, and ``composer
+  doctor`` and the record say which feature is off.
 """
 
 from __future__ import annotations
@@ -43,7 +47,7 @@ ESSENTIAL: Mapping[str, str] = {
     "torch.utils._pytree:tree_flatten": "outputs that are nested",
     "torch.utils._pytree:tree_unflatten": "outputs that are nested",
 }
-"""What composer cannot do without, and what for."""
+"""The names that composer cannot work without, and what each is used for."""
 
 ESSENTIAL_FOR_ONNX: Mapping[str, str] = {
     "torch._dynamo.backends.common:aot_autograd": "functional graphs, and backwards",
@@ -58,19 +62,20 @@ ESSENTIAL_FOR_ONNX: Mapping[str, str] = {
     "torch.onnx._internal.fx.passes.type_promotion:TypePromotionTable": "the exporter",
     "torch.onnx._internal.fx.passes.type_promotion:_TypePromotionInterpreter": "the exporter",
 }
-"""What the engines that read ONNX cannot do without. They are ``unavailable`` then."""
+"""The names that the engines that read ONNX cannot work without. If one is missing, these engines
+are ``unavailable``."""
 
 OF_OLDER_RELEASES: Mapping[str, str] = {
     "torch.cpu:_is_amx_tile_supported": "torch 2.11, which has no torch.cpu.get_capabilities",
     "torch.cpu:_is_avx512_bf16_supported": "torch 2.11, which has no torch.cpu.get_capabilities",
     "torch.fx._symbolic_trace:_is_fx_tracing_flag": "torch before 2.14, for all threads alike",
 }
-"""Names that are read where they are there, with the releases that need them."""
+"""Names that only the given releases have. They are read only where they exist."""
 
 
 @dataclass(frozen=True)
 class Feature:
-    """What needs private names of torch that may be missing.
+    """A feature that needs private names of torch, which may be missing.
 
     Attributes:
         what: The feature, in words that stand before "is off".
@@ -86,7 +91,7 @@ class Feature:
         return tuple(name for name in self.names if not has(name))
 
     def was_looked_up(self) -> bool:
-        """Whether :attr:`missing` is known."""
+        """True if :attr:`missing` is known already."""
         return "missing" in vars(self)
 
     def __str__(self) -> str:
@@ -95,7 +100,8 @@ class Feature:
 
 
 FEATURES: list[Feature] = []
-"""All that :func:`optional` was told of while the modules of this package were imported."""
+"""All features that :func:`optional` has declared. The modules of this package declare them when
+they are imported."""
 
 
 def optional(
@@ -104,14 +110,19 @@ def optional(
     without: Callable[..., Any] = lambda *args, **kwargs: None,
     lazily: bool = False,
 ) -> Callable[[F], F]:
-    """Mark a function that uses private names of torch, and that composer can do without.
+    """Declare which private names of torch the decorated function needs, and for which feature.
+
+    If torch has all of the names, the function is called as it is written. If one is missing,
+    ``without`` is called in its place, and :func:`off` lists the feature. So the function itself
+    need not check for the names.
 
     Args:
         what: The feature that is off where a name is missing, in words that stand before "is off".
         names: The names, as ``"module:attribute"``.
-        without: What is called in the function's place then; by default nothing is done.
-        lazily: Look the names up when the function is first called, as their modules take long to
-            import.
+        without: Takes the same arguments as the function. By default it does nothing and returns
+            ``None``.
+        lazily: True to look the names up at the first call of the function, and not at its
+            definition. Use it for names in modules that take long to import.
     """
     feature = Feature(what, names)
     FEATURES.append(feature)
@@ -130,20 +141,21 @@ def optional(
 
 
 def off(*, look: bool) -> list[str]:
-    """A sentence for each feature that is off, as this torch lacks a name that it needs.
+    """A sentence for each feature that is off because this torch lacks a name.
 
     Args:
-        look: Whether to look names up that nobody has asked for yet, which may take seconds.
+        look: True to look up also the names of ``lazily`` features that were not called yet. That
+            may take seconds.
     """
     known = (each for each in FEATURES if look or each.was_looked_up())
     return sorted({str(each) for each in known if each.missing})
 
 
 def require_essential() -> None:
-    """Raise where torch lacks a name that composer cannot do without.
+    """Check that torch has all names that composer cannot work without.
 
     Raises:
-        ImportError: with the names, and what they are for.
+        ImportError: a name is missing. The message lists the missing names and their uses.
     """
     missing = [f"{name} ({what})" for name, what in ESSENTIAL.items() if not has(name)]
     if missing:
@@ -153,7 +165,7 @@ def require_essential() -> None:
 
 
 def has(name: str) -> bool:
-    """Whether torch has a name, given as ``"module:attribute"``."""
+    """True if torch has a name, given as ``"module:attribute"``."""
     module, _, path = name.partition(":")
     try:
         found: Any = importlib.import_module(module)

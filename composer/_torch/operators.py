@@ -1,4 +1,4 @@
-"""Operators and their schemas: names, paths, who writes, who draws."""
+"""Operators and their schemas: names, paths, writes in place, random numbers."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from composer._torch.names import optional
 
 
 def takes_functions(target: Any) -> bool:
-    """Whether this is an operator over functions, graphs or a user's Triton kernel."""
+    """True if this is an operator over functions, graphs or a user's Triton kernel."""
     return isinstance(target, HigherOrderOperator)
 
 
 def operator_namespace(target: Any) -> str:
-    """``"aten"`` for an operator of that namespace, overload or not; empty for what is none."""
+    """The namespace of an operator or a packet of overloads (``"aten"``); empty for others."""
     if isinstance(target, OpOverload):
         return target.namespace
     if isinstance(target, OpOverloadPacket):
@@ -38,15 +38,16 @@ def operator_namespace(target: Any) -> str:
 
 
 def operator_name(target: Any) -> str:
-    """``"aten::add"`` for every overload of it; empty for what is no operator."""
+    """The name without the overload (``"aten::add"``); empty if ``target`` is not an operator."""
     return target._schema.name if isinstance(target, OpOverload) else ""
 
 
 def has_effect(target: Any) -> bool:
-    """Whether an operator is there for what it does: it gives nothing, or is called in order.
+    """True if an operator is called for its effect: it returns nothing, or its calls are ordered.
 
-    AOTAutograd has ``with_effects`` around operators that print or raise, such as
-    ``aten._linalg_check_errors``; it gives a token without elements that the next one is given.
+    AOTAutograd wraps operators that print or raise, such as ``aten._linalg_check_errors``, in
+    ``with_effects``. Each such call returns a token without elements, which is passed to the next
+    call.
     """
     if isinstance(target, OpOverload):
         return not target._schema.returns
@@ -54,12 +55,12 @@ def has_effect(target: Any) -> bool:
 
 
 def is_view(target: Any) -> bool:
-    """Whether the operator's result shares its input's memory, by its schema."""
+    """True if the operator's result shares its input's memory, by its schema."""
     return isinstance(target, OpOverload) and target.is_view
 
 
 def draws(target: object) -> bool:
-    """Whether an operator draws random numbers."""
+    """True if an operator draws random numbers."""
     return isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
 
 
@@ -73,26 +74,30 @@ _COMPOSED = "torch._C:DispatchKey.CompositeImplicitAutograd"
     without=lambda operator: None,
 )
 def parts_of(operator: OpOverload) -> Callable[..., Any] | None:
-    """What calls the operators that it is composed of; ``None`` where it computes by itself.
+    """A function that calls the operators that ``operator`` is composed of.
 
-    Not ``operator.decompose``: torch's GRU in Python (2.13) forgets its dropout.
+    ``operator.decompose`` is not used, because torch's GRU in Python forgets its dropout (torch
+    2.13).
+
+    Returns:
+        ``None`` if the operator has a kernel of its own.
     """
     key = torch._C.DispatchKey.CompositeImplicitAutograd
     return functools.partial(operator._op_dk, key) if _has_kernel(operator, key) else None
 
 
 def draws_itself(target: object) -> bool:
-    """Whether it does so in a kernel of its own, not by operators that it is composed of."""
+    """True if an operator draws in a kernel of its own, and not in operators that it calls."""
     return draws(target) and parts_of(cast(OpOverload, target)) is None
 
 
 def _has_kernel(operator: OpOverload, key: Any) -> bool:
-    """Whether C++ has one; torch's own question counts decompositions in Python as well."""
+    """True if C++ has a kernel for the key. Torch's own check also counts Python decompositions."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(registry_name(operator), key)
 
 
 def argument(node: torch.fx.Node, name: str) -> Any:
-    """The value that a call of an operator has for the argument ``name`` of its schema, or None."""
+    """The value of the argument ``name`` in a call of an operator; ``None`` if there is none."""
     for position, each in enumerate(cast(Any, node.target)._schema.arguments):
         if each.name == name:
             given = dict(enumerate(node.args))
@@ -101,17 +106,17 @@ def argument(node: torch.fx.Node, name: str) -> Any:
 
 
 def wants_data(error: BaseException) -> bool:
-    """Whether tracing came to a number that only the data have."""
+    """True if tracing failed because it needed a number that only the data tell."""
     return isinstance(error, DataDependentOutputException | DynamicOutputShapeException)
 
 
 def shares_memory(operator: OpOverload) -> bool:
-    """Whether a result may share an argument's memory, or be that argument, by the schema."""
+    """True if a result may share an argument's memory, or be that argument, by the schema."""
     return any(each.alias_info is not None for each in operator._schema.returns)
 
 
 def written_by(node: torch.fx.Node) -> list[torch.fx.Node]:
-    """What a call of an operator writes to in place, by the operator's schema."""
+    """The nodes that a call of an operator writes to in place, by the operator's schema."""
     arguments = cast(Any, node.target)._schema.arguments
     given = [argument(node, a.name) for a in arguments if a.alias_info and a.alias_info.is_write]
     flat = [each for value in given for each in (value if isinstance(value, list) else [value])]
@@ -119,7 +124,10 @@ def written_by(node: torch.fx.Node) -> list[torch.fx.Node]:
 
 
 def may_write_by_schema(node: torch.fx.Node) -> bool:
-    """Whether an operator, or any overload of one whose overload is open, writes to an operand."""
+    """True if a call of an operator may write to an operand, by the operator's schema.
+
+    If the overload is not chosen yet, all overloads are considered.
+    """
     target = node.target
     if isinstance(target, OpOverload):
         return bool(written_by(node))
@@ -133,15 +141,19 @@ def may_write_by_schema(node: torch.fx.Node) -> bool:
 
 
 def operator_path(target: object) -> str | None:
-    """``"torch.ops.aten.add.Tensor"``, where an operator is found; ``None`` for what is none.
+    """The path of an operator, such as ``"torch.ops.aten.add.Tensor"``.
 
-    Operators cannot be pickled, and torch's own way around it (``torch.fx._graph_pickler``) sends
-    their graphs' metadata along, which cannot always be sent. A Triton kernel of the user's is
-    named by a number that means something in this process only, and compiled autograd calls what
-    it made for the backward under way.
+    Operators cannot be pickled. Torch's own way around that (``torch.fx._graph_pickler``) also
+    sends the metadata of their graphs, which cannot always be sent. Two kinds of operator have no
+    meaning in another process. A user's Triton kernel is named by a number of this process, and
+    compiled autograd calls functions that it made for the current backward.
+
+    Returns:
+        ``None`` if ``target`` is not an operator.
 
     Raises:
-        TypeError: the operator runs such a kernel, or is one of compiled autograd's.
+        TypeError: the operator runs a Triton kernel of the user's, or is one of compiled
+            autograd's.
     """
     if _is_compiled_autograds(target):
         raise TypeError(f"compiled autograd made {target} in this process")
@@ -182,9 +194,9 @@ def decomposition_of(operator: OpOverload) -> Callable[..., Any]:
 )
 @functools.cache
 def loops_over_lists() -> Mapping[OpOverload, Callable[..., Any]]:
-    """Each functional operator over lists of tensors, and torch's own loop over the lists for it.
+    """Functional operators over lists of tensors, each with torch's own loop over the lists.
 
-    The loop calls the plain operator once for each place. It is what eager runs on a CPU, and no
+    The loop calls the plain operator once for each place. Eager runs that loop on a CPU, and no
     public name leads to it.
     """
     names = torch._C._dispatch_get_all_op_names()
@@ -209,9 +221,9 @@ def _overload(name: str) -> OpOverload:
     lazily=True,
 )
 def multiply_add() -> OpOverload | None:
-    """What Dynamo makes of ``addcmul_``, ``addcdiv_`` and ``add_`` with a factor, as in optimizers.
+    """The operator that Dynamo makes of ``addcmul_``, ``addcdiv_`` and ``add_`` with a factor.
 
-    An operator that is made for Inductor; eager computes it as a product and a sum.
+    Optimizers use these. The operator is made for Inductor; eager computes a product and a sum.
     """
     from torch._inductor.inductor_prims import fma
 
@@ -223,9 +235,10 @@ _FOLDER = str(Path(torch.__file__).parent)
 
 
 def path_in_torch(function: Any) -> str | None:
-    """``"torch.nn.functional.linear"``, for a function of torch's own or Python's own.
+    """The path of a function of torch or Python, such as ``"torch.nn.functional.linear"``.
 
-    ``None`` for any other, and for one that somebody put in the place of torch's.
+    Returns:
+        ``None`` for any other function, and for one that was put in the place of torch's.
     """
     name = str(getattr(function, "__name__", ""))
     home = getattr(function, "__module__", None)
@@ -239,7 +252,7 @@ def path_in_torch(function: Any) -> str | None:
 
 
 def is_method_of_torch(name: str) -> bool:
-    """Whether a tensor's method is torch's own; not where somebody put another in its place."""
+    """True if a tensor's method is torch's own, and nobody has replaced it."""
     found = getattr(torch.Tensor, name, None)
     if isinstance(found, types.FunctionType):
         return _is_written_in_torch(found)
@@ -251,7 +264,7 @@ def _is_written_in_torch(function: types.FunctionType) -> bool:
 
 
 def registry_name(target: Any) -> str:
-    """A node's target as the exporter's registry names it; equal in every process."""
+    """The name of a node's target in the exporter's registry. It is equal in every process."""
     if isinstance(target, OpOverload | HigherOrderOperator):
         return cast(str, cast(Any, target).name())
     return f"{getattr(target, '__module__', '')}.{getattr(target, '__qualname__', target)}"

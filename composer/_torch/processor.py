@@ -7,10 +7,11 @@ import torch.fx
 
 
 def multiplies_bf16() -> bool:
-    """Whether the processor has bfloat16 products of its own: AVX512_BF16 or AMX; BF16 on Arm.
+    """True if the processor has instructions for products in bfloat16.
 
-    ``torch.cpu.get_capabilities`` is public where there is one; torch 2.11 may have its parts only.
-    oneDNN also says yes where it can but emulate them.
+    They are AVX512_BF16 or AMX, and BF16 on Arm. Torch 2.11 may lack the public
+    ``torch.cpu.get_capabilities``. oneDNN is not asked, because it also says yes where it only
+    emulates such products.
     """
     ask = getattr(torch.cpu, "get_capabilities", None)
     if ask is None:

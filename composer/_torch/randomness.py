@@ -59,7 +59,7 @@ def _unmoved(
 
 
 def draws_random_numbers(run: Callable[..., Any], inputs: Sequence[Any]) -> bool:
-    """Whether a graph draws random numbers for such inputs, found by running it on fake ones.
+    """True if a graph draws random numbers for such inputs. The graph is run on fake inputs.
 
     Most functions that may draw do not: dropout when not training, attention without dropout.
 
@@ -78,8 +78,9 @@ def draws_random_numbers(run: Callable[..., Any], inputs: Sequence[Any]) -> bool
 class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
     """Watches the operators that are called below autograd for one that draws.
 
-    Attention has the tag of those even without dropout, so ``dropout_p`` decides. In inference mode
-    the operators that others are composed of arrive here whole: their parts decide.
+    The operators of attention are tagged as random even without dropout, so ``dropout_p`` decides.
+    In inference mode, operators that are composed of others arrive here whole, so their parts are
+    called and decide.
     """
 
     def __init__(self) -> None:
@@ -89,7 +90,7 @@ class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        parts = None if func.namespace == "prim" else parts_of(func)  # unknown to the dispatcher
+        parts = None if func.namespace == "prim" else parts_of(func)  # the dispatcher lacks prim
         if parts is not None:
             with self:
                 return parts(*args, **(kwargs or {}))
@@ -102,5 +103,5 @@ class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves
 
     @classmethod
     def is_infra_mode(cls) -> bool:
-        """Dynamo leaves alone, in any thread, what is called while another kind of mode is on."""
+        """True, since under any other kind of mode Dynamo compiles nothing, in any thread."""
         return True

@@ -12,7 +12,7 @@ from composer._torch.names import optional
 
 
 def world_size() -> int:
-    """How many ranks the default group of ``torch.distributed`` has; 1 without one."""
+    """The number of ranks in the default group of ``torch.distributed``; 1 without a group."""
     distributed = torch.distributed
     if not distributed.is_available() or not distributed.is_initialized():
         return 1
@@ -34,7 +34,7 @@ class GroupMember:
     store: Any
 
     def store_below(self, prefix: str) -> Any:
-        """The store with a prefix before every key, so that no one else's keys are met."""
+        """The store with a prefix before every key, so that keys differ from those of others."""
         from torch.distributed.distributed_c10d import PrefixStore
 
         return PrefixStore(prefix, self.store)
@@ -48,8 +48,8 @@ class GroupMember:
 def group_member() -> GroupMember | None:
     """This process in the default group; ``None`` where it is alone.
 
-    The key-value store is there already, whatever the ranks were started by (there is none under
-    MPI), and no public function gives it.
+    The key-value store exists already, however the ranks were started, except under MPI. No public
+    function returns it.
     """
     world = world_size()
     if world == 1:

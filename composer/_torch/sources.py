@@ -13,10 +13,10 @@ from composer._torch.names import optional
 
 
 def carry_source_metadata(source: torch.fx.GraphModule, copy: torch.fx.GraphModule) -> None:
-    """Re-attach what copying a graph drops, so that AOTAutograd still sees static inputs.
+    """Copy to a graph's copy what copying dropped, so that AOTAutograd still sees static inputs.
 
-    Dynamo keeps it in attributes because ``meta`` is pickled (pytorch/pytorch#141640); when it
-    moves into ``meta`` this function can go.
+    Dynamo keeps it in attributes because ``meta`` is pickled (pytorch/pytorch#141640). When Dynamo
+    moves it into ``meta``, this function can go.
     """
     carry_attributes(source, copy)
     for node, twin in zip(source.graph.nodes, copy.graph.nodes, strict=True):
@@ -24,14 +24,14 @@ def carry_source_metadata(source: torch.fx.GraphModule, copy: torch.fx.GraphModu
 
 
 def carry_attributes(source: torch.fx.GraphModule, copy: torch.fx.GraphModule) -> None:
-    """Re-attach what Dynamo hung on the graph module itself."""
+    """Copy the attributes that Dynamo set on the graph module itself."""
     for name, value in vars(source).items():
         if name not in vars(copy):
             object.__setattr__(copy, name, value)
 
 
 def carry_node_source(node: torch.fx.Node, twin: torch.fx.Node) -> None:
-    """Re-attach where Dynamo says that a placeholder comes from."""
+    """Copy the source of a placeholder, that is, where Dynamo says that it comes from."""
     if hasattr(node, "_dynamo_source"):
         twin._dynamo_source = node._dynamo_source
 
@@ -47,20 +47,20 @@ def carry_no_source(node: torch.fx.Node, added: torch.fx.Node) -> None:
 
 
 def let_go_of_examples(copy: torch.fx.GraphModule) -> None:
-    """Take off the placeholders what Dynamo takes off those of its own graph after a compile.
+    """Remove the real inputs from the placeholders of a copy.
 
-    That are the real inputs: weak references to tensors, which ``torch.utils.swap_tensors`` then
-    refuses to swap, and some that are not weak.
+    Dynamo removes them from its own graph after a compile. Some are weak references to tensors, and
+    ``torch.utils.swap_tensors`` refuses to swap such tensors. Others are not weak.
     """
     for node in copy.graph.find_nodes(op="placeholder"):
         node.meta.pop("grapharg", None)
 
 
 def name_sources(gm: torch.fx.GraphModule) -> None:
-    """Give a source, the graph itself, to buffers and parameters that Dynamo has not seen.
+    """Give buffers and parameters that Dynamo has not seen a source, the graph itself.
 
-    AOTAutograd refuses a graph of Dynamo's in which one has no source. Tracing adds such buffers
-    (for ``torch.tensor([1.0])``), and so may passes.
+    AOTAutograd refuses a graph of Dynamo's if a buffer or a parameter has no source. Tracing adds
+    such buffers (for ``torch.tensor([1.0])``), and passes may add some, too.
     """
     from torch._dynamo.source import ConstantSource
 
@@ -110,7 +110,7 @@ def settled_forward(gm: torch.fx.GraphModule) -> Callable[..., Any]:
 
 
 def lasting_metadata(node: torch.fx.Node) -> dict[str, Any]:
-    """Of a node's metadata what means the same in another process: its line, and Dynamo's mark."""
+    """The metadata of a node that mean the same in another process: its line, and Dynamo's mark."""
     kept = {"stack_trace": node.meta["stack_trace"]} if node.meta.get("stack_trace") else {}
     mark = node.meta.get("tensor_dict", {}).get("_dynamo_static_input_type")
     return kept | ({"tensor_dict": {"_dynamo_static_input_type": mark}} if mark else {})

@@ -12,14 +12,14 @@ import torch.fx
 from composer._torch.names import optional
 
 _LARGE_SIZE = 8192
-"""What torch itself takes an unbacked size for, where it has to choose."""
+"""The value that torch itself assumes for an unbacked size, where it has to choose."""
 
 
 def hint(size: Any) -> Any:
-    """The value a symbolic number has in the call that is compiled for; adds no guard.
+    """The value of a symbolic number in the call that is compiled for. Asking adds no guard.
 
-    That is the first call, or the one for which a graph is compiled again. Anything else is given
-    back as it is.
+    That call is the first one, or the one for which a graph is compiled again. Any other value is
+    returned as it is.
     """
     if not isinstance(size, torch.SymInt | torch.SymFloat):
         return size
@@ -28,9 +28,10 @@ def hint(size: Any) -> Any:
 
 
 def usual(size: Any) -> Any:
-    """As :func:`hint`, to compare strides by: of an unbacked size it is a large number.
+    """The value of a size or stride for comparing strides: a large number for an unbacked size.
 
-    Its value in the first call may be 0 or 1, by which two orders of memory are the same.
+    For any other size it is that of :func:`hint`. In the first call an unbacked size may be 0 or 1,
+    and then two orders of memory cannot be told apart.
     """
     if not isinstance(size, torch.SymInt) or size.node.hint is not None:
         return hint(size)
@@ -38,7 +39,7 @@ def usual(size: Any) -> Any:
 
 
 def _with_numbers(size: torch.SymInt | torch.SymFloat, numbers: Mapping[Any, Any]) -> Any:
-    """What a symbolic number is where symbols have these values; the others those they had."""
+    """The value of a symbolic number for these values of symbols; other symbols keep their own."""
     expression, env = size.node.expr, size.node.shape_env
     if not expression.free_symbols <= {*numbers, *env.backed_var_to_val}:
         return size.node.hint
@@ -48,9 +49,9 @@ def _with_numbers(size: torch.SymInt | torch.SymFloat, numbers: Mapping[Any, Any
 
 @contextlib.contextmanager
 def with_values(sizes: Iterable[torch.SymInt], values: Iterable[int]) -> Iterator[None]:
-    """Have :func:`hint` say these values while a graph is compiled again for another call.
+    """Make :func:`hint` return these values while a graph is compiled again for another call.
 
-    The caller holds the compile lock: the values are noted for all threads.
+    The caller must hold the compile lock, because the values hold for all threads.
 
     Args:
         sizes: Symbols of one graph.
@@ -71,8 +72,9 @@ def with_values(sizes: Iterable[torch.SymInt], values: Iterable[int]) -> Iterato
 def learn_sizes(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> None:
     """Note the values that unbacked sizes of inputs have in the call that is compiled for.
 
-    Those are the sizes marked by ``mark_unbacked``: torch gives them no value, so that nothing can
-    be guarded on them. :func:`hint` says the value to those who run the graph on these inputs.
+    These are the sizes marked by ``mark_unbacked``. Torch gives them no value, so that nothing can
+    be guarded on them. :func:`hint` returns the noted values, for code that runs the graph on these
+    inputs.
     """
     for node, value in zip(gm.graph.find_nodes(op="placeholder"), inputs, strict=True):
         fake = node.meta.get("example_value")
@@ -84,7 +86,7 @@ def learn_sizes(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> None:
 
 
 def _noted_numbers(size: torch.SymInt | torch.SymFloat) -> dict[Any, Any]:
-    """The values that were noted here, kept with the compile that has these symbols."""
+    """The noted values, kept in the shape environment that the symbols belong to."""
     env: Any = size.node.shape_env
     return cast("dict[Any, Any]", vars(env).setdefault("_composer_numbers", {}))
 
@@ -97,7 +99,7 @@ def symbols(size: Any) -> frozenset[str]:
 
 
 def size_with(size: Any, values: Mapping[str, int]) -> int:
-    """What a size is where its symbols have these values."""
+    """The value of a size for these values of its symbols."""
     if not isinstance(size, torch.SymInt):
         return int(size)
     given = {each: values[str(each)] for each in size.node.expr.free_symbols}
@@ -105,9 +107,9 @@ def size_with(size: Any, values: Mapping[str, int]) -> int:
 
 
 def symbol_facts(size: torch.SymInt) -> dict[str, tuple[int | None, int | None, int | None]]:
-    """For each symbol in a size: its value in the first call, and its bounds.
+    """For each symbol in a size: its value in the first call, its lower bound and its upper bound.
 
-    The value is ``None`` for a size that only the data tells, a bound where there is none.
+    The value is ``None`` if only the data tell it. A bound is ``None`` if there is none.
     """
     env = size.node.shape_env
     facts: dict[str, tuple[int | None, int | None, int | None]] = {}
@@ -120,16 +122,16 @@ def symbol_facts(size: torch.SymInt) -> dict[str, tuple[int | None, int | None, 
 
 
 def is_same_size(a: Any, b: Any) -> bool:
-    """Whether two sizes are equal for all that the graph's guards say; asking adds none."""
+    """True if two sizes are equal by the guards that the graph has. Asking adds no guard."""
     if isinstance(a, torch.SymInt) and isinstance(b, torch.SymInt):
         return bool(a.node.expr == b.node.expr)
     return isinstance(a, int) and isinstance(b, int) and a == b
 
 
 def is_unbacked(size: Any) -> bool:
-    """Whether torch knows no value of a size, so that no question about it can be guarded.
+    """True if torch has no value for a size, so that no question about it can be guarded.
 
-    That is a size that depends on data, or one of an input that is marked so (``mark_unbacked``).
+    Such a size depends on data, or an input is marked so (``mark_unbacked``).
     """
     if not isinstance(size, torch.SymInt):
         return False
@@ -137,7 +139,7 @@ def is_unbacked(size: Any) -> bool:
 
 
 def depends_on_data(size: Any) -> bool:
-    """Whether a size is known only once the graph has run up to it."""
+    """True if a size is known only once the graph has run up to it."""
     if not isinstance(size, torch.SymInt):
         return False
     env = size.node.shape_env
@@ -145,9 +147,10 @@ def depends_on_data(size: Any) -> bool:
 
 
 def may_be_empty(value: torch.Tensor) -> bool:
-    """Whether a tensor has no elements, which adds a guard; or may have none, if that is unknown.
+    """True if a tensor has no elements, or if that is not known.
 
-    Inputs are taken to have some: calls in which an unbacked size of an input is zero are torch's.
+    Asking adds a guard if torch has a value for the size. Inputs are assumed to have elements:
+    torch runs the calls in which an unbacked size of an input is zero.
     """
     return any(map(_may_be_zero, value.shape))
 
@@ -173,7 +176,7 @@ def _least_is_zero(size: torch.SymInt) -> bool:
 
 
 def least(size: Any) -> int | None:
-    """The least that a size can be, by the bounds of its symbols; ``None`` where there is none."""
+    """The least value of a size, by the bounds of its symbols; ``None`` if there is no bound."""
     if not isinstance(size, torch.SymInt):
         return int(size)
     return _finite(size.node.shape_env.bound_sympy(size.node.expr).lower)
@@ -184,7 +187,7 @@ def _finite(bound: Any) -> int | None:
 
 
 def guards_on(values: Iterable[Any]) -> int:
-    """How many guards stand on the sizes that these symbolic numbers, or tensors, have."""
+    """The number of guards on sizes in the compile that these tensors or numbers belong to."""
     for value in values:
         for size in value.shape if isinstance(value, torch.Tensor) else (value,):
             if isinstance(size, torch.SymInt):
@@ -193,7 +196,7 @@ def guards_on(values: Iterable[Any]) -> int:
 
 
 def with_symbols(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> list[Any]:
-    """The inputs of a call as Dynamo passes them to a backend: symbols stand for numbers."""
+    """The inputs of a call as Dynamo passes them to a backend, with symbols in place of numbers."""
     fakes = (node.meta.get("example_value") for node in gm.graph.find_nodes(op="placeholder"))
     pairs = zip(fakes, inputs, strict=True)
     return [fake if isinstance(fake, torch.SymInt) else value for fake, value in pairs]

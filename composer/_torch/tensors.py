@@ -35,7 +35,7 @@ def _batch_norms() -> tuple[type[torch.nn.Module], ...]:
 
 
 BATCH_NORMS = _batch_norms()
-"""The classes of batch norms. Torch documents their base and does not export it."""
+"""The classes of batch norms. Torch documents their base class, but does not export it."""
 
 
 PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor)
@@ -43,7 +43,7 @@ PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor)
 
 
 def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage:
-    """The memory of a tensor; of what ``torch.func`` wraps, that of what is within."""
+    """The memory of a tensor. For a wrapper of ``torch.func``, it is that of the wrapped tensor."""
     return _unwrapped(tensor).untyped_storage()
 
 
@@ -68,12 +68,12 @@ def _unwrapped(tensor: torch.Tensor) -> torch.Tensor:
 )
 @contextlib.contextmanager
 def no_idle_workers(inputs: Sequence[Any]) -> Iterator[None]:
-    """Have Inductor start no processes for compiling where it has no kernels for them.
+    """Keep Inductor from starting processes for compiling where no input is on a GPU.
 
-    They are for Triton's; C++ is compiled by threads of this process (2.13). Its Dynamo backend
-    starts them for any graph, ``torch.compile(backend="inductor")`` by itself only for one on a
-    GPU. Their start takes a core for some seconds: engines were measured beside it, and a slow one
-    was chosen.
+    The processes compile Triton kernels; threads of this process compile C++ (torch 2.13). Dynamo's
+    backend for Inductor starts the processes for any graph. ``torch.compile(backend="inductor")``
+    itself starts them only for a graph on a GPU. Their start takes a core for some seconds. Engines
+    were measured meanwhile, and a slow one was chosen.
     """
     on_cpu = all(each.device.type == "cpu" for each in inputs if isinstance(each, torch.Tensor))
     if not on_cpu:
@@ -96,14 +96,17 @@ def no_idle_workers(inputs: Sequence[Any]) -> Iterator[None]:
     without=lambda tensors: set(range(len(tensors))),
 )
 def overlapping(tensors: Sequence[torch.Tensor]) -> set[int]:
-    """The places of those that share an element with another; all are of one storage."""
+    """Positions of the tensors that share an element with another. All are of one storage."""
     from torch._C._dynamo.guards import compute_overlapping_tensors
 
     return compute_overlapping_tensors(list(tensors), symbolic=False)
 
 
 def storage_id(tensor: torch.Tensor) -> int:
-    """Equal for tensors that share memory; works for fake tensors, which have no address."""
+    """A number that is equal for tensors that share memory.
+
+    It exists for fake tensors as well, which have no address.
+    """
     return int(storage_of(tensor)._cdata)
 
 
@@ -113,7 +116,7 @@ def storage_id(tensor: torch.Tensor) -> int:
     without=lambda values: False,
 )
 def any_batched(values: Iterable[object]) -> bool:
-    """Whether a tensor stands for several, as in a backward for many gradients at once.
+    """True if a tensor stands for several, as in a backward for many gradients at once.
 
     Within ``torch.func.vmap`` torch itself refuses to call a compiled backward.
     """
@@ -124,27 +127,33 @@ def any_batched(values: Iterable[object]) -> bool:
 
 
 def suggested_memory_format(x: torch.Tensor) -> torch.memory_format:
-    """The order in which torch's kernels lay out what they make of a tensor of four dimensions."""
+    """The memory format in which torch's kernels return their results for this tensor.
+
+    The tensor has four dimensions.
+    """
     from torch._prims_common import suggest_memory_format
 
     return suggest_memory_format(cast(Any, x))
 
 
 def memory_gone(tensor: torch.Tensor) -> Callable[[], bool]:
-    """What tells whether the memory that a tensor has now was freed; does not keep it."""
+    """A function that returns true once the present memory of a tensor is freed.
+
+    It does not keep the memory.
+    """
     reference = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]  # torch leaves it untyped
     return cast(Callable[[], bool], reference.expired)
 
 
 def copy_storage(storage: torch.UntypedStorage) -> torch.UntypedStorage:
-    """The same bytes elsewhere, on the same device."""
+    """A copy of a storage, on the same device."""
     return cast(torch.UntypedStorage, cast(Any, storage).clone())
 
 
 def empty(
     shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> Callable[[], torch.Tensor]:
-    """What allocates a contiguous tensor."""
+    """A function that allocates a contiguous tensor."""
     if device.type == "cpu":
         return _empty_on_cpu(shape, dtype)
     return lambda: torch.empty(shape, dtype=dtype, device=device)
@@ -156,9 +165,9 @@ def empty(
     without=lambda shape, dtype: lambda: torch.empty(shape, dtype=dtype, device="cpu"),
 )
 def _empty_on_cpu(shape: tuple[int, ...], dtype: torch.dtype) -> Callable[[], torch.Tensor]:
-    """By the call that Inductor's own code makes.
+    """A function that allocates a contiguous tensor by the call that Inductor's own code makes.
 
-    It takes a third of ``torch.empty``'s time, which parses its arguments anew every time.
+    The call takes a third of the time of ``torch.empty``, which parses its arguments every time.
     """
     from torch._C._dynamo.guards import _empty_strided_cpu  # type: ignore[attr-defined]  # no stub
 
@@ -172,7 +181,7 @@ def _empty_on_cpu(shape: tuple[int, ...], dtype: torch.dtype) -> Callable[[], to
     without=lambda x: x.is_contiguous(),
 )
 def is_row_major(x: torch.Tensor) -> bool:
-    """Whether a tensor is contiguous, and known to be: of unbacked sizes that cannot be asked."""
+    """True if a tensor is known to be contiguous. With unbacked sizes that may be unknown."""
     from torch._prims_common import is_contiguous_or_false
 
     return is_contiguous_or_false(x)
@@ -186,7 +195,7 @@ def order_of_memory(x: torch.Tensor) -> list[int]:
 
 
 def flatten(value: Any) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
-    """The leaves of nested tuples, lists and dicts, and the way back."""
+    """The leaves of nested tuples, lists and dicts, and a function that nests others like them."""
     from torch.utils import _pytree
 
     leaves, spec = _pytree.tree_flatten(value)
@@ -194,11 +203,12 @@ def flatten(value: Any) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
 
 
 def before_swaps(told: Callable[[torch.Tensor], None]) -> None:
-    """Tell of every tensor that ``torch.utils.swap_tensors`` is about to swap.
+    """Call ``told`` with every tensor that ``torch.utils.swap_tensors`` is about to swap.
 
-    It has no hook (torch 2.13), and refuses tensors that have weak references. It is reached by
-    what it asks, since a program may hold the function itself
-    (``from torch.utils import swap_tensors``).
+    ``swap_tensors`` has no hook (torch 2.13), and refuses tensors that have weak references. The
+    function itself is not replaced, since a program may hold it (``from torch.utils import
+    swap_tensors``). Instead, the module ``weakref`` that it uses is replaced by one whose
+    ``getweakrefs`` calls ``told`` first.
     """
 
     def getweakrefs(tensor: torch.Tensor) -> list[Any]:
@@ -210,6 +220,9 @@ def before_swaps(told: Callable[[torch.Tensor], None]) -> None:
 
 
 def receives_parameters(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether a step gets parameters from other ranks, by collectives that raise no version."""
+    """True if a step of the optimizer gets parameters from other ranks.
+
+    The collectives that bring them do not raise the version counters of the parameters.
+    """
     module = sys.modules.get("torch.distributed.optim.zero_redundancy_optimizer")
     return isinstance(optimizer, getattr(module, "ZeroRedundancyOptimizer", ()))

@@ -44,11 +44,11 @@ from composer.system import control_flow, forks
 Task = Callable[[], None]
 
 _LAST_WAIT = 10.0
-"""Seconds that the process waits at its end for native code to come back to Python."""
+"""Seconds that the process waits at its end for native code to return to Python."""
 
 
 class Worker:
-    """The thread, while there is something to do, and what it has to do yet."""
+    """The background thread, which lives while there are tasks, and the tasks that wait."""
 
     def __init__(self) -> None:
         self._begin()
@@ -78,12 +78,12 @@ class Worker:
             self._tasks.append(task)
 
     def settled(self, timeout: float | None = None) -> bool:
-        """Wait until no task is left; whether that was so within ``timeout`` seconds."""
+        """Wait until no task is left, or for ``timeout`` seconds; true if no task is left then."""
         with self._changed:
             return self._changed.wait_for(lambda: self._thread is None, timeout)
 
     def end(self) -> None:
-        """Drop the tasks that wait, and stop the one that is under way."""
+        """Drop the tasks that wait, and stop the task that runs."""
         with self._changed:
             self._ending = True
             self._tasks.clear()

@@ -1,8 +1,8 @@
 """A barrier that lets background work be timed between two calls of a graph, never during one.
 
-Timing an engine while a call of the program runs measures nothing: both want the same cores, the
-threads of one spin while the other computes, and the pool of a second calling thread is not that of
-the program. On two cores this was seen to reverse the order of two engines.
+An engine cannot be timed while a call of the program runs. Both want the same cores, the threads of
+one spin while the other computes, and the work would use another thread pool than the program does.
+On two cores this was seen to reverse the order of two engines.
 
 So the background thread offers its work at the barrier. The next call of the graph does the work in
 the program's own thread, and is answered after that. If no call comes within a moment, the
@@ -108,11 +108,12 @@ class Barrier:
                 self._changed.notify_all()
 
     def _do(self, offer: _Offer) -> None:
-        """Do the work, unless another thread has begun it, once the calls under way are over.
+        """Do the work once the calls under way are over, unless another thread has begun it.
 
-        Calls that come meanwhile wait. An error is handed to the thread that offered the work; what
-        interrupts the program is raised here as well, since this may be its thread. It may come at
-        any line: whoever takes the work has to end it, or all others would wait.
+        Calls that come meanwhile wait. An error is handed to the thread that offered the work. An
+        exception that interrupts the program is raised here as well, since this may be the
+        program's thread. It may come at any line. The thread that takes the work has to end it in
+        any case, or all others would wait.
         """
         mine, started = False, time.perf_counter()
         try:
@@ -125,7 +126,7 @@ class Barrier:
                 self._changed.wait_for(lambda: not self._inside, _LONGEST)
             started = time.perf_counter()
             offer.result.set_result(offer.work())
-        except BaseException as error:  # noqa: BLE001  # raised where it is waited for
+        except BaseException as error:  # noqa: BLE001  # raised in the thread that waits for it
             if mine and not offer.result.done():
                 offer.result.set_exception(error)
             control_flow.pass_on(error)

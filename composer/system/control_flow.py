@@ -45,22 +45,22 @@ def pass_on(error: BaseException) -> None:
     try:
         raise found
     finally:
-        del error, found  # whose traceback holds this frame
+        del error, found  # their traceback holds this frame
 
 
 def _is_exit(error: BaseException) -> bool:
-    """Whether an exception, or one of a group, ends a program, a thread or a task."""
+    """True if an exception, or one of a group, ends a program, a thread or a task."""
     if isinstance(error, BaseExceptionGroup):
         return error.subgroup(_EXITS) is not None
     return isinstance(error, _EXITS)
 
 
 def interruption(error: BaseException) -> BaseException | None:
-    """The exception of a signal handler that caused ``error``; ``None`` where there is none.
+    """The exception of a signal handler that caused ``error``; ``None`` if there is none.
 
     Such an exception has a registered handler in its traceback. Python also chains an error to the
-    exception that a caller was handling at that time. That one did not cause the error, and is
-    left out.
+    exception that a caller was handling at that time. That exception did not cause the error, and
+    is left out.
 
     Args:
         error: The exception that was caught.

@@ -2,13 +2,14 @@
 
 Any number of processes may read and write. Any of them may be killed at any moment. The disk may be
 full or read-only, and may hold files that another program wrote. None of this is the user's error:
-an entry that cannot be read counts as absent, one that cannot be written is not kept, and one
-warning for each kind of trouble says so.
+an entry that cannot be read counts as absent, and an entry that cannot be written is not kept. The
+user gets one warning for each kind of trouble.
 
-An entry is one file, ``<key>.entry``: a line of JSON, its record, and behind it the bytes of its
-blob, if it has one. A writer gives the file its name when it is whole, so neither readers nor
-writers need a lock. The record holds its own digest and the blob's. Nothing is ever unpickled. The
-user's folder is found by ``platformdirs``, which knows each system's place for caches.
+An entry is one file, ``<key>.entry``. Its first line is its record in JSON, and the bytes of its
+blob follow, if it has one. A writer gives the file this name only when the file is whole, so
+neither readers nor writers need a lock. The record holds its own digest and the blob's. Nothing is
+ever unpickled. The user's folder is found by ``platformdirs``, which knows each system's place for
+caches.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ _KEY = re.compile("[0-9a-f]{64}")
 _SUFFIX = ".entry"
 _OURS = re.compile(r"[0-9a-f]{64}(\.entry|\.\w+\.tmp)")
 _HOUR = 3600.0
-"""Seconds after which a file that a writer has not finished is taken for abandoned."""
+"""Seconds after which an unfinished file counts as abandoned by its writer."""
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def cache_dir() -> Path:
-    """The folder of all caches: ``COMPOSER_CACHE_DIR``, else the user's folder for caches."""
+    """The folder of all caches: ``COMPOSER_CACHE_DIR``, or else the user's folder for caches."""
     asked = os.environ.get(CACHE_DIR)
     if asked:
         folder = os.path.expanduser(asked)  # noqa: PTH111  # Path's raises where nobody is at home
@@ -56,7 +57,7 @@ def cache_dir() -> Path:
 
     try:
         folder_of_user = user_cache_path("composer", appauthor=False)
-    except RuntimeError:  # of platformdirs 4.14; those before leave the tilde where it is
+    except RuntimeError:  # platformdirs 4.14 raises; older releases keep the tilde
         return _without_home()
     return folder_of_user if folder_of_user.is_absolute() else _without_home()
 
@@ -128,7 +129,7 @@ class DiskCache:
         self.trouble = ""
 
     def get(self, key: str) -> Entry | None:
-        """The entry of this key; ``None`` if there is none, or none that can be trusted."""
+        """The entry of this key; ``None`` if there is none, or if it cannot be trusted."""
         path, entry = self._file(key), None
         with self._reporting("cannot be read"):
             check_owner(self.path)
@@ -185,7 +186,7 @@ class DiskCache:
         return sorted(found, key=lambda entry: entry.written, reverse=True)
 
     def clear(self) -> int:
-        """Remove all entries; their number, with the damaged ones."""
+        """Remove all entries, and return their number. Damaged entries count, too."""
         number = 0
         with self._reporting("cannot be cleared"):
             check_owner(self.path)
@@ -200,7 +201,7 @@ class DiskCache:
         return self.path / f"{key}{_SUFFIX}"
 
     def _files(self) -> list[Path]:
-        """Entries and unfinished files; a folder of that name may hold files of the user's."""
+        """The entries and unfinished files. Other files in the folder may be the user's."""
         return [each for each in self.path.iterdir() if _OURS.fullmatch(each.name)]
 
     def _make_folder(self) -> None:
@@ -332,7 +333,7 @@ def _mark_as_used(path: Path) -> None:
 
 
 def _write(path: Path, record: bytes, blob: bytes) -> None:
-    """Write the whole file, or leave what was there."""
+    """Write the whole file, or leave the old one as it is."""
     descriptor, unfinished = tempfile.mkstemp(".tmp", f"{path.stem}.", path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:

@@ -44,13 +44,13 @@ def outside_verified() -> list[str]:
 
 
 def _release(said: str) -> tuple[int, ...]:
-    """The first two numbers of a version: (2, 13) of ``2.13.0+cpu``."""
+    """The first two numbers of a version, such as (2, 13) for ``2.13.0+cpu``."""
     return tuple(int(each) for each in re.findall(r"\d+", said)[:2])
 
 
 @functools.cache
 def conflict() -> str:
-    """A sentence with the remedy, where another package writes to composer's folder; else empty."""
+    """A sentence with the remedy if another package writes to composer's folder; else empty."""
     there = [name for name in _SAME_FOLDER if version_of(name)]
     if not there:
         return ""

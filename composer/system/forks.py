@@ -22,7 +22,7 @@ _steps: weakref.WeakKeyDictionary[Any, Callable[[Any], object]] = weakref.WeakKe
 
 
 def with_each_child(made: T, step: Callable[[T], object]) -> T:
-    """Have each forked child take a step with an object that lives then.
+    """Make each forked child take a step with an object, if the object is alive then.
 
     Args:
         made: The object, which is compared by identity.
@@ -38,13 +38,13 @@ def with_each_child(made: T, step: Callable[[T], object]) -> T:
 def lock() -> threading.RLock:
     """A lock that is free in a forked child, unless the thread that forked holds it.
 
-    It may be taken again by its holder: only a lock of that kind knows who holds it.
+    It is reentrant, because only a reentrant lock knows which thread holds it.
     """
     return with_each_child(threading.RLock(), freed)
 
 
 def in_child(step: Step) -> Step:
-    """Have each forked child take this step at once; for functions of modules."""
+    """Make each forked child call a function of a module right after the fork."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=step)
     return step
@@ -57,7 +57,7 @@ def freed(held: Any) -> bool:
         held: The lock.
 
     Returns:
-        Whether another thread held it.
+        True if another thread held it.
     """
     if held.acquire(blocking=False):  # nobody did, or the thread that forked
         held.release()

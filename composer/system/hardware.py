@@ -37,7 +37,7 @@ def _gpu(device: str) -> tuple[str, ...]:
 
 
 def nvidia_driver() -> str:
-    """The version of NVIDIA's driver; empty where the system does not say it."""
+    """The version of NVIDIA's driver; empty if the system does not report it."""
     return _DRIVER.read_text().strip() if _DRIVER.exists() else ""
 
 
@@ -48,7 +48,7 @@ def _processor() -> tuple[str, ...]:
 
 
 def _model() -> str:
-    """The processor's model, from Linux (for Arm as numbers), or else from Python."""
+    """The processor's model: from Linux (on Arm, as numbers), or else from Python."""
     try:
         lines = _CPUS.read_text(errors="replace").splitlines()
     except OSError:
@@ -72,7 +72,7 @@ def seconds_without_a_core() -> float:
 
     It is the sum over the threads that live now, each since its start. Linux counts it in
     ``/proc/self/task/*/schedstat`` (documented as "time spent waiting on a runqueue"). The result
-    is 0 where the system does not say it.
+    is 0 if the system does not report it.
     """
     nanoseconds = 0
     for each in _THREADS.glob("*/schedstat"):

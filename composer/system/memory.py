@@ -16,8 +16,9 @@ _FILES = {
     "": ("memory.max", "memory.current", "inactive_file"),
     "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 }
-"""The files with a group's limit and use, and the name of its file cache's size in ``memory.stat``:
-by the controller, in version 2 (``""``) and version 1 of control groups."""
+"""The files of a control group, by controller: ``""`` in version 2 of control groups, ``"memory"``
+in version 1. They are the file with the limit, the file with the use, and the name of the file
+cache's size in ``memory.stat``."""
 
 _SAID = (
     "DefaultCPUAllocator: can't allocate memory",
@@ -25,11 +26,12 @@ _SAID = (
     "Failed to allocate memory for requested buffer",
     "std::bad_alloc",
 )
-"""Texts by which torch's CPU allocator and ONNX Runtime report it, in errors of a general class."""
+"""Texts by which torch's CPU allocator and ONNX Runtime report a lack of memory. The class of the
+error is a general one."""
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Whether an error means that memory ran out. The next call may succeed.
+    """True if an error means that memory ran out. The next call may succeed.
 
     Args:
         error: What an engine raised.
@@ -48,10 +50,10 @@ def free_memory() -> None:
 
 
 def available_memory() -> int | None:
-    """The bytes that this process may still take; ``None`` where the system does not say.
+    """The bytes that this process may still take; ``None`` if the system does not report it.
 
-    The number is that of the machine, or of a control group of the process that has less. Cached
-    files count as free. psutil, the usual source, does not know control groups.
+    The number is that of the machine, or of one of the process's control groups that has less.
+    Cached files count as free. psutil, the usual source, does not know control groups.
     """
     try:
         machine = _numbers(Path("/proc/meminfo"))["MemAvailable"] * 1024
@@ -93,6 +95,6 @@ def _left_in(group: Path, limit: str, used: str, cached: str) -> int | None:
 
 
 def _numbers(path: Path) -> dict[str, int]:
-    """A file of the kernel that has a name and a number on each line."""
+    """The numbers in a file of the kernel that has a name and a number on each line."""
     lines = (line.replace(":", " ").split() for line in path.read_text().splitlines())
     return {name: int(number) for name, number, *_ in lines}

@@ -14,13 +14,13 @@ torch sets a filter."""
 
 
 def warn_once(warning: Warning, *, about: str = "") -> None:
-    """Log and give a warning, if none of its class and subject was given before.
+    """Log and give a warning, unless one of its class and subject was given before.
 
     The warning is never raised, even where warnings are errors.
 
     Args:
         warning: The warning, with its text.
-        about: The subject, where the text may differ each time; by default the text.
+        about: The subject, if the text may differ each time; by default the text.
     """
     subject = type(warning), about or str(warning)
     if subject in _given:

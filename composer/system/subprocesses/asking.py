@@ -1,7 +1,7 @@
-"""A sandbox from the caller's side: what it is given, how long it may take, what it answers.
+"""The caller's side of a sandbox: what it is given, how long it may take, what it answers.
 
-A sandbox is a child process. It is given bytes, answers with lines of JSON, and is killed when it
-is done, when it goes beyond a limit, and when its caller dies.
+A sandbox is a child process. It is given bytes, and answers with lines of JSON. It is killed when
+it is done, when it goes beyond a limit, and when its caller dies.
 """
 
 from __future__ import annotations
@@ -28,12 +28,18 @@ END_SECONDS = 5.0
 _STEP_SECONDS = 0.02
 _MIB = 1 << 20
 _FROM_OUTSIDE = (signal.SIGTERM, signal.SIGINT)
-"""Signals by which people and schedulers end a process; no engine ends itself so."""
+"""Signals by which people and schedulers end a process. No engine ends itself by one of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a build may take: seconds, MiB in a sandbox, and whether it is built in one first."""
+    """The limits of a build.
+
+    Attributes:
+        isolate: True if the graph is built in a sandbox first.
+        timeout: Seconds; ``None`` for no limit.
+        memory: MiB that the sandbox may take; ``None`` for no limit.
+    """
 
     isolate: bool = False
     timeout: float | None = None
@@ -41,7 +47,7 @@ class Limits:
 
 
 NONE = Limits()
-"""A build that takes what it takes, in this process."""
+"""No limits: a build in this process."""
 
 
 def ask(
@@ -53,15 +59,18 @@ def ask(
     """Have a sandbox do some work.
 
     Args:
-        work: ``module:function``. It is given the payload and a function to call when it is ready
-            to begin, from when on the limit of time counts, and returns what JSON can hold.
+        work: ``module:function``. The function is given the payload, and a function to call when it
+            is ready to begin; the limit of time counts from then on. It returns what JSON can hold.
         payload: Any bytes.
-        limits: Of the work; the start of the sandbox is not counted.
-        began: Told how many seconds that start took.
+        limits: The limits of the work. The start of the sandbox does not count.
+        began: Called with the seconds that the start took.
+
+    Returns:
+        What the function returned.
 
     Raises:
         Refusal: ``crashed``, ``timed_out``, ``failed`` with ``out_of_memory``; ``declined`` with
-            ``not_isolatable`` where there is no way to start a sandbox.
+            ``not_isolatable`` if there is no way to start a sandbox.
     """
     if os.name != "posix" or not sys.executable or getattr(sys, "frozen", False):
         what = "there is no way to start, and to end, an interpreter here"
@@ -78,7 +87,7 @@ def ask(
 class _Sandbox:
     """What this process knows of a sandbox.
 
-    Its number is that of the server where the server could not fork.
+    If the server could not fork, the server is the sandbox, and ``_pid`` is the server's.
     """
 
     def __init__(self, server: Server) -> None:
@@ -88,7 +97,7 @@ class _Sandbox:
         self._is_servers_end = False
 
     def answer(self, limits: Limits, began: Callable[[float], object]) -> dict[str, Any]:
-        """What the work returned.
+        """Wait for the work, and return what it returned.
 
         Raises:
             Refusal: the sandbox ended without an answer, or went beyond a limit.
@@ -113,7 +122,7 @@ class _Sandbox:
                 self._refuse_late(seconds, has_begun=has_begun)
 
     def end(self) -> None:
-        """Kill the sandbox and what it started; keep the server if it says that it has ended."""
+        """Kill the sandbox and what it started. Keep the server if it reports the sandbox's end."""
         self._kill()
         if self._code is None or self._is_servers_end:
             self._server.end()
@@ -181,10 +190,11 @@ def _how_it_ended(code: int) -> str:
 
 
 def _resident_bytes(pid: int | None) -> int:
-    """Physical memory of a process: by /proc on Linux, 0 elsewhere and where there is none yet.
+    """The physical memory of a process in bytes.
 
-    A limit on address space (``RLIMIT_AS``) would not do: torch and CUDA reserve far more than
-    they use.
+    It is read from ``/proc`` on Linux. The result is 0 elsewhere, and before there is a process. A
+    limit on address space (``RLIMIT_AS``) would not do: torch and CUDA reserve far more than they
+    use.
     """
     try:
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])

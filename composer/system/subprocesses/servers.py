@@ -29,18 +29,18 @@ NOT_INHERITED = {
     *("TORCH_TRACE", "TORCH_COMPILE_DEBUG"),
     "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR",
 }
-"""Variables by which a sandbox would write to the caller's own records, and one by which Inductor
-tells its kernels of an address in this process."""
+"""Variables that a sandbox does not get. By most of them it would write to the caller's own
+records. By the last one, Inductor tells its kernels an address in this process."""
 
 _READ_LATE = {
     *("ORT_DISABLE_TELEMETRY", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"),
     "PYTEST_CURRENT_TEST",
 }
-"""Variables that engines, or pytest, set while they work, and that are read no sooner than used; as
-composer reads its own."""
+"""Variables that engines, or pytest, set while they work. They are read only when they are used, so
+a change needs no new server. The same holds for composer's own variables."""
 
 IDLE_SECONDS = 60.0
-"""How long a server that nobody asks is kept: it holds some 300 MiB."""
+"""How long an idle server is kept. It holds some 300 MiB."""
 
 _GREETING_SECONDS = 1.0
 """How long a server that was kept may take to say that it listens."""
@@ -81,14 +81,14 @@ class Server:
         self._send(head.encode(), payload)
 
     def exchange(self, seconds: float) -> list[list[Any]]:
-        """Send and receive for so long at most; the messages that came, oldest first."""
+        """Send and receive for ``seconds`` at most; return the messages that came, oldest first."""
         sends = selectors.EVENT_WRITE if self._unsent else 0
         wait(self._channel, selectors.EVENT_READ | sends, seconds)
         with contextlib.suppress(OSError):  # the server is full, or gone
             sent = self._channel.send(self._unsent, _NO_SIGNAL) if self._unsent else 0
             self._unsent = self._unsent[sent:]
         *lines, self._received = (self._received + self._read_channel()).split(b"\n")
-        self._read_output()  # second: what was printed before the message of an end is there now
+        self._read_output()  # read last: it then holds all that was printed before the end
         messages = []
         for line in lines:
             with contextlib.suppress(ValueError):  # empty, or cut short when the sandbox was killed
@@ -100,7 +100,7 @@ class Server:
         return self._process.poll()
 
     def is_listening(self) -> bool:
-        """Whether it answers to an empty frame."""
+        """True if the server answers an empty frame in time."""
         self._send(b"")
         until = time.monotonic() + _GREETING_SECONDS
         while self.exit_code() is None and time.monotonic() < until:
@@ -116,12 +116,12 @@ class Server:
         self.close()
 
     def disown(self) -> None:
-        """In a forked child: the server is the parent's, and not waited for."""
+        """In a forked child, let go of the server. It is the parent's, so it is not waited for."""
         self._process.returncode = 0
         self.close()
 
     def close(self) -> None:
-        """Free what this process has of it."""
+        """Close this process's ends of the channel and of the output."""
         self._channel.close()
         self._output.close()
 
@@ -191,12 +191,12 @@ class Servers:
             self._idle.append(server)
 
     def end_all(self) -> None:
-        """End those that wait."""
+        """End the servers that wait."""
         while (server := self._next_idle()) is not None:
             server.end()
 
     def disown(self) -> None:
-        """In a forked child: those that wait are the parent's."""
+        """In a forked child, let go of the servers that wait. They are the parent's."""
         for each in self._idle:
             each.disown()
         self._idle = []
@@ -207,8 +207,8 @@ atexit.register(servers.end_all)
 
 
 def _place() -> tuple[Any, ...]:
-    """What a server has for good from its start, and hands on to its sandboxes."""
-    import resource  # which Windows has not
+    """What a server gets at its start, keeps, and hands on to its sandboxes."""
+    import resource  # Windows does not have it
 
     read = {
         name: text
@@ -235,7 +235,7 @@ def _folder() -> tuple[int, int] | None:
 
 
 def _umask() -> str:
-    """As Linux tells it; to ask for it otherwise is to change it."""
+    """The umask as Linux reports it; empty elsewhere. ``os.umask`` would have to change it."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("Umask:"):
@@ -248,4 +248,4 @@ def _environment() -> dict[str, str]:
 
 
 def _import_path() -> list[str]:
-    return [each for each in sys.path if isinstance(each, str)]  # imports pass over all else
+    return [each for each in sys.path if isinstance(each, str)]  # imports ignore other entries

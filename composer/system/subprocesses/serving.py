@@ -54,13 +54,13 @@ _PR_SET_PDEATHSIG = 1
 
 
 def serve(work: str, channel: int, caller: int, patience: float) -> None:
-    """Be the server, until the caller is gone or has not asked for a while.
+    """Run as the server, until the caller is gone or has not asked for a while.
 
     Args:
-        work: ``module:function`` of the first request; the module is imported first. What the
-            import prints goes where that sandbox's output goes, and an error ends the server.
+        work: ``module:function`` of the first request. The module is imported first. The sandbox's
+            output receives what the import prints, and an error in the import ends the server.
         channel: Descriptor of the socket.
-        caller: Its process number.
+        caller: Process number of the caller.
         patience: Seconds to wait for a request.
     """
     link = _Link(socket.socket(fileno=channel), caller)
@@ -73,7 +73,7 @@ def serve(work: str, channel: int, caller: int, patience: float) -> None:
         return
     _outlive_the_thread_that_asked()
     gc.collect()
-    gc.freeze()  # a sandbox's collections would copy all that they look at
+    gc.freeze()  # else a collection in a sandbox would copy the pages it visits
     server = os.getpid()
     while True:
         request = link.next_request(patience)
@@ -84,7 +84,7 @@ def serve(work: str, channel: int, caller: int, patience: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """What the caller asks for: ``work``, ``path`` and ``environment``, and the payload."""
+    """A request of the caller. Its head has ``work``, ``path`` and ``environment``."""
 
     head: Mapping[str, Any]
     payload: bytes
@@ -99,23 +99,24 @@ class _Link:
         self._caller = caller
 
     def next_request(self, patience: float) -> _Request:
-        """The next request; without one in time, or without a caller, this process ends."""
+        """The next request. Without a request in time, or without a caller, this process ends."""
         while not (head := self._frame(patience)):
             self.say("listening")
         return _Request(json.loads(head), self._frame(patience))
 
     def say(self, kind: str, *values: Any) -> None:
-        """Send one line. It begins on a line of its own: one that was cut short may stand before.
+        """Send one line. A newline comes first, because a line that was cut short may stand before.
 
-        A caller that is gone is noticed elsewhere.
+        If the caller is gone, other code notices that.
         """
         with contextlib.suppress(OSError):
             self._channel.sendall(f"\n{json.dumps([kind, *values])}\n".encode())
 
     def is_caller_gone(self, seconds: float) -> bool:
-        """Wait for so long; whether the caller has ended or closed the channel by then.
+        """Wait for ``seconds``; true if the caller has ended or closed the channel by then.
 
-        A process that the caller forked may hold the channel open: hence the process number.
+        A process that the caller forked may hold the channel open, so the caller's process number
+        is checked as well.
         """
         readable = wait(self._channel, selectors.EVENT_READ, seconds)
         return os.getppid() != self._caller or (readable and not self._peek())
@@ -146,22 +147,22 @@ class _Link:
 
 
 def wait(channel: socket.socket, events: int, seconds: float) -> bool:
-    """Wait for a socket of any number; ``select.select`` takes those below 1,024 only."""
+    """Wait for a socket; true if it is ready. ``select.select`` takes only numbers below 1,024."""
     with selectors.PollSelector() as selector:
         selector.register(channel, events)
         return bool(selector.select(seconds))
 
 
 def _can_fork() -> bool:
-    """Whether a fork of this process can do the work.
+    """True if a fork of this process can do the work.
 
-    CUDA says in a fork only that it was used before, so one is made to ask it.
+    CUDA tells only in a fork that the parent has used it, so this function makes a fork to ask.
     """
     if sys.platform != "linux" or threading.active_count() > 1:
         return False
     try:
         pid = _forked()
-    except OSError:  # there is no process or memory left; there may be later
+    except OSError:  # no process or memory is left now
         return True
     if not pid:
         os._exit(_touched_a_device())
@@ -178,7 +179,7 @@ def _touched_a_device() -> bool:
 
 
 def _forked() -> int:
-    with warnings.catch_warnings():  # of threads: numpy's pool is idle, and sees to forks
+    with warnings.catch_warnings():  # a warning of threads: numpy's idle pool handles forks
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()
 
@@ -191,7 +192,7 @@ def _fork(link: _Link) -> bool:
     """
     try:
         pid = _forked()
-    except OSError as error:  # there is no process or memory left; there may be later
+    except OSError as error:  # no process or memory is left now
         sys.stderr.write(f"{error}\n")
         sys.stderr.flush()
         link.say("ended", 1)
@@ -210,14 +211,14 @@ def _fork(link: _Link) -> bool:
 
 
 def kill(pid: int) -> None:
-    """Kill a sandbox and what it started; it may not have made its process group yet."""
+    """Kill a sandbox and what it started. It may not have made its process group yet."""
     for each in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             each(pid, signal.SIGKILL)
 
 
 def _end_all() -> NoReturn:
-    """End this process, and what its imports started; nothing is to be put in order."""
+    """End this process and what its imports started, without any cleanup."""
     os.killpg(0, signal.SIGKILL)
     os._exit(1)
 
@@ -255,7 +256,10 @@ def _work(link: _Link, request: _Request) -> None:
 
 
 def _die_with(parent: int) -> None:
-    """Linux kills this process with the thread that started it, also while an engine is stuck."""
+    """Have Linux kill this process when the thread that started it ends.
+
+    That works also while an engine is stuck.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it was gone before
@@ -263,13 +267,13 @@ def _die_with(parent: int) -> None:
 
 
 def _outlive_the_thread_that_asked() -> None:
-    """From now on the server sees by itself that its caller is gone."""
+    """Undo :func:`_die_with`. The server itself notices from now on that its caller is gone."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0)
 
 
 def _settle(path: list[str], environment: Mapping[str, str]) -> None:
-    """Import what the caller can import by now."""
+    """Take over the caller's import path and environment as they are now."""
     sys.path[:] = path
     importlib.invalidate_caches()
     for name in os.environ.keys() - environment.keys():
