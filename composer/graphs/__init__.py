@@ -1,12 +1,19 @@
-"""A captured graph, looked at and copied: nothing here knows of an engine or of a policy.
+"""Functions that inspect, copy and compare captured graphs, without engines or policies.
 
-:mod:`~composer.graphs.capture` reads what Dynamo handed over, :mod:`~composer.graphs.nodes` what a
-node stands for. :mod:`~composer.graphs.written` writes a graph down, as text or for another
-process, and :mod:`~composer.graphs.keys` makes of that the key that a graph is known by.
-:mod:`~composer.graphs.writes` finds what a graph may write to (of norms only
-:mod:`~composer.graphs.norms` tells), :mod:`~composer.graphs.modes` whether it sets modes of
-torch's, and :mod:`~composer.graphs.collectives` whether it waits for other ranks.
-:mod:`~composer.graphs.clones` copies a graph and its inputs,
-:mod:`~composer.graphs.checkpoints` runs one without an engine, and
-:mod:`~composer.graphs.comparison` compares what two runs of it gave.
+Inspection:
+
+- :mod:`~composer.graphs.capture` reads facts about a graph that Dynamo captured.
+- :mod:`~composer.graphs.nodes` reads the value of a node.
+- :mod:`~composer.graphs.writes` finds the tensors that a graph may write to. Norms that do so are
+  listed in :mod:`~composer.graphs.norms`.
+- :mod:`~composer.graphs.modes` restores torch modes that a graph sets.
+- :mod:`~composer.graphs.collectives` tells whether a graph waits for other ranks.
+
+Copies and runs:
+
+- :mod:`~composer.graphs.written` serializes a graph as text or for another process.
+- :mod:`~composer.graphs.keys` computes the key of a graph from that text.
+- :mod:`~composer.graphs.clones` copies a graph and its inputs.
+- :mod:`~composer.graphs.checkpoints` runs a graph without an engine.
+- :mod:`~composer.graphs.comparison` compares the results of two runs.
 """

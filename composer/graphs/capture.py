@@ -1,4 +1,4 @@
-"""What Dynamo handed over: facts about the graph."""
+"""Facts about a graph that Dynamo captured."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OWN = (Path(inspect.getfile(torch)).parent, Path(__file__).parents[1])
 _MACHINERY = ("<frozen", *(f"{folder}{os.sep}" for folder in _OWN))
 
 _NAME = "composer_model"
-"""Where a graph says what the model is called; Dynamo's do not."""
+"""The key in a graph's metadata for the name of the model; graphs from Dynamo do not have it."""
 
 _OPERATIONS = frozenset({"call_function", "call_method", "call_module"})
 
@@ -34,7 +34,7 @@ def read_request(
     *,
     mode: str | None = None,
 ) -> GraphRequest:
-    """Gather what every later step asks about a captured graph.
+    """The facts about a captured graph that all later steps use.
 
     Args:
         gm: The graph, as Dynamo or a direct caller handed it over; it is not changed.
@@ -80,7 +80,11 @@ def weight_positions(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) ->
 
 
 def lasting_weights(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> frozenset[int]:
-    """Those that an engine may take in: not the caches, whose addresses only are fixed."""
+    """Positions of the weights that an engine may keep as constants.
+
+    Tensors that the program marked as static, such as caches, are left out: their addresses are
+    fixed, but their values change.
+    """
     placeholders = gm.graph.find_nodes(op="placeholder")
     return frozenset(
         i
@@ -91,10 +95,10 @@ def lasting_weights(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> 
 
 
 def model_name(gm: torch.fx.GraphModule) -> str:
-    """The qualified name of the module class, or the function, whose frame is compiled.
+    """The qualified name of the module class, or of the function, whose frame is compiled.
 
-    Also right for the graphs after a graph break. A graph that did not come from Dynamo has
-    its own class's name.
+    It is also right for the graphs after a graph break. A graph that did not come from Dynamo gets
+    the name from :func:`set_model_name`, else that of its own class.
     """
     traced = _torch.dynamo.traced_frame()
     if traced is None:
@@ -103,10 +107,10 @@ def model_name(gm: torch.fx.GraphModule) -> str:
 
 
 def _name_of_called() -> str:
-    """That of the module, or the function, that the program compiled and calls now.
+    """The name of the module or function that the program compiled and calls now.
 
-    It is another than :func:`model_name` has behind a graph break in one of its submodules. Empty
-    where the program calls none.
+    After a graph break in a submodule, :func:`model_name` gives the name of that submodule instead.
+    Empty if the program calls none.
     """
     called = _torch.dynamo.called_frame()
     return _name_of_frame(*called) if called else ""
@@ -121,7 +125,7 @@ def _name_of_frame(code: types.CodeType, scope: Mapping[str, Any], module: str) 
 
 
 def without_graph(found: _torch.breaks.Uncaptured) -> WithoutGraph:
-    """The record of what Dynamo captured no graph of."""
+    """The record of a frame for which Dynamo captured no graph."""
     place = users_frame(found.stack)
     return WithoutGraph(
         name=_name_of_frame(*found.frame),
@@ -133,18 +137,21 @@ def without_graph(found: _torch.breaks.Uncaptured) -> WithoutGraph:
 
 
 def users_frame(stack: Sequence[traceback.FrameSummary]) -> traceback.FrameSummary:
-    """The innermost frame that is neither torch's nor composer's; of the caller's if none is."""
+    """The innermost frame that is neither torch's nor composer's.
+
+    If the stack has no such frame, the stack of the caller of this function is searched.
+    """
     frames = [*reversed(stack), *reversed(traceback.extract_stack())]
     return next((f for f in frames if not f.filename.startswith(_MACHINERY)), frames[0])
 
 
 def set_model_name(gm: torch.fx.GraphModule, name: str) -> None:
-    """Say what the model of a graph is called, for when there is no frame to read it from."""
+    """Set the model name of a graph, used if there is no frame to read it from."""
     gm.meta[_NAME] = name
 
 
 def _first_argument(code: types.CodeType, scope: Mapping[str, Any]) -> Any:
-    """``self``, as it is called in most methods; the first of ``*args`` in a decorator's."""
+    """The first positional argument: ``self`` in a method, ``args[0]`` in a decorator's wrapper."""
     if code.co_argcount:
         return scope.get(code.co_varnames[0])
     if code.co_flags & inspect.CO_VARARGS:
@@ -154,7 +161,7 @@ def _first_argument(code: types.CodeType, scope: Mapping[str, Any]) -> Any:
 
 
 def _is_frame_of(module: torch.nn.Module, code: types.CodeType) -> bool:
-    """Whether ``code`` is a method of the module, or a decorator's function around one."""
+    """True if ``code`` is a method of the module, or a decorator's wrapper around one."""
     for name in {"forward", code.co_name}:
         for found in (vars(module).get(name), inspect.getattr_static(type(module), name, None)):
             method = found
@@ -185,7 +192,7 @@ def _is_dynamic(node: torch.fx.Node) -> bool:
 
 
 def dtype_name(tensor: torch.Tensor) -> str:
-    """``"float32"`` for ``torch.float32``."""
+    """The name of the tensor's dtype, such as ``"float32"`` for ``torch.float32``."""
     return str(tensor.dtype).removeprefix("torch.")
 
 

@@ -1,12 +1,12 @@
-"""The captured graph as it runs without an engine, with checkpoints and regions as eager has them.
+"""Running a captured graph without an engine, with checkpoints and regions as in eager.
 
-``tag_activation_checkpoint`` is written for AOTAutograd, which sees to it that random numbers are
-drawn once. Run by itself (torch 2.13, ``backend="eager"`` too) it draws new ones when the backward
-computes the forward again: the gradients of a dropout are those of another mask.
+``tag_activation_checkpoint`` is written for AOTAutograd, which makes sure that random numbers are
+drawn once. In torch 2.13 without AOTAutograd, also with ``backend="eager"``, it draws new numbers
+when the backward recomputes the forward. The gradients of a dropout then belong to another mask.
 
-``invoke_subgraph``, a call of a region that the program marked to be compiled once
-(``torch.compiler.nested_compile_region``), has no backward outside of AOTAutograd: it raises
-(torch 2.13, ``backend="eager"`` too).
+``invoke_subgraph`` calls a region that the program marked to be compiled once
+(``torch.compiler.nested_compile_region``). In torch 2.13 without AOTAutograd, also with
+``backend="eager"``, its backward raises.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ from composer.graphs.nodes import attribute_at
 
 
 def eager_forward(gm: torch.fx.GraphModule) -> Callable[..., Any]:
-    """The graph's own forward; of a copy that differs in these calls, if it has any.
+    """A function that runs the graph without an engine, with the results of eager.
 
-    Where it raises, it leaves the modes that it has set, as eager does.
+    Checkpoints and regions, if any, are replaced in a copy of the graph. If the function raises,
+    the modes that the graph has set are restored, as in eager.
     """
     forward = _torch.sources.settled_forward(_with(gm, {_CHECKPOINT: _checkpoint, _REGION: _call}))
     return leaving_modes(forward, gm)
 
 
 def without_regions(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """The graph with what its regions do in place of calls of them, once it is traced."""
+    """The graph with regions called directly, so that tracing inlines them."""
     return _with(gm, {_REGION: _call})
 
 
@@ -45,7 +46,10 @@ _REGION = torch.ops.higher_order.invoke_subgraph
 def _with(
     gm: torch.fx.GraphModule, instead: Mapping[Any, Callable[..., Any]]
 ) -> torch.fx.GraphModule:
-    """The graph, or a copy in which other functions are called; nested graphs likewise."""
+    """A copy of the graph, nested graphs included, whose calls have the targets in ``instead``.
+
+    The graph itself if it has no such calls.
+    """
     if not any(_calls(each, instead) for each in _graphs(gm)):
         return gm
     twin = clone_graph(gm)
@@ -59,10 +63,11 @@ def _with(
 
 
 def _mark_held(gm: torch.fx.GraphModule) -> None:
-    """Say of each checkpoint which of its arguments are parameters and buffers.
+    """Note at each checkpoint which of its arguments are parameters and buffers, as ``held``.
 
-    Dynamo makes arguments of them. In eager the module itself holds them: it may write to its
-    buffers, where an argument that is written to cannot be computed from again.
+    Dynamo passes them as arguments; in eager the module itself holds them. The difference matters
+    if the body writes to a buffer: the backward cannot recompute from an argument that was written
+    to.
     """
     held = set(filter(_torch.dynamo.is_static_input, gm.graph.find_nodes(op="placeholder")))
     for graph in _graphs(gm):
@@ -85,20 +90,22 @@ def _calls(gm: torch.fx.GraphModule, targets: Iterable[Any]) -> list[torch.fx.No
 
 
 def _call(body: torch.fx.GraphModule, _: str, *args: Any) -> Any:
-    """Run a region; its name is what its compiled code is found by."""
+    """Run a region; the second argument, the name of its compiled code, is not needed."""
     return body(*args)
 
 
 def _checkpoint(
     body: torch.fx.GraphModule, *args: Any, held: Sequence[int] = (), **kwargs: Any
 ) -> Any:
-    """Run the body as the program asked for; Dynamo keeps a ``context_fn`` with the body.
+    """Run the body under torch's checkpoint, with the options that the program gave.
+
+    Dynamo stores a ``context_fn`` in the metadata of the body.
 
     Args:
-        body: What is computed again.
-        args: What it reads.
-        held: The places of those that its modules hold.
-        kwargs: The checkpoint's own.
+        body: The graph that the backward recomputes.
+        args: Its arguments.
+        held: The positions of the parameters and buffers among them.
+        kwargs: The options of the checkpoint.
     """
     if "_checkpoint_context_fn" in body.meta:
         kwargs["context_fn"] = body.meta["_checkpoint_context_fn"]

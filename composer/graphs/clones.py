@@ -1,4 +1,4 @@
-"""Copies of a graph, its inputs and its buffers, which a candidate may change as it likes."""
+"""Copies of a graph, its inputs and its buffers, which a candidate may change freely."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from composer.graphs.nodes import attribute_at
 from composer.records import GraphRequest
 
 _LARGE = 64 << 20
-"""Bytes of a storage up to which all of it is copied."""
+"""Storages up to this number of bytes are always copied as a whole."""
 
 
 def clone_graph(
@@ -29,8 +29,8 @@ def clone_graph(
     Graphs nested in it (the branches of ``torch.cond``, say) are cloned as well.
 
     Args:
-        gm: What to clone.
-        make: The kind of graph module to make of it.
+        gm: The graph module to clone.
+        make: The class of the copy.
     """
     twin = make(gm, copy.deepcopy(gm.graph), gm.__class__.__name__)
     twin.meta.update(gm.meta)
@@ -45,10 +45,10 @@ def clone_graph(
 def flat_outputs(
     gm: torch.fx.GraphModule,
 ) -> tuple[torch.fx.GraphModule, Callable[[Sequence[Any]], Any] | None]:
-    """A graph that returns a flat tuple, and how to make the caller's own structure of it.
+    """A graph that returns a flat tuple, and a function that restores the original structure.
 
-    Dynamo's graphs do so already and are returned as they are, with ``None``; the graph of a
-    direct call may return a tensor or a dict, which AOTAutograd refuses.
+    Graphs from Dynamo are already flat: they are returned as they are, with ``None``. The graph of
+    a direct call may return a tensor or a dict, which AOTAutograd refuses.
     """
     (returned,) = gm.graph.find_nodes(op="output")
     value = returned.args[0]
@@ -65,7 +65,7 @@ def flat_outputs(
 
 
 def _as_returned(value: Any) -> Any:
-    """An output as the graph's code returns it; the graph holds lists and dicts that are fixed."""
+    """The output with plain lists, tuples and dicts; the graph holds immutable ones."""
     if isinstance(value, dict):
         return {key: _as_returned(each) for key, each in value.items()}
     if isinstance(value, list):
@@ -78,11 +78,12 @@ def _as_returned(value: Any) -> Any:
 def flat_inputs(
     gm: torch.fx.GraphModule, example_inputs: Sequence[Any]
 ) -> tuple[torch.fx.GraphModule, Sequence[Any], Callable[[Sequence[Any]], list[Any]] | None]:
-    """A graph whose inputs are tensors and numbers, its inputs, and what makes those of a call's.
+    """A graph without list inputs, its example inputs, and a function that flattens inputs.
 
-    Only a backward that torch traces (``compiled_autograd``) comes with a list of tensors, which a
-    call empties, so that they are let go of as they are used. Run twice, by a comparison or a
-    measurement, it would find nothing the second time. Other graphs are returned as they are.
+    Only a backward that torch traces (``compiled_autograd``) has an input that is a list of
+    tensors. A call empties this list, so that each tensor is freed after its last use. A comparison
+    or a measurement runs a graph twice, and the second run would find an empty list. Other graphs
+    are returned as they are, with ``None``.
     """
     if not any(isinstance(value, list) for value in example_inputs):
         return gm, example_inputs, None
@@ -98,10 +99,10 @@ def flat_inputs(
 def with_captured_dtypes(
     gm: torch.fx.GraphModule, example_inputs: Sequence[Any]
 ) -> Callable[[Sequence[Any]], list[Any]] | None:
-    """What gives a call's inputs the dtypes that the graph was captured with; ``None`` if all have.
+    """A function that casts a call's inputs to the captured dtypes; ``None`` if not needed.
 
-    Dynamo (torch 2.13) captures a number that the program draws by ``random.uniform`` in the
-    default dtype and passes it in float64, which engines that read by address take for another.
+    Dynamo of torch 2.13 captures a number from ``random.uniform`` in the default dtype, but passes
+    it in float64. Engines that read inputs by address would read a wrong number.
     """
     placeholders = gm.graph.find_nodes(op="placeholder")
     inputs = zip(placeholders, example_inputs, strict=True)
@@ -118,7 +119,7 @@ def _cast(dtypes: Mapping[int, torch.dtype], args: Sequence[Any]) -> list[Any]:
 
 
 def _spread(node: torch.fx.Node, size: int) -> None:
-    """Put a placeholder for each element in place of one for a list, of which elements are read."""
+    """Replace the placeholder of a list by one for each element of the list."""
     graph = node.graph
     with graph.inserting_before(node):
         elements = [graph.placeholder(f"{node.name}_{i}") for i in range(size)]
@@ -138,7 +139,7 @@ def _spread_out(args: Sequence[Any]) -> list[Any]:
 
 
 def _taken(args: Sequence[Any]) -> list[Any]:
-    """The flat inputs of a call; its lists are left empty, as torch leaves them."""
+    """The flat inputs of a call; its lists are emptied, as torch does."""
     flat = _spread_out(args)
     for each in args:
         if isinstance(each, list):
@@ -147,11 +148,12 @@ def _taken(args: Sequence[Any]) -> list[Any]:
 
 
 def copy_inputs(example_inputs: Sequence[Any], keep: Set[int]) -> list[Any]:
-    """Copies of the tensor inputs except those at the positions ``keep``.
+    """The inputs, with tensors copied except those at the positions ``keep``.
 
-    Strides, offsets and the storage that several inputs share stay as they are; of a large storage,
-    such as a mapped file, of which one input is a small part, that part is copied. Tensors that are
-    not plain (conjugated, sparse) are cloned; subclasses and everything else are passed on.
+    Copies have the same strides and offsets, and share storages in the same way. If an input is a
+    small part of a large storage, such as a mapped file, and shares it with no other input, only
+    that part is copied. Tensors that are not plain (conjugated, sparse) are cloned. Subclasses and
+    all other values are passed on as they are.
     """
     copied = [each for i, each in enumerate(example_inputs) if i not in keep and is_plain(each)]
     sharing = Counter(_torch.tensors.storage_id(each) for each in copied)
@@ -187,7 +189,7 @@ def copy_inputs(example_inputs: Sequence[Any], keep: Set[int]) -> list[Any]:
 def _part(tensor: torch.Tensor) -> torch.Tensor | None:
     """A copy of a tensor that is a small part of a large storage; ``None`` for all others.
 
-    The copy holds nothing of what lies around it, so ``as_strided`` cannot reach that.
+    The copy does not contain the surrounding memory, so ``as_strided`` cannot reach it.
     """
     steps = zip(tensor.shape, tensor.stride(), strict=True)
     reach = 1 + sum((size - 1) * stride for size, stride in steps) if tensor.numel() else 0
@@ -198,12 +200,15 @@ def _part(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def not_leaf(leaf: torch.Tensor) -> torch.Tensor:
-    """The same memory, sizes and strides in a tensor that autograd lets operations write to."""
+    """A tensor with the memory, sizes and strides of a leaf, which operations may write to.
+
+    Autograd does not allow writes to a leaf that requires a gradient, or to a view of it.
+    """
     return cast(torch.Tensor, _NotLeaf.apply(leaf) if is_plain(leaf) else leaf.clone())  # type: ignore[no-untyped-call]
 
 
 class _NotLeaf(torch.autograd.Function):
-    """Neither a view of the leaf, which could not be written to, nor a clone with other strides."""
+    """Gives a tensor on the leaf's memory that is no view for autograd, and has its strides."""
 
     @staticmethod
     def forward(_: Any, leaf: torch.Tensor) -> torch.Tensor:
@@ -216,10 +221,10 @@ class _NotLeaf(torch.autograd.Function):
 
 
 class LeftAlone:
-    """The parameters that a graph does not write to, to see whether somebody did.
+    """Detects writes to the parameters that a graph itself does not write to.
 
-    Nothing is copied. While the program runs alongside, none is looked at: it is the program then
-    that changes them.
+    Nothing is copied. While the program runs alongside, no parameter is checked: the program may
+    change all of them.
     """
 
     def __init__(self, request: GraphRequest) -> None:
@@ -233,18 +238,20 @@ class LeftAlone:
         self._states = [(each, state_of(each)) for each in parameters]
 
     def written(self) -> bool:
-        """Whether one was written to, or given other memory, since this was made."""
+        """True if a parameter was written to, or given other memory, since this was made."""
         return any(state_of(each) != state for each, state in self._states)
 
 
 class Buffers:
-    """Copies of what a run may change of a model, to put it back afterwards.
+    """Copies of the tensors of a model that a run may change, to restore them afterwards.
 
-    These are its buffers, and the parameters that the graph writes to, as an optimizer's step
-    does. Buffers are compared by value: a warm-up run changes the statistics of a batch norm
-    without raising their versions. While the program runs alongside, nothing is copied: it is the
-    program then that changes them. So it is where a parameter is written to that the graph leaves
-    alone: another thread loads a state, and putting the buffers back would undo half of that.
+    These are its buffers, and the parameters that the graph writes to, such as in the step of an
+    optimizer. Buffers are compared by value, because a warm-up run changes the statistics of a
+    batch norm without a new version.
+
+    There are two cases in which nothing is restored. While the program runs alongside, the program
+    may change these tensors, so nothing is copied. If a parameter has changed that the graph does
+    not write to, another thread loads a state, and to restore the buffers would undo half of that.
     """
 
     def __init__(self, request: GraphRequest) -> None:
@@ -255,7 +262,7 @@ class Buffers:
         self._others = LeftAlone(request)
 
     def restore(self) -> bool:
-        """Put the buffers back to what they were; whether any was put back."""
+        """Restore the tensors to their copies; true if any was restored."""
         if self._others.written():
             return False
         for each in self._leaves:
@@ -277,10 +284,10 @@ def _open_to_change(request: GraphRequest) -> list[torch.Tensor]:
 
 
 def state_of(weight: torch.Tensor) -> tuple[object, ...]:
-    """What changes when a weight is written to, or given other memory (``p.data = new``).
+    """A value that changes if a weight is written to, or given other memory (``p.data = new``).
 
-    That is its version, which inference tensors have not, and which memory it is of. A write by
-    ``p.data.mul_(2)`` or through numpy changes neither.
+    It is made of the tensor's version, which inference tensors do not have, and of its memory. A
+    write by ``p.data.mul_(2)`` or through numpy changes neither, so it is not detected.
     """
     version = None if weight.is_inference() else weight._version
     if not _is_real(weight) or weight.layout is not torch.strided or weight.is_nested:
@@ -291,14 +298,17 @@ def state_of(weight: torch.Tensor) -> tuple[object, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Memory:
-    """A storage, which is held: freed, it would leave its address to another one."""
+    """The identity of a storage.
+
+    The storage is kept alive, because a new one could get its address after it is freed.
+    """
 
     id: int
     held: torch.UntypedStorage = field(compare=False, repr=False)
 
 
 def put_back(tensor: torch.Tensor, copy: torch.Tensor) -> bool:
-    """Give a tensor its copy's values; whether it had others."""
+    """Copy the values back to a tensor; true if they differed."""
     if same_values(tensor, copy):
         return False
     with torch.no_grad():
@@ -311,14 +321,14 @@ def _is_real(value: Any) -> bool:
 
 
 def same_values(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether all elements are equal, NaN to NaN."""
+    """True if all elements are equal; NaN equals NaN."""
     return bool(
         torch.isclose(a, b, rtol=0, atol=0, equal_nan=a.is_floating_point() or a.is_complex()).all()
     )
 
 
 def is_plain(value: Any) -> bool:
-    """Whether this is a tensor of dense memory and nothing else."""
+    """True for a dense tensor that is no subclass, quantized, conjugated or negated."""
     return (
         type(value) is torch.Tensor
         and value.layout is torch.strided
@@ -329,7 +339,7 @@ def is_plain(value: Any) -> bool:
 
 
 def same_graph(a: torch.fx.GraphModule, b: torch.fx.GraphModule) -> bool:
-    """Whether calling ``a`` does what calling ``b`` does: same code over the same objects."""
+    """True if calls of ``a`` and ``b`` do the same: equal code on the same objects."""
     if a is b:
         return True
     if a.code != b.code:

@@ -1,7 +1,7 @@
-"""Does a graph itself wait for other ranks of ``torch.distributed``?
+"""Detection of graphs that wait for other ranks of ``torch.distributed``.
 
-One that does cannot be run once more on one rank alone, to answer for an engine or to check it:
-the others would not take part, or would take part with what belongs to a later call.
+Such a graph must not be run a second time on one rank only, as a fallback or to check an engine.
+The other ranks would not take part, or would answer with data of a later call.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ _NAMESPACES = frozenset(
     {"_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "c10d"}
     | {"_dtensor", "symm_mem"}
 )
-"""Where torch keeps operators that speak with other ranks; FSDP's own ones in ``fsdp`` do not."""
+"""Namespaces of operators that communicate with other ranks; those in ``fsdp`` do not."""
 
 
 def meets_other_ranks(gm: torch.fx.GraphModule) -> bool:
-    """Whether there are other ranks, and an operation of the graph may wait for them.
+    """True if there are other ranks and an operation of the graph may wait for them.
 
-    Operations on a ``DTensor`` may: which collectives they need is found after Dynamo.
+    Operations on a ``DTensor`` count, because their collectives are only known after Dynamo.
     """
     if _torch.ranks.world_size() == 1:
         return False
@@ -36,6 +36,9 @@ def meets_other_ranks(gm: torch.fx.GraphModule) -> bool:
 
 
 def _is_spread(node: torch.fx.Node) -> bool:
-    """Whether the node's value is a ``DTensor``; nobody has one who has not imported the module."""
+    """True if the node's value is a ``DTensor``.
+
+    No value can be one as long as nobody has imported ``torch.distributed.tensor``.
+    """
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(value_of(node), module.DTensor)

@@ -1,4 +1,4 @@
-"""Values that two runs of a graph gave, and whether they are equal within bounds."""
+"""Comparison of the results of two runs of a graph, within bounds."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ import torch
 from composer import _torch
 
 Values = dict[str, Any]
-"""Name of a value, such as ``"output 0"``, to the value."""
+"""Values by name, such as ``"output 0"``."""
 
 
 _GRADIENT = "gradient of "
 
 
 def gradients(outputs: Values, sources: Values) -> Values:
-    """Gradients of the outputs with respect to the leaves among ``sources`` that require one.
+    """Gradients of the outputs with respect to the leaves in ``sources`` that require one.
 
-    Hooks that the user put on those leaves are not called.
+    Hooks that the user registered on those leaves are not called.
     """
     roots = [each for each in outputs.values() if requires_grad(each)]
     wanted = {n: each for n, each in sources.items() if requires_grad(each) and each.is_leaf}
@@ -35,34 +35,34 @@ def gradients(outputs: Values, sources: Values) -> Values:
 
 
 def name_of_gradient(source: str) -> str:
-    """What :func:`gradients` calls the gradient of a source."""
+    """The name that :func:`gradients` gives to the gradient of a source."""
     return f"{_GRADIENT}{source}"
 
 
 def pattern(root: torch.Tensor) -> torch.Tensor:
-    """A gradient for an output: no two neighbouring elements are equal, so errors do not cancel."""
+    """A gradient for an output, in which neighbours differ, so that errors do not cancel."""
     numbers = torch.arange(root.numel(), device=root.device).remainder(7) + 1
     return numbers.view(root.shape).to(root)
 
 
 def requires_grad(value: Any) -> bool:
-    """Whether it is a tensor that requires a gradient."""
+    """True for a tensor that requires a gradient."""
     return isinstance(value, torch.Tensor) and value.requires_grad
 
 
 def detached_copy(value: Any) -> Any:
-    """A detached copy, which later writes to the value do not change."""
+    """A detached copy, which later writes to the tensor do not change; other values as they are."""
     return value.detach().clone() if isinstance(value, torch.Tensor) else value
 
 
 def devices(values: Iterable[Any]) -> list[torch.device]:
-    """The CUDA devices on which any tensor among ``values`` lies."""
+    """The CUDA devices of the tensors in ``values``, sorted by name."""
     tensors = (each for each in values if isinstance(each, torch.Tensor))
     return sorted({each.device for each in tensors if each.device.type == "cuda"}, key=str)
 
 
 class Mismatch(Enum):
-    """In which way a value is not what it should be, the gravest first."""
+    """The kinds of differences from the expected value, the most serious first."""
 
     STRUCTURE = "structure"
     NON_FINITE = "non-finite"
@@ -75,34 +75,37 @@ TOLERANCES = {
     torch.float16: (4e-3, 1e-5),
     torch.bfloat16: (2e-2, 1e-5),
 }
-"""``rtol`` and ``atol`` of each dtype, for :class:`Bounds` that do not say.
+"""The default ``rtol`` and ``atol`` of :class:`Bounds` for each dtype.
 
-Correct engines stay below 3e-5 in float32 on ten public models (bench/models.py); an engine that
-silently computes in TF32 or bfloat16 is off by 1e-3 and 1e-2.
+On ten public models (bench/models.py) the errors of correct engines are below 3e-5 in float32. An
+engine that silently computes in TF32 has an error of 1e-3, one in bfloat16 of 1e-2.
 """
 
 _FILL, _FAR = 1e8, 1e6
-"""From which size on a number may be what a mask was filled with, and how many times the median of
-the smaller ones it is then."""
+"""A number may be the fill value of a mask if it is at least the first, and more than the second
+times the median of the numbers below the first."""
 
 _TIMES_EAGERS = 3.0
-"""How many times eager's own error against float64 an engine may add; torch's benchmarks have 2
-or 3."""
+"""The extra error that an engine may have, as a multiple of eager's own error against float64.
+Torch's benchmarks use 2 or 3."""
 
 _CANCELS = 0.1
-"""From which share of a gradient on eager's own error says that nothing but rounding is left of it:
-of a bias before a batch norm, or of the keys of an attention, which have no effect."""
+"""If eager's own error is at least this share of a gradient, the gradient is only rounding errors.
+The exact gradient is zero for a bias before a batch norm, or a bias of the keys in attention."""
 
 _ROUNDINGS = 64
-"""How many roundings of the largest gradient may be left of one that cancels."""
+"""The most rounding errors of the largest gradient that may be left in one that cancels."""
 
 
 def _split(size: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where there is what a mask was filled with, rather than something computed; and the others.
+    """Separates the fill values of masks from computed numbers.
 
     Args:
-        size: How large the numbers are.
-        dtype: In which they were computed.
+        size: The absolute values of the numbers.
+        dtype: The dtype in which they were computed.
+
+    Returns:
+        A boolean tensor that is true at fill values, and the absolute values of the other numbers.
     """
     large = size >= _FILL
     filled = size == torch.finfo(dtype).max if dtype.is_floating_point else torch.zeros_like(large)
@@ -114,23 +117,23 @@ def _split(size: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """How far a value may be off: ``atol + rtol * max(|expected|, rms(expected))``, elementwise.
+    """The allowed error of each element: ``atol + rtol * max(|expected|, rms(expected))``.
 
-    Elements below the root mean square of a value are allowed the same error as that: they come
-    from sums of larger numbers, whose rounding they carry. What masks are filled with, -1e9 or the
-    lowest number there is, does not count for it. Integers and booleans have to be equal.
-    ``rtol`` and ``atol`` default to those of the dtype in :data:`TOLERANCES`.
+    Elements below the root mean square (rms) are allowed the same error as the rms itself, because
+    they come from sums of larger numbers and carry their rounding errors. Fill values of masks,
+    such as -1e9 or the lowest number of the dtype, are left out of the rms. Integers and booleans
+    have to be equal. The defaults of ``rtol`` and ``atol`` are those of :data:`TOLERANCES`.
     """
 
     rtol: float | None = None
     atol: float | None = None
 
     def allowed(self, expected: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """The allowed error of every element.
+        """The allowed absolute error of every element.
 
         Args:
-            expected: In float64 or complex128.
-            dtype: Of the values that are compared.
+            expected: The expected values, in float64 or complex128.
+            dtype: The dtype of the values that are compared.
         """
         narrow = torch.empty(0, dtype=dtype).real.dtype if dtype.is_complex else dtype
         usual = TOLERANCES.get(narrow, (1e-1, 1e-5))
@@ -142,10 +145,10 @@ class Bounds:
         return atol + rtol * size.clamp(min=scale)
 
     def rounding(self, dtype: torch.dtype) -> float:
-        """What rounding may leave of a gradient that cancels, as a share of the largest one.
+        """The allowed error of a gradient that cancels, as a share of the largest gradient.
 
         Args:
-            dtype: Of the gradient.
+            dtype: The dtype of the gradient.
         """
         usual, _ = TOLERANCES.get(dtype, (1e-1, 1e-5))
         return min(_ROUNDINGS * torch.finfo(dtype).eps, usual)
@@ -153,20 +156,21 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class LowPrecisionBounds(Bounds):
-    """How far low precision may be off: the largest error over the largest number in a value.
+    """Bounds for low precision: the allowed error is a share of the largest number in a value.
 
-    Rounding to bfloat16 changes each operand by up to 0.4 %, and sums that cancel by far more than
-    that: a bound on each element, or on their root mean square, would refuse every such engine.
+    Rounding to bfloat16 changes each operand by up to 0.4 %, and the result of a sum that cancels
+    by far more. A bound relative to each element, or to their root mean square, would refuse every
+    such engine.
     """
 
     share: float = 1e-2
 
     def allowed(self, expected: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """The allowed error, the same for every element but for what a mask was filled with.
+        """The allowed absolute error, which is the same for all elements except fill values.
 
         Args:
-            expected: In float64 or complex128.
-            dtype: Of the values that are compared.
+            expected: The expected values, in float64 or complex128.
+            dtype: The dtype of the values that are compared.
         """
         size = expected.abs().nan_to_num(posinf=0.0)
         filled, plain = _split(size, dtype)
@@ -174,16 +178,18 @@ class LowPrecisionBounds(Bounds):
         return self.share * torch.where(filled, size, largest)
 
     def rounding(self, dtype: torch.dtype) -> float:
-        """What low precision may leave of a gradient that cancels, whatever its dtype."""
+        """The allowed error of a gradient that cancels, as a share of the largest gradient."""
         return self.share
 
 
 @dataclass(frozen=True, slots=True)
 class Errors:
-    """How far a value is off.
+    """The error of a value.
 
-    The largest absolute error, that error over the root mean square of what is expected, and the
-    cosine of the two as vectors.
+    Attributes:
+        absolute: The largest absolute error.
+        relative: That error divided by the root mean square of the expected value.
+        cosine: The cosine similarity of the value and the expected one.
     """
 
     absolute: float = 0.0
@@ -192,12 +198,12 @@ class Errors:
 
 
 def is_gradient(name: str) -> bool:
-    """Whether :func:`gradients` gave a value that name."""
+    """True if the name is that of a gradient, as given by :func:`gradients`."""
     return name.startswith(_GRADIENT)
 
 
 def largest_gradient(values: Values) -> float:
-    """The size of the largest finite number in the gradients among the values; 0 without any."""
+    """The largest finite absolute value in the gradients among the values; 0 if there is none."""
     found = [each for name, each in values.items() if is_gradient(name)]
     dense = (_wide(each).abs() for each in found if isinstance(each, torch.Tensor))
     finite = (each[each.isfinite()] for each in dense)
@@ -211,15 +217,16 @@ def mismatch_of(
     bounds: Bounds,
     largest: float = 0.0,
 ) -> tuple[Mismatch, str] | None:
-    """In which way ``got`` differs from ``expected``, and a sentence about it; ``None`` if equal.
+    """The kind of difference and a sentence about it; ``None`` if equal within the bounds.
 
     Args:
-        got: What was computed.
-        expected: What eager computed.
-        exact: What eager computed in float64; numbers are judged by it where there is one.
-        bounds: How far numbers may be off.
-        largest: For a gradient, the size of the largest number in any: the rounding of one that
-            cancels depends on the others' size, not on its own. 0 for any other value.
+        got: The value to check.
+        expected: The value that eager computed.
+        exact: The value that eager computed in float64; if there is one, numbers are compared
+            with it.
+        bounds: The allowed errors.
+        largest: For a gradient, the largest absolute value in all gradients; 0 for other values.
+            The rounding error of a gradient that cancels depends on the others, not on itself.
     """
     if not isinstance(expected, torch.Tensor) or not isinstance(got, torch.Tensor):
         same = is_same_number(got, expected)
@@ -235,7 +242,7 @@ def mismatch_of(
 
 
 def is_same_number(got: Any, expected: Any) -> bool:
-    """Whether two values that are no tensors are of one type and equal, NaN included."""
+    """True if two values other than tensors have the same type and are equal; NaN equals NaN."""
     if type(got) is not type(expected):
         return False
     return bool(got == expected) or (_is_nan(got) and _is_nan(expected))
@@ -289,13 +296,13 @@ def _mismatch_of_numbers(
 
 
 def _equal_strange(got: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Whether both are NaN, or the same infinity, at the same places."""
+    """True if ``got`` has the same NaN and infinities wherever ``expected`` is not finite."""
     at = ~expected.isfinite()
     return bool(torch.isclose(got[at], expected[at], equal_nan=True).all())
 
 
 def errors_of(got: Any, expected: Any) -> Errors:
-    """How far two values of one shape are apart, as far as both are finite."""
+    """The errors of a value of the expected shape, over the elements where both are finite."""
     if not isinstance(expected, torch.Tensor) or not isinstance(got, torch.Tensor):
         return Errors()
     a, b = _wide(got).flatten(), _wide(expected).flatten()

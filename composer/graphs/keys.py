@@ -1,4 +1,4 @@
-"""The key that a graph is known by, and the text that it is made of."""
+"""The key that identifies a graph, and the text from which it is computed."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ def with_key(request: GraphRequest, name: str | None, settings: str) -> GraphReq
     """The request with its key, and with the user's own name for the model if there is one.
 
     Args:
-        request: What was read.
-        name: By default the class of the module, or the function, whose frame is compiled.
+        request: The facts about the graph.
+        name: The user's name for the model. The default is the class of the module, or the
+            function, whose frame is compiled.
         settings: Text of everything else that the key depends on.
     """
     text = _text(request.gm, settings, request.example_inputs)
@@ -35,7 +36,7 @@ def with_key(request: GraphRequest, name: str | None, settings: str) -> GraphReq
 def graph_key(
     gm: torch.fx.GraphModule, settings: str = "", example_inputs: Sequence[Any] = ()
 ) -> str:
-    """SHA-256 over every operation, argument, shape, dtype, stride and device of the graph.
+    """The SHA-256 of all operations, arguments, shapes, dtypes, strides and devices of the graph.
 
     Names of nodes and symbols are replaced by their position, so that the key is equal in
     every process that captures the same graph.
@@ -43,21 +44,21 @@ def graph_key(
     Args:
         gm: The graph.
         settings: Text of everything else that the key depends on.
-        example_inputs: What stands for placeholders that do not say what they hold: those of a
-            graph that did not come from Dynamo.
+        example_inputs: The values of placeholders without metadata, as in a graph that did not
+            come from Dynamo.
     """
     return _digest(_text(gm, settings, example_inputs))
 
 
 def parts_of(request: GraphRequest, settings: Mapping[str, str]) -> dict[str, str]:
-    """Text of all that the key is made of, part by part, so that a difference can be named.
+    """The text of the key in named parts, so that a message can say which part differs.
 
-    It is the same on all ranks of ``torch.distributed``. The parts are ``surroundings`` (grad and
-    forward mode, autocast, default dtype), ``inputs``, ``weights``, ``operations`` and those of the
-    settings.
+    The parts are ``surroundings`` (grad and forward mode, autocast, default dtype), ``inputs``,
+    ``weights``, ``operations`` and those of the settings. They are equal on all ranks of
+    ``torch.distributed``. The modes are those at the time of the call.
 
     Args:
-        request: The captured graph, in the surroundings that it is compiled in.
+        request: The captured graph.
         settings: Text of everything else that the key depends on, by name.
     """
     graph = request.gm.graph
@@ -71,7 +72,7 @@ def parts_of(request: GraphRequest, settings: Mapping[str, str]) -> dict[str, st
     text = "\n".join((normalized("\n".join(each.replace("\n", " ") for each in written)), *said))
     parts: dict[str, list[str]] = {name: [] for name in ("surroundings", "inputs", "weights")}
     for name, line in zip(names, _as_on_every_rank(text).split("\n"), strict=True):
-        # Where a placeholder stands among the others is told by the operations that read it.
+        # The position of a placeholder is left out here; the operations that read it contain it.
         own = line.partition(" ")[2] if name in ("inputs", "weights") else line
         parts.setdefault(name, []).append(own)
     return {name: "\n".join(own) for name, own in parts.items()}
@@ -83,7 +84,10 @@ def normalized(text: str) -> str:
 
 
 def _by_position(pattern: str, word: str, text: str) -> str:
-    """The text with the second group of each match replaced by the position it first stands at."""
+    """The text with the second group of each match replaced by a number.
+
+    Numbers are given in the order in which the matched names first occur.
+    """
     seen: dict[str, str] = {}
     return re.sub(pattern, lambda m: m[1] + seen.setdefault(m[2], f"{word}{len(seen)}"), text)
 
@@ -101,12 +105,12 @@ _OWN_TO_A_RANK = (
     r"(device\(type='\w+', index=|\b(?:cuda|xpu|hpu|npu|mtia):)(\d+)",
     r"(\b_?c10d_functional\S* \([^{]*)'([^'{]*)'(?=\) \{)",
 )
-"""The number of a device, and the name of the group that a collective runs in, always its last
-argument: ranks that do the same work differ in both."""
+"""Patterns of device numbers and of the group names of collectives, which are the last argument.
+Ranks that do the same work differ in both."""
 
 
 def _as_on_every_rank(text: str) -> str:
-    """A graph's text with the above replaced by their position."""
+    """A graph's text with device numbers and group names replaced, so that ranks agree."""
     for pattern in _OWN_TO_A_RANK:
         text = _by_position(pattern, "#", text)
     return text
@@ -119,5 +123,5 @@ def _surroundings() -> str:
 
 
 def without_address(text: str) -> str:
-    """A text without the addresses of objects, which are other ones in every process."""
+    """A text without the addresses of objects, which differ in every process."""
     return re.sub(r" at 0x[0-9a-f]+", "", text)

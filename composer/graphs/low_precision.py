@@ -1,4 +1,4 @@
-"""Which nodes an engine may compute in low precision: a mark that goes through AOTAutograd."""
+"""A mark for nodes that an engine may compute in low precision; AOTAutograd keeps it."""
 
 from __future__ import annotations
 
@@ -7,21 +7,25 @@ from typing import Any
 import torch.fx
 
 _CUSTOM, _MARK = "custom", "composer_low_precision"
-"""What ``torch.fx.traceback.annotate`` writes to is copied to all that is made of a node."""
+"""The metadata key of ``torch.fx.traceback.annotate``, which torch copies to all nodes made from
+one, and composer's mark under that key."""
 
 
 def mark(node: torch.fx.Node) -> None:
-    """Say of a node that it may be computed in low precision."""
+    """Mark a node as one that may be computed in low precision."""
     node.meta[_CUSTOM] = {**node.meta.get(_CUSTOM, {}), _MARK: True}
 
 
 def mark_of(node: torch.fx.Node) -> dict[str, Any]:
-    """The part of a node's metadata that marks it; empty where it is not marked."""
+    """The part of a node's metadata that holds the mark; empty if it is not marked."""
     return {_CUSTOM: {_MARK: True}} if _MARK in node.meta.get(_CUSTOM, {}) else {}
 
 
 def marked(graph: torch.fx.Graph) -> set[torch.fx.Node]:
-    """The marked nodes, and all that reads them: nothing else reads what one of these gives."""
+    """The marked nodes and all their direct and indirect users.
+
+    So no node outside of this set uses a value from it.
+    """
     found: set[torch.fx.Node] = set()
     for node in graph.nodes:
         if mark_of(node) or not found.isdisjoint(node.all_input_nodes):

@@ -1,4 +1,4 @@
-"""Modes that a captured graph sets by calls like any other: grad mode, autocast, torch.func's."""
+"""Modes that nodes of a captured graph set: grad mode, autocast, and those of ``torch.func``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from composer import _torch
 
 
 def leaving_modes(run: Callable[..., Any], gm: torch.fx.GraphModule) -> Callable[..., Any]:
-    """What runs the graph; if that sets modes, they are put back where it raises."""
+    """A function that runs the graph, and restores the modes that the graph sets if it raises."""
     graphs = (each.graph for each in gm.modules() if isinstance(each, torch.fx.GraphModule))
     if not any(_torch.modes.sets_modes(node.target) for graph in graphs for node in graph.nodes):
         return run

@@ -1,4 +1,4 @@
-"""What a node of a graph stands for, as far as the graph knows."""
+"""The values of the nodes of a graph, as far as the graph knows them."""
 
 from __future__ import annotations
 
@@ -12,19 +12,25 @@ from composer import _torch
 
 
 def value_of(node: torch.fx.Node, otherwise: Any = None) -> Any:
-    """The value that a node has while the graph is compiled: a fake tensor, a symbol, a number.
-
-    Dynamo notes it under one name, tracing to ATen under another.
+    """The value that a node has during compilation: a fake tensor, a symbol or a number.
 
     Args:
-        node: Of a captured graph, or of one that was traced.
-        otherwise: What is given back for a node of which the graph does not know it.
+        node: A node of a graph that Dynamo captured (``meta["example_value"]``), or of a graph that
+            was traced to ATen (``meta["val"]``).
+        otherwise: Returned if the graph does not know the value.
     """
     return node.meta.get("example_value", node.meta.get("val", otherwise))
 
 
 def described(value: Any, *, strides: bool = True) -> str:
-    """What must agree for two fake values to be the same to whoever reads them; adds no guard."""
+    """A text of the properties that two fake values must share to be interchangeable.
+
+    It adds no guard.
+
+    Args:
+        value: A fake tensor, a number, a symbol, or a list of these.
+        strides: False to leave out strides and layout.
+    """
     if isinstance(value, torch.Tensor):
         kind = f"{value.dtype} {list(value.shape)} on {value.device}"
         if not strides:
@@ -38,7 +44,7 @@ def described(value: Any, *, strides: bool = True) -> str:
 
 
 def tensors_of(node: torch.fx.Node) -> Iterator[torch.Tensor]:
-    """The fake tensors that a node stands for; of a Triton kernel of the program's, by name."""
+    """The fake tensors among a node's values; the values of a user's Triton kernel are a dict."""
     value = node.meta.get("val")
     if isinstance(value, dict):
         value = [*value.values()]
@@ -48,7 +54,7 @@ def tensors_of(node: torch.fx.Node) -> Iterator[torch.Tensor]:
 
 
 def attribute_at(gm: torch.nn.Module | None, path: str) -> object:
-    """What a dotted path within the module leads to; ``None`` where it leads nowhere."""
+    """The attribute at a dotted path within the module; ``None`` if there is none."""
     value: object = gm
     for name in path.split("."):
         value = getattr(value, name, None)
@@ -56,7 +62,7 @@ def attribute_at(gm: torch.nn.Module | None, path: str) -> object:
 
 
 def drop_unread(graph: torch.fx.Graph) -> None:
-    """Take out what nothing reads, and what has no effect."""
+    """Remove the nodes that have no users and no effect."""
     graph.eliminate_dead_code(
         lambda node: node.is_impure() or _torch.operators.has_effect(node.target)
     )

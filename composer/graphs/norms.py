@@ -1,4 +1,4 @@
-"""Norms that write to running statistics, of which their schemas say nothing."""
+"""Norms that write to running statistics, which their schemas do not declare."""
 
 from __future__ import annotations
 
@@ -10,4 +10,4 @@ KEEP_STATISTICS = {
     "_batch_norm_impl_index": (5, False),
     "instance_norm": (5, True),
 }
-"""By name: position and default of the argument that says whether they are updated."""
+"""For each name, the position and default of the argument that says whether to update them."""

@@ -1,10 +1,10 @@
-"""Inputs that a graph writes to, and that share memory with others: the captured graph's alone.
+"""Inputs that a graph writes to and that share memory with other inputs: no engine serves these.
 
-AOTAutograd (torch 2.11 to 2.15) makes one input of those that overlap in the first call. It then
-fails for an output that is a view of one of them, or gives another part of the memory, and by then
-the input is written to (https://github.com/pytorch/pytorch/issues/198095). Where inputs overlap at
-a later call only, no guard sees it, and numbers are wrong
-(https://github.com/pytorch/pytorch/issues/139789). In eager all of it is right.
+AOTAutograd of torch 2.11 to 2.15 merges the inputs that overlap in the first call into one. If an
+output is a view of one of them, it then fails, or returns another part of the memory. The input is
+already written to at that time (https://github.com/pytorch/pytorch/issues/198095). If inputs
+overlap in a later call only, no guard detects it, and the results are wrong
+(https://github.com/pytorch/pytorch/issues/139789). Eager is right in all these cases.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def decline_shared(request: GraphRequest) -> None:
     """Refuse a graph that writes to an input which shares memory with another in the first call.
 
     Raises:
-        SharedInputs: it does.
+        SharedInputs: If the graph does so.
     """
     written, tensors = writes.assigned_inputs(request.gm), _plain_inputs(request)
     if not written.isdisjoint(tensors) and _are_shared(tensors, written):
@@ -41,15 +41,15 @@ def _raise_shared(*_: Any) -> Any:
 def watched(
     run: Callable[..., Any], request: GraphRequest, otherwise: Callable[..., Any] = _raise_shared
 ) -> Callable[..., Any]:
-    """What serves a graph, but for calls in which an input that it writes to shares memory.
+    """A callable that uses ``otherwise`` for calls in which a written input shares memory.
 
-    Weights are not looked at: their addresses do not change. A graph that writes to none but these
-    is served by ``run`` itself.
+    Weights are not checked, because their addresses do not change. If the graph writes to no other
+    inputs, ``run`` itself is returned.
 
     Args:
         run: The engine's callable.
         request: The graph.
-        otherwise: Answers these calls; by default ``SharedInputs`` is raised.
+        otherwise: Answers the calls with shared memory; the default raises ``SharedInputs``.
     """
     positions = _plain_inputs(request).keys() - request.weights
     written = writes.assigned_inputs(request.gm) & positions
@@ -72,9 +72,10 @@ def _plain_inputs(request: GraphRequest) -> dict[int, torch.Tensor]:
 
 
 def _are_shared(tensors: Mapping[int, torch.Tensor], written: frozenset[int]) -> bool:
-    """Whether one of those that are written shares an element with another one.
+    """True if a tensor that is written to shares an element with another tensor.
 
-    Most are told apart by their addresses; torch is asked about rows or columns that alternate.
+    In most cases a comparison of address ranges is enough. If ranges overlap, torch checks the
+    elements: two tensors may be alternate rows or columns of one.
     """
     near = overlapping(tensors)
     if near.isdisjoint(written):
@@ -88,11 +89,11 @@ def _are_shared(tensors: Mapping[int, torch.Tensor], written: frozenset[int]) ->
         for group in storages.values()
         for at in _torch.tensors.overlapping([tensors[i] for i in group])
     }
-    return not written.isdisjoint(shared | alone)  # memory of numpy's has a storage for each tensor
+    return not written.isdisjoint(shared | alone)  # numpy memory: one storage per tensor
 
 
 def overlapping(tensors: Mapping[int, torch.Tensor]) -> set[int]:
-    """The positions of those that share memory with another, by the addresses of their elements."""
+    """The positions of the tensors whose address ranges overlap with that of another tensor."""
     spans = sorted((*_span(each), i) for i, each in tensors.items())
     found, furthest = set[int](), (0, -1)
     for first, end, i in spans:

@@ -1,4 +1,4 @@
-"""What a graph may write to, judged by the schemas and names of its operations."""
+"""The tensors that a graph may write to, by the schemas and names of its operations."""
 
 from __future__ import annotations
 
@@ -21,17 +21,16 @@ _ASSIGNS = frozenset(
 )
 
 _KERNEL = "triton_kernel_wrapper_mutation"
-"""A user's Triton kernel, which may write to whatever it is given (not run: no GPU)."""
+"""A user's Triton kernel, which may write to all its arguments (not run: no GPU)."""
 
 Writes = Callable[[torch.fx.Node], bool]
 
 
 def may_write(gm: torch.fx.GraphModule) -> bool:
-    """Whether an operation may write to what is there after the call: inputs, or what gm holds.
+    """True if the graph may write to an input, or to a tensor that ``gm`` holds.
 
-    What the graph makes and writes to by itself, such as the product behind a ReLU in place, does
-    not count. A graph nested in it, and memory of which the graph does not know whose it is, may
-    be anybody's.
+    Writes to the graph's own intermediate values, such as by an in-place ReLU, do not count. Any
+    write in a nested graph counts, and so does a write to memory whose owner is not known.
     """
     graphs = (each for each in gm.modules() if isinstance(each, torch.fx.GraphModule))
     nested = (node for each in graphs if each is not gm for node in each.graph.nodes)
@@ -43,16 +42,16 @@ def may_write(gm: torch.fx.GraphModule) -> bool:
 
 
 def is_known(gm: torch.fx.GraphModule) -> bool:
-    """Whether all operations are torch's and Python's own, so that it is known what they write to.
+    """True if all operations belong to torch or Python, so that their writes are known.
 
-    Other packages' operators may write without saying so, and so may functions and modules that
-    Dynamo was told not to look into, and operators that are given functions or kernels.
+    The following may write without declaring it: operators of other packages, functions and modules
+    that Dynamo was told not to trace, and operators that take functions or kernels.
     """
     return all(is_torchs(node) for node in gm.graph.nodes)
 
 
 def is_torchs(node: torch.fx.Node) -> bool:
-    """Whether an operation is torch's or Python's own, and given no functions or kernels."""
+    """True if an operation belongs to torch or Python, and takes no functions or kernels."""
     if node.op != "call_function":
         return node.op != "call_module"
     if _torch.operators.takes_functions(node.target):
@@ -65,12 +64,15 @@ def is_torchs(node: torch.fx.Node) -> bool:
 
 
 def tracked_inputs(request: GraphRequest, *, weights: bool) -> tuple[tuple[int, ...], bool]:
-    """Which inputs to look at for writes, and whether the graph may write to one without a version.
+    """Positions of the inputs to check for writes, and whether other writes may go unnoticed.
 
     Args:
         request: The graph.
-        weights: Whether all weights are looked at. Otherwise parameters are left out unless the
-            graph itself writes to them, and buffers too unless it writes to something.
+        weights: True to check all weights. Otherwise parameters are checked only if the graph
+            itself writes to them, and buffers only if it writes to anything.
+
+    Returns:
+        The positions, and true if the graph may write to an inference tensor, which has no version.
     """
     writing = may_write(request.gm)
     written = written_parameters(request)
@@ -102,7 +104,10 @@ def assigned_inputs(gm: torch.fx.GraphModule) -> frozenset[int]:
 
 
 def reads_what_it_wrote(gm: torch.fx.GraphModule) -> bool:
-    """Whether an input that the graph assigns to has another use in it, as a counter's has not."""
+    """True if the graph uses an input elsewhere, too, besides the assignment to it.
+
+    A counter, for example, is only assigned to.
+    """
     assigned = assigned_inputs(gm)
     memories = {_memory(n) for i, n in enumerate(_placeholders(gm)) if i in assigned}
     users = Counter(
@@ -112,7 +117,10 @@ def reads_what_it_wrote(gm: torch.fx.GraphModule) -> bool:
 
 
 def written_attributes(gm: torch.fx.GraphModule) -> list[torch.Tensor]:
-    """Tensors that the graph module holds itself and may write to, as an optimizer's step does."""
+    """Tensors that the graph module itself holds and may write to, as an optimizer's step does.
+
+    Statistics of norms count if they are not parameters.
+    """
     held = {node: attribute_at(gm, str(node.target)) for node in _attributes(gm)}
     tensors = {node: each for node, each in held.items() if isinstance(each, torch.Tensor)}
     if not tensors:
@@ -126,7 +134,7 @@ def written_attributes(gm: torch.fx.GraphModule) -> list[torch.Tensor]:
 
 
 def open_weights(request: GraphRequest) -> list[torch.Tensor]:
-    """What the graph may write to of what it is given or holds, statistics of norms included."""
+    """Inputs and attributes that the graph may write to, including the statistics of norms."""
     gm, written = request.gm, _memory_written(request.gm, _writes)
     given = zip(_placeholders(gm), request.example_inputs, strict=True)
     passed = [value for node, value in given if _memory(node) in written]
@@ -144,7 +152,7 @@ def _attributes(gm: torch.fx.GraphModule) -> Iterable[torch.fx.Node]:
 
 
 def _is_parameter(value: object) -> bool:
-    """A tensor of a class of its own, such as a quantized one, is one too if it is marked so."""
+    """True for a parameter; also for a tensor subclass, such as a quantized one, marked as one."""
     return isinstance(value, torch.nn.Parameter)
 
 
@@ -157,9 +165,9 @@ def _memory_written(gm: torch.fx.GraphModule, writes: Writes) -> set[object]:
 
 
 def _assigned_within(gm: torch.fx.GraphModule, node: torch.fx.Node) -> Iterator[torch.fx.Node]:
-    """The operands of an operator over graphs that one of its graphs, or a kernel, assigns to.
+    """The operands of a higher-order operator that one of its graphs or kernels assigns to.
 
-    Of all such operators the last operands are the inputs of their graphs.
+    The last operands of such an operator are the inputs of its graphs.
     """
     if node.op != "call_function" or not _torch.operators.takes_functions(node.target):
         return
@@ -177,7 +185,10 @@ def _assigned_within(gm: torch.fx.GraphModule, node: torch.fx.Node) -> Iterator[
 
 
 def _memory(node: torch.fx.Node) -> object:
-    """Equal for the views of one tensor, as far as the graph knows what its nodes give."""
+    """An identity of the node's memory: the storage if it is known, else the node itself.
+
+    Views of one tensor have the same storage.
+    """
     fake = value_of(node)
     if isinstance(fake, torch.Tensor) and fake.layout is torch.strided:
         return _torch.tensors.storage_id(fake)
@@ -195,7 +206,7 @@ def _writes(node: torch.fx.Node) -> bool:
 
 
 def _moves(node: torch.fx.Node) -> bool:
-    """Whether this is a norm that updates its running statistics."""
+    """True for a norm that updates its running statistics."""
     if _name(node) not in KEEP_STATISTICS:
         return False
     at, default = KEEP_STATISTICS[_name(node)]
@@ -215,12 +226,12 @@ def _assigns(node: torch.fx.Node) -> bool:
 
 
 def is_told_to_write(node: torch.fx.Node) -> bool:
-    """Whether the node's function is given a true ``inplace``."""
+    """True if the node's function is called with ``inplace=True``."""
     return bool(_given(node, "inplace"))
 
 
 def _given(node: torch.fx.Node, name: str) -> Any:
-    """What a function in Python is given for a parameter, by name or by position."""
+    """The argument of a Python function for a parameter, passed by name or by position."""
     code = getattr(node.target, "__code__", None)
     names = code.co_varnames[: code.co_argcount] if code is not None else ()
     at = names.index(name) if name in names else len(node.args)
@@ -228,5 +239,5 @@ def _given(node: torch.fx.Node, name: str) -> Any:
 
 
 def _is_in_place(name: str) -> bool:
-    """By its underscore at the end, if that does not keep it apart from a keyword (``and_``)."""
+    """True if the name ends with an underscore that does not only avoid a keyword (``and_``)."""
     return name.endswith("_") and not name.endswith("__") and not keyword.iskeyword(name[:-1])

@@ -1,16 +1,16 @@
-"""A graph written down: as text, for keys and for a person, and as parts, for another process.
+"""Serialization of a graph: as text, for keys and for people, and as parts, for another process.
 
-Every form reads the arguments of a node in one way (:func:`_arguments`). They differ in what they
-must keep, so each has an entry point:
+All forms read the arguments of a node in the same way (:func:`_arguments`). They differ in what
+they must keep, so each has its own function:
 
-- :func:`rows` and :func:`lines` say something of every node, and equal graphs have equal lines:
-  for the key that a graph is known by, and for dumps.
-- :func:`exact_text` says all that a translation may depend on, or raises :class:`Unsayable`: for
-  the key under which another process finds a model on disk.
-- :func:`apart` gives the objects themselves, of which :func:`together` makes the graph again: for a
-  child process. No text could hold a user's own function, or the values of a buffer.
+- :func:`rows` and :func:`lines` describe every node, and equal graphs have equal lines. They are
+  used for the key of a graph, and for dumps.
+- :func:`exact_text` contains everything that a translation may depend on, or raises
+  :class:`Unsayable`. It is used for the key under which another process finds a model on disk.
+- :func:`apart` returns the objects themselves, from which :func:`together` makes the graph again.
+  It is used for a child process: a text could not hold a user's function or the values of a buffer.
 
-Two forms are torch's own to write: Python code, and files, which are to keep symbols
+Two more forms are written by torch itself: Python code, and files that keep symbols
 (:mod:`composer._torch.files`).
 """
 
@@ -30,35 +30,35 @@ from composer.graphs.nodes import attribute_at, described, value_of
 from composer.records import Reason, Status
 
 _NAMESPACES = ("aten", "prims", "composer")
-"""Operators that torch or composer brings, so that their names and versions say what they do."""
+"""Namespaces of torch's and composer's operators, whose names and versions define what they do."""
 
 _WORDS = (str, bool, int, float, complex, type(None), type(Ellipsis))
 _NAMES = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
 class Unsayable(Exception):
-    """A graph holds something that no text can express completely."""
+    """A graph contains something that a text cannot express completely."""
 
 
 class Word(str):
-    """The name of a node or a function, which stands among other arguments without quotes."""
+    """The name of a node or function; its ``repr`` has no quotes, unlike that of a string."""
 
     __slots__ = ()
     __repr__ = str.__str__
 
 
 def rows(gm: torch.fx.GraphModule, names: Mapping[Any, Word]) -> list[tuple[str, ...]]:
-    """Of each node its name, operation, target, arguments and keyword arguments, as texts."""
+    """For each node its name, operation, target, arguments and keyword arguments, as texts."""
     return [_row(node, names, _target(gm, node), _said) for node in gm.graph.nodes]
 
 
 def lines(gm: torch.fx.GraphModule, example_inputs: Sequence[Any] = ()) -> list[str]:
-    """A line for each node, which names nodes by their position and describes every placeholder.
+    """One line of text per node; nodes are named by position, and placeholders are described.
 
     Args:
         gm: The graph.
-        example_inputs: What stands for placeholders that do not say what they hold: those of a
-            graph that did not come from Dynamo.
+        example_inputs: The values of placeholders without metadata, as in a graph that did not
+            come from Dynamo.
     """
     names = {node: Word(f"%{i}") for i, node in enumerate(gm.graph.nodes)}
     placeholders = gm.graph.find_nodes(op="placeholder")
@@ -68,14 +68,14 @@ def lines(gm: torch.fx.GraphModule, example_inputs: Sequence[Any] = ()) -> list[
 
 
 def exact_text(gm: torch.fx.GraphModule, inputs: Sequence[Any] | None = None) -> str:
-    """A text so complete that two graphs with the same text become the same ONNX model.
+    """A complete text: two graphs with the same text are translated to the same ONNX model.
 
     Args:
         gm: A graph whose nodes have values (``meta["val"]``), or a captured one.
-        inputs: What is given to a captured graph, whose nodes need no values then.
+        inputs: The inputs of a captured graph, whose nodes then need no values.
 
     Raises:
-        Unsayable: saying what is in the way.
+        Unsayable: If a text cannot express the graph; the message says why.
     """
     names = {node: Word(f"%{node.name}") for node in gm.graph.nodes}
     text = [" ".join(_row(node, names, _exact_target(node), _exact)) for node in gm.graph.nodes]
@@ -91,17 +91,18 @@ def exact_text(gm: torch.fx.GraphModule, inputs: Sequence[Any] | None = None) ->
 
 
 def apart(gm: torch.fx.GraphModule) -> tuple[Any, ...]:
-    """A graph taken apart, since a ``GraphModule`` pickled by torch is traced again.
+    """The parts of a graph, to be sent to another process.
 
-    Symbols, and nodes that give numbers made of them, are replaced by the numbers of the first
-    call. Metadata are kept as far as they mean the same in another process.
+    A ``GraphModule`` pickled by torch would be traced again. Symbols, and nodes whose values are
+    computed from symbols, are replaced by the numbers of the first call. Metadata are kept if they
+    mean the same in another process.
 
     Returns:
-        The nodes; by their paths, the tensors and modules that they name; class name; training
+        The nodes; the tensors and modules that they use, by path; the class name; and the training
         mode.
 
     Raises:
-        Refusal: ``declined`` with ``not_isolatable``: only data decide what a symbol is.
+        Refusal: ``declined`` with ``not_isolatable``, if a symbol depends on data.
     """
     instead = {node: _sent(node) for node in gm.graph.nodes}
     nodes = [
@@ -120,7 +121,7 @@ def apart(gm: torch.fx.GraphModule) -> tuple[Any, ...]:
 def together(
     nodes: Sequence[tuple[Any, ...]], held: dict[str, Any], name: str, training: bool
 ) -> torch.fx.GraphModule:
-    """The graph that was taken apart."""
+    """The graph made from the parts that :func:`apart` returned."""
     graph = torch.fx.Graph()
     made: dict[str, torch.fx.Node] = {}
 
@@ -137,17 +138,17 @@ def together(
 
 
 def _sent(node: torch.fx.Node) -> Any:
-    """What stands for a node among the arguments of another: its name, or the number it gives."""
+    """The replacement of a node among arguments: its name, or a number if its value is a symbol."""
     value = value_of(node)
     gives_number = node.op != "placeholder" and isinstance(value, torch.SymInt | torch.SymFloat)
     return number_of(value) if gives_number else Word(node.name)
 
 
 def number_of(value: Any) -> Any:
-    """A symbol's number in the first call, which not all have; anything else as it is.
+    """The number of a symbol in the first call; any other value is returned as it is.
 
     Raises:
-        Refusal: ``declined`` with ``not_isolatable``: only data decide what a symbol is.
+        Refusal: ``declined`` with ``not_isolatable``, if the symbol depends on data.
     """
     number = _torch.symbols.hint(value)
     if isinstance(value, torch.SymInt | torch.SymFloat) and not isinstance(number, int | float):
@@ -157,7 +158,7 @@ def number_of(value: Any) -> Any:
 
 
 def qualified(target: Any) -> str:
-    """``"aten.add.Tensor"``, or the name of a function with that of its module."""
+    """The name of an operator, such as ``"aten.add.Tensor"``, or of a function with its module."""
     name = getattr(target, "__qualname__", None) or getattr(target, "__name__", None)
     if isinstance(target, _torch.operators.OpOverload) or name is None:
         return str(target)
@@ -173,9 +174,9 @@ def _row(
 def _arguments(
     node: torch.fx.Node, instead: Mapping[Any, Any], say: Callable[[Any], Any]
 ) -> tuple[Any, Any]:
-    """The arguments of a node: ``instead`` of other nodes, and what ``say`` makes of all else.
+    """The arguments of a node, with nodes replaced by ``instead`` and other values by ``say``.
 
-    Lists, tuples, dicts and slices stay; what they hold is replaced.
+    Lists, tuples, dicts and slices are kept; their elements are replaced.
     """
 
     def written(value: Any) -> Any:
@@ -201,7 +202,7 @@ def _target(gm: torch.fx.GraphModule, node: torch.fx.Node) -> str:
 
 
 def _held(value: Any) -> str:
-    """What a placeholder stands for: of a number, only its type."""
+    """The description of a placeholder's value; of a number only its type."""
     if isinstance(value, torch.Tensor):
         return _tensor(value)
     kind = type(value).__name__
@@ -209,9 +210,10 @@ def _held(value: Any) -> str:
 
 
 def _tensor(value: torch.Tensor) -> str:
-    """What of a tensor a graph is compiled for.
+    """The properties of a tensor for which a graph is compiled.
 
-    A class of its own may run other operators, and so may a view that is yet to be computed.
+    They include the class of a subclass, which may run other operators, and whether the tensor is
+    a lazy conjugate or negative view.
     """
     special = ["requires grad"] * value.requires_grad
     special += [] if type(value) in _torch.tensors.PLAIN_TENSORS else [qualified(type(value))]
@@ -243,9 +245,9 @@ def _exact(value: Any) -> Any:
 
 
 def _exact_value(value: Any, symbols: dict[str, list[str]]) -> str:
-    """What a node stands for: no data, but all else that can be seen of it.
+    """The text of a value: all its properties, but no data.
 
-    Notes in ``symbols``, by that text, what is known of the symbols in it.
+    It also stores in ``symbols``, under that text, the known facts about the symbols in the value.
     """
     if isinstance(value, list | tuple):
         return f"({', '.join(_exact_value(each, symbols) for each in value)})"
@@ -259,7 +261,7 @@ def _exact_value(value: Any, symbols: dict[str, list[str]]) -> str:
 
 
 def _exact_tensor(value: Any) -> tuple[str, tuple[Any, ...]]:
-    """The text of a tensor, and the sizes in it."""
+    """The text of a tensor, and its sizes, strides and offset."""
     if type(value) not in _torch.tensors.PLAIN_TENSORS or value.layout is not torch.strided:
         layout = getattr(value, "layout", "")  # of a tensor
         raise Unsayable(f"a value is a {type(value).__qualname__} {layout}".rstrip())

@@ -1,6 +1,6 @@
-"""What composer knows of ATen's operators: one entry an operator, one module a family.
+"""What composer knows about ATen's operators: one entry per operator, one module per family.
 
-An entry (:class:`~composer.lowering.operators.entry.Operator`) says how a call is written out in
+An entry (:class:`~composer.lowering.operators.entry.Operator`) says how a call is decomposed into
 other operators, which function translates it to ONNX, and when it must not be translated.
 """
 
@@ -48,5 +48,5 @@ _FAMILIES = (
 
 @functools.cache
 def operators() -> Operators:
-    """Every entry that holds for all engines."""
+    """The entries that hold for all engines, by operator."""
     return {operator: entry for family in _FAMILIES for operator, entry in family.entries().items()}

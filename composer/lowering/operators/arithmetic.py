@@ -1,4 +1,4 @@
-"""Quotients and their rests, rounded as eager rounds them, and numbers kept within bounds."""
+"""Division, remainder and clamp, rounded as in eager."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ def entries() -> Operators:
         aten.clamp_max.default: Operator(lambda x, high: clamp(x, max=high)),
         aten.clamp_max.Tensor: Operator(lambda x, high: clamp_by_tensors(x, max=high)),
         aten.hardtanh: Operator(unsupported=(rounded,)),
-        # Torchlib has a gradient on the bounds.
+        # Torchlib's gradient is not zero where the input equals a bound.
         aten.hardtanh_backward.default: Operator(on_bounds),
     }
 
 
 def remainder(a: Any, b: Any) -> Any:
-    """Of a number what the dtype holds of it, as in eager."""
+    """``aten.remainder``; a Python number is first rounded to the tensor's dtype, as in eager."""
     is_half = isinstance(a, torch.Tensor) and a.dtype.itemsize <= 2
     return _remainder(held(a, b), held(b, a) if is_half or is_symbol(b) else b)
 
 
 def are_integers(a: Any, b: Any) -> bool:
-    """Whether a tensor of integers is divided by a number that its dtype holds, and not by zero."""
+    """True if ``a`` is a tensor of integers and ``b`` a nonzero ``int`` that its dtype can hold."""
     is_tensor = isinstance(a, torch.Tensor) and a.dtype is not torch.bool
     if not is_tensor or a.dtype.is_floating_point or type(b) is not int:
         return False
@@ -62,20 +62,26 @@ def are_integers(a: Any, b: Any) -> bool:
 
 @of_floats
 def _remainder(a: torch.Tensor, b: Any) -> Any:
-    """From the exact remainder of C: torchlib's ``a - floor(a / b) * b`` rounds three times."""
+    """The remainder computed from ``fmod``, which is exact.
+
+    Torchlib computes ``a - floor(a / b) * b``, which rounds three times.
+    """
     rest = torch.fmod(a, b)
     rest = torch.where(_other_side(rest, b), rest + b, rest)
     return torch.abs(rest) * torch.where(rest == 0, sign(a), sign(rest))
 
 
 def floor_divide(a: Any, b: Any) -> Any:
-    """Either may be a number."""
+    """``aten.floor_divide``; ``a`` or ``b`` may be a Python number."""
     return _floor_divide(held(a, b), held(b, a) if is_symbol(b) else b)
 
 
 @of_floats
 def _floor_divide(a: torch.Tensor, b: Any) -> Any:
-    """As CPython and eager do it: from the remainder, not by rounding the quotient down."""
+    """The quotient computed from the remainder, as in CPython and eager.
+
+    The floor of the rounded quotient would be wrong by one in some cases.
+    """
     rest = torch.fmod(a, b)
     quotient = (a - rest) / b
     quotient = torch.where(_other_side(rest, b), quotient - 1, quotient)
@@ -90,14 +96,14 @@ def _floor_divide(a: torch.Tensor, b: Any) -> Any:
 
 
 def _other_side(rest: torch.Tensor, b: Any) -> torch.Tensor:
-    """Whether there is a rest, and its sign is not the divisor's."""
+    """True where the remainder is not zero and its sign differs from the divisor's."""
     if not isinstance(b, torch.Tensor):
         return rest > 0 if b < 0 else rest < 0
     return ((rest > 0) & (b < 0)) | ((rest < 0) & (b >= 0))
 
 
 def divide(a: Any, b: Any, *, rounding_mode: str | None = None) -> Any:
-    """Rounded down, or towards zero."""
+    """``aten.div`` with a rounding mode, ``"floor"`` or ``"trunc"``."""
     if rounding_mode == "floor":
         return torch.floor_divide(a, b) if are_integers(a, b) else floor_divide(a, b)
     if rounding_mode == "trunc" and are_integers(a, b):
@@ -108,12 +114,12 @@ def divide(a: Any, b: Any, *, rounding_mode: str | None = None) -> Any:
         return NotImplemented
     if not isinstance(b, torch.Tensor) or _is_one(b):
         return _truncated(a, b)
-    # Of halves eager rounds the quotient before its fraction goes.
+    # In float16 eager rounds the quotient to float16 before it truncates.
     return NotImplemented if torch.result_type(a, b) is torch.float16 else torch.trunc(a / b)
 
 
 def towards_zero(a: torch.Tensor, b: int) -> torch.Tensor:
-    """The quotient of integers without its fraction, from the one that is rounded down."""
+    """The integer quotient, truncated; it is computed from the quotient that is rounded down."""
     negative = a < 0 if b > 0 else a > 0
     return torch.floor_divide(a, b) + (negative & (torch.remainder(a, b) != 0)).to(a.dtype)
 
@@ -124,12 +130,15 @@ def _is_one(x: torch.Tensor) -> bool:
 
 @of_floats
 def _truncated(a: torch.Tensor, b: Any) -> Any:
-    """The quotient without its fraction; of halves by one number it is rounded only then."""
+    """The truncated quotient; half precision is rounded after the truncation."""
     return torch.trunc(a / b)
 
 
 def division_of_sizes(node: torch.fx.Node) -> str | None:
-    """Torchlib divides with ONNX's ``Div``, which is right for what is not negative."""
+    """Why a division of sizes must not be translated: one of them may be negative.
+
+    Torchlib translates it to ONNX's ``Div``, which rounds towards zero; Python rounds down.
+    """
     numbers = (v.meta["val"] if isinstance(v, torch.fx.Node) else v for v in node.args)
     bounds = map(_torch.symbols.least, numbers)
     negative = any(least is None or least < 0 for least in bounds)
@@ -140,9 +149,10 @@ _HALF = torch.finfo(torch.float16)
 
 
 def half_factor(node: torch.fx.Node) -> str | None:
-    """Eager multiplies by the number in float32; ONNX wants it in the dtype of the tensor.
+    """Why a factor of a float16 tensor must not be translated: float16 cannot hold it.
 
-    One below the normal range is there, too, but rounded by up to half of it.
+    Eager multiplies by the number in float32. ONNX wants it in the dtype of the tensor. Float16 can
+    represent numbers below its normal range, but with a relative error of up to one half.
     """
     if not all(value.dtype is torch.float16 for value in tensors_of(node)):
         return None
@@ -152,7 +162,7 @@ def half_factor(node: torch.fx.Node) -> str | None:
 
 
 def clamp(x: torch.Tensor, min: Any = None, max: Any = None) -> Any:
-    """An integer between integer bounds, any other number between two floats."""
+    """``aten.clamp``, written so that tensor and bounds are all floats or all integers."""
     if x.dtype.is_floating_point:
         if any(isinstance(each, float) and math.isnan(each) for each in (min, max)):
             return torch.full_like(x, math.nan)
@@ -164,7 +174,11 @@ def clamp(x: torch.Tensor, min: Any = None, max: Any = None) -> Any:
 
 
 def clamp_by_tensors(x: torch.Tensor, min: Any = None, max: Any = None) -> Any:
-    """NaN where either is NaN; of one bound without dimensions torchlib makes two."""
+    """``aten.clamp.Tensor`` with one bound, as a minimum or maximum that keeps NaN.
+
+    Torchlib translates a bound without dimensions to ``Clip``. ONNX Runtime then uses the largest
+    finite number as the missing bound, which changes infinities.
+    """
     if min is not None and max is not None:
         return NotImplemented
     for bound, nearer in ((min, torch.maximum), (max, torch.minimum)):
@@ -175,9 +189,10 @@ def clamp_by_tensors(x: torch.Tensor, min: Any = None, max: Any = None) -> Any:
 
 
 def _between_floats(x: torch.Tensor, min: Any, max: Any) -> Any:
-    """The exporter breaks on an integer beside a float; a bound that is missing is infinite.
+    """Clamp with two float bounds; a missing bound becomes an infinity.
 
-    ONNX Runtime's is the largest finite number.
+    The exporter fails if one bound is an integer and the other a float. ONNX Runtime takes the
+    largest finite number for a missing bound, which changes infinities.
     """
     bounds = (-math.inf if min is None else min), (math.inf if max is None else max)
     if not all(isinstance(each, int | float) for each in bounds):

@@ -1,4 +1,4 @@
-"""Attention written out, where its translation is missing, fails or gives other numbers than eager.
+"""Decompositions of attention whose translation is missing, fails, or differs from eager.
 
 On the CPU there is one operator for attention, on CUDA one for each kernel that torch may choose.
 """
@@ -24,8 +24,8 @@ _ON_CPU = aten._scaled_dot_product_flash_attention_for_cpu
 def entries() -> Operators:
     """The entries of this module.
 
-    The translation of CUDA's ``flash`` kernel is right (onnxscript 0.7), that of ``efficient``
-    breaks, ``cudnn`` has none.
+    In onnxscript 0.7 the translation of CUDA's ``flash`` kernel is right, that of ``efficient``
+    fails, and ``cudnn`` has none.
     """
     backward = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
     return {
@@ -42,14 +42,20 @@ def entries() -> Operators:
 
 
 def logarithms_read(node: torch.fx.Node) -> str | None:
-    """Attention's second result, which only a backward reads, is translated as zeros."""
+    """Why attention must not be translated: its second result is read, but translated as zeros.
+
+    Only a backward reads that result.
+    """
     second = (u for u in node.users if u.target is operator.getitem and u.args[1] == 1)
     is_read = any(each.users for each in second)
     return "the logarithms for its backward are left at zero" if is_read else None
 
 
 def masked_attention(query: torch.Tensor, *given: Any, **how: Any) -> Any:
-    """:func:`widened_attention`, but not of bfloat16 where torch itself is faster in it."""
+    """:func:`widened_attention`; bfloat16 is declined if the processor multiplies it natively.
+
+    Torch itself is faster there.
+    """
     if query.dtype is torch.bfloat16 and _torch.processor.multiplies_bf16():
         return NotImplemented
     return widened_attention(query, *given, **how)
@@ -65,11 +71,11 @@ def widened_attention(
     attn_mask: torch.Tensor | None = None,
     scale: float | None = None,
 ) -> Any:
-    """Attention under a mask, where a row that is masked everywhere gives zeros, as in eager.
+    """Attention with a mask, or with fewer heads of key and value than of the query.
 
-    The translation gives NaN there. Such rows are the padding on the left of a batch that is
-    generated together. Nor does it know of heads of the query that share those of key and value.
-    Half precision is computed in float32 and rounded once.
+    A row that is masked everywhere gives zeros, as in eager; the exporter's translation gives NaN.
+    Such rows are the left padding of a batch in text generation. The translation also does not
+    support shared heads of key and value. Half precision is computed in float32 and rounded once.
     """
     if query.shape[1] == key.shape[1] and (attn_mask is None or is_causal):
         return NotImplemented
@@ -91,11 +97,11 @@ def attention(
     attn_mask: torch.Tensor | None = None,
     scale: float | None = None,
 ) -> Any:
-    """Attention and the logarithm of the sum of each row's exponentials.
+    """Attention, and the log-sum-exp of each row of scores.
 
-    Shapes are (batch, heads, length, size), float32 or float64; several heads of the query may
-    share one of key and value. The result is laid out as the query is. A row that is masked
-    everywhere gives zeros, and zero as its logarithm.
+    Shapes are (batch, heads, length, size), the dtype is float32 or float64. Several heads of the
+    query may share one of key and value. The result has the memory layout of the query. A row that
+    is masked everywhere gives zeros, and zero as its log-sum-exp.
     """
     if dropout_p or query.dtype not in WIDE:
         return NotImplemented
@@ -120,9 +126,10 @@ def attention_backward(
     attn_mask: torch.Tensor | None = None,
     scale: float | None = None,
 ) -> Any:
-    """Gradients of query, key and value; the weights are computed again from the logarithms.
+    """Gradients of query, key and value.
 
-    As in FlashAttention-2 (arXiv:2307.08691, algorithm 2), without its blocks.
+    The attention weights are recomputed from ``logsumexp``, as in FlashAttention-2
+    (arXiv:2307.08691, algorithm 2), but without its blocks.
     """
     if dropout_p or query.dtype not in WIDE:
         return NotImplemented
@@ -142,9 +149,10 @@ def attention_backward(
 
 
 def log_sum_exp(scores: torch.Tensor) -> torch.Tensor:
-    """Over the last dimension; written out where torch's own (2.13) would ask for a size.
+    """The log-sum-exp over the last dimension.
 
-    It asks whether there are any elements, which nobody knows where a size is unbacked.
+    It is written out if a size is unbacked: torch 2.13 then fails, because it has to know whether
+    there are any elements.
     """
     if not any(map(_torch.symbols.is_unbacked, scores.shape)):
         return torch.logsumexp(scores, -1)
@@ -154,13 +162,13 @@ def log_sum_exp(scores: torch.Tensor) -> torch.Tensor:
 
 
 def _for_heads_of(query: torch.Tensor, shared: torch.Tensor) -> torch.Tensor:
-    """A key or a value for each head of the query."""
+    """The key or value, repeated so that it has as many heads as the query."""
     groups = query.shape[1] // shared.shape[1]
     return shared if groups == 1 else shared.repeat_interleave(groups, 1)
 
 
 def _over_sharing(grad: torch.Tensor, heads: int) -> torch.Tensor:
-    """The gradient of so many heads, each read by some that follow one another."""
+    """The gradient summed over the neighbouring query heads that share a head of the key."""
     if grad.shape[1] == heads:
         return grad
     return grad.reshape(grad.shape[0], heads, -1, *grad.shape[2:]).sum(2)
@@ -177,9 +185,10 @@ def efficient_attention(
     *,
     scale: float | None = None,
 ) -> Any:
-    """CUDA's memory-efficient kernel in inference; its result has the heads inside.
+    """CUDA's memory-efficient kernel in inference.
 
-    The other results are for a backward, and nobody reads them in inference.
+    In memory the heads of a position are next to each other, see :func:`_heads_inside`. The other
+    results are placeholders: only a backward reads them.
     """
     if dropout_p or compute_log_sumexp or query.shape[1] != key.shape[1]:
         return NotImplemented
@@ -201,7 +210,10 @@ def cudnn_attention(
     *,
     scale: float | None = None,
 ) -> Any:
-    """CuDNN's kernel in inference; its result is laid out as the query is. The rest as above."""
+    """CuDNN's kernel in inference; its result has the memory layout of the query.
+
+    The other results are placeholders: only a backward reads them.
+    """
     if dropout_p or compute_log_sumexp or return_debug_mask or query.shape[1] != key.shape[1]:
         return NotImplemented
     rows, _, _ = _attend(query, key, value, is_causal, attn_bias, scale)
@@ -236,7 +248,7 @@ def encoder_layer(
 ) -> Any:
     """``nn.TransformerEncoderLayer`` in inference, which torch runs as one operator.
 
-    On other devices than the CPU its GELU is another one.
+    Devices other than the CPU are declined: torch uses another GELU there.
     """
     if x.device.type != "cpu":
         return NotImplemented
@@ -281,9 +293,9 @@ def self_attention(
     average_attn_weights: bool = True,
     mask_type: int | None = None,
 ) -> Any:
-    """``nn.MultiheadAttention`` over one tensor in inference, the heads' weights if wanted.
+    """``nn.MultiheadAttention`` over one tensor in inference, and its weights if requested.
 
-    Unlike attention elsewhere, a row that is masked everywhere gives NaN.
+    A row that is masked everywhere gives NaN here, as in eager; other attention gives zeros.
     """
     if not (query is key and key is value):
         return NotImplemented
@@ -305,11 +317,11 @@ def self_attention(
 
 
 _OF_KEYS = 1
-"""The kind of mask that is (batch, keys); the others can be spread over the scores."""
+"""The kind of mask with shape (batch, keys); other masks can be broadcast to the scores."""
 
 
 def _hidden(mask: torch.Tensor, kind: int | None) -> torch.Tensor:
-    """What a mask hides: where it is not zero, also where it holds numbers to be added."""
+    """True where a mask hides a score: where it is true, or a number other than zero."""
     hidden = mask if mask.dtype is torch.bool else mask != 0
     return hidden[:, None, None] if kind == _OF_KEYS else hidden
 
@@ -322,12 +334,16 @@ def _attend(
     attn_mask: torch.Tensor | None,
     scale: float | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """The result, the scores, and one for each row that sees something; ``None`` if all do."""
+    """The result, the scores, and which rows see a key.
+
+    The last is 1 for such a row, else 0, in the dtype of the query; ``None`` without a mask.
+    """
     if attn_mask is None:
         scores = _scores(query, key, is_causal, None, scale)
         return torch.matmul(torch.softmax(scores, -1), value), scores, None
-    # On the mask, which is often the same in every layer, and on weights that are not negative: a
-    # choice on the result is slow (Where), a factor there would make negative zeros.
+    # The masked rows are handled in the mask, which is often the same in every layer, and in the
+    # weights, which are never negative. In the result, a Where would be slow, and a factor would
+    # make negative zeros.
     sees = (attn_mask != -math.inf).any(-1, keepdim=True)
     scores = _scores(query, key, is_causal, torch.where(sees, attn_mask, 0.0), scale)
     seen = sees.to(query.dtype)
@@ -335,13 +351,13 @@ def _attend(
 
 
 def laid_out_as(rows: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
-    """The result of attention in the layout that torch's kernel gives it: that of the query."""
+    """The result of attention in the memory layout of the query, as torch's kernel gives it."""
     inside = _torch.symbols.usual(query.stride(1)) < _torch.symbols.usual(query.stride(2))
     return _heads_inside(rows) if inside else rows.contiguous()
 
 
 def _heads_inside(x: torch.Tensor) -> torch.Tensor:
-    """(batch, heads, length, size), with the heads of a position side by side in memory."""
+    """A copy of shape (batch, heads, length, size), stored as (batch, length, heads, size)."""
     return x.transpose(1, 2).clone(memory_format=torch.contiguous_format).transpose(1, 2)
 
 

@@ -24,7 +24,7 @@ def entries() -> Operators:
 
 
 class Geometry(NamedTuple):
-    """How a kernel moves over the input: a number a dimension, and how the channels are divided."""
+    """How a kernel moves over the input: one number per dimension each, and the groups."""
 
     stride: Sequence[int]
     padding: Sequence[int]
@@ -33,13 +33,13 @@ class Geometry(NamedTuple):
 
 
 _MOST_TAPS = 64
-"""Beyond so many positions of a kernel one product each makes too large a graph."""
+"""The most kernel positions that get a product each; more would make too large a graph."""
 
 _FEW_CHANNELS = 4
-"""Up to so many channels, as of an image, a product for each position is too small to be quick."""
+"""Up to this number of channels, as in an image, one product per kernel position is slow."""
 
 _FEW_PATCHES = 256
-"""Up to so many places of a kernel an image, what it saw of all images is multiplied at once."""
+"""Up to this number of output positions per image, one product over all patches is used."""
 
 
 def convolution_backward(
@@ -55,12 +55,24 @@ def convolution_backward(
     groups: int,
     output_mask: Sequence[bool],
 ) -> Any:
-    """Gradients of input, weight and bias of ``aten.convolution``; those not asked for are None.
+    """Gradients of input, weight and bias of ``aten.convolution``; those not requested are None.
 
-    ``x`` is (batch, channels in, *sizes); weight (out, in / groups, *kernel), or (in, out / groups,
-    *kernel) where ``transposed``. Where a kernel moves by more than one, all sizes but that of the
-    batch have to be known: what it leaves over is an attribute in ONNX. Of no elements there is
-    nothing to compute.
+    If a stride is more than one, all sizes but that of the batch have to be known, because the
+    output padding of a transposed convolution is an attribute in ONNX. Calls with tensors that may
+    be empty are declined.
+
+    Args:
+        grad: The gradient of the output: (batch, out, *output sizes).
+        x: The input: (batch, in, *sizes).
+        weight: (out, in / groups, *kernel), or (in, out / groups, *kernel) if ``transposed``.
+        bias_sizes: Not used.
+        stride: One number per dimension, or one for all; so are padding and dilation.
+        padding: See stride.
+        dilation: See stride.
+        transposed: True for a transposed convolution.
+        output_padding: Not used: the sizes of ``grad`` include it.
+        groups: The number of groups of channels.
+        output_mask: Which of the three gradients are requested.
     """
     dims = x.dim() - 2
     stride, padding, dilation = (of_length(each, dims) for each in (stride, padding, dilation))
@@ -72,7 +84,7 @@ def convolution_backward(
     grad_x = grad_weight = grad_bias = None
     if output_mask[0] and transposed:
         grad_x = torch.convolution(grad, weight, None, *moves, False, zero, groups)
-        if grad_x.shape != x.shape:  # an output padding of a stride or more adds to it
+        if grad_x.shape != x.shape:  # an output padding of a stride or more makes it larger
             for dim, size in enumerate(x.shape[2:]):
                 grad_x = grad_x.narrow(dim + 2, 0, size)
             grad_x = grad_x.clone()
@@ -92,7 +104,7 @@ def _are_known(x: torch.Tensor, grad: torch.Tensor) -> bool:
 
 
 def of_length(values: Sequence[int], dims: int) -> list[int]:
-    """A number a dimension, of which one may stand for all."""
+    """One number per dimension; a single one is repeated for all dimensions."""
     return list(values) if len(values) == dims else list(values) * dims
 
 
@@ -102,7 +114,7 @@ def _output_padding(
     weight: torch.Tensor,
     geometry: Geometry,
 ) -> list[int]:
-    """What the transposed convolution would fall short of the input's size."""
+    """The output padding that makes the transposed convolution as large as the input."""
     sizes = zip(x.shape[2:], grad.shape[2:], weight.shape[2:], strict=True)
     return [
         size - ((out - 1) * s - 2 * p + d * (kernel - 1) + 1)
@@ -116,7 +128,7 @@ def _weight_gradient(
     weight: torch.Tensor,
     geometry: Geometry,
 ) -> torch.Tensor:
-    """Whichever of four ways to compute it suits the shapes."""
+    """The gradient of the weight, computed in one of four ways, by the shapes."""
     kernel = list(weight.shape[2:])
     stride, padding, dilation, groups = geometry
     apart = kernel == list(stride) and not any(padding) and all(d == 1 for d in dilation)
@@ -140,10 +152,10 @@ def _by_taps(
     weight: torch.Tensor,
     geometry: Geometry,
 ) -> torch.Tensor:
-    """One matrix product for each position of the kernel, over what it saw of the input."""
+    """One matrix product per kernel position, with the input elements that it is applied to."""
     batch, groups = x.shape[0], geometry.groups
     outputs, inputs = grad.shape[1] // groups, x.shape[1] // groups
-    positions = math.prod(grad.shape[2:])  # said, not inferred: of symbols that would be a division
+    positions = math.prod(grad.shape[2:])  # given, because inferring it would divide symbols
     errors = grad.reshape(batch * groups, outputs, positions)
     taps = []
     for seen in _seen(x, grad, weight, geometry):
@@ -155,7 +167,7 @@ def _by_taps(
 def _seen(
     x: torch.Tensor, grad: torch.Tensor, weight: torch.Tensor, geometry: Geometry
 ) -> list[torch.Tensor]:
-    """What each position of the kernel saw of the input, by the rows of the kernel: views."""
+    """For each kernel position, in row-major order, a view of the input that it is applied to."""
     stride, padding, dilation, _ = geometry
     seen = [torch.nn.functional.pad(x, [p for p in reversed(padding) for _ in range(2)])]
     for dim, (positions, size) in enumerate(zip(weight.shape[2:], grad.shape[2:], strict=True)):
@@ -171,7 +183,7 @@ def _seen(
 def _by_overlapping_patches(
     x: torch.Tensor, grad: torch.Tensor, weight: torch.Tensor, geometry: Geometry
 ) -> torch.Tensor:
-    """One product over all that the kernel saw of all images; needs that much memory."""
+    """One matrix product over all patches of all images; it needs memory for all patches."""
     channels_first = x.transpose(0, 1)
     seen = torch.stack(_seen(channels_first, grad, weight, geometry), 1)
     places = grad.shape[0] * math.prod(grad.shape[2:])
@@ -181,7 +193,7 @@ def _by_overlapping_patches(
 
 
 def _by_patches(x: torch.Tensor, grad: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """One product where the kernel moves by its own size, as over the patches of an image."""
+    """One matrix product, for a stride equal to the kernel size: patches do not overlap."""
     dims = x.dim() - 2
     sizes, kernel = grad.shape[2:], weight.shape[2:]
     for dim in range(dims):
@@ -200,7 +212,7 @@ def _by_convolution(
     weight: torch.Tensor,
     geometry: Geometry,
 ) -> torch.Tensor:
-    """The input convolved with the errors, batch and channels changing places."""
+    """A convolution of the input with the gradient, in which batch and channels are swapped."""
     stride, padding, dilation, groups = geometry
     batch, sizes = x.shape[0], x.shape[2:]
     per_group = x.shape[1] // groups

@@ -1,4 +1,4 @@
-"""Tensors made of numbers alone."""
+"""Operators that create tensors from numbers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def entries() -> Operators:
         aten.full_like.default: Operator(full_like),
         aten.new_full.default: Operator(new_full),
         aten._efficientzerotensor.default: Operator(torch.zeros),
-        # Their decomposition calls an operator on the literal itself, which fake mode refuses.
+        # Their decomposition calls an operator on the real constant, which fake mode refuses.
         aten.lift_fresh.default: Operator(stays, or_whole=True),
         aten.lift.default: Operator(stays, or_whole=True),
         aten.arange: Operator(unsupported=(fractional_range, far_range)),
@@ -47,7 +47,10 @@ def entries() -> Operators:
 
 
 def between_floats(operator: Any, *args: Any, **kwargs: Any) -> Any:
-    """Torch's own, which rounds otherwise to what is between integers (2.13)."""
+    """Torch's own decomposition of ``linspace``, for floats only.
+
+    For integers torch 2.13 rounds differently in it than in eager.
+    """
     dtype = kwargs.get("dtype") or torch.get_default_dtype()
     if not dtype.is_floating_point:
         return NotImplemented
@@ -55,7 +58,7 @@ def between_floats(operator: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def full_like(x: torch.Tensor, value: Any, *, dtype: Any = None, **others: Any) -> Any:
-    """A constant that torch makes, where float32 could not hold it."""
+    """``aten.full_like`` in float64 as ``torch.full``; float32 might not hold the value."""
     dtype = dtype or x.dtype
     plain = _torch.tensors.is_row_major(x) and others.get("memory_format") in (
         None,
@@ -67,7 +70,7 @@ def full_like(x: torch.Tensor, value: Any, *, dtype: Any = None, **others: Any) 
 
 
 def new_full(x: torch.Tensor, size: Sequence[int], value: Any, **others: Any) -> Any:
-    """A constant that torch makes, where float32 could not hold it."""
+    """``aten.new_full`` in float64 as ``torch.full``; float32 might not hold the value."""
     dtype = others.get("dtype") or x.dtype
     if dtype is not torch.float64:
         return NotImplemented
@@ -75,17 +78,20 @@ def new_full(x: torch.Tensor, size: Sequence[int], value: Any, **others: Any) ->
 
 
 _EXACT = 2**24
-"""Up to which integers are exact in float32."""
+"""All integers up to this one are exact in float32."""
 
 
 def fractional_range(node: torch.fx.Node) -> str | None:
-    """Where the bounds or the step are fractions."""
+    """Why a range must not be translated: a bound or the step is a fraction."""
     is_fraction = any(isinstance(v, float) and not v.is_integer() for v in node.args)
     return "the number of steps is rounded otherwise" if is_fraction else None
 
 
 def far_range(node: torch.fx.Node) -> str | None:
-    """The translation counts all but int64 in float32."""
+    """Why a range must not be translated: float32 does not hold its numbers exactly.
+
+    The translation computes all ranges but those of int64 in float32.
+    """
     far = any(isinstance(v, int | float) and abs(v) > _EXACT for v in node.args)
     is_long = next(tensors_of(node)).dtype is torch.int64
     return "it is counted in float32" if far and not is_long else None

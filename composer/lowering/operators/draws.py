@@ -1,7 +1,7 @@
-"""Random operators, written so that what they draw waits for nothing that is computed.
+"""Random operators, written so that the draw itself reads no computed tensor.
 
-They stay torch's, so where one reads a tensor, if only for its size, the graph is cut before it:
-a forward of BERT once for each dropout.
+Torch runs the random operators; engines do not. If one reads a tensor, even only for its size, the
+graph is cut before it. The forward of BERT would be cut once for each dropout.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ def entries() -> Operators:
 
 
 def dropout(x: torch.Tensor, p: float, train: bool | None) -> Any:
-    """The mask, and ``x`` taken times it.
+    """Dropout as a mask that is drawn without ``x``, and a product of ``x`` with it.
 
-    In another order of memory the order in which numbers are drawn is the processor's affair, and
-    only this operator draws a mask as eager does: from memory as it is, of which nothing is read.
-    That call says ``None``, which is as good as true, and so stays whole.
+    If ``x`` is not in row-major order, the order in which numbers are drawn depends on the
+    processor. Only ``native_dropout`` itself then draws the same mask as eager. It is called on
+    uninitialized memory, whose values are not used. This inner call passes ``train=None``, which
+    torch treats as true; this function leaves such a call as it is.
     """
     if not train or p == 0 or not _is_known(x):
         return NotImplemented
@@ -59,31 +60,35 @@ def rrelu(
     training: bool = False,
     generator: Any = None,
 ) -> Any:
-    """Outside of training nothing is drawn: the slope is that in the middle."""
+    """``rrelu`` outside of training: a leaky ReLU with the mean slope, and no draw."""
     return NotImplemented if training else (aten.leaky_relu(x, (lower + upper) / 2), noise)
 
 
 def new_empty(x: torch.Tensor, size: Any, **given: Any) -> torch.Tensor:
-    """Memory to draw into, as for whole examples that are dropped."""
+    """``aten.new_empty`` as ``aten.empty``, which does not read ``x``.
+
+    Stochastic depth, for example, draws into such memory.
+    """
     result: torch.Tensor = aten.empty.memory_format(size, **_options(x, given))
     return result
 
 
 def new_empty_strided(x: torch.Tensor, size: Any, stride: Any, **given: Any) -> Any:
-    """The same where it lies row by row, as what autograd copies the gradient of a slice to.
+    """``aten.new_empty_strided`` as ``aten.empty``, if the strides are row-major.
 
-    Strides that are symbols are compared as text, which adds no guard.
+    Autograd copies the gradient of a slice into such memory. Symbolic strides are compared as text,
+    which adds no guard.
     """
     made = new_empty(x, size, **given)
     return made if list(map(str, made.stride())) == list(map(str, stride)) else NotImplemented
 
 
 def _sized_as(make: Callable[..., Any], fill: Callable[..., Any]) -> Callable[..., Any]:
-    """New tensors with the sizes, dtype, device and order of memory of another.
+    """A decomposition that makes a tensor with the sizes, dtype, device and strides of another.
 
     Args:
-        make: Makes one in the usual order, of bounds and sizes.
-        fill: Makes one of memory in another order, and of bounds.
+        make: Makes a row-major tensor; called with the bounds, the sizes and the options.
+        fill: Fills memory in another order; called with that memory and the bounds.
     """
 
     def make_like(x: torch.Tensor, *bounds: Any, memory_format: Any = None, **given: Any) -> Any:
@@ -103,12 +108,12 @@ def _as_it_is(memory: torch.Tensor) -> torch.Tensor:
 
 
 def _nameless(memory: torch.Tensor, low: int, high: int) -> Any:
-    """The operator is ``aten.random.from``, which is no name in the code of a graph."""
+    """Decline: the code of a graph cannot name ``aten.random.from``, as ``from`` is a keyword."""
     return NotImplemented
 
 
 def _permuted_empty(x: torch.Tensor, **given: Any) -> torch.Tensor:
-    """Memory to draw into, in the order that a new tensor like ``x`` has."""
+    """Uninitialized memory with the order of dimensions that a new tensor like ``x`` has."""
     made: torch.Tensor = aten.empty_permuted.default(
         x.shape, _torch.tensors.order_of_memory(x), **_options(x, given)
     )
@@ -116,14 +121,14 @@ def _permuted_empty(x: torch.Tensor, **given: Any) -> torch.Tensor:
 
 
 def _is_known(x: torch.Tensor) -> bool:
-    """Whether its place in memory is known; or else it lies in the usual order."""
+    """True if ``x`` is row-major, or no size or stride of it depends on data."""
     return _torch.tensors.is_row_major(x) or not any(
         map(_torch.symbols.is_unbacked, (*x.shape, *x.stride()))
     )
 
 
 def _is_drawn_by_rows(x: torch.Tensor) -> bool:
-    """Whether a new tensor like ``x`` lies in the usual order; ``x`` may have gaps, or repeat."""
+    """True if a new tensor like ``x`` is row-major; ``x`` may have gaps or repeat elements."""
     if _torch.tensors.is_row_major(x):
         return True
     pairs = zip(x.shape, x.stride(), strict=True)

@@ -1,6 +1,6 @@
-"""Elementwise functions written out: what has no translation, or one that is wrong at the edges.
+"""Decompositions of elementwise functions whose translation is missing or wrong at the edges.
 
-Written for what eager gives at zeros of both signs, infinities and NaN.
+They give the same results as eager for zeros of both signs, infinities and NaN.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def entries() -> Operators:
         aten.floor.default: Operator(whole),
         aten.ceil.default: Operator(whole),
         aten.round.default: Operator(whole),
-        # The exporter's translation is one function, whose sigmoid nobody sees.
+        # The exporter's translation is one ONNX function, which hides its sigmoid.
         aten.glu.default: Operator(_torch.operators.decomposition_of(aten.glu.default)),
         aten.atan2: Operator(unsupported=(always("zeros lose their sign"),)),
         aten.logaddexp: Operator(unsupported=(always("it overflows"),)),
@@ -87,34 +87,37 @@ def _written_out() -> Operators:
 
 
 def is_infinite(x: torch.Tensor, infinity: float) -> Any:
-    """By comparing: torchlib casts float64 to float32 first, where large numbers are infinite."""
+    """True where ``x`` equals the infinity.
+
+    Torchlib first casts float64 to float32, in which large numbers become infinite.
+    """
     return x == infinity if x.dtype.is_floating_point else NotImplemented
 
 
 def leaky_relu(x: torch.Tensor, negative_slope: float = 0.01) -> torch.Tensor:
-    """A factor for each side: a zero keeps its sign."""
+    """``aten.leaky_relu`` as a product with one or the slope, so that a zero keeps its sign."""
     return x * torch.where(x > 0, x.new_ones(()), negative_slope)
 
 
 def celu(x: torch.Tensor, alpha: float = 1.0) -> Any:
-    """As eager does it; the translation of ``elu`` scales what is positive as well."""
+    """``aten.celu``, written out because its translation also scales positive numbers."""
     return torch.where(x > 0, x, alpha * torch.expm1(x / alpha))
 
 
 def signum(x: torch.Tensor) -> Any:
-    """Plus or minus one, or zero; of NaN zero, too."""
+    """``aten.sign``: one, minus one or zero; zero for NaN."""
     if x.dtype is torch.bool or not x.dtype.is_signed:
         return NotImplemented
     return (x > 0).to(x.dtype) - (x < 0).to(x.dtype)
 
 
 def signbit(x: torch.Tensor) -> Any:
-    """Of a zero, too."""
+    """``aten.signbit`` of floats, also right for a negative zero."""
     return is_negative(x) if x.dtype.is_floating_point else NotImplemented
 
 
 def trunc(x: torch.Tensor) -> Any:
-    """The sign stays that of the number when it becomes zero."""
+    """``aten.trunc``; a result of zero keeps the sign of the number."""
     return _trunc(x) if x.dtype.is_floating_point else x.clone()
 
 
@@ -124,47 +127,54 @@ def _trunc(x: torch.Tensor) -> Any:
 
 
 def whole(x: torch.Tensor) -> Any:
-    """Rounding of an integer, which does nothing."""
+    """A copy of a tensor of integers, which rounding does not change."""
     return NotImplemented if x.dtype.is_floating_point else x.clone()
 
 
 def times_size(x: torch.Tensor, number: Any) -> Any:
-    """A number that is not known: the translation of this overload reads its value."""
+    """``aten.mul.Scalar`` with a symbol, as ``aten.mul.Tensor``.
+
+    The translation of the overload for scalars needs the value of the number.
+    """
     return aten.mul.Tensor(x, number) if is_symbol(number) else NotImplemented
 
 
 def less_than_number(x: torch.Tensor, number: Any, alpha: Any = 1) -> Any:
-    """An integer taken from a float: the exporter promotes no operand behind a number."""
+    """``aten.rsub.Scalar`` of an integer tensor and a float, with the tensor cast first.
+
+    The exporter does not promote an operand that follows a number.
+    """
     dtype = torch.result_type(x, number)
     return NotImplemented if x.dtype is dtype else aten.rsub.Scalar(x.to(dtype), number, alpha)
 
 
 def multiply_add(a: torch.Tensor, b: Any, c: torch.Tensor) -> Any:
-    """Rounded in between, as by eager."""
+    """A product and a sum, with the product rounded, as in eager."""
     return a * b + c
 
 
 @of_floats
 def heaviside(x: torch.Tensor, at_zero: torch.Tensor) -> Any:
-    """A step; NaN lies before it."""
+    """``aten.heaviside``: zero, ``at_zero`` or one; zero for NaN."""
     return _select(x == 0, at_zero, (x > 0).to(x.dtype))
 
 
 @of_floats
 def xlogy(x: torch.Tensor, y: torch.Tensor) -> Any:
-    """``x * log(y)``; zero where ``x`` is, unless ``y`` is NaN."""
+    """``x * log(y)``; zero where ``x`` is zero and ``y`` is not NaN."""
     return torch.where((x == 0) & (y == y), 0.0, x * torch.log(y))
 
 
 def power(x: torch.Tensor, exponent: Any) -> Any:
-    """Roots, of which eager makes roots as well: that of minus infinity is NaN.
+    """``aten.pow`` with the exponents 0.5 and -0.5 as roots, as in eager, or with a symbol.
 
-    In float16 it makes powers of them on the CPU.
+    The root of minus infinity is NaN, where the power is not. In float16 on the CPU eager computes
+    a power, so that is declined.
     """
     has_powers = x.dtype is torch.float16 and x.device.type == "cpu"
     if has_powers or not x.dtype.is_floating_point:
         return NotImplemented
-    if isinstance(exponent, torch.SymInt):  # the exporter takes numbers that are known
+    if isinstance(exponent, torch.SymInt):  # the exporter supports only known numbers
         return torch.pow(x, held(exponent, x))
     if abs(exponent) != 0.5:
         return NotImplemented
@@ -172,7 +182,10 @@ def power(x: torch.Tensor, exponent: Any) -> Any:
 
 
 def logarithm(base: int, x: torch.Tensor) -> Any:
-    """Exact for powers of the base, on the CPU: engines for GPUs have no float64."""
+    """A logarithm that is exact for powers of the base, as it is computed in float64.
+
+    It is declined on other devices than the CPU: engines for GPUs have no float64.
+    """
     return _logarithm(base, x) if x.device.type == "cpu" else NotImplemented
 
 
@@ -182,7 +195,7 @@ def _logarithm(base: int, x: torch.Tensor) -> Any:
 
 
 def logit(x: torch.Tensor, eps: float | None = None) -> Any:
-    """NaN stays NaN between bounds, too."""
+    """``aten.logit`` with ``eps``; NaN stays NaN."""
     if eps is None or not x.dtype.is_floating_point:
         return NotImplemented
     inner = torch.clamp(x, eps, 1 - eps)
@@ -191,14 +204,17 @@ def logit(x: torch.Tensor, eps: float | None = None) -> Any:
 
 @of_floats
 def angle(x: torch.Tensor) -> Any:
-    """Of a real number: zero, or half a turn; NaN of NaN."""
+    """``aten.angle`` of real numbers: zero, or pi if negative; NaN for NaN."""
     half_turn = torch.full((), math.pi, dtype=x.dtype, device=x.device)
     return torch.where(x != x, x, torch.where(x < 0, half_turn, 0.0))
 
 
 @of_floats
 def log1p(x: torch.Tensor) -> Any:
-    """Kahan's: torchlib's ``log(x + 1)`` loses every ``x`` that is small."""
+    """``log(1 + x)`` by Kahan's method.
+
+    Torchlib's ``log(x + 1)`` loses the digits of a small ``x``.
+    """
     y = x + 1
     exact = (y == 1) | (y == math.inf)
     return x * torch.where(exact, 1, torch.log(y) / (y - 1))
@@ -206,9 +222,12 @@ def log1p(x: torch.Tensor) -> Any:
 
 @of_floats
 def expm1(x: torch.Tensor) -> Any:
-    """Kahan's: torchlib's ``exp(x) - 1`` loses every ``x`` that is small."""
+    """``exp(x) - 1`` by Kahan's method.
+
+    Torchlib's ``exp(x) - 1`` loses the digits of a small ``x``.
+    """
     y = torch.exp(x)
-    x = torch.clamp(x, -800, 800)  # so that the infinities, too, can be divided by
+    x = torch.clamp(x, -800, 800)  # so that infinities do not give NaN in the division
     slope = (y - 1) / torch.where(torch.abs(x) < 1, torch.log(y), x)
     return x * torch.where(y == 1, 1, slope)
 
@@ -226,13 +245,13 @@ def logaddexp2(a: torch.Tensor, b: torch.Tensor) -> Any:
 
 
 def _distance(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Zero, not NaN, between equal infinities."""
+    """The absolute difference; zero, not NaN, for two equal infinities."""
     return torch.where(a == b, 0, torch.abs(a - b))
 
 
 @of_floats
 def atan2(y: torch.Tensor, x: torch.Tensor) -> Any:
-    """The angle of (x, y), from that in the first octant."""
+    """The angle of the vector (x, y), computed from an angle in the first octant."""
     wide, high = torch.abs(x), torch.abs(y)
     steep = high > wide
     ratio = torch.where(steep, wide / high, high / wide)
@@ -256,13 +275,13 @@ def copysign_of_number(a: torch.Tensor, b: float) -> Any:
 
 @of_floats
 def fmax(a: torch.Tensor, b: torch.Tensor) -> Any:
-    """The larger; of a number and NaN, the number."""
+    """The larger one; if one is NaN, the other."""
     return _select((a >= b) | torch.isnan(b), a, b)
 
 
 @of_floats
 def fmin(a: torch.Tensor, b: torch.Tensor) -> Any:
-    """The smaller; of a number and NaN, the number."""
+    """The smaller one; if one is NaN, the other."""
     return _select((a <= b) | torch.isnan(b), a, b)
 
 
@@ -273,7 +292,7 @@ def _select(first: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tens
 
 @of_floats
 def hypot(a: torch.Tensor, b: torch.Tensor) -> Any:
-    """The length of (a, b), infinite if one of them is, even beside NaN."""
+    """The length of the vector (a, b); infinite if one is infinite, even if the other is NaN."""
     a, b = torch.abs(a), torch.abs(b)
     longer, shorter = torch.where(a > b, a, b), torch.where(a > b, b, a)
     ratio = shorter / longer

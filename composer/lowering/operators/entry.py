@@ -1,7 +1,7 @@
-"""The entry of one operator: all that composer knows of it beyond what the exporter does.
+"""The entry of one operator: what composer knows about it in addition to the exporter.
 
-Every module of this package has the entries of one family of operators. An engine has entries of
-its own for what is true of its kernels alone: they stand in its package, and go first.
+Every module of this package has the entries of one family of operators. The package of an engine
+may have more entries, for properties of that engine's kernels. These take precedence.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from composer.graphs.nodes import tensors_of
 
 Function = Callable[..., Any]
 Rule = Callable[[torch.fx.Node], str | None]
-"""Says why a call must not be translated to ONNX; ``None`` if this rule knows of no reason."""
+"""Returns why a call must not be translated to ONNX; ``None`` if this rule does not forbid it."""
 
 MOST_ADDED = 2**22
-"""Elements of a tensor that eager does not make."""
+"""The most elements that a decomposition may give to a tensor that eager does not make."""
 
 WIDE = (torch.float32, torch.float64)
-"""Dtypes that torch computes in as they are; halves it may widen in between."""
+"""Dtypes in which torch computes without widening; it may widen half precision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +31,14 @@ class Operator:
     """What composer knows of one operator.
 
     Attributes:
-        decompose: Has the operator's signature, and writes a call out in other operators. It
-            returns ``NotImplemented`` for a call that it leaves to the next entry: to composer's
-            behind an engine's, to the exporter's decomposition behind composer's.
-        or_whole: Such a call is left as it is instead.
-        in_training: Stands in the place of ``decompose`` where a backward will be made.
-        translate: The function that emits ONNX nodes for a call, in the place of the exporter's:
-            ``"module:function"`` of :mod:`composer.lowering.operators.translations`.
-        unsupported: Why a call must not be translated, though there is a translation.
+        decompose: A function with the operator's signature that writes a call as other operators.
+            It returns ``NotImplemented`` for a call that it declines. Then the next decomposition
+            is asked: composer's after an engine's, the exporter's after composer's.
+        or_whole: True if a declined call stays as it is; the next decomposition is not asked.
+        in_training: Used instead of ``decompose`` if a backward will be made.
+        translate: The function that emits ONNX nodes for a call, used instead of the exporter's:
+            ``"module:function"`` in :mod:`composer.lowering.operators.translations`.
+        unsupported: Rules for calls that must not be translated although a translation exists.
     """
 
     decompose: Function | None = None
@@ -49,30 +49,30 @@ class Operator:
 
 
 Operators = Mapping[Any, Operator]
-"""Entries by operator. One of a packet, as ``aten.max``, holds for all of its overloads."""
+"""Entries by operator. The entry of a packet, such as ``aten.max``, holds for all its overloads."""
 
 
 def stays(*args: Any, **kwargs: Any) -> Any:
-    """Leave every call to the next entry."""
+    """A decomposition that declines every call, which leaves it to the next entry."""
     return NotImplemented
 
 
 def always(why: str) -> Rule:
-    """The rule that no call may be translated."""
+    """The rule that no call of the operator may be translated."""
     return lambda node: why
 
 
 def of_integers(why: str) -> Rule:
-    """The rule that no call may be translated that gives integers."""
+    """The rule that a call must not be translated if its results are integers."""
     return lambda node: why if all(map(is_integral, tensors_of(node))) else None
 
 
 def operands_of(node: torch.fx.Node) -> Iterator[torch.Tensor]:
-    """The fake tensors that a call is given."""
+    """The fake tensors that are the operands of a call."""
     for source in node.all_input_nodes:
         yield from tensors_of(source)
 
 
 def is_integral(value: torch.Tensor) -> bool:
-    """Whether it holds integers; truth values are none."""
+    """True for a tensor of integers; booleans are not integers here."""
     return not value.dtype.is_floating_point and value.dtype is not torch.bool

@@ -1,10 +1,12 @@
-"""ONNX Runtime's own fused operators (domain ``com.microsoft``), for engines that have them.
+"""ONNX Runtime's fused operators (domain ``com.microsoft``), for engines that support them.
 
-In ONNX's standard operators attention and GELU are many nodes, and ONNX Runtime's optimizer does
-not recognise them in the form that the exporter gives them. In a graph each is one operator of
-composer's, which torch can run, too, and which is translated to one node. The entries of
-:func:`fusions` make it, or return ``NotImplemented`` where it would not mean the same. So nothing
-has to be matched afterwards, and the graph gets smaller before it is translated.
+In standard ONNX, attention and GELU are many nodes each. ONNX Runtime's optimizer does not
+recognise them in the form that the exporter gives them. So composer defines one operator for each.
+Torch can run it, and it is translated to one ONNX node.
+
+The entries of :func:`fusions` replace ATen's operators by these, or return ``NotImplemented`` where
+the result would differ. No pattern has to be matched in the ONNX graph, and the graph gets smaller
+before it is translated.
 """
 
 from __future__ import annotations
@@ -25,14 +27,17 @@ aten = torch.ops.aten
 def _attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, heads: int, scale: float
 ) -> torch.Tensor:
-    """Shapes are (batch, length, heads * size)."""
+    """``composer.attention`` for the CPU; shapes are (batch, length, heads * size)."""
     q, k, v = (_apart(each, heads) for each in (query, key, value))
     rows = functional.scaled_dot_product_attention(q, k, v, scale=scale)
     return rows.transpose(1, 2).flatten(2)
 
 
 def _apart(x: torch.Tensor, heads: int) -> torch.Tensor:
-    """(batch, heads, length, size); the size is said, since of no elements it cannot be told."""
+    """``x`` as a view of shape (batch, heads, length, size).
+
+    The size is given, because torch cannot infer it for a tensor without elements.
+    """
     return x.view(*x.shape[:2], heads, x.shape[-1] // heads).transpose(1, 2)
 
 
@@ -42,7 +47,7 @@ def _like_attention(
     return query.new_empty(*query.shape[:2], value.shape[-1])
 
 
-_library = cast(Any, torch.library.Library)("composer", "DEF")  # defined as long as this is there
+_library = cast(Any, torch.library.Library)("composer", "DEF")  # the operators live as long as this
 _library.define("gelu(Tensor x) -> Tensor")
 _library.define(
     "attention(Tensor query, Tensor key, Tensor value, int heads, float scale) -> Tensor"
@@ -53,10 +58,10 @@ _library.impl("attention", _attention, "CPU")
 _library.impl("attention", _like_attention, "Meta")
 
 gelu = torch.ops.composer.gelu.default
-"""Of contiguous float32, by the error function."""
+"""GELU by the error function, for contiguous float32 tensors."""
 
 attention = torch.ops.composer.attention.default
-"""Without mask; shapes are (batch, length, heads * size)."""
+"""Attention without a mask; shapes are (batch, length, heads * size)."""
 
 
 def entries() -> Operators:
@@ -68,7 +73,7 @@ def entries() -> Operators:
 
 
 def fusions() -> Operators:
-    """Entries for an engine that has these operators, in inference."""
+    """Entries for an engine that supports these operators; they are used in inference only."""
     return {
         aten.gelu.default: Operator(fuse_gelu, in_training=stays),
         aten._scaled_dot_product_flash_attention_for_cpu.default: Operator(
@@ -78,9 +83,9 @@ def fusions() -> Operators:
 
 
 def fuse_gelu(x: torch.Tensor, *, approximate: str = "none") -> Any:
-    """GELU by the error function as one ``Gelu``, not as five operators over the tensor.
+    """GELU by the error function as one ``Gelu`` node, not as five.
 
-    The tanh form is left as it is: ONNX Runtime itself makes a ``FastGelu`` of it.
+    The tanh form is declined: ONNX Runtime itself fuses it into a ``FastGelu``.
     """
     if approximate != "none" or not _plain(x) or not _torch.tensors.is_row_major(x):
         return NotImplemented
@@ -97,12 +102,12 @@ def fuse_attention(
     attn_mask: torch.Tensor | None = None,
     scale: float | None = None,
 ) -> Any:
-    """Attention without a mask as one ``MultiHeadAttention``, whose kernel keeps no scores.
+    """Attention without a mask as one ``MultiHeadAttention``, whose kernel stores no scores.
 
-    Shapes are (batch, heads, length, size), the operator's (batch, length, heads * size). The
-    result is laid out as the query is.
+    Shapes here are (batch, heads, length, size); those of ``composer.attention`` are (batch,
+    length, heads * size). The result has the memory layout of the query.
     """
-    plain = attn_mask is None and not is_causal and not dropout_p and scale != 0  # the usual one
+    plain = attn_mask is None and not is_causal and not dropout_p and scale != 0  # the common case
     if not plain or not all(map(_plain, (query, key, value))):
         return NotImplemented
     batch, heads, length, size = query.shape
@@ -111,7 +116,7 @@ def fuse_attention(
     factor = 1 / math.sqrt(size) if scale is None else scale
     rows = attention(*map(_heads_joined, (query, key, value)), heads, factor)
     result = rows.view(batch, length, heads, value.shape[-1]).transpose(1, 2)
-    # Nobody reads the second result in inference: then it leaves no trace in the graph.
+    # In inference the second result has no users, so its nodes are removed from the graph.
     scores = torch.matmul(query * factor, key.transpose(-2, -1))
     return laid_out_as(result, query), log_sum_exp(scores)
 
@@ -122,6 +127,9 @@ def _heads_joined(x: torch.Tensor) -> torch.Tensor:
 
 
 def _plain(x: torch.Tensor) -> bool:
-    """The kernels are for float32, and nothing is known of them for no elements."""
+    """True for a float32 tensor on the CPU that has elements, or whose sizes are dynamic.
+
+    The kernels support float32 only, and their results for empty tensors are not known.
+    """
     empty = any(isinstance(n, int) and n == 0 for n in x.shape)
     return x.dtype is torch.float32 and x.device.type == "cpu" and not empty

@@ -1,7 +1,8 @@
-"""The strides of what is decomposed: those that the operator itself gives its result.
+"""Decompositions whose results have the strides that the operator itself gives in eager.
 
-Eager's kernels take the order of memory from their operands, each in its own way; a decomposition
-gives that of its last operation. An engine returns its results in the order that the graph tells.
+Eager's kernels derive the strides of a result from their operands, each in its own way. A
+decomposition gives the strides of its last operation instead. An engine returns its results with
+the strides that the graph says, so the decomposition has to restore those of the operator.
 """
 
 from __future__ import annotations
@@ -17,18 +18,19 @@ from composer.lowering.operators.entry import Function, Operator, Operators
 
 
 def lying_as_in_eager(entries: Operators) -> dict[Any, Operator]:
-    """The entries, with results that lie in memory as those of the operators do.
+    """The entries, with decompositions whose results have the strides of the operators' results.
 
-    Torch's fake tensors say how that is.
+    Those strides are found by a call of the operator on torch's fake tensors.
     """
     return {each: _lying(each, entry) for each, entry in entries.items()}
 
 
 def lying_as_operands(entries: Operators) -> dict[Any, Operator]:
-    """The entries of elementwise operators, with results that lie as eager's do.
+    """The entries of elementwise operators, with decompositions whose results have eager's strides.
 
-    Eager's lie as a sum of the operands does. Torch's fake tensors have others for ``copysign`` and
-    ``floor_divide`` (2.13).
+    In eager the strides of such a result are those of a sum of the operands. The operators' fake
+    tensors are not used here: torch 2.13 gives them other strides for ``copysign`` and
+    ``floor_divide``.
     """
     return {each: _lying(_sum, entry) for each, entry in entries.items()}
 
@@ -39,10 +41,10 @@ def _lying(like: Function, entry: Operator) -> Operator:
 
 
 def _laid_out(like: Function, function: Function, *args: Any, **kwargs: Any) -> Any:
-    """What the function returns, in the order of memory of what ``like`` returns.
+    """The result of ``function``, with the order of dimensions in memory of ``like``'s result.
 
-    Only what does not lie row by row is asked about, and no sizes that are symbols: that might set
-    guards.
+    ``like`` is called only if an operand is not contiguous. An operand with symbolic sizes or
+    strides counts as contiguous, because a look at its strides might add guards.
     """
     result = function(*args, **kwargs)
     if result is NotImplemented or all(map(_lies_by_rows, _tensors(args, kwargs))):
@@ -68,7 +70,7 @@ def _lies_by_rows(x: torch.Tensor) -> bool:
 
 
 def _ordered(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """The value with its dimensions in memory in the order of another's."""
+    """The value, copied if needed so that its dimensions have the order of ``like`` in memory."""
     if _order(value) == _order(like):
         return value
     order = _order(like)
@@ -77,7 +79,7 @@ def _ordered(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 def _order(x: torch.Tensor) -> list[int]:
-    """The dimensions of more than one element, the farthest apart in memory first."""
+    """The dimensions of more than one element, by descending stride."""
     strides = x.stride()
     dims = [dim for dim in range(x.dim()) if x.shape[dim] != 1]
     return sorted(dims, key=lambda dim: -strides[dim])

@@ -1,7 +1,7 @@
-"""Operators over lists of tensors, written out as the plain operator for each place of the lists.
+"""Operators over lists of tensors, decomposed into one plain operator per list element.
 
-Optimizers with ``foreach=True`` and ``clip_grad_norm_`` are made of them. Which operators there
-are, and what each does at a place, torch itself says: eager runs the same loops on a CPU.
+Optimizers with ``foreach=True`` and ``clip_grad_norm_`` use them. The list of these operators and
+their loops come from torch: eager runs the same loops on a CPU.
 """
 
 from __future__ import annotations
@@ -25,5 +25,5 @@ def entries() -> Operators:
 
 
 def zero(tensors: Sequence[torch.Tensor]) -> Any:
-    """Zeros; torch's loop writes to copies, which is no functional graph."""
+    """``aten._foreach_zero``; torch's own loop writes in place, so its graph is not functional."""
     return [aten.zero.default(each) for each in tensors]

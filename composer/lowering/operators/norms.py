@@ -1,4 +1,4 @@
-"""Norms by mean and deviation."""
+"""Normalization layers: batch, layer, group and weight norm."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ aten = torch.ops.aten
 
 def entries() -> Operators:
     """The entries of this module."""
-    # Torchlib drops the training flag of these: the exported numbers would be eval's.
+    # Torchlib ignores their training flag, so the results would be those of evaluation.
     training = (
         aten._native_batch_norm_legit_functional.default,
         aten.native_batch_norm.default,
@@ -31,9 +31,10 @@ def entries() -> Operators:
 
 
 def norm(operator: Any, x: torch.Tensor, *given: Any) -> Any:
-    """A norm of halves by weights of float32, as autocast leaves it, computed in float32.
+    """A layer or group norm in half precision with float32 weights, computed in float32.
 
-    On the CPU its mean and deviation are float32, but torch's fake kernel says halves (2.13).
+    Autocast makes such calls. On the CPU their mean and deviation are float32, but the fake kernel
+    of torch 2.13 says half precision.
     """
     wide = any(isinstance(each, torch.Tensor) and each.dtype is torch.float32 for each in given)
     if not wide or x.dtype not in (torch.bfloat16, torch.float16) or x.device.type != "cpu":
@@ -45,7 +46,7 @@ def norm(operator: Any, x: torch.Tensor, *given: Any) -> Any:
 def weight_norm_backward(
     grad: torch.Tensor, v: torch.Tensor, g: torch.Tensor, norms: torch.Tensor, dim: int
 ) -> Any:
-    """Gradients of direction and length of ``g * v / norm(v)``; halves are summed up by torch."""
+    """Gradients of ``v`` and ``g`` in ``g * v / norm(v)``; half precision is left to torch."""
     if v.dtype not in WIDE or v.dim() < 2:
         return NotImplemented
     others = [each for each in range(v.dim()) if each != dim % v.dim()]

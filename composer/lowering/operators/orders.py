@@ -1,4 +1,4 @@
-"""Elements in their order or by their rank, and sums, products and extremes so far."""
+"""Sorting, medians and other ranks, and cumulative sums, products and extremes."""
 
 from __future__ import annotations
 
@@ -46,12 +46,15 @@ def entries() -> Operators:
 def stable_sort(
     x: torch.Tensor, *, stable: bool | None, dim: int = -1, descending: bool = False
 ) -> Any:
-    """ONNX's TopK takes the lower index first among equals: it is stable in both directions."""
+    """A stable sort as an ordinary one.
+
+    ONNX's ``TopK`` puts the lower index first among equals, so it is stable in both directions.
+    """
     return aten.sort.default(x, dim, descending)
 
 
 def median(x: torch.Tensor) -> Any:
-    """The lower median of all elements; NaN if one of them is."""
+    """The lower median of all elements; NaN if an element is NaN."""
     if not x.dtype.is_floating_point or not isinstance(x.numel(), int) or not x.numel():
         return NotImplemented
     flat = x.reshape(-1)
@@ -60,7 +63,10 @@ def median(x: torch.Tensor) -> Any:
 
 
 def median_along(x: torch.Tensor, dim: int, keepdim: bool = False) -> Any:
-    """The lower median, and where it is; of several equal elements eager names any, too."""
+    """The lower median and its index.
+
+    Among equal elements the index may differ from eager's, which is not defined there either.
+    """
     if not x.dim():
         return over_one_element(aten.median.dim, x, dim)
     if not x.dtype.is_floating_point or not isinstance(x.shape[dim], int):
@@ -76,7 +82,10 @@ def median_along(x: torch.Tensor, dim: int, keepdim: bool = False) -> Any:
 
 
 def kthvalue(x: torch.Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Any:
-    """By sorting; of several equal elements eager names any, too."""
+    """``aten.kthvalue`` by sorting.
+
+    Among equal elements the index may differ from eager's, which is not defined there either.
+    """
     if not x.dim() or not x.dtype.is_floating_point:
         return NotImplemented
     values, places = torch.sort(x, dim)
@@ -85,14 +94,17 @@ def kthvalue(x: torch.Tensor, k: int, dim: int = -1, keepdim: bool = False) -> A
 
 
 def nanmedian(x: torch.Tensor) -> Any:
-    """The lower median of what is no NaN."""
+    """The lower median of the elements that are not NaN."""
     if not x.dtype.is_floating_point or not isinstance(x.numel(), int) or not x.numel():
         return NotImplemented
     return nanmedian_along(x.reshape(-1), 0)[0]
 
 
 def nanmedian_along(x: torch.Tensor, dim: int, keepdim: bool = False) -> Any:
-    """The lower median of what is no NaN, and where it is: NaN is sorted to the end."""
+    """The lower median of the elements that are not NaN, and its index.
+
+    NaN is sorted to the end.
+    """
     if not x.dim() or not x.dtype.is_floating_point or x.shape[dim] == 0:
         return NotImplemented
     values, places = torch.sort(x, dim)
@@ -112,7 +124,7 @@ def searchsorted(
     side: str | None = None,
     sorter: torch.Tensor | None = None,
 ) -> Any:
-    """By counting what comes before; NaN comes last."""
+    """``aten.searchsorted`` by counting the elements before each value; NaN comes last."""
     if not ordered.dim() or torch.result_type(ordered, x) is not ordered.dtype:
         return NotImplemented
     number = functools.partial(torch.full, (), dtype=ordered.dtype, device=ordered.device)
@@ -128,14 +140,14 @@ def searchsorted(
 
 
 _LONGEST = 64
-"""Elements along a scanned dimension, each of which becomes a few nodes."""
+"""The most elements along a scanned dimension; each becomes a few nodes."""
 
 _FEW = 256
-"""How many numbers may be added up one after the other in float32."""
+"""The most numbers that are summed one after the other in float32."""
 
 
 def cumsum(x: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Any:
-    """Of many floats in float64, as eager's kernel for the CPU does it."""
+    """``aten.cumsum`` of many floats, computed in float64 as eager's CPU kernel does."""
     dtype = dtype or x.dtype
     if not x.dim() or (isinstance(x.shape[dim], int) and x.shape[dim] <= _FEW):
         return NotImplemented
@@ -145,7 +157,7 @@ def cumsum(x: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) -> An
 
 
 def cumprod(x: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Any:
-    """One product after the other; eager, too, keeps the products of floats in float64."""
+    """``aten.cumprod`` as one product per element; floats are computed in float64, as in eager."""
     if dtype is None:
         dtype = x.dtype if x.dtype.is_floating_point else torch.int64
     wide = torch.float64 if dtype.is_floating_point else dtype
@@ -153,7 +165,7 @@ def cumprod(x: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) -> A
 
 
 def logcumsumexp(x: torch.Tensor, dim: int) -> Any:
-    """One sum after the other, the first to nothing."""
+    """``aten.logcumsumexp`` as one ``logaddexp`` per element; the first is with minus infinity."""
     if not x.dtype.is_floating_point or _torch.symbols.may_be_empty(x):
         return NotImplemented
     if not x.dim():
@@ -177,7 +189,13 @@ def _scanned(
 
 
 def running(is_better: Callable[..., torch.Tensor], x: torch.Tensor, dim: int) -> Any:
-    """The largest, or smallest, so far, and where it is: the last of equals, or of NaN."""
+    """The cumulative maximum or minimum, and its index: of the last one among equals or NaN.
+
+    Args:
+        is_better: ``torch.ge`` for the maximum, ``torch.le`` for the minimum.
+        x: The input.
+        dim: The dimension along which to go.
+    """
     if not x.dim():
         return x.clone(), torch.zeros_like(x, dtype=torch.int64)
     parts = _parts(x, dim)
@@ -193,7 +211,7 @@ def running(is_better: Callable[..., torch.Tensor], x: torch.Tensor, dim: int) -
 
 
 def _parts(x: torch.Tensor, dim: int) -> list[torch.Tensor]:
-    """Slices of one element along ``dim``; none if there are too many, or an unknown number."""
+    """The slices of size one along ``dim``; empty if their number is too large or unknown."""
     size = x.shape[dim]
     if not isinstance(size, int) or not 0 < size <= _LONGEST:
         return []

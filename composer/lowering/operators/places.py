@@ -1,4 +1,4 @@
-"""Elements read from, or put at, places that an index tells."""
+"""Operators that read elements at indices, or write them there."""
 
 from __future__ import annotations
 
@@ -58,14 +58,17 @@ def _put() -> Operators:
 
 
 def _indexed(operator: Any, translate: str = "") -> Operator:
-    """The entry of one whose translation hands indices over as they are."""
+    """The entry of an operator whose translation passes indices on with their own dtype."""
     return Operator(functools.partial(with_long_indices, operator), translate=translate)
 
 
 def with_long_indices(
     operator: Any, x: torch.Tensor, indices: Sequence[torch.Tensor | None], *args: Any, **how: Any
 ) -> Any:
-    """Indices of 32 bits widened; ONNX wants 64. The backward of ``unfold`` has such."""
+    """The call with int32 indices cast to int64, which ONNX requires.
+
+    The backward of ``unfold``, for example, has int32 indices.
+    """
     if not any(each is not None and each.dtype is torch.int32 for each in indices):
         return NotImplemented
     longer = [
@@ -83,7 +86,7 @@ def index_reduce(
     *,
     include_self: bool = True,
 ) -> Any:
-    """The same index for all elements of a slice."""
+    """``aten.index_reduce`` as ``scatter_reduce`` with the index repeated over each slice."""
     if not x.dim():
         how: dict[str, Any] = {"reduce": reduce, "include_self": include_self}
         return over_one_element(aten.index_reduce.default, x, dim, index, source, **how)
@@ -96,7 +99,7 @@ def index_reduce(
 def scatter_part(
     operator: Any, x: torch.Tensor, dim: int, index: torch.Tensor, src: torch.Tensor, **how: Any
 ) -> Any:
-    """Only that part of the source for which there is an index; ONNX wants no other."""
+    """The scatter with the source cut to the shape of the index; ONNX requires equal shapes."""
     if not x.dim():
         return over_one_element(operator, x, dim, index, src, **how)
     static = all(isinstance(size, int) for size in (*index.shape, *src.shape))
@@ -116,7 +119,7 @@ def scatter_reduce(
     *,
     include_self: bool = True,
 ) -> Any:
-    """A mean as a sum over a count."""
+    """``aten.scatter_reduce``; a mean is computed as a sum divided by a count."""
     if reduce != "mean" or not x.dtype.is_floating_point or not x.dim():
         how = {"include_self": include_self}
         operator = functools.partial(aten.scatter_reduce.two, reduce=reduce)
@@ -129,7 +132,7 @@ def scatter_reduce(
 
 
 def scatter(x: torch.Tensor, dim: int, index: torch.Tensor, src: Any, *, reduce: str) -> Any:
-    """The old spelling of ``scatter_add``, and of ``scatter_reduce`` with a product."""
+    """``aten.scatter`` with ``reduce``, as ``scatter_add`` or ``scatter_reduce`` with ``prod``."""
     if not isinstance(src, torch.Tensor):
         src = torch.full_like(index, src, dtype=x.dtype)
     if reduce == "add":
@@ -140,7 +143,7 @@ def scatter(x: torch.Tensor, dim: int, index: torch.Tensor, src: Any, *, reduce:
 def put(
     x: torch.Tensor, index: torch.Tensor, source: torch.Tensor, accumulate: bool = False
 ) -> Any:
-    """``index_put`` into the flat tensor."""
+    """``aten.put`` as ``index_put`` into the flattened tensor."""
     if not x.dim() or not _torch.tensors.is_row_major(x):
         return NotImplemented
     flat = aten.index_put.default(
@@ -150,9 +153,11 @@ def put(
 
 
 def masked_scatter_backward(grad: torch.Tensor, mask: torch.Tensor, sizes: Sequence[int]) -> Any:
-    """Gradient of the source, whose first elements went to the mask's places, in their order.
+    """The gradient of the source of ``masked_scatter``.
 
-    What other places are given is scattered behind the last element, and cut off.
+    The forward puts the first elements of the source, in order, where the mask is true. Here the
+    gradients at these places are scattered back. The gradients at other places are scattered to one
+    extra element at the end, which is cut off.
     """
     if any(map(_torch.symbols.depends_on_data, sizes)):
         return NotImplemented
@@ -164,6 +169,6 @@ def masked_scatter_backward(grad: torch.Tensor, mask: torch.Tensor, sizes: Seque
 
 
 def scatter_mean(node: torch.fx.Node) -> str | None:
-    """The translation computes a mean otherwise."""
+    """Why a mean must not be translated: the translation computes it differently."""
     is_mean = _torch.operators.argument(node, "reduce") == "mean"
     return "the mean is computed otherwise" if is_mean else None

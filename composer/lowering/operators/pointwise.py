@@ -1,4 +1,4 @@
-"""Parts of elementwise functions: the dtype to compute in, signs, numbers as tensors."""
+"""Helpers for elementwise decompositions: the dtype to compute in, signs, numbers as tensors."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ aten = torch.ops.aten
 
 
 def of_floats(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compute in the dtype that eager promotes all to, halves in float32; decline what is no float.
+    """A decorator that casts the operands to the dtype to which eager promotes them.
 
-    Numbers alone, of which ``torch.div(16, 4)`` makes a tensor too, are declined as well.
+    Half precision is computed in float32 and rounded once. Calls with another result than floats
+    are declined, and so are calls with numbers only, such as ``torch.div(16, 4)``.
     """
 
     @functools.wraps(function)
@@ -31,7 +32,7 @@ def of_floats(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _dtype_of(*values: Any) -> torch.dtype | None:
-    """What eager promotes one value, or two, to; ``None`` for numbers alone."""
+    """The dtype to which eager promotes one or two values; ``None`` if all are numbers."""
     if not any(isinstance(each, torch.Tensor) for each in values):
         return None
     first, *rest = (each if isinstance(each, torch.Tensor) else _like(each) for each in values)
@@ -39,12 +40,15 @@ def _dtype_of(*values: Any) -> torch.dtype | None:
 
 
 def _like(number: Any) -> int | float:
-    """Some number of its kind, which may be symbolic."""
+    """A zero of the type of the number, which may be a symbol."""
     return 0.0 if isinstance(number, float | torch.SymFloat) else 0
 
 
 def in_double(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compute in float64 and round once; decline float64, for which the series are too short."""
+    """A decorator that computes in float64 and rounds once.
+
+    Float64 itself is declined: the series here are not exact enough for it.
+    """
 
     @functools.wraps(function)
     def widened(*values: Any) -> Any:
@@ -57,7 +61,10 @@ def in_double(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def of_doubles(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Leave the other dtypes to a translation that holds its numbers in float32."""
+    """A decorator that declines all dtypes but float64.
+
+    The translation of the operator keeps its constants in float32, which is enough for the others.
+    """
 
     @functools.wraps(function)
     def narrowed(x: torch.Tensor, *numbers: float) -> Any:
@@ -67,7 +74,10 @@ def of_doubles(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def held(number: Any, other: Any) -> Any:
-    """A number as a tensor, where the other is one of floats."""
+    """The number as a tensor of the other's dtype, if the other is a tensor of floats.
+
+    Anything else is returned as it is.
+    """
     is_float = isinstance(other, torch.Tensor) and other.dtype.is_floating_point
     if not is_float or isinstance(number, torch.Tensor):
         return number
@@ -75,19 +85,20 @@ def held(number: Any, other: Any) -> Any:
 
 
 def is_symbol(number: Any) -> bool:
-    """Whether a number is not known."""
+    """True if the number is a symbol."""
     return isinstance(number, torch.SymInt | torch.SymFloat)
 
 
 def is_negative(x: torch.Tensor) -> torch.Tensor:
-    """Whether the sign is a minus, that of a zero too; ``False`` for every NaN."""
+    """True where the sign is a minus, also for a negative zero; false for every NaN."""
     return (x < 0) | ((x == 0) & (1 / x < 0))
 
 
 def sign(x: torch.Tensor) -> torch.Tensor:
-    """A factor of plus or minus one.
+    """Minus one where ``x`` is negative or a negative zero, else one.
 
-    ONNX Runtime's ``Where`` (1.32) drops the sign of a zero (microsoft/onnxruntime#32191).
+    A product with it restores the sign of a zero, which ``Where`` of ONNX Runtime 1.32 drops
+    (microsoft/onnxruntime#32191).
     """
     return torch.where(is_negative(x), -1.0, 1.0).to(x.dtype)
 

@@ -25,7 +25,11 @@ def entries() -> Operators:
 
 
 def avg_pool_backward(dims: int) -> Function:
-    """The decomposition that spreads each gradient over its window, of so many dimensions."""
+    """A decomposition that adds each gradient, divided, to all elements of its window.
+
+    Args:
+        dims: The number of pooled dimensions.
+    """
 
     def spread_over_windows(
         grad: torch.Tensor,
@@ -55,7 +59,7 @@ def avg_pool_backward(dims: int) -> Function:
 
 
 def _over_lengths(grad: torch.Tensor, along: Sequence[_Along], *, counted: bool) -> torch.Tensor:
-    """Each gradient by the size of its window, which is smaller at the borders."""
+    """Each gradient divided by the size of its window; windows at the borders are smaller."""
     for dim, each in enumerate(along, -len(along)):
         lengths = each.lengths(counted=counted).to(grad)
         grad = grad / lengths.reshape(-1, *[1] * (-1 - dim))
@@ -63,7 +67,7 @@ def _over_lengths(grad: torch.Tensor, along: Sequence[_Along], *, counted: bool)
 
 
 class _Along(NamedTuple):
-    """How a dimension is pooled: its size, the number of windows, and what each of them is."""
+    """How one dimension is pooled: its size, the number of windows, kernel, stride and padding."""
 
     size: int
     windows: int
@@ -73,11 +77,14 @@ class _Along(NamedTuple):
 
     @property
     def spare(self) -> int:
-        """How much lies between the last window and the end; below zero, how much it has more."""
+        """The distance from the end of the last window to the end of the padded input.
+
+        It is negative if the window goes beyond that end.
+        """
         return self.size - ((self.windows - 1) * self.step - 2 * self.pad + self.kernel)
 
     def lengths(self, *, counted: bool) -> torch.Tensor:
-        """How much of each window is input, or padding if that is ``counted``."""
+        """The number of input elements in each window; with the padding if ``counted``."""
         start = torch.arange(self.windows) * self.step - self.pad
         stop = torch.clamp(start + self.kernel, max=self.size + self.pad)
         if not counted:
@@ -86,10 +93,11 @@ class _Along(NamedTuple):
 
 
 def _spread(planes: torch.Tensor, along: Sequence[_Along]) -> torch.Tensor:
-    """Every number added to all of its window.
+    """The planes in which every number is added to all elements of its window.
 
-    Of a window only what may lie within the input: a kernel as large as all maps that a model is
-    made for (EfficientNet's last) would otherwise be spread out in full for each of them.
+    The kernel is first cut to what can lie within the input. EfficientNet's last kernel, for
+    example, is as large as the largest map that the model is made for, and would otherwise be
+    computed in full for every smaller map.
     """
     along = [each._replace(kernel=min(each.kernel, each.size + each.pad)) for each in along]
     kernel, step, pad = ([each[i] for each in along] for i in (2, 3, 4))
@@ -103,7 +111,7 @@ def _spread(planes: torch.Tensor, along: Sequence[_Along]) -> torch.Tensor:
 
 
 def adaptive_avg_pool_backward(grad: torch.Tensor, x: torch.Tensor) -> Any:
-    """Each gradient repeated over its window, where all windows are of one size."""
+    """Each gradient divided and repeated over its window, if all windows have one size."""
     if not _are_known(grad, x):
         return NotImplemented
     (height, width), (rows, columns) = x.shape[-2:], grad.shape[-2:]

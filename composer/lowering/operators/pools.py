@@ -1,7 +1,7 @@
-"""Pooling, for what ONNX makes of ``ceil_mode``, and what it has no word for.
+"""Pooling and resampling calls that ONNX expresses differently or not at all.
 
-With ``ceil_mode`` torch leaves a window out that begins behind the input and its first padding.
-ONNX Runtime's kernels (1.31) do so too, but its shape inference counts that window.
+With ``ceil_mode`` torch drops a window that begins after the input and its left padding. The
+kernels of ONNX Runtime 1.31 do so too, but its shape inference counts that window.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _in_padding(dims: int, *more: str) -> Rule:
 
 
 _MOST_WINDOWS = 32
-"""Beyond so many in a dimension a mean for each makes too large a graph."""
+"""The most windows per dimension that get a mean each; more would make too large a graph."""
 
 
 def mean_pool(
@@ -69,7 +69,10 @@ def mean_pool(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Any:
-    """A sum over ``divisor_override``, from the mean over the whole of each window."""
+    """A mean pool without ``ceil_mode`` if that adds no window, else without ``divisor_override``.
+
+    A mean with another divisor is the mean over the whole window, times its size, over the divisor.
+    """
     dims = 2 if operator is aten.avg_pool2d.default else 3
     if ceil_mode and not reaches_further(x.shape[-dims:], kernel_size, stride, padding):
         how = (count_include_pad, divisor_override)
@@ -92,7 +95,7 @@ def _with_whole_windows(
     padding: Sequence[int],
     dims: int,
 ) -> torch.Tensor:
-    """The input within zeros, up to where the last window of ``ceil_mode`` ends."""
+    """The input padded with zeros up to the end of the last window of ``ceil_mode``."""
     sizes = x.shape[-dims:]
     counts = [each[1] for each in _counts(sizes, kernel_size, stride, padding) if each]
     pads: list[int] = []
@@ -104,7 +107,10 @@ def _with_whole_windows(
 
 
 def adaptive_mean_pool3d(x: torch.Tensor, output_size: Sequence[int]) -> Any:
-    """One dimension after the other, by the mean of each window, where there are few."""
+    """Adaptive mean pooling along one dimension after the other, with one mean per window.
+
+    It is declined if there are many windows, or if a size is not known.
+    """
     sizes = [*x.shape[-3:], *output_size]
     if not all(isinstance(each, int) for each in sizes) or max(output_size) > _MOST_WINDOWS:
         return NotImplemented
@@ -131,16 +137,16 @@ def max_pool(
     dilation: Sequence[int] = (1,),
     ceil_mode: bool = False,
 ) -> Any:
-    """Without ``ceil_mode`` where that adds no window."""
+    """A max pool without ``ceil_mode``, if that adds no window."""
     if not ceil_mode or reaches_further(x.shape[-dims:], kernel_size, stride, padding, dilation):
         return NotImplemented
     return operator(x, kernel_size, stride, padding, dilation, False)
 
 
 def in_its_format(written_out: Callable[..., Any], x: torch.Tensor, *args: Any) -> Any:
-    """What loses the memory format that eager takes from the input, put into it.
+    """The result of a decomposition, copied to the memory format that eager takes from the input.
 
-    Views of the result count with it.
+    The decomposition loses that format, and views of the result depend on it.
     """
     result = written_out(x, *args)
     if result is NotImplemented or x.dim() != 4:
@@ -149,17 +155,17 @@ def in_its_format(written_out: Callable[..., Any], x: torch.Tensor, *args: Any) 
 
 
 def reaches_further(sizes: Sequence[int], *window: Sequence[int]) -> bool:
-    """Whether ``ceil_mode`` adds a window in some dimension; taken as so where a size is dynamic.
+    """True if ``ceil_mode`` adds a window in some dimension, or if a size is dynamic.
 
     Args:
-        sizes: Of the dimensions that are pooled.
-        window: Kernel, stride, padding and perhaps dilation, as the operators have them.
+        sizes: The sizes of the pooled dimensions.
+        window: Kernel, stride, padding and optionally dilation, as the operators take them.
     """
     return any(each is None or each[0] < each[1] for each in _counts(sizes, *window))
 
 
 def miscounted(sizes: Sequence[int], *window: Sequence[int]) -> bool:
-    """Whether ONNX's shape inference counts a window that torch leaves out."""
+    """True if ONNX's shape inference counts a window that torch drops."""
     return any(each is not None and each[1] < each[2] for each in _counts(sizes, *window))
 
 
@@ -170,7 +176,10 @@ def _counts(
     padding: Sequence[int] = (0,),
     dilation: Sequence[int] = (1,),
 ) -> list[tuple[int, int, int] | None]:
-    """Numbers of windows by dimension: without ``ceil_mode``, torch's with it, and ONNX's."""
+    """For each dimension the number of windows: without ``ceil_mode``, torch's with it, and ONNX's.
+
+    ``None`` for a dimension of dynamic size.
+    """
     each = partial(of_length, dims=len(sizes))
     windows = map(each, (kernel_size, stride or kernel_size, padding, dilation))
     return [_count(*one) for one in zip(sizes, *windows, strict=True)]
@@ -185,17 +194,17 @@ def _count(size: Any, kernel: int, step: int, pad: int, gap: int) -> tuple[int, 
 
 
 def divisor_override(node: torch.fx.Node) -> str | None:
-    """Why a mean must not be translated: its translation drops the divisor."""
+    """Why a mean must not be translated: the translation ignores the divisor."""
     overridden = _torch.operators.argument(node, "divisor_override") is not None
     return "divisor_override is dropped" if overridden else None
 
 
 def windows_in_padding(dims: int, names: Sequence[str], node: torch.fx.Node) -> str | None:
-    """Why a pool must not be translated: ONNX's shape inference counts one window more.
+    """Why a pool must not be translated: ONNX's shape inference counts a window that torch drops.
 
     Args:
-        dims: How many dimensions are pooled.
-        names: Those of the arguments that tell the window.
+        dims: The number of pooled dimensions.
+        names: The names of the arguments that define the window.
         node: The call.
     """
     if not _torch.operators.argument(node, "ceil_mode"):
@@ -206,7 +215,10 @@ def windows_in_padding(dims: int, names: Sequence[str], node: torch.fx.Node) -> 
 
 
 def reflected_neighbour(node: torch.fx.Node) -> str | None:
-    """ONNX Runtime and OpenVINO round to a pixel before they reflect at the border, torch after."""
+    """Why a grid sample must not be translated: nearest pixels with reflection at the border.
+
+    ONNX Runtime and OpenVINO round to a pixel before they reflect; torch rounds afterwards.
+    """
     modes = [
         _torch.operators.argument(node, name) for name in ("interpolation_mode", "padding_mode")
     ]

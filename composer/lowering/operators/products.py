@@ -34,7 +34,7 @@ def entries() -> Operators:
 def add_matrix_vector(
     x: torch.Tensor, matrix: torch.Tensor, vector: torch.Tensor, *, beta: Any = 1, alpha: Any = 1
 ) -> torch.Tensor:
-    """The product, added to ``x`` unless ``beta`` is zero: then ``x`` may hold anything."""
+    """``aten.addmv``; ``x`` is not read if ``beta`` is zero, since it may then hold NaN."""
     if not x.dtype.is_floating_point:
         alpha, beta = int(alpha), int(beta)
     product = torch.mv(matrix, vector)
@@ -45,7 +45,7 @@ def add_matrix_vector(
 def addmm(
     x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: Any = 1, alpha: Any = 1
 ) -> Any:
-    """A product over no elements adds nothing."""
+    """``aten.addmm``, where ``beta`` is zero or the inner dimension is empty."""
     if not isinstance(a.shape[1], int) or a.shape[1]:
         return alone(torch.mm, x, a, b, beta=beta, alpha=alpha)
     if beta == 0:
@@ -56,7 +56,10 @@ def addmm(
 def addbmm(
     x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: Any = 1, alpha: Any = 1
 ) -> Any:
-    """Integers by the product and the sum of :func:`total`; the translation has a sum of floats."""
+    """``aten.addbmm`` for integers, and for all dtypes if ``beta`` is zero.
+
+    The exporter's translation sums as floats, so integers are summed in their own dtype here.
+    """
     if x.dtype.is_floating_point or x.dtype is torch.bool:
         how = {"beta": beta, "alpha": alpha}
         return alone(lambda a, b: torch.bmm(a, b).sum(0), x, a, b, **how)
@@ -73,9 +76,10 @@ def alone(
     beta: Any = 1,
     alpha: Any = 1,
 ) -> Any:
-    """The product to which nothing is added; engines add zero times ``x``, which may be NaN.
+    """``alpha`` times the product, if ``beta`` is the number zero; else ``NotImplemented``.
 
-    Models give memory that nobody has written to as such an ``x``.
+    Engines would add zero times ``x``, which is NaN where ``x`` is NaN. Models do pass
+    uninitialized memory as ``x`` in this case.
     """
     if not isinstance(beta, int | float) or beta != 0:
         return NotImplemented
@@ -92,7 +96,7 @@ def trilinear(
     sumdim: Sequence[int],
     unroll_dim: int = 1,
 ) -> Any:
-    """The product of all three, summed in their own dtype."""
+    """The sum over ``sumdim`` of the product of all three, computed in their own dtype."""
     for dim in expand_a:
         a = a.unsqueeze(dim)
     for dim in expand_b:
@@ -103,13 +107,13 @@ def trilinear(
 
 
 def cdist(a: torch.Tensor, b: torch.Tensor, p: float, compute_mode: int | None) -> Any:
-    """The norms of all differences, where they are not too many to be held at once."""
+    """The norms of all differences, unless these have more than ``MOST_ADDED`` elements."""
     difference = a.unsqueeze(-2) - b.unsqueeze(-3)
     if not all(isinstance(size, int) for size in difference.shape):
         return NotImplemented
     if not 0 < difference.numel() <= MOST_ADDED:
         return NotImplemented
-    if p == 0:  # a norm counts NaN as one that is not zero
+    if p == 0:  # vector_norm would count NaN as one; eager gives NaN here
         differs = torch.where(difference != difference, difference, 1.0)
         return torch.where(difference == 0, 0.0, differs).sum(-1)
     return torch.linalg.vector_norm(difference, p, -1)
@@ -118,7 +122,7 @@ def cdist(a: torch.Tensor, b: torch.Tensor, p: float, compute_mode: int | None) 
 def cdist_backward(
     grad: torch.Tensor, a: torch.Tensor, b: torch.Tensor, p: float, distances: torch.Tensor
 ) -> Any:
-    """Gradient of the first points of Euclidean distances; none between points that are equal."""
+    """The gradient of Euclidean distances with respect to ``a``; zero between equal points."""
     if p != 2 or a.dtype not in WIDE or a.shape[:-2] != b.shape[:-2]:
         return NotImplemented
     sizes = (*a.shape, b.shape[-2])

@@ -58,25 +58,29 @@ def entries() -> Operators:
         aten.var_mean.correction: Operator(variance_and_mean),
         aten.mse_loss.default: Operator(mean_square_error),
         aten.smooth_l1_loss_backward.default: Operator(smooth_l1_backward),
-        # Torchlib gives the loss's own size for the total weight (onnxscript 0.7), by which the
-        # backward divides: gradients of a mean came out as many times too large as the batch.
+        # Onnxscript 0.7 gives a wrong total weight, by which the backward divides: the number of
+        # elements of the loss. Gradients of a mean were too large by a factor of the batch size.
         nll: Operator(_torch.operators.decomposition_of(nll)),
     }
 
 
 def _over_one_element(operator: Any, translate: str = "") -> Operator:
-    """The entry of one that takes a dimension of a tensor without any; that of ONNX does not."""
+    """The entry of an operator that accepts a tensor without dimensions; ONNX's does not."""
     return Operator(functools.partial(over_one_element, operator), translate=translate)
 
 
 _MANY, _AT_ONCE = 2**16, 2**7
-"""From how many elements on plain sums in float32 lose digits, and how many are added up at once
-then. Of four million ONNX Runtime (1.32; microsoft/onnxruntime#28450) loses the third, OpenVINO
-(2026.4) the second. Eager's sums are cascades."""
+"""The number of elements from which float32 sums are split, and the number of elements per part.
+
+Engines lose digits in long sums: of four million elements, ONNX Runtime 1.32 loses the third digit
+(microsoft/onnxruntime#28450) and OpenVINO 2026.4 the second. Eager sums in parts, too."""
 
 
 def over_one_element(operator: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    """The same over a vector of one element, for a tensor without dimensions."""
+    """The operator applied to a vector of one element, if ``x`` has no dimensions.
+
+    For all other tensors it returns ``NotImplemented``.
+    """
     if x.dim():
         return NotImplemented
     leaves, rebuild = _torch.tensors.flatten((x, args, kwargs))
@@ -93,7 +97,11 @@ def _as_vector(value: Any) -> Any:
 def truth_along(
     operator: Any, x: torch.Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False
 ) -> Any:
-    """Along no dimensions each element's own, where ONNX would reduce them all; bytes of bytes."""
+    """``aten.any`` or ``aten.all`` along dimensions, which may be none.
+
+    Over an empty list of dimensions torch reduces nothing, where ONNX would reduce all dimensions.
+    The result for uint8 is uint8.
+    """
     if x.dtype == torch.uint8:
         return operator(x != 0, dim, keepdim).to(torch.uint8)
     if isinstance(dim, Sequence) and not dim:
@@ -108,7 +116,10 @@ def mean(
     *,
     dtype: torch.dtype | None = None,
 ) -> Any:
-    """In the dtype that is asked for: torchlib casts the result. Of many elements by their sum."""
+    """``aten.mean`` in the requested dtype; torchlib would cast the result instead.
+
+    The mean of many elements is their sum by :func:`cascade`, divided by their number.
+    """
     if dtype is not None and dtype is not x.dtype:
         return aten.mean.dim(x.to(dtype), dim, keepdim)
     summed = cascade(x, dim, keepdim)
@@ -118,7 +129,7 @@ def mean(
 
 
 def cascade(x: torch.Tensor, dims: Sequence[int] | None, keepdim: bool = False) -> Any:
-    """The sum of many numbers in float32, by sums of some of them at a time."""
+    """The sum of many float32 numbers on a CPU, computed in parts; else ``NotImplemented``."""
     places = sorted(dim % x.dim() for dim in dims or range(x.dim())) if x.dim() else []
     if x.dtype is not torch.float32 or x.device.type != "cpu":
         return NotImplemented
@@ -132,7 +143,7 @@ def cascade(x: torch.Tensor, dims: Sequence[int] | None, keepdim: bool = False) 
 
 
 def _sum_along(x: torch.Tensor, dim: int) -> torch.Tensor:
-    """Along one dimension, which stays."""
+    """The sum along one dimension, which is kept with size one."""
     size = x.shape[dim]
     if size <= 2 * _AT_ONCE:
         return torch.sum(x, [dim], keepdim=True)
@@ -146,7 +157,7 @@ def _sum_along(x: torch.Tensor, dim: int) -> torch.Tensor:
 
 
 def count_of(x: torch.Tensor, dims: Sequence[int] | None) -> int:
-    """How many elements each result of a reduction is of."""
+    """The number of elements that are reduced to one."""
     return math.prod(x.shape[dim] for dim in dims or range(x.dim()))
 
 
@@ -157,7 +168,10 @@ def variance(
     correction: float | None = None,
     keepdim: bool = False,
 ) -> Any:
-    """Of many elements, or of no more than the correction: torchlib divides by what is negative."""
+    """``aten.var`` of many elements, or of fewer than the correction.
+
+    In the second case torchlib divides by a negative number.
+    """
     found = variance_and_mean(x, dim, correction=correction, keepdim=keepdim)
     return found if found is NotImplemented else found[0]
 
@@ -169,7 +183,7 @@ def variance_and_mean(
     correction: float | None = None,
     keepdim: bool = False,
 ) -> Any:
-    """Both, the mean from a cascade of sums."""
+    """``aten.var_mean`` in the cases of :func:`variance`."""
     correction = 1 if correction is None else correction
     dims = [each % x.dim() for each in dim or range(x.dim())] if x.dim() else []
     if not dims or not all(isinstance(x.shape[each], int) for each in dims):
@@ -190,7 +204,7 @@ def total(
     *,
     dtype: torch.dtype | None = None,
 ) -> Any:
-    """Of many elements by sums of some of them at a time."""
+    """``aten.sum``; many float32 elements are summed in parts, see :func:`cascade`."""
     if not x.dim():
         return over_one_element(aten.sum.dim_IntList, x, dims, keepdim, dtype=dtype)
     return cascade(x, dims, keepdim) if dtype in (None, x.dtype) else NotImplemented
@@ -199,7 +213,7 @@ def total(
 def extreme(
     operator: Any, largest: bool, x: torch.Tensor, dim: Sequence[int] = (), keepdim: bool = False
 ) -> Any:
-    """Name all dimensions where none is named; of truth values whether any is true, or all are."""
+    """``aten.amax`` or ``aten.amin`` with all dimensions given; of booleans ``any`` or ``all``."""
     if not x.dim():
         return x.clone()
     if x.dtype is torch.bool:
@@ -208,14 +222,17 @@ def extreme(
 
 
 def extreme_of_all(largest: bool, x: torch.Tensor) -> Any:
-    """Of truth values whether any is true, or all are."""
+    """``aten.max`` or ``aten.min`` of booleans, as ``any`` or ``all``."""
     if x.dtype is not torch.bool:
         return NotImplemented
     return torch.any(x) if largest else torch.all(x)
 
 
 def extreme_along(operator: Any, x: torch.Tensor, dim: int, keepdim: bool = False) -> Any:
-    """Of truth values as integers; the backward of a product asks for the first zero."""
+    """``aten.max.dim`` or ``aten.min.dim`` of booleans, computed on integers.
+
+    The backward of a product uses it to find the first zero.
+    """
     if not x.dim():
         return over_one_element(operator, x, dim)
     if x.dtype is not torch.bool:
@@ -227,10 +244,12 @@ def extreme_along(operator: Any, x: torch.Tensor, dim: int, keepdim: bool = Fals
 def vector_norm(
     x: torch.Tensor, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Any:
-    """Name all dimensions where none is named; in float64, name the root that is drawn.
+    """``aten.linalg_vector_norm``, written out where its translation is wrong or inexact.
 
-    The translation writes it as float32. What is not zero is counted: NaN is not, and OpenVINO's
-    sign (2026.4), by which the translation counts, says that it is.
+    All dimensions are given where the call gives none. In float64 power and root are written out,
+    because the translation rounds the exponent of the root to float32. For ``ord=0`` the elements
+    that are not zero are counted, NaN included. The translation counts by signs, and OpenVINO
+    2026.4 gives zero as the sign of NaN.
     """
     if not x.dim():
         return over_one_element(aten.linalg_vector_norm.default, x, ord, [0], dtype=dtype)
@@ -254,7 +273,7 @@ def vector_norm(
 
 
 def mean_square_error(x: torch.Tensor, target: torch.Tensor, reduction: int = 1) -> Any:
-    """Of many elements, written out."""
+    """``aten.mse_loss`` of many elements, whose squares are summed by :func:`cascade`."""
     difference = x - target
     squares = difference * difference
     summed = cascade(squares, None) if reduction else NotImplemented
@@ -264,13 +283,16 @@ def mean_square_error(x: torch.Tensor, target: torch.Tensor, reduction: int = 1)
 
 
 _MEAN = 1
-"""What torch calls the reduction."""
+"""Torch's number for the reduction ``"mean"``."""
 
 
 def smooth_l1_backward(
     grad: torch.Tensor, x: torch.Tensor, target: torch.Tensor, reduction: int, beta: float
 ) -> Any:
-    """NaN where the loss is; torch's own (2.13) takes the sign of NaN, which is zero."""
+    """``aten.smooth_l1_loss_backward``, with NaN where the loss is NaN.
+
+    The decomposition of torch 2.13 uses the sign of NaN, which is zero.
+    """
     dtype = torch.result_type(x, target)
     wide = dtype if dtype in WIDE else torch.float32
     difference = x.to(wide) - target.to(wide)

@@ -1,4 +1,4 @@
-"""The same elements in another shape, in parts, or beside others."""
+"""Operators that reshape, split, stack and pad tensors, or write to parts of them."""
 
 from __future__ import annotations
 
@@ -47,17 +47,21 @@ def entries() -> Operators:
 
 
 def squeeze_ones(x: torch.Tensor) -> Any:
-    """By the dimensions that are known to be one: not all engines read a rank that is not said."""
+    """``aten.squeeze`` with the dimensions given whose size is known to be one.
+
+    Without them the rank of the result is not known, which not all engines support.
+    """
     return x.squeeze(
         [dim for dim, size in enumerate(x.shape) if isinstance(size, int) and size == 1]
     )
 
 
 def squeeze_several(x: torch.Tensor, dims: Sequence[int]) -> Any:
-    """By ATen's view: torch's own are primitives, which take it 60 times as long to run.
+    """``aten.squeeze.dims`` as one ``aten.squeeze.dim`` per dimension.
 
-    It runs them where it makes a returned view, such as the deviations that a batch norm keeps for
-    its backward: three a norm, half a millisecond.
+    Torch's own decomposition uses primitives, which torch takes 60 times as long to run. It runs
+    them to make a view that the graph returns, such as the deviations that a batch norm saves for
+    its backward. There were three per norm, which took half a millisecond.
     """
     places = {dim % x.dim() for dim in dims} if x.dim() else set()
     if not places or not all(isinstance(x.shape[each], int) for each in places):
@@ -69,7 +73,7 @@ def squeeze_several(x: torch.Tensor, dims: Sequence[int]) -> Any:
 
 
 def stack(tensors: Sequence[torch.Tensor], dim: int = 0) -> Any:
-    """A stack of tensors of several dtypes, promoted first."""
+    """``aten.stack`` of tensors with different dtypes, which are first cast to a common one."""
     dtype = functools.reduce(torch.promote_types, (each.dtype for each in tensors))
     if all(each.dtype is dtype for each in tensors):
         return NotImplemented
@@ -77,24 +81,27 @@ def stack(tensors: Sequence[torch.Tensor], dim: int = 0) -> Any:
 
 
 def constant_pad(x: torch.Tensor, pad: Sequence[int], value: Any = 0) -> Any:
-    """A pad by zero elements, as models for inputs of any size have it, becomes no pad.
+    """A copy of the input in place of a pad by zero elements.
 
-    ONNX Runtime would copy the tensor. Swin pads so before every block: 1.03 times the time of a
-    call at a tiny size.
+    Models for inputs of any size contain such pads, and ONNX Runtime would copy the tensor for
+    each. Swin pads before every block, which made a call at a tiny size 1.03 times as long.
     """
     nothing = all(isinstance(size, int) and size == 0 for size in pad)
     return x.clone() if nothing else NotImplemented
 
 
 def copy(x: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> Any:
-    """Fewer numbers, repeated first: their translation gives them as they are."""
+    """``aten.copy`` with a source that is first expanded to the shape of ``x``.
+
+    The translation returns the source in its own shape.
+    """
     if x.shape == src.shape:
         return NotImplemented
     return aten.copy.default(x, src.expand(x.shape), non_blocking)
 
 
 def put_part(operator: Any, x: torch.Tensor, src: torch.Tensor, *place: Any, **places: Any) -> Any:
-    """A scatter of values of another dtype, cast first to that of ``x``."""
+    """The scatter with values cast to the dtype of ``x``, if their dtype differs."""
     if src.dtype is x.dtype:
         return NotImplemented
     return operator(x, src.to(x.dtype), *place, **places)
@@ -103,7 +110,7 @@ def put_part(operator: Any, x: torch.Tensor, src: torch.Tensor, *place: Any, **p
 def diagonal_scatter(
     x: torch.Tensor, src: torch.Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> Any:
-    """By the places of its numbers."""
+    """``aten.diagonal_scatter`` as ``index_put`` at the indices of the diagonal."""
     if not _torch.tensors.is_row_major(x):
         return NotImplemented
     along = torch.arange(src.shape[-1], device=x.device)
@@ -119,7 +126,10 @@ def as_strided_scatter(
     stride: Sequence[Any],
     storage_offset: Any = None,
 ) -> Any:
-    """What replaces all of ``x``: the backward of a mean over images that lie channels last."""
+    """``aten.as_strided_scatter`` that replaces all elements of ``x``; other calls are declined.
+
+    The backward of a mean over images in channels-last format contains such a call.
+    """
     sizes = (*x.shape, *size, *stride, storage_offset or 0)
     if not all(isinstance(each, int) for each in sizes) or not _torch.tensors.is_row_major(x):
         return NotImplemented
@@ -136,7 +146,7 @@ def _is_row_major(sizes: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def dynamic_squeeze(node: torch.fx.Node) -> str | None:
-    """A size that is one in the first call only."""
+    """Why a squeeze must not be translated: the size may be one in the first call only."""
     if len(node.args) < 2:
         return None
     (value,) = operands_of(node)
@@ -147,7 +157,7 @@ def dynamic_squeeze(node: torch.fx.Node) -> str | None:
 
 
 def dynamic_diagonal(node: torch.fx.Node) -> str | None:
-    """It is read by places that have to be known."""
+    """Why a diagonal must not be translated: it is read at indices, which have to be known."""
     (value,) = operands_of(node)
     sizes = (value.shape[_torch.operators.argument(node, name)] for name in ("dim1", "dim2"))
     return None if all(type(size) is int for size in sizes) else "a diagonal of dynamic size"

@@ -1,7 +1,7 @@
-"""Special functions written out, where there is no translation.
+"""Decompositions of special functions that have no translation.
 
-They are computed in float64 for the shorter dtypes, with textbook series (Abramowitz and Stegun,
-chapter 6; Lanczos's coefficients are those of Godfrey, g = 7).
+For float32 and half precision most are computed in float64, with textbook series (Abramowitz and
+Stegun, chapter 6; Lanczos's coefficients are those of Godfrey, g = 7).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _LANCZOS = (
 )
 
 _DIGAMMA = (1 / 12, -1 / 120, 1 / 252, -1 / 240, 1 / 132, -691 / 32760, 1 / 12)
-"""Bernoulli numbers over twice their index: the asymptotic series in 1/x^2."""
+"""Coefficients of the asymptotic series in 1/x^2: Bernoulli numbers over their index."""
 
 _ERFINV_NEAR = (
     *(1.50140941, 0.246640727, -0.00417768164, -0.00125372503, 0.00021858087, -4.39150654e-06),
@@ -59,7 +59,7 @@ _ERFINV_FAR = (
 
 @in_double
 def erfinv(x: torch.Tensor) -> Any:
-    """Giles's approximation, exact to the last bit or two of float32."""
+    """Giles's approximation, whose error is one or two units in the last place of float32."""
     w = -torch.log((1 - x) * (1 + x))
     near, far = series(_ERFINV_NEAR, w - 2.5), series(_ERFINV_FAR, torch.sqrt(w) - 3)
     slope = torch.where(w < 5, near, far)
@@ -95,7 +95,7 @@ def _digamma(x: torch.Tensor) -> torch.Tensor:
     reflected = x < 0.5
     y = torch.where(reflected, 1 - x, x)
     total = torch.zeros_like(y)
-    for _ in range(10):  # up to where the asymptotic series is exact enough
+    for _ in range(10):  # until the asymptotic series is exact enough
         small = y < 10
         total = torch.where(small, total - 1 / y, total)
         y = torch.where(small, y + 1, y)
@@ -130,11 +130,11 @@ def _polygamma(n: int, x: torch.Tensor) -> Any:
     value = torch.where(reflected, -sign * value - turned, value)
     pole = (x <= 0) & (x == torch.floor(x))
     value = torch.where(pole, sign * math.inf, value)
-    return value if n == 1 else torch.where(x == math.inf, math.nan, value)  # as eager has it
+    return value if n == 1 else torch.where(x == math.inf, math.nan, value)  # as in eager
 
 
 def _cotangent(x: torch.Tensor) -> torch.Tensor:
-    """The cotangent of pi x; ONNX Runtime (1.31) has the sine alone in float64."""
+    """The cotangent of pi x, by sines: in float64 ONNX Runtime 1.31 has no cosine or tangent."""
     fraction = x - torch.round(x)
     return torch.sin(math.pi * (0.5 - fraction)) / torch.sin(math.pi * fraction)
 

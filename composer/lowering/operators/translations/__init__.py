@@ -1,7 +1,8 @@
-"""Translations of ours that stand before the exporter's; entries of operators name them.
+"""Composer's own translations to ONNX, which take precedence over the exporter's.
 
-Each is a function with the operator's signature that emits ONNX nodes, in onnxscript's terms; the
-modules that hold them import onnxscript, so they are imported when first used.
+Each is a function with the operator's signature that emits ONNX nodes with onnxscript. The entries
+of operators name these functions. Their modules import onnxscript, so they are imported at the
+first use.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from composer.lowering.operators.entry import Operators
 
 @functools.cache
 def translator() -> _torch.exporter.OnnxTranslator:
-    """The exporter's translator, with our translations in front."""
+    """The exporter's translator, in which composer's translations take precedence."""
     return translator_with(operators())
 
 
 def translator_with(entries: Operators) -> _torch.exporter.OnnxTranslator:
-    """The exporter's translator, with the translations that these entries name in front."""
+    """The exporter's translator, in which the translations named by ``entries`` take precedence."""
     named = {each: entry.translate for each, entry in entries.items() if entry.translate}
     made = _torch.exporter.OnnxTranslator()
     for operator, place in named.items():

@@ -1,9 +1,11 @@
-"""Translations of what compares or looks up: right where there is NaN, or an index out of range.
+"""Translations of comparisons and look-ups that are right for NaN and for indices out of range.
 
-ONNX leaves open what ``ReduceMax``, ``ArgMax``, ``TopK`` and ``MaxPool`` make of NaN. ONNX Runtime
-(1.32) passes over it or not, as its loops fall; only its ``TopK`` is right since 1.32. In torch NaN
-is larger than all numbers and smaller than none. And ONNX counts negative indices from the end,
-which torch allows in indexing, not in ``embedding``, ``gather``, ``index_select`` and ``scatter``.
+ONNX does not define the results of ``ReduceMax``, ``ArgMax``, ``TopK`` and ``MaxPool`` for NaN. In
+ONNX Runtime 1.32 NaN is sometimes ignored and sometimes not; only its ``TopK`` is right. In torch
+the maximum and the minimum of numbers with NaN are NaN, and NaN sorts as the largest.
+
+ONNX counts negative indices from the end. Torch does so in indexing only: in ``embedding``,
+``gather``, ``index_select`` and ``scatter`` a negative index is an error.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import onnxscript
 import torch
 from onnxscript.function_libs.torch_lib.ops import core
 
-if TYPE_CHECKING:  # onnxscript's own, which the exporter reads, are of no use to a type checker
+if TYPE_CHECKING:  # the exporter reads onnxscript's types; type checkers cannot
     INT64: TypeAlias = Any
     TReal: TypeAlias = Any
     TTensor: TypeAlias = Any
@@ -29,11 +31,11 @@ aten = torch.ops.aten
 op: Any = onnxscript.opset18
 
 _ABOVE = (np.array(np.inf), np.array(np.finfo(np.float64).max))
-"""What stands for NaN, and for infinity, among numbers that were widened to float64."""
+"""The sort keys in float64 that stand for NaN and for infinity."""
 
 
 def is_float(x: Any) -> bool:
-    """Whether the value is of floating point."""
+    """True if the dtype of the value is a floating-point one."""
     return bool(x.dtype.is_floating_point())
 
 
@@ -43,17 +45,20 @@ def constant(value: float, like: Any) -> Any:
 
 
 def spoilt(squares: Any) -> Any:
-    """Whether there was NaN: a sum of squares is NaN for no other cause."""
+    """True where a reduced value is NaN; a sum of squares is NaN only if an element is."""
     return op.IsNaN(squares)
 
 
 def spoil(result: Any, squares: Any, x: Any) -> Any:
-    """NaN where there was NaN; a factor, since ``Where`` drops the sign of a zero."""
+    """The result, with NaN where the sum of squares is NaN.
+
+    The result is multiplied by NaN or one, because ``Where`` drops the sign of a zero.
+    """
     return op.Mul(result, op.Where(spoilt(squares), squares, constant(1.0, x)))
 
 
 def extreme(reduce: Any, x: Any, dims: Sequence[int] | None, keepdim: bool) -> Any:
-    """The largest or smallest along ``dims``, NaN where there was NaN."""
+    """The largest or smallest along ``dims``; NaN where an element is NaN."""
     axes = None if dims is None else op.Constant(value_ints=list(dims))
     found = reduce(x, axes, keepdims=keepdim)
     if not is_float(x):
@@ -62,7 +67,7 @@ def extreme(reduce: Any, x: Any, dims: Sequence[int] | None, keepdim: bool) -> A
 
 
 def place(arg: Any, x: Any, dim: int, keepdim: bool) -> Any:
-    """Where the largest or smallest is along ``dim``; NaN counts as either."""
+    """The index of the largest or smallest along ``dim``; of the first NaN where there is one."""
     found = arg(x, axis=dim, keepdims=keepdim)
     if not is_float(x):
         return found
@@ -123,7 +128,10 @@ def _place_of(arg: Any, x: Any, dim: int | None, keepdim: bool) -> Any:
 
 
 def ordered(x: Any, count: Any, dim: int, largest: bool) -> tuple[Any, Any]:
-    """The first of all in their order, and where they were; exact up to float32."""
+    """The first ``count`` elements of the sorted ``x``, and their indices.
+
+    They are sorted by a key in float64, so the largest finite float64 is equal to infinity.
+    """
     if not is_float(x):
         values, places = op.TopK(x, count, axis=dim, largest=largest, sorted=True)
         return values, places
@@ -153,7 +161,10 @@ def topk(
 
 
 def checked(index: Any) -> Any:
-    """Far out of range instead of negative: both are errors in torch, only this in ONNX."""
+    """The index as int64, with negative numbers replaced by one that is far out of range.
+
+    Both are errors in torch, but in ONNX only an index that is out of range is.
+    """
     long = op.Cast(index, to=ir.DataType.INT64)
     beyond, zero = (op.Constant(value_int=each) for each in (2**62, 0))
     found = op.Where(op.Less(long, zero), beyond, long)
@@ -205,9 +216,10 @@ def scatter_reduce(
     reduce: str,
     include_self: bool = True,
 ) -> TTensor:
-    """``aten.scatter_reduce``, NaN where the largest or smallest met one.
+    """``aten.scatter_reduce``; a maximum or minimum that includes NaN is NaN.
 
-    Torchlib has these begin at the least, or largest, finite number.
+    Torchlib starts ``amax`` and ``amin`` at the lowest or largest finite number, which is wrong for
+    infinities. They start at an infinity here.
     """
     index = checked(index)
     if reduce not in ("amax", "amin") or not is_float(self):

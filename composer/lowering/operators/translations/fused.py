@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from onnx.defs import OpSchema
 from onnxscript.values import Op, Opset
 
-if TYPE_CHECKING:  # onnxscript's own, which the exporter reads, are of no use to a type checker
+if TYPE_CHECKING:  # the exporter reads onnxscript's types; type checkers cannot
     TTensor: TypeAlias = Any
 else:
     from onnxscript.function_libs.torch_lib.tensor_typing import TTensor
 
 
 def _op(name: str, inputs: str, **attributes: OpSchema.AttrType) -> Any:
-    """What emits a node; onnxscript wants a schema, and has none of this domain."""
+    """A function that emits a node of ``com.microsoft``, for which onnxscript has no schema."""
     schema = OpSchema(
         name,
         "com.microsoft",

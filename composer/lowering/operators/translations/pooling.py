@@ -1,9 +1,11 @@
-"""Translations of max pooling, which in torch gives NaN for every window that holds one.
+"""Translations of max pooling that give NaN for every window with NaN, as torch does.
 
-ONNX Runtime's ``MaxPool`` (1.32; microsoft/onnxruntime#24819) passes over NaN. A mean over the same
-window of numbers that are not below zero, squares or what ``Relu`` gives, is NaN for no other
-cause. For a window of minus infinity it gives the lowest finite float32, unless its places are
-used; programs that mask by that number have it in ``x`` themselves.
+``MaxPool`` of ONNX Runtime 1.32 ignores NaN (microsoft/onnxruntime#24819). So a mean over the same
+window tells where NaN is: over numbers that are not negative, such as squares or the output of
+``Relu``, it is NaN only if an element is NaN.
+
+If the indices are not used, that ``MaxPool`` gives the lowest finite float32 for a window that
+holds only minus infinity. Programs that use that number as a mask have it in ``x`` themselves.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from onnxscript.function_libs.torch_lib.ops import nn
 
 from composer.lowering.operators.convolution import of_length
 
-if TYPE_CHECKING:  # onnxscript's own, which the exporter reads, are of no use to a type checker
+if TYPE_CHECKING:  # the exporter reads onnxscript's types; type checkers cannot
     INT64: TypeAlias = Any
     TReal: TypeAlias = Any
 else:
@@ -42,7 +44,11 @@ def unbatched(result: Any, x: Any, dims: int) -> Any:
 
 
 def spoilt(x: Any, window: dict[str, Any]) -> Any:
-    """Whether there is NaN in a window; the mean has no dilation, and none of float64."""
+    """True for each window with NaN.
+
+    It is found by a mean. With dilation or float64, where the mean is not available, it is found by
+    a max pool over marks.
+    """
     if any(step > 1 for step in window["dilations"]) or x.dtype == ir.DataType.DOUBLE:
         marks = op.Cast(op.IsNaN(x), to=ir.DataType.FLOAT)
         return op.Cast(op.MaxPool(marks, **window)[0], to=ir.DataType.BOOL)
@@ -52,10 +58,11 @@ def spoilt(x: Any, window: dict[str, Any]) -> Any:
 
 
 def with_infinity(found: Any, x: Any, window: dict[str, Any]) -> Any:
-    """Minus infinity for the lowest of float32, which that kernel of ``MaxPool`` starts from.
+    """The result with minus infinity in place of the lowest finite float32.
 
-    Not if there is none in ``x``, nor a window that may lie in the padding as a whole. Where ``x``
-    holds both, they are not told apart.
+    The kernel of ``MaxPool`` starts from that number. It is kept if ``x`` holds no minus infinity
+    and no window can lie wholly in the padding. If ``x`` holds both numbers, they cannot be told
+    apart, and minus infinity is given for both.
     """
     lowest = op.Constant(value_float=torch.finfo(torch.float32).min)
     kept = op.Greater(found, lowest)
@@ -67,13 +74,16 @@ def with_infinity(found: Any, x: Any, window: dict[str, Any]) -> Any:
 
 
 def is_relu(x: Any) -> bool:
-    """Whether no number is below zero; the convolutions that most pools stand behind end so."""
+    """True if ``x`` is the output of ``Relu``, so that no number is negative.
+
+    Most pools follow a convolution with ReLU.
+    """
     producer = x.producer()
     return producer is not None and producer.op_type == "Relu"
 
 
 def last_nan(x: Any, window: dict[str, Any]) -> Any:
-    """Where in its plane the last NaN of a window is, row by row; -1 if there is none."""
+    """The row-major index in its plane of the last NaN of each window; -1 if there is none."""
     sizes = op.Shape(x, start=2)
     count = op.ReduceProd(sizes, keepdims=False)
     zero, one = (op.Constant(value_int=each) for each in (0, 1))
@@ -85,7 +95,15 @@ def last_nan(x: Any, window: dict[str, Any]) -> Any:
 def pooled(
     plain: Callable[..., Any], dims: int, x: Any, sizes: tuple[Sequence[int], ...], ceil: bool
 ) -> Any:
-    """Torchlib's result for ``x``, with NaN for every window that holds one."""
+    """The maxima and indices of max pooling, right for NaN and infinity.
+
+    Args:
+        plain: Torchlib's translation.
+        dims: The number of pooled dimensions.
+        x: The input, with or without a batch dimension.
+        sizes: Kernel, stride, padding and dilation, as the operator takes them.
+        ceil: The operator's ``ceil_mode``.
+    """
     window = window_of(dims, *sizes)
     padding = window["pads"][:dims]
     found = plain(x, window["kernel_shape"], window["strides"], padding, window["dilations"], ceil)
@@ -104,7 +122,7 @@ def pooled(
 
 
 def translation(plain: Callable[..., Any], dims: int) -> Callable[..., Any]:
-    """Torchlib's own pool with places, and with NaN."""
+    """A translation of max pooling with indices over ``dims`` dimensions; see :func:`pooled`."""
 
     def max_pool(
         self: TReal,
@@ -126,7 +144,7 @@ def window_of(
     padding: Sequence[int],
     dilation: Sequence[int],
 ) -> dict[str, Any]:
-    """The attributes of ONNX's pooling, one number a dimension (two for the padding)."""
+    """The attributes of ONNX's pooling, one number per dimension (two for the padding)."""
     each = functools.partial(of_length, dims=dims)
     return {
         "kernel_shape": each(kernel_size),

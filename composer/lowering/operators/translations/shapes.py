@@ -1,4 +1,4 @@
-"""Translations of views, splits and diagonals, and of rows that are put in place."""
+"""Translations of views, splits, diagonals and ``index_put``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onnxscript.function_libs.torch_lib.ops import common, core
 
 from composer.lowering import rows
 
-if TYPE_CHECKING:  # onnxscript's own, which the exporter reads, are of no use to a type checker
+if TYPE_CHECKING:  # the exporter reads onnxscript's types; type checkers cannot
     INT64: TypeAlias = Any
     TTensor: TypeAlias = Any
 else:
@@ -24,9 +24,9 @@ op: Any = onnxscript.opset18
 
 
 def shape_of(size: Sequence[Any]) -> Any:
-    """The sizes as one value: a constant where they are known.
+    """The sizes as one ONNX value, which is a constant if all sizes are known.
 
-    Torchlib builds it from one constant a dimension, joined at run time.
+    Torchlib emits one constant per dimension and joins them at run time.
     """
     if all(isinstance(each, int) for each in size) and size:
         return op.Constant(value_ints=list(size))
@@ -46,9 +46,9 @@ def expand(self: TTensor, size: Sequence[INT64], implicit: bool = False) -> TTen
 
 
 def pieces(x: Any, sizes: Sequence[int], dim: int) -> list[Any]:
-    """``x`` in pieces of these sizes, a value for each.
+    """The pieces of ``x`` along ``dim`` with these sizes, one ONNX value each.
 
-    Torchlib makes a sequence of them: ONNX Runtime (1.31) copies every piece twice then, into the
+    Torchlib makes a sequence of them. ONNX Runtime 1.31 then copies every piece twice, into the
     sequence and out of it.
     """
     if len(sizes) == 1:
@@ -63,7 +63,10 @@ def pieces(x: Any, sizes: Sequence[int], dim: int) -> list[Any]:
 
 
 def split(self: TTensor, split_size: INT64, dim: int = 0) -> TTensor:
-    """``aten.split.Tensor``: pieces of one size; the last may be smaller, or the only one empty."""
+    """``aten.split.Tensor``: pieces of one size, of which the last may be smaller.
+
+    An empty dimension gives one empty piece.
+    """
     whole = self.shape[dim]
     if not (isinstance(whole, int) and isinstance(split_size, int)):
         return core.aten_split(self, split_size, dim)
@@ -79,10 +82,10 @@ def split_with_sizes(self: TTensor, split_sizes: Sequence[INT64], dim: int = 0) 
 
 
 def diagonal(self: TTensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> TTensor:
-    """``aten.diagonal`` by the places of its elements; one of dynamic size is left to torch.
+    """``aten.diagonal`` as a gather of its elements; a dynamic size is left to torchlib.
 
-    Torchlib's is a sum over what is multiplied by a matrix of zeros and ones: an infinity off the
-    diagonal makes NaN of what lies on it.
+    Torchlib multiplies by a matrix of zeros and ones and sums up. An infinity off the diagonal then
+    turns elements of the diagonal into NaN.
     """
     dims = [dim % len(self.shape) for dim in (dim1, dim2)]
     rows, columns = (self.shape[dim] for dim in dims)
@@ -101,9 +104,9 @@ def diagonal(self: TTensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> TT
 def index_put(
     self: TTensor, indices: Sequence[INT64 | None], values: TTensor, accumulate: bool = False
 ) -> TTensor:
-    """``aten.index_put``; what puts no rows, or adds them, is the exporter's.
+    """``aten.index_put`` of a few whole rows; other calls are left to the exporter's translation.
 
-    The dimensions stay in their order, see :mod:`composer.lowering.rows`.
+    The dimensions keep their order, see :mod:`composer.lowering.rows`.
     """
     along = [dim for dim, each in enumerate(indices) if each is not None]
     places = indices[along[0]] if len(along) == 1 else None
